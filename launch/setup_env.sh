@@ -1,0 +1,62 @@
+# shellcheck shell=bash
+# Sourced by the scripts here: finds a Python, makes .venv in the repository root, installs the project into it.
+# Repeating it is safe, and fast when nothing changed.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+
+# Prints the path of the first Python >= 3.11 that runs and can make environments. PYTHON names the only candidate.
+# Candidates are run, not looked up: a shim may be on PATH and yet start nothing.
+find_python() {
+  local candidates=(python3.12 python3.11 python3.13 python3 python)
+  local candidate found lacking=''
+  if [ -n "${PYTHON:-}" ]; then candidates=("$PYTHON"); fi
+  for candidate in "${candidates[@]}"; do
+    found="$("$candidate" -c 'import sys; print(sys.executable) if sys.version_info >= (3, 11) else sys.exit(1)' \
+      2>/dev/null)" || continue
+    if [ -z "$found" ]; then continue; fi
+    if "$found" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+      printf '%s\n' "$found"
+      return 0
+    fi
+    lacking="${lacking:-$found}"
+  done
+  if [ -n "$lacking" ]; then
+    printf '%s\n' "$lacking runs, but has no venv or ensurepip module to make an environment with." \
+      'On Debian or Ubuntu: apt-get install python3-venv' \
+      'Or name another interpreter: PYTHON=/path/to/python bash launch/…' >&2
+  else
+    printf '%s\n' "No Python >= 3.11 that runs; tried: ${candidates[*]}." \
+      'Install one (Debian or Ubuntu: apt-get install python3 python3-venv), or name one that is elsewhere:' \
+      'PYTHON=/path/to/python bash launch/…' >&2
+  fi
+  return 1
+}
+
+# Makes .venv unless there is one that works.
+make_venv() {
+  local python
+  if "$VENV/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then return 0; fi
+  python="$(find_python)" || return 1
+  echo "Making $VENV with $python"
+  "$python" -m venv --clear "$VENV"
+}
+
+# Installs the project, with the extra named by $1 if any, when what it depends on changed since the last time.
+install_project() {
+  local extra="${1:-}" checksum stamp
+  stamp="$VENV/installed${extra:+-$extra}"
+  # The path is part of it: an editable install points to the folder it was made in.
+  checksum="$(cd "$ROOT" && { pwd; cat setup.py pyproject.toml; } | cksum)"
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$checksum" ]; then return 0; fi
+  echo "Installing into $VENV; the first time takes a few minutes"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extra:+[$extra]}"
+  printf '%s\n' "$checksum" > "$stamp"
+  if [ -n "$extra" ]; then printf '%s\n' "$checksum" > "$VENV/installed"; fi
+}
+
+# Makes the environment ready, with the extra named by $1 if any.
+setup_env() {
+  make_venv || return 1
+  install_project "${1:-}"
+}

@@ -1,0 +1,56 @@
+"""Packaging. `configs/` is installed as the package `vit_jax.configs`: recipes are known by name anywhere."""
+import pathlib
+import re
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+
+def read_version() -> str:
+  text = (ROOT / 'vit_jax' / '__init__.py').read_text(encoding='utf-8')
+  found = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+  assert found, 'vit_jax/__init__.py has no __version__'
+  return found.group(1)
+
+
+def list_packages() -> list[str]:
+  configs = setuptools.find_packages(str(ROOT / 'configs'))
+  return [*setuptools.find_packages(str(ROOT), include=['vit_jax', 'vit_jax.*']),
+          'vit_jax.configs', *(f'vit_jax.configs.{name}' for name in configs)]
+
+
+setuptools.setup(
+  name='vit-jax',
+  version=read_version(),
+  description='Vision Transformers in JAX, from raw pictures to the tables of the paper',
+  packages=list_packages(),
+  package_dir={'vit_jax': 'vit_jax', 'vit_jax.configs': 'configs'},
+  python_requires='>=3.11',
+  install_requires=[
+    'absl-py>=2.1',
+    'array_record>=0.8',
+    'chex>=0.1.90',
+    'etils[epath]>=1.12',
+    'flax>=0.12',
+    'grain>=0.2.18',
+    'jax>=0.10',
+    'matplotlib>=3.9',
+    'ml-collections>=1.0',
+    'numpy>=2.0',
+    'opencv-python-headless>=4.10',
+    'optax>=0.2.8',
+    'orbax-checkpoint>=0.12',
+    'rich>=13.7',
+    'scikit-learn>=1.5',
+    'tensorboardX>=2.6.2',
+    'tensorflow-datasets>=4.9.7',
+  ],
+  extras_require={
+    'test': ['mypy>=1.13', 'pytest>=8.3', 'pytest-xdist>=3.6', 'ruff>=0.8'],
+    'tpu': ['jax[tpu]>=0.10'],
+    'gpu': ['jax[cuda13]>=0.10'],
+    'gpu12': ['jax[cuda12]>=0.10'],
+  },
+  entry_points={'console_scripts': ['vit-jax = vit_jax.main:run']},
+)

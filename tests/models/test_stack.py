@@ -1,0 +1,93 @@
+"""Tests of running stacked layers: scanned or unrolled, with or without rematerialisation."""
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Execution, Remat
+from vit_jax.core import trees
+from vit_jax.core.types import Array, Params
+from vit_jax.models import stack, vit
+
+ALL = [(e, r) for e in Execution for r in Remat]
+
+
+def loss_of(settings: schema.ViT) -> Callable[[Params, Array], Array]:
+  """A scalar that depends on all parameters, with dropout and stochastic depth on."""
+  backbone = vit.build(settings, (16, 24))
+
+  def loss(params: Params, image: Array) -> Array:
+    features, _ = backbone.apply(params, {}, image, train=True, key=jax.random.key(7))
+    return jnp.sin(features.pooled).sum() + jnp.square(features.tokens).mean()
+
+  return loss
+
+
+@pytest.fixture(scope='module')
+def expected() -> tuple[schema.ViT, Params, Array, Array, Params]:
+  settings = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48, dropout=.1, drop_path=.3)
+  image = jax.random.normal(jax.random.key(0), (6, 16, 24, 3))
+  params, _ = vit.build(settings, (16, 24)).init(jax.random.key(1), image)
+  with jax.numpy_dtype_promotion('strict'), jax.numpy_rank_promotion('raise'):
+    value, gradient = jax.jit(jax.value_and_grad(loss_of(settings)))(params, image)
+  return settings, params, image, value, gradient
+
+
+@pytest.mark.parametrize('execution, remat', ALL)
+def test_execution_and_remat_change_neither_output_nor_gradient(
+    expected: tuple[schema.ViT, Params, Array, Array, Params], execution: Execution, remat: Remat) -> None:
+  settings, params, image, value, gradient = expected
+  other = dataclasses.replace(settings, execution=execution, remat=remat)
+  other_value, other_gradient = jax.jit(jax.value_and_grad(loss_of(other)))(params, image)
+  np.testing.assert_allclose(other_value, value, rtol=1e-5)
+  for name, leaf in trees.flatten(gradient).items():
+    np.testing.assert_allclose(
+        trees.flatten(other_gradient)[name], leaf, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_the_gradient_of_unstacking_is_one_concatenation() -> None:
+  def loss(tree: Params) -> Array:
+    return sum((i * jnp.sin(layer['w']).sum() for i, layer in enumerate(stack.unstack(tree))), jnp.float32(0))
+
+  jaxpr = str(jax.make_jaxpr(jax.grad(loss))({'w': jnp.ones((5, 3, 2))}))
+  assert jaxpr.count('concatenate[') == 1
+  assert 'pad[' not in jaxpr and 'scatter' not in jaxpr and 'dynamic_update_slice' not in jaxpr
+
+
+def test_unstacking_gives_the_layers_in_order() -> None:
+  stacked = {'a': jnp.arange(12.).reshape(4, 3), 'b': {'c': jnp.arange(4.)}}
+  for i, layer in enumerate(stack.unstack(stacked)):
+    np.testing.assert_array_equal(layer['a'], stacked['a'][i])
+    np.testing.assert_array_equal(layer['b']['c'], stacked['b']['c'][i])
+
+
+def saved_rows(settings: schema.ViT) -> Counter[int]:
+  """Sizes of one row of the activations that autodiff keeps, blocks only: 2 layers less 1 layer."""
+
+  def leaves(depth: int) -> Counter[int]:
+    loss = loss_of(dataclasses.replace(settings, depth=depth))
+    backbone = vit.build(dataclasses.replace(settings, depth=depth), (16, 24))
+    image = jax.ShapeDtypeStruct((6, 16, 24, 3), jnp.float32)
+    params, _ = jax.eval_shape(backbone.init, jax.random.key(0), image)
+    kept = jax.eval_shape(lambda p, x: jax.vjp(lambda p: loss(p, x), p)[1], params, image)
+    rows = 6 * 7  # images times tokens
+    return Counter(leaf.size // rows for leaf in jax.tree.leaves(kept) if leaf.shape[:1] == (rows,))
+
+  return leaves(2) - leaves(1)
+
+
+@pytest.mark.parametrize('remat, rows', [
+    (Remat.FULL, {32: 1}),             # the block's input
+    (Remat.MLP, {32: 1, 48: 1}),       # and the MLP pre-activation
+    (Remat.NAMES, {32: 6, 48: 1}),     # and query, key, value, attention output, residual
+])
+def test_remat_saves_what_its_name_says_and_nothing_more(
+    tiny: schema.ViT, remat: Remat, rows: dict[int, int]) -> None:
+  assert saved_rows(dataclasses.replace(tiny, remat=remat)) == rows

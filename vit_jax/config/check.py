@@ -1,0 +1,143 @@
+"""Checks a config before anything is allocated: one error that lists every fault.
+
+What only the data or the devices can tell (class counts, divisibility by the mesh) is checked where it
+is known, in `jobs/build.py` and `parallel/mesh.py`.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vit_jax.config import durations, schema
+from vit_jax.core.errors import UserError
+
+
+def check(config: schema.Config) -> None:
+  """Raises UserError with all faults of a config, one a line."""
+  faults = [*_run(config), *_model(config), *_data(config), *_optimizer(config), *_objective(config),
+            *_checkpoints(config), *_mesh(config), *_evals(config)]
+  if faults:
+    raise UserError(f'The config {config.name!r} has {len(faults)} fault{"s" * (len(faults) > 1)}:\n'
+                    + '\n'.join(f'  {fault}' for fault in faults))
+
+
+def _duration(name: str, text: str, *, percent: bool = True, off: bool = False) -> Iterator[str]:
+  if off and not text:
+    return
+  try:
+    parsed = durations.parse(text)
+  except UserError as error:
+    yield f'{name}: {error}'
+    return
+  if parsed.unit == '%' and not percent:
+    yield f'{name}={text!r}: cannot be a percentage; want steps, epochs or examples'
+
+
+def _at_least(name: str, value: float, least: float) -> Iterator[str]:
+  if value < least:
+    yield f'{name}={value} is too small; want at least {least}'
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_end: bool = False) -> Iterator[str]:
+  if not low <= value <= high or (open_end and value == high):
+    yield f'{name}={value} is out of range; want {low} to {"below " * open_end}{high}'
+
+
+def _run(c: schema.Config) -> Iterator[str]:
+  yield from _duration('length', c.length, percent=False)
+  yield from _at_least('batch_size', c.batch_size, 1)
+  for side, px in zip(('height', 'width'), c.image_px, strict=False):
+    yield from _at_least(f'image_px {side}', px, 1)
+  if len(c.image_px) != 2:
+    yield f'image_px={c.image_px} has {len(c.image_px)} numbers; want height,width'
+  yield from _at_least('train.accumulate', c.train.accumulate, 1)
+  if c.train.accumulate >= 1 and c.batch_size % c.train.accumulate:
+    yield f'batch_size={c.batch_size} is not a multiple of train.accumulate={c.train.accumulate}'
+  yield from _within('train.ema', c.train.ema, 0, 1, open_end=True)
+  yield from _duration('train.log_every', c.train.log_every)
+
+
+def _model(c: schema.Config) -> Iterator[str]:
+  m = c.model
+  for name in ('patch', 'width', 'depth', 'heads', 'mlp'):
+    yield from _at_least(f'model.{name}', getattr(m, name), 1)
+  if m.heads >= 1 and m.width % m.heads:
+    yield f'model.width={m.width} is not a multiple of model.heads={m.heads}'
+  if m.positions is schema.Positions.SINCOS2D and m.width % 4:
+    yield f'model.width={m.width} is not a multiple of 4, which 2-D sine-cosine positions need'
+  if m.patch >= 1 and any(px % m.patch for px in c.image_px):
+    yield f'image_px={c.image_px} is not a multiple of model.patch={m.patch} in both directions'
+  yield from _within('model.dropout', m.dropout, 0, 1, open_end=True)
+  yield from _within('model.drop_path', m.drop_path, 0, 1, open_end=True)
+  yield from _at_least('head.pre_logits', c.head.pre_logits, 0)
+  if m.norm_eps <= 0:
+    yield f'model.norm_eps={m.norm_eps} is not positive'
+
+
+def _data(c: schema.Config) -> Iterator[str]:
+  d, r = c.data, c.data.recipe
+  yield from _within('data.holdout', d.holdout, 0, 1, open_end=True)
+  for name in ('num_examples', 'num_classes', 'workers', 'threads', 'max_bad_images'):
+    yield from _at_least(f'data.{name}', getattr(d, name), 0)
+  low, high = r.crop_area
+  if not 0 < low <= high <= 1:
+    yield f'data.recipe.crop_area={r.crop_area}: want 0 < smallest <= largest <= 1'
+  low, high = r.crop_aspect
+  if not 0 < low <= high:
+    yield f'data.recipe.crop_aspect={r.crop_aspect}: want 0 < narrowest <= widest'
+  for name in ('shift_px', 'rotate_degrees', 'shear', 'mixup', 'eval_resize_px'):
+    yield from _at_least(f'data.recipe.{name}', getattr(r, name), 0)
+  yield from _within('data.recipe.scale', r.scale, 0, 1, open_end=True)
+  if r.mixup and c.batch_size % 2:
+    yield f'batch_size={c.batch_size} is odd, but mixup mixes pairs; want an even batch'
+  if r.eval_resize_px and r.eval_resize_px < max(c.image_px):
+    yield f'data.recipe.eval_resize_px={r.eval_resize_px} is smaller than image_px={c.image_px}'
+  if any(s <= 0 for s in r.std):
+    yield f'data.recipe.std={r.std}: want positive numbers'
+  if d.in_memory is schema.InMemory.YES and r.crop is schema.Crop.INCEPTION:
+    yield ('data.in_memory=yes holds images of one size, but data.recipe.crop=inception crops from the stored '
+           'picture; want data.recipe.crop=resize or data.in_memory=no')
+
+
+def _optimizer(c: schema.Config) -> Iterator[str]:
+  o = c.optimizer
+  yield from _at_least('optimizer.lr', o.lr, 0)
+  yield from _at_least('optimizer.weight_decay', o.weight_decay, 0)
+  yield from _at_least('optimizer.clip_norm', o.clip_norm, 0)
+  yield from _duration('optimizer.schedule.warmup', o.schedule.warmup)
+  yield from _within('optimizer.schedule.end_lr', o.schedule.end_lr, 0, max(o.lr, 0))
+  for name in ('b1', 'b2', 'momentum'):
+    if hasattr(o, name):
+      yield from _within(f'optimizer.{name}', getattr(o, name), 0, 1, open_end=True)
+
+
+def _objective(c: schema.Config) -> Iterator[str]:
+  o = c.objective
+  yield from _within('objective.label_smoothing', o.label_smoothing, 0, 1, open_end=True)
+
+
+def _checkpoints(c: schema.Config) -> Iterator[str]:
+  yield from _duration('checkpoints.every', c.checkpoints.every)
+  yield from _at_least('checkpoints.keep_latest', c.checkpoints.keep_latest, 1)
+  yield from _duration('checkpoints.keep_every', c.checkpoints.keep_every, off=True)
+  best = c.checkpoints.keep_best
+  if best and best.split('/')[0] not in c.evals:
+    yield (f'checkpoints.keep_best={best!r} is measured by no evaluation; want EVALUATION/METRIC with one of: '
+           f'{", ".join(c.evals) or "(none configured)"}')
+
+
+def _mesh(c: schema.Config) -> Iterator[str]:
+  sizes = {'data': c.mesh.data, 'fsdp': c.mesh.fsdp, 'tensor': c.mesh.tensor}
+  if sum(v == -1 for v in sizes.values()) > 1:
+    yield f'mesh {sizes}: -1 (the rest) can be given once'
+  for name, value in sizes.items():
+    if value < 1 and value != -1:
+      yield f'mesh.{name}={value}: want a positive number, or -1 for the rest'
+
+
+def _evals(c: schema.Config) -> Iterator[str]:
+  for name, e in c.evals.items():
+    yield from _duration(f'evals.{name}.every', e.every)
+    yield from _at_least(f'evals.{name}.batch_size', e.batch_size, 0)
+    for view in e.views:
+      if view == 'ema' and not c.train.ema:
+        yield f'evals.{name}.views names ema, but train.ema=0 keeps no moving average'

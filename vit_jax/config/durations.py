@@ -1,0 +1,78 @@
+"""Lengths of time in a run, as text with a unit: `'90 epochs'`, `'20_000 steps'`, `'30e6 examples'`, `'10 %'`."""
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from vit_jax.core.errors import UserError
+
+UNITS = ('steps', 'epochs', 'examples', '%')
+_PATTERN = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*(steps?|epochs?|examples?|%)\s*')
+
+
+class Duration(NamedTuple):
+  """A number and its unit, one of `UNITS`."""
+  value: float
+  unit: str
+
+
+def parse(text: str) -> Duration:
+  """Reads a duration.
+
+  Raises:
+    UserError: says what durations look like.
+  """
+  found = _PATTERN.fullmatch(text)
+  if not found:
+    raise UserError(f"{text!r} is no duration: want a number and a unit, such as '90 epochs', '20_000 steps', "
+                    "'30e6 examples' or '10 %'")
+  unit = found[2] if found[2] == '%' else found[2].rstrip('s') + 's'
+  return Duration(float(found[1].replace('_', '')), unit)
+
+
+def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> int:
+  """A duration in steps, rounded to the nearest.
+
+  Args:
+    text: the duration; `%` is of `total_steps`.
+    num_examples: examples an epoch.
+    batch_size: examples a step, over all devices.
+    total_steps: length of the run, where it is known.
+  """
+  value, unit = parse(text)
+  match unit:
+    case 'steps':
+      steps = value
+    case 'epochs':
+      steps = value * num_examples / batch_size
+    case 'examples':
+      steps = value / batch_size
+    case _:
+      if total_steps is None:
+        raise UserError(f'{text!r}: the length of a run cannot be a percentage of itself; want steps, epochs or '
+                        'examples')
+      steps = value / 100 * total_steps
+  return int(steps + .5)
+
+
+class Lengths(NamedTuple):
+  """The scale that a run's durations are measured on."""
+  num_examples: int  # an epoch
+  batch_size: int    # a step, over all devices
+  total_steps: int
+
+  def steps(self, text: str) -> int:
+    """A duration of this run in steps: 0 only if it says 0, else at least 1."""
+    steps = in_steps(text, num_examples=self.num_examples, batch_size=self.batch_size,
+                     total_steps=self.total_steps)
+    return max(1, steps) if parse(text).value else 0
+
+  @property
+  def steps_an_epoch(self) -> float:
+    return self.num_examples / self.batch_size
+
+
+def lengths(length: str, *, num_examples: int, batch_size: int) -> Lengths:
+  """The lengths of a run of `length`."""
+  total = in_steps(length, num_examples=num_examples, batch_size=batch_size)
+  return Lengths(num_examples, batch_size, max(1, total))

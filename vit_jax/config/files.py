@@ -1,0 +1,143 @@
+"""From the command line to a typed config: finds the file, checks every override, and only then parses.
+
+absl stops at the first bad flag with a traceback; here all unknown names (with the nearest known one) and
+all values that cannot be read are listed together. The parsing itself stays `ml_collections`'.
+"""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+
+
+def find(spec: str) -> str:
+  """The file of `--config=NAME_OR_PATH[:arguments]`, with its arguments.
+
+  `digits`, `digits.py` and `configs/digits.py` all work from anywhere: a path that does not exist is
+  looked up among the project's own configs.
+  """
+  name, colon, arguments = spec.partition(':')
+  path = pathlib.Path(name)
+  if not path.is_file():
+    own = [folder / f'{path.name.removesuffix(".py")}.py' for folder in folders()]
+    found = next((p for p in own if p.is_file()), None)
+    if found is None:
+      known = list_names()
+      near = difflib.get_close_matches(path.name.removesuffix('.py'), known, 1)
+      hint = f' Did you mean {near[0]}?' if near else ''
+      raise UserError(f'There is no config {name!r}.{hint} Known: {", ".join(known)}; or give the path of a file.')
+    path = found
+  return f'{path}{colon}{arguments}'
+
+
+def folders() -> list[pathlib.Path]:
+  """Where the project's own configs are: in a checkout, or installed as `vit_jax.configs`."""
+  found = []
+  spec = importlib.util.find_spec('vit_jax.configs')
+  if spec and spec.submodule_search_locations:
+    found += [pathlib.Path(p) for p in spec.submodule_search_locations]
+  found.append(pathlib.Path(__file__).resolve().parents[2] / 'configs')
+  return [f for f in dict.fromkeys(found) if f.is_dir()]
+
+
+def list_names() -> list[str]:
+  """Names of the project's own configs."""
+  return sorted({p.stem for folder in folders() for p in folder.glob('*.py') if p.stem != '__init__'})
+
+
+def load(spec: str, overrides: list[str]) -> schema.Config:
+  """The config of a file with overrides applied.
+
+  Args:
+    spec: name or path, with `:arguments`.
+    overrides: `path.to.field=value` texts.
+
+  Raises:
+    UserError: lists every unknown name and every value that cannot be read.
+  """
+  spec = find(spec)
+  config = _parse(spec, [])
+  faults = [fault for override in overrides for fault in _faults(spec, config, override)]
+  if faults:
+    raise UserError(f'{len(faults)} override{"s" * (len(faults) > 1)} cannot be applied:\n'
+                    + '\n'.join(f'  {fault}' for fault in faults))
+  return _parse(spec, overrides)
+
+
+def _parse(spec: str, overrides: list[str]) -> schema.Config:
+  values = flags.FlagValues()
+  argv = ['vit-jax', f'--config={spec}'] + [f'--config.{o}' for o in overrides]
+  holder = config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  values(argv)
+  if not isinstance(holder.value, schema.Config):
+    raise UserError(f'{spec}: get_config() returned {type(holder.value).__name__}; want vit_jax.config.schema.Config')
+  return holder.value
+
+
+def _faults(spec: str, config: schema.Config, override: str) -> Iterator[str]:
+  name, equals, value = override.partition('=')
+  known = dict(fields(config))
+  if name not in known:
+    near = difflib.get_close_matches(name, known, 1, cutoff=.5)
+    yield f'config.{name}: no such setting' + (f'; the nearest is config.{near[0]}' if near else '')
+  elif not equals:
+    yield f'config.{name}: has no value; want --config.{name}=VALUE'
+  else:
+    try:
+      _parse(spec, [override])
+    except (flags.Error, ValueError, TypeError) as error:
+      yield f'config.{name}={value}: {_wanted(known[name], error)}'
+
+
+def _wanted(now: Any, error: Exception) -> str:
+  match now:
+    case enum.Enum():
+      return f'want one of {", ".join(str(e.value) for e in type(now))}'
+    case bool():
+      return 'want true or false'
+    case int():
+      return 'want a whole number'
+    case float():
+      return 'want a number'
+    case tuple():
+      return f'want {len(now)} values such as {",".join(map(str, now))}'
+    case _:
+      return str(error)
+
+
+def fields(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
+  """Every setting that can be overridden, as dotted name and value."""
+  items = config.items() if isinstance(config, dict) else \
+      ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
+  for name, value in items:
+    if dataclasses.is_dataclass(value) or isinstance(value, dict):
+      yield from fields(value, f'{prefix}{name}.')
+    else:
+      yield f'{prefix}{name}', value
+
+
+def to_json(config: schema.Config) -> str:
+  """The final config, whole, as JSON; each part names its type."""
+  return json.dumps(_plain(config), indent=2) + '\n'
+
+
+def _plain(value: Any) -> Any:
+  if dataclasses.is_dataclass(value):
+    parts = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return {'type': type(value).__name__, **parts}
+  if isinstance(value, dict):
+    return {k: _plain(v) for k, v in value.items()}
+  if isinstance(value, (tuple, list)):
+    return [_plain(v) for v in value]
+  return value.value if isinstance(value, enum.Enum) else value

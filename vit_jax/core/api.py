@@ -1,0 +1,150 @@
+"""The contracts between the parts. Nothing inherits from these; a part satisfies them by shape.
+
+A capability that cannot be said in these words means that a contract here is wrong: change it here,
+and never add a special case to `train/step.py` or `train/loop.py`.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outputs, Params, PyTree
+
+
+class Backbone(Protocol):
+  """A network from images to features.
+
+  `state` is `{}` unless the network carries running statistics (BatchNorm).
+  """
+
+  def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
+    """Parameters (f32) and state for images like `image [B, H, W, 3] f32`."""
+    ...
+
+  def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
+            key: Key | None) -> tuple[Features, PyTree]:
+    """Features of `image [B, H, W, 3] f32`, and the new state.
+
+    `key` feeds dropout and stochastic depth; it may be None when `train` is False.
+    """
+    ...
+
+
+class TokenBackbone(Backbone, Protocol):
+  """A backbone that works on a sequence of tokens, and can be driven piece by piece."""
+
+  def embed(self, params: Params, image: Array) -> Array:
+    """`[B, H, W, 3]` to patch tokens `[B, N, D]`, before positions and without class token."""
+    ...
+
+  def positions(self, params: Params, grid: tuple[int, int]) -> Array:
+    """Position embeddings `[N, D]` of the patch tokens on a grid `(h, w)`."""
+    ...
+
+  def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
+             train: bool, key: Key | None) -> Features:
+    """Encodes any subset of tokens `[B, n, D]` with their positions `[n, D]` or `[B, n, D]`."""
+    ...
+
+  def block(self, params: Params, tokens: Array, *, capture: bool) -> tuple[Array, dict[str, Array]]:
+    """One encoder block with its own (unstacked) parameters, for looking inside; `train` is off.
+
+    Returns the new tokens and, with `capture`, `attention [B, A, M, M]` f32 on the explicit path.
+    """
+    ...
+
+
+class View(Protocol):
+  """A network to look at: `student`, `ema`, `teacher`."""
+
+  def select(self, params: Params, extra: Extra) -> PyTree:
+    """What `predict` needs of a state: backbone, head, running statistics."""
+    ...
+
+  def predict(self, selected: PyTree, image: Array) -> Outputs:
+    """Outputs for prepared images `[B, H, W, 3] f32`, with dropout off."""
+    ...
+
+
+class Objective(Protocol):
+  """A task: what is learned from a batch."""
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    """Parameters and extra for prepared batches shaped like `batch`."""
+    ...
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    """The loss of a prepared batch. `step` is the number of updates done before this one."""
+    ...
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    """The next `extra`, from the updated parameters and the summed `stats`."""
+    ...
+
+  def views(self) -> dict[str, View]:
+    """The networks that evaluators may look at, by name; `student` always among them."""
+    ...
+
+
+class Prepare(Protocol):
+  """Normalisation, device augmentation and mixing; pure, jitted inside the step."""
+
+  def __call__(self, batch: Batch, key: Key, step: Array) -> Batch:
+    ...
+
+
+class Evaluator(Protocol):
+  """Measures one view. The result does not depend on batch size, worker, device or host count."""
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    ...
+
+
+class LoaderInfo(NamedTuple):
+  """What a run must agree on to see the same data again; saved and compared as text."""
+  source: str
+  num_examples: int
+  batch_size: int
+  seed: int
+  digest: str
+
+
+class Loader(Protocol):
+  """Training batches as a pure function of (seed, step).
+
+  The *global* batch is the same for any number of workers and processes; this process gets its rows.
+  """
+  info: LoaderInfo
+
+  def batches(self, start: int) -> Iterator[Batch]:
+    """Endless batches of host arrays from step `start` on: this process's rows."""
+    ...
+
+  def describe(self, index: int) -> str:
+    """A name a person can find the example by: a file path, or source and position."""
+    ...
+
+  def close(self) -> None:
+    """Stops workers and frees what they held."""
+    ...
+
+
+
+class EvalLoader(Protocol):
+  """One pass over a split: every example exactly once, padded with `mask` 0 to whole batches.
+
+  Every process yields the same number of batches, whatever its share of the examples.
+  """
+  num_examples: int
+
+  def batches(self) -> Iterator[Batch]:
+    """Host arrays, always with `mask` and `index`: this process's rows."""
+    ...
+
+  def describe(self, index: int) -> str:
+    """A name a person can find the example by."""
+    ...
+
+  def close(self) -> None:
+    """Stops workers and frees what they held."""
+    ...

@@ -1,0 +1,5 @@
+"""Errors that a person sees. Imports nothing, so that `--help` stays instant."""
+
+
+class UserError(ValueError):
+  """A mistake of the person at the keyboard: shown as one message, without a traceback."""

@@ -1,0 +1,66 @@
+"""Small numerics shared by tasks and evaluators: weighted means, finite checks, sharding hints.
+
+Sums are accumulated in f32.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from vit_jax.core.types import Array, Key, Mean, PyTree
+
+BATCH_AXES = ('data', 'fsdp')
+"""Mesh axes that the batch is split over."""
+
+
+def split_key(key: Key, *purposes: str) -> dict[str, Key]:
+  """One key a purpose, by name; each is to be used once."""
+  return dict(zip(purposes, jax.random.split(key, len(purposes)), strict=True))
+
+
+def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
+  """Mean of `values [B]` over the rows with `mask [B] > 0`.
+
+  Masked rows are selected away, not multiplied away: a NaN in a padding row does not spread.
+  """
+  values_B = values_B.astype(jnp.float32)
+  if mask_B is None:
+    return Mean(values_B.sum(), jnp.asarray(values_B.size, jnp.float32))
+  mask_B = mask_B.astype(jnp.float32)
+  return Mean(jnp.where(mask_B > 0, values_B * mask_B, 0.).sum(), mask_B.sum())
+
+
+def is_finite(tree: PyTree) -> Array:
+  """True if every entry of every floating leaf is finite. Scalar bool."""
+  leaves = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+  return jnp.stack(leaves).all() if leaves else jnp.asarray(True)
+
+
+def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+  """Leafwise `condition ? on_true : on_false`; `condition` is a scalar bool."""
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), on_true, on_false)
+
+
+def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:
+  """Asks XLA to lay `x` out by `spec`, one mesh axis (or axes) a dimension.
+
+  Axes that the current mesh lacks are dropped; without a mesh (`jax.set_mesh`) `x` is returned as it is.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  known = set(mesh.axis_names)
+
+  def present(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    names = tuple(n for n in ((entry,) if isinstance(entry, str) else entry or ()) if n in known)
+    return names[0] if len(names) == 1 else names or None
+
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(present, spec)))
+
+
+def constrain_batch(x: Array) -> Array:
+  """Keeps the leading dimension of `x` split over the batch axes and the others whole."""
+  return constrain(x, (BATCH_AXES,) + (None,) * (x.ndim - 1))

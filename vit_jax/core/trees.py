@@ -1,0 +1,162 @@
+"""Trees of arrays by path: names, strict rules, readable differences, digests.
+
+A path name joins the keys with `/`: `backbone/blocks/attn/query/kernel`.
+"""
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.core.types import Array, PyTree
+
+T = TypeVar('T')
+BLOCKS = 'blocks'
+"""Leaves under a key of this name are stacked: their first axis is depth."""
+
+
+def path_name(path: Sequence[Any]) -> str:
+  """`/`-joined name of a path as `jax.tree_util` gives it."""
+  return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
+
+
+def flatten(tree: PyTree) -> dict[str, Any]:
+  """Leaves by path name, in the tree's own order."""
+  return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+  """Nested dict from path names."""
+  tree: dict[str, Any] = {}
+  for name, leaf in leaves.items():
+    *parents, last = name.split('/')
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
+
+
+def map_named(function: Callable[[str, Any], T], tree: PyTree) -> PyTree:
+  """Like `jax.tree.map`, with the path name as first argument."""
+  return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree)
+
+
+def is_stacked(name: str) -> bool:
+  """Whether the leaf of this path name has depth as its first axis."""
+  return BLOCKS in name.split('/')[:-1]
+
+
+def match_rules(tree: PyTree, rules: Sequence[tuple[str, T]], *, what: str) -> PyTree:
+  """Gives each leaf the value of the first rule whose pattern matches its whole path name.
+
+  Args:
+    tree: any tree; only its paths are read.
+    rules: pairs of regular expression (`re.fullmatch`) and value, tried in order.
+    what: names the table in error messages, such as `sharding`.
+
+  Raises:
+    ValueError: lists every leaf without a rule and every rule that never decided a leaf.
+  """
+  compiled = [(re.compile(pattern), value) for pattern, value in rules]
+  used: set[int] = set()
+  bare: list[str] = []
+
+  def find(name: str, _: Any) -> Any:
+    for i, (pattern, value) in enumerate(compiled):
+      if pattern.fullmatch(name):
+        used.add(i)
+        return value
+    bare.append(name)
+    return None
+
+  matched = map_named(find, tree)
+  idle = [pattern for i, (pattern, _) in enumerate(rules) if i not in used]
+  if bare or idle:
+    lines = [f'  no {what} rule for {name}' for name in bare]
+    lines += [f'  {what} rule {pattern!r} decides no parameter' for pattern in idle]
+    raise ValueError(f'The {what} rules and the tree do not fit together:\n' + '\n'.join(lines))
+  return matched
+
+
+def difference(found: PyTree, wanted: PyTree, *, found_name: str, wanted_name: str) -> str:
+  """Readable differences of two trees in paths, shapes and dtypes; empty if there are none."""
+  found_leaves, wanted_leaves = flatten(found), flatten(wanted)
+  lines = []
+  for name in sorted(found_leaves.keys() | wanted_leaves.keys()):
+    a, b = found_leaves.get(name), wanted_leaves.get(name)
+    if a is None:
+      lines.append(f'  - {name} {_shape(b)}: only in {wanted_name}')
+    elif b is None:
+      lines.append(f'  + {name} {_shape(a)}: only in {found_name}')
+    elif (np.shape(a), a.dtype) != (np.shape(b), b.dtype):
+      lines.append(f'  ~ {name}: {_shape(a)} in {found_name}, {_shape(b)} in {wanted_name}')
+  return '\n'.join(lines)
+
+
+def _shape(leaf: Any) -> str:
+  return f'{leaf.dtype}{list(np.shape(leaf))}'
+
+
+def num_elements(tree: PyTree) -> int:
+  """Number of scalars in a tree of arrays or shapes."""
+  return sum(int(np.prod(x.shape, dtype=np.int64)) for x in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: PyTree) -> int:
+  """Bytes of a tree of arrays or shapes, counted once however it is laid out."""
+  return sum(int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+class LeafSums(NamedTuple):
+  """Two position-dependent sums over the bits of a leaf, uint32."""
+  first: Array
+  second: Array
+
+
+def leaf_sums(tree: PyTree) -> list[LeafSums]:
+  """The device part of `digest`: traceable, sums over shards, gathers nothing."""
+  return [_leaf_sums(x) for x in jax.tree.leaves(tree)]
+
+
+def _leaf_sums(x: Array) -> LeafSums:
+  """Hashes each element's bits with its global index, and sums modulo 2^32."""
+  if x.dtype == jnp.bool_:
+    bits = x.astype(jnp.uint32)
+  else:
+    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32)
+  index = jnp.zeros(x.shape, jnp.uint32)
+  stride = 1
+  for axis in reversed(range(x.ndim)):
+    index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride % 2**32)
+    stride *= x.shape[axis]
+
+  def mixed(multiplier: int) -> Array:
+    h = (bits ^ (index * np.uint32(0x9E3779B1))) * np.uint32(multiplier)
+    h = (h ^ (h >> 15)) * np.uint32(0x85EBCA6B)  # finaliser of MurmurHash3
+    h = (h ^ (h >> 13)) * np.uint32(0xC2B2AE35)
+    return (h ^ (h >> 16)).sum(dtype=jnp.uint32)
+
+  return LeafSums(mixed(0x27D4EB2F), mixed(0x165667B1))
+
+
+_jitted_leaf_sums = jax.jit(leaf_sums)
+
+
+def digest(tree: PyTree) -> str:
+  """SHA-256 over the sorted (path, shape, dtype, sums) of a tree: equal bits give equal text.
+
+  The same for any sharding; changes with any flipped bit. Every process must call it.
+  """
+  named = flatten(tree)
+  sums = jax.device_get(_jitted_leaf_sums(tree)) if named else []
+  lines = sorted(
+      f'{name} {list(np.shape(leaf))} {leaf.dtype} {int(s.first):08x}{int(s.second):08x}'
+      for (name, leaf), s in zip(named.items(), sums, strict=True))
+  return hashlib.sha256('\n'.join(lines).encode()).hexdigest()

@@ -1,0 +1,98 @@
+"""The words every other module speaks: arrays, batches, means, and what networks and tasks return.
+
+Arrays end in axis letters inside functions (`tokens_BND`). The letters, used everywhere in the project:
+
+  B  batch                     V  views (crops) of one image
+  H  W  pixels                 h  w  token grid
+  N  h * w patch tokens        M  tokens with class token and registers
+  P  patch side, px            D  width
+  A  attention heads           K  width of one head, D / A
+  F  MLP width                 C  classes
+  L  depth                     S  size of a dataset
+
+Knows nothing of models, data or devices.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.core.errors import UserError as UserError
+
+Array = jax.Array
+Key = jax.Array
+HostArray = np.ndarray
+ArrayLike = jax.Array | np.ndarray
+PyTree = Any
+"""Any nest of containers with arrays at the leaves."""
+
+Params = dict[str, Any]
+"""Nested dict of f32 arrays. Path names are a public format."""
+
+Extra = dict[str, Any]
+"""What a task carries along and no gradient touches: teacher, centre, EMA copy, BatchNorm state."""
+
+Batch = dict[str, Any]
+"""One batch; on the host NumPy arrays, on devices jax arrays. Keys, and no other:
+
+  image         [B, H, W, 3] uint8 on the host, f32 after `Prepare`
+  label         [B] i32
+  labels        [B, C] f32, soft or multi-hot targets
+  mask          [B] f32, 0 where the row is padding
+  index         [B] i32, position in the source; ids and file names come from it
+  box           [B, 4] f32, the crop as (top, left, bottom, right), fractions of the stored image
+  bad           [B] bool, the image could not be decoded and was replaced
+  views_global  [B, 2, H, W, 3]      views_local    [B, V, H, W, 3]
+  token_labels  [B, N, k] i32        token_scores   [B, N, k] f32
+"""
+BATCH_KEYS = frozenset({
+    'image', 'label', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_local',
+    'token_labels', 'token_scores'})
+
+Schedule = Callable[[Array | int], Array]
+"""Step (number of updates done before this one) to a value."""
+
+
+class Mean(NamedTuple):
+  """A mean that has not been divided yet, so that it can be added over batches and processes.
+
+  `sum` and `weight` are f32 scalars; the value is `sum / weight`.
+  """
+  sum: Array
+  weight: Array
+
+  def __add__(self, other: Mean) -> Mean:  # type: ignore[override]
+    return Mean(self.sum + other.sum, self.weight + other.weight)
+
+  @property
+  def value(self) -> Array:
+    return self.sum / jnp.maximum(self.weight, 1e-12)
+
+
+class Features(NamedTuple):
+  """What a backbone gives: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`."""
+  tokens: Array
+  pooled: Array
+  grid: tuple[int, int]
+
+
+class Outputs(NamedTuple):
+  """What a view predicts: `logits [B, C]`, or None without a head, and the features under them."""
+  logits: Array | None
+  features: Features
+
+
+class LossOut(NamedTuple):
+  """The value of an objective on one batch.
+
+  loss: mean over the examples that count, in nats.
+  metrics: further means to log.
+  stats: arrays to be *summed* over microbatches and devices and handed to `after_update` once.
+  """
+  loss: Mean
+  metrics: Mapping[str, Mean]
+  stats: PyTree

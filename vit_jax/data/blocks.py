@@ -1,0 +1,158 @@
+"""Batches as pure functions of their number, for one process: decoded from a source, or gathered from memory.
+
+Block k of a process's stream is examples k * local ... (k + 1) * local - 1 of the global stream; of `count`
+processes, process i has blocks i, i + count, ... so that side by side they are the global batches, for any
+number of processes. The classes pickle, and loader processes run them.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent import futures
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.core.types import Batch, HostArray, UserError
+from vit_jax.data import order
+from vit_jax.data.image_ops import BadImage
+from vit_jax.data.recipes import EvalTransform, Example, TrainTransform
+from vit_jax.data.sources import Source
+
+MAX_TRIES = 1_000  # bad images in a row
+_CHUNK = 64        # examples a thread decodes at a time
+
+
+class Found(NamedTuple):
+  """An example, or the next decodable one."""
+  example: Example
+  bad: bool
+
+
+class Decoded(NamedTuple):
+  """A whole source in memory: `image [S, H, W, 3] u8, label [S] i32, box [S, 4] f32, bad [S] bool`."""
+  image: HostArray
+  label: HostArray
+  box: HostArray
+  bad: HostArray
+
+
+def reason_bad(source: Source, index: int, transform: EvalTransform) -> str:
+  """Why an example cannot be used; '' if it can."""
+  try:
+    transform(source[index])
+  except (BadImage, OSError) as error:
+    return str(error)
+  return ''
+
+
+def decode_or_next(source: Source, index: int, transform: Callable[[int], Example]) -> Found:
+  """The example at `index`, or, where that is no picture, the next good one in the source's order.
+
+  Raises:
+    UserError: `MAX_TRIES` in a row, or all, are bad.
+  """
+  tries = min(len(source), MAX_TRIES)
+  for ahead in range(tries):
+    try:
+      return Found(transform((index + ahead) % len(source)), ahead > 0)
+    except (BadImage, OSError) as error:
+      reason = error
+  raise UserError(f'{tries} images in a row cannot be decoded in {source.name}, from '
+                  f'{source.describe(index)} on; right would be at least one that can. The last reason: {reason}')
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainBlocks:
+  """Block number to training batch `image label index box bad`, decoding and augmenting on the host."""
+  source: Source
+  transform: TrainTransform
+  seed: int
+  local: int
+
+  def __call__(self, block: int) -> Batch:
+    positions = block * self.local + np.arange(self.local)
+    indexes = order.shuffled(positions, num_examples=len(self.source), seed=self.seed)
+    batch = _empty(self.local, self.transform.image_px) | {'index': indexes.astype(np.int32)}
+    for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
+      found = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
+          self.source[i], order.example_rng(self.seed, p)))
+      _write(batch, row, found)
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalBlocks:
+  """Block number to evaluation batch; rows beyond the end have mask 0, and so have bad ones."""
+  source: Source
+  transform: EvalTransform
+  local: int
+
+  def __call__(self, block: int) -> Batch:
+    batch = _empty(self.local, self.transform.image_px)
+    batch['index'], batch['mask'] = _eval_rows(block, local=self.local, num_examples=len(self.source))
+    for row in np.flatnonzero(batch['mask']).tolist():
+      index = int(batch['index'][row])
+      try:
+        _write(batch, row, Found(self.transform(self.source[index]), False))
+      except (BadImage, OSError):
+        batch['mask'][row], batch['bad'][row], batch['label'][row] = 0., True, self.source.label(index)
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryTrainBlocks:
+  """Block number to training batch, gathered from memory; augmentation is left to the device."""
+  decoded: Decoded
+  seed: int
+  local: int
+
+  def __call__(self, block: int) -> Batch:
+    positions = block * self.local + np.arange(self.local)
+    indexes = order.shuffled(positions, num_examples=len(self.decoded.label), seed=self.seed)
+    return {k: v[indexes] for k, v in self.decoded._asdict().items()} | {'index': indexes.astype(np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEvalBlocks:
+  """Block number to evaluation batch, gathered from memory."""
+  decoded: Decoded
+  local: int
+
+  def __call__(self, block: int) -> Batch:
+    index, mask = _eval_rows(block, local=self.local, num_examples=len(self.decoded.label))
+    batch = {k: v[index] for k, v in self.decoded._asdict().items()}
+    batch['bad'] = batch['bad'] & (mask > 0)
+    batch['image'][(mask == 0) | batch['bad']] = 0
+    return batch | {'index': index, 'mask': mask * ~batch['bad']}
+
+
+def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Decoded:
+  """Decodes a whole source once. A bad image is replaced by the next good one, and marked in `bad`."""
+  batch = _empty(len(source), transform.image_px)
+
+  def fill(start: int) -> None:
+    for row in range(start, min(start + _CHUNK, len(source))):
+      _write(batch, row, decode_or_next(source, row, lambda i: transform(source[i])))
+  with futures.ThreadPoolExecutor(threads) as pool:
+    for done in [pool.submit(fill, start) for start in range(0, len(source), _CHUNK)]:
+      done.result()
+  return Decoded(batch['image'], batch['label'], batch['box'], batch['bad'])
+
+
+def _eval_rows(block: int, *, local: int, num_examples: int) -> tuple[HostArray, HostArray]:
+  """`index [B] i32`, 0 for padding, and `mask [B] f32`."""
+  positions = block * local + np.arange(local)
+  inside = positions < num_examples
+  return np.where(inside, positions, 0).astype(np.int32), inside.astype(np.float32)
+
+
+def _empty(num: int, image_px: tuple[int, int]) -> Batch:
+  return {'image': np.zeros((num, *image_px, 3), np.uint8), 'label': np.zeros(num, np.int32),
+          'box': np.zeros((num, 4), np.float32), 'bad': np.zeros(num, bool)}
+
+
+def _write(batch: Batch, row: int, found: Found) -> None:
+  for name, value in found.example.items():
+    batch[name][row] = value
+  batch['bad'][row] = found.bad

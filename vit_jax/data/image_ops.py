@@ -1,0 +1,145 @@
+"""Pictures on the host: decoding, crops, resizing and mild geometry, on uint8 arrays `[H, W, 3]`, RGB.
+
+Pure functions; whatever is random comes in as numbers. Knows nothing of recipes, sources or batches.
+"""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from vit_jax.core.types import HostArray
+
+CROP_TRIES = 10
+_READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_JPEG_START, _JPEG_SCAN, _JPEG_END = b'\xff\xd8', b'\xff\xda', b'\xff\xd9'
+
+
+class BadImage(ValueError):
+  """These bytes are not a whole picture."""
+
+
+class Window(NamedTuple):
+  """A rectangle of a picture, px."""
+  top: int
+  left: int
+  height: int
+  width: int
+
+
+def decode(encoded: bytes) -> HostArray:
+  """RGB picture `[H, W, 3] u8` from a JPEG, PNG, WebP or BMP file.
+
+  Grey pictures are repeated over the channels, transparency is dropped, 16 bits become 8, CMYK becomes RGB.
+  The EXIF orientation is ignored, as in the usual preparations of ImageNet.
+
+  Raises:
+    BadImage: not a picture, or cut short. Damage inside a JPEG that leaves it parseable is not noticed.
+  """
+  if not encoded:
+    raise BadImage('the file is empty')
+  # OpenCV before 5 fills the missing part of a cut JPEG with grey and says nothing; a thumbnail has an end
+  # marker of its own, so the one that counts comes after the last scan.
+  if encoded[:2] == _JPEG_START and encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
+    raise BadImage(f'the JPEG ends early: no end marker in {len(encoded):,} bytes')
+  try:
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _READ)
+  except cv2.error as error:
+    raise BadImage(f'not a picture: {error.err or error}') from error
+  if image is None:
+    raise BadImage(f'not a picture, or cut short ({len(encoded):,} bytes, beginning {encoded[:4]!r})')
+  return image
+
+
+def as_rgb(image: bytes | HostArray) -> HostArray:
+  """`[H, W, 3] u8` from encoded bytes or from an array `[H, W, 3 or 1] u8`."""
+  if isinstance(image, bytes):
+    return decode(image)
+  return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+
+
+def inception_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
+                   aspect: tuple[float, float]) -> Window:
+  """A random rectangle of a picture of `size` (height, width), after arXiv 1409.4842, section 6.
+
+  The area is uniform in `area` (fractions of the picture), the aspect ratio width / height is log-uniform in
+  `aspect`, so that wide and tall are as likely; the place is uniform. Rectangles that do not fit are drawn
+  again, ten times in all; then the largest central one with an allowed aspect ratio is taken. TensorFlow's
+  sampler differs: it draws the aspect ratio uniformly and the height, not the area, uniformly.
+  """
+  height, width = size
+  for _ in range(CROP_TRIES):
+    pixels = rng.uniform(*area) * height * width
+    ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
+    crop_w, crop_h = max(1, round(math.sqrt(pixels * ratio))), max(1, round(math.sqrt(pixels / ratio)))
+    if crop_w <= width and crop_h <= height:
+      top = int(rng.integers(0, height - crop_h + 1))
+      return Window(top, int(rng.integers(0, width - crop_w + 1)), crop_h, crop_w)
+  ratio = min(max(width / height, aspect[0]), aspect[1])
+  return center(size, (min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))))
+
+
+def center(size: tuple[int, int], crop: tuple[int, int]) -> Window:
+  """The middle `crop` (height, width) of a picture of `size`."""
+  return Window((size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2, *crop)
+
+
+def cut(image: HostArray, window: Window) -> HostArray:
+  """The part of `image [H, W, 3]` inside `window`; a view."""
+  return image[window.top:window.top + window.height, window.left:window.left + window.width]
+
+
+def fractions(window: Window, size: tuple[int, int]) -> HostArray:
+  """`window` as a box `[4] f32`: top, left, bottom, right in fractions of `size` (height, width)."""
+  (height, width), (top, left, crop_h, crop_w) = size, window
+  return np.array([top / height, left / width, (top + crop_h) / height, (left + crop_w) / width], np.float32)
+
+
+def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool) -> HostArray:
+  """`image [H, W, 3] u8` at `image_px` (height, width), aspect ratio not kept; the same array at equal size.
+
+  Bilinear with half-pixel centres; with `antialias`, the mean over the covered area where both sides shrink.
+  """
+  if image.shape[:2] == tuple(image_px):
+    return image
+  shrinks = image.shape[0] >= image_px[0] and image.shape[1] >= image_px[1]
+  how = cv2.INTER_AREA if antialias and shrinks else cv2.INTER_LINEAR
+  return cv2.resize(image, (image_px[1], image_px[0]), interpolation=how)
+
+
+def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, small_px: int,
+                             antialias: bool) -> tuple[HostArray, HostArray]:
+  """Resizes the short side to `small_px`, then takes the middle `image_px`.
+
+  Returns:
+    The picture `[*image_px, 3] u8`, and its box `[4] f32` in the stored picture.
+  """
+  height, width = image.shape[:2]
+  factor = small_px / min(height, width)
+  size = (max(image_px[0], round(height * factor)), max(image_px[1], round(width * factor)))
+  window = center(size, image_px)
+  # Cropping first and resizing after would be cheaper, and shift the picture by part of a pixel.
+  return cut(resize(image, size, antialias=antialias), window), fractions(window, size)
+
+
+def flip(image: HostArray) -> HostArray:
+  """`image [H, W, 3]` mirrored left to right."""
+  return image[:, ::-1]
+
+
+def shift(image: HostArray, *, down_px: int, right_px: int) -> HostArray:
+  """The content of `image [H, W, 3]` moved by at most its size, zeros moving in."""
+  moved = np.zeros_like(image)
+  height, width = image.shape[:2]
+  moved[max(0, down_px):height + min(0, down_px), max(0, right_px):width + min(0, right_px)] = \
+      image[max(0, -down_px):height - max(0, down_px), max(0, -right_px):width - max(0, right_px)]
+  return moved
+
+
+def warp(image: HostArray, matrix: HostArray) -> HostArray:
+  """`image [H, W, 3] u8` sampled at `matrix [2, 3] @ (x, y, 1)`: bilinear, zeros outside."""
+  height, width = image.shape[:2]
+  return cv2.warpAffine(image, np.asarray(matrix, np.float64), (width, height),
+                        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_CONSTANT)

@@ -1,0 +1,213 @@
+"""Training batches as a pure function of (seed, step), and evaluation in one exact pass.
+
+The global batch is the same for any number of threads, loader processes and hosts: `order.py` says which
+example comes when, `blocks.py` which of them belong to one process. To resume, the step number is enough.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core.api import LoaderInfo
+from vit_jax.core.types import Batch, UserError
+from vit_jax.data import blocks, prefetch, recipes
+from vit_jax.data.sources import Source
+
+log = logging.getLogger('vit_jax.data')
+
+MEMORY_LIMIT_BYTES = 2 * 2**30  # schema.InMemory.AUTO
+_LAST_BLOCK = 2**62             # training does not end
+_NUM_NAMED = 5                  # bad images in the error message
+
+Start = Callable[[range], Iterator[Batch]]
+
+
+class Shard(NamedTuple):
+  """This process among all that read."""
+  index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls here
+  count: int  # type: ignore[assignment]
+
+
+class BadImages:
+  """The bad images seen so far, each logged once."""
+
+  def __init__(self, source: Source, transform: recipes.EvalTransform) -> None:
+    self.found: set[int] = set()
+    self._source, self._transform = source, transform
+
+  def see(self, batch: Batch) -> None:
+    """Notes the rows of `batch` that are marked in `bad`."""
+    for index in np.unique(batch['index'][batch['bad']]).tolist():
+      if index not in self.found:
+        self.found.add(index)
+        log.warning('bad image: %s: %s', self._source.describe(index),
+                    blocks.reason_bad(self._source, index, self._transform))
+
+  def check(self, limit: int) -> None:
+    """Raises a UserError if there are more than `limit`."""
+    if len(self.found) > limit:
+      named = ', '.join(self._source.describe(i) for i in sorted(self.found)[:_NUM_NAMED])
+      rest = len(self.found) - _NUM_NAMED
+      raise UserError(f'{len(self.found)} images of {self._source.name} cannot be decoded: {named}'
+                      f'{f" and {rest} more" if rest > 0 else ""}; right would be at most '
+                      f'data.max_bad_images={limit}')
+
+
+class TrainLoader:
+  """Endless training batches; a `core.api.Loader`."""
+
+  def __init__(self, source: Source, start: Start, *, info: LoaderInfo, shard: Shard, bad: BadImages,
+               max_bad_images: int) -> None:
+    self.info, self.bad, self.describe = info, bad, source.describe
+    self._start, self._shard, self._max_bad_images = start, shard, max_bad_images
+    self._running: list[Iterator[Batch]] = []
+
+  def batches(self, start: int) -> Iterator[Batch]:
+    """This process's rows of the global batches from step `start` on.
+
+    Raises:
+      UserError: more than `max_bad_images` images could not be decoded in the batches taken.
+    """
+    index, count = self._shard
+    for batch in _running(self._start, range(start * count + index, _LAST_BLOCK, count), self._running):
+      self.bad.see(batch)
+      self.bad.check(self._max_bad_images)
+      yield batch
+
+  def close(self) -> None:
+    """Stops workers and frees what they held."""
+    _stop(self._running)
+
+
+class EvalLoader:
+  """One pass over a split; a `core.api.EvalLoader`."""
+
+  def __init__(self, source: Source, start: Start, *, batch_size: int, shard: Shard, bad: BadImages) -> None:
+    self.num_examples, self.describe, self.bad = len(source), source.describe, bad
+    self._start, self._shard, self._batch_size = start, shard, batch_size
+    self._running: list[Iterator[Batch]] = []
+
+  @property
+  def num_bad(self) -> int:
+    """Images of this process that could not be decoded, in the batches taken so far."""
+    return len(self.bad.found)
+
+  def batches(self) -> Iterator[Batch]:
+    """This process's rows of `ceil(S / B)` global batches: `image label index box mask`."""
+    index, count = self._shard
+    num_batches = -(-self.num_examples // self._batch_size)
+    for batch in _running(self._start, range(index, num_batches * count, count), self._running):
+      self.bad.see(batch)
+      yield {k: v for k, v in batch.items() if k != 'bad'}
+
+  def close(self) -> None:
+    """Stops workers and frees what they held."""
+    _stop(self._running)
+
+
+def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
+                 seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
+                 max_bad_images: int) -> TrainLoader:
+  """Batches of `image label index box bad` for training.
+
+  Args:
+    source: to read.
+    recipe: in memory, its resizing is applied here and the rest by `prepare_train(on_device_geometry=True)`.
+    image_px: height, width.
+    batch_size: global; `batch_size / shard.count` rows are this process's.
+    seed: of order and host augmentation.
+    shard: this process among all.
+    workers: loader processes; 0 = threads.
+    threads: 0 = one a core, at most 16.
+    in_memory: see `fits_in_memory`.
+    max_bad_images: distinct ones, on this host, after which the run stops.
+
+  Raises:
+    UserError: sizes that do not fit together.
+  """
+  local = _local_size(batch_size, shard)
+  if batch_size > len(source):
+    raise UserError(f'batch_size={batch_size} is larger than {source.name} with {len(source)} examples; '
+                    f'right would be at most {len(source)}')
+  if seed < 0:
+    raise UserError(f'seed={seed} is negative; right would be 0 or more')
+  fit = recipes.eval_transform(recipe, image_px)
+  start: Start
+  if in_memory:
+    _check_crop(recipe)
+    decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
+    start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, seed, local))
+  else:
+    make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px), seed, local)
+    start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
+  info = LoaderInfo(source.name, len(source), batch_size, seed, source.digest)
+  return TrainLoader(source, start, info=info, shard=shard, bad=BadImages(source, fit),
+                     max_bad_images=max_bad_images)
+
+
+def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
+                shard: Shard, threads: int, workers: int, in_memory: bool = False) -> EvalLoader:
+  """Every example of `source` once: batches of `image label index box mask`.
+
+  Args are as for `train_loader`; `in_memory` decodes once for all passes and changes no result.
+  """
+  local, fit = _local_size(batch_size, shard), recipes.eval_transform(recipe, image_px)
+  start: Start
+  if in_memory:
+    decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
+    start = functools.partial(map, blocks.MemoryEvalBlocks(decoded, local))
+  else:
+    start = functools.partial(prefetch.prefetched, blocks.EvalBlocks(source, fit, local), threads=threads,
+                              workers=workers)
+  return EvalLoader(source, start, batch_size=batch_size, shard=shard, bad=BadImages(source, fit))
+
+
+def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int],
+                   choice: schema.InMemory) -> bool:
+  """Whether to hold the decoded source in memory and to augment on the device.
+
+  Raises:
+    UserError: asked for, but the recipe crops from the stored image.
+  """
+  if choice is schema.InMemory.YES:
+    _check_crop(recipe)
+    return True
+  small = len(source) * image_px[0] * image_px[1] * 3 < MEMORY_LIMIT_BYTES
+  return choice is schema.InMemory.AUTO and recipe.crop is schema.Crop.RESIZE and small
+
+
+def _check_crop(recipe: schema.Recipe) -> None:
+  if recipe.crop is not schema.Crop.RESIZE:
+    raise UserError(f'data.in_memory=yes does not go with data.recipe.crop={recipe.crop.value}, which needs '
+                    'the stored picture at every step; right would be crop=resize, or in_memory=auto')
+
+
+def _local_size(batch_size: int, shard: Shard) -> int:
+  if batch_size < 1 or batch_size % shard.count:
+    raise UserError(f'batch_size={batch_size} is not a positive multiple of {shard.count} processes')
+  return batch_size // shard.count
+
+
+def _running(start: Start, numbers: range, running: list[Iterator[Batch]]) -> Iterator[Batch]:
+  """Yields from a started iterator, which stays in `running` until it ends or is closed."""
+  iterator = start(numbers)
+  running.append(iterator)
+  try:
+    yield from iterator
+  finally:
+    if iterator in running:
+      running.remove(iterator)
+      _stop([iterator])
+
+
+def _stop(running: list[Iterator[Batch]]) -> None:
+  """Empties `running`, closing what holds threads or processes."""
+  while running:
+    iterator = running.pop()
+    if hasattr(iterator, 'close'):
+      iterator.close()

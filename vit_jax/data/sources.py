@@ -1,0 +1,148 @@
+"""Random access to stored images and their labels, by the name of the source.
+
+A source knows nothing of recipes, batches or order; it has a fixed order of its own and pickles small, since
+loader processes get a copy. Kinds: `digits`, `synthetic`, `folder:PATH`, `tfds:NAME[/CONFIG][:VERSION]`.
+"""
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from vit_jax.config import schema
+from vit_jax.core.types import HostArray, UserError
+from vit_jax.data import splits
+
+KINDS = 'digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION]'
+
+
+class Record(NamedTuple):
+  """A stored example: encoded bytes or `[H, W, 3 or 1] u8`, and the class."""
+  image: bytes | HostArray
+  label: int
+
+
+class Source(Protocol):
+  """A split, or a part of one, in a fixed order."""
+  name: str
+  class_names: tuple[str, ...]
+  digest: str
+  """Identity of the set: another number, size or label of examples gives another one."""
+
+  def __len__(self) -> int:
+    ...
+
+  def __getitem__(self, index: int) -> Record:
+    ...
+
+  def label(self, index: int) -> int:
+    """The class of an example, where possible without reading its image."""
+    ...
+
+  def describe(self, index: int) -> str:
+    """A name a person can find the example by."""
+    ...
+
+
+class Sources(NamedTuple):
+  """What a run reads."""
+  train: Source
+  eval: Source
+  class_names: tuple[str, ...]
+
+
+class Part(NamedTuple):
+  """Examples `start` to `stop` of a source."""
+  source: Source
+  start: int
+  stop: int
+
+
+class Parts:
+  """Parts of sources, one after the other, as one source."""
+
+  def __init__(self, parts: Sequence[Part], *, name: str) -> None:
+    self.name, self._parts = name, tuple(parts)
+    self.class_names = parts[0].source.class_names
+    self._starts = [sum(p.stop - p.start for p in parts[:i]) for i in range(len(parts) + 1)]
+    text = ' '.join(f'{p.source.digest}[{p.start}:{p.stop}]' for p in parts)
+    self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def __getitem__(self, index: int) -> Record:
+    source, place = self._find(index)
+    return source[place]
+
+  def label(self, index: int) -> int:
+    source, place = self._find(index)
+    return source.label(place)
+
+  def describe(self, index: int) -> str:
+    source, place = self._find(index)
+    return source.describe(place)
+
+  def _find(self, index: int) -> tuple[Source, int]:
+    if not 0 <= index < len(self):
+      raise IndexError(f'{index} is not in {self.name} of {len(self):,} examples')
+    number = bisect.bisect_right(self._starts, index) - 1
+    part = self._parts[number]
+    return part.source, part.start + index - self._starts[number]
+
+
+def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
+  """The training and the evaluation split of `data`.
+
+  Raises:
+    UserError: the source, a split or a class is missing, or `data.num_classes` says otherwise.
+  """
+  open_named = _opener(data, image_px)
+  train, evaluation = select(open_named, data.train_split), select(open_named, data.eval_split)
+  if data.num_classes not in (0, len(train.class_names)):
+    raise UserError(f'data.num_classes={data.num_classes}, but {train.name} has {len(train.class_names)} '
+                    'classes; right would be that number, or 0 to ask the source')
+  if data.num_examples not in (0, len(train)):
+    splits.log.warning('data.num_examples=%s, but %s has %s examples', f'{data.num_examples:,}', train.name,
+                       f'{len(train):,}')
+  return Sources(train, evaluation, train.class_names)
+
+
+def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source:
+  """One split of `data` by its name or slice, for evaluation.
+
+  Raises:
+    UserError: the source or the split is missing.
+  """
+  return select(_opener(data, image_px), split)
+
+
+def select(open_named: Callable[[str], Source], split: str) -> Source:
+  """The source that `split` (such as `train[:800]+val[:200]`) means, given a way to open whole splits."""
+  terms = splits.parse(split)
+  parts = [Part(source, *splits.bounds(term, len(source)))
+           for term in terms for source in [open_named(term.name)]]
+  if len(parts) == 1 and not (terms[0].lower or terms[0].upper):
+    return parts[0].source
+  return Parts(parts, name=f'{parts[0].source.name.rpartition("/")[0]}/{split}')
+
+
+def _opener(data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """How to open a whole split of `data.source` by its name."""
+  kind, _, where = data.source.partition(':')
+  match kind, bool(where):
+    case 'digits', False:
+      from vit_jax.data import builtin
+      return builtin.open_digits
+    case 'synthetic', False:
+      from vit_jax.data import builtin
+      return builtin.synthetic_opener(num_examples=data.num_examples, num_classes=data.num_classes,
+                                      image_px=image_px)
+    case 'folder', True:
+      from vit_jax.data import folder
+      return folder.opener(where, holdout=data.holdout, seed=data.holdout_seed)
+    case 'tfds', True:
+      from vit_jax.data import tfds_source
+      return tfds_source.opener(where, data_dir=data.data_dir)
+  raise UserError(f'the data source {data.source!r} is not known; right are: {KINDS}')

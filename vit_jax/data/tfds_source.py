@@ -1,0 +1,131 @@
+"""Sets prepared by TensorFlow Datasets in ArrayRecord files, read without TensorFlow.
+
+Images come as the stored JPEG or PNG bytes. Sets prepared as TFRecord give no random access and are refused.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from vit_jax.core.types import UserError
+from vit_jax.data import splits
+from vit_jax.data.sources import Record, Source
+
+if TYPE_CHECKING:
+  from tensorflow_datasets.core import DatasetBuilder
+
+_VERSION = re.compile(r'\d+\.\d+\.\d+')
+_Feature = TypeVar('_Feature')
+
+
+class Columns(NamedTuple):
+  """Names of the features that hold image and class, and the names of the classes."""
+  image: str
+  label: str
+  class_names: tuple[str, ...]
+
+
+class TfdsSource:
+  """A split of a prepared set."""
+
+  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns) -> None:
+    import tensorflow_datasets as tfds
+    info = builder.info.splits[split]
+    self.name, self.class_names = f'tfds:{builder.info.full_name}/{split}', columns.class_names
+    self._columns = columns
+    self._records = builder.as_data_source(split, decoders={columns.image: tfds.decode.SkipDecoding()})
+    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {columns}'
+    self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> Record:
+    record = self._records[index]
+    return Record(record[self._columns.image], int(record[self._columns.label]))
+
+  def label(self, index: int) -> int:
+    return self[index].label
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+
+def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
+  """How to open a split of the set `NAME[/CONFIG][:VERSION]`.
+
+  Args:
+    name: of the set; without configuration, the only one; without version, the newest.
+    data_dir: where prepared sets lie; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+
+  Raises:
+    UserError: it is not there, or not prepared as ArrayRecord.
+  """
+  data_dir = data_dir or os.environ.get('TFDS_DATA_DIR', '') or os.path.join('~', 'tensorflow_datasets')
+  folder = _find(name, os.path.expanduser(data_dir))
+
+  @functools.cache
+  def builder() -> DatasetBuilder:
+    import tensorflow_datasets as tfds
+    return tfds.builder_from_directory(folder)
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    kind = builder().info.file_format.value
+    if kind != 'array_record':
+      raise UserError(f'{folder} was prepared as {kind}; right would be a copy prepared as ArrayRecord '
+                      "(download_and_prepare(file_format='array_record')), which can be read in any order")
+    source = TfdsSource(builder(), splits.resolve(split, builder().info.splits, source=f'tfds:{name}'),
+                        columns=_columns(builder(), folder))
+    if source.label(0) < 0:
+      raise UserError(f'{source.name} has no labels (label {source.label(0)}); right would be another split')
+    return source
+  return open_named
+
+
+def _find(name: str, data_dir: str) -> str:
+  """The directory of a prepared set: DATA_DIR/NAME[/CONFIG]/VERSION."""
+  path, _, version = name.partition(':')
+  folder = os.path.join(data_dir, path)
+  if not version and not _versions(folder):
+    configs = [c for c in _entries(folder) if _versions(os.path.join(folder, c))]
+    if len(configs) > 1:
+      raise UserError(f'tfds:{name} has several configurations in {folder}: {", ".join(sorted(configs))}; '
+                      f'right would be one of them, such as tfds:{path}/{sorted(configs)[0]}')
+    folder = os.path.join(folder, *configs)
+  version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
+  found = os.path.join(folder, version)
+  if not version or not os.path.isfile(os.path.join(found, 'dataset_info.json')):
+    raise UserError(f'tfds:{name} is not prepared in {data_dir} (looked at {found}); right would be a copy '
+                    "there prepared as ArrayRecord (download_and_prepare(file_format='array_record')), or "
+                    'another data.data_dir')
+  return found
+
+
+def _entries(folder: str) -> list[str]:
+  return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def _versions(folder: str) -> list[str]:
+  return [v for v in _entries(folder) if _VERSION.fullmatch(v)]
+
+
+def _columns(builder: DatasetBuilder, folder: str) -> Columns:
+  import tensorflow_datasets as tfds
+  features = dict(builder.info.features)
+  image = _the_one({k: f for k, f in features.items() if isinstance(f, tfds.features.Image)}, 'image', folder)
+  labels = {k: f for k, f in features.items() if isinstance(f, tfds.features.ClassLabel)}
+  label = _the_one(labels, 'label', folder)
+  return Columns(image, label, tuple(labels[label].names))
+
+
+def _the_one(found: dict[str, _Feature], usual: str, folder: str) -> str:
+  """The feature of the usual name, or the only one."""
+  if usual in found or len(found) == 1:
+    return usual if usual in found else next(iter(found))
+  raise UserError(f'{folder} has {len(found)} features that could be the {usual}: '
+                  f'{", ".join(found) or "none"}; right would be one, or one named {usual}')

@@ -1,0 +1,101 @@
+"""Top-1, top-5 and NLL over a split, every example counted once.
+
+An example with several targets (multi-hot `labels`) is right if the guess is any of them; one without a
+target does not count. Sums are added in f32 on the devices for a batch and in float64 over batches.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.core.api import EvalLoader, Prepare
+from vit_jax.core.numerics import weighted_mean
+from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
+from vit_jax.parallel import mesh as meshes
+
+Predict = Callable[[PyTree, Array], Outputs]
+TOP = 5
+
+
+class Guesses(NamedTuple):
+  """Of each example: position in the source, label, most likely classes `[S, k]`, their probabilities."""
+  index: np.ndarray
+  label: np.ndarray
+  top: np.ndarray
+  probability: np.ndarray
+
+
+class Result(NamedTuple):
+  """Metrics by name (fractions; NLL in nats), how many examples they are over, and the guesses."""
+  metrics: dict[str, float]
+  num_examples: int
+  guesses: Guesses
+
+
+class TopK:
+  """Evaluator of one view on one split. Every process makes one and runs it."""
+
+  def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh):
+    self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
+    self._rows = meshes.local_rows(mesh)
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """`top1`, `top5` and `nll` of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Metrics, counts and guesses. The mesh of `selected` and that of the batches is the same."""
+    totals: dict[str, np.ndarray] = {}
+    parts: list[Guesses] = []
+    for batch in self._loader.batches():
+      placed = meshes.put_batch(batch, self._mesh, self._rows)
+      means, rows = jax.device_get(_evaluate(self._predict, self._prepare, self._mesh, selected, placed))
+      for name, mean in means.items():
+        totals[name] = totals.get(name, np.zeros(2)) + np.asarray(mean, np.float64)
+      kept = rows['mask'] > 0
+      parts.append(Guesses(*(rows[name][kept] for name in Guesses._fields)))
+    weight = totals['top1'][1] if totals else 0
+    metrics = {name: float(total / max(w, 1e-12)) for name, (total, w) in totals.items()}
+    return Result(metrics, round(weight), Guesses(*(np.concatenate(x) for x in zip(*parts, strict=True))))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, selected: PyTree,
+              batch: Batch) -> tuple[dict[str, Mean], dict[str, Array]]:
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
+    logits_BC = predict(selected, prepared['image']).logits
+    assert logits_BC is not None, 'a view without a head predicts no classes'
+    counts, rows = count(logits_BC, batch)
+  whole = meshes.replicated(mesh)
+  return counts, {name: jax.lax.with_sharding_constraint(x, whole) for name, x in rows.items()}
+
+
+def count(logits_BC: Array, batch: Batch) -> tuple[dict[str, Mean], dict[str, Array]]:
+  """Means of a batch, and its guesses row by row.
+
+  NLL is that of the softmax; with several targets, the mean over them.
+  """
+  log_p_BC = jax.nn.log_softmax(logits_BC.astype(jnp.float32))
+  num_classes = logits_BC.shape[-1]
+  if 'labels' in batch:
+    target_BC = (batch['labels'] > 0).astype(jnp.float32)
+  else:
+    target_BC = jax.nn.one_hot(batch['label'], num_classes, dtype=jnp.float32)
+  num_targets_B = target_BC.sum(-1)
+  mask_B = batch['mask'] * (num_targets_B > 0)
+  log_p_top_BK, top_BK = jax.lax.top_k(log_p_BC, min(TOP, num_classes))
+  hits_BK = jnp.take_along_axis(target_BC, top_BK, -1)
+  nll_B = -(target_BC * log_p_BC).sum(-1) / jnp.maximum(num_targets_B, 1.)
+  means = {'top1': weighted_mean(hits_BK[:, 0], mask_B), 'top5': weighted_mean(hits_BK.max(-1), mask_B),
+           'nll': weighted_mean(nll_B, mask_B)}
+  label_B = batch['label'] if 'label' in batch else jnp.argmax(target_BC, -1)
+  return means, {'mask': mask_B, 'index': batch['index'], 'label': label_B, 'top': top_BK,
+                 'probability': jnp.exp(log_p_top_BK)}

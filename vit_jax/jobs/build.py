@@ -1,0 +1,189 @@
+"""From config to objects: the only `match` on kinds of things, one a kind.
+
+What a job needs is built here once, so that training, planning and evaluating cannot differ.
+"""
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.config import durations, schema
+from vit_jax.core import trees
+from vit_jax.core.api import Backbone, Objective, Prepare
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, Schedule
+from vit_jax.data import recipes, sources
+from vit_jax.data import loader as loaders
+from vit_jax.evaluate import classify
+from vit_jax.models import cost, heads, vit
+from vit_jax.objectives import ema, supervised
+from vit_jax.optim import optimizers, schedules
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import mesh as meshes
+from vit_jax.parallel import rules as sharding
+from vit_jax.train import step as steps
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+class Data(NamedTuple):
+  """Sources of a run and what follows from them."""
+  train: sources.Source
+  eval: sources.Source
+  class_names: tuple[str, ...]
+  in_memory: bool
+
+
+class Parts(NamedTuple):
+  """All that a run is made of, before any state exists."""
+  config: schema.Config
+  mesh: Mesh
+  lengths: durations.Lengths
+  num_classes: int
+  backbone: Backbone
+  objective: Objective
+  schedule: Schedule
+  optimizer: Optimizer
+  prepare: Prepare
+  program: steps.Program
+
+
+def open_data(config: schema.Config) -> Data:
+  """Opens the sources of a config."""
+  found = sources.open_sources(config.data, image_px=config.image_px)
+  in_memory = loaders.fits_in_memory(
+      found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
+  return Data(found.train, found.eval, found.class_names, in_memory)
+
+
+def open_mesh(config: schema.Config) -> tuple[Mesh, loaders.Shard]:
+  """The mesh over all devices, and this process's share of each batch."""
+  mesh = meshes.make(config.mesh)
+  return mesh, loaders.Shard(*meshes.local_rows(mesh))
+
+
+def train_loader(config: schema.Config, data: Data, shard: loaders.Shard) -> loaders.TrainLoader:
+  """Training batches of a config."""
+  d = config.data
+  return loaders.train_loader(
+      data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
+      shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images)
+
+
+def evaluators(config: schema.Config, data: Data, objective: Objective, *, mesh: Mesh,
+               shard: loaders.Shard) -> dict[str, dict[str, classify.TopK]]:
+  """The evaluations of a config by name, and each by view. Views share the loader."""
+  views = objective.views()
+  prepare = recipes.prepare_eval(config.data.recipe)
+  found: dict[str, dict[str, classify.TopK]] = {}
+  for name, settings in config.evals.items():
+    source = eval_source(config, data, name)
+    batch_size = settings.batch_size or config.batch_size
+    meshes.check_batch(mesh, batch_size, 1, what=f'evals.{name}.batch_size')
+    loader = loaders.eval_loader(
+        source, recipe=config.data.recipe, image_px=config.image_px, batch_size=batch_size, shard=shard,
+        threads=config.data.threads, workers=0, in_memory=data.in_memory)
+    chosen = settings.views or tuple(views)
+    unknown = [view for view in chosen if view not in views]
+    if unknown:
+      raise UserError(f'evals.{name}.views: unknown {", ".join(unknown)}; this objective has {", ".join(views)}')
+    found[name] = {view: classify.TopK(views[view].predict, prepare, loader, mesh=mesh) for view in chosen}
+  return found
+
+
+def eval_source(config: schema.Config, data: Data, evaluation: str) -> sources.Source:
+  """The source that an evaluation of the config reads."""
+  settings = config.evals.get(evaluation)
+  if settings is None or not settings.split:
+    return data.eval
+  return sources.open_split(config.data, settings.split, image_px=config.image_px)
+
+
+def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,
+          in_memory: bool) -> Parts:
+  """Builds a run on a mesh. Allocates nothing on devices.
+
+  Args:
+    config: checked.
+    mesh: of real devices, or of a topology to plan for.
+    num_examples: examples an epoch.
+    num_classes: classes of the head.
+    in_memory: images come in one size from memory; the device does the geometry.
+  """
+  meshes.check_batch(mesh, config.batch_size, config.train.accumulate, what='batch_size')
+  lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
+  backbone = build_backbone(config)
+  task = build_objective(config, backbone, num_classes)
+  schedule = schedules.build(
+      config.optimizer.schedule, peak=config.optimizer.lr, total_steps=lengths.total_steps,
+      warmup_steps=lengths.steps(config.optimizer.schedule.warmup))
+  optimizer = optimizers.build(config.optimizer, schedule)
+  prepare = recipes.prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory)
+  program = steps.build(
+      task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
+      seed=config.seed, accumulate=config.train.accumulate)
+  return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
+
+
+def build_backbone(config: schema.Config) -> Backbone:
+  match config.model:
+    case schema.ViT():
+      return vit.build(config.model, config.image_px)
+
+
+def build_objective(config: schema.Config, backbone: Backbone, num_classes: int) -> Objective:
+  """The task of a config, with a moving average around it if it asks for one."""
+  match config.objective:
+    case schema.Supervised() as task:
+      objective: Objective = supervised.Supervised(
+          backbone, heads.Head(config.head), num_classes=num_classes, loss=task.loss,
+          label_smoothing=task.label_smoothing)
+  return ema.Ema(objective, config.train.ema) if config.train.ema else objective
+
+
+def build_rules(config: schema.Config) -> list[sharding.Rule]:
+  """Sharding rules of the parameters a config leads to."""
+  match config.model:
+    case schema.ViT():
+      rules = [*sharding.VIT]
+  match config.objective:
+    case schema.Supervised():
+      rules += sharding.HEAD
+  return rules + [*sharding.PRE_LOGITS] if config.head.pre_logits else rules
+
+
+def abstract_batch(config: schema.Config) -> Batch:
+  """Shapes of a global training batch, as the loader yields it."""
+  def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
+
+  return {'image': array(jnp.uint8, *config.image_px, 3), 'label': array(jnp.int32), 'index': array(jnp.int32),
+          'box': array(jnp.float32, 4), 'bad': array(jnp.bool_)}
+
+
+def describe(parts: Parts) -> str:
+  """What is about to be trained: parameters, FLOPs and bytes, known before a device is touched."""
+  config, state = parts.config, parts.program.abstract_state
+  by_part: dict[str, int] = {}
+  for name, leaf in trees.flatten(state.params).items():
+    key = '/'.join(name.split('/')[:2])
+    by_part[key] = by_part.get(key, 0) + int(np.prod(leaf.shape, dtype=np.int64))
+  lines = [f'  {name:<28}{count:>14,}' for name, count in by_part.items()]
+  flops = train_flops(parts)
+  state_bytes = trees.num_bytes((state.params, state.opt, state.extra))
+  mesh = ' x '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
+  return '\n'.join([
+      f'{config.name}: {parts.lengths.total_steps:,} steps of {config.batch_size:,} images on {mesh}', *lines,
+      f'  {"all parameters":<28}{trees.num_elements(state.params):>14,}',
+      f'  {flops / 1e9:,.3g} GFLOP an image and training step; state {state_bytes / 2**20:,.1f} MiB over all devices'])
+
+
+def train_flops(parts: Parts) -> float:
+  """FLOPs of one image in one training step: three times the forward pass."""
+  config = parts.config
+  return cost.train_flops(config.model, config.image_px, head=config.head, num_classes=parts.num_classes)

@@ -1,0 +1,61 @@
+"""`--job=evaluate`: measures a run by its newest whole checkpoint, and writes `evaluate.json`."""
+from __future__ import annotations
+
+import logging
+import pathlib
+
+import jax
+
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+from vit_jax.data import recipes
+from vit_jax.jobs import build, outcome
+from vit_jax.jobs import start as startup
+from vit_jax.jobs.train import open_checkpoints
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+def run(config: schema.Config, workdir: pathlib.Path) -> int:
+  """Evaluates every view on every evaluation of the config; exit status 0."""
+  check.check(config)
+  startup.start()
+  if not (workdir / 'checkpoints').is_dir():
+    raise UserError(f'{workdir} holds no run: there is no {workdir / "checkpoints"}; want the --workdir of a training '
+                    'run')
+  data = build.open_data(config)
+  mesh, shard = build.open_mesh(config)
+  parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or len(data.train),
+                      num_classes=len(data.class_names), in_memory=data.in_memory)
+  checkpointer = open_checkpoints(config, workdir, parts)
+  restored = checkpointer.restore(parts.program.abstract_state, parts.program.shardings)
+  if restored is None:
+    raise UserError(f'{workdir} has no whole checkpoint yet; want a run that has saved one')
+  check_classes(tuple(restored.meta['class_names']), data.class_names)
+  step = int(restored.state.step)
+  log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
+  evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard)
+  final = outcome.measure(evaluators, parts.objective, restored.state)
+  outcome.write_evaluation(workdir, final, step)
+  outcome.write_predictions(workdir, final, build.eval_source(config, data, final.name), data.class_names,
+                            recipes.eval_transform(config.data.recipe, config.image_px))
+  checkpointer.close()
+  if jax.process_index() == 0:
+    _print(final, workdir)
+  return 0
+
+
+def check_classes(trained: tuple[str, ...], found: tuple[str, ...]) -> None:
+  """Raises UserError unless the classes of the data are those the run was trained on, in its order."""
+  if trained != found:
+    odd = [f'{a!r} against {b!r}' for a, b in zip(trained, found, strict=False) if a != b][:3]
+    raise UserError(f'The run was trained on {len(trained)} classes, the data has {len(found)}, and they are not the '
+                    f'same: {", ".join(odd) or "one list is longer"}; want data with the classes of the run')
+
+
+def _print(final: outcome.Final, workdir: pathlib.Path) -> None:
+  for name, group in final.results.items():
+    for view, result in group.items():
+      numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items())
+      print(f'{name} ({view}, {result.num_examples:,} images): {numbers}')
+  print(f'Written to {workdir / "evaluate.json"}', flush=True)

@@ -1,0 +1,86 @@
+"""What a run or an evaluation ends in: final numbers, `evaluate.json`, `predictions.npz`."""
+from __future__ import annotations
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.core.api import Objective
+from vit_jax.data import recipes
+from vit_jax.data.image_ops import BadImage
+from vit_jax.data.sources import Source
+from vit_jax.evaluate.classify import Result, TopK
+from vit_jax.jobs import rundir
+from vit_jax.train.state import TrainState
+
+NUM_EXAMPLES = 12
+"""Pictures kept for the report, right and wrong each."""
+
+
+class Final(NamedTuple):
+  """Results by evaluation and view; `headline` is the one a single number is quoted from."""
+  results: dict[str, dict[str, Result]]
+  headline: Result | None
+  name: str
+  view: str
+
+  @property
+  def metrics(self) -> dict[str, float]:
+    """All numbers as `<evaluation>/<metric>[@view]`."""
+    return {metric_name(e, metric, view): value for e, views in self.results.items()
+            for view, result in views.items() for metric, value in result.metrics.items()}
+
+
+def metric_name(evaluation: str, metric: str, view: str) -> str:
+  return f'{evaluation}/{metric}' + ('' if view == 'student' else f'@{view}')
+
+
+def measure(evaluators: dict[str, dict[str, TopK]], objective: Objective, state: TrainState) -> Final:
+  """Runs every evaluation of every view. The headline is the first evaluation of the averaged weights, if
+  there are any, else of the raw ones: chosen before the result is known."""
+  views = objective.views()
+  results = {name: {view: one.measure(views[view].select(state.params, state.extra)) for view, one in group.items()}
+             for name, group in evaluators.items()}
+  for name, group in results.items():
+    view = 'ema' if 'ema' in group else next(iter(group))
+    return Final(results, group[view], name, view)
+  return Final(results, None, '', '')
+
+
+def write_evaluation(workdir: pathlib.Path, final: Final, step: int) -> None:
+  """Writes `evaluate.json`."""
+  headline = final.headline
+  content: dict[str, Any] = {
+      'step': step, 'evaluation': final.name, 'view': final.view,
+      'top1': headline.metrics['top1'] if headline else None, 'top5': headline.metrics['top5'] if headline else None,
+      'num_examples': headline.num_examples if headline else 0, 'metrics': final.metrics}
+  rundir.write_json(workdir / 'evaluate.json', content)
+
+
+def write_predictions(workdir: pathlib.Path, final: Final, source: Source, class_names: tuple[str, ...],
+                      fit: recipes.EvalTransform) -> None:
+  """Writes `predictions.npz`: every guess of the headline, and a few pictures, right ones and wrong ones."""
+  if jax.process_index() or final.headline is None:
+    return
+  guesses = final.headline.guesses
+  right = guesses.top[:, 0] == guesses.label
+  wrong = np.flatnonzero(~right)
+  wrong = wrong[np.argsort(-guesses.probability[wrong, 0], kind='stable')][:NUM_EXAMPLES]
+  right = np.flatnonzero(right)
+  spread = right[np.linspace(0, len(right) - 1, min(NUM_EXAMPLES, len(right))).astype(int)]
+  shown = []
+  for row in [*wrong, *spread]:
+    index = int(guesses.index[row])
+    try:
+      shown.append((index, source.describe(index), fit(source[index])['image']))
+    except BadImage:
+      continue
+  part = workdir / 'predictions.part.npz'
+  np.savez_compressed(
+      part, split=final.name, view=final.view, class_names=np.array(class_names), index=guesses.index,
+      label=guesses.label, top=guesses.top, probability=guesses.probability,
+      example_index=np.array([s[0] for s in shown], np.int32), example_name=np.array([s[1] for s in shown]),
+      example_image=np.stack([s[2] for s in shown]) if shown else np.zeros((0, 1, 1, 3), np.uint8))
+  part.replace(workdir / 'predictions.npz')

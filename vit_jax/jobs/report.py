@@ -1,0 +1,316 @@
+"""A run directory as one page, `report.html`: key figures, curves, tables, pictures, settings.
+
+The page opens without a network. Whatever is missing or damaged is left out and named at the end, so that a
+run that was killed has a report too. Reads files only; needs no device and none of the code that wrote them.
+"""
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.analysis import predictions, render
+from vit_jax.core.types import HostArray
+from vit_jax.record import writer
+from vit_jax.record.progress import format_duration
+
+PathLike = str | os.PathLike[str]
+Json = dict[str, object]
+
+_NOTHING = writer.Run([], [], 0, 0)
+# Title, unit of y, names of metrics, factor, logarithmic.
+_FIGURES = (
+  ('Loss', 'nats', r'train/loss|[^/]+/(nll|loss)(@.*)?', 1., False),
+  ('Accuracy', '%', r'train/accuracy|.+/top1(@.*)?', 100., False),
+  ('Learning rate', 'learning rate', r'train/lr', 1., False),
+  ('Gradient norm', 'L2 norm', r'train/grad_norm', 1., True),
+  ('Speed', 'images/s', r'train/images_per_s', 1., False),
+  ('Model FLOPs utilisation', '%', r'train/mfu', 100., False),
+)
+
+
+class _Record(NamedTuple):
+  """What was found in a run directory; `missing` says what was not."""
+  name: str
+  workdir: str
+  config: Json
+  final: Json
+  evaluation: Json
+  run: writer.Run
+  predictions: dict[str, HostArray]
+  missing: list[str]
+
+
+def write_report(workdirs: PathLike | Sequence[PathLike], out: PathLike | None = None) -> str:
+  """Writes the report of a run, or one with the curves of several over each other.
+
+  Args:
+    workdirs: a run directory, or several.
+    out: where to; None = `report.html` in the (first) run directory.
+
+  Returns:
+    The path of the page.
+
+  Raises:
+    ValueError: a run directory does not exist, or none is given.
+  """
+  if isinstance(workdirs, str | os.PathLike):
+    workdirs = [workdirs]
+  absent = [os.fspath(w) for w in workdirs if not os.path.isdir(w)]
+  if absent or not workdirs:
+    raise ValueError(f'not a run directory: {", ".join(absent) or "(none given)"}; want existing folders')
+  records = [_load(os.fspath(w)) for w in workdirs]
+  path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
+  page = _render_one(records[0]) if len(records) == 1 else _render_many(records)
+  with open(path + '.part', 'w', encoding='utf-8') as file:
+    file.write(page)
+  os.replace(path + '.part', path)
+  return path
+
+
+def _render_one(r: _Record) -> str:
+  sections = [_title(r), _key_figures(r), _curves([r]), _results(r), _predictions(r), _norms(r), _goodput(r),
+              _settings(r), _missing([r])]
+  return render.make_page(f'{r.name} – report', [s for s in sections if s])
+
+
+def _render_many(records: Sequence[_Record]) -> str:
+  names = list(dict.fromkeys(name for r in records for name, _ in _key_values(r)))
+  table = render.make_table(['run', *names], [[r.name, *(dict(_key_values(r)).get(n, '–') for n in names)]
+                                              for r in records])
+  sections = [f'<h1>{len(records)} runs</h1>', table, _curves(records), *map(_settings, records),
+              _missing(records)]
+  return render.make_page(f'{len(records)} runs – report', [s for s in sections if s])
+
+
+def _load(workdir: str) -> _Record:
+  missing: list[str] = []
+  config, final, evaluation = (_load_json(workdir, name, missing)
+                               for name in ('config.json', 'final.json', 'evaluate.json'))
+  try:
+    run = writer.read(workdir)
+    if run.num_broken:
+      missing.append(f'metrics.jsonl: {run.num_broken} lines could not be read')
+  except OSError:
+    run = _NOTHING
+    missing.append('metrics.jsonl: no such file, so no curves')
+  name = config.get('name') or os.path.basename(os.path.abspath(workdir))
+  arrays = _load_predictions(workdir, missing)
+  return _Record(str(name), workdir, config, final, evaluation, run, arrays, missing)
+
+
+def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
+  try:
+    with open(os.path.join(workdir, name), encoding='utf-8') as file:
+      value = json.load(file)
+  except FileNotFoundError:
+    missing.append(f'{name}: no such file')
+    return {}
+  except (OSError, ValueError):
+    value = None
+  if not isinstance(value, dict):
+    missing.append(f'{name}: could not be read')
+    return {}
+  return value
+
+
+def _load_predictions(workdir: str, missing: list[str]) -> dict[str, HostArray]:
+  try:
+    return predictions.load(os.path.join(workdir, 'predictions.npz'))
+  except FileNotFoundError:
+    missing.append('predictions.npz: no such file, so no confusion matrix and no example predictions')
+  except ValueError as error:
+    missing.append(str(error))
+  return {}
+
+
+def _title(r: _Record) -> str:
+  last = max((int(row['step']) for row in r.run.rows), default=0)
+  resumes = sum(e['event'] == 'start' for e in r.run.events) - 1
+  state = [f'finished at step {render.format_value(r.final.get("step", last))}' if r.final
+           else f'at step {last:,}, running or stopped']
+  if resumes > 0:
+    state.append(f'resumed {resumes}×, {r.run.lost_steps:,} steps done again')
+  return (f'<h1>{html.escape(r.name)}</h1><div class="quiet">{html.escape(" · ".join(state))}<br>'
+          f'<code>{html.escape(r.workdir)}</code></div>')
+
+
+def _key_figures(r: _Record) -> str:
+  cards = [f'<div class="key"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
+           for name, value in _key_values(r)]
+  return f'<div class="keys">{"".join(cards)}</div>' if cards else ''
+
+
+def _key_values(r: _Record) -> Iterator[tuple[str, str]]:
+  """Names and values of the numbers to be seen first."""
+  metrics = _mapping(r.final.get('metrics')) or _newest(r.run.rows)
+  sizes = _mapping(r.final.get('num_examples'))
+  for name, value in metrics.items():
+    number = _number(value)
+    if re.fullmatch(r'.+/top1(@.*)?', name) and number is not None:
+      size = sizes.get(name.split('/')[0])
+      over = f' over {render.format_value(size)} images' if size is not None else ''
+      yield f'{name}{over}', f'{100 * number:.2f} %'
+  times = [row['time_s'] for row in r.run.rows if 'time_s' in row]
+  seconds = _number(r.final.get('seconds')) or max(times, default=None)
+  if seconds is not None:
+    yield 'time', format_duration(seconds)
+  speeds = [row['train/images_per_s'] for row in r.run.rows if 'train/images_per_s' in row]
+  if speeds:
+    yield 'images/s, median', f'{np.nanmedian(speeds):,.0f}' if not np.all(np.isnan(speeds)) else 'nan'
+  num_params = _number(r.final.get('num_params', r.final.get('parameters')))
+  if num_params is not None:
+    yield 'parameters', f'{num_params:,.0f}'
+
+
+def _curves(records: Sequence[_Record]) -> str:
+  figures = []
+  for title, unit, pattern, factor, log in _FIGURES:
+    curves = []
+    for r in records:
+      names = sorted({n for row in r.run.rows for n in row if re.fullmatch(pattern, n)}, key=_by_split)
+      for name in names:
+        points = [(row['step'], factor * row[name]) for row in r.run.rows if name in row]
+        label = name if len(records) == 1 else f'{r.name}: {name}'
+        curves.append(render.Curve(label, *zip(*points, strict=True)))
+    if curves:
+      figures.append(f'<div><h3>{title}</h3>'
+                     f'{render.draw_curves(curves, xlabel="step", ylabel=unit, log=log)}</div>')
+  return f'<h2>Curves</h2><div class="figures">{"".join(figures)}</div>' if figures else ''
+
+
+def _by_split(name: str) -> tuple[bool, str]:
+  return not name.startswith('train/'), name
+
+
+def _results(r: _Record) -> str:
+  final = _mapping(r.final.get('metrics'))
+  rows = [(name, _shown(value)) for name, value in final.items()]
+  parts = [render.make_table(['at the end of training', 'value'], rows)] if rows else []
+  own = {name: value for name, value in r.evaluation.items() if not isinstance(value, dict)}
+  rows = [(name, _shown(value)) for name, value in {**own, **_mapping(r.evaluation.get('metrics'))}.items()]
+  if rows:
+    parts.append(render.make_table(['evaluated on its own', 'value'], rows))
+  digest = r.final.get('params_digest')
+  if digest:
+    parts.append(f'<p class="quiet">Digest of the parameters: <code>{html.escape(str(digest))}</code></p>')
+  return f'<h2>Results</h2><div class="figures">{"".join(parts)}</div>' if parts else ''
+
+
+def _predictions(r: _Record) -> str:
+  if not r.predictions:
+    return ''
+  where = ' of '.join(str(r.predictions[key]) for key in ('view', 'split') if key in r.predictions)
+  examples = predictions.render_examples(r.predictions)
+  if not examples:
+    r.missing.append('predictions.npz: has no pictures of examples')
+  title = f'Predictions ({where})' if where else 'Predictions'
+  return f'<h2>{html.escape(title)}</h2>{predictions.render_confusion(r.predictions)}{examples}'
+
+
+def _norms(r: _Record) -> str:
+  event = next((e for e in reversed(r.run.events) if e['event'] == 'norms'), None)
+  if event is None:
+    return ''
+  grad, param, update = (_mapping(event.get(key)) for key in ('grad', 'param', 'update'))
+  ratio = {path: _divide(value, param[path]) for path, value in update.items() if path in param}
+  kinds = {'Gradient': grad, 'Parameter': param, 'Update / parameter': ratio}
+  figures = ''.join(_norm_figure(title, leaves) for title, leaves in kinds.items())
+  leaves = {path: value for kind in kinds.values() for path, value in kind.items()}
+  rows = [[path, *(_shown(kind.get(path, '–')) for kind in kinds.values())]
+          for path, value in leaves.items() if not isinstance(value, list)]
+  table = render.make_table(['other parameters', *kinds], rows) if rows else ''
+  step = html.escape(render.format_value(event.get('step', '?')))
+  return f'<h2>Norms by layer, step {step}</h2><div class="figures">{figures}</div>{table}'
+
+
+def _norm_figure(title: str, leaves: Json) -> str:
+  """Stacked leaves in rows, layers in columns; shorter stacks are filled with nan."""
+  stacked = {path: [_float(x) for x in value] for path, value in leaves.items() if isinstance(value, list)}
+  depth = max(map(len, stacked.values()), default=0)
+  if not depth:
+    return ''
+  values = np.array([value + [math.nan] * (depth - len(value)) for value in stacked.values()])
+  rows = [path.rpartition('blocks/')[2] for path in stacked]
+  unit = 'ratio' if '/' in title else 'L2 norm'
+  return f'<div><h3>{title}</h3>{render.draw_heat_map(values, rows=rows, xlabel="layer", unit=unit)}</div>'
+
+
+def _divide(over: object, under: object) -> object:
+  if isinstance(over, list) and isinstance(under, list):
+    return [_divide(a, b) for a, b in zip(over, under, strict=False)]
+  a, b = _float(over), _float(under)
+  return a / b if b else math.nan
+
+
+def _goodput(r: _Record) -> str:
+  """Seconds by phase, summed over the starts of the run: the last such event of each counts."""
+  totals: dict[str, float] = {}
+  newest: Json = {}
+  end: Json = {'event': 'start'}
+  for event in [*r.run.events, end]:
+    if event['event'] == 'start':
+      for name, value in newest.items():
+        totals[name] = totals.get(name, 0.) + (_number(value) or 0.)
+      newest = {}
+    elif event['event'] == 'goodput':
+      newest = _mapping(event.get('seconds'))
+  whole = sum(totals.values())
+  if whole <= 0:
+    return ''
+  names = {'step': 'steps that moved the run on', 'lost': 'steps done again after a kill'}
+  rows = [(names.get(n, n.replace('_', ' ')), format_duration(s), f'{s / whole:.1%}')
+          for n, s in sorted(totals.items(), key=lambda item: -item[1])]
+  return f'<h2>Where the time went</h2>{render.make_table(["phase", "time", "share"], rows)}'
+
+
+def _settings(r: _Record) -> str:
+  start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
+  command = start.get('command', start.get('argv', ''))
+  command = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
+  around = {k: v for k, v in start.items() if k not in ('event', 'time_s', 'resumed_from', 'command', 'argv')}
+  parts = [f'<pre>{html.escape(command)}</pre>' if command else '']
+  parts += [render.make_tree(name, value, is_open=False) for name, value
+            in (('config', r.config), ('environment', around)) if value]
+  return f'<h2>Settings of {html.escape(r.name)}</h2>{"".join(parts)}' if any(parts) else ''
+
+
+def _missing(records: Sequence[_Record]) -> str:
+  lines = [f'{r.name}: {line}' if len(records) > 1 else line for r in records for line in r.missing]
+  items = ''.join(f'<li>{html.escape(line)}</li>' for line in lines)
+  return f'<h2>Not in this report</h2><ul class="quiet">{items}</ul>' if items else ''
+
+
+def _newest(rows: Sequence[writer.Row]) -> dict[str, float]:
+  newest: dict[str, float] = {}
+  for row in rows:
+    newest.update(row)
+  return newest
+
+
+def _mapping(value: object) -> Json:
+  return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float | None:
+  number = _float(value)
+  return number if math.isfinite(number) else None
+
+
+def _float(value: object) -> float:
+  """The number, also of text such as 'inf'; nan for what is none."""
+  try:
+    return float(value)  # type: ignore[arg-type]
+  except (TypeError, ValueError):
+    return math.nan
+
+
+def _shown(value: object) -> object:
+  return value if isinstance(value, int | float) else str(value)

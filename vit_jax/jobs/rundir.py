@@ -1,0 +1,85 @@
+"""The run directory: one writer, the config that made it, and small JSON files written whole or not at all."""
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from vit_jax.config import files, schema
+from vit_jax.core.errors import UserError
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+class Lock:
+  """Holds a run directory for one run; the system lets go of it when the process ends, however it ends.
+
+  Raises:
+    UserError: if another process holds it, or the directory cannot be written.
+  """
+
+  def __init__(self, workdir: pathlib.Path):
+    try:
+      workdir.mkdir(parents=True, exist_ok=True)
+      self._file = open(workdir / '.lock', 'a+')
+    except OSError as error:
+      raise UserError(f'--workdir={workdir} cannot be written: {error.strerror}; want a folder this user may '
+                      'write to') from error
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      self._file.seek(0)
+      holder = self._file.read().strip() or 'unknown'
+      self._file.close()
+      raise UserError(f'--workdir={workdir} is in use by another run (process {holder}); wait for it, stop it, or '
+                      'take another --workdir') from None
+    self._file.seek(0)
+    self._file.truncate()
+    self._file.write(str(os.getpid()))
+    self._file.flush()
+
+  def __enter__(self) -> Lock:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self._file.close()
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  """Replaces a JSON file at once; only process 0 writes."""
+  write_text(path, json.dumps(content, indent=2) + '\n')
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Replaces a text file at once; only process 0 writes."""
+  if jax.process_index():
+    return
+  part = path.with_name(f'{path.name}.part')
+  part.write_text(text)
+  part.replace(path)
+
+
+def write_config(workdir: pathlib.Path, config: schema.Config) -> None:
+  """Writes `config.json`, and says which settings differ from those the run was started with."""
+  path = workdir / 'config.json'
+  if path.exists():
+    before, now = _flat(json.loads(path.read_text())), _flat(json.loads(files.to_json(config)))
+    changed = [f'  {name}: {before.get(name)} -> {now.get(name)}' for name in sorted(before.keys() | now.keys())
+               if before.get(name) != now.get(name)]
+    if changed:
+      log.warning('The config is not the one this run was started with:\n%s', '\n'.join(changed))
+  write_text(path, files.to_json(config))
+
+
+def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
+  if not isinstance(tree, dict):
+    return {prefix: tree}
+  return {k: v for name, child in tree.items() for k, v in _flat(child, f'{prefix}.{name}'.strip('.')).items()}

@@ -1,0 +1,207 @@
+"""`--job=train`: pre-train or fine-tune, evaluating and checkpointing on the way, resuming by itself."""
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from vit_jax import __version__
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch
+from vit_jax.data import recipes
+from vit_jax.jobs import build, outcome, report, rundir
+from vit_jax.jobs import start as startup
+from vit_jax.parallel import mesh as meshes
+from vit_jax.record import clock as clocks
+from vit_jax.record.writer import Writer
+from vit_jax.train import checkpoint, diagnose, hooks, loop, stopping
+from vit_jax.train.state import TrainState
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+def run(config: schema.Config, workdir: pathlib.Path) -> int:
+  """Trains until done (exit status 0) or asked to stop (`stopping.RESUMABLE`)."""
+  began = time.monotonic()
+  check.check(config)
+  startup.start()
+  with rundir.Lock(workdir):
+    return Run(config, workdir, began).run()
+
+
+class Run:
+  """One process's part in one run, from opening the data to the report."""
+
+  def __init__(self, config: schema.Config, workdir: pathlib.Path, began: float):
+    self.config, self.workdir, self._began = config, workdir, began
+    self.data = build.open_data(config)
+    self.mesh, self.shard = build.open_mesh(config)
+    self.parts = build.parts(
+        config, mesh=self.mesh, num_examples=config.data.num_examples or len(self.data.train),
+        num_classes=len(self.data.class_names), in_memory=self.data.in_memory)
+    self.loader = build.train_loader(config, self.data, self.shard)
+    self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard)
+    rundir.write_config(workdir, config)
+    self.checkpointer = open_checkpoints(config, workdir, self.parts)
+    log.info('%s', build.describe(self.parts))
+
+  def run(self) -> int:
+    """Restores or begins, trains, finishes."""
+    total = self.parts.lengths.total_steps
+    state, start = self._begin()
+    writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
+                    progress_total=total, progress=self.config.train.progress and start < total)
+    writer.event('start', version=__version__, jax=jax.__version__, devices=jax.device_count(),
+                 device_kind=jax.devices()[0].device_kind, processes=jax.process_count())
+    clock = self._clock(time.monotonic() - self._began)
+    latest: hooks.Latest = {}
+    saving = self._saving_hook(writer, clock, latest)
+    try:
+      with stopping.StopRequest() as asked:
+        ended = loop.run(
+            self.parts.program.step_fn, state, self._batches(start), start=start, total=total,
+            hooks=[*self._hooks(writer, clock, latest), saving], clock=clock, should_stop=asked.reason)
+      if ended.reason:
+        return self._pause(ended, saving, writer)
+      return self._finish(ended.state, start, saving, writer, clock, latest)
+    finally:
+      writer.close()
+      self.loader.close()
+      self.checkpointer.close()
+
+  def _begin(self) -> tuple[TrainState, int]:
+    """The state of the newest whole checkpoint, or a fresh one, and its step."""
+    program, total = self.parts.program, self.parts.lengths.total_steps
+    restored = self.checkpointer.restore(program.abstract_state, program.shardings)
+    if restored is None:
+      return program.init_fn(), 0
+    check_data(restored.data, self._data_guard(), self.workdir)
+    step = int(restored.state.step)
+    if step > total:
+      raise UserError(f'{self.workdir} holds a run of {step:,} steps, but length={self.config.length!r} is {total:,} '
+                      f'steps; want at least {step:,} steps, or another --workdir')
+    log.info('Finished before: step %s of %s in %s; evaluating.' if step == total else
+             'Continuing at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
+    return restored.state, step
+
+  def _clock(self, startup_s: float) -> clocks.Clock:
+    device = jax.devices()[0]
+    clock = clocks.Clock(
+        self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
+        clocks.find_peak_flops(device.device_kind, jax.device_count()))
+    clock.charge('startup', startup_s)
+    return clock
+
+  def _batches(self, start: int) -> Iterator[Batch]:
+    rows = meshes.Rows(*self.shard)
+    return (meshes.put_batch(batch, self.mesh, rows) for batch in self.loader.batches(start))
+
+  def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
+    config, parts = self.config, self.parts
+    views = parts.objective.views()
+    found: list[loop.Hook] = [
+        hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
+                      total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
+                      schedule=parts.schedule),
+        hooks.Finite(config.train.on_nonfinite, diagnose.build(
+            parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
+    for name, group in self.evaluators.items():
+      def evaluate(state: TrainState, step: int, name: str = name) -> Mapping[str, float]:
+        return {outcome.metric_name(name, metric, view): number
+                for view, one in self.evaluators[name].items()
+                for metric, number in one.run(views[view].select(state.params, state.extra), step).items()}
+      found.append(hooks.Evaluate(parts.lengths.steps(config.evals[name].every), evaluate, writer, clock, latest))
+    return found
+
+  def _saving_hook(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
+    return hooks.Checkpoint(
+        self.parts.lengths.steps(self.config.checkpoints.every), self.checkpointer, writer, clock,
+        data=self._data_guard(), meta=self._meta(), latest=latest)
+
+  def _data_guard(self) -> dict[str, Any]:
+    """What must be the same for the order of data to be the same."""
+    return {**self.loader.info._asdict(), 'grain': grain.__version__, 'numpy': np.__version__}
+
+  def _meta(self) -> dict[str, Any]:
+    recipe = self.config.data.recipe
+    return {'code': __version__, 'name': self.config.name, 'class_names': list(self.data.class_names),
+            'image_px': list(self.config.image_px),
+            'preprocessing': {k: v for k, v in dataclasses.asdict(recipe).items()
+                              if k in ('eval_resize_px', 'antialias', 'mean', 'std')}}
+
+  def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
+    saving.on_state(ended.step, ended.state)
+    self.checkpointer.wait()
+    writer.event('stop', step=ended.step, reason=ended.reason)
+    writer.close()
+    print(f'Stopped by {ended.reason} after step {ended.step:,}; saved. The same command goes on from there.',
+          flush=True)
+    return stopping.RESUMABLE
+
+  def _finish(self, state: TrainState, start: int, saving: hooks.Checkpoint, writer: Writer, clock: clocks.Clock,
+              latest: hooks.Latest) -> int:
+    """Evaluates, saves, and writes what a person looks at."""
+    total = self.parts.lengths.total_steps
+    with clock.phase('evaluate'):
+      final = outcome.measure(self.evaluators, self.parts.objective, state)
+    if start < total:
+      writer.write(total, final.metrics)
+      latest.update({name: (total, number) for name, number in final.metrics.items()})
+      saving.on_state(total, state)
+      self.checkpointer.wait()
+    digest = self.checkpointer.read_meta(total)['digests']['params']
+    writer.event('goodput', step=total, **clock.goodput()._asdict())
+    writer.close()
+    self._write_results(final, digest, total)
+    return 0
+
+  def _write_results(self, final: outcome.Final, digest: str, total: int) -> None:
+    seconds = time.monotonic() - self._began
+    outcome.write_evaluation(self.workdir, final, total)
+    source = build.eval_source(self.config, self.data, final.name)
+    outcome.write_predictions(self.workdir, final, source, self.data.class_names,
+                              recipes.eval_transform(self.config.data.recipe, self.config.image_px))
+    rundir.write_json(self.workdir / 'final.json', {
+        'step': total, 'seconds': seconds, 'params_digest': digest, 'metrics': final.metrics,
+        'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
+    if jax.process_index() == 0:
+      page = report.write_report(self.workdir)
+      print(summary(final, seconds, page), flush=True)
+
+
+def summary(final: outcome.Final, seconds: float, page: str) -> str:
+  """The one line a run ends with."""
+  if final.headline is None:
+    return f'Done in {seconds:.0f} s, without an evaluation. Report: {page}'
+  shown = f'{final.name}/top1' + (f' of the {final.view} weights' if final.view != 'student' else '')
+  return (f'{shown}: {final.headline.metrics["top1"]:.2%} of {final.headline.num_examples:,} images, '
+          f'{seconds:.0f} s. Report: {page}')
+
+
+def open_checkpoints(config: schema.Config, workdir: pathlib.Path, parts: build.Parts) -> checkpoint.Checkpointer:
+  """The checkpoints of a run directory, kept as the config says."""
+  settings, steps = config.checkpoints, parts.lengths.steps
+  every, keep_every = steps(settings.every), steps(settings.keep_every) if settings.keep_every else 0
+  if keep_every and (not every or keep_every % every):
+    raise UserError(f'checkpoints.keep_every={settings.keep_every!r} is {keep_every} steps, which is no multiple of '
+                    f'checkpoints.every={settings.every!r}, {every} steps')
+  return checkpoint.Checkpointer(workdir / 'checkpoints',
+                                 keep=checkpoint.Keep(settings.keep_latest, keep_every, settings.keep_best))
+
+
+def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: pathlib.Path) -> None:
+  """Raises UserError if a run would go on with other data, or in another order, than it began with."""
+  changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in now.items() if saved.get(name) != value]
+  if changed:
+    raise UserError(f'The run in {workdir} cannot go on with the same data in the same order:\n' + '\n'.join(changed)
+                    + '\nWant what it was begun with, or another --workdir.')
+
+

@@ -1,0 +1,73 @@
+"""Runs a stack of equal layers whose parameters are stored stacked, `[depth, ...]`.
+
+How the stack is run (scanned or unrolled) and what is saved for the backward pass change speed and
+memory, never results or parameters. Knows nothing of what a layer does, only the names it gives to
+intermediate values with `checkpoint_name`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+import jax
+from jax import lax
+
+from vit_jax.config.schema import Execution, Remat
+from vit_jax.core.types import Array, Key, Params, PyTree
+
+Layer = Callable[[Params, Array, Array | None, Key | None], Array]
+"""`(params of this layer, activations, its drop-path rate, its key) -> activations`."""
+
+SAVED_NAMES = {
+    Remat.NAMES: ('query', 'key', 'value', 'attention', 'residual', 'mlp'),
+    Remat.MLP: ('mlp',),
+    Remat.FULL: (),
+}
+
+
+def unstack(tree: PyTree) -> list[PyTree]:
+  """Layers of a stacked tree.
+
+  Each leaf is cut by one `split`, whose transpose is one concatenation; indexing instead would make the
+  gradient a sum of `depth` arrays that are zero but for one slice.
+  """
+  leaves, structure = jax.tree.flatten(tree)
+  depth = leaves[0].shape[0]
+  cut = [lax.split(leaf, (1,) * depth) for leaf in leaves]
+  return [jax.tree.unflatten(structure, [parts[i].reshape(parts[i].shape[1:]) for parts in cut])
+          for i in range(depth)]
+
+
+def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
+  """`layer` with its backward pass computing again whatever `remat` does not save."""
+  if remat is Remat.NONE:
+    return layer
+  policy = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES[remat])
+  return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
+
+
+def run(layer: Layer, params: Params, x: Array, *, rates: Array | None, keys: Array | None,
+        execution: Execution, remat: Remat) -> Array:
+  """Applies `layer` depth times.
+
+  Args:
+    layer: one layer.
+    params: stacked, `[L, ...]`.
+    x: activations, any shape; a layer keeps shape and dtype.
+    rates: `[L]` f32, drop-path rate of each layer, or None: no branch is dropped.
+    keys: `[L]` keys, one a layer, or None: no randomness.
+    execution: scanned or unrolled.
+    remat: what is saved for the backward pass.
+  """
+  match execution:
+    case Execution.SCAN:
+      # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
+      step = rematerialised(layer, remat, prevent_cse=False)
+      return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, (params, rates, keys))[0]
+    case Execution.UNROLLED:
+      step = rematerialised(layer, remat, prevent_cse=True)
+      for i, one in enumerate(unstack(params)):
+        x = step(one, x, None if rates is None else rates[i], None if keys is None else keys[i])
+      return x
+    case _:
+      assert_never(execution)

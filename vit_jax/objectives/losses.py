@@ -1,0 +1,37 @@
+"""Classification losses per example, in nats, computed in f32."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.core.types import Array, Batch
+
+
+def targets(batch: Batch, num_classes: int) -> Array:
+  """Targets `[B, C]` f32 of a batch: `labels` if it has them, else `label` as one-hot."""
+  if 'labels' in batch:
+    return batch['labels'].astype(jnp.float32)
+  return jax.nn.one_hot(batch['label'], num_classes, dtype=jnp.float32)
+
+
+def smooth(targets_BC: Array, amount: float) -> Array:
+  """Label smoothing: `(1 - amount) * targets + amount / C` (Szegedy et al. 2016, section 7)."""
+  return (1. - amount) * targets_BC + amount / targets_BC.shape[-1] if amount else targets_BC
+
+
+def softmax_xent(logits_BC: Array, targets_BC: Array) -> Array:
+  """`-sum_c t_c log softmax(logits)_c`, shape `[B]`."""
+  return -(targets_BC * jax.nn.log_softmax(logits_BC.astype(jnp.float32))).sum(-1)
+
+
+def sigmoid_xent(logits_BC: Array, targets_BC: Array) -> Array:
+  """`-sum_c t_c log sigmoid(z_c) + (1 - t_c) log sigmoid(-z_c)`, shape `[B]`: one binary problem a class."""
+  z_BC = logits_BC.astype(jnp.float32)
+  return -(targets_BC * jax.nn.log_sigmoid(z_BC) + (1. - targets_BC) * jax.nn.log_sigmoid(-z_BC)).sum(-1)
+
+
+def hit(logits_BC: Array, targets_BC: Array) -> Array:
+  """1 where the most likely class is a target with the largest weight, else 0; shape `[B]` f32."""
+  chosen_B1 = jnp.argmax(logits_BC, -1, keepdims=True)
+  weight_B = jnp.take_along_axis(targets_BC, chosen_B1, -1)[:, 0]
+  return ((weight_B >= targets_BC.max(-1)) & (weight_B > 0)).astype(jnp.float32)

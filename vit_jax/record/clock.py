@@ -1,0 +1,156 @@
+"""Where the time of a run goes: images a second, share of the peak (MFU), time left, goodput.
+
+Works on host time and counts alone; knows no device, no array, no file. Steps are dispatched ahead of the
+device, so a single `tick` means little; over a window of steps the two clocks agree.
+
+MFU as in PaLM (arXiv 2204.02311, Appendix B): FLOPs the model needs, without recomputation, over what the
+devices could do in the same time.
+"""
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+STEP = 'step'
+LOST = 'lost'
+_TRAINING = (STEP, 'data_wait')  # waiting for data slows training down; evaluating only interrupts it
+_ONCE = ('startup', 'compile', 'restore')  # not to be expected again in the time that is left
+
+# Dense bf16 FLOP/s of what jax calls one device; the first pattern that is found in `device_kind` counts.
+_PEAK_FLOPS = (
+  (r'tpu ?v2', 22.5e12),            # Cloud TPU docs, v2: 45e12 a chip of two cores; a device is a core
+  (r'tpu ?v3', 61.5e12),            # Cloud TPU docs, v3: 123e12 a chip of two cores; a device is a core
+  (r'tpu ?v4 ?(lite|i)', 138e12),   # Jouppi et al. 2021, "Ten lessons", Table 1
+  (r'tpu ?v4', 275e12),             # Cloud TPU docs, v4
+  (r'tpu ?v5 ?(lite|e)', 197e12),   # Cloud TPU docs, v5e
+  (r'tpu ?v5', 459e12),             # Cloud TPU docs, v5p
+  (r'tpu ?v6', 918e12),             # Cloud TPU docs, v6e
+  (r'a100', 312e12),                # NVIDIA A100 datasheet, without sparsity
+  (r'h100 pcie', 756e12),           # NVIDIA H100 datasheet, PCIe, half of the figure with sparsity
+  (r'h100 nvl', 835e12),            # NVIDIA H100 NVL datasheet, half of the figure with sparsity
+  (r'h[12]00', 989e12),             # NVIDIA H100 SXM and H200 datasheets, half of the figure with sparsity
+)
+
+
+def find_peak_flops(device_kind: str, num_devices: int) -> float | None:
+  """Peak bf16 FLOP/s of all devices together, or None for a kind that is not in the table.
+
+  Args:
+    device_kind: as `jax.Device.device_kind` says it, such as 'TPU v3' or 'NVIDIA H200'.
+    num_devices: how many of them.
+  """
+  for pattern, flops in _PEAK_FLOPS:
+    if re.search(pattern, device_kind.lower()):
+      return flops * num_devices
+  return None
+
+
+class Rates(NamedTuple):
+  """Speed over a window: images/s, seconds a step, and MFU (None when the peak is unknown)."""
+  images_per_s: float
+  step_s: float
+  mfu: float | None
+
+
+class Goodput(NamedTuple):
+  """Seconds by phase; they add up to `total_s`. `step` moved the run on, `lost` repeated lost steps."""
+  seconds: dict[str, float]
+  total_s: float
+  fraction: float
+
+
+class Clock:
+  """Sums the seconds of named phases; what is in no phase is step time.
+
+  Args:
+    images_per_step: the global batch size.
+    flops_per_step: of the model on one global batch, forward and backward; 0 = unknown.
+    peak_flops: FLOP/s of all devices together, from `find_peak_flops`; None = unknown.
+    lost_steps: at a resume, steps that were done before and have to be done again.
+    now: seconds, monotone.
+  """
+
+  def __init__(self, images_per_step: int, flops_per_step: float, peak_flops: float | None, *,
+               lost_steps: int = 0, now: Callable[[], float] = time.monotonic) -> None:
+    self._images_per_step = images_per_step
+    self._flops_per_step = flops_per_step
+    self._peak_flops = peak_flops
+    self._lost_steps = lost_steps
+    self._now = now
+    self._seconds: dict[str, float] = {STEP: 0.}
+    self._open: list[str] = []
+    self._charged_until = now()
+    self._steps = 0
+    self._window = (0, 0.)  # steps and training seconds when `rates` was last asked
+
+  @contextlib.contextmanager
+  def phase(self, name: str) -> Iterator[None]:
+    """Charges the time inside to `name`; a phase within a phase takes its time from the outer one.
+
+    Usual names: startup, compile, restore, data_wait, evaluate, checkpoint.
+    """
+    if name in (STEP, LOST):
+      raise ValueError(f'phase {name!r} is what the clock derives itself; choose another name')
+    self._charge()
+    self._open.append(name)
+    try:
+      yield
+    finally:
+      self._charge()
+      self._open.pop()
+
+  def charge(self, name: str, seconds: float) -> None:
+    """Adds seconds of a phase that ended before this clock was made, such as `startup`."""
+    self._seconds[name] = self._seconds.get(name, 0.) + seconds
+
+  def tick(self, *, steps: int = 1) -> None:
+    """Counts finished (or dispatched) steps."""
+    self._steps += steps
+
+  def rates(self) -> Rates | None:
+    """Speed since the last call; None when no step was done since. Only steps and data waits count."""
+    training_s = self._training_s()
+    steps, seconds = self._steps - self._window[0], training_s - self._window[1]
+    if steps <= 0 or seconds <= 0:
+      return None
+    self._window = (self._steps, training_s)
+    step_s = seconds / steps
+    mfu = None
+    if self._peak_flops and self._flops_per_step:
+      mfu = self._flops_per_step / step_s / self._peak_flops
+    return Rates(images_per_s=self._images_per_step / step_s, step_s=step_s, mfu=mfu)
+
+  def time_left_s(self, steps_left: int) -> float | None:
+    """Seconds for `steps_left` more steps with the evaluations and checkpoints between; None = unknown."""
+    self._charge()
+    if not self._steps:
+      return None
+    repeating_s = sum(s for name, s in self._seconds.items() if name not in _ONCE)
+    return steps_left * repeating_s / self._steps
+
+  def goodput(self) -> Goodput:
+    """Seconds of this process by phase, and the share that moved the run on.
+
+    Steps that only repeat what a kill had lost are `lost`: mean step time times their number.
+    """
+    self._charge()
+    seconds = dict(self._seconds)
+    total_s = sum(seconds.values())
+    if self._lost_steps:
+      repeated = min(self._steps, self._lost_steps)
+      seconds[LOST] = seconds[STEP] * repeated / self._steps if self._steps else 0.
+      seconds[STEP] -= seconds[LOST]
+    return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0.)
+
+  def _charge(self) -> None:
+    now = self._now()
+    name = self._open[-1] if self._open else STEP
+    self._seconds[name] = self._seconds.get(name, 0.) + now - self._charged_until
+    self._charged_until = now
+
+  def _training_s(self) -> float:
+    self._charge()
+    return sum(self._seconds.get(name, 0.) for name in _TRAINING)

@@ -1,0 +1,245 @@
+"""The record of a run: `metrics.jsonl`, TensorBoard events and the progress shown to a person.
+
+`metrics.jsonl` is the record; everything else can be made from it. One JSON object a line:
+
+  {"step": 50, "time_s": 12.3, "train/loss": 1.5, …}      a row of metrics
+  {"event": "start", "time_s": 0.0, "resumed_from": 40}   anything else that happened
+
+`step` is the number of updates done, `time_s` the seconds the run has been worked on: it starts at 0 with the
+first start and goes on from the last line after a resume. Numbers that are not finite are the strings
+'nan', 'inf' and '-inf', because JSON has none.
+
+Knows no array library beyond `float()` and `tolist()`.
+"""
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import NamedTuple
+
+import tensorboardX
+
+from vit_jax.record import progress as progress_lib
+
+FILE = 'metrics.jsonl'
+_RECORDS_OF_TIME = ('start', 'goodput')  # events that stay true when the steps they saw are lost
+
+Row = dict[str, float]
+Event = dict[str, object]
+
+
+class Run(NamedTuple):
+  """What `metrics.jsonl` says, without what was lost and done again.
+
+  rows: metrics by name, with `step` and `time_s`, in order.
+  events: with `event` and `time_s`, in order.
+  lost_steps: updates that were done and lost, over all resumes.
+  num_broken: lines that could not be read.
+  """
+  rows: list[Row]
+  events: list[Event]
+  lost_steps: int
+  num_broken: int
+
+
+class Writer:
+  """Writes the record of a run; on all processes but 0 every method does nothing.
+
+  A `start` event opens the record: the caller's, or before anything else is written one of its own.
+
+  Args:
+    workdir: the run directory; made when missing.
+    process_index: of this process.
+    resumed_from: step of the checkpoint this run goes on from; None for a fresh start.
+    progress_total: number of steps of the whole run.
+    progress: whether to show progress.
+  """
+
+  def __init__(self, workdir: str | os.PathLike[str], *, process_index: int, resumed_from: int | None,
+               progress_total: int, progress: bool) -> None:
+    self._active = process_index == 0
+    self._resumed_from = resumed_from
+    self._last_step = resumed_from or 0
+    self._is_started = False
+    if not self._active:
+      return
+    path = os.path.join(os.fspath(workdir), FILE)
+    os.makedirs(os.fspath(workdir), exist_ok=True)
+    self._time_offset_s = _last_time_s(path) - time.monotonic()
+    _end_last_line(path)
+    self._file = open(path, 'a', encoding='utf-8')
+    # A name of its own even for two starts within a second: an event file is truncated when opened.
+    self._board = tensorboardX.SummaryWriter(
+      os.fspath(workdir), purge_step=None if resumed_from is None else resumed_from + 1,
+      flush_secs=10, filename_suffix=f'.{time.time_ns()}')
+    self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress)
+
+  def __enter__(self) -> Writer:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self.close()
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Adds a row of metrics after `step` updates.
+
+    Raises:
+      ValueError: the step is before one that was written.
+    """
+    if not self._active:
+      return
+    if step < self._last_step:
+      raise ValueError(f'metrics of step {step} after those of step {self._last_step}: '
+                       'steps must not go backwards')
+    numbers = {name: float(value) for name, value in values.items()}
+    self._ensure_started()
+    self._append({'step': int(step), 'time_s': self._time_s(), **numbers})
+    for name, number in numbers.items():
+      self._board.add_scalar(name, number, step)
+    self._last_step = int(step)
+    self._progress.update(step, numbers)
+
+  def event(self, name: str, **fields: object) -> None:
+    """Adds a row that is no metric: `start`, `checkpoint`, `norms`, `goodput`, …
+
+    Arrays become lists. `resumed_from` is added to `start`.
+    """
+    if not self._active:
+      return
+    if name == 'start':
+      self._is_started = True
+      fields = {'resumed_from': self._resumed_from, **fields}
+    self._ensure_started()
+    self._append({'event': name, 'time_s': self._time_s(), **fields})
+
+  def advance(self, step: int) -> None:
+    """Moves the progress on between rows."""
+    if self._active:
+      self._progress.update(step, {})
+
+  def close(self) -> None:
+    """Ends the progress bar and closes the files; may be called twice."""
+    if not self._active:
+      return
+    self._active = False
+    self._progress.close()
+    self._board.close()
+    self._file.close()
+
+  def _ensure_started(self) -> None:
+    if not self._is_started:
+      self.event('start')
+
+  def _time_s(self) -> float:
+    return round(self._time_offset_s + time.monotonic(), 3)
+
+  def _append(self, row: Mapping[str, object]) -> None:
+    self._file.write(json.dumps(_to_json(row), allow_nan=False, ensure_ascii=False) + '\n')
+    self._file.flush()
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+  """Reads the record of a run: a run directory or its `metrics.jsonl`.
+
+  Lines that cannot be read are counted and left out; so are metrics that are no numbers. Rows and events of
+  steps after N, written before a later start with `resumed_from` N, were lost and are left out too.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  path = os.path.join(path, FILE) if os.path.isdir(path) else path
+  entries: list[Event] = []
+  num_broken = lost_steps = 0
+  for entry in _parse_lines(path):
+    if entry is None:
+      num_broken += 1
+      continue
+    if entry.get('event') == 'start':
+      resumed_from = _to_step(entry.get('resumed_from'))
+      lost_steps += _count_lost(entries, resumed_from)
+      entries = [e for e in entries if not _is_lost(e, resumed_from)]
+    entries.append(entry)
+  rows = [_to_row(e) for e in entries if 'event' not in e]
+  return Run(rows, [e for e in entries if 'event' in e], lost_steps, num_broken)
+
+
+def _parse_lines(path: str | os.PathLike[str]) -> Iterator[Event | None]:
+  with open(path, encoding='utf-8', errors='replace') as file:
+    for line in file:
+      if not line.strip():
+        continue
+      try:
+        entry = json.loads(line)
+      except (ValueError, RecursionError):
+        entry = None
+      is_entry = isinstance(entry, dict) and ('event' in entry or _to_step(entry.get('step')) is not None)
+      yield entry if is_entry else None
+
+
+def _to_step(value: object) -> int | None:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+  return int(value) if is_number else None  # type: ignore[call-overload]
+
+
+def _is_lost(entry: Event, resumed_from: int | None) -> bool:
+  """Whether a start from `resumed_from` (None: from nothing) undoes what the entry tells."""
+  if entry.get('event') in _RECORDS_OF_TIME:
+    return False
+  step = _to_step(entry.get('step'))
+  return step is not None and (resumed_from is None or step > resumed_from)
+
+
+def _count_lost(entries: Iterable[Event], resumed_from: int | None) -> int:
+  steps = [_to_step(e['step']) or 0 for e in entries if _is_lost(e, resumed_from)]
+  return max(steps, default=resumed_from or 0) - (resumed_from or 0)
+
+
+def _to_row(entry: Event) -> Row:
+  row = {}
+  for name, value in entry.items():
+    try:
+      row[name] = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+      continue
+  return row
+
+
+def _to_json(value: object) -> object:
+  """The value with arrays as lists, keys as text, and 'nan', 'inf' or '-inf' for such floats."""
+  match value:
+    case None | bool() | str() | int():
+      return value
+    case float():
+      return value if math.isfinite(value) else str(value)
+    case Mapping():
+      return {str(key): _to_json(item) for key, item in value.items()}
+    case list() | tuple():
+      return [_to_json(item) for item in value]
+    case os.PathLike():
+      return os.fspath(value)
+  if hasattr(value, 'tolist'):
+    return _to_json(value.tolist())
+  raise TypeError(f'a value of type {type(value).__name__} cannot be recorded: {value!r}; '
+                  'numbers, text, arrays, lists and dicts can')
+
+
+def _last_time_s(path: str) -> float:
+  if not os.path.exists(path):
+    return 0.
+  times = [_to_row(entry).get('time_s', 0.) for entry in _parse_lines(path) if entry]
+  return max((t for t in times if math.isfinite(t)), default=0.)
+
+
+def _end_last_line(path: str) -> None:
+  """Ends a line that a kill left half-written, so that the next row is whole."""
+  if not os.path.exists(path) or not os.path.getsize(path):
+    return
+  with open(path, 'rb+') as file:
+    file.seek(-1, os.SEEK_END)
+    if file.read() != b'\n':
+      file.write(b'\n')

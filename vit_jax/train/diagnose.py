@@ -1,0 +1,64 @@
+"""Which examples make a step's loss not finite: found by halving the batch with its mask."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.core import numerics
+from vit_jax.core.api import Objective, Prepare
+from vit_jax.core.types import Array, Batch
+from vit_jax.parallel.mesh import batch_sharding, replicated
+from vit_jax.train.loop import Done
+from vit_jax.train.state import TrainState
+
+MOST = 5
+"""Examples that are looked for; each takes about log2(batch) forward passes."""
+
+
+def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str], *, mesh: Mesh,
+          seed: int) -> Callable[[Done], Sequence[str]]:
+  """A function from a step that was not finite to names of examples that are not finite on their own.
+
+  It looks with the newest parameters; with mixup an example's partner is named too. Every process calls it.
+  """
+  whole = replicated(mesh)
+
+  def finite(state: TrainState, batch: Batch, step: Array, chosen_B: Array) -> Array:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
+      batch = prepare(batch, keys['prepare'], step)
+      batch = {**batch, 'mask': chosen_B * batch.get('mask', 1.)}
+      return jnp.isfinite(objective.loss(state.params, state.extra, batch, keys['loss'], step).loss.sum)
+
+  is_finite = jax.jit(finite, out_shardings=whole)
+  gather = jax.jit(lambda x: x, out_shardings=whole)
+
+  def diagnose(done: Done) -> list[str]:
+    index_B = np.asarray(gather(done.batch['index']))
+    step = jnp.asarray(done.step - 1, jnp.int32)
+
+    def is_bad(low: int, high: int) -> bool:
+      chosen = np.zeros(len(index_B), np.float32)
+      chosen[low:high] = 1.
+      mask_B = jax.device_put(chosen, batch_sharding(mesh))
+      return not bool(is_finite(done.state, done.batch, step, mask_B))
+
+    rows = _find(is_bad, 0, len(index_B), MOST)
+    return [f'{describe(int(index_B[row]))} (index {int(index_B[row])})' for row in rows]
+
+  return diagnose
+
+
+def _find(is_bad: Callable[[int, int], bool], low: int, high: int, most: int) -> list[int]:
+  """Up to `most` rows of `[low, high)` that are bad on their own."""
+  if most <= 0 or not is_bad(low, high):
+    return []
+  if high - low == 1:
+    return [low]
+  middle = (low + high) // 2
+  found = _find(is_bad, low, middle, most)
+  return found + _find(is_bad, middle, high, most - len(found))

@@ -1,0 +1,140 @@
+"""What is done beside the steps: log, evaluate, checkpoint, stop on numbers that are not finite."""
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Mean, Schedule
+from vit_jax.record.clock import Clock
+from vit_jax.record.writer import Writer
+from vit_jax.train.checkpoint import Checkpointer
+from vit_jax.train.loop import Done
+from vit_jax.train.state import TrainState
+from vit_jax.train.step import StepMetrics, nonfinite_paths
+
+log = logging.getLogger('vit_jax.train')
+
+Latest = dict[str, tuple[int, float]]
+"""Newest value of each evaluation metric and the step it was measured at."""
+
+
+def value(mean: Mean) -> float:
+  """A fetched mean, divided."""
+  return float(mean.sum) / max(float(mean.weight), 1e-12)
+
+
+class Metrics:
+  """Logs one step in `log_every`: its own values, not a window's, so that a resumed run logs the same."""
+  every = 0
+
+  def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
+               schedule: Schedule):
+    self._writer, self._clock, self._schedule = writer, clock, schedule
+    self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
+
+  def on_metrics(self, done: Done) -> None:
+    step, metrics = done.step, done.metrics
+    jax.block_until_ready(metrics.grad_norm)
+    self._clock.tick()
+    self._writer.advance(step)
+    if step % self._log_every and step not in (1, self._total):
+      return
+    values = {name: value(mean) for name, mean in jax.device_get(metrics.means).items()}
+    values |= {'grad_norm': float(metrics.grad_norm), 'lr': float(self._schedule(step - 1)),
+               'epoch': step / self._epoch}
+    rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
+    speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}
+    values |= {name: number for name, number in speed.items() if number is not None}
+    self._writer.write(step, {f'train/{name}': number for name, number in values.items()})
+    self._writer.event('norms', step=step, **{
+        kind: dict(norms) for kind, norms in jax.device_get(metrics.norms)._asdict().items()})
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    raise AssertionError('never due')
+
+
+class Finite:
+  """Stops the run, or says that a step was skipped, when loss or gradient were not finite."""
+  every = 0
+
+  def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]):
+    self._policy, self._diagnose = policy, diagnose
+    self.skipped = 0
+
+  def on_metrics(self, done: Done) -> None:
+    if bool(jax.device_get(done.metrics.ok)):
+      return
+    text = self._describe(done)
+    match self._policy:
+      case schema.OnNonfinite.STOP:
+        raise UserError(f'{text}\nNothing was updated by that step. To go on over such steps: '
+                        '--config.train.on_nonfinite=skip')
+      case schema.OnNonfinite.SKIP:
+        self.skipped += 1
+        log.warning('%s\nSkipped; %d so far since the start of this process.', text, self.skipped)
+
+  def _describe(self, done: Done) -> str:
+    metrics: StepMetrics = jax.device_get(done.metrics)
+    weights = nonfinite_paths(metrics.norms.param)
+    examples = self._diagnose(done)
+    return '\n'.join([
+        f'Step {done.step} is not finite: loss {value(metrics.means["loss"]):.6g}, '
+        f'gradient norm {float(metrics.grad_norm):.6g}.',
+        f'  gradient of: {_some(nonfinite_paths(metrics.norms.grad))}',
+        f'  parameters: {_some(weights) if weights else "all finite before the step"}',
+        f'  examples: {_some(examples) if examples else "each finite on its own"}'])
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    raise AssertionError('never due')
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+  more = f' and {len(names) - most} more' if len(names) > most else ''
+  return (', '.join(names[:most]) or 'none') + more
+
+
+class Evaluate:
+  """Runs one evaluation now and then, and keeps its newest result."""
+
+  def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
+               clock: Clock, latest: Latest):
+    self.every, self._run, self._writer, self._clock = every, run, writer, clock
+    self._latest = latest
+
+  def on_metrics(self, done: Done) -> None:
+    del done
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    with self._clock.phase('evaluate'):
+      values = self._run(state, step)
+    self._writer.write(step, dict(values))
+    self._latest.update({name: (step, number) for name, number in values.items()})
+
+
+class Checkpoint:
+  """Saves the state; the metrics measured at the same step decide which one is the best."""
+
+  def __init__(self, every: int, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
+               data: Mapping[str, Any], meta: Mapping[str, Any], latest: Latest):
+    self.every, self._checkpointer, self._writer, self._clock = every, checkpointer, writer, clock
+    self._data, self._meta, self._latest = data, meta, latest
+    self.digest, self.saved = '', -1
+
+  def on_metrics(self, done: Done) -> None:
+    self._checkpointer.check()
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    if step == self.saved:
+      return
+    with self._clock.phase('checkpoint'):
+      metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
+      self.digest = self._checkpointer.save(
+          step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics)
+    self.saved = step
+    self._writer.event('checkpoint', step=step, params_digest=self.digest)

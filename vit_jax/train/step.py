@@ -1,0 +1,158 @@
+"""The train step: prepare, gradients over microbatches, update, after-update. One for every task.
+
+Knows no task and no model. The planner compiles what `build` returns, so what is planned is what is run.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from vit_jax.core import numerics, trees
+from vit_jax.core.api import Objective, Prepare
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
+from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import mesh as meshes
+from vit_jax.parallel import rules as sharding
+from vit_jax.train.state import TrainState
+
+
+class Norms(NamedTuple):
+  """Euclidean norms by path name: a scalar, or `[L]` for stacked leaves."""
+  grad: dict[str, Array]
+  param: dict[str, Array]
+  update: dict[str, Array]
+
+
+class StepMetrics(NamedTuple):
+  """What a step reports. `ok` is False if loss or gradient were not finite; nothing was updated then."""
+  means: dict[str, Mean]
+  grad_norm: Array
+  norms: Norms
+  ok: Array
+
+
+class Program(NamedTuple):
+  """The compiled parts of a run; call them under no mesh context of your own.
+
+  abstract_state: shapes and dtypes.      shardings: the same tree, where each leaf lies.
+  init_fn: `() -> TrainState`, made in place on its devices.
+  step_fn: `(TrainState, Batch) -> (TrainState, StepMetrics)`; donates the state.
+  """
+  abstract_state: TrainState
+  shardings: TrainState
+  init_fn: jax.stages.Wrapped
+  step_fn: jax.stages.Wrapped
+
+
+def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
+          rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int) -> Program:
+  """Builds init and step for global batches shaped like `batch` (arrays or ShapeDtypeStructs).
+
+  Random keys come from (seed, step) alone, so resuming needs no saved generator. `accumulate` microbatches
+  give the gradient of the whole batch: sums are added and divided once.
+  """
+  def init() -> TrainState:
+    keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')
+    step = jnp.zeros((), jnp.int32)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+    params, extra = objective.init(keys['init'], prepare(zeros, keys['prepare'], step))
+    return TrainState(step, params, optimizer.init(params), extra)
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return _step(state, batch, objective, optimizer, prepare, seed, accumulate)
+
+  abstract = jax.eval_shape(init)
+  placed = _place(abstract, rules, mesh)
+  whole = meshes.replicated(mesh)
+  return Program(
+      abstract, placed, jax.jit(init, out_shardings=placed),
+      jax.jit(step, in_shardings=(placed, meshes.batch_sharding(mesh)), out_shardings=(placed, whole),
+              donate_argnums=0))
+
+
+def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
+  """A sharding for each leaf of the state: parameters by rule, the rest follows them."""
+  specs = sharding.param_specs(abstract.params, rules, mesh)
+  return TrainState(
+      meshes.replicated(mesh), sharding.shardings(specs, mesh),
+      sharding.shardings(sharding.follow_specs(abstract.opt, abstract.params, specs), mesh),
+      sharding.shardings(sharding.follow_specs(abstract.extra, abstract.params, specs), mesh))
+
+
+def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Optimizer, prepare: Prepare,
+          seed: int, accumulate: int) -> tuple[TrainState, StepMetrics]:
+  keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), state.step), 'prepare', 'loss')
+  batch = prepare(batch, keys['prepare'], state.step)
+  out, grads = _gradients(objective, state, batch, keys['loss'], accumulate)
+  grad_sums = _squares(grads)
+  grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
+  updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm)
+  params = optax.apply_updates(state.params, updates)
+  extra = objective.after_update(params, state.extra, out.stats, state.step)
+  ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
+  kept = numerics.select(ok, (params, opt, extra), (state.params, state.opt, state.extra))
+  norms = Norms(*({k: jnp.sqrt(v) for k, v in sums.items()}
+                  for sums in (grad_sums, _squares(state.params), _squares(updates))))
+  return TrainState(state.step + 1, *kept), StepMetrics(
+      {'loss': out.loss, **out.metrics}, grad_norm, norms, ok)
+
+
+def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
+               accumulate: int) -> tuple[LossOut, PyTree]:
+  """Loss and gradient of its mean over the whole batch, from `accumulate` microbatches one after another."""
+  rows = next(iter(batch.values())).shape[0] / accumulate
+
+  def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
+    out = objective.loss(params, extra, batch, key, state.step)
+    return out.loss.sum / rows, out
+
+  differentiate = jax.grad(total, has_aux=True)
+  if accumulate == 1:
+    grads, out = differentiate(state.params, state.extra, batch, key)
+  else:
+    def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
+      micro, i = xs
+      got = differentiate(state.params, state.extra, micro, jax.random.fold_in(key, i))
+      return jax.tree.map(jnp.add, carry, got), None
+
+    micros = _split(batch, accumulate)
+    shapes = jax.eval_shape(lambda: differentiate(
+        state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
+  scale = rows / jnp.maximum(out.loss.weight, 1e-12)
+  return out, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+
+
+def _split(batch: Batch, accumulate: int) -> Batch:
+  """`[B, …]` to `[accumulate, B / accumulate, …]`; every device's rows stay on it."""
+  def split(x: Array) -> Array:
+    x = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)
+    return numerics.constrain(x, (None, numerics.BATCH_AXES) + (None,) * (x.ndim - 2))
+
+  return jax.tree.map(split, batch)
+
+
+def _squares(tree: PyTree) -> dict[str, Array]:
+  """Sum of squares of each leaf, in f32; one a layer for stacked leaves."""
+  def squares(name: str, x: Array) -> Array:
+    axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
+    return jnp.square(x.astype(jnp.float32)).sum(axes)
+
+  return {name: squares(name, x) for name, x in trees.flatten(tree).items()}
+
+
+def nonfinite_paths(norms: Mapping[str, np.ndarray]) -> list[str]:
+  """Where norms are not finite: `path`, or `path (layer i)` for stacked leaves."""
+  found = []
+  for name, value in norms.items():
+    bad = np.flatnonzero(~np.isfinite(np.atleast_1d(value)))
+    found += [f'{name} (layer {i})' for i in bad] if np.ndim(value) else [name] * bool(len(bad))
+  return found

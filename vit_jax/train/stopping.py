@@ -1,0 +1,40 @@
+"""Being asked to stop: SIGTERM and SIGINT end the run after the step at hand, on all processes at once."""
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+import jax
+from jax.experimental import multihost_utils
+
+RESUMABLE = 75
+"""Exit status of a run that stopped when asked and can go on (EX_TEMPFAIL of sysexits.h)."""
+
+
+class StopRequest:
+  """Notes SIGTERM and SIGINT while it is entered; a second SIGINT interrupts at once."""
+
+  def __init__(self) -> None:
+    self._name = ''
+    self._before: dict[signal.Signals, object] = {}
+
+  def __enter__(self) -> StopRequest:
+    for one in (signal.SIGTERM, signal.SIGINT):
+      self._before[one] = signal.signal(one, self._note)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for one, handler in self._before.items():
+      signal.signal(one, handler)  # type: ignore[arg-type]
+
+  def _note(self, number: int, frame: FrameType | None) -> None:
+    del frame
+    if self._name and number == signal.SIGINT:
+      raise KeyboardInterrupt
+    self._name = signal.Signals(number).name
+
+  def reason(self, step: int) -> str:
+    """Name of the signal, or ''. With several processes all get it at the same step."""
+    if jax.process_count() > 1:
+      return 'preemption' if multihost_utils.reached_preemption_sync_point(step) else ''
+    return self._name
