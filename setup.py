@@ -25,6 +25,7 @@ setuptools.setup(
   version=read_version(),
   description='Vision Transformers in JAX, from raw pictures to the tables of the paper',
   packages=list_packages(),
+  # An editable install honours this mapping only for folders with an __init__.py.
   package_dir={'vit_jax': 'vit_jax', 'vit_jax.configs': 'configs'},
   python_requires='>=3.11',
   install_requires=[

@@ -50,7 +50,8 @@ install_project() {
   checksum="$(cd "$ROOT" && { pwd; cat setup.py pyproject.toml; } | cksum)"
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$checksum" ]; then return 0; fi
   echo "Installing into $VENV; the first time takes a few minutes"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extra:+[$extra]}"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extra:+[$extra]}" \
+    || return 1
   printf '%s\n' "$checksum" > "$stamp"
   if [ -n "$extra" ]; then printf '%s\n' "$checksum" > "$VENV/installed"; fi
 }

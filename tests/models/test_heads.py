@@ -13,7 +13,8 @@ from vit_jax.models.heads import Head
 def test_an_untrained_head_gives_its_bias() -> None:
   head = Head(schema.Head(bias_init=-10.))
   params = head.init(jax.random.key(0), 32, 7)
-  assert {name: leaf.shape for name, leaf in trees.flatten(params).items()} == {'kernel': (32, 7), 'bias': (7,)}
+  shapes = {name: leaf.shape for name, leaf in trees.flatten(params).items()}
+  assert shapes == {'kernel': (32, 7), 'bias': (7,)}
   np.testing.assert_array_equal(head.apply(params, jnp.ones((6, 32))), np.full((6, 7), -10.))
 
 

@@ -62,7 +62,7 @@ def test_drop_path_drops_whole_images_and_scales_the_others() -> None:
 
 def test_drop_path_keeps_the_expectation() -> None:
   y = layers.drop_path(jnp.ones((4000 * 2, 1)), jnp.float32(.3), jax.random.key(1), num_images=4000)
-  np.testing.assert_allclose(y.mean(), 1., atol=.04)  # standard error .3/.7 / sqrt(4000) ** .5 = .0104
+  np.testing.assert_allclose(y.mean(), 1., atol=.04)  # standard error sqrt(.3 / .7 / 4000) = .0104
 
 
 def test_drop_path_at_rate_zero_keeps_every_image() -> None:

@@ -10,7 +10,8 @@ import pytest
 from vit_jax.models import posemb
 
 # The first six make the published loaders return zeros in the last row and column.
-PAIRS = [(28, 48), (32, 16), (16, 30), (28, 14), (48, 24), (30, 15), (14, 24), (7, 12), (24, 14), (1, 5), (5, 1)]
+PAIRS = [
+    (28, 48), (32, 16), (16, 30), (28, 14), (48, 24), (30, 15), (14, 24), (7, 12), (24, 14), (1, 5), (5, 1)]
 
 
 def align_corners(positions: np.ndarray, old: tuple[int, int], new: tuple[int, int]) -> np.ndarray:

@@ -33,8 +33,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
   """
   name = os.path.basename(path)
   try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = {key: file[key] for key in file.files}
+    with open(path, 'rb') as file:  # numpy leaves a damaged file open that it opened itself
+      archive = np.load(file, allow_pickle=False)
+      arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError:
     raise
   except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
@@ -69,7 +70,10 @@ def render_confusion(arrays: Mapping[str, HostArray]) -> str:
 
 def render_examples(arrays: Mapping[str, HostArray]) -> str:
   """Pictures with true and predicted class: wrong ones, the most certain first, then right ones."""
-  if any(key not in arrays for key in _PER_EXAMPLE) or arrays['example_image'].dtype != np.uint8:
+  if any(key not in arrays for key in _PER_EXAMPLE):
+    return ''
+  images = arrays['example_image']
+  if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
     return ''
   row_of = {int(index): row for row, index in enumerate(arrays['index'])}
   examples = [(row_of[int(index)], str(name), image) for index, name, image

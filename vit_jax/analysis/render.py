@@ -10,6 +10,7 @@ import base64
 import contextlib
 import html
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -151,6 +152,14 @@ def format_value(value: object) -> str:
   return f'{value:.4g}' if not 1e4 <= abs(value) < 1e15 else f'{value:,.0f}'
 
 
+def to_float(value: object) -> float:
+  """The number, also of text such as 'inf'; nan for what is none."""
+  try:
+    return float(value)  # type: ignore[arg-type]
+  except (TypeError, ValueError):
+    return math.nan
+
+
 @contextlib.contextmanager
 def _figure(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
   """A figure that belongs to no window and no global state."""
@@ -177,7 +186,7 @@ def _to_svg(figure: Figure, label: str) -> str:
   svg = re.sub(r'<metadata>.*?</metadata>', '', svg, flags=re.DOTALL)
   svg = re.sub(r' xmlns(:\w+)?="[^"]*"', '', svg)
   width = float(re.search(r'width="([\d.]+)pt"', svg)[1])  # type: ignore[index]
-  svg = re.sub(r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 style="max-width: {1.6 * width:.0f}px"', svg, count=1)
+  svg = re.sub(r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 style="max-width: {1.35 * width:.0f}px"', svg, count=1)
   svg = re.sub(r'(<svg[^>]*?) height="[\d.]+pt"', r'\1', svg, count=1)
   used = set(re.findall(r'#([\w-]+)[")]', svg))
   svg = re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else '', svg)
@@ -226,7 +235,7 @@ h3 { font-size: .95rem; margin: 0 0 .4em; font-weight: 600; }
 .keys { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
   margin-top: 18px; }
 .key { background: var(--card); border-radius: 8px; padding: 10px 14px; }
-.key b { display: block; font-size: 1.45rem; line-height: 1.3; font-weight: 600; overflow-wrap: anywhere; }
+.key b { display: block; font-size: 1.3rem; line-height: 1.35; font-weight: 600; overflow-wrap: anywhere; }
 .key span { color: var(--quiet); font-size: .85rem; }
 .examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 14px; }
 .examples figure { margin: 0; background: var(--card); border-radius: 8px; overflow: hidden; }

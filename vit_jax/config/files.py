@@ -11,8 +11,9 @@ import enum
 import importlib.util
 import json
 import pathlib
+import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import config_flags
@@ -87,20 +88,24 @@ def _parse(spec: str, overrides: list[str]) -> schema.Config:
 
 def _faults(spec: str, config: schema.Config, override: str) -> Iterator[str]:
   name, equals, value = override.partition('=')
-  known = dict(fields(config))
+  known = {setting.name: setting for setting in fields(config)}
   if name not in known:
     near = difflib.get_close_matches(name, known, 1, cutoff=.5)
     yield f'config.{name}: no such setting' + (f'; the nearest is config.{near[0]}' if near else '')
   elif not equals:
     yield f'config.{name}: has no value; want --config.{name}=VALUE'
   else:
+    now = known[name].value
     try:
-      _parse(spec, [override])
+      parsed = {setting.name: setting.value for setting in fields(_parse(spec, [override]))}
     except (flags.Error, ValueError, TypeError) as error:
-      yield f'config.{name}={value}: {_wanted(known[name], error)}'
+      yield f'config.{name}={value}: {_wanted(now, error)}'
+      return
+    if isinstance(now, tuple) and not known[name].is_open and len(parsed[name]) != len(now):
+      yield f'config.{name}={value}: {_wanted(now, None)}'
 
 
-def _wanted(now: Any, error: Exception) -> str:
+def _wanted(now: Any, error: Exception | None) -> str:
   match now:
     case enum.Enum():
       return f'want one of {", ".join(str(e.value) for e in type(now))}'
@@ -116,15 +121,24 @@ def _wanted(now: Any, error: Exception) -> str:
       return str(error)
 
 
-def fields(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """Every setting that can be overridden, as dotted name and value."""
-  items = config.items() if isinstance(config, dict) else \
-      ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
-  for name, value in items:
+class Setting(NamedTuple):
+  """A setting that can be overridden: dotted name, value, and whether it is a tuple of any length."""
+  name: str
+  value: Any
+  is_open: bool
+
+
+def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
+  """Every setting that can be overridden."""
+  if isinstance(config, dict):
+    items = [(name, value, object) for name, value in config.items()]
+  else:
+    items = [(f.name, getattr(config, f.name), f.type) for f in dataclasses.fields(config)]
+  for name, value, declared in items:
     if dataclasses.is_dataclass(value) or isinstance(value, dict):
       yield from fields(value, f'{prefix}{name}.')
     else:
-      yield f'{prefix}{name}', value
+      yield Setting(f'{prefix}{name}', value, Ellipsis in typing.get_args(declared))
 
 
 def to_json(config: schema.Config) -> str:

@@ -59,7 +59,7 @@ def shift(batch: Batch, offsets_B2: Array, *, limit_px: int) -> Batch:
   if 'box' in batch:
     box_B4 = batch['box']
     size_B2 = box_B4[:, 2:] - box_B4[:, :2]
-    away_B2 = offsets_B2 / jnp.array([height, width], jnp.float32) * size_B2
+    away_B2 = offsets_B2 / jnp.array([[height, width]], jnp.float32) * size_B2
     moved['box'] = box_B4 - jnp.tile(away_B2, (1, 2))
   return moved
 

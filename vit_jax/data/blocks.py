@@ -59,7 +59,8 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
     except (BadImage, OSError) as error:
       reason = error
   raise UserError(f'{tries} images in a row cannot be decoded in {source.name}, from '
-                  f'{source.describe(index)} on; right would be at least one that can. The last reason: {reason}')
+                  f'{source.describe(index)} on; right would be at least one that can. '
+                  f'The last reason: {reason}')
 
 
 @dataclasses.dataclass(frozen=True)

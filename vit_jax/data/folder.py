@@ -129,7 +129,8 @@ def _scan(root: str, split: str, class_names: Sequence[str], *, all_filled: bool
     empty += [] if below else [name]
   if not files or (all_filled and empty):
     raise UserError(f'{len(empty)} of {len(class_names)} classes in {os.path.join(root, split)} have '
-                    f'no images: {_listed(empty)}; right would be files ending in {" ".join(EXTENSIONS)} in each')
+                    f'no images: {_listed(empty)}; right would be files ending in '
+                    f'{" ".join(EXTENSIONS)} in each')
   return files
 
 

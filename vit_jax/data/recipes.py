@@ -94,7 +94,7 @@ def host_geometry(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
 
 def normalize(image: Array, recipe: schema.Recipe) -> Array:
   """`image [B, H, W, 3]` in 0..255 to f32: (x / 255 - mean) / std, each channel by its own."""
-  mean, std = jnp.array(recipe.mean, jnp.float32), jnp.array(recipe.std, jnp.float32)
+  mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (recipe.mean, recipe.std))
   return (image.astype(jnp.float32) / 255. - mean) / std
 
 

@@ -11,12 +11,12 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.analysis import predictions, render
+from vit_jax.analysis import norms, predictions, render
 from vit_jax.core.types import HostArray
 from vit_jax.record import writer
 from vit_jax.record.progress import format_duration
@@ -174,20 +174,22 @@ def _curves(records: Sequence[_Record]) -> str:
   figures = []
   for title, unit, pattern, factor, log in _FIGURES:
     curves = []
-    for r in records:
-      names = sorted({n for row in r.run.rows for n in row if re.fullmatch(pattern, n)}, key=_by_split)
-      for name in names:
-        points = [(row['step'], factor * row[name]) for row in r.run.rows if name in row]
-        label = name if len(records) == 1 else f'{r.name}: {name}'
-        curves.append(render.Curve(label, *zip(*points, strict=True)))
+    found = [(r, name) for r in records for name in _names(r, pattern)]
+    is_single = len({name for _, name in found}) == 1
+    for r, name in found:
+      points = [(row['step'], factor * row[name]) for row in r.run.rows if name in row and 'step' in row]
+      label = name if len(records) == 1 else r.name if is_single else f'{r.name}: {name}'
+      curves.append(render.Curve(label, *zip(*points, strict=True)))
     if curves:
       figures.append(f'<div><h3>{title}</h3>'
                      f'{render.draw_curves(curves, xlabel="step", ylabel=unit, log=log)}</div>')
   return f'<h2>Curves</h2><div class="figures">{"".join(figures)}</div>' if figures else ''
 
 
-def _by_split(name: str) -> tuple[bool, str]:
-  return not name.startswith('train/'), name
+def _names(r: _Record, pattern: str) -> list[str]:
+  """Metrics that match, those of training first."""
+  names = {name for row in r.run.rows for name in row if re.fullmatch(pattern, name)}
+  return sorted(names, key=lambda name: (not name.startswith('train/'), name))
 
 
 def _results(r: _Record) -> str:
@@ -219,35 +221,9 @@ def _norms(r: _Record) -> str:
   event = next((e for e in reversed(r.run.events) if e['event'] == 'norms'), None)
   if event is None:
     return ''
-  grad, param, update = (_mapping(event.get(key)) for key in ('grad', 'param', 'update'))
-  ratio = {path: _divide(value, param[path]) for path, value in update.items() if path in param}
-  kinds = {'Gradient': grad, 'Parameter': param, 'Update / parameter': ratio}
-  figures = ''.join(_norm_figure(title, leaves) for title, leaves in kinds.items())
-  leaves = {path: value for kind in kinds.values() for path, value in kind.items()}
-  rows = [[path, *(_shown(kind.get(path, '–')) for kind in kinds.values())]
-          for path, value in leaves.items() if not isinstance(value, list)]
-  table = render.make_table(['other parameters', *kinds], rows) if rows else ''
   step = html.escape(render.format_value(event.get('step', '?')))
-  return f'<h2>Norms by layer, step {step}</h2><div class="figures">{figures}</div>{table}'
-
-
-def _norm_figure(title: str, leaves: Json) -> str:
-  """Stacked leaves in rows, layers in columns; shorter stacks are filled with nan."""
-  stacked = {path: [_float(x) for x in value] for path, value in leaves.items() if isinstance(value, list)}
-  depth = max(map(len, stacked.values()), default=0)
-  if not depth:
-    return ''
-  values = np.array([value + [math.nan] * (depth - len(value)) for value in stacked.values()])
-  rows = [path.rpartition('blocks/')[2] for path in stacked]
-  unit = 'ratio' if '/' in title else 'L2 norm'
-  return f'<div><h3>{title}</h3>{render.draw_heat_map(values, rows=rows, xlabel="layer", unit=unit)}</div>'
-
-
-def _divide(over: object, under: object) -> object:
-  if isinstance(over, list) and isinstance(under, list):
-    return [_divide(a, b) for a, b in zip(over, under, strict=False)]
-  a, b = _float(over), _float(under)
-  return a / b if b else math.nan
+  grad, param, update = (_mapping(event.get(key)) for key in ('grad', 'param', 'update'))
+  return f'<h2>Norms by layer, step {step}</h2>{norms.render_norms(grad, param, update)}'
 
 
 def _goodput(r: _Record) -> str:
@@ -300,16 +276,8 @@ def _mapping(value: object) -> Json:
 
 
 def _number(value: object) -> float | None:
-  number = _float(value)
+  number = render.to_float(value)
   return number if math.isfinite(number) else None
-
-
-def _float(value: object) -> float:
-  """The number, also of text such as 'inf'; nan for what is none."""
-  try:
-    return float(value)  # type: ignore[arg-type]
-  except (TypeError, ValueError):
-    return math.nan
 
 
 def _shown(value: object) -> object:

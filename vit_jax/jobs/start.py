@@ -12,6 +12,7 @@ def start() -> None:
   """Sets up jax and logging for this process. Touches no device."""
   logging.basicConfig(format='%(message)s', level=logging.WARNING, force=True)
   logging.getLogger('vit_jax').setLevel(logging.INFO)
+  logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # Orbax drops tasks whose error it has raised already
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if cache is None:
     base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')

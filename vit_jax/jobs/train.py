@@ -2,18 +2,20 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 import pathlib
+import platform
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import grain
 import jax
-import numpy as np
 
 from vit_jax import __version__
 from vit_jax.config import check, schema
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.data import recipes
@@ -59,7 +61,7 @@ class Run:
     state, start = self._begin()
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total)
-    writer.event('start', version=__version__, jax=jax.__version__, devices=jax.device_count(),
+    writer.event('start', command=sys.argv, versions=versions(), devices=jax.device_count(),
                  device_kind=jax.devices()[0].device_kind, processes=jax.process_count())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
@@ -128,7 +130,7 @@ class Run:
 
   def _data_guard(self) -> dict[str, Any]:
     """What must be the same for the order of data to be the same."""
-    return {**self.loader.info._asdict(), 'grain': grain.__version__, 'numpy': np.__version__}
+    return self.loader.info._asdict()
 
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
@@ -170,7 +172,8 @@ class Run:
     outcome.write_predictions(self.workdir, final, source, self.data.class_names,
                               recipes.eval_transform(self.config.data.recipe, self.config.image_px))
     rundir.write_json(self.workdir / 'final.json', {
-        'step': total, 'seconds': seconds, 'params_digest': digest, 'metrics': final.metrics,
+        'step': total, 'seconds': seconds, 'params_digest': digest,
+        'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
     if jax.process_index() == 0:
       page = report.write_report(self.workdir)
@@ -195,6 +198,13 @@ def open_checkpoints(config: schema.Config, workdir: pathlib.Path, parts: build.
                     f'checkpoints.every={settings.every!r}, {every} steps')
   return checkpoint.Checkpointer(workdir / 'checkpoints',
                                  keep=checkpoint.Keep(settings.keep_latest, keep_every, settings.keep_best))
+
+
+def versions() -> dict[str, str]:
+  """Versions that a result may depend on."""
+  packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
+  return {'vit_jax': __version__, 'python': platform.python_version(),
+          **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: pathlib.Path) -> None:

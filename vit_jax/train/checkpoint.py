@@ -193,7 +193,11 @@ class Checkpointer:
     self._manager = self._open()
 
   def close(self) -> None:
-    self._manager.close()
+    """Lets go of the folder. A save that failed is only logged here: `wait` is what raises."""
+    try:
+      self._manager.close()
+    except (OSError, ValueError, RuntimeError) as error:
+      log.warning('the last checkpoint was not written: %s', _first_line(error))
 
 
 def _sha256(value: Any) -> str:

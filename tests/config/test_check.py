@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+
+R, D, M, V = schema.Recipe, schema.Data, schema.Mesh, schema.ViT
+GOOD = schema.Config(name='x', evals={'test': schema.TopK()})
+
+
+def test_a_good_config_passes() -> None:
+  check.check(GOOD)
+
+
+@pytest.mark.parametrize(('changes', 'said'), [
+    ({'length': '10 %'}, "length='10 %': cannot be a percentage"),
+    ({'length': 'long'}, "'long' is no duration"),
+    ({'batch_size': 0}, 'batch_size=0 is too small; want at least 1'),
+    ({'train': schema.Train(accumulate=3)}, 'batch_size=128 is not a multiple of train.accumulate=3'),
+    ({'train': schema.Train(ema=1.)}, 'train.ema=1.0 is out of range; want 0 to below 1'),
+    ({'model': V(heads=5)}, 'model.width=768 is not a multiple of model.heads=5'),
+    ({'model': V(depth=0)}, 'model.depth=0 is too small'),
+    ({'model': V(patch=32, width=774, heads=6, positions=schema.Positions.SINCOS2D)}, 'is not a multiple of 4'),
+    ({'image_px': (224, 225)}, 'image_px=(224, 225) is not a multiple of model.patch=16'),
+    ({'model': V(norm_eps=0.)}, 'model.norm_eps=0.0 is not positive'),
+    ({'model': V(dropout=1.)}, 'model.dropout=1.0 is out of range'),
+    ({'data': D(recipe=R(crop_area=(0., 1.)))}, 'data.recipe.crop_area=(0.0, 1.0)'),
+    ({'data': D(recipe=R(crop_aspect=(2., 1.)))}, 'data.recipe.crop_aspect'),
+    ({'data': D(recipe=R(mixup=.2)), 'batch_size': 7}, 'batch_size=7 is odd, but mixup mixes pairs'),
+    ({'data': D(recipe=R(eval_resize_px=200))}, 'eval_resize_px=200 is smaller than image_px'),
+    ({'data': D(recipe=R(std=(1., 0., 1.)))}, 'data.recipe.std'),
+    ({'data': D(in_memory=schema.InMemory.YES)}, 'in_memory=yes holds images of one size'),
+    ({'optimizer': schema.AdamW(lr=-1.)}, 'optimizer.lr=-1.0 is too small'),
+    ({'optimizer': schema.Sgd(momentum=1.)}, 'optimizer.momentum=1.0 is out of range'),
+    ({'optimizer': schema.AdamW(schedule=schema.Schedule(end_lr=1.))}, 'optimizer.schedule.end_lr=1.0'),
+    ({'objective': schema.Supervised(label_smoothing=1.)}, 'objective.label_smoothing=1.0'),
+    ({'checkpoints': schema.Checkpoints(keep_latest=0)}, 'checkpoints.keep_latest=0'),
+    ({'checkpoints': schema.Checkpoints(keep_best='val/top1')}, "keep_best='val/top1' is measured by no evaluation"),
+    ({'mesh': M(-1, -1, 1)}, '-1 (the rest) can be given once'),
+    ({'mesh': M(0, 1, 1)}, 'mesh.data=0: want a positive number, or -1'),
+    ({'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views names ema, but train.ema=0'),
+    ({'evals': {'test': schema.TopK(every='often')}}, 'evals.test.every'),
+], ids=lambda x: x if isinstance(x, str) else '')
+def test_a_fault_is_named_with_its_value(changes: dict[str, object], said: str) -> None:
+  with pytest.raises(UserError) as error:
+    check.check(dataclasses.replace(GOOD, **changes))
+  assert said in str(error.value)
+
+
+def test_all_faults_come_in_one_error() -> None:
+  with pytest.raises(UserError, match='has 3 faults') as error:
+    check.check(dataclasses.replace(GOOD, batch_size=-1, model=V(heads=5), optimizer=schema.AdamW(lr=-1.)))
+  assert str(error.value).count('\n') == 3

@@ -1,0 +1,41 @@
+"""Settings of the whole suite: eight simulated devices, strict ranks, no network, one compilation cache."""
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import sys
+from collections.abc import Iterator
+
+os.environ['JAX_PLATFORMS'] = 'cpu'
+# Tests are mostly compilation: level 0 halves it, and keeps the arithmetic.
+os.environ['XLA_FLAGS'] = (os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+                           ' --xla_backend_optimization_level=0')
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Connecting to anything but this machine fails."""
+  connect = socket.socket.connect
+
+  def guarded(self: socket.socket, address: object) -> None:
+    host = address[0] if isinstance(address, tuple) else 'local'
+    if host not in ('127.0.0.1', '::1', 'localhost', 'local'):
+      raise OSError(f'tests may not reach the network: {address}')
+    connect(self, address)  # type: ignore[arg-type]
+
+  monkeypatch.setattr(socket.socket, 'connect', guarded)
+
+
+@pytest.fixture
+def strict_dtypes() -> Iterator[None]:
+  """Refuses implicit dtype promotion in our own code."""
+  with jax.numpy_dtype_promotion('strict'):
+    yield

@@ -1,0 +1,146 @@
+"""Folders of images: layouts, order and messages."""
+from __future__ import annotations
+
+import collections
+import pathlib
+import pickle
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from tests.data.pictures import encode, picture
+from vit_jax.config import schema
+from vit_jax.core.types import UserError
+from vit_jax.data import image_ops, sources
+
+
+def open_all(root: pathlib.Path, **fields: object) -> sources.Sources:
+  return sources.open_sources(schema.Data(source=f'folder:{root}', **fields), image_px=(8, 8))
+
+
+def paths(source: sources.Source) -> list[str]:
+  return [source.describe(i) for i in range(len(source))]
+
+
+def test_classes_are_sorted_and_labels_follow(image_folder: pathlib.Path) -> None:
+  opened = open_all(image_folder)
+  assert (len(opened.train), len(opened.eval)) == (37, 20)
+  assert opened.class_names == ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
+  for i, path in enumerate(paths(opened.train)):
+    assert pathlib.Path(path).parent.name == opened.class_names[opened.train.label(i)]
+    assert opened.train[i] == (pathlib.Path(path).read_bytes(), opened.train.label(i))
+
+
+def test_a_slice_holds_all_classes(image_folder: pathlib.Path) -> None:
+  part = open_all(image_folder, train_split='train[:60%]').train
+  assert len(part) == 22 and len({part.label(i) for i in range(22)}) == 7
+
+
+def test_extensions_in_any_case_and_images_deeper_inside_are_found(tmp_path: pathlib.Path) -> None:
+  names = ('a/1.JPG', 'a/x/y/2.jpeg', 'b/3.Png', 'b/4.webp', 'b/5.BMP', 'b/notes.txt', 'b/.hidden.png')
+  for i, name in enumerate(names):
+    for split in ('train', 'test'):
+      path = tmp_path / split / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(encode(picture(i), '.png'))
+  train = open_all(tmp_path).train
+  assert sorted(pathlib.Path(p).name for p in paths(train)) == ['1.JPG', '2.jpeg', '3.Png', '4.webp', '5.BMP']
+  assert image_ops.decode(train[0].image).shape == (12, 15, 3)
+
+
+def test_validation_stands_in_where_there_is_no_test(tmp_path: pathlib.Path, write_split: Callable[..., None],
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+  write_split(tmp_path / 'train')
+  write_split(tmp_path / 'valid', 9)
+  assert len(open_all(tmp_path).eval) == 9
+  assert 'has no split test; taking valid for it' in caplog.text
+  write_split(tmp_path / 'test', 11)
+  assert len(open_all(tmp_path).eval) == 11
+  assert len(open_all(tmp_path, eval_split='val').eval) == 9
+
+
+def test_a_single_folder_is_split_in_proportion_whatever_the_file_system_says(
+    tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
+  write_split(tmp_path / 'one', 140)
+  shutil.copytree(tmp_path / 'one', tmp_path / 'two')
+  first, second = open_all(tmp_path / 'one'), open_all(tmp_path / 'two')
+  assert (len(first.train), len(first.eval)) == (126, 14)
+  assert not set(paths(first.train)) & set(paths(first.eval))
+  assert collections.Counter(first.eval.label(i) for i in range(14)) == dict.fromkeys(range(7), 2)
+  assert first.train.digest == second.train.digest
+  assert paths(open_all(tmp_path / 'one', holdout_seed=1).eval) != paths(first.eval)
+  assert len(open_all(tmp_path / 'one', holdout=.5, eval_split='val').eval) == 70
+
+
+def test_a_changed_file_changes_the_digest(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
+  write_split(tmp_path)
+  before = open_all(tmp_path).train
+  with open(before.describe(3), 'ab') as f:
+    f.write(b'x')
+  assert open_all(tmp_path).train.digest != before.digest
+
+
+def test_a_split_for_evaluation_alone_needs_no_train(tmp_path: pathlib.Path,
+                                                     write_split: Callable[..., None]) -> None:
+  write_split(tmp_path / 'test', 9)
+  (tmp_path / 'test' / 'hen').mkdir()
+  data = schema.Data(source=f'folder:{tmp_path}')
+  source = sources.open_split(data, 'test', image_px=(8, 8))
+  assert len(source) == 9 and source.class_names[-1] == 'hen'
+  with pytest.raises(UserError, match="has no split 'train', only: test"):
+    open_all(tmp_path)
+
+
+def test_it_pickles_small(image_folder: pathlib.Path) -> None:
+  train = open_all(image_folder).train
+  assert len(pickle.dumps(train)) < 3000
+  assert paths(pickle.loads(pickle.dumps(train))) == paths(train)
+
+
+def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'there is no folder {tmp_path}/no; right would be one with PATH/'):
+    open_all(tmp_path / 'no')
+
+
+def test_a_folder_without_classes_is_refused(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'{tmp_path} has no class folders; right would be PATH/train/CLASS'):
+    open_all(tmp_path)
+
+
+def test_images_without_class_folders_are_refused(tmp_path: pathlib.Path) -> None:
+  for i in range(3):
+    (tmp_path / f'{i}.png').write_bytes(encode(picture(i)))
+  with pytest.raises(UserError, match=f'{tmp_path} has 3 images but no class folders; right would be PATH'):
+    open_all(tmp_path)
+
+
+def test_all_empty_classes_are_listed(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
+  write_split(tmp_path / 'train')
+  write_split(tmp_path / 'test')
+  for name in ('hen', 'yak'):
+    (tmp_path / 'train' / name).mkdir()
+  with pytest.raises(UserError, match='2 of 9 classes in .*/train have no images: hen, yak; right would '
+                                      'be files ending in .jpg'):
+    open_all(tmp_path)
+
+
+def test_classes_only_in_test_are_listed(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
+  write_split(tmp_path / 'train')
+  write_split(tmp_path / 'test', classes=('ant', 'hen', 'yak'))
+  with pytest.raises(UserError, match='2 classes of .*/test are not in .*/train: hen, yak; right would be'):
+    open_all(tmp_path)
+
+
+def test_a_holdout_that_is_no_part_is_refused(tmp_path: pathlib.Path,
+                                              write_split: Callable[..., None]) -> None:
+  write_split(tmp_path)
+  with pytest.raises(UserError, match='data.holdout=1.5 is not a part of the examples; right would be more'):
+    open_all(tmp_path, holdout=1.5)
+
+
+def test_one_image_a_class_leaves_nothing_to_hold_out(tmp_path: pathlib.Path,
+                                                      write_split: Callable[..., None]) -> None:
+  write_split(tmp_path, 7)
+  with pytest.raises(UserError, match='data.holdout=0.1 of 7 images in .* leaves none to test on'):
+    open_all(tmp_path)

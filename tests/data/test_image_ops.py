@@ -1,0 +1,126 @@
+"""Decoding, crops and geometry on the host."""
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.data.pictures import encode, picture
+from vit_jax.data import image_ops
+
+Image = pytest.importorskip('PIL.Image')
+
+
+def saved(image: np.ndarray, kind: str, mode: str | None = None, **options: object) -> bytes:
+  out = io.BytesIO()
+  pil = Image.fromarray(image)
+  (pil.convert(mode) if mode else pil).save(out, kind, **options)
+  return out.getvalue()
+
+
+@pytest.mark.parametrize('extension', ['.png', '.bmp', '.jpg', '.webp'])
+def test_every_format_decodes_to_rgb(extension: str) -> None:
+  image = picture(0)
+  decoded = image_ops.decode(encode(image, extension))
+  assert decoded.dtype == np.uint8 and decoded.shape == image.shape
+  assert np.abs(decoded.astype(int) - image).mean() < 8
+
+
+def test_cmyk_grey_rgba_palette_progressive_and_16_bit_become_rgb() -> None:
+  image = picture(1)
+  grey = image[..., 0]
+  files = {
+      'cmyk': (saved(image, 'JPEG', 'CMYK', quality=95), image, 8),
+      'progressive': (saved(image, 'JPEG', progressive=True, quality=95), image, 8),
+      'grey': (saved(grey, 'PNG'), np.repeat(grey[..., None], 3, 2), 0),
+      'rgba': (saved(np.dstack([image, np.full_like(grey, 9)]), 'PNG'), image, 0),
+      'palette': (saved(image, 'PNG', 'P'), image, 40),
+      '16 bit': (cv2.imencode('.png', (image[..., ::-1].astype(np.uint16) * 257))[1].tobytes(), image, 0),
+  }
+  for name, (encoded, expected, tolerance) in files.items():
+    decoded = image_ops.decode(encoded)
+    assert decoded.shape == image.shape, name
+    assert np.abs(decoded.astype(int) - expected).mean() <= tolerance, name
+
+
+def test_the_orientation_in_exif_is_ignored() -> None:
+  exif = Image.Exif()
+  exif[274] = 6  # rotated by 90 degrees
+  assert image_ops.decode(saved(picture(0), 'JPEG', exif=exif)).shape == (12, 15, 3)
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'BMP', 'WEBP'])
+@pytest.mark.parametrize('part', [.3, .6, .95])
+def test_a_file_cut_short_is_bad(kind: str, part: float) -> None:
+  encoded = saved(picture(0, height=120, width=150), kind)
+  with pytest.raises(image_ops.BadImage):
+    image_ops.decode(encoded[:int(len(encoded) * part)])
+
+
+def test_a_cut_jpeg_is_found_by_its_missing_end_even_if_the_decoder_is_silent(
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(cv2, 'imdecode', lambda *_: picture(0))
+  encoded = saved(picture(0), 'JPEG')
+  thumbnail = encoded[:2] + b'\xff\xe1\x00\x08\xff\xda\xff\xd9..' + encoded[2:-2]
+  for cut in (encoded[:-2], encoded[:len(encoded) // 2], thumbnail):
+    with pytest.raises(image_ops.BadImage, match='the JPEG ends early: no end marker in [0-9,]+ bytes'):
+      image_ops.decode(cut)
+  image_ops.decode(encoded + b'bytes after the end')
+
+
+def test_text_and_nothing_are_bad_and_say_so() -> None:
+  with pytest.raises(image_ops.BadImage, match="not a picture, or cut short .5 bytes, beginning b'hell'"):
+    image_ops.decode(b'hello')
+  with pytest.raises(image_ops.BadImage, match='the file is empty'):
+    image_ops.decode(b'')
+
+
+def test_crops_lie_inside_with_area_and_aspect_in_range() -> None:
+  rng = np.random.default_rng(0)
+  areas, aspects = [], []
+  for _ in range(2000):
+    crop = image_ops.inception_crop((300, 400), rng=rng, area=(.05, .5), aspect=(.75, 4 / 3))
+    assert crop.top >= 0 and crop.left >= 0
+    assert crop.top + crop.height <= 300 and crop.left + crop.width <= 400
+    areas.append(crop.height * crop.width / 120_000)
+    aspects.append(np.log(crop.width / crop.height))
+  assert min(areas) > .045 and max(areas) < .51
+  assert abs(np.mean(areas) - .275) < .01  # uniform
+  assert abs(np.mean(aspects)) < .01 and abs(max(aspects) - np.log(4 / 3)) < .02  # log-uniform
+
+
+def test_a_picture_too_narrow_for_any_crop_gives_its_middle() -> None:
+  rng = np.random.default_rng(0)
+  crop = image_ops.inception_crop((10, 1000), rng=rng, area=(.9, 1.), aspect=(.75, 4 / 3))
+  assert crop == image_ops.Window(0, 493, 10, 13)
+
+
+def test_resizing_to_the_same_size_changes_nothing() -> None:
+  image = picture(0)
+  np.testing.assert_array_equal(image_ops.resize(image, (12, 15), antialias=True), image)
+
+
+def test_antialias_averages_and_bilinear_samples() -> None:
+  stripes = np.zeros((8, 8, 3), np.uint8)
+  stripes[:, ::4] = 200
+  area = image_ops.resize(stripes, (2, 2), antialias=True)
+  np.testing.assert_array_equal(area, np.full((2, 2, 3), 50))
+  np.testing.assert_array_equal(image_ops.resize(stripes, (2, 2), antialias=False), np.zeros((2, 2, 3)))
+
+
+def test_the_middle_after_resizing_the_short_side_is_where_its_box_says() -> None:
+  image = picture(0, height=64, width=128)
+  crop, box = image_ops.resize_small_center_crop(image, (16, 16), small_px=32, antialias=True)
+  assert crop.shape == (16, 16, 3)
+  np.testing.assert_allclose(box, [.25, .375, .75, .625])
+  np.testing.assert_allclose(crop.mean((0, 1)), image[16:48, 48:80].mean((0, 1)), atol=1)
+
+
+def test_shift_moves_and_fills_with_zeros() -> None:
+  image = picture(0)
+  moved = image_ops.shift(image, down_px=2, right_px=-3)
+  np.testing.assert_array_equal(moved[2:, :-3], image[:-2, 3:])
+  assert not moved[:2].any() and not moved[:, -3:].any()
+  np.testing.assert_array_equal(image_ops.shift(image, down_px=0, right_px=0), image)

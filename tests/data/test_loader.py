@@ -1,0 +1,262 @@
+"""Loaders: batches as a function of (seed, step), exact evaluation, bad images."""
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.data.pictures import encode, picture
+from vit_jax.config import schema
+from vit_jax.core import types
+from vit_jax.data import loader, sources
+
+INCEPTION = schema.Recipe(shift_px=1, rotate_degrees=5.)
+RESIZE = schema.Recipe(crop=schema.Crop.RESIZE)
+ALONE = loader.Shard(0, 1)
+BATCH, NUM_IMAGES = 6, 37
+
+
+def source_of(root: pathlib.Path, split: str = 'train') -> sources.Source:
+  return sources.open_split(schema.Data(source=f'folder:{root}'), split, image_px=(8, 10))
+
+
+def train(source: sources.Source, **changes: object) -> loader.TrainLoader:
+  settings = {'recipe': INCEPTION, 'image_px': (8, 10), 'batch_size': BATCH, 'seed': 0, 'shard': ALONE,
+              'workers': 0, 'threads': 2, 'in_memory': False, 'max_bad_images': 0}
+  return loader.train_loader(source, **(settings | changes))
+
+
+def take(made: loader.TrainLoader, num: int, start: int = 0) -> list[types.Batch]:
+  batches = [{k: np.array(v) for k, v in b.items()} for b in itertools.islice(made.batches(start), num)]
+  made.close()
+  return batches
+
+
+def evaluate(source: sources.Source, **changes: object) -> list[types.Batch]:
+  settings = {'recipe': RESIZE, 'image_px': (8, 10), 'batch_size': BATCH, 'shard': ALONE, 'threads': 2,
+              'workers': 0}
+  made = loader.eval_loader(source, **(settings | changes))
+  batches = list(made.batches())
+  made.close()
+  return batches
+
+
+def assert_same(ones: list[types.Batch], twos: list[types.Batch]) -> None:
+  assert len(ones) == len(twos)
+  for one, two in zip(ones, twos, strict=True):
+    assert set(one) == set(two)
+    for name in one:
+      np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def side_by_side(shards: list[list[types.Batch]]) -> list[types.Batch]:
+  return [{k: np.concatenate([b[k] for b in rows]) for k in rows[0]} for rows in zip(*shards, strict=True)]
+
+
+@pytest.fixture(params=[False, True], ids=['host', 'memory'])
+def memory(request: pytest.FixtureRequest) -> dict[str, object]:
+  """Settings of both paths."""
+  return {'in_memory': request.param, 'recipe': RESIZE if request.param else INCEPTION}
+
+
+def test_batches_have_the_promised_keys_types_and_shapes(image_folder: pathlib.Path,
+                                                         memory: dict[str, object]) -> None:
+  [batch] = take(train(source_of(image_folder), **memory), 1)
+  assert {k: (v.shape, v.dtype.name) for k, v in batch.items()} == {
+      'image': ((6, 8, 10, 3), 'uint8'), 'label': ((6,), 'int32'), 'index': ((6,), 'int32'),
+      'box': ((6, 4), 'float32'), 'bad': ((6,), 'bool')}
+
+
+def test_rows_belong_together(image_folder: pathlib.Path, memory: dict[str, object]) -> None:
+  source = source_of(image_folder)
+  for batch in take(train(source, **memory), 7):
+    assert batch['label'].tolist() == [source.label(i) for i in batch['index'].tolist()]
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_one_others(image_folder: pathlib.Path,
+                                                                     memory: dict[str, object]) -> None:
+  source = source_of(image_folder)
+  batches = take(train(source, **memory), 8)
+  assert_same(batches, take(train(source, **memory, threads=1), 8))
+  other = take(train(source, **memory, seed=1), 8)
+  assert any((a['index'] != b['index']).any() for a, b in zip(batches, other, strict=True))
+
+
+def test_starting_at_a_step_is_skipping_to_it(image_folder: pathlib.Path, memory: dict[str, object]) -> None:
+  source = source_of(image_folder)
+  assert_same(take(train(source, **memory), 12)[9:], take(train(source, **memory), 3, start=9))
+
+
+@pytest.mark.parametrize('count', [2, 3])
+def test_shards_side_by_side_are_the_global_batch(image_folder: pathlib.Path, memory: dict[str, object],
+                                                  count: int) -> None:
+  source = source_of(image_folder)
+  for start in (0, 5):
+    shards = [take(train(source, **memory, shard=loader.Shard(i, count)), 8, start) for i in range(count)]
+    assert_same(side_by_side(shards), take(train(source, **memory), 8, start))
+
+
+def test_each_example_comes_once_an_epoch_in_a_new_order(image_folder: pathlib.Path,
+                                                         memory: dict[str, object]) -> None:
+  index = np.concatenate([b['index'] for b in take(train(source_of(image_folder), **memory), NUM_IMAGES)])
+  epochs = index.reshape(BATCH, NUM_IMAGES)
+  np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(NUM_IMAGES), (BATCH, 1)))
+  assert len({tuple(e.tolist()) for e in epochs}) == BATCH
+
+
+def test_both_paths_visit_examples_in_the_same_order(image_folder: pathlib.Path) -> None:
+  source = source_of(image_folder)
+  plain = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
+  assert_same(take(train(source, recipe=plain), 8), take(train(source, recipe=plain, in_memory=True), 8))
+
+
+def test_augmentation_is_new_in_every_epoch(image_folder: pathlib.Path) -> None:
+  source = source_of(image_folder)
+  boxes = [b['box'][b['index'] == 5] for b in take(train(source), 13)]
+  assert len(np.unique(np.concatenate(boxes), axis=0)) >= 2
+
+
+def test_the_info_says_what_a_run_must_agree_on(image_folder: pathlib.Path) -> None:
+  source = source_of(image_folder)
+  info = train(source, seed=3).info
+  assert info == (f'folder:{image_folder}/train', 37, 6, 3, source.digest)
+
+
+@pytest.mark.parametrize('in_memory', [False, True])
+@pytest.mark.parametrize(('batch_size', 'count'), [(6, 1), (6, 3), (37, 1), (40, 2), (5, 1), (1, 1)])
+def test_evaluation_sees_each_example_once(image_folder: pathlib.Path, batch_size: int, count: int, *,
+                                           in_memory: bool) -> None:
+  source = source_of(image_folder)
+  shards = [evaluate(source, batch_size=batch_size, shard=loader.Shard(i, count), in_memory=in_memory)
+            for i in range(count)]
+  assert len({len(s) for s in shards}) == 1
+  batches = side_by_side(shards)
+  mask = np.concatenate([b['mask'] for b in batches]) > 0
+  index = np.concatenate([b['index'] for b in batches])
+  assert len(mask) == -(-37 // batch_size) * batch_size
+  np.testing.assert_array_equal(index[mask], np.arange(37))
+  assert np.concatenate([b['label'] for b in batches])[mask].tolist() == [source.label(i) for i in range(37)]
+  assert set(batches[0]) == {'image', 'label', 'index', 'box', 'mask'}
+
+
+def test_evaluation_from_memory_is_the_same(image_folder: pathlib.Path) -> None:
+  source = source_of(image_folder)
+  ones, twos = evaluate(source), evaluate(source, in_memory=True)
+  for one, two in zip(ones, twos, strict=True):
+    for name in ('image', 'mask', 'index'):
+      np.testing.assert_array_equal(one[name], two[name])
+
+
+BAD = {'cut.jpg': lambda: encode(picture(1, height=90, width=90), '.jpg')[:900],
+       'text.jpg': lambda: b'no picture', 'empty.png': lambda: b'',
+       'cut.png': lambda: encode(picture(2))[:-20]}
+GOOD = {'deep.png': lambda: cv2.imencode('.png', picture(3).astype(np.uint16) * 257)[1].tobytes(),
+        'grey.png': lambda: cv2.imencode('.png', picture(4)[..., 0])[1].tobytes(),
+        'rgba.png': lambda: cv2.imencode('.png', np.dstack([picture(5), picture(5)[..., 0]]))[1].tobytes()}
+
+
+@pytest.fixture(scope='module')
+def damaged(tmp_path_factory: pytest.TempPathFactory,
+            write_split: Callable[..., None]) -> sources.Source:
+  """37 plain pictures, four bad ones and three unusual ones."""
+  root = tmp_path_factory.mktemp('damaged')
+  write_split(root / 'train')
+  for name, make in (BAD | GOOD).items():
+    (root / 'train' / 'ant' / name).write_bytes(make())
+  return source_of(root)
+
+
+def bad_indexes(source: sources.Source) -> list[int]:
+  return [i for i in range(len(source)) if pathlib.Path(source.describe(i)).name in BAD]
+
+
+def test_bad_images_are_replaced_by_the_next_good_one_and_marked(damaged: sources.Source,
+                                                                 memory: dict[str, object]) -> None:
+  plain = {'recipe': schema.Recipe(crop=schema.Crop.RESIZE, flip=False), 'in_memory': memory['in_memory']}
+  batches = take(train(damaged, **plain, max_bad_images=4), 8)
+  rows = {int(i): (image, int(label), bool(bad)) for b in batches
+          for i, image, label, bad in zip(b['index'], b['image'], b['label'], b['bad'], strict=True)}
+  assert sorted(i for i, row in rows.items() if row[2]) == bad_indexes(damaged)
+  assert len(rows) == 44
+  for index in bad_indexes(damaged):
+    successor = next(i % 44 for i in range(index + 1, index + 44) if i % 44 not in bad_indexes(damaged))
+    np.testing.assert_array_equal(rows[index][0], rows[successor][0])
+    assert rows[index][1] == damaged.label(successor)
+
+
+def test_each_bad_image_is_logged_once_with_its_reason(damaged: sources.Source, memory: dict[str, object],
+                                                       caplog: pytest.LogCaptureFixture) -> None:
+  made = train(damaged, **memory, max_bad_images=4)
+  take(made, 30)
+  assert len(made.bad.found) == 4
+  lines = [r.getMessage() for r in caplog.records if r.name == 'vit_jax.data']
+  assert len(lines) == 4
+  for name, reason in {'cut.jpg': 'the JPEG ends early', 'text.jpg': 'not a picture, or cut short .10 bytes',
+                       'empty.png': 'the file is empty', 'cut.png': 'not a picture, or cut short'}.items():
+    [line] = [line for line in lines if name in line]
+    assert line.startswith('bad image: ') and reason.replace('.', '(') in line
+
+
+def test_only_batches_that_were_taken_count(damaged: sources.Source) -> None:
+  made = train(damaged, max_bad_images=0, threads=8)
+  stream = made.batches(0)
+  clean = list(itertools.takewhile(lambda b: not b['bad'].any(), take(train(damaged, max_bad_images=4), 8)))
+  for _ in clean:
+    next(stream)
+  with pytest.raises(types.UserError):
+    next(stream)
+  made.close()
+
+
+def test_too_many_bad_images_stop_the_run_and_are_named(damaged: sources.Source,
+                                                        memory: dict[str, object]) -> None:
+  with pytest.raises(types.UserError, match='4 images of folder:.*/train cannot be decoded: .*(jpg|png); '
+                                            'right would be at most data.max_bad_images=3'):
+    take(train(damaged, **memory, max_bad_images=3), 8)
+
+
+def test_in_evaluation_bad_images_do_not_count(damaged: sources.Source) -> None:
+  for in_memory in (False, True):
+    made = loader.eval_loader(damaged, recipe=RESIZE, image_px=(8, 10), batch_size=6, shard=ALONE, threads=2,
+                              workers=0, in_memory=in_memory)
+    batches = list(made.batches())
+    index, mask = (np.concatenate([b[k] for b in batches]) for k in ('index', 'mask'))
+    assert made.num_bad == 4 and made.num_examples == 44 and mask.sum() == 40
+    assert not set(index[mask > 0].tolist()) & set(bad_indexes(damaged))
+
+
+def test_a_source_without_any_good_image_is_refused(tmp_path: pathlib.Path) -> None:
+  for name in 'ab':
+    (tmp_path / 'train' / name).mkdir(parents=True)
+    for i in range(4):
+      (tmp_path / 'train' / name / f'{i}.jpg').write_bytes(b'no')
+  with pytest.raises(types.UserError, match='8 images in a row cannot be decoded in .*, from .* on; '
+                                            'right would be at least one that can. The last reason: '):
+    take(train(source_of(tmp_path), max_bad_images=9), 1)
+
+
+def test_sizes_that_do_not_fit_are_refused(image_folder: pathlib.Path) -> None:
+  source = source_of(image_folder)
+  with pytest.raises(types.UserError, match='batch_size=38 is larger than .* with 37 examples; right would '
+                                            'be at most 37'):
+    train(source, batch_size=38)
+  with pytest.raises(types.UserError, match='batch_size=6 is not a positive multiple of 4 processes'):
+    train(source, shard=loader.Shard(0, 4))
+  with pytest.raises(types.UserError, match='seed=-1 is negative'):
+    train(source, seed=-1)
+
+
+def test_small_sets_that_are_only_resized_fit_in_memory(image_folder: pathlib.Path) -> None:
+  source, auto = source_of(image_folder), schema.InMemory.AUTO
+  fits = loader.fits_in_memory
+  assert fits(source, recipe=RESIZE, image_px=(8, 8), choice=auto)
+  assert not fits(source, recipe=RESIZE, image_px=(4400, 4400), choice=auto)
+  assert fits(source, recipe=RESIZE, image_px=(4400, 4400), choice=schema.InMemory.YES)
+  assert not fits(source, recipe=INCEPTION, image_px=(8, 8), choice=auto)
+  assert not fits(source, recipe=RESIZE, image_px=(8, 8), choice=schema.InMemory.NO)
+  with pytest.raises(types.UserError, match='data.in_memory=yes does not go with data.recipe.crop=inception'):
+    fits(source, recipe=INCEPTION, image_px=(8, 8), choice=schema.InMemory.YES)

@@ -1,0 +1,114 @@
+"""Host transforms, and what is done on the device."""
+from __future__ import annotations
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tests.data.pictures import encode, picture
+from vit_jax.config import schema
+from vit_jax.core import types
+from vit_jax.data import image_ops, recipes
+from vit_jax.data.sources import Record
+
+RESIZE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
+EVERYTHING = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=3, rotate_degrees=9., scale=.1, shear=.1,
+                           mixup=.2)
+
+
+def host_batch(size: int = 6) -> dict[str, np.ndarray]:
+  return {'image': np.stack([picture(i) for i in range(size)]), 'label': np.arange(size, dtype=np.int32) % 7,
+          'box': np.tile(np.array([0, 0, 1, 1], np.float32), (size, 1)), 'bad': np.zeros(size, bool),
+          'index': np.arange(size, dtype=np.int32)}
+
+
+def test_training_examples_are_the_part_of_the_picture_that_the_box_says() -> None:
+  image = picture(0, height=60, width=80)
+  transform = recipes.train_transform(schema.Recipe(), (8, 10))
+  mirrored = set()
+  for seed in range(20):
+    example = transform(Record(encode(image), 3), np.random.default_rng(seed))
+    top, left, bottom, right = example['box'] * [60, 80, 60, 80]
+    mirrored.add(bool(left > right))
+    low, high = sorted((round(float(left)), round(float(right))))
+    part = image[round(float(top)):round(float(bottom)), low:high]
+    expected = image_ops.resize(part, (8, 10), antialias=False)
+    np.testing.assert_array_equal(example['image'], expected[:, ::-1] if left > right else expected)
+    assert example['label'] == 3
+  assert mirrored == {True, False}
+
+
+def test_a_transform_is_a_function_of_record_and_generator_and_pickles() -> None:
+  transform = recipes.train_transform(EVERYTHING, (8, 8))
+  copy = pickle.loads(pickle.dumps(transform))
+  record = Record(picture(0), 1)
+  one, two = transform(record, np.random.default_rng(4)), copy(record, np.random.default_rng(4))
+  other = transform(record, np.random.default_rng(5))
+  np.testing.assert_array_equal(one['image'], two['image'])
+  assert (one['image'] != other['image']).any()
+
+
+@pytest.mark.parametrize('field', ['shift_px', 'rotate_degrees', 'scale', 'shear', 'flip'])
+def test_every_field_of_geometry_acts_on_host_and_device(field: str) -> None:
+  values = {'shift_px': 2, 'rotate_degrees': 20., 'scale': .3, 'shear': .3, 'flip': True}
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, **{'flip': False, field: values[field]})
+  batch = host_batch()
+  transform = recipes.train_transform(recipe, (12, 15))
+  hosted = np.stack([transform(Record(image, 0), np.random.default_rng(i))['image']
+                     for i, image in enumerate(batch['image'])])
+  prepare = recipes.prepare_train(recipe, num_classes=7, on_device_geometry=True)
+  devised = prepare(batch, jax.random.key(1), jnp.int32(0))['image']
+  plain = recipes.prepare_eval(recipe)(batch, jax.random.key(1), jnp.int32(0))['image']
+  assert (hosted != batch['image']).any()
+  assert float(jnp.abs(devised - plain).max()) > .05
+
+
+def test_on_the_host_path_the_device_only_normalises() -> None:
+  recipe = schema.Recipe(shift_px=3, rotate_degrees=20., mean=(.1, .2, .3), std=(.4, .5, .6))
+  batch = host_batch()
+  out = recipes.prepare_train(recipe, num_classes=7, on_device_geometry=False)(
+      batch, jax.random.key(0), jnp.int32(0))
+  expected = (batch['image'] / 255. - np.array([.1, .2, .3])) / np.array([.4, .5, .6])
+  np.testing.assert_allclose(out['image'], expected, atol=1e-6)
+  assert out['image'].dtype == jnp.float32 and 'labels' not in out
+  assert set(out) <= types.BATCH_KEYS
+
+
+def test_evaluation_squashes_or_takes_the_middle() -> None:
+  image = picture(0, height=20, width=40)
+  squashed = recipes.eval_transform(RESIZE, (8, 8))(Record(image, 0))
+  np.testing.assert_array_equal(squashed['image'], image_ops.resize(image, (8, 8), antialias=False))
+  np.testing.assert_array_equal(squashed['box'], [0, 0, 1, 1])
+  middle = recipes.eval_transform(schema.Recipe(eval_resize_px=10), (8, 8))(Record(image, 0))
+  np.testing.assert_allclose(middle['box'], [.1, .3, .9, .7], atol=1e-6)
+
+
+def test_grey_pictures_get_three_equal_channels() -> None:
+  grey = picture(0)[..., :1]
+  out = recipes.eval_transform(RESIZE, (12, 15))(Record(grey, 0))
+  np.testing.assert_array_equal(out['image'], np.repeat(grey, 3, 2))
+
+
+def test_prepared_batches_depend_on_key_and_not_on_call() -> None:
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=3)
+  prepare = jax.jit(recipes.prepare_train(recipe, num_classes=7, on_device_geometry=True))
+  one, two, other = (prepare(host_batch(), jax.random.key(k), 0)['image'] for k in (0, 0, 1))
+  np.testing.assert_array_equal(one, two)
+  assert float(jnp.abs(one - other).max()) > .1
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason='needs 8 simulated devices (tests/conftest.py)')
+def test_prepared_batches_are_the_same_on_one_and_on_eight_devices() -> None:
+  batch = host_batch(16)
+  prepare = jax.jit(recipes.prepare_train(EVERYTHING, num_classes=7, on_device_geometry=True))
+  single = prepare(batch, jax.random.key(3), 0)
+  mesh = Mesh(np.array(jax.devices()[:8]), ('data',))
+  spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
+  sharded = prepare(spread, jax.random.key(3), 0)
+  assert set(single) == set(sharded)
+  for name in single:
+    np.testing.assert_allclose(single[name], sharded[name], atol=1e-5, err_msg=name)

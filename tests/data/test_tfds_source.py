@@ -1,0 +1,106 @@
+"""Sets prepared by TFDS, read without TensorFlow."""
+from __future__ import annotations
+
+import json
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.data.pictures import encode, picture
+from vit_jax.config import schema
+from vit_jax.core.types import UserError
+from vit_jax.data import image_ops, sources
+
+tfds = pytest.importorskip('tensorflow_datasets')
+
+CLASSES = ['ant', 'bee', 'cow']
+
+
+class Animals(tfds.core.GeneratorBasedBuilder):
+  """Two splits of JPEG files."""
+  VERSION = tfds.core.Version('1.2.0')
+  url_infos: dict[str, object] = {}  # else a package that only builders in a file of their own need
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    features = {'image': tfds.features.Image(shape=(None, None, 3), encoding_format='jpeg'),
+                'label': tfds.features.ClassLabel(names=CLASSES), 'file_name': tfds.features.Text()}
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager: object) -> dict[str, object]:
+    return {'train': self._generate_examples(0, 13), 'validation': self._generate_examples(13, 18)}
+
+  def _generate_examples(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, object]]]:
+    for i in range(start, stop):
+      path = pathlib.Path(self._data_dir_root) / f'{i}.jpg'
+      path.write_bytes(encode(picture(i), '.jpg'))
+      yield i, {'image': str(path), 'label': i % 3, 'file_name': path.name}
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  root = tmp_path_factory.mktemp('tfds')
+  Animals(data_dir=root, file_format='array_record').download_and_prepare()
+  return root
+
+
+def open_all(data_dir: pathlib.Path, name: str = 'animals', **fields: object) -> sources.Sources:
+  data = schema.Data(source=f'tfds:{name}', data_dir=str(data_dir), **fields)
+  return sources.open_sources(data, image_px=(8, 8))
+
+
+def test_stored_bytes_and_labels_come_back(data_dir: pathlib.Path) -> None:
+  opened = open_all(data_dir)  # its evaluation split is `validation`, as there is no test
+  assert (len(opened.train), len(opened.eval), opened.class_names) == (13, 5, tuple(CLASSES))
+  found = {opened.train[i].image: opened.train[i].label for i in range(13)}
+  assert found == {encode(picture(i), '.jpg'): i % 3 for i in range(13)}
+  assert image_ops.decode(opened.train[4].image).shape == (12, 15, 3)
+  assert opened.train.describe(4) == 'tfds:animals/1.2.0/train[4]'
+
+
+def test_slices_versions_and_pickles_work(data_dir: pathlib.Path) -> None:
+  part = open_all(data_dir, 'animals:1.2.0', train_split='train[:50%]+validation').train
+  whole = open_all(data_dir).train
+  assert len(part) == 12 and part[3] == whole[3]
+  copy = pickle.loads(pickle.dumps(part))
+  assert copy[11] == part[11] and len(pickle.dumps(part)) < 20_000
+
+
+def test_a_set_that_is_not_there_says_where_was_looked(data_dir: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'tfds:plants is not prepared in {data_dir} .looked at {data_dir}/plant'
+                                      's/.; right would be a copy there prepared as ArrayRecord'):
+    open_all(data_dir, 'plants')
+  with pytest.raises(UserError, match=f'looked at {data_dir}/animals/9.9.9'):
+    open_all(data_dir, 'animals:9.9.9')
+
+
+def test_tfrecord_is_refused(data_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
+  info = tmp_path / 'animals' / '1.2.0' / 'dataset_info.json'
+  fields = json.loads(info.read_text())
+  fields['fileFormat'] = 'tfrecord'
+  info.write_text(json.dumps(fields))
+  with pytest.raises(UserError, match='was prepared as tfrecord; right would be a copy prepared as Array'):
+    open_all(tmp_path)
+
+
+def test_configurations_are_listed_if_there_are_several(data_dir: pathlib.Path,
+                                                        tmp_path: pathlib.Path) -> None:
+  shutil.copytree(data_dir / 'animals', tmp_path / 'zoo' / 'small')
+  assert len(open_all(tmp_path, 'zoo').train) == 13
+  shutil.copytree(data_dir / 'animals', tmp_path / 'zoo' / 'large')
+  with pytest.raises(UserError, match='several configurations in .*/zoo: large, small; right would be one of '
+                                      'them, such as tfds:zoo/large'):
+    open_all(tmp_path, 'zoo')
+  assert len(open_all(tmp_path, 'zoo/small').train) == 13
+
+
+def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import sources\n'
+          f'data = schema.Data(source="tfds:animals", data_dir={str(data_dir)!r})\n'
+          'sources.open_sources(data, image_px=(8, 8)).train[0]\nassert "tensorflow" not in sys.modules')
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=120)

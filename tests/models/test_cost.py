@@ -1,0 +1,126 @@
+"""Tests of analytic costs: against the real trees, published counts and XLA."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import schema, sizes
+from vit_jax.config.schema import DType, Pool, Positions, Remat
+from vit_jax.core import trees
+from vit_jax.core.types import Array, Params
+from vit_jax.models import cost, vit
+from vit_jax.models.heads import Head
+
+PX = (224, 224)
+PUBLISHED = [  # vision_transformer, models_test.py, and with 21,843 classes the same code
+    ('Ti/16', 1000, 5_717_416), ('S/16', 1000, 22_050_664), ('S/32', 1000, 22_878_952),
+    ('B/8', 1000, 86_576_872), ('B/16', 1000, 86_567_656), ('B/32', 1000, 88_224_232),
+    ('L/16', 1000, 304_326_632), ('L/32', 1000, 306_535_400), ('H/14', 1000, 632_045_800),
+    ('Ti/16', 21_843, 9_740_115), ('S/16', 21_843, 30_075_219), ('B/16', 21_843, 102_595_923),
+    ('B/32', 21_843, 104_252_499), ('L/16', 21_843, 325_690_707), ('H/14', 21_843, 658_745_683)]
+PUBLISHED_MEAN = [  # the same source, names ending in -gap-norep
+    ('S/16', 22_049_896), ('B/16', 86_566_120), ('S/32', 22_878_184), ('B/32', 88_222_696)]
+PUBLISHED_MAP = [  # big_vision, attention pooling, no head
+    ('B/16', 92_884_224), ('L/16', 315_894_784), ('So400m/14', 427_680_704), ('g/14', 1_036_448_384),
+    ('G/14', 1_881_132_416)]
+GMACS = [  # timm's benchmark, forward pass
+    ('S/16', 224, 4.60), ('B/32', 224, 4.41), ('B/16', 224, 17.56), ('B/16', 384, 55.5), ('B/8', 224, 78.1),
+    ('L/16', 224, 61.6), ('L/16', 384, 191.1), ('H/14', 224, 167.3), ('g/14', 224, 267.0),
+    ('G/14', 224, 483.7)]
+
+
+def count(settings: schema.ViT, *, num_classes: int, head: schema.Head | None = None) -> int:
+  """Parameters of the abstract trees; asserts that `cost.parameters` agrees part by part."""
+  head = head or schema.Head()
+  image, key = jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32), jax.random.key(0)
+  params, _ = jax.eval_shape(vit.build(settings, PX).init, key, image)
+  if num_classes:
+    params['head'] = jax.eval_shape(lambda k: Head(head).init(k, settings.width, num_classes), key)
+  analytic = cost.parameters(settings, PX, head=head, num_classes=num_classes)
+  assert {k: v for k, v in analytic.items() if v} == {k: trees.num_elements(v) for k, v in params.items()}
+  return trees.num_elements(params)
+
+
+@pytest.mark.parametrize('name, num_classes, expected', PUBLISHED)
+def test_sizes_with_class_token_have_the_published_number_of_parameters(
+    name: str, num_classes: int, expected: int) -> None:
+  assert count(sizes.vit(name), num_classes=num_classes) == expected
+
+
+@pytest.mark.parametrize('name, expected', PUBLISHED_MEAN)
+def test_sizes_with_mean_pooling_have_the_published_number_of_parameters(name: str, expected: int) -> None:
+  assert count(dataclasses.replace(sizes.vit(name), pool=Pool.MEAN), num_classes=1000) == expected
+
+
+def test_the_plain_baseline_has_the_published_number_of_parameters() -> None:
+  settings = dataclasses.replace(sizes.vit('S/16'), pool=Pool.MEAN, positions=Positions.SINCOS2D)
+  assert count(settings, num_classes=1000) == 21_974_632  # big_vision, S/16 gap + sincos2d
+  with_pre_logits = schema.Head(pre_logits=384)
+  assert count(settings, num_classes=1000, head=with_pre_logits) == 22_122_472  # and rep_size
+
+
+def test_pre_logits_add_a_square_layer() -> None:
+  plain = count(sizes.vit('B/16'), num_classes=21_843)
+  wide = count(sizes.vit('B/16'), num_classes=21_843, head=schema.Head(pre_logits=768))
+  assert wide - plain == 768 * 769 and wide == 103_186_515  # the size of the published B/16 file
+
+
+@pytest.mark.parametrize('name, expected', PUBLISHED_MAP)
+def test_sizes_published_with_attention_pooling_differ_by_just_that(name: str, expected: int) -> None:
+  settings = dataclasses.replace(sizes.vit(name), pool=Pool.MEAN)
+  width, hidden = settings.width, settings.mlp
+  pooling = width + 4 * width * (width + 1) + 2 * width + 2 * width * hidden + hidden + width
+  assert count(settings, num_classes=0) + pooling == expected
+
+
+@pytest.mark.parametrize('name, px, gmacs', GMACS)
+def test_flops_equal_the_published_ones(name: str, px: int, gmacs: float) -> None:
+  flops = cost.forward_flops(sizes.vit(name), (px, px), head=schema.Head(), num_classes=1000)
+  np.testing.assert_allclose(sum(flops.values()) / 2e9, gmacs, rtol=2e-3)
+
+
+def loss_of(settings: schema.ViT, px: tuple[int, int]
+            ) -> tuple[Callable[[Params, Array], Array], Params, jax.ShapeDtypeStruct]:
+  """The sum of pooled features as a function, with abstract arguments for one image."""
+  backbone = vit.build(settings, px)
+  image = jax.ShapeDtypeStruct((1, *px, 3), jnp.float32)
+  params, _ = jax.eval_shape(backbone.init, jax.random.key(0), image)
+  return lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].pooled.sum(), params, image
+
+
+@pytest.mark.parametrize('train', [False, True])
+def test_flops_agree_with_those_that_xla_counts_in_an_unrolled_model(train: bool) -> None:
+  settings, px = schema.ViT(patch=8, width=256, depth=2, heads=4, mlp=1024), (32, 40)
+  loss, params, image = loss_of(settings, px)
+  function = jax.grad(loss) if train else loss
+  analysis = jax.jit(function).lower(params, image).compile().cost_analysis()
+  assert analysis is not None
+  if train:
+    analytic = cost.train_flops(settings, px, head=schema.Head(), num_classes=0)
+  else:
+    analytic = sum(cost.forward_flops(settings, px, head=schema.Head(), num_classes=0).values())
+  np.testing.assert_allclose(analysis['flops'], analytic, rtol=.05)  # XLA counts elementwise work too
+
+
+def test_mean_pooling_costs_one_token_less() -> None:
+  model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+  assert cost.num_tokens(model, (16, 24)) == (6, 7)
+  assert cost.num_tokens(dataclasses.replace(model, pool=Pool.MEAN), (16, 24)) == (6, 6)
+
+
+def test_remat_keeps_less_the_more_it_computes_again() -> None:
+  kept = [cost.activation_bytes(dataclasses.replace(sizes.vit('L/16'), remat=r), PX) for r in Remat]
+  assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+
+
+def test_activation_bytes_equal_a_computation_by_hand() -> None:
+  model = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48, dtype=DType.BF16)
+  block = 7 * (6 * 32 + 2 * 48) * 2 + 2 * 7 * 32 * 4 + 4 * 7 * 7 * 6
+  assert cost.activation_bytes(model, (16, 24)) == 3 * block
+  full = dataclasses.replace(model, remat=Remat.FULL)
+  assert cost.activation_bytes(full, (16, 24)) == 2 * 7 * 32 * 2 + block

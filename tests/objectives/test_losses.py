@@ -1,0 +1,59 @@
+"""Losses against NumPy float64."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.objectives import losses
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(6, 7)) * 4
+SOFT = RNG.dirichlet(np.ones(7), size=6)
+MULTI = (RNG.random((6, 7)) < .3).astype(float)
+f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+
+
+def log_softmax(z: np.ndarray) -> np.ndarray:
+  z = z - z.max(-1, keepdims=True)
+  return z - np.log(np.exp(z).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize('targets', [SOFT, MULTI, np.eye(7)[[0, 3, 6, 1, 1, 2]]])
+def test_softmax_cross_entropy(targets: np.ndarray) -> None:
+  want = -(targets * log_softmax(LOGITS)).sum(-1)
+  np.testing.assert_allclose(losses.softmax_xent(f32(LOGITS), f32(targets)), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize('targets', [SOFT, MULTI])
+def test_sigmoid_cross_entropy_sums_over_classes(targets: np.ndarray) -> None:
+  p = 1 / (1 + np.exp(-LOGITS))
+  want = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(-1)
+  np.testing.assert_allclose(losses.sigmoid_xent(f32(LOGITS), f32(targets)), want, rtol=1e-5)
+
+
+def test_losses_of_huge_logits_are_finite() -> None:
+  logits = jnp.array([[1e4, -1e4, 0.]])
+  targets = jnp.array([[0., 1., 0.]])
+  for loss in (losses.softmax_xent, losses.sigmoid_xent):
+    value, grad = jax.value_and_grad(lambda z, loss=loss: loss(z, targets).sum())(logits)
+    assert np.isfinite(value) and np.isfinite(grad).all()
+
+
+def test_smoothing_keeps_the_total_and_is_off_at_zero() -> None:
+  targets = f32(np.eye(7)[:2])
+  smooth = losses.smooth(targets, .1)
+  np.testing.assert_allclose(smooth.sum(-1), 1., rtol=1e-6)
+  assert float(smooth[0, 0]) == pytest.approx(.9 + .1 / 7) and losses.smooth(targets, 0.) is targets
+
+
+def test_a_hit_is_any_target_of_the_largest_weight() -> None:
+  logits = f32([[3, 2, 1], [3, 2, 1], [1, 2, 3], [1, 2, 3]])
+  targets = f32([[1, 1, 0], [0, 1, 0], [.4, 0, .6], [0, 0, 0]])
+  assert losses.hit(logits, targets).tolist() == [1, 0, 1, 0]
+
+
+def test_targets_are_labels_or_one_hot() -> None:
+  assert losses.targets({'label': jnp.array([2, 0])}, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+  assert losses.targets({'label': jnp.array([2]), 'labels': jnp.array([[.5, .5]])}, 2).tolist() == [[.5, .5]]

@@ -1,0 +1,126 @@
+"""Phases, rates and goodput, with a hand-moved time."""
+from __future__ import annotations
+
+import pytest
+
+from vit_jax.record import clock as clock_lib
+
+
+class Time:
+  """Seconds that pass only when told to."""
+
+  def __init__(self) -> None:
+    self.now = 100.
+
+  def __call__(self) -> float:
+    return self.now
+
+
+def make(**kwargs: object) -> tuple[clock_lib.Clock, Time]:
+  time = Time()
+  return clock_lib.Clock(6, 30., 100., now=time, **kwargs), time  # type: ignore[arg-type]
+
+
+def run_steps(clock: clock_lib.Clock, time: Time, *, steps: int, seconds: float) -> None:
+  for _ in range(steps):
+    time.now += seconds
+    clock.tick()
+
+
+def test_rates_count_steps_and_data_waits_but_not_evaluations_and_checkpoints() -> None:
+  clock, time = make()
+  with clock.phase('compile'):
+    time.now += 50
+  run_steps(clock, time, steps=3, seconds=2.)
+  with clock.phase('data_wait'):
+    time.now += 3
+  with clock.phase('evaluate'):
+    time.now += 1000
+  rates = clock.rates()
+  assert rates is not None
+  assert rates.step_s == pytest.approx(3.)
+  assert rates.images_per_s == pytest.approx(2.)
+  assert rates.mfu == pytest.approx(.1)  # 30 FLOPs in 3 s on 100 FLOP/s
+
+
+def test_rates_are_of_the_window_since_the_last_call() -> None:
+  clock, time = make()
+  run_steps(clock, time, steps=2, seconds=5.)
+  clock.rates()
+  assert clock.rates() is None
+  run_steps(clock, time, steps=2, seconds=1.)
+  rates = clock.rates()
+  assert rates is not None and rates.step_s == pytest.approx(1.)
+
+
+@pytest.mark.parametrize(('flops', 'peak'), [(30., None), (0., 100.)])
+def test_mfu_is_none_when_peak_or_cost_is_unknown(flops: float, peak: float | None) -> None:
+  time = Time()
+  clock = clock_lib.Clock(6, flops, peak, now=time)
+  run_steps(clock, time, steps=1, seconds=1.)
+  rates = clock.rates()
+  assert rates is not None and rates.mfu is None
+
+
+def test_nested_phases_do_not_count_time_twice() -> None:
+  clock, time = make()
+  with clock.phase('evaluate'):
+    time.now += 1
+    with clock.phase('compile'):
+      time.now += 10
+    time.now += 2
+  goodput = clock.goodput()
+  assert goodput.seconds == {'step': 0., 'evaluate': 3., 'compile': 10.}
+  assert goodput.total_s == 13.
+
+
+def test_a_phase_ends_when_its_body_fails() -> None:
+  clock, time = make()
+  with pytest.raises(KeyError), clock.phase('checkpoint'):
+    time.now += 1
+    raise KeyError
+  run_steps(clock, time, steps=1, seconds=4.)
+  assert clock.goodput().seconds == {'step': 4., 'checkpoint': 1.}
+
+
+def test_repeated_steps_are_lost_and_goodput_adds_up() -> None:
+  clock, time = make(lost_steps=3)
+  with clock.phase('startup'):
+    time.now += 10
+  run_steps(clock, time, steps=2, seconds=1.)
+  assert clock.goodput().fraction == 0.
+  run_steps(clock, time, steps=10, seconds=1.)
+  goodput = clock.goodput()
+  assert goodput.seconds == {'step': 9., 'startup': 10., 'lost': 3.}
+  assert goodput.total_s == pytest.approx(sum(goodput.seconds.values()))
+  assert goodput.fraction == pytest.approx(9 / 22)
+
+
+def test_time_left_expects_evaluations_again_but_no_compilation() -> None:
+  clock, time = make()
+  assert clock.time_left_s(10) is None
+  with clock.phase('compile'):
+    time.now += 500
+  run_steps(clock, time, steps=4, seconds=1.)
+  with clock.phase('evaluate'):
+    time.now += 4
+  assert clock.time_left_s(10) == pytest.approx(20.)
+
+
+def test_a_phase_may_not_take_a_name_the_clock_derives() -> None:
+  clock, _ = make()
+  with pytest.raises(ValueError, match="phase 'step' is what the clock derives itself"), clock.phase('step'):
+    pass
+
+
+@pytest.mark.parametrize(('kind', 'flops'), [
+  ('TPU v2', 22.5e12), ('TPU v3', 61.5e12), ('TPU v4', 275e12), ('TPU v4 lite', 138e12),
+  ('TPU v5 lite', 197e12), ('TPU v5e', 197e12), ('TPU v5', 459e12), ('TPU v5p', 459e12),
+  ('TPU v6 lite', 918e12), ('TPU v6e', 918e12), ('NVIDIA A100-SXM4-40GB', 312e12),
+  ('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12), ('NVIDIA H200', 989e12)])
+def test_peaks_of_known_devices(kind: str, flops: float) -> None:
+  assert clock_lib.find_peak_flops(kind, 3) == 3 * flops
+
+
+def test_peak_of_an_unknown_device_is_none() -> None:
+  assert clock_lib.find_peak_flops('cpu', 8) is None

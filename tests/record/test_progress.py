@@ -1,0 +1,93 @@
+"""Progress: a bar on a terminal, lines elsewhere, and a terminal that is left as it was."""
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+
+import pytest
+
+from vit_jax.record import progress as progress_lib
+
+
+class Terminal(io.StringIO):
+  """A stream that says it is a terminal."""
+
+  def isatty(self) -> bool:
+    return True
+
+
+class Time:
+  """Seconds that pass only when told to."""
+  now = 0.
+
+  def __call__(self) -> float:
+    return self.now
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+  monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.setenv('COLUMNS', '120')
+  return Terminal()
+
+
+def test_without_a_terminal_there_is_a_first_line_one_now_and_then_and_a_last_one() -> None:
+  stream, time = io.StringIO(), Time()
+  with progress_lib.Progress(50, start=0, shown=True, stream=stream, now=time) as progress:
+    for step in range(1, 42):
+      time.now += 1.
+      progress.update(step, {'train/loss': 1 / step, 'train/images_per_s': 1234.4, 'train/epoch': step / 4})
+  lines = stream.getvalue().splitlines()
+  assert [line.split()[1] for line in lines] == ['1/50', '11/50', '21/50', '31/50', '41/50']
+  assert lines[1] == 'step 11/50  epoch 2.8  loss 0.09091  1,234 images/s  39 s left'
+
+
+def test_the_last_line_is_not_said_twice() -> None:
+  stream = io.StringIO()
+  with progress_lib.Progress(1, start=0, shown=True, stream=stream, now=Time()) as progress:
+    progress.update(1, {'train/loss': 1.})
+  progress.close()
+  assert stream.getvalue() == 'step 1/1  loss 1\n'
+
+
+def test_nothing_is_shown_when_switched_off(terminal: Terminal) -> None:
+  with contextlib.redirect_stdout(terminal), progress_lib.Progress(3, start=0, shown=False) as progress:
+    progress.update(1, {'train/loss': 1.})
+  assert terminal.getvalue() == ''
+
+
+def test_the_terminal_is_given_back_after_an_error(terminal: Terminal) -> None:
+  with contextlib.redirect_stdout(terminal):
+    with pytest.raises(KeyError), progress_lib.Progress(9, start=2, shown=True) as progress:
+      progress.update(3, {'train/loss': 1.25})
+      assert sys.stdout is not terminal
+      raise KeyError
+    assert sys.stdout is terminal
+  text = terminal.getvalue()
+  assert 'loss 1.25' in text
+  assert text.rindex('\x1b[?25h') > text.rindex('\x1b[?25l')  # the cursor is shown again
+
+
+def test_what_is_printed_or_logged_appears_above_the_bar(terminal: Terminal) -> None:
+  handler = logging.StreamHandler(terminal)
+  logging.getLogger().addHandler(handler)
+  try:
+    with contextlib.redirect_stdout(terminal), progress_lib.Progress(9, start=0, shown=True) as progress:
+      progress.update(4, {'train/loss': .5})
+      print('printed [brackets]')
+      logging.getLogger('x').warning('logged')
+    assert handler.stream is terminal
+  finally:
+    logging.getLogger().removeHandler(handler)
+  text = terminal.getvalue()
+  assert 'printed [brackets]\n' in text and 'logged\n' in text
+  assert text.rindex('4/9') > text.index('logged')  # drawn again below
+
+
+@pytest.mark.parametrize(('seconds', 'text'), [
+  (0., '0 s'), (59.4, '59 s'), (59.6, '1 min 00 s'), (3601., '1 h 00 min'), (90000., '1 d 1 h'),
+  (float('nan'), '?'), (float('inf'), '?'), (-1., '?')])
+def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
+  assert progress_lib.format_duration(seconds) == text

@@ -1,0 +1,151 @@
+"""The record of a run survives kills, resumes and numbers that JSON does not have."""
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.record import writer as writer_lib
+
+
+def make(workdir: pathlib.Path, *, resumed_from: int | None = None,
+         process_index: int = 0) -> writer_lib.Writer:
+  return writer_lib.Writer(workdir, process_index=process_index, resumed_from=resumed_from,
+                           progress_total=100, progress=False)
+
+
+def read_lines(workdir: pathlib.Path) -> list[dict[str, object]]:
+  def refuse(word: str) -> float:
+    raise AssertionError(f'{word} is not JSON')
+  text = (workdir / 'metrics.jsonl').read_text()
+  return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_rows_come_back_with_step_and_time(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer:
+    writer.write(3, {'train/loss': 1.5, 'train/lr': .25})
+    writer.write(3, {'test/top1': .5})
+  run = writer_lib.read(tmp_path)
+  assert [row['step'] for row in run.rows] == [3, 3]
+  assert run.rows[0]['train/loss'] == 1.5 and run.rows[0]['train/lr'] == .25
+  assert run.rows[0]['time_s'] >= 0
+  assert [e['event'] for e in run.events] == ['start']
+  assert list(tmp_path.glob('events.*'))
+
+
+def test_every_row_is_on_disk_at_once(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer:
+    writer.write(1, {'a': 1.})
+    assert read_lines(tmp_path)[-1]['a'] == 1.
+
+
+def test_numbers_that_are_not_finite_are_text_in_the_file_and_numbers_again(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer:
+    writer.write(1, {'a': math.nan, 'b': math.inf, 'c': -math.inf})
+    writer.event('norms', step=1, grad={'head/bias': np.array([1., np.nan])})
+  line = read_lines(tmp_path)[1]
+  assert (line['a'], line['b'], line['c']) == ('nan', 'inf', '-inf')
+  run = writer_lib.read(tmp_path)
+  assert math.isnan(run.rows[0]['a']) and run.rows[0]['c'] == -math.inf
+  assert run.events[1]['grad'] == {'head/bias': [1., 'nan']}
+
+
+def test_other_processes_leave_no_trace(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path / 'run', process_index=1) as writer:
+    writer.write(5, {'a': 1.})
+    writer.write(1, {'a': 1.})
+    writer.event('start')
+    writer.advance(7)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_step_backwards_is_refused_with_both_steps(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer:
+    writer.write(7, {'a': 1.})
+    with pytest.raises(ValueError, match='step 6 after those of step 7: steps must not go backwards'):
+      writer.write(6, {'a': 1.})
+
+
+def test_steps_before_the_resumed_one_are_refused(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path, resumed_from=40) as writer, pytest.raises(ValueError, match='step 39 after .* step 40'):
+    writer.write(39, {'a': 1.})
+
+
+def test_a_half_written_line_costs_only_itself(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer:
+    writer.write(1, {'a': 1.})
+  with open(tmp_path / 'metrics.jsonl', 'ab') as file:
+    file.write(b'{"step": 2, "a": \xff')
+  with make(tmp_path, resumed_from=1) as writer:
+    writer.write(2, {'a': 2.})
+  run = writer_lib.read(tmp_path / 'metrics.jsonl')
+  assert [(row['step'], row['a']) for row in run.rows] == [(1, 1.), (2, 2.)]
+  assert run.num_broken == 1
+
+
+def test_lines_that_are_no_rows_are_counted_and_left_out(tmp_path: pathlib.Path) -> None:
+  lines = ['[1]', '3', '{"a": 1}', '{"step": "x"}', '', '{"step": 4, "a": "what", "b": null, "c": 2}']
+  (tmp_path / 'metrics.jsonl').write_text('\n'.join(lines))
+  run = writer_lib.read(tmp_path)
+  assert run.rows == [{'step': 4., 'c': 2.}]
+  assert run.num_broken == 4
+
+
+def test_reading_drops_what_was_lost_and_done_again(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer:
+    for step in (1, 2, 3, 4, 5):
+      writer.write(step, {'a': 1.})
+      writer.event('checkpoint', step=step, params_digest='x')
+    writer.event('goodput', step=5, seconds={'step': 1.})
+  with make(tmp_path, resumed_from=3) as writer:
+    writer.write(4, {'a': 2.})
+  run = writer_lib.read(tmp_path)
+  assert [(row['step'], row['a']) for row in run.rows] == [(1, 1.), (2, 1.), (3, 1.), (4, 2.)]
+  assert [e.get('step') for e in run.events if e['event'] == 'checkpoint'] == [1, 2, 3]
+  assert [e['event'] for e in run.events if e['event'] != 'checkpoint'] == ['start', 'goodput', 'start']
+  assert run.lost_steps == 2
+
+
+def test_a_fresh_start_loses_everything_before_it(tmp_path: pathlib.Path) -> None:
+  for value in (1., 2.):
+    with make(tmp_path) as writer:
+      writer.write(1, {'a': value})
+  run = writer_lib.read(tmp_path)
+  assert [row['a'] for row in run.rows] == [2.]
+  assert run.lost_steps == 1
+
+
+def test_time_goes_on_after_a_resume(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "time_s": 500.0}\n{"step": 2, "time_s": "nan"}\n')
+  with make(tmp_path, resumed_from=1) as writer:
+    writer.write(2, {'a': 1.})
+  assert 500 <= writer_lib.read(tmp_path).rows[-1]['time_s'] < 560
+
+
+def test_the_callers_start_is_the_only_one_and_says_where_from(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path, resumed_from=4) as writer:
+    writer.event('start', command=['a', 'b'], workdir=tmp_path)
+    writer.write(5, {'a': 1.})
+  starts = [e for e in writer_lib.read(tmp_path).events if e['event'] == 'start']
+  assert len(starts) == 1
+  assert starts[0]['resumed_from'] == 4 and starts[0]['command'] == ['a', 'b']
+  assert starts[0]['workdir'] == str(tmp_path)
+
+
+def test_two_starts_within_a_second_have_event_files_of_their_own(tmp_path: pathlib.Path) -> None:
+  for _ in range(2):
+    make(tmp_path).close()
+  assert len(list(tmp_path.glob('events.*'))) == 2
+
+
+def test_a_value_that_cannot_be_recorded_is_named(tmp_path: pathlib.Path) -> None:
+  with make(tmp_path) as writer, pytest.raises(TypeError, match='type object cannot be recorded'):
+    writer.event('norms', grad=object())
+
+
+def test_reading_nothing_says_so(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(FileNotFoundError):
+    writer_lib.read(tmp_path)

@@ -1,0 +1,87 @@
+"""The layer rule: what each package may import, read from the source without running it."""
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / 'vit_jax'
+
+OURS = {
+    'core': set(),
+    'config': {'core'},
+    'record': {'core'},
+    'parallel': {'core', 'config'},
+    'models': {'core', 'config'},
+    'data': {'core', 'config'},
+    'optim': {'core', 'config'},
+    'objectives': {'core', 'config', 'models'},
+    'train': {'core', 'config', 'record', 'optim', 'parallel'},
+    'evaluate': {'core', 'config', 'record', 'optim', 'parallel'},
+    'analysis': {'core', 'config'},
+    'jobs': {'core', 'config', 'record', 'parallel', 'models', 'data', 'optim', 'objectives', 'train', 'evaluate',
+             'analysis'},
+}
+ONLY_IN = {
+    'flax': ('models/',),
+    'grain': ('data/', 'jobs/train.py'),
+    'tensorflow_datasets': ('data/',),
+    'cv2': ('data/',),
+    'orbax': ('train/checkpoint.py',),
+    'absl': ('main.py', 'config/', 'data/'),
+    'tensorflow': (),
+    'torch': (),
+}
+FILES = sorted(PACKAGE.rglob('*.py'))
+
+
+def imports(path: pathlib.Path) -> list[str]:
+  """Full names of all modules a file imports, also inside functions."""
+  found = []
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      found += [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f'{path}: relative import'
+      found += [node.module] + [f'{node.module}.{alias.name}' for alias in node.names]
+  return found
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_its_package_may(path: pathlib.Path) -> None:
+  where = str(path.relative_to(PACKAGE))
+  package = where.split('/')[0]
+  for name in imports(path):
+    parts = name.split('.')
+    if parts[0] == 'vit_jax' and len(parts) > 1 and package in OURS and (PACKAGE / parts[1]).is_dir():
+      assert parts[1] == package or parts[1] in OURS[package], f'{where} may not import {name}'
+    if parts[0] in ONLY_IN:
+      assert where.startswith(ONLY_IN[parts[0]]), f'{where} may not import {name}'
+
+
+def test_every_package_has_a_line_in_the_layer_rule() -> None:
+  assert {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != '__pycache__'} == OURS.keys()
+
+
+def test_no_module_is_a_place_for_everything() -> None:
+  names = {p.stem for p in FILES}
+  assert not names & {'utils', 'helpers', 'misc', 'common'}
+
+
+def test_help_and_import_start_neither_jax_nor_flax() -> None:
+  code = ('import sys, vit_jax, vit_jax.main; assert vit_jax.main.run(["--help"]) == 0; '
+          'print(sorted({"jax", "flax", "grain", "numpy"} & set(sys.modules)))')
+  out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+  assert out.strip().endswith('[]')
+
+
+def test_configs_are_not_written_to_after_overrides() -> None:
+  for path in FILES:
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Assign):
+        for target in node.targets:
+          assert not ast.unparse(target).startswith(('config.', 'self.config.')), f'{path}: {ast.unparse(node)}'

@@ -1,0 +1,80 @@
+"""The result of a step does not depend on how it is run: mesh, accumulation, rematerialisation, layout."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import programs
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.data import recipes
+from vit_jax.jobs import build
+
+DATA = programs.batch(size=32, px=16)
+MODEL = schema.ViT(patch=4, width=32, depth=2, heads=4, mlp=64)
+RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=1, rotate_degrees=10., mixup=.5)
+
+
+def config(**model: object) -> schema.Config:
+  return schema.Config(image_px=(16, 16), batch_size=32, model=dataclasses.replace(MODEL, **model),
+                       objective=schema.Supervised(label_smoothing=.1), head=schema.Head(pre_logits=8),
+                       train=schema.Train(ema=.9))
+
+
+@functools.cache
+def after(settings: str = 'one', accumulate: int = 1, **model: object) -> tuple[object, object]:
+  c, mesh = config(**model), programs.MESHES[settings]
+  task = build.build_objective(c, build.build_backbone(c), 7)
+  prepare = recipes.prepare_train(RECIPE, num_classes=7, on_device_geometry=True)
+  program = programs.build(task, prepare, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
+                           optimizer=schema.Sgd(clip_norm=1., decayed=('.*/kernel',)))
+  state, metrics = programs.run(program, mesh, DATA, 2)
+  return state, metrics.means
+
+
+@pytest.mark.parametrize('settings', [m for m in programs.MESHES if m != 'one'])
+def test_steps_agree_on_every_mesh(settings: str) -> None:
+  programs.assert_close(after(settings), after())
+
+
+@pytest.mark.parametrize('num_devices', [2, 4])
+def test_steps_agree_on_fewer_devices(num_devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(programs.MESHES, f'data={num_devices}', schema.Mesh(num_devices, 1, 1))
+  programs.assert_close(after(f'data={num_devices}'), after())
+
+
+@pytest.mark.parametrize('settings', ['one', 'data=2,fsdp=4'])
+def test_four_microbatches_are_the_whole_batch(settings: str) -> None:
+  programs.assert_close(after(settings, accumulate=4), after())
+
+
+@pytest.mark.parametrize('model', [
+    {'execution': schema.Execution.SCAN},
+    {'execution': schema.Execution.SCAN, 'remat': schema.Remat.NAMES},
+    {'remat': schema.Remat.MLP},
+    {'remat': schema.Remat.FULL},
+], ids=lambda m: ' '.join(v.value for v in m.values()))
+def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]) -> None:
+  programs.assert_close(after(**model), after())
+
+
+def test_dropout_does_not_depend_on_the_mesh() -> None:
+  dropping = {'dropout': .1, 'drop_path': .2}
+  programs.assert_close(after('data=2,fsdp=2,tensor=2', **dropping), after(**dropping))
+  assert float(after(**dropping)[1]['loss'].sum) != float(after()[1]['loss'].sum)
+
+
+def test_parameters_lie_where_the_rules_say() -> None:
+  c = config()
+  mesh = programs.mesh(programs.MESHES['data=2,fsdp=2,tensor=2'])
+  parts = build.parts(c, mesh=mesh, num_examples=100, num_classes=8, in_memory=True)
+  state = parts.program.init_fn()
+  query = state.params['backbone']['blocks']['attn']['query']['kernel']
+  assert query.shape == (2, 32, 4, 8) and query.addressable_shards[0].data.shape == (2, 16, 2, 8)
+  mu = state.opt[1].mu['backbone']['blocks']['attn']['query']['kernel']
+  average = state.extra['ema']['backbone']['blocks']['attn']['query']['kernel']
+  assert mu.sharding == query.sharding == average.sharding
+  assert np.asarray(state.step) == 0 and all(x.committed for x in jax.tree.leaves(state))

@@ -1,0 +1,205 @@
+"""Checkpoints: what is read back is what was written, or it is not read."""
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import time
+from collections.abc import Iterator
+
+import fakes
+import jax
+import numpy as np
+import programs
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.objectives.ema import Ema
+from vit_jax.objectives.supervised import Supervised
+from vit_jax.train import checkpoint
+from vit_jax.train.step import Program
+
+DATA = programs.batch()
+RULES = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
+
+
+def program(settings: str = 'one', *, classes: int = 7, ema: bool = True) -> Program:
+  task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=classes, loss=schema.Loss.SOFTMAX,
+                    label_smoothing=0.)
+  return programs.build(Ema(task, .9) if ema else task, fakes.normalise, programs.MESHES[settings], rules=RULES,
+                        like=DATA, optimizer=schema.AdamW(decayed=('.*/kernel',)))
+
+
+@pytest.fixture(scope='module')
+def one() -> Program:
+  return program()
+
+
+@pytest.fixture
+def open_folder(tmp_path: pathlib.Path) -> Iterator[object]:
+  opened = []
+
+  def opener(**keep: object) -> checkpoint.Checkpointer:
+    opened.append(checkpoint.Checkpointer(tmp_path / 'checkpoints', keep=checkpoint.Keep(**{'latest': 3, **keep})))
+    return opened[-1]
+
+  yield opener
+  for checkpointer in opened:
+    checkpointer.close()
+
+
+def save(checkpointer: checkpoint.Checkpointer, built: Program, steps: list[int], **metrics: list[float]) -> list[str]:
+  digests = []
+  for i, step in enumerate(steps):
+    state = built.init_fn()
+    state = state._replace(params=jax.tree.map(lambda x, step=step: x + step, state.params))
+    digests.append(checkpointer.save(step, state, data={'seed': step}, meta={'name': 'x'},
+                                     metrics={k: v[i] for k, v in metrics.items()}))
+  checkpointer.wait()
+  return digests
+
+
+def test_what_was_saved_comes_back_bit_for_bit(one: Program, open_folder: object) -> None:
+  checkpointer = open_folder()
+  digest = save(checkpointer, one, [3, 7])[-1]
+  got = open_folder().restore(one.abstract_state, one.shardings)
+  want = one.init_fn()
+  want = want._replace(params=jax.tree.map(lambda x: x + 7, want.params))
+  assert int(got.state.step) == 7 and got.data == {'seed': 7} and got.meta['name'] == 'x'
+  assert trees.digest(got.state.params) == digest == trees.digest(want.params)
+  assert trees.digest((got.state.opt, got.state.extra)) == trees.digest((want.opt, want.extra))
+
+
+def test_an_empty_folder_restores_nothing(one: Program, open_folder: object) -> None:
+  assert open_folder().restore(one.abstract_state, one.shardings) is None
+
+
+def test_a_state_without_extra_is_saved_without_it(open_folder: object) -> None:
+  plain = program(ema=False)
+  checkpointer = open_folder()
+  save(checkpointer, plain, [1])
+  assert not (checkpointer.folder / '1' / 'extra').exists()
+  assert checkpointer.restore(plain.abstract_state, plain.shardings).state.extra == {}
+
+
+@pytest.mark.parametrize('settings', ['data=2,fsdp=2,tensor=2', 'fsdp=8'])
+def test_a_checkpoint_restores_onto_another_mesh(one: Program, open_folder: object, settings: str) -> None:
+  digest = save(open_folder(), one, [2])[0]
+  other = program(settings)
+  state = open_folder().restore(other.abstract_state, other.shardings).state
+  assert trees.digest(state.params) == digest
+  assert state.params['backbone']['kernel'].sharding == other.shardings.params['backbone']['kernel']
+
+
+def damage(path: pathlib.Path, position: int) -> None:
+  raw = bytearray(path.read_bytes())
+  raw[position] ^= 0x10
+  path.write_bytes(raw)
+
+
+def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(p for p in folder.rglob('*') if p.is_file() and p.stat().st_size)
+
+
+def flips() -> list[tuple[int, float]]:
+  rng = random.Random(0)
+  return [(rng.randrange(10 ** 6), rng.random()) for _ in range(40)]
+
+
+def test_no_flipped_byte_is_read_as_if_it_were_whole(one: Program, open_folder: object) -> None:
+  """One byte anywhere in the newest checkpoint: it restores right, or the one before does; never wrong."""
+  digests = dict(zip([1, 2], save(open_folder(), one, [1, 2]), strict=True))
+  folder = open_folder().folder
+  whole = {p: p.read_bytes() for p in files_of(folder / '2')}
+  skipped = 0
+  for which, where in flips():
+    path = list(whole)[which % len(whole)]
+    damage(path, int(where * len(whole[path])))
+    checkpointer = open_folder()
+    state = checkpointer.restore(one.abstract_state, one.shardings).state
+    assert trees.digest(state.params) == digests[int(state.step)], path
+    checkpointer.close()
+    skipped += int(state.step) == 1
+    for name, raw in whole.items():
+      name.parent.mkdir(parents=True, exist_ok=True)
+      name.write_bytes(raw)
+  assert skipped >= 5  # the rest hit bytes that carry nothing
+
+
+def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_its_step_can_be_saved_again(
+    one: Program, open_folder: object, caplog: pytest.LogCaptureFixture) -> None:
+  save(open_folder(), one, [1, 2])
+  folder = open_folder().folder
+  largest = max(files_of(folder / '2' / 'params'), key=lambda p: p.stat().st_size)
+  damage(largest, largest.stat().st_size // 2)
+  checkpointer = open_folder()
+  assert int(checkpointer.restore(one.abstract_state, one.shardings).state.step) == 1
+  assert 'checkpoint 2 is damaged and set aside' in caplog.text and (folder.parent / 'damaged' / '2').is_dir()
+  save(checkpointer, one, [2])
+  assert checkpointer.steps() == [1, 2]
+
+
+def test_half_written_checkpoints_are_cleaned_away(one: Program, open_folder: object) -> None:
+  save(open_folder(), one, [1])
+  folder = open_folder().folder
+  half = folder / '2.orbax-checkpoint-tmp'
+  half.mkdir()
+  (half / 'params').mkdir()
+  checkpointer = open_folder()
+  assert checkpointer.steps() == [1]
+  for _ in range(100):  # removed in the background
+    if not half.exists():
+      return
+    time.sleep(.1)
+  raise AssertionError(f'{half} was left')
+
+
+def test_all_damaged_is_an_error_that_says_where_they_are(one: Program, open_folder: object) -> None:
+  save(open_folder(), one, [1])
+  for path in files_of(open_folder().folder / '1'):
+    path.write_bytes(b'')
+  with pytest.raises(UserError, match='steps 1.*damaged.*begin anew'):
+    open_folder().restore(one.abstract_state, one.shardings)
+
+
+def test_another_model_is_an_error_that_lists_shapes(one: Program, open_folder: object) -> None:
+  save(open_folder(), one, [1])
+  other = program(classes=9)
+  with pytest.raises(UserError, match=r'another model(.|\n)*params/head/bias: float32\[7\] in the checkpoint, '
+                                      r'float32\[9\] by the config'):
+    open_folder().restore(other.abstract_state, other.shardings)
+
+
+def test_latest_every_and_best_are_kept(one: Program, open_folder: object) -> None:
+  checkpointer = open_folder(latest=2, every=4, best='test/top1')
+  save(checkpointer, one, [1, 2, 3, 4, 5, 6, 7], **{'test/top1': [.1, .9, .3, .4, .5, .6, float('nan')]})
+  assert checkpointer.steps() == [2, 4, 6, 7]
+
+
+def test_the_best_nll_is_the_lowest(one: Program, open_folder: object) -> None:
+  checkpointer = open_folder(latest=1, best='test/nll@ema')
+  save(checkpointer, one, [1, 2, 3], **{'test/nll@ema': [3., 1., 2.]})
+  assert checkpointer.steps() == [2, 3]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not hasattr(os, 'fork'), reason='needs a process of its own with a file limit')
+def test_a_full_disk_stops_with_a_clear_error_and_leaves_older_checkpoints(
+    one: Program, open_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+  import resource
+  checkpointer = open_folder()
+  save(checkpointer, one, [1])
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+  try:
+    with pytest.raises(UserError, match=r'could not be written(.|\n)*Make room(.|\n)*steps on disk: 1'):
+      save(checkpointer, one, [2])
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert int(open_folder().restore(one.abstract_state, one.shardings).state.step) == 1
+
+
+def test_scores_prefer_high_accuracy_and_low_loss() -> None:
+  keep = checkpoint.Keep(1, best='test/top1')
+  assert keep._score({'test/top1': .5}) == .5 and keep._score({}) == -np.inf

@@ -1,0 +1,112 @@
+"""Hooks with a record in memory: what is logged when, and what a person reads when numbers go wrong."""
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Mean
+from vit_jax.record.clock import Clock
+from vit_jax.train import hooks, loop
+from vit_jax.train.state import TrainState
+from vit_jax.train.step import Norms, StepMetrics
+
+STATE = TrainState(np.int32(0), {}, {}, {})
+
+
+class Record:
+  def __init__(self) -> None:
+    self.rows: list[tuple[int, dict[str, float]]] = []
+    self.events: list[tuple[str, dict[str, object]]] = []
+    self.steps: list[int] = []
+
+  def write(self, step: int, values: dict[str, float]) -> None:
+    self.rows.append((step, values))
+
+  def event(self, name: str, **fields: object) -> None:
+    self.events.append((name, fields))
+
+  def advance(self, step: int) -> None:
+    self.steps.append(step)
+
+
+def done(step: int, loss: float = 2., *, ok: bool = True) -> loop.Done:
+  norm = np.float32(1.) if ok else np.float32(np.nan)
+  grad = {'head/kernel': np.float32(1.), 'backbone/blocks/mlp/up/kernel': np.array([1., norm, 2.])}
+  metrics = StepMetrics({'loss': Mean(np.float32(4 * loss), np.float32(4.))}, norm,
+                        Norms(grad, {'head/kernel': np.float32(1.)}, {}), np.bool_(ok))
+  return loop.Done(step, metrics, {'index': np.arange(4)}, STATE)
+
+
+def metrics_hook(record: Record) -> hooks.Metrics:
+  now = iter(np.arange(0., 1000.))
+  clock = Clock(32, 1e9, 1e12, now=lambda: float(next(now)))
+  return hooks.Metrics(record, clock, log_every=3, total=8, steps_an_epoch=4., schedule=lambda step: .1 * (step + 1))
+
+
+def test_the_first_the_last_and_every_third_step_are_logged_with_their_own_values() -> None:
+  record = Record()
+  hook = metrics_hook(record)
+  for step in range(1, 9):
+    hook.on_metrics(done(step, loss=float(step)))
+  assert [step for step, _ in record.rows] == [1, 3, 6, 8] and record.steps == list(range(1, 9))
+  values = record.rows[2][1]
+  assert values['train/loss'] == 6. and values['train/lr'] == pytest.approx(.6) and values['train/epoch'] == 1.5
+  assert values['train/grad_norm'] == 1. and values['train/images_per_s'] > 0 and values['train/mfu'] > 0
+  assert [name for name, _ in record.events] == ['norms'] * 4
+
+
+def test_stop_names_step_loss_path_layer_and_examples() -> None:
+  hook = hooks.Finite(schema.OnNonfinite.STOP, lambda done: ['a.jpg (index 2)'])
+  hook.on_metrics(done(1))
+  with pytest.raises(UserError) as error:
+    hook.on_metrics(done(5, loss=float('nan'), ok=False))
+  text = str(error.value)
+  for part in ('Step 5 is not finite: loss nan, gradient norm nan', 'backbone/blocks/mlp/up/kernel (layer 1)',
+               'examples: a.jpg (index 2)', 'all finite before the step', 'on_nonfinite=skip'):
+    assert part in text
+
+
+def test_skip_goes_on_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+  hook = hooks.Finite(schema.OnNonfinite.SKIP, lambda done: [])
+  with caplog.at_level(logging.WARNING):
+    for step in (1, 2):
+      hook.on_metrics(done(step, ok=False))
+  assert hook.skipped == 2 and 'Skipped; 2 so far' in caplog.text and 'each finite on its own' in caplog.text
+
+
+class Saver:
+  def __init__(self) -> None:
+    self.saves: list[tuple[int, dict[str, float]]] = []
+
+  def save(self, step: int, state: TrainState, *, data: object, meta: object, metrics: dict[str, float]) -> str:
+    self.saves.append((step, dict(metrics)))
+    return f'digest {step}'
+
+  def check(self) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+  yield
+
+
+def test_a_checkpoint_is_judged_by_metrics_of_its_own_step_and_made_once() -> None:
+  record, saver, latest = Record(), Saver(), {}
+  clock = Clock(1, 0, None)
+  evaluate = hooks.Evaluate(2, lambda state, step: {'test/top1': step / 10}, record, clock, latest)
+  save = hooks.Checkpoint(1, saver, record, clock, data={'seed': 1}, meta={}, latest=latest)
+  for step in (1, 2, 3):
+    if step % 2 == 0:
+      evaluate.on_state(step, STATE)
+    save.on_state(step, STATE)
+    save.on_state(step, STATE)
+  assert saver.saves == [(1, {}), (2, {'test/top1': .2}), (3, {})]
+  assert record.events[-1] == ('checkpoint', {'step': 3, 'params_digest': 'digest 3'})
+  assert record.rows == [(2, {'test/top1': .2})]
