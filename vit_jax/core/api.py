@@ -137,6 +137,11 @@ class EvalLoader(Protocol):
   """
   num_examples: int
 
+  @property
+  def num_bad(self) -> int:
+    """Images of this process that could not be decoded so far; they have `mask` 0 and count nowhere."""
+    ...
+
   def batches(self) -> Iterator[Batch]:
     """Host arrays, always with `mask` and `index`: this process's rows."""
     ...

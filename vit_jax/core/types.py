@@ -44,7 +44,8 @@ Batch = dict[str, Any]
   labels        [B, C] f32, soft or multi-hot targets
   mask          [B] f32, 0 where the row is padding
   index         [B] i32, position in the source; ids and file names come from it
-  box           [B, 4] f32, the crop as (top, left, bottom, right), fractions of the stored image
+  box           [B, 4] f32, the crop as (top, left, bottom, right), fractions of the stored image; left > right
+                when mirrored, and outside [0, 1] when shifted
   bad           [B] bool, the image could not be decoded and was replaced
   views_global  [B, 2, H, W, 3]      views_local    [B, V, H, W, 3]
   token_labels  [B, N, k] i32        token_scores   [B, N, k] f32

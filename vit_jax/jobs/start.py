@@ -10,7 +10,9 @@ import jax
 
 def start() -> None:
   """Sets up jax and logging for this process. Touches no device."""
-  logging.basicConfig(format='%(message)s', level=logging.WARNING, force=True)
+  root = logging.getLogger()
+  root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]  # set by an import
+  logging.basicConfig(format='%(message)s', level=logging.WARNING)
   logging.getLogger('vit_jax').setLevel(logging.INFO)
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # Orbax drops tasks whose error it has raised already
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')

@@ -1,0 +1,25 @@
+"""A ViT from scratch on a person's own pictures.
+
+Data:     PATH/{train,val|test}/<class>/*.{jpg,jpeg,png,webp,bmp}, or PATH/<class>/… (then 10 % are held out).
+Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
+Sizes:    --config=configs/from_folder.py:S/16 takes another model; --config.image_px=64,64 other pictures.
+Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
+"""
+from vit_jax.config import schema as s
+from vit_jax.config import sizes
+
+
+def get_config(size: str = 'Ti/16') -> s.Config:
+  """The run, with a model of `size`."""
+  config = s.Config(
+      name=f'from_folder {size}', length='100 epochs', batch_size=64, image_px=(224, 224),
+      data=s.Data(source='folder:PATH', recipe=s.Recipe(crop_area=(.25, 1.), mixup=.2, eval_resize_px=256)),
+      model=sizes.vit(size),
+      objective=s.Supervised(label_smoothing=.1),
+      optimizer=s.AdamW(lr=5e-4, weight_decay=.1, schedule=s.Schedule(warmup='10 %')),
+      train=s.Train(ema=.999),
+      evals={'test': s.TopK(every='5 epochs')},
+      checkpoints=s.Checkpoints(every='5 %', keep_best='test/top1@ema'))
+  config.model.pool = s.Pool.MEAN
+  config.model.drop_path = .1
+  return config

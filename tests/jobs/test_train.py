@@ -1,0 +1,121 @@
+"""The main job in one process: run, resume, finish again, evaluate, and what is left in the run directory."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax import main
+from vit_jax.record import writer
+
+TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
+        '--config.model.mlp=16', '--config.batch_size=40', '--config.length=12 steps', '--config.evals.test.every=5 steps',
+        '--config.evals.test.batch_size=80', '--config.checkpoints.every=5 steps', '--config.train.log_every=4 steps',
+        '--config.train.ema=.9']
+
+
+def run(workdir: pathlib.Path, *extra: str, job: str = 'train') -> int:
+  return main.run([f'--job={job}', *TINY, f'--workdir={workdir}', *extra])
+
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  workdir = tmp_path_factory.mktemp('runs') / 'a'
+  assert run(workdir) == 0
+  return workdir
+
+
+def load(path: pathlib.Path) -> dict:
+  return json.loads(path.read_text())
+
+
+def test_a_run_leaves_what_it_promises(done: pathlib.Path) -> None:
+  final, evaluation = load(done / 'final.json'), load(done / 'evaluate.json')
+  assert final['step'] == 12 and final['num_examples'] == {'test': 360} and final['seconds'] > 0
+  assert evaluation['num_examples'] == 360 and evaluation['view'] == 'ema'
+  assert evaluation['top1'] == final['metrics']['test/top1@ema'] and set(final['metrics']) == {
+      f'test/{m}{v}' for m in ('top1', 'top5', 'nll') for v in ('', '@ema')}
+  assert load(done / 'config.json')['model']['width'] == 16
+  record = writer.read(done)
+  logged = [int(row['step']) for row in record.rows if 'train/loss' in row]
+  assert logged == [1, 4, 8, 12] and [int(r['step']) for r in record.rows if 'test/top1' in r] == [5, 10, 12]
+  saved = [e for e in record.events if e['event'] == 'checkpoint']
+  assert [e['step'] for e in saved] == [5, 10, 12] and saved[-1]['params_digest'] == final['params_digest']
+  page = (done / 'report.html').read_text()
+  assert '<svg' in page and 'http://' not in page.replace('http://www.w3.org', '') and 'https://' not in page
+  assert sorted(int(p.name) for p in (done / 'checkpoints').iterdir()) == [10, 12]
+
+
+def test_predictions_cover_every_example_once(done: pathlib.Path) -> None:
+  with np.load(done / 'predictions.npz') as saved:
+    assert sorted(saved['index']) == list(range(360)) and saved['top'].shape == (360, 5)
+    right = float((saved['top'][:, 0] == saved['label']).mean())
+    assert saved['example_image'].shape[1:] == (8, 8, 3) and len(saved['class_names']) == 10
+  assert right == pytest.approx(load(done / 'evaluate.json')['top1'], abs=1e-7)
+
+
+def test_a_finished_run_says_so_and_evaluates_to_the_same(
+    done: pathlib.Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+  before = load(done / 'final.json')
+  with caplog.at_level('INFO'):
+    assert run(done) == 0
+  after = load(done / 'final.json')
+  assert 'Finished before: step 12 of 12' in caplog.text and 'of 360 images' in capsys.readouterr().out
+  assert after['metrics'] == before['metrics'] and after['params_digest'] == before['params_digest']
+
+
+def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
+    done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  before = load(done / 'final.json')['metrics']
+  assert run(done, '--config.evals.test.batch_size=56', job='evaluate') == 0
+  after = load(done / 'evaluate.json')
+  assert after['num_examples'] == 360 and after['metrics'] == pytest.approx(before, rel=1e-6)
+  assert 'test (ema, 360 images): top1' in capsys.readouterr().out
+
+
+def test_a_longer_run_goes_on_from_the_last_checkpoint_and_says_what_changed(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  with caplog.at_level('INFO'):
+    assert run(tmp_path, '--config.length=6 steps') == 0 and run(tmp_path, '--config.length=8 steps') == 0
+  assert 'length: 6 steps -> 8 steps' in caplog.text and 'Continuing at step 6 of 8' in caplog.text
+  assert load(tmp_path / 'final.json')['step'] == 8
+
+
+@pytest.mark.parametrize(('extra', 'said'), [
+    ('--config.length=3 steps', 'holds a run of 12 steps, but length=.3 steps. is 3 steps'),
+    ('--config.seed=5', r'cannot go on with the same data in the same order:\n  seed: 0 -> 5'),
+    ('--config.batch_size=48', r'batch_size: 40 -> 48'),
+    ('--config.model.width=32', 'made with another model'),
+])
+def test_a_run_is_not_continued_as_another(
+    done: pathlib.Path, extra: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(done, extra) == 2
+  import re
+  assert re.search(said, capsys.readouterr().err)
+
+
+def test_two_runs_cannot_share_a_directory(done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  from vit_jax.jobs import rundir
+  with rundir.Lock(done):
+    assert run(done) == 2
+  assert f'--workdir={done} is in use by another run (process' in capsys.readouterr().err
+
+
+def test_a_workdir_that_cannot_be_written_is_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'file').write_text('')
+  assert run(tmp_path / 'file' / 'run') == 2
+  assert 'cannot be written' in capsys.readouterr().err
+
+
+def test_evaluating_nothing_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(tmp_path, job='evaluate') == 2
+  assert 'holds no run' in capsys.readouterr().err
+
+
+def test_a_nan_in_training_stops_with_a_message(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(tmp_path, '--config.optimizer.lr=1e30', '--config.optimizer.clip_norm=0', '--config.length=30 steps') == 2
+  text = capsys.readouterr().err
+  assert 'is not finite: loss' in text and 'on_nonfinite=skip' in text

@@ -1,0 +1,48 @@
+"""Every config of the project loads, checks, and builds its full-size model in shapes alone."""
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+
+import jax
+import programs
+import pytest
+
+from vit_jax.config import check, durations, files, schema
+from vit_jax.core import trees
+from vit_jax.jobs import build, listing
+
+NAMES = files.list_names()
+EXAMPLES = 1_281_167
+COUNTS = {'digits': 303_082, 'from_folder': None, 'cifar10': None}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_config_loads_checks_and_builds(name: str) -> None:
+  config = files.load(name, [])
+  check.check(config)
+  mesh = programs.mesh(schema.Mesh(1, 1, 1))
+  parts = build.parts(config, mesh=mesh, num_examples=EXAMPLES, num_classes=10, in_memory=False)
+  state = parts.program.abstract_state
+  assert trees.flatten(state.params) and isinstance(jax.tree.leaves(state.params)[0], jax.ShapeDtypeStruct)
+  lengths = parts.lengths
+  durations_ = [config.optimizer.schedule.warmup, config.checkpoints.every, config.train.log_every,
+                *(e.every for e in config.evals.values())]
+  assert all(0 < lengths.steps(d) <= lengths.total_steps for d in durations_), durations_
+  assert isinstance(lengths, durations.Lengths)
+  if COUNTS.get(name):
+    assert trees.num_elements(state.params) == COUNTS[name]
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_config_says_what_it_is(name: str) -> None:
+  doc = ast.get_docstring(ast.parse(pathlib.Path(files.find(name)).read_text()))
+  assert doc
+  for part in (r'^Data: ', r'^Run: .*--config=configs/' + name + r'\.py', r'^Expected: '):
+    assert re.search(part, doc, re.MULTILINE), part
+
+
+def test_the_list_shows_each_with_its_first_line() -> None:
+  lines = listing.table().splitlines()
+  assert [line.split()[0] for line in lines] == NAMES and all(len(line.split()) > 4 for line in lines)
