@@ -14,8 +14,8 @@ os.environ['XLA_FLAGS'] = (os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 

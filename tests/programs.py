@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.api import Objective, Prepare
+from vit_jax.core.types import Shard
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.rules import Rule
@@ -49,7 +50,7 @@ def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rule
 def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarray],
         num_steps: int = 1) -> tuple[Any, steps.StepMetrics]:
   """The state and last metrics after steps on the same batch, fetched to the host."""
-  placed = meshes.put_batch(data, mesh(settings), meshes.Rows(0, 1))
+  placed = meshes.put_batch(data, mesh(settings), Shard(0, 1))
   state = program.init_fn()
   for _ in range(num_steps):
     state, metrics = program.step_fn(state, placed)

@@ -32,7 +32,7 @@ FLAGS = {
     'config': 'name or path of a config, with arguments after a colon: digits, configs/digits.py',
     'workdir': 'directory of the run: made if missing, continued if it holds a run',
 }
-HELP = '''Vision Transformers in JAX, from raw pictures to the tables of the paper.
+HELP = """Vision Transformers in JAX, from raw pictures to the tables of the paper.
 
   python -m vit_jax.main --config=digits --workdir=runs/digits
   python -m vit_jax.main --config=from_folder --config.data.source=folder:PATH --workdir=runs/mine
@@ -48,7 +48,7 @@ Flags:
 
 The same command goes on where a run stopped. Exit status: 0 done; 2 something to be put right, with a message;
 75 stopped by SIGTERM or SIGINT and saved, run it again.
-'''
+"""
 
 
 class Command(NamedTuple):

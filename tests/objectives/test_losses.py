@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(6, 7)) * 4
 SOFT = RNG.dirichlet(np.ones(7), size=6)
 MULTI = (RNG.random((6, 7)) < .3).astype(float)
-f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+f32 = lambda x: jnp.asarray(x, jnp.float32)
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:

@@ -131,7 +131,7 @@ class Setting(NamedTuple):
 def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
   """Every setting that can be overridden."""
   if isinstance(config, dict):
-    items = [(name, value, object) for name, value in config.items()]
+    items: list[tuple[str, Any, Any]] = [(name, value, None) for name, value in config.items()]
   else:
     items = [(f.name, getattr(config, f.name), f.type) for f in dataclasses.fields(config)]
   for name, value, declared in items:

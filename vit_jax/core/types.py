@@ -14,6 +14,7 @@ Knows nothing of models, data or devices.
 """
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -56,6 +57,13 @@ BATCH_KEYS = frozenset({
 
 Schedule = Callable[[Array | int], Array]
 """Step (number of updates done before this one) to a value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """Part `index` of `count` equal, contiguous parts of each batch: the rows of one process."""
+  index: int
+  count: int
 
 
 class Mean(NamedTuple):

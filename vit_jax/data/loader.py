@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.api import LoaderInfo
-from vit_jax.core.types import Batch, UserError
+from vit_jax.core.types import Batch, Shard, UserError
 from vit_jax.data import blocks, prefetch, recipes
 from vit_jax.data.sources import Source
 
@@ -25,12 +24,6 @@ _LAST_BLOCK = 2**62             # training does not end
 _NUM_NAMED = 5                  # bad images in the error message
 
 Start = Callable[[range], Iterator[Batch]]
-
-
-class Shard(NamedTuple):
-  """This process among all that read."""
-  index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls here
-  count: int  # type: ignore[assignment]
 
 
 class BadImages:
@@ -73,7 +66,7 @@ class TrainLoader:
     Raises:
       UserError: more than `max_bad_images` images could not be decoded in the batches taken.
     """
-    index, count = self._shard
+    index, count = self._shard.index, self._shard.count
     for batch in _running(self._start, range(start * count + index, _LAST_BLOCK, count), self._running):
       self.bad.see(batch)
       self.bad.check(self._max_bad_images)
@@ -99,7 +92,7 @@ class EvalLoader:
 
   def batches(self) -> Iterator[Batch]:
     """This process's rows of `ceil(S / B)` global batches: `image label index box mask`."""
-    index, count = self._shard
+    index, count = self._shard.index, self._shard.count
     num_batches = -(-self.num_examples // self._batch_size)
     for batch in _running(self._start, range(index, num_batches * count, count), self._running):
       self.bad.see(batch)

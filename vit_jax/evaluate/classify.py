@@ -5,6 +5,7 @@ target does not count. Sums are added in f32 on the devices for a batch and in f
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,14 +22,19 @@ from vit_jax.parallel import mesh as meshes
 
 Predict = Callable[[PyTree, Array], Outputs]
 TOP = 5
+METRICS = ('top1', 'top5', 'nll')
 
 
-class Guesses(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Guesses:
   """Of each example: position in the source, label, most likely classes `[S, k]`, their probabilities."""
   index: np.ndarray
   label: np.ndarray
   top: np.ndarray
   probability: np.ndarray
+
+
+_GUESSED = tuple(field.name for field in dataclasses.fields(Guesses))
 
 
 class Result(NamedTuple):
@@ -53,17 +59,18 @@ class TopK:
   def measure(self, selected: PyTree) -> Result:
     """Metrics, counts and guesses. The mesh of `selected` and that of the batches is the same."""
     totals: dict[str, np.ndarray] = {}
-    parts: list[Guesses] = []
+    parts: list[dict[str, np.ndarray]] = []
     for batch in self._loader.batches():
       placed = meshes.put_batch(batch, self._mesh, self._rows)
       means, rows = jax.device_get(_evaluate(self._predict, self._prepare, self._mesh, selected, placed))
       for name, mean in means.items():
         totals[name] = totals.get(name, np.zeros(2)) + np.asarray(mean, np.float64)
       kept = rows['mask'] > 0
-      parts.append(Guesses(*(rows[name][kept] for name in Guesses._fields)))
+      parts.append({name: rows[name][kept] for name in _GUESSED})
     weight = totals['top1'][1] if totals else 0
-    metrics = {name: float(total / max(w, 1e-12)) for name, (total, w) in totals.items()}
-    return Result(metrics, round(weight), Guesses(*(np.concatenate(x) for x in zip(*parts, strict=True))))
+    metrics = {name: float(totals[name][0] / max(totals[name][1], 1e-12)) for name in METRICS}
+    guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED})
+    return Result(metrics, round(weight), guesses)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -16,9 +16,9 @@ from vit_jax.config import durations, schema
 from vit_jax.core import trees
 from vit_jax.core.api import Backbone, Objective, Prepare
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Batch, Schedule
-from vit_jax.data import recipes, sources
+from vit_jax.core.types import Batch, Schedule, Shard
 from vit_jax.data import loader as loaders
+from vit_jax.data import recipes, sources
 from vit_jax.evaluate import classify
 from vit_jax.models import cost, heads, vit
 from vit_jax.objectives import ema, supervised
@@ -61,13 +61,13 @@ def open_data(config: schema.Config) -> Data:
   return Data(found.train, found.eval, found.class_names, in_memory)
 
 
-def open_mesh(config: schema.Config) -> tuple[Mesh, loaders.Shard]:
+def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
   """The mesh over all devices, and this process's share of each batch."""
   mesh = meshes.make(config.mesh)
-  return mesh, loaders.Shard(*meshes.local_rows(mesh))
+  return mesh, meshes.local_rows(mesh)
 
 
-def train_loader(config: schema.Config, data: Data, shard: loaders.Shard) -> loaders.TrainLoader:
+def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.TrainLoader:
   """Training batches of a config."""
   d = config.data
   return loaders.train_loader(
@@ -76,7 +76,7 @@ def train_loader(config: schema.Config, data: Data, shard: loaders.Shard) -> loa
 
 
 def evaluators(config: schema.Config, data: Data, objective: Objective, *, mesh: Mesh,
-               shard: loaders.Shard) -> dict[str, dict[str, classify.TopK]]:
+               shard: Shard) -> dict[str, dict[str, classify.TopK]]:
   """The evaluations of a config by name, and each by view. Views share the loader."""
   views = objective.views()
   prepare = recipes.prepare_eval(config.data.recipe)

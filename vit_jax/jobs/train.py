@@ -103,8 +103,7 @@ class Run:
     return clock
 
   def _batches(self, start: int) -> Iterator[Batch]:
-    rows = meshes.Rows(*self.shard)
-    return (meshes.put_batch(batch, self.mesh, rows) for batch in self.loader.batches(start))
+    return (meshes.put_batch(batch, self.mesh, self.shard) for batch in self.loader.batches(start))
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts
@@ -115,7 +114,7 @@ class Run:
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
-    for name, group in self.evaluators.items():
+    for name in self.evaluators:
       def evaluate(state: TrainState, step: int, name: str = name) -> Mapping[str, float]:
         return {outcome.metric_name(name, metric, view): number
                 for view, one in self.evaluators[name].items()

@@ -5,7 +5,7 @@ here counts steps for itself, and the norm is computed once, in the train step.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree, Schedule
 from vit_jax.optim.masks import mask
 
-Optimizer = optax.GradientTransformationExtraArgs
+Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 
 
 def build(config: schema.AdamW | schema.Sgd, schedule: Schedule) -> Optimizer:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
+from vit_jax.core.types import Shard
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -59,13 +59,7 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> N
                     f'fsdp={mesh.shape["fsdp"]}){micro}; {below} would be')
 
 
-class Rows(NamedTuple):
-  """Part `index` of `count` equal, contiguous parts of each batch."""
-  index: int
-  count: int
-
-
-def local_rows(mesh: Mesh) -> Rows:
+def local_rows(mesh: Mesh) -> Shard:
   """The part of each batch that this process holds.
 
   Processes that differ only along `tensor` hold the same part.
@@ -79,11 +73,11 @@ def local_rows(mesh: Mesh) -> Rows:
   if parts % len(mine) or mine[0] % len(mine) or mine != list(range(mine[0], mine[0] + len(mine))):
     raise UserError(f'the devices of this process hold parts {mine} of {parts} of a batch, which are no equal '
                     'contiguous share; want a mesh whose data and fsdp axes follow the processes')
-  return Rows(mine[0] // len(mine), parts // len(mine))
+  return Shard(mine[0] // len(mine), parts // len(mine))
 
 
-def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: Rows) -> dict[str, jax.Array]:
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
   """This process's rows as part of a global batch on the mesh."""
   sharding = batch_sharding(mesh)
-  return {name: jax.make_array_from_process_local_data(sharding, x, (x.shape[0] * rows.count, *x.shape[1:]))
+  return {name: jax.make_array_from_process_local_data(sharding, x, (x.shape[0] * shard.count, *x.shape[1:]))
           for name, x in batch.items()}

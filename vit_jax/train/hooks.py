@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from vit_jax.core import numerics, trees
 from vit_jax.core.api import Objective, Prepare
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
+from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
@@ -81,7 +81,8 @@ def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> 
   """A sharding for each leaf of the state: parameters by rule, the rest follows them."""
   specs = sharding.param_specs(abstract.params, rules, mesh)
   return TrainState(
-      meshes.replicated(mesh), sharding.shardings(specs, mesh),
+      meshes.replicated(mesh),  # type: ignore[arg-type]
+      sharding.shardings(specs, mesh),
       sharding.shardings(sharding.follow_specs(abstract.opt, abstract.params, specs), mesh),
       sharding.shardings(sharding.follow_specs(abstract.extra, abstract.params, specs), mesh))
 
@@ -149,7 +150,7 @@ def _squares(tree: PyTree) -> dict[str, Array]:
   return {name: squares(name, x) for name, x in trees.flatten(tree).items()}
 
 
-def nonfinite_paths(norms: Mapping[str, np.ndarray]) -> list[str]:
+def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:
   """Where norms are not finite: `path`, or `path (layer i)` for stacked leaves."""
   found = []
   for name, value in norms.items():
