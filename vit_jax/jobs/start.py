@@ -4,15 +4,24 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import sys
+import traceback
+from types import TracebackType
 
 import jax
 
+from vit_jax.parallel import hosts
+
 
 def start() -> None:
-  """Sets up jax and logging for this process. Touches no device."""
+  """Sets up jax and logging for this process, and joins the others of the run. Touches no device."""
   root = logging.getLogger()
-  root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]  # set by an import
-  logging.basicConfig(format='%(message)s', level=logging.WARNING)
+  # Some imports set up the root logger for themselves.
+  root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]
+  logging.basicConfig(level=logging.WARNING)
+  for handler in root.handlers:
+    if type(handler) is logging.StreamHandler:
+      handler.setFormatter(logging.Formatter('%(message)s'))
   logging.getLogger('vit_jax').setLevel(logging.INFO)
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # Orbax drops tasks whose error it has raised already
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
@@ -20,3 +29,12 @@ def start() -> None:
     base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
     jax.config.update('jax_compilation_cache_dir', str(base / 'vit_jax' / 'xla'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  hosts.initialize()
+  if jax.distributed.is_initialized():
+    sys.excepthook = _fail
+
+
+def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+  """Ends this process at once after an unforeseen error: an ordinary end would wait for the other processes."""
+  traceback.print_exception(kind, error, trace)
+  hosts.leave(1)

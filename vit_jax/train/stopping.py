@@ -1,6 +1,7 @@
 """Being asked to stop: SIGTERM and SIGINT end the run after the step at hand, on all processes at once."""
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 
@@ -12,14 +13,19 @@ RESUMABLE = 75
 
 
 class StopRequest:
-  """Notes SIGTERM and SIGINT while it is entered; a second SIGINT interrupts at once."""
+  """Notes SIGTERM and SIGINT while it is entered; a second SIGINT interrupts at once.
+
+  With several processes jax itself watches for SIGTERM on each host and agrees on a step with the others, so
+  that handler stays, and SIGINT is passed on to it.
+  """
 
   def __init__(self) -> None:
     self._name = ''
     self._before: dict[signal.Signals, object] = {}
+    self._is_alone = jax.process_count() == 1
 
   def __enter__(self) -> StopRequest:
-    for one in (signal.SIGTERM, signal.SIGINT):
+    for one in (signal.SIGTERM, signal.SIGINT) if self._is_alone else (signal.SIGINT,):
       self._before[one] = signal.signal(one, self._note)
     return self
 
@@ -32,9 +38,11 @@ class StopRequest:
     if self._name and number == signal.SIGINT:
       raise KeyboardInterrupt
     self._name = signal.Signals(number).name
+    if not self._is_alone:
+      os.kill(os.getpid(), signal.SIGTERM)
 
   def reason(self, step: int) -> str:
     """Name of the signal, or ''. With several processes all get it at the same step."""
-    if jax.process_count() > 1:
-      return 'preemption' if multihost_utils.reached_preemption_sync_point(step) else ''
+    if not self._is_alone:
+      return 'SIGTERM on one of the hosts' if multihost_utils.reached_preemption_sync_point(step) else ''
     return self._name

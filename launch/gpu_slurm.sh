@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# Submits a command to Slurm and, as the job, runs it on all nodes, again after every preemption.
+# Usage text below; README.md in this folder says more.
+#
+# One process a node, which drives all its GPUs: one loader and one copy of in-memory data feed them, and a host
+# is told once that it is to stop. (One a GPU works too: the program reads Slurm's variables.)
+set -uo pipefail
+
+usage() {
+  cat <<'TEXT'
+bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
+
+  bash launch/gpu_slurm.sh --nodes=4 --gpus=8 --time=24:00:00 --partition=gpu \
+    -- python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=/shared/runs/l16
+
+  --nodes=N              nodes
+  --gpus=G               GPUs of each node
+  --name=NAME            of the job; default: vit_jax
+  --time=, --partition=, --account=, --qos=   as for sbatch
+  --cpus=C               cores of each node, for reading and decoding; default: all (--exclusive)
+  --logs=DIR             default: runs/slurm; one file a job, appended to when it goes on
+  --warn_s=120           asked to save this long before the time is up
+  --sbatch_flag=FLAG     a further flag of sbatch; may be repeated
+  --dry_run              print the sbatch command, submit nothing
+
+The checkout and --workdir are to be on a file system that all nodes share. Where the checkout has a .venv, its
+python is taken. Preempted, or out of time, the program saves and ends with 75; the job is queued again and goes on.
+Status 2 (something to be put right) and any other failure end the job.
+TEXT
+}
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+submit() {
+  local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 dry_run='' flags=() root
+  local nodes_and_gpus='want --nodes=N --gpus=G, whole numbers'
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --nodes=* | --gpus=* | --name=* | --cpus=* | --logs=* | --warn_s=*)
+        local flag="${1%%=*}"
+        printf -v "${flag#--}" '%s' "${1#*=}" ;;
+      --time=* | --partition=* | --account=* | --qos=*) flags+=("$1") ;;
+      --sbatch_flag=*) flags+=("${1#*=}") ;;
+      --dry_run) dry_run=1 ;;
+      --help | -h) usage; exit 0 ;;
+      --) shift; break ;;
+      *) fail "$1: no such flag; see --help" ;;
+    esac
+    shift
+  done
+  [[ "$nodes" =~ ^[1-9][0-9]*$ && "$gpus" =~ ^[1-9][0-9]*$ ]] || fail "$nodes_and_gpus"
+  [ $# -gt 0 ] || fail 'no command; want it after --'
+  root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  if [ -n "$cpus" ]; then flags+=("--cpus-per-task=$cpus"); else flags+=(--exclusive); fi
+  set -- sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node=1 --gpus-per-node="$gpus" --requeue \
+    --open-mode=append --signal="B:USR1@$warn_s" --chdir="$root" --output="$logs/%x-%j.log" "${flags[@]}" \
+    "$root/launch/gpu_slurm.sh" -- "$@"
+  if [ -n "$dry_run" ]; then printf '%q ' "$@"; echo; return; fi
+  command -v sbatch >/dev/null || fail 'sbatch is not installed; want a login node of a Slurm cluster'
+  # The folder of --output is not made by Slurm: without it a job ends without a word.
+  (cd "$root" && mkdir -p "$logs") && exec "$@"
+}
+
+# The job, on its first node. Slurm runs a copy of this file, in the folder --chdir named.
+job() {
+  local first status=0 step
+  shift  # --
+  if [ -x .venv/bin/python ]; then PATH="$PWD/.venv/bin:$PATH"; fi
+  first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+  export PATH PYTHONUNBUFFERED=1 VIT_JAX_COORDINATOR="$first:$((20000 + SLURM_JOB_ID % 12000))"
+  export VIT_JAX_NUM_PROCESSES="$SLURM_JOB_NUM_NODES"
+  unset VIT_JAX_PROCESS_ID  # each takes its SLURM_PROCID
+  echo "Job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $SLURM_JOB_NUM_NODES nodes, process 0 on $first"
+  srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --label "$@" &
+  step=$!
+  # Slurm's word to this script only: srun passes TERM on to every process.
+  trap 'echo "Asked to stop; saving"; kill -TERM "$step" 2>/dev/null' USR1 TERM
+  # A trap ends the wait too.
+  while kill -0 "$step" 2>/dev/null; do status=0; wait "$step" || status=$?; done
+  case "$status" in
+    75) echo 'Stopped and saved; queued again'; scontrol requeue "$SLURM_JOB_ID" ;;
+    2) echo 'Something is to be put right, see above; not queued again' ;;
+    0) ;;
+    *) echo "Failed with status $status; not queued again" ;;
+  esac
+  exit "$status"
+}
+
+if [ -n "${SLURM_JOB_ID:-}" ] && [ "${1:-}" = -- ]; then job "$@"; else submit "$@"; fi

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# Runs a command as N processes of one run, with M simulated CPU devices each, on this machine:
+#   bash launch/local_processes.sh 2 4 -- python -m vit_jax.main --config=digits --workdir=runs/two
+# Output is prefixed with [i]; LOG_DIR=DIR writes DIR/0.log, DIR/1.log … instead. A free port is chosen.
+# Ctrl-C and TERM go to all processes as TERM (the program saves and ends with 75). When a process fails, the others
+# are told to end. Who does not within GRACE_S seconds (60 when asked, 15 after a failure) is killed.
+# Exit status: the worst of all: the first failure before 75 before 0.
+set -uo pipefail
+
+usage() {
+  sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  exit 2
+}
+
+count="${1:-}" devices="${2:-}"
+[[ "$count" =~ ^[1-9][0-9]*$ && "$devices" =~ ^[1-9][0-9]*$ && "${3:-}" = -- && $# -gt 3 ]] || usage
+shift 3
+
+folder="$(mktemp -d)"
+pids=() readers=() ended=()
+asked='' failed='' deadline='' worst=0
+# Each process leads a group of its own, so that what it started can be ended with it.
+leader=()
+if command -v setsid >/dev/null; then leader=(setsid); fi
+
+# A port nobody listens on, below those the system hands out by itself.
+find_port() {
+  local port
+  for _ in {1..50}; do
+    port=$((20000 + RANDOM % 12000))
+    if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then echo "$port"; return; fi
+  done
+}
+
+# Passes its input on, line by line, with a name in front.
+prefix() {
+  local line
+  while IFS= read -r line || [ -n "$line" ]; do printf '[%s] %s\n' "$1" "$line"; done
+}
+
+start() {
+  local i="$1" out="$folder/$1"
+  if [ -n "${LOG_DIR:-}" ]; then
+    out="$LOG_DIR/$i.log"
+    : > "$out"
+  else
+    mkfifo "$out"
+    prefix "$i" < "$out" 3>&- &
+    readers+=($!)
+  fi
+  XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices" JAX_PLATFORMS=cpu \
+    JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo VIT_JAX_COORDINATOR="127.0.0.1:$port" \
+    VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$i" \
+    ${leader[@]+"${leader[@]}"} "${@:2}" > "$out" 2>&1 < /dev/null 3>&- &
+  pids+=($!)
+}
+
+# Sends signal $1 to process $2 and, if $3 is given, to all it started.
+send() {
+  if [ -n "${3:-}" ] && [ "${#leader[@]}" -gt 0 ]; then kill "-$1" -- "-$2" 2>/dev/null; fi
+  kill "-$1" "$2" 2>/dev/null
+}
+
+# Tells those still running to end, and sets until when.
+end_all() {
+  local i
+  deadline=$((SECONDS + $1))
+  for i in "${!pids[@]}"; do
+    if [ -z "${ended[i]:-}" ]; then send TERM "${pids[i]}"; fi
+  done
+}
+
+# shellcheck disable=SC2317  # called by the trap below
+on_signal() {
+  if [ -n "$asked" ]; then deadline=$SECONDS; return; fi
+  asked=1
+  echo "local_processes: asked to stop; telling all processes, waiting up to ${GRACE_S:-60} s" >&3
+  end_all "${GRACE_S:-60}"
+}
+
+# How bad a status is: done, killed after being asked to end, saved, failed.
+rank() {
+  if [ "$1" -eq 0 ]; then echo 0
+  elif [ "$1" -eq 75 ]; then echo 2
+  elif [ "$1" -ge 128 ] && [ -n "$asked" ]; then echo 1
+  else echo 3; fi
+}
+
+# Notes that process $1 ended with status $2.
+note_end() {
+  local i="$1" status="$2"
+  ended[i]=1
+  # What it started, and did not end, ends with it.
+  send KILL "${pids[i]}" group
+  # After a failure the others are ended from here: what they end with says nothing.
+  if [ "$status" -eq 0 ] || [ -n "$failed" ]; then return; fi
+  if [ "$(rank "$status")" -gt "$(rank "$worst")" ]; then worst="$status"; fi
+  if [ -n "$asked" ]; then return; fi
+  if [ "$status" -eq 75 ]; then
+    asked=1
+    end_all "${GRACE_S:-60}"
+  else
+    failed=1
+    echo "local_processes: process $i ended with status $status" >&3
+    end_all "${GRACE_S:-15}"
+  fi
+}
+
+# shellcheck disable=SC2317  # called by the trap below
+finish() {
+  local i
+  trap '' INT TERM
+  for i in "${!pids[@]}"; do
+    if [ -z "${ended[i]:-}" ]; then send KILL "${pids[i]}" group; fi
+  done
+  for i in ${readers[@]+"${readers[@]}"}; do wait "$i" 2>/dev/null; done
+  rm -rf "$folder"
+}
+
+# The shell tells of every job it sees killed; what there is to say is said here.
+exec 3>&2
+port="$(find_port)"
+if [ -z "$port" ]; then echo 'local_processes: no free port between 20000 and 31999' >&2; exit 1; fi
+if [ -n "${LOG_DIR:-}" ]; then mkdir -p "$LOG_DIR" || exit 2; fi
+trap on_signal INT TERM
+trap finish EXIT
+for ((n = 0; n < count; n++)); do start "$n" "$@"; done
+
+exec 2> /dev/null
+running=$count
+while [ "$running" -gt 0 ]; do
+  for n in "${!pids[@]}"; do
+    if [ -n "${ended[n]:-}" ] || kill -0 "${pids[n]}" 2>/dev/null; then continue; fi
+    wait "${pids[n]}" 2>/dev/null
+    note_end "$n" $?
+    running=$((running - 1))
+  done
+  if [ "$running" -gt 0 ] && [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
+    for n in "${!pids[@]}"; do
+      if [ -z "${ended[n]:-}" ]; then
+        echo "local_processes: process $n did not end in time; killed" >&3
+        send KILL "${pids[n]}" group
+      fi
+    done
+    deadline=$((SECONDS + 5))
+  fi
+  sleep 0.1
+done
+exit "$worst"

@@ -1,0 +1,335 @@
+#!/usr/bin/env bash
+# Runs a command on all hosts of a Cloud TPU slice, again after every preemption, until it is done.
+# Usage text below; README.md in this folder says more.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+bash launch/tpu_pod.sh --name=NAME --type=TYPE --zone=ZONE --workdir=gs://BUCKET/RUN [FLAGS] -- COMMAND…
+
+Requests the slice (a queued resource), or takes the one of that name; copies this checkout to its hosts; installs;
+starts COMMAND on all of them; shows the output of the first; fetches the run directory. When the slice is preempted
+it is requested again and COMMAND goes on from its last checkpoint. Interrupting this script does not stop the job:
+the same command line takes it up again.
+
+  bash launch/tpu_pod.sh --name=l16-jft --type=v3-512 --zone=europe-west4-a --spot \
+    --data=gs://my-bucket/tfds --workdir=gs://my-bucket/runs/l16-jft \
+    -- python -m vit_jax.main --config=configs/vit_l16_jft.py
+  The same on others: --type=v4-256 --zone=us-central2-b, --type=v5litepod-256 --zone=us-west4-a.
+
+  --name=NAME            of the queued resource and of the slice
+  --type=TYPE            v3-512, v4-256, v5litepod-256, v5p-256, v6e-256 …
+  --zone=ZONE
+  --project=PROJECT      default: gcloud's
+  --runtime=VERSION      image of the hosts; default: the one for the type
+  --spot, --reserved     how the slice is paid for; default: on demand
+  --create_flag=FLAG     a further flag of `gcloud … queued-resources create`; may be repeated
+  --workdir=gs://…       run directory, mounted on all hosts; the command gets --workdir=PATH, or PATH in place of
+                         the word {workdir}
+  --data=gs://…          data, mounted or copied; the command gets --config.data.data_dir=PATH, or PATH in place of
+                         the word {data}: --config.data.source=folder:{data}
+  --data_mode=mount      gcsfuse, with a cache of whole files on each host (default)
+  --data_mode=copy       everything is copied to each host first
+  --cache_dir=DIR        on the hosts, for either; default: in the home folder
+  --setup=COMMAND        run on every host before anything else
+  --env=NAME=VALUE       for the command; may be repeated
+  --fetch=DIR            where the run directory goes, checkpoints excepted; default: runs/NAME
+  --keep                 leave the slice when done; otherwise one that was requested here is deleted after success
+  --max_failures=3       ends after so many failures in a row that are neither preemption nor a person's mistake
+  --poll_s=30            between looks at the queue
+  --dry_run              print every command, run none
+  --stop                 instead of all this: tell the job to save and end
+  --delete               instead of all this: delete the slice
+
+Exit status: 0 done; 2 something to be put right, said above it; 75 ended by --stop; 130 interrupted, while the job
+goes on; else that of the last failure.
+TEXT
+}
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+say() {
+  printf '%s %s\n' "$(date +%H:%M:%S)" "$*" >&2
+}
+
+name='' type='' zone='' project='' runtime='' workdir='' data='' data_mode=mount cache_dir='' setup='' fetch=''
+tier='' action=run keep='' dry_run='' max_failures=3 poll_s=30 created='' create_flags=() envs=() words=()
+
+parse() {
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --name=* | --type=* | --zone=* | --project=* | --runtime=* | --workdir=* | --data=* | --data_mode=* | \
+        --cache_dir=* | --setup=* | --fetch=* | --max_failures=* | --poll_s=*)
+        local flag="${1%%=*}"
+        printf -v "${flag#--}" '%s' "${1#*=}" ;;
+      --spot | --reserved)
+        if [ -n "$tier" ] && [ "$tier" != "$1" ]; then fail "$tier and $1; want one of them"; fi
+        tier="$1" ;;
+      --create_flag=*) create_flags+=("${1#*=}") ;;
+      --env=*) envs+=("$1") ;;
+      --keep) keep=1 ;;
+      --dry_run) dry_run=1 ;;
+      --stop) action=stop ;;
+      --delete) action=delete ;;
+      --help | -h) usage; exit 0 ;;
+      --) shift; words=("$@"); return ;;
+      *) fail "$1: no such flag; see --help" ;;
+    esac
+    shift
+  done
+}
+
+# Says all that is wrong at once.
+check() {
+  local faults=()
+  [ -n "$name" ] || faults+=('--name is missing')
+  [ -n "$zone" ] || faults+=('--zone is missing')
+  if [ "$action" = run ]; then
+    [ -n "$type" ] || faults+=('--type is missing, such as v4-256')
+    [ "${#words[@]}" -gt 0 ] || faults+=('no command; want it after --')
+    [[ "$workdir" == gs://* ]] || faults+=("--workdir='$workdir'; want gs://…: the hosts share it, and it outlives them")
+    [[ -z "$data" || "$data" == gs://* ]] || faults+=("--data=$data; want gs://…")
+    [[ "$data_mode" == mount || "$data_mode" == copy ]] || faults+=("--data_mode=$data_mode; want mount or copy")
+    [[ "${words[*]-}" != *' --workdir='* || "${words[*]-}" == *'{workdir}'* ]] \
+      || faults+=('--workdir is in the command; want it before the --')
+    [[ "$max_failures" =~ ^[0-9]+$ && "$poll_s" =~ ^[0-9]+$ ]] || faults+=('--max_failures and --poll_s: want numbers')
+  fi
+  if [ -z "$runtime" ] && [ -n "$type" ]; then
+    case "$type" in
+      v2-* | v3-* | v4-*) runtime=tpu-ubuntu2204-base ;;
+      v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
+      v5p-*) runtime=v2-alpha-tpuv5 ;;
+      v6e-*) runtime=v2-alpha-tpuv6e ;;
+      *) faults+=("--type=$type: no image known for it; want --runtime=VERSION") ;;
+    esac
+  fi
+  if [ "${#faults[@]}" -gt 0 ]; then printf 'error: %s\n' "${faults[@]}" >&2; exit 2; fi
+  [ -n "$dry_run" ] || command -v gcloud >/dev/null || fail 'gcloud is not installed; want the Google Cloud CLI'
+}
+
+# Runs a command; with --dry_run prints it, as it could be pasted.
+run() {
+  if [ -z "$dry_run" ]; then "$@"; return; fi
+  local word line='' quote="'"
+  for word in "$@"; do
+    if ! [[ "$word" =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]]; then word="'${word//$quote/$quote\\$quote$quote}'"; fi
+    line+=" $word"
+  done
+  printf '%s\n' "${line# }"
+}
+
+queue() {
+  run gcloud compute tpus queued-resources "$1" "$name" "${place[@]}" "${@:2}"
+}
+
+# A line for bash on hosts $1 of the slice (0, or all).
+ssh_to() {
+  run gcloud compute tpus tpu-vm ssh "$name" "${place[@]}" --worker="$1" --command="$2"
+}
+
+worker() {
+  ssh_to "$1" "bash vit_jax/launch/tpu_worker.sh $2"
+}
+
+# State of the queued resource, '' where there is none.
+slice_state() {
+  local out
+  if out="$(queue describe --format='value(state.state)' 2>&1)"; then
+    tail -n 1 <<< "$out"
+  elif ! grep -qiE 'NOT_FOUND|not found|was not found|does not exist' <<< "$out"; then
+    fail "the queue cannot be read: $out"
+  fi
+}
+
+node_state() {
+  run gcloud compute tpus tpu-vm describe "$name" "${place[@]}" --format='value(state)' 2>/dev/null || true
+}
+
+delete_slice() {
+  queue delete --force --quiet
+}
+
+create_slice() {
+  queue create --node-id="$name" --accelerator-type="$type" --runtime-version="$runtime" ${tier:+"$tier"} \
+    ${create_flags[@]+"${create_flags[@]}"} \
+    || fail "the request was refused; see above. In doubt: is there quota for $type in $zone${tier:+ with $tier}?"
+  created=1
+}
+
+# Returns when the slice is there; requests it, again if need be.
+ensure_slice() {
+  local state before='' refused=0
+  if [ -n "$dry_run" ]; then
+    queue describe --format='value(state.state)'
+    create_slice
+    return
+  fi
+  while true; do
+    state="$(slice_state)"
+    if [ "$state" != "$before" ]; then say "slice $name: ${state:-none}"; fi
+    before="$state"
+    case "$state" in
+      '') say "requesting $type in $zone"; create_slice; continue ;;
+      ACTIVE)
+        case "$(node_state)" in
+          PREEMPTED | TERMINATED | STOPPED) say 'its hosts are gone; requesting them again'; delete_slice; continue ;;
+          *) return ;;
+        esac ;;
+      SUSPENDED) say 'preempted; requesting it again'; delete_slice; continue ;;
+      FAILED)
+        refused=$((refused + 1))
+        if [ "$refused" -gt "$max_failures" ]; then
+          queue describe >&2 || true
+          fail "the request failed $refused times; its state is above"
+        fi
+        delete_slice; sleep "$poll_s"; continue ;;
+    esac
+    sleep "$poll_s"
+  done
+}
+
+# The checkout, without what can be made again, to all hosts; then the install.
+install() {
+  local root archive out remote
+  root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  archive="$(mktemp -d)/vit_jax.tgz"
+  # Status 1 of tar: a file changed while it was read, which an open editor may do.
+  run tar -czf "$archive" -C "$root" --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./build \
+    --exclude=__pycache__ --exclude='.*_cache' --exclude='*.egg-info' . || [ $? -eq 1 ] || return 1
+  if ! run gcloud compute tpus tpu-vm scp "$archive" "$name:vit_jax.tgz" "${place[@]}" --worker=all; then
+    rm -rf "$(dirname "$archive")"
+    return 1
+  fi
+  rm -rf "$(dirname "$archive")"
+  # Unpacked aside: files that are gone here are to be gone there. The environment stays.
+  remote='set -e; rm -rf vit_jax.new; mkdir vit_jax.new; tar -xzf vit_jax.tgz -C vit_jax.new;'
+  remote+=' if [ -d vit_jax/.venv ]; then mv vit_jax/.venv vit_jax.new/; fi; rm -rf vit_jax; mv vit_jax.new vit_jax'
+  ssh_to all "$remote" || return 1
+  if [ -n "$setup" ]; then ssh_to all "$setup" || return 1; fi
+  if [ -n "$dry_run" ]; then worker all setup; return; fi
+  out="$(worker all setup 2>&1 | tee /dev/stderr)" || true
+  [[ "$out" == *VIT_JAX_READY* ]]
+}
+
+# Starts the job on all hosts, unless it runs.
+start() {
+  local flags spec
+  flags=(--spec=@ --workdir="$workdir" ${envs[@]+"${envs[@]}"})
+  if [ -n "$data" ]; then flags+=(--data="$data" --data_mode="$data_mode"); fi
+  if [ -n "$cache_dir" ]; then flags+=(--cache_dir="$cache_dir"); fi
+  flags=("$(printf '%q ' "${flags[@]}" -- "${words[@]}")")
+  spec="$(cksum <<< "${flags[0]}" | tr ' ' -)"
+  if [ -z "$dry_run" ]; then
+    case "$(worker 0 running 2>/dev/null || true)" in
+      *"RUNNING $spec"*) say 'the job runs already; showing its output'; return ;;
+      *RUNNING*) fail "another job runs on $name; end it with --stop, or take another --name" ;;
+    esac
+  fi
+  install || return 1
+  worker all "start ${flags[0]/@/$spec}" || true  # a failure is told by the status that follows
+}
+
+# Shows the output of the first host from where it was left, until the job ends or the connection does.
+show() {
+  worker 0 "follow $(($(wc -l < "$output") + 1))" | tee -a "$output" || true
+}
+
+# The first host has ended: the others do so within the heartbeat timeout, 100 s, or never.
+# One word for how the job stands, from the words of all hosts.
+job_status() {
+  local out words
+  out="$(worker all "status ${VIT_JAX_WAIT_S:-150}" 2>/dev/null || true)"
+  words=" $(grep -oE 'VIT_JAX_STATUS [^ ]+ [a-z0-9]+' <<< "$out" | awk '{print $3}' | sort -u | tr '\n' ' ')"
+  case "$words" in
+    ' ' | *' lost '*) echo lost ;;
+    *' 2 '*) echo 2 ;;
+    *' stopped '*) echo stopped ;;
+    ' running ') echo running ;;
+    *' running '*) echo stuck ;;
+    *' 75 '*) echo 75 ;;
+    ' 0 ') echo 0 ;;
+    *) tr ' ' '\n' <<< "$words" | grep -vxE '0|' | sort -n | tail -n 1 ;;
+  esac
+}
+
+fetch_run() {
+  mkdir -p "$fetch"
+  run gcloud storage rsync --recursive --exclude='^checkpoints/.*' "$workdir" "$fetch" \
+    || fail "the run is done, but $workdir could not be fetched; see above"
+  say "run directory: $fetch (checkpoints stay in $workdir)"
+}
+
+finish() {
+  fetch_run
+  if [ -n "$created" ] && [ -z "$keep" ]; then
+    delete_slice
+  else
+    say "slice $name is left, and paid for; --delete deletes it"
+  fi
+}
+
+# Counts a failure; ends after too many in a row.
+count_failure() {
+  failures=$((failures + 1))
+  say "$2 (failure $failures of at most $max_failures in a row)"
+  if [ "$failures" -gt "$max_failures" ]; then
+    say "giving up; slice $name is left, and paid for; --delete deletes it"
+    exit "$1"
+  fi
+}
+
+supervise() {
+  local status began failures=0
+  output="$(mktemp)"
+  trap 'rm -f "$output"' EXIT
+  trap 'say "the job goes on; the same command line takes it up again, --stop ends it"; exit 130' INT TERM
+  while true; do
+    ensure_slice
+    if ! start; then
+      # It may have been preempted meanwhile: its state says so.
+      if [ "$(slice_state)" = ACTIVE ]; then count_failure 1 'the hosts could not be made ready'; fi
+      sleep "$poll_s"
+      continue
+    fi
+    began=$SECONDS
+    show
+    if [ "$(slice_state)" != ACTIVE ]; then : > "$output"; continue; fi
+    status="$(job_status)"
+    if [ $((SECONDS - began)) -gt 600 ]; then failures=0; fi  # not in a row
+    case "$status" in
+      0) finish; return ;;
+      2) fail "the program asks for something to be put right; see above. Slice $name is left; --delete deletes it" ;;
+      stopped) say "stopped by --stop; slice $name is left, and paid for; --delete deletes it"; exit 75 ;;
+      75) say 'stopped and saved; starting it again'; : > "$output" ;;
+      stuck) : > "$output"; worker all end || true; count_failure 1 'some hosts ended, others did not; ended them' ;;
+      running) say 'connection lost; taking it up again' ;;
+      lost) : > "$output"; count_failure 1 'a host does not answer' ;;
+      *) : > "$output"; count_failure "$status" "the program failed with status $status" ;;
+    esac
+    sleep "$((poll_s < 10 ? poll_s : 10))"
+  done
+}
+
+main() {
+  parse "$@"
+  check
+  place=(--zone="$zone" ${project:+--project="$project"})
+  fetch="${fetch:-runs/$name}"
+  case "$action" in
+    stop) worker all stop ;;
+    delete) delete_slice ;;
+    run)
+      if [ -z "$dry_run" ]; then supervise; return; fi
+      ensure_slice
+      start
+      worker 0 'follow 1'
+      worker all 'status 150'
+      run gcloud storage rsync --recursive --exclude='^checkpoints/.*' "$workdir" "$fetch"
+      if [ -z "$keep" ]; then delete_slice; fi ;;
+  esac
+}
+
+main "$@"

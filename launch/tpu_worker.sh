@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# What tpu_pod.sh runs on every host of a TPU slice; run by nobody else.
+#   setup                            a Python, .venv, the project with its tpu extra
+#   start --spec=HASH [--data=gs://… --data_mode=mount|copy] [--workdir=gs://…] [--env=NAME=VALUE]… -- COMMAND…
+#   running                          says RUNNING HASH if a job runs
+#   follow LINE                      its output from that line on, until it ends
+#   status SECONDS                   waits so long for its end, then says VIT_JAX_STATUS HOST STATUS
+#   stop                             TERM to the job: it saves and ends, for good
+#   end                              TERM to the job, KILL if it has not ended after 60 s
+# Answers are words on a line, not exit statuses: those do not come through ssh to several hosts reliably.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=launch/setup_env.sh
+source launch/setup_env.sh
+
+JOB="${VIT_JAX_JOB:-$HOME/vit_jax_job}"
+METADATA=http://metadata.google.internal/computeMetadata/v1/instance/attributes
+RESERVE_MB=10240  # of the cache's disk, left alone
+PAUSE_S="${VIT_JAX_PAUSE_S:-1}"  # between looks at the job
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+# The images bring Python 3.10; a newer one is put beside it.
+setup() {
+  if ! find_python >/dev/null 2>&1; then
+    python3 -m pip install --quiet --user uv
+    python3 -m uv python install --quiet 3.12
+    PYTHON="$(python3 -m uv python find 3.12)"
+    export PYTHON
+  fi
+  setup_env tpu
+  echo "VIT_JAX_READY $(hostname)"
+}
+
+need_gcsfuse() {
+  command -v gcsfuse >/dev/null && return
+  sudo apt-get install --yes --quiet gcsfuse >/dev/null 2>&1 && return
+  fail "$(hostname) has no gcsfuse, and apt-get finds none; install it with --setup='…', or take an image with it"
+}
+
+# Megabytes free where $1 is.
+free_mb() {
+  df --output=avail --block-size=1M "$1" | tail -n 1 | tr -d ' '
+}
+
+# Mounts gs://… $1 at $2, with the options after them; does nothing if it is mounted.
+mount_bucket() {
+  local address="${1#gs://}" folder="$2" only=()
+  mkdir -p "$folder"
+  if mountpoint --quiet "$folder"; then return; fi
+  need_gcsfuse
+  address="${address%/}"
+  if [ "$address" != "${address%%/*}" ]; then only=("--only-dir=${address#*/}"); fi
+  gcsfuse --implicit-dirs "${only[@]}" "${@:3}" "${address%%/*}" "$folder" >&2 \
+    || fail "$1 cannot be mounted on $(hostname); see above, and whether the service account may read it"
+}
+
+# Makes the data at gs://… $1 readable here, by $2 = mount or copy; prints where.
+bring_data() {
+  local folder="$JOB/data" cache="${CACHE_DIR:-$JOB/cache}" needed free
+  mkdir -p "$cache"
+  free=$(free_mb "$cache")
+  if [ "$2" = mount ]; then
+    # Whole files are fetched, in parallel parts, also for reads in their middle: records are read in random order.
+    mount_bucket "$1" "$folder" -o ro --cache-dir="$cache" --file-cache-max-size-mb=$((free - RESERVE_MB)) \
+      --file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads \
+      --metadata-cache-ttl-secs=-1
+  else
+    folder="$cache/copy"
+    mkdir -p "$folder"
+    needed=$(($(gcloud storage du --summarize "$1" | awk '{print $1}') / 1048576))
+    free=$((free + $(du --summarize --block-size=1M "$folder" | awk '{print $1}')))
+    if [ $((needed + RESERVE_MB)) -gt "$free" ]; then
+      fail "$1 holds $needed MB, and $cache on $(hostname) has $free MB free, $RESERVE_MB of them reserved; want" \
+        '--data_mode=mount, or a larger disk (--create_flag=--data-disk=…) and --cache_dir on it'
+    fi
+    gcloud storage rsync --recursive "$1" "$folder" >&2
+  fi
+  echo "$folder"
+}
+
+# Mounts the run directory gs://… $1; prints where. What a host writes must be seen by the others at once.
+bring_workdir() {
+  local folder="$JOB/workdir"
+  mount_bucket "$1" "$folder" --metadata-cache-ttl-secs=0 --rename-dir-limit=100000
+  echo "$folder"
+}
+
+metadata() {
+  curl --silent --fail --max-time 10 --header 'Metadata-Flavor: Google' "$METADATA/$1"
+}
+
+# Who this host is among those of the slice, as the program reads it.
+export_place() {
+  local hosts index first count
+  if ! hosts="$(metadata worker-network-endpoints)" || ! index="$(metadata agent-worker-number)"; then
+    export VIT_JAX_DISTRIBUTED=auto
+    return
+  fi
+  first="${hosts%%,*}"
+  count=$(tr ',' '\n' <<< "$hosts" | grep --count .)
+  if [ "$count" -gt 1 ]; then
+    # One host is NAME or NAME:ID:ADDRESS.
+    export VIT_JAX_COORDINATOR="${first##*:}:8476" VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$index"
+  fi
+}
+
+is_running() {
+  [ -s "$JOB/pid" ] && ! [ -e "$JOB/status" ] && kill -0 "$(cat "$JOB/pid")" 2>/dev/null
+}
+
+# shellcheck disable=SC2317  # called by a trap
+note_failure() {
+  local status=$?
+  if [ "$status" -ne 0 ]; then echo "$status" > "$JOB/status"; fi
+}
+
+# Starts the job, apart from this connection; or says that it runs.
+start() {
+  local spec='' data='' mode=mount workdir='' folder command=()
+  while [ "$1" != -- ]; do
+    case "$1" in
+      --spec=*) spec="${1#*=}" ;;
+      --data=*) data="${1#*=}" ;;
+      --data_mode=*) mode="${1#*=}" ;;
+      --cache_dir=*) CACHE_DIR="${1#*=}" ;;
+      --workdir=*) workdir="${1#*=}" ;;
+      --env=*) export "${1#--env=}" ;;
+      *) fail "tpu_worker.sh start: unknown $1" ;;
+    esac
+    shift
+  done
+  shift
+  if is_running; then echo "RUNNING $(cat "$JOB/spec")"; return; fi
+  mkdir -p "$JOB"
+  rm -f "$JOB/status" "$JOB/pid" "$JOB/asked"
+  printf '%s\n' "$spec" > "$JOB/spec"
+  # A failure here is an end of the job like any other, and waits in its log.
+  : > "$JOB/log"
+  trap note_failure EXIT
+  exec 2> >(tee -a "$JOB/log" >&2)
+  command=("$@")
+  if [ -n "$data" ]; then
+    folder="$(bring_data "$data" "$mode")"
+    if [[ "$*" == *'{data}'* ]]; then command=("${command[@]//'{data}'/$folder}")
+    else command+=("--config.data.data_dir=$folder"); fi
+  fi
+  if [ -n "$workdir" ]; then
+    folder="$(bring_workdir "$workdir")"
+    if [[ "$*" == *'{workdir}'* ]]; then command=("${command[@]//'{workdir}'/$folder}")
+    else command+=("--workdir=$folder"); fi
+  fi
+  export_place
+  export PATH="$VENV/bin:$PATH" PYTHONUNBUFFERED=1
+  setsid nohup bash "$ROOT/launch/tpu_worker.sh" job "${command[@]}" >> "$JOB/log" 2>&1 < /dev/null &
+  for _ in {1..50}; do if [ -s "$JOB/pid" ]; then break; fi; sleep 0.1; done
+  echo "STARTED $(hostname)"
+}
+
+# The job itself: passes TERM on, and leaves the status behind.
+job() {
+  local child status=0
+  "$@" &
+  child=$!
+  trap 'kill -TERM "$child" 2>/dev/null' TERM
+  echo $$ > "$JOB/pid"
+  # A trap ends the wait too.
+  while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done
+  echo "$status" > "$JOB/status.part"
+  mv "$JOB/status.part" "$JOB/status"
+}
+
+follow() {
+  local pid
+  if [ ! -e "$JOB/log" ]; then return; fi
+  tail --lines="+$1" --follow=name --sleep-interval="$PAUSE_S" "$JOB/log" 2>/dev/null &
+  pid=$!
+  while is_running; do sleep "$PAUSE_S"; done
+  sleep "$PAUSE_S"  # for what tail has not read yet
+  kill "$pid"
+}
+
+status() {
+  local until=$((SECONDS + $1))
+  while is_running && [ "$SECONDS" -lt "$until" ]; do sleep "$PAUSE_S"; done
+  if is_running; then echo "VIT_JAX_STATUS $(hostname) running"
+  elif [ -e "$JOB/asked" ]; then echo "VIT_JAX_STATUS $(hostname) stopped"
+  elif [ -e "$JOB/status" ]; then echo "VIT_JAX_STATUS $(hostname) $(cat "$JOB/status")"
+  else echo "VIT_JAX_STATUS $(hostname) lost"; fi
+}
+
+stop() {
+  touch "$JOB/asked"  # by a person: not to be started again
+  if is_running; then kill -TERM "$(cat "$JOB/pid")"; fi
+}
+
+end() {
+  if is_running; then kill -TERM "$(cat "$JOB/pid")"; fi
+  status 60 > /dev/null
+  if is_running; then kill -KILL -- "-$(cat "$JOB/pid")"; fi
+}
+
+case "${1:-}" in
+  setup | start | job | follow | status | stop | end) "$@" ;;
+  running) if is_running; then echo "RUNNING $(cat "$JOB/spec")"; else echo IDLE; fi ;;
+  *) fail "tpu_worker.sh: unknown '${1:-}'; this script is run by tpu_pod.sh" ;;
+esac

@@ -1,0 +1,78 @@
+"""launch/gpu_slurm.sh, against a Slurm that notes what it is asked."""
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+from launch.machines import BASH, NOTE, ROOT, Machines
+
+JOB = {'SLURM_JOB_ID': '12345', 'SLURM_JOB_NODELIST': 'gpu[07-09]', 'SLURM_JOB_NUM_NODES': '3'}
+SRUN = NOTE + r'''
+echo "$VIT_JAX_COORDINATOR $VIT_JAX_NUM_PROCESSES ${VIT_JAX_PROCESS_ID-none}" >> "$FAKE/told"
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"'''
+
+
+@pytest.fixture
+def slurm(machines: Machines) -> Machines:
+  machines.add('sbatch', NOTE)
+  machines.add('srun', SRUN)
+  machines.add('scontrol', NOTE + '\nif [ "$1" = show ]; then printf "%s\\n" gpu07 gpu08 gpu09; fi')
+  return machines
+
+
+def test_submitting_asks_for_one_process_a_node_a_warning_and_another_turn(slurm: Machines) -> None:
+  logs = slurm.folder / 'my logs'
+  found = slurm.run('gpu_slurm.sh', '--nodes=3', '--gpus=8', '--time=1:00:00', '--sbatch_flag=--mem=0',
+                    f'--logs={logs}', '--', 'python', '-c', 'print(1, 2)')
+  assert found.returncode == 0, found.stderr
+  assert logs.is_dir()  # Slurm does not make it
+  assert slurm.calls == [
+    'sbatch --job-name=vit_jax --nodes=3 --ntasks-per-node=1 --gpus-per-node=8 --requeue --open-mode=append '
+    f'--signal=B:USR1@120 --chdir={ROOT} --output={logs}/%x-%j.log --time=1:00:00 --mem=0 --exclusive '
+    f'{ROOT}/launch/gpu_slurm.sh -- python -c print(1, 2)']
+
+
+def test_a_dry_run_prints_and_submits_nothing(slurm: Machines) -> None:
+  found = slurm.run('gpu_slurm.sh', '--nodes=1', '--gpus=2', '--cpus=6', '--dry_run', '--', 'echo', 'a b')
+  assert found.returncode == 0 and slurm.calls == []
+  assert '--cpus-per-task=6' in found.stdout and '-- echo a\\ b' in found.stdout
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+  (['--nodes=1', '--', 'true'], 'want --nodes=N --gpus=G'),
+  (['--nodes=two', '--gpus=1', '--', 'true'], 'want --nodes=N --gpus=G'),
+  (['--nodes=1', '--gpus=1'], 'no command; want it after --'),
+  (['--node=1'], '--node=1: no such flag; see --help'),
+])
+def test_mistakes_are_told(slurm: Machines, arguments: list[str], message: str) -> None:
+  found = slurm.run('gpu_slurm.sh', *arguments)
+  assert found.returncode == 2 and message in found.stderr and slurm.calls == []
+
+
+@pytest.mark.parametrize(('status', 'requeued', 'said'), [
+  (0, 0, ''), (75, 1, 'Stopped and saved; queued again'), (2, 0, 'Something is to be put right'),
+  (9, 0, 'Failed with status 9; not queued again'),
+])
+def test_the_job_runs_on_all_nodes_and_only_75_queues_it_again(slurm: Machines, status: int, requeued: int,
+                                                               said: str) -> None:
+  found = slurm.run('gpu_slurm.sh', '--', BASH, '-c', f'echo "$0"; exit {status}', 'a b', **JOB)
+  assert found.returncode == status and 'a b\n' in found.stdout and said in found.stdout
+  assert (slurm.folder / 'told').read_text() == 'gpu07:32345 3 none\n'.replace('32345', str(20000 + 12345 % 12000))
+  assert slurm.count('srun --ntasks=3 --ntasks-per-node=1 --kill-on-bad-exit=1') == 1
+  assert slurm.count('scontrol requeue 12345') == requeued
+
+
+@pytest.mark.parametrize('number', [signal.SIGUSR1, signal.SIGTERM])
+def test_a_warning_of_slurm_reaches_the_program_which_saves(slurm: Machines, number: signal.Signals) -> None:
+  body = 'trap "sleep .2; echo saved; exit 75" TERM; echo ready; while :; do sleep .05; done'
+  with subprocess.Popen([BASH, str(ROOT / 'launch' / 'gpu_slurm.sh'), '--', BASH, '-c', body],
+                        env=slurm.env | JOB, stdout=subprocess.PIPE, text=True, cwd=slurm.folder) as job:
+    assert job.stdout is not None
+    while job.stdout.readline() != 'ready\n':
+      pass
+    job.send_signal(number)
+    out, _ = job.communicate(timeout=20)
+  assert job.returncode == 75 and 'saved\n' in out
+  assert slurm.count('scontrol requeue 12345') == 1
