@@ -42,6 +42,7 @@ setuptools.setup(
     'opencv-python-headless>=4.10',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
+    'pillow>=11.0',
     'rich>=13.7',
     'scikit-learn>=1.5',
     'tensorboardX>=2.6.2',
@@ -49,6 +50,8 @@ setuptools.setup(
   ],
   extras_require={
     'test': ['mypy>=1.13', 'pytest>=8.3', 'pytest-xdist>=3.6', 'ruff>=0.8'],
+    'tfds': ['tensorflow>=2.18'],  # to prepare sets whose builders need it; nothing else does
+    'plan': ["libtpu>=0.0.51; sys_platform == 'linux'"],  # the TPU compiler, for --job=plan on any machine
     'tpu': ['jax[tpu]>=0.10'],
     'gpu': ['jax[cuda13]>=0.10'],
     'gpu12': ['jax[cuda12]>=0.10'],

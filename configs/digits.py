@@ -1,9 +1,10 @@
 """Handwritten digits with a small ViT, on two CPU cores, in under two minutes.
 
-Data:     scikit-learn's `load_digits`: 1,797 pictures of 8 x 8, split 80/20, stratified, seed 0.
+Data:     scikit-learn's `load_digits`: 1,797 pictures of 8 x 8, split 80/20, stratified, seed 0; enlarged to
+          16 x 16, so that turning and moving them by less than a pixel does not blur them away.
 Run:      python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
-Plan:     1 device, 0.4 M parameters, 2 CPU cores: under 2 minutes, compilation included.
-Expected: 98.6 % of the 360 test pictures (averaged weights).
+Plan:     1 device, 0.1 M parameters, 2 CPU cores: under 2 minutes, compilation included.
+Expected: 98.6 % of the 360 test pictures or more (averaged weights); the README has what five seeds gave.
 """
 from vit_jax.config import schema as s
 
@@ -11,10 +12,10 @@ from vit_jax.config import schema as s
 def get_config() -> s.Config:
   """The run."""
   return s.Config(
-      name='digits', length='120 epochs', batch_size=128, image_px=(8, 8),
+      name='digits', length='150 epochs', batch_size=128, image_px=(16, 16),
       data=s.Data(source='digits', recipe=s.Recipe(
           crop=s.Crop.RESIZE, flip=False, shift_px=1, rotate_degrees=12., scale=.1, shear=.1)),
-      model=s.ViT(patch=2, width=96, depth=4, heads=4, mlp=192, pool=s.Pool.MEAN, drop_path=.1),
+      model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN),
       objective=s.Supervised(label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, weight_decay=.05, schedule=s.Schedule(warmup='5 %')),
       train=s.Train(ema=.99, log_every='20 steps'),

@@ -3,6 +3,8 @@
 Data:     PATH/{train,val|test}/<class>/*.{jpg,jpeg,png,webp,bmp}, or PATH/<class>/… (then 10 % are held out).
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
 Sizes:    --config=configs/from_folder.py:S/16 takes another model; --config.image_px=64,64 other pictures.
+          Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
+          gets better ends by itself with --config.train.early_stop.metric=test/top1@ema.
 Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
 """
 from vit_jax.config import schema as s
@@ -18,7 +20,7 @@ def get_config(size: str = 'Ti/16') -> s.Config:
       objective=s.Supervised(label_smoothing=.1),
       optimizer=s.AdamW(lr=5e-4, weight_decay=.1, schedule=s.Schedule(warmup='10 %')),
       train=s.Train(ema=.999),
-      evals={'test': s.TopK(every='5 epochs')},
+      evals={'test': s.TopK(every='5 epochs', metrics=('ece', 'class_mean'))},
       checkpoints=s.Checkpoints(every='5 %', keep_best='test/top1@ema'))
   config.model.pool = s.Pool.MEAN
   config.model.drop_path = .1

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import schema
+from vit_jax.config import durations, schema
 from vit_jax.core.api import Objective, Prepare
 from vit_jax.core.types import Shard
 from vit_jax.optim import optimizers
@@ -41,9 +41,10 @@ def batch(size: int = 32, px: int = 8, classes: int = 7) -> dict[str, np.ndarray
 
 def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rules: Sequence[Rule],
           like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
-          optimizer: schema.AdamW | schema.Sgd | None = None) -> steps.Program:
+          optimizer: optimizers.Kind | None = None) -> steps.Program:
   optimizer = optimizer or schema.Sgd(weight_decay=0.)
-  return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1)), prepare,
+  lengths = durations.Lengths(num_examples=1000, batch_size=len(like['image']), total_steps=100)
+  return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
                      mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate)
 
 

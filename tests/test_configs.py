@@ -15,7 +15,7 @@ from vit_jax.jobs import build, listing
 
 NAMES = files.list_names()
 EXAMPLES = 1_281_167
-COUNTS = {'digits': 303_082, 'from_folder': None, 'cifar10': None}
+COUNTS = {'digits': 104_906, 'from_folder': None, 'cifar10': None}
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -23,7 +23,8 @@ def test_a_config_loads_checks_and_builds(name: str) -> None:
   config = files.load(name, [])
   check.check(config)
   mesh = programs.mesh(schema.Mesh(1, 1, 1))
-  parts = build.parts(config, mesh=mesh, num_examples=EXAMPLES, num_classes=10, in_memory=False)
+  parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or EXAMPLES, num_classes=10,
+                      in_memory=False)
   state = parts.program.abstract_state
   assert trees.flatten(state.params) and isinstance(jax.tree.leaves(state.params)[0], jax.ShapeDtypeStruct)
   lengths = parts.lengths

@@ -24,19 +24,40 @@ class Job(NamedTuple):
 JOBS = {
     'train': Job('pre-train or fine-tune; evaluates, checkpoints, and resumes by itself', ('config', 'workdir')),
     'evaluate': Job('measure a run: top-1, top-5, NLL; writes evaluate.json', ('config', 'workdir')),
+    'plan': Job('compile the train step for hardware that is not here: does it fit, what does it cost',
+                ('config', 'topology'), ('workdir', 'search')),
+    'average': Job('average checkpoints of a run into one of its own, for --job=evaluate',
+                   ('config', 'workdir', 'to'), ('last', 'steps')),
     'report': Job('write report.html of a run directory', ('workdir',)),
+    'prepare': Job('write images as ArrayRecord shards, which data.source=array_record:DIR reads', ('data', 'to'),
+                   ('short_px', 'shards', 'quality', 'seed', 'splits', 'data_dir')),
     'list': Job('list the configs, with one line each'),
 }
 FLAGS = {
     'job': 'what to do; a first word that names a job is the same (default: train)',
     'config': 'name or path of a config, with arguments after a colon: digits, configs/digits.py',
     'workdir': 'directory of the run: made if missing, continued if it holds a run',
+    'data': 'what to prepare: folder:PATH or tfds:NAME[/CONFIG][:VERSION]',
+    'to': 'where to write',
+    'last': 'of average: how many of the newest checkpoints',
+    'steps': 'of average: which checkpoints, by step: 8000,9000,10000',
+    'short_px': 'of prepare: shrink pictures to this short side (default: keep the files as they are)',
+    'shards': 'of prepare: number of files of a split (default: one for 256 MiB)',
+    'quality': 'of prepare: of the JPEG files of shrunk pictures, 1 to 100 (default: 90)',
+    'seed': 'of prepare: of the order of the examples (default: 0)',
+    'splits': 'of prepare: which, by name (default: train,test)',
+    'data_dir': 'of prepare: where sets of TFDS lie (default: $TFDS_DATA_DIR, or ~/tensorflow_datasets)',
+    'topology': 'hardware to plan for: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8',
+    'search': 'also look for settings that fit, and the fastest of them; takes no value',
 }
+SWITCHES = ('search',)
+"""Flags without a value."""
 HELP = """Vision Transformers in JAX, from raw pictures to the tables of the paper.
 
   python -m vit_jax.main --config=digits --workdir=runs/digits
   python -m vit_jax.main --config=from_folder --config.data.source=folder:PATH --workdir=runs/mine
   python -m vit_jax.main --job=evaluate --config=digits --workdir=runs/digits
+  python -m vit_jax.main --job=plan --config=vit_l16_jft:mesh=v3:16x16 --topology=v3:16x16
 
 Jobs (--job=NAME):
 {jobs}
@@ -81,6 +102,9 @@ def parse(arguments: Sequence[str]) -> Command:
       overrides.append(f'{name.removeprefix("config.")}{equals}{value}')
     elif name not in FLAGS:
       faults.append(f'--{name}: no such flag' + _nearest(name, FLAGS))
+    elif name in SWITCHES:
+      faults += [f'--{name}={value}: takes no value; want --{name}'] * bool(equals)
+      flags[name] = 'true'
     elif equals or (rest and not rest[0].startswith('-')):
       flags[name] = value if equals else rest.pop(0)
     else:
@@ -111,7 +135,9 @@ def _nearest(word: str, known: Sequence[str] | dict[str, str] | dict[str, Job]) 
 
 def dispatch(command: Command) -> int:
   """Runs a job and returns its exit status."""
+  from vit_jax.jobs import hardware
   workdir = pathlib.Path(command.flags.get('workdir', '')).expanduser()
+  hardware.choose()  # before any job imports jax
   match command.job:
     case 'train':
       from vit_jax.config import files
@@ -123,6 +149,22 @@ def dispatch(command: Command) -> int:
       config = files.load(command.flags['config'], command.overrides)
       from vit_jax.jobs import evaluate
       return evaluate.run(config, workdir)
+    case 'plan':
+      from vit_jax.config import files
+      config = files.load(command.flags['config'], command.overrides)
+      hardware.use_cpu()
+      from vit_jax.jobs import plan
+      return plan.run(config, command.flags['topology'], workdir=workdir if 'workdir' in command.flags else None,
+                      search='search' in command.flags)
+    case 'prepare':
+      from vit_jax.jobs import prepare
+      return prepare.run(command.flags)
+    case 'average':
+      from vit_jax.config import files
+      config = files.load(command.flags['config'], command.overrides)
+      from vit_jax.jobs import average
+      return average.run(config, workdir, to=pathlib.Path(command.flags['to']).expanduser(),
+                         last=command.flags.get('last', ''), steps=command.flags.get('steps', ''))
     case 'report':
       from vit_jax.jobs import report
       if not workdir.is_dir():
@@ -149,6 +191,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return dispatch(parse(arguments))
   except UserError as error:
     print(f'error: {error}', file=sys.stderr, flush=True)
+    if 'vit_jax.parallel.hosts' in sys.modules:
+      sys.modules['vit_jax.parallel.hosts'].leave(2)  # an ordinary end would wait for the other processes
     return 2
 
 

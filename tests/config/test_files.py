@@ -40,7 +40,7 @@ def test_all_bad_overrides_are_listed_at_once() -> None:
                'config.model.width=x: want a whole number', 'config.model.pool=middle: want one of cls, mean',
                'config.optimizer.lr=fast: want a number', 'config.seed: has no value', 'want true or false',
                'config.optimizer.momentum: no such setting', 'config.model: no such setting',
-               'config.image_px=3: want 2 values such as 8,8'):
+               'config.image_px=3: want 2 values such as 16,16'):
     assert part in text, part
 
 

@@ -1,6 +1,7 @@
 """Loaders: batches as a function of (seed, step), exact evaluation, bad images."""
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable
@@ -261,3 +262,29 @@ def test_small_sets_that_are_only_resized_fit_in_memory(image_folder: pathlib.Pa
   assert not fits(source, recipe=RESIZE, image_px=(8, 8), choice=schema.InMemory.NO)
   with pytest.raises(types.UserError, match='data.in_memory=yes does not go with data.recipe.crop=inception'):
     fits(source, recipe=INCEPTION, image_px=(8, 8), choice=schema.InMemory.YES)
+
+
+@pytest.mark.parametrize('in_memory', [False, True])
+def test_repeats_are_augmented_anew_and_resumed_exactly(image_folder: pathlib.Path, *, in_memory: bool) -> None:
+  source = source_of(image_folder)
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, repeats=3) if in_memory else dataclasses.replace(
+      INCEPTION, repeats=3)
+  settings = {'recipe': recipe, 'in_memory': in_memory, 'batch_size': 12}
+  whole = take(train(source, **settings), 8)
+  shards = [take(train(source, **settings, shard=Shard(i, 3)), 3, start=5) for i in range(3)]
+  assert_same(whole[5:], side_by_side(shards))
+  assert train(source, **settings).info.digest == f'{source.digest} repeats=3'  # as it changes the order
+  first = whole[0]
+  assert first['index'][:4].tolist() == first['index'][4:8].tolist() == first['index'][8:].tolist()
+  assert (first['image'][:4] == first['image'][4:8]).all() == in_memory
+  with pytest.raises(types.UserError, match='batch_size=5 has not two different examples with data.recipe.repeats=3; '
+                                            'right would be at least 6'):
+    train(source, **(settings | {'batch_size': 5}))
+
+
+def test_what_the_host_must_do_is_not_left_to_memory(image_folder: pathlib.Path) -> None:
+  source = source_of(image_folder)
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, randaugment=schema.RandAugment(2))
+  assert not loader.fits_in_memory(source, recipe=recipe, image_px=(8, 8), choice=schema.InMemory.AUTO)
+  with pytest.raises(types.UserError, match='data.in_memory=yes does not go with data.recipe.randaugment.layers=2'):
+    train(source, recipe=recipe, in_memory=True)

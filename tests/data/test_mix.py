@@ -1,4 +1,4 @@
-"""Mixup against NumPy."""
+"""Mixup and cutmix against NumPy."""
 from __future__ import annotations
 
 import jax
@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.config import schema
 from vit_jax.data import mix
 
 
@@ -47,3 +48,73 @@ def test_lambda_follows_the_beta_distribution() -> None:
   drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
   assert drawn.mean() == pytest.approx(.5, abs=.02)
   assert drawn.var() == pytest.approx(1 / 8, abs=.01)  # 1 / (4 (2 alpha + 1))
+
+
+def kept_boxes(num: int, size: tuple[int, int], alpha: float = 1.) -> np.ndarray:
+  draw = jax.vmap(lambda key: mix.draw_kept(key, size, alpha=alpha))
+  return np.asarray(draw(jax.random.split(jax.random.key(0), num)))
+
+
+def test_cutmix_takes_one_box_and_mixes_labels_by_its_area() -> None:
+  batch = batch_of(6)
+  kept = np.ones((4, 4), np.float32)
+  kept[1:3, 2:4] = 0
+  out = mix.mix_pairs(batch, jnp.array(kept), num_classes=7)
+  image, labels = np.asarray(batch['image']), np.eye(7)[np.asarray(batch['label'])]
+  for row in range(6):
+    np.testing.assert_array_equal(out['image'][row, 1:3, 2:4], image[row ^ 1, 1:3, 2:4])
+    np.testing.assert_array_equal(np.asarray(out['image'][row])[kept > 0], image[row][kept > 0])
+    np.testing.assert_allclose(out['labels'][row], .75 * labels[row] + .25 * labels[row ^ 1], atol=1e-6)
+
+
+def test_padding_is_not_cut_into_examples() -> None:
+  batch = batch_of(6) | {'mask': jnp.array([1., 1., 1., 0., 0., 0.])}
+  out = mix.mix_pairs(batch, jnp.zeros((4, 4)), num_classes=7)
+  np.testing.assert_array_equal(out['image'][2], batch['image'][2])
+  np.testing.assert_array_equal(out['image'][0], batch['image'][1])
+
+
+def test_boxes_of_cutmix_are_rectangles_of_the_drawn_area() -> None:
+  kept = kept_boxes(600, (24, 37))
+  for one in kept[:200]:
+    ys, xs = np.where(one == 0)
+    if len(ys):
+      assert (one[ys.min():ys.max() + 1, xs.min():xs.max() + 1] == 0).all()
+      assert not (one.sum() + len(ys) - one.size)
+  # Reference: the same definition in NumPy, with its own draws.
+  rng, areas = np.random.default_rng(0), []
+  for _ in range(20_000):
+    sides = np.floor(np.sqrt(1 - rng.beta(1., 1.)) * np.array([24, 37]))
+    center = np.array([rng.integers(24), rng.integers(37)])
+    low, high = np.maximum(0, center - sides // 2), np.minimum([24, 37], center + sides // 2)
+    areas.append(np.prod(high - low) / (24 * 37))
+  drawn = 1 - kept.mean((1, 2))
+  assert abs(drawn.mean() - np.mean(areas)) < .04
+  np.testing.assert_allclose(np.quantile(drawn, [.25, .5, .75, .95]), np.quantile(areas, [.25, .5, .75, .95]), atol=.06)
+
+
+def weights(recipe: schema.Recipe, num: int) -> tuple[np.ndarray, np.ndarray]:
+  """Of pairs of a black and a white picture: whether pixels are mixed in themselves, and the label's weight."""
+  batch = {'image': jnp.stack([jnp.zeros((6, 6, 3)), jnp.ones((6, 6, 3))]), 'label': jnp.array([0, 1])}
+
+  def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    out = mix.mix(batch, key, recipe=recipe, num_classes=2)
+    image = out['image'][0]
+    return ((image > 0) & (image < 1)).any(), out['labels'][0, 0]
+  mixed, weight = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), num))
+  return np.asarray(mixed), np.asarray(weight)
+
+
+def test_the_recipe_chooses_between_mixup_cutmix_and_neither() -> None:
+  mixed, weight = weights(schema.Recipe(mixup=.8, cutmix=1., mix_probability=.75, cutmix_share=.4), 600)
+  assert abs(mixed.mean() - .75 * .6) < .08                 # mixup
+  assert .2 < (weight == 1).mean() < .25 + .75 * .4 * .3    # neither, or a box without a pixel
+  mixed, weight = weights(schema.Recipe(cutmix=1.), 200)
+  assert not mixed.any() and weight.mean() < .9
+
+
+def test_mixup_alone_is_what_it_was() -> None:
+  batch, key = batch_of(6), jax.random.key(3)
+  one = mix.mix(batch, key, recipe=schema.Recipe(mixup=.3), num_classes=7)
+  two = mix.mixup(batch, key, alpha=.3, num_classes=7)
+  np.testing.assert_array_equal(one['image'], two['image'])

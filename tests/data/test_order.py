@@ -50,3 +50,21 @@ def test_augmentation_follows_from_seed_and_position_alone() -> None:
   draws = {(s, p): order.example_rng(s, p).random() for s in range(3) for p in range(3)}
   assert len(set(draws.values())) == 9
   assert order.example_rng(2, 1).random() == draws[2, 1]
+
+
+def test_repeated_examples_are_in_one_batch_and_never_neighbours() -> None:
+  visit = order.Repeated(order.Shuffled(37, 0), 3, 12)
+  whole = visit(np.arange(12 * 40)).reshape(40, 12)
+  for row in whole:
+    assert sorted(np.bincount(row)[np.unique(row)].tolist()) == [3] * 4
+    assert (row[0::2] != row[1::2]).all()
+  np.testing.assert_array_equal(whole[:, :4].ravel(), order.shuffled(np.arange(160), num_examples=37, seed=0))
+  np.testing.assert_array_equal(visit(np.arange(100, 131)), whole.ravel()[100:131])
+
+
+def test_repeats_that_do_not_divide_the_batch_leave_out_the_last_copies() -> None:
+  rows = order.Repeated(order.Shuffled(37, 0), 3, 10)(np.arange(20)).reshape(2, 10)
+  for row in rows:
+    assert row[:4].tolist() == row[4:8].tolist() and row[8:].tolist() == row[:2].tolist()
+    assert (row[0::2] != row[1::2]).all()
+  assert not set(rows[0]) & set(rows[1])

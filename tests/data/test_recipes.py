@@ -1,6 +1,7 @@
 """Host transforms, and what is done on the device."""
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core import types
-from vit_jax.data import image_ops, recipes
+from vit_jax.data import augment, colors, image_ops, mix, pixels, recipes
 from vit_jax.data.sources import Record
 
 RESIZE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
@@ -112,3 +113,68 @@ def test_prepared_batches_are_the_same_on_one_and_on_eight_devices() -> None:
   assert set(single) == set(sharded)
   for name in single:
     np.testing.assert_allclose(single[name], sharded[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(('field', 'value'), [
+    ('randaugment', schema.RandAugment(2, 9.)), ('three_augment', True), ('jitter', schema.Jitter(.4, .4, .4)),
+    ('interpolation', schema.Interpolation.BICUBIC), ('antialias', True)])
+def test_every_field_of_the_host_acts(field: str, value: object) -> None:
+  plain = recipes.train_transform(RESIZE, (8, 10))
+  changed = recipes.train_transform(dataclasses.replace(RESIZE, **{field: value}), (8, 10))
+  pairs = [(t(Record(picture(i), 0), np.random.default_rng(i))['image'] for t in (plain, changed)) for i in range(6)]
+  assert any((one != two).any() for one, two in pairs)
+
+
+@pytest.mark.parametrize('on_device_geometry', [False, True])
+@pytest.mark.parametrize('changes', [{'erase': schema.Erase(1.)}, {'cutmix': 1.}, {'mixup': .5}])
+def test_every_field_of_the_device_acts_on_both_paths(changes: dict[str, object], *, on_device_geometry: bool) -> None:
+  recipe = dataclasses.replace(RESIZE, **changes)
+  prepare = recipes.prepare_train(recipe, num_classes=7, on_device_geometry=on_device_geometry)
+  out = prepare(host_batch(), jax.random.key(4), jnp.int32(0))
+  plain = recipes.prepare_eval(recipe)(host_batch(), jax.random.key(4), jnp.int32(0))
+  assert float(jnp.abs(out['image'] - plain['image']).max()) > .05
+  assert ('labels' in out) == ('erase' not in changes)
+
+
+def test_new_settings_leave_the_draws_of_old_ones_alone() -> None:
+  # Split as in the first version of the recipe: geometry, then mixup.
+  geometry_key, mixup_key = jax.random.split(jax.random.key(7))
+  batch = host_batch()
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=2, mixup=.2)
+  out = recipes.prepare_train(recipe, num_classes=7, on_device_geometry=True)(batch, jax.random.key(7), jnp.int32(0))
+  moved = augment.geometry(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
+  moved = moved | {'image': recipes.normalize(moved['image'], recipe)}
+  expected = mix.mixup(moved, mixup_key, alpha=.2, num_classes=7)
+  np.testing.assert_array_equal(out['image'], expected['image'])
+
+
+def test_what_only_the_host_can_do_is_named() -> None:
+  assert recipes.host_only(RESIZE) == ''
+  assert recipes.host_only(schema.Recipe(three_augment=True, randaugment=schema.RandAugment(2))) == (
+      'data.recipe.crop=inception, data.recipe.randaugment.layers=2, data.recipe.three_augment=true')
+
+
+def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
+  image = picture(0)
+  jitter = schema.Jitter(.4, .4, .2, .1, probability=.3)
+  changed = [(colors.jitter(image, jitter, np.random.default_rng(i)) != image).any() for i in range(400)]
+  assert abs(np.mean(changed) - .3) < .07
+  assert colors.jitter(image, schema.Jitter(), np.random.default_rng(0)) is image
+  kinds = []
+  for i in range(300):
+    out = colors.three_augment(image, np.random.default_rng(i))
+    grey, solar = (out == pixels.grayscale(image)).all(), (out == pixels.solarize(image, 128)).all()
+    kinds.append('grey' if grey else 'solar' if solar else 'blur')
+  assert all(75 < kinds.count(k) < 125 for k in ('grey', 'solar', 'blur'))
+
+
+def test_device_recipes_are_the_same_on_one_and_on_eight_devices() -> None:
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, mixup=.8, cutmix=1., erase=schema.Erase(.5))
+  batch = host_batch(16)
+  prepare = jax.jit(recipes.prepare_train(recipe, num_classes=7, on_device_geometry=True))
+  mesh = Mesh(np.array(jax.devices()[:8]), ('data',))
+  spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
+  for seed in range(4):
+    single, sharded = prepare(batch, jax.random.key(seed), 0), prepare(spread, jax.random.key(seed), 0)
+    for name in single:
+      np.testing.assert_allclose(single[name], sharded[name], atol=1e-5, err_msg=name)

@@ -5,6 +5,7 @@ import json
 import pathlib
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core.types import UserError
 from vit_jax.data import image_ops, sources
+from vit_jax.jobs import prepare
 
 tfds = pytest.importorskip('tensorflow_datasets')
 
@@ -72,19 +74,18 @@ def test_slices_versions_and_pickles_work(data_dir: pathlib.Path) -> None:
 
 def test_a_set_that_is_not_there_says_where_was_looked(data_dir: pathlib.Path) -> None:
   with pytest.raises(UserError, match=f'tfds:plants is not prepared in {data_dir} .looked at {data_dir}/plant'
-                                      's/.; right would be a copy there prepared as ArrayRecord'):
+                                      's/.; right would be another data.data_dir, or to make it, which may take '
+                                      'TensorFlow: python -m vit_jax.main --job=prepare --data=tfds:plants --to=DIR, '
+                                      'and then data.source=array_record:DIR'):
     open_all(data_dir, 'plants')
   with pytest.raises(UserError, match=f'looked at {data_dir}/animals/9.9.9'):
     open_all(data_dir, 'animals:9.9.9')
 
 
-def test_tfrecord_is_refused(data_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_another_format_is_refused(data_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
   shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
-  info = tmp_path / 'animals' / '1.2.0' / 'dataset_info.json'
-  fields = json.loads(info.read_text())
-  fields['fileFormat'] = 'tfrecord'
-  info.write_text(json.dumps(fields))
-  with pytest.raises(UserError, match='was prepared as tfrecord; right would be a copy prepared as Array'):
+  set_format(tmp_path, 'parquet')
+  with pytest.raises(UserError, match='was prepared as parquet; right would be ArrayRecord or TFRecord'):
     open_all(tmp_path)
 
 
@@ -97,6 +98,70 @@ def test_configurations_are_listed_if_there_are_several(data_dir: pathlib.Path,
                                       'them, such as tfds:zoo/large'):
     open_all(tmp_path, 'zoo')
   assert len(open_all(tmp_path, 'zoo/small').train) == 13
+
+
+def test_the_set_can_be_prepared_from_either_format(data_dir: pathlib.Path, tfrecord_dir: pathlib.Path,
+                                                    tmp_path: pathlib.Path) -> None:
+  digests = set()
+  for number, folder in enumerate((data_dir, tfrecord_dir)):
+    to = tmp_path / str(number)
+    assert prepare.run({'data': 'tfds:animals', 'to': str(to), 'data_dir': str(folder), 'shards': '2'}) == 0
+    opened = sources.open_sources(schema.Data(source=f'array_record:{to}'), image_px=(8, 8))
+    assert {r.image: r.label for r in map(opened.train.__getitem__, range(13))} == {
+        encode(picture(i), '.jpg'): i % 3 for i in range(13)}
+    assert len(opened.eval) == 5 and opened.class_names == tuple(CLASSES)
+    digests.add(opened.train.digest)
+  assert len(digests) == 1
+
+
+def set_format(root: pathlib.Path, kind: str) -> pathlib.Path:
+  info = root / 'animals' / '1.2.0' / 'dataset_info.json'
+  fields = json.loads(info.read_text())
+  fields['fileFormat'] = kind
+  info.write_text(json.dumps(fields))
+  return info.parent
+
+
+@pytest.fixture
+def tfrecord_dir(data_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+  """The same set as TFRecord files: the same records, each in a frame."""
+  from array_record.python import array_record_module as array_record
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  shutil.copytree(data_dir, tmp_path / 'sets')
+  folder = set_format(tmp_path / 'sets', 'tfrecord')
+  for path in folder.glob('*.array_record-*'):
+    reader = array_record.ArrayRecordReader(str(path))
+    frames = [struct.pack('<QI', len(r), 0) + r + bytes(4) for r in reader.read_all()]
+    pathlib.Path(str(path).replace('array_record', 'tfrecord')).write_bytes(b''.join(frames))
+    path.unlink()
+  return tmp_path / 'sets'
+
+
+def test_tfrecord_gives_the_same_examples_in_the_same_order(data_dir: pathlib.Path,
+                                                            tfrecord_dir: pathlib.Path) -> None:
+  one, two = open_all(data_dir), open_all(tfrecord_dir)
+  for a, b in ((one.train, two.train), (one.eval, two.eval)):
+    assert [a[i] for i in range(len(a))] == [b[i] for i in range(len(b))]
+  copy = pickle.loads(pickle.dumps(two.train))
+  assert copy[11] == one.train[11] and len(pickle.dumps(two.train)) < 20_000
+  assert two.train.describe(4) == 'tfds:animals/1.2.0/train[4]' and two.train.label(4) == one.train.label(4)
+
+
+def test_the_index_of_tfrecord_files_is_made_once(tfrecord_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  open_all(tfrecord_dir)
+  kept = sorted((tmp_path / 'cache' / 'vit_jax' / 'tfrecord').iterdir())
+  assert len(kept) == 2 and all(p.suffix == '.npy' for p in kept)
+  made = [p.stat().st_mtime_ns for p in kept]
+  open_all(tfrecord_dir)
+  assert [p.stat().st_mtime_ns for p in kept] == made
+
+
+def test_a_cut_tfrecord_file_is_named(tfrecord_dir: pathlib.Path) -> None:
+  [path] = (tfrecord_dir / 'animals' / '1.2.0').glob('*train*tfrecord*')
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(UserError, match=f'{path.name} is cut short, or no TFRecord file: record 12 at byte .* reaches '
+                                      'beyond'):
+    open_all(tfrecord_dir)
 
 
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:

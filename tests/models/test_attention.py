@@ -6,13 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.types import Array
-from vit_jax.models.attention import SelfAttention, attend, attention_weights, combine
+from vit_jax.models.attention import Attention, attend, attention_weights, combine, relative_logits
 from vit_jax.models.layers import applied, initial
 
 
 def projections(dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array, Array]:
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8)).astype(dtype)
   return q, k, v
+
+
+def plain(**options: object) -> Attention:
+  settings = {'qk_norm': False, 'norm_eps': 1e-6, 'dropout': 0., 'relative': 0} | options
+  return Attention(4, jnp.float32, **settings)
 
 
 def test_attend_equals_numpy_in_float64() -> None:
@@ -36,11 +41,11 @@ def test_attention_stays_finite_for_large_logits() -> None:
 
 
 def test_captured_weights_reproduce_the_output() -> None:
-  module = SelfAttention(4, jnp.float32)
+  module = plain()
   x = jax.random.normal(jax.random.key(1), (2 * 5, 32))
-  params = initial(module, jax.random.key(0), x, num_images=2, capture=False)
-  y, nothing = applied(module, params, x, num_images=2, capture=False)
-  y_captured, captured = applied(module, params, x, num_images=2, capture=True)
+  params = initial(module, jax.random.key(0), x, x, num_sequences=2, dropout_key=None, capture=False)
+  y, nothing = applied(module, params, x, x, num_sequences=2, dropout_key=None, capture=False)
+  y_captured, captured = applied(module, params, x, x, num_sequences=2, dropout_key=None, capture=True)
   assert not nothing and set(captured) == {'attention'}
   np.testing.assert_allclose(y_captured, y, rtol=1e-6, atol=1e-6)
   value = jnp.einsum('rd,dak->rak', x, params['value']['kernel']).reshape(2, 5, 4, 8)
@@ -50,9 +55,60 @@ def test_captured_weights_reproduce_the_output() -> None:
 
 
 def test_images_do_not_attend_to_each_other() -> None:
-  module = SelfAttention(4, jnp.float32)
+  module = plain()
   x = jax.random.normal(jax.random.key(1), (2 * 5, 32))
-  params = initial(module, jax.random.key(0), x, num_images=2, capture=False)
-  both, _ = applied(module, params, x, num_images=2, capture=False)
-  second, _ = applied(module, params, x[5:], num_images=1, capture=False)
+  params = initial(module, jax.random.key(0), x, x, num_sequences=2, dropout_key=None, capture=False)
+  both, _ = applied(module, params, x, x, num_sequences=2, dropout_key=None, capture=False)
+  second, _ = applied(module, params, x[5:], x[5:], num_sequences=1, dropout_key=None, capture=False)
   np.testing.assert_allclose(both[5:], second, rtol=1e-5, atol=1e-6)
+
+
+def test_relative_logits_are_products_with_the_key_of_the_offset() -> None:
+  query = jax.random.normal(jax.random.key(0), (2, 2 + 5, 4, 8))  # two tokens without a place, five with
+  table = jax.random.normal(jax.random.key(1), (9, 4, 8))
+  expected = np.zeros((2, 4, 7, 7))
+  for i in range(5):
+    for j in range(5):
+      key_of_offset = np.asarray(table)[5 - 1 - (i - j)]  # [A, K]; row t is the offset N - 1 - t
+      expected[:, :, 2 + i, 2 + j] = (np.asarray(query)[:, 2 + i] * key_of_offset[None]).sum(-1)
+  np.testing.assert_allclose(relative_logits(query, table), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_relative_logits_are_divided_like_the_others_and_move_the_attention() -> None:
+  q, k, _ = projections()
+  table = jax.random.normal(jax.random.key(1), (9, 4, 8))
+  logits = np.einsum('bqak,bmak->baqm', q, k) + np.asarray(relative_logits(q, table))
+  weights = np.exp(logits / np.sqrt(8))
+  np.testing.assert_allclose(attention_weights(q, k, relative=relative_logits(q, table)),
+                             weights / weights.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
+def test_normed_queries_and_keys_bound_the_logits() -> None:
+  x = jax.random.normal(jax.random.key(1), (2 * 5, 32))
+  for module, is_bounded in ((plain(qk_norm=True), True), (plain(), False)):
+    params = initial(module, jax.random.key(0), x, x, num_sequences=2, dropout_key=None, capture=True)
+    _, captured = applied(module, params, 1e3 * x, 1e3 * x, num_sequences=2, dropout_key=None, capture=True)
+    # |q . k| / sqrt(K) <= sqrt(K) after LayerNorm with unit scale.
+    assert bool(captured['attention'].min() > np.exp(-2 * np.sqrt(8)) / 5) is is_bounded
+    assert ('query_norm' in params and 'key_norm' in params) is is_bounded and 'value_norm' not in params
+
+
+def test_attention_dropout_drops_weights_and_keeps_the_expectation() -> None:
+  module = plain(dropout=.4)
+  x = jax.random.normal(jax.random.key(1), (5, 32))
+  params = initial(module, jax.random.key(0), x, x, num_sequences=1, dropout_key=None, capture=False)
+  run = jax.jit(jax.vmap(lambda key: applied(
+      module, params, x, x, num_sequences=1, dropout_key=key, capture=False)[0]))
+  many = run(jax.random.split(jax.random.key(2), 3000))
+  still, _ = applied(module, params, x, x, num_sequences=1, dropout_key=None, capture=False)
+  np.testing.assert_allclose(many.mean(0), still, atol=5 * float(many.std(0).max()) / np.sqrt(3000))
+  assert float(many.std(0).min()) > 1e-3
+
+
+def test_a_query_may_ask_another_sequence() -> None:
+  module, x = plain(), jax.random.normal(jax.random.key(1), (2 * 5, 32))
+  params = initial(module, jax.random.key(0), x, x, num_sequences=2, dropout_key=None, capture=False)
+  asked, captured = applied(module, params, x[jnp.asarray([1, 7])], x, num_sequences=2, dropout_key=None, capture=True)
+  whole, _ = applied(module, params, x, x, num_sequences=2, dropout_key=None, capture=False)
+  np.testing.assert_allclose(asked, whole[jnp.asarray([1, 7])], rtol=1e-4, atol=1e-5)
+  assert captured['attention'].shape == (2, 4, 1, 5)

@@ -27,21 +27,22 @@ PUBLISHED_MEAN = [  # the same source, names ending in -gap-norep
     ('S/16', 22_049_896), ('B/16', 86_566_120), ('S/32', 22_878_184), ('B/32', 88_222_696)]
 PUBLISHED_MAP = [  # big_vision, attention pooling, no head
     ('B/16', 92_884_224), ('L/16', 315_894_784), ('So400m/14', 427_680_704), ('g/14', 1_036_448_384),
-    ('G/14', 1_881_132_416)]
+    ('G/14', 1_881_132_416), ('g-opt/16', 1_163_076_096), ('e/14', 3_873_342_720)]
 GMACS = [  # timm's benchmark, forward pass
     ('S/16', 224, 4.60), ('B/32', 224, 4.41), ('B/16', 224, 17.56), ('B/16', 384, 55.5), ('B/8', 224, 78.1),
     ('L/16', 224, 61.6), ('L/16', 384, 191.1), ('H/14', 224, 167.3), ('g/14', 224, 267.0),
     ('G/14', 224, 483.7)]
 
 
-def count(settings: schema.ViT, *, num_classes: int, head: schema.Head | None = None) -> int:
+def count(settings: schema.ViT, *, num_classes: int, head: schema.Head | None = None,
+          px: tuple[int, int] = PX) -> int:
   """Parameters of the abstract trees; asserts that `cost.parameters` agrees part by part."""
   head = head or schema.Head()
-  image, key = jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32), jax.random.key(0)
-  params, _ = jax.eval_shape(vit.build(settings, PX).init, key, image)
+  image, key = jax.ShapeDtypeStruct((1, *px, 3), jnp.float32), jax.random.key(0)
+  params, _ = jax.eval_shape(vit.build(settings, px).init, key, image)
   if num_classes:
     params['head'] = jax.eval_shape(lambda k: Head(head).init(k, settings.width, num_classes), key)
-  analytic = cost.parameters(settings, PX, head=head, num_classes=num_classes)
+  analytic = cost.parameters(settings, px, head=head, num_classes=num_classes)
   assert {k: v for k, v in analytic.items() if v} == {k: trees.num_elements(v) for k, v in params.items()}
   return trees.num_elements(params)
 
@@ -71,11 +72,42 @@ def test_pre_logits_add_a_square_layer() -> None:
 
 
 @pytest.mark.parametrize('name, expected', PUBLISHED_MAP)
-def test_sizes_published_with_attention_pooling_differ_by_just_that(name: str, expected: int) -> None:
-  settings = dataclasses.replace(sizes.vit(name), pool=Pool.MEAN)
-  width, hidden = settings.width, settings.mlp
-  pooling = width + 4 * width * (width + 1) + 2 * width + 2 * width * hidden + hidden + width
-  assert count(settings, num_classes=0) + pooling == expected
+def test_sizes_with_attention_pooling_have_the_published_number_of_parameters(name: str, expected: int) -> None:
+  assert count(dataclasses.replace(sizes.vit(name), pool=Pool.MAP), num_classes=0) == expected
+
+
+@pytest.mark.parametrize('name, expected', [  # the state dicts of DINOv2 at 518 px, without their mask token
+    ('DINOv2-S/14', 22_056_576 - 384), ('DINOv2-B/14', 86_580_480 - 768), ('DINOv2-L/14', 304_368_640 - 1024),
+    ('DINOv2-g/14', 1_136_480_768 - 1536), ('DINOv2-reg-B/14', 86_580_480 - 768 + 4 * 768)])
+def test_dinov2_has_the_published_number_of_parameters(name: str, expected: int) -> None:
+  assert count(sizes.published(name), num_classes=0, px=(518, 518)) == expected
+
+
+def test_deit3_has_the_published_number_of_parameters() -> None:
+  row_of_class_token = 768  # DeiT-III adds positions before the class token; here the class token has one
+  assert count(sizes.published('DeiT-III-B/16'), num_classes=1000) - row_of_class_token == 86_585_320
+
+
+def test_the_kernels_of_vit_22b_have_the_published_number_of_parameters() -> None:
+  image = jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32)
+  params, _ = jax.eval_shape(vit.build(sizes.published('ViT-22B/14'), PX).init, jax.random.key(0), image)
+  kernels = {name: leaf.size for name, leaf in trees.flatten(params['blocks']).items() if name.endswith('kernel')}
+  assert round(sum(kernels.values()) / 1e6) == 21_743  # ViT-22B, Table 1, in millions
+  count(sizes.published('ViT-22B/14'), num_classes=0)
+
+
+@pytest.mark.parametrize('patch', [16, 32])
+def test_axial_models_have_two_blocks_a_layer_and_no_class_token(patch: int) -> None:
+  block = 4 * (768 * 768 + 768) + (768 * 3072 + 3072) + (3072 * 768 + 768) + 2 * 2 * 768  # MSA, MLP, two norms
+  expected = (patch * patch * 3 + 1) * 768 + (224 // patch) ** 2 * 768 + 12 * 2 * block + 2 * 768
+  assert count(sizes.published(f'Axial-ViT-B/{patch}'), num_classes=0) == expected
+
+
+def test_axial_attention_costs_the_sum_of_the_sides() -> None:
+  model = dataclasses.replace(sizes.published('Axial-ViT-B/16'), patch=8)
+  flops = cost.forward_flops(model, (16, 24), head=schema.Head(), num_classes=0)
+  rows, columns = 2 * 3 ** 2, 3 * 2 ** 2  # pairs of tokens
+  assert flops['attention'] == 2 * 12 * 2 * (rows + columns) * 768
 
 
 @pytest.mark.parametrize('name, px, gmacs', GMACS)
@@ -124,3 +156,18 @@ def test_activation_bytes_equal_a_computation_by_hand() -> None:
   assert cost.activation_bytes(model, (16, 24)) == 3 * block
   full = dataclasses.replace(model, remat=Remat.FULL)
   assert cost.activation_bytes(full, (16, 24)) == 2 * 7 * 32 * 2 + block
+
+
+def test_activation_bytes_of_options_equal_a_computation_by_hand() -> None:
+  gated = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48, pool=Pool.MAP, registers=2, swiglu=True,
+                     layer_scale=1e-5)
+  block = 8 * ((2 + 3 + 1 + 2) * 32 + 3 * 48) * 4 + 2 * 8 * 32 * 4 + 4 * 8 * 8 * 4
+  assert cost.activation_bytes(gated, (16, 24)) == 3 * block
+  names = dataclasses.replace(gated, remat=Remat.NAMES)
+  assert cost.activation_bytes(names, (16, 24)) == 2 * 8 * (6 * 32 + 2 * 48) * 4 + block
+  axial = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48, pool=Pool.MEAN, axial=True, qk_norm=True)
+  pair = 2 * (6 * (6 * 32 + 2 * 48) * 4 + (2 + 2) * 6 * 32 * 4) + 4 * (2 * 3 * 3 + 3 * 2 * 2) * 4
+  assert cost.activation_bytes(axial, (16, 24)) == 3 * pair
+  parallel = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48, parallel=True, remat=Remat.NAMES)
+  block = 7 * (5 * 32 + 2 * 48) * 4 + 7 * 32 * 4 + 4 * 7 * 7 * 4
+  assert cost.activation_bytes(parallel, (16, 24)) == 2 * 7 * (5 * 32 + 48) * 4 + block

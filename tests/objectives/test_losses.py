@@ -57,3 +57,21 @@ def test_a_hit_is_any_target_of_the_largest_weight() -> None:
 def test_targets_are_labels_or_one_hot() -> None:
   assert losses.targets({'label': jnp.array([2, 0])}, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
   assert losses.targets({'label': jnp.array([2]), 'labels': jnp.array([[.5, .5]])}, 2).tolist() == [[.5, .5]]
+
+
+@pytest.mark.parametrize('targets', [SOFT, MULTI])
+def test_binary_cross_entropy_is_the_mean_over_classes(targets: np.ndarray) -> None:
+  p = 1 / (1 + np.exp(-LOGITS))
+  want = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).mean(-1)
+  np.testing.assert_allclose(losses.binary_xent(f32(LOGITS), f32(targets)), want, rtol=1e-5)
+
+
+def test_targets_above_the_threshold_become_whole() -> None:
+  targets = f32([[.7, .3, 0.], [.9, .1, 0.]])
+  assert losses.harden(targets, .2).tolist() == [[1, 1, 0], [1, 0, 0]] and losses.harden(targets, -1.) is targets
+  assert losses.harden(targets, 0.).tolist() == [[1, 1, 0], [1, 1, 0]]
+
+
+def test_an_example_weighs_as_its_classes_do() -> None:
+  got = losses.example_weights(f32([[1, 0, 0], [.25, .75, 0], [1, 0, 1], [0, 0, 0]]), (2., 4., 6.))
+  assert got.tolist() == [2, 3.5, 4, 0]

@@ -1,18 +1,29 @@
 """Each optimiser against its recurrence in NumPy float64, and stacked leaves against unstacked ones."""
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.optim import masks, optimizers
 
 RATE = .01
+LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=100)
+Tree = dict[str, np.ndarray]
+
+
+def schedule(step: jax.Array | int) -> jax.Array:
+  return jnp.asarray(RATE * (1. + step))
 
 
 def params() -> dict[str, dict[str, jax.Array]]:
@@ -26,47 +37,219 @@ def gradients(step: int) -> dict[str, dict[str, jax.Array]]:
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params())
 
 
-def train(config: schema.AdamW | schema.Sgd, num_steps: int = 3) -> dict[str, np.ndarray]:
-  optimizer = optimizers.build(config, lambda step: jnp.asarray(RATE * (1. + step)))
-  now = params()
+def take(config: optimizers.Kind, now: object, grads: Callable[[int], object],
+         num_steps: int = 3) -> tuple[Tree, object]:
+  """Parameters by path and the optimiser's state after some steps."""
+  optimizer = optimizers.build(config, schedule, lengths=LENGTHS)
   state = optimizer.init(now)
+  update = jax.jit(lambda g, s, p, step: optimizer.update(g, s, p, step=step, grad_norm=optax.tree.norm(g)))
   for step in range(num_steps):
-    grads = gradients(step)
-    updates, state = optimizer.update(grads, state, now, step=jnp.asarray(step), grad_norm=optax.tree.norm(grads))
+    updates, state = update(grads(step), state, now, jnp.asarray(step))
     now = optax.apply_updates(now, updates)
-  return {k: np.asarray(v) for k, v in trees.flatten(now).items()}
+  return {k: np.asarray(v) for k, v in trees.flatten(now).items()}, state
 
 
-def clipped(step: int, limit: float) -> dict[str, np.ndarray]:
+def train(config: optimizers.Kind, num_steps: int = 3) -> Tree:
+  return take(config, params(), gradients, num_steps)[0]
+
+
+def clipped(step: int, limit: float) -> Tree:
   grads = {k: np.asarray(v, np.float64) for k, v in trees.flatten(gradients(step)).items()}
   norm = np.sqrt(sum((g ** 2).sum() for g in grads.values()))
   return {k: g * min(1, limit / norm) for k, g in grads.items()}
 
 
+def follow(rule: Callable[[str, np.ndarray, np.ndarray, dict[str, np.ndarray], int], np.ndarray], limit: float = 1e9,
+           num_steps: int = 3) -> Tree:
+  """`w <- w - rate * rule(name, gradient, w, memory of the tensor, t from 1)`, each layer for itself, in float64."""
+  now = {k: np.asarray(v, np.float64) for k, v in trees.flatten(params()).items()}
+  memories: dict[str, dict[str, np.ndarray]] = {}
+  for step in range(num_steps):
+    for k, grad in clipped(step, limit).items():
+      layers = range(len(grad)) if trees.is_stacked(k) else [...]
+      for i in layers:
+        memory = memories.setdefault(f'{k}{i}', {})
+        now[k][i] = now[k][i] - RATE * (1 + step) * rule(k, grad[i], now[k][i], memory, step + 1)
+  return now
+
+
+def assert_same(got: Tree, want: Tree, rtol: float = 2e-5) -> None:
+  for k in want:
+    np.testing.assert_allclose(got[k], want[k], rtol=rtol, atol=2e-6, err_msg=k)
+
+
+def adam(g: np.ndarray, memory: dict[str, np.ndarray], t: int, b1: float, b2: float, eps: float) -> np.ndarray:
+  memory['m'] = b1 * memory.get('m', 0) + (1 - b1) * g
+  memory['v'] = b2 * memory.get('v', 0) + (1 - b2) * g ** 2
+  return memory['m'] / (1 - b1 ** t) / (np.sqrt(memory['v'] / (1 - b2 ** t)) + eps)
+
+
+def kernel(name: str) -> bool:
+  return name.endswith('kernel')
+
+
 @pytest.mark.parametrize('limit', [1., 1e6])
 def test_adamw_follows_its_recurrence(limit: float) -> None:
   config = schema.AdamW(b1=.8, b2=.95, eps=1e-6, weight_decay=.3, clip_norm=limit)
-  now = {k: np.asarray(v, np.float64) for k, v in trees.flatten(params()).items()}
-  m, v = ({k: np.zeros_like(x) for k, x in now.items()} for _ in range(2))
-  for step in range(3):
-    for k, g in clipped(step, limit).items():
-      m[k], v[k] = .8 * m[k] + .2 * g, .95 * v[k] + .05 * g ** 2
-      update = (m[k] / (1 - .8 ** (step + 1))) / (np.sqrt(v[k] / (1 - .95 ** (step + 1))) + 1e-6)
-      now[k] = now[k] - RATE * (1 + step) * (update + .3 * now[k] * k.endswith('kernel'))
-  for k, got in train(config).items():
-    np.testing.assert_allclose(got, now[k], rtol=2e-5, atol=2e-6, err_msg=k)
+  want = follow(lambda k, g, w, s, t: adam(g, s, t, .8, .95, 1e-6) + .3 * w * kernel(k), limit)
+  assert_same(train(config), want)
+
+
+def test_decay_by_the_schedule_does_not_know_the_peak() -> None:
+  config = schema.AdamW(lr=.05, weight_decay=.003, decay_by=schema.DecayBy.SCHEDULE, clip_norm=0.)
+  want = follow(lambda k, g, w, s, t: adam(g, s, t, .9, .999, 1e-8) + .003 / .05 * w * kernel(k))
+  assert_same(train(config), want)
+  scaled = dataclasses.replace(config, lr=.05 * 256 / 37, lr_per=256)
+  assert_same(train(scaled), want)
+
+
+def test_adam_takes_the_decay_through_its_moments() -> None:
+  config = schema.Adam(b1=.8, b2=.95, eps=1e-6, weight_decay=.3, clip_norm=0.)
+  assert_same(train(config), follow(lambda k, g, w, s, t: adam(g + .3 * w * kernel(k), s, t, .8, .95, 1e-6)))
+
+
+def test_lamb_scales_to_the_norm_of_each_layer() -> None:
+  def rule(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    u = adam(g, s, t, .9, .99, 1e-6) + .1 * w * kernel(k)
+    return u * np.linalg.norm(w) / np.linalg.norm(u)
+
+  assert_same(train(schema.Lamb(b2=.99, weight_decay=.1, clip_norm=0.)), follow(rule))
+
+
+def test_lars_scales_kernels_before_the_momentum_and_leaves_the_rest() -> None:
+  def rule(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    u = g + .1 * w if kernel(k) else g
+    u = u * (.02 * np.linalg.norm(w) / np.linalg.norm(u) if kernel(k) else 1)
+    s['m'] = .9 * s.get('m', 0) + u
+    return s['m']
+
+  assert_same(train(schema.Lars(trust=.02, weight_decay=.1)), follow(rule))
+
+
+@pytest.mark.parametrize('config', [schema.Lamb(weight_decay=0.), schema.Lars()], ids=['lamb', 'lars'])
+def test_zeros_have_a_trust_ratio_of_one(config: optimizers.Kind) -> None:
+  zeros = {'head': {'kernel': jnp.zeros((4, 7))}}
+  moved, _ = take(config, zeros, lambda step: {'head': {'kernel': jnp.full((4, 7), 2.)}}, 1)
+  step = 1. if isinstance(config, schema.Lamb) else 2.
+  np.testing.assert_allclose(moved['head/kernel'], -RATE * step, rtol=5e-5)  # 1 - .999 in f32 is off by 1e-5
+  still, _ = take(config, params(), lambda step: jax.tree.map(jnp.zeros_like, params()), 1)
+  assert all(np.isfinite(v).all() for v in still.values())
+
+
+def test_lion_takes_the_sign_of_the_mixed_moment() -> None:
+  def rule(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    m = s.get('m', 0)
+    s['m'] = .95 * m + .05 * g
+    return np.sign(.8 * m + .2 * g) + .3 * w * kernel(k)
+
+  assert_same(train(schema.Lion(b1=.8, b2=.95, weight_decay=.3, clip_norm=0.)), follow(rule))
+
+
+def adafactor(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+  beta = min(.5, 1 - t ** -.8)
+  square = g ** 2 + 1e-30
+  mix = lambda name, new: s.__setitem__(name, beta * s.get(name, 0) + (1 - beta) * new)
+  if min(g.shape) >= 4 and g.ndim == 2:
+    mix('r', square.mean(1))
+    mix('c', square.mean(0))
+    u = g / np.sqrt(np.outer(s['r'], s['c']) / s['r'].mean())
+  else:
+    mix('v', square)
+    u = g / np.sqrt(s['v'])
+  s['m'] = .9 * s.get('m', 0) + .1 * u
+  return s['m'] + .3 * w * kernel(k)
+
+
+def test_adafactor_factors_large_matrices_layer_by_layer() -> None:
+  config = schema.Adafactor(b2_cap=.5, factored_side=4, weight_decay=.3, clip_norm=0., moment=schema.DType.F32)
+  assert_same(train(config), follow(adafactor))
+  state = take(config, params(), gradients)[1][0][0]
+  assert state.rows['blocks']['kernel'].shape == (3, 4) and state.columns['blocks']['kernel'].shape == (3, 5)
+  assert state.full['blocks']['kernel'].shape == (1,) and state.full['head']['bias'].shape == (7,)
 
 
 def test_sgd_adds_decay_to_the_gradient_and_keeps_momentum() -> None:
-  config = schema.Sgd(momentum=.9, weight_decay=.1, clip_norm=0.)
-  now = {k: np.asarray(v, np.float64) for k, v in trees.flatten(params()).items()}
-  trace = {k: np.zeros_like(x) for k, x in now.items()}
-  for step in range(3):
-    for k, g in clipped(step, 1e9).items():
-      trace[k] = .9 * trace[k] + g + .1 * now[k] * k.endswith('kernel')
-      now[k] = now[k] - RATE * (1 + step) * trace[k]
-  for k, got in train(config).items():
-    np.testing.assert_allclose(got, now[k], rtol=2e-5, atol=2e-6, err_msg=k)
+  def rule(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    s['m'] = .9 * s.get('m', 0) + g + .1 * w * kernel(k)
+    return s['m']
+
+  assert_same(train(schema.Sgd(momentum=.9, weight_decay=.1, clip_norm=0.)), follow(rule))
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+  return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def test_a_bf16_moment_is_rounded_only_where_it_is_kept() -> None:
+  def sgd(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    u = .9 * s.get('m', 0) + g
+    s['m'] = rounded(u)
+    return u
+
+  def adamw(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    u = adam(g, s, t, .9, .999, 1e-8)
+    s['m'] = rounded(s['m'])
+    return u
+
+  bf16 = schema.DType.BF16
+  # A value near the middle of two bf16 numbers may round the other way from float64: one part in 2 ** 9 of a step.
+  assert_same(train(schema.Sgd(clip_norm=0., moment=bf16)), follow(sgd), rtol=3e-4)
+  assert_same(train(schema.AdamW(clip_norm=0., weight_decay=0., moment=bf16)), follow(adamw), rtol=3e-4)
+  for config in (schema.AdamW(moment=bf16), schema.Lion(moment=bf16), schema.Lamb(moment=bf16), schema.Adafactor(),
+                 schema.Lars(moment=bf16), schema.Sgd(moment=bf16)):
+    state = take(config, params(), gradients)[1]
+    kept = [leaf for name, leaf in trees.flatten(state).items() if '/'.join(name.split('/')[-3:]) in (
+        'mu/head/kernel', 'trace/head/kernel', 'ema/head/kernel')]
+    assert [x.dtype for x in kept] == [jnp.bfloat16], config
+
+
+F32 = schema.DType.F32
+EVERY = {
+    'adamw': schema.AdamW(weight_decay=.1),
+    'adamw by schedule': schema.AdamW(weight_decay=.1, decay_by=schema.DecayBy.SCHEDULE),
+    'adam': schema.Adam(weight_decay=.1),
+    'adafactor': schema.Adafactor(weight_decay=.1, factored_side=3),
+    'lamb': schema.Lamb(weight_decay=.1),
+    'lars': schema.Lars(weight_decay=.1),
+    'lion': schema.Lion(),
+    'sgd': schema.Sgd(weight_decay=.1),
+    'clipped by tensor': schema.Sgd(clip_norm=0., clip_tensor=.5),
+    'clipped adaptively': schema.Sgd(clip_norm=0., clip_adaptive=.01),
+    'ruled': schema.AdamW(rules=(schema.PathRule('.*bias', lr=.5, frozen_until='2 steps'),
+                                 schema.PathRule('.*kernel', weight_decay=schema.Ramp(1., 3., until='5 steps')))),
+}
+SHAPES = {'attn/query/kernel': (4, 2, 3), 'attn/query/bias': (2, 3), 'attn/out/kernel': (2, 3, 4),
+          'mlp/up/kernel': (4, 5), 'norm1/scale': (4,), 'mlp/up/bias': (5,)}
+DEPTH = 3
+
+
+def layered(seed: int, *, stacked: bool) -> dict[str, object]:
+  """The same numbers as three stacked or unstacked blocks; layer i is 10 ** i times as large."""
+  rng = np.random.default_rng(seed)
+  leaves = {'backbone/stem/kernel': rng.normal(size=(2, 2, 3, 4)), 'head/kernel': rng.normal(size=(4, 7))}
+  for name, shape in SHAPES.items():
+    layers = [rng.normal(size=shape) * 10. ** i for i in range(DEPTH)]
+    if stacked:
+      leaves[f'backbone/blocks/{name}'] = np.stack(layers)
+    else:
+      leaves |= {f'backbone/block{i}/{name}': x for i, x in enumerate(layers)}
+  return trees.unflatten({k: jnp.asarray(v, jnp.float32) for k, v in leaves.items()})
+
+
+@pytest.mark.parametrize('name', EVERY)
+def test_stacked_and_unstacked_blocks_take_the_same_steps(name: str) -> None:
+  both = [take(EVERY[name], layered(0, stacked=s), lambda step, s=s: layered(step + 1, stacked=s), 4)[0]
+          for s in (True, False)]
+  start = {k: np.asarray(v) for k, v in trees.flatten(layered(0, stacked=False)).items()}
+  for k, want in both[1].items():
+    _, block, rest = k.split('/', 2) if k.startswith('backbone/block') else ('', '', k)
+    got = both[0][f'backbone/blocks/{rest}'][int(block[-1])] if block else both[0][k]
+    np.testing.assert_allclose(got - start[k], want - start[k], rtol=2e-4, atol=1e-6, err_msg=k)
+    assert np.abs(want - start[k]).max() > 0, k
+
+
+def test_every_optimiser_is_tried_above() -> None:
+  assert {type(c) for c in EVERY.values()} == set(schema.Optimizer.__subclasses__())
 
 
 def test_the_mask_goes_by_whole_path_names() -> None:
@@ -76,5 +259,10 @@ def test_the_mask_goes_by_whole_path_names() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_shows_names() -> None:
-  with pytest.raises(UserError, match=r"optimizer.decayed: 'kernel' matches no parameter.*blocks/kernel"):
-    optimizers.build(schema.AdamW(decayed=('kernel',)), lambda s: jnp.asarray(1.)).init(params())
+  for config, said in [
+      (schema.AdamW(decayed=('kernel',)), r"optimizer.decayed: 'kernel' matches no parameter.*blocks/kernel"),
+      (schema.Lars(trusted=('kernel',)), "optimizer.trusted: 'kernel' matches no parameter"),
+      (schema.Sgd(rules=(schema.PathRule('.*'), schema.PathRule('head/.*'))),
+       "optimizer.rules: 'head/.*' decides no parameter.*the first rule that matches decides")]:
+    with pytest.raises(UserError, match=said):
+      optimizers.build(config, schedule, lengths=LENGTHS).init(params())

@@ -1,3 +1,4 @@
+"""Schedules against their formulas."""
 from __future__ import annotations
 
 import math
@@ -5,15 +6,22 @@ import math
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.errors import UserError
 from vit_jax.optim import schedules
 
+Decay = schema.Decay
+LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=110)
 
-def build(decay: schema.Decay, end: float = 0.) -> schedules.Schedule:
-  return schedules.build(schema.Schedule(decay=decay, end_lr=end), peak=2., total_steps=110, warmup_steps=10)
+
+def build(decay: schema.Decay, end: float = 0., **more: object) -> schedules.Schedule:
+  settings = schema.Schedule(decay=decay, end_lr=end, warmup='10 steps', **more)
+  return schedules.build(settings, peak=2., lengths=LENGTHS)
 
 
-def test_the_first_update_moves_and_the_warm_up_is_linear() -> None:
-  rate = build(schema.Decay.COSINE)
+@pytest.mark.parametrize('decay', Decay)
+def test_the_first_update_moves_and_the_warm_up_is_linear(decay: schema.Decay) -> None:
+  rate = build(decay)
   assert [float(rate(s)) for s in (0, 4, 9)] == pytest.approx([2 / 11, 10 / 11, 20 / 11])
   assert float(rate(10)) == pytest.approx(2.)
 
@@ -21,15 +29,68 @@ def test_the_first_update_moves_and_the_warm_up_is_linear() -> None:
 @pytest.mark.parametrize('step', [10, 37, 60, 109])
 def test_decay_follows_the_formula(step: int) -> None:
   t = (step - 10) / 100
-  assert float(build(schema.Decay.COSINE, .1)(step)) == pytest.approx(
-      .1 + 1.9 * (1 + math.cos(math.pi * t)) / 2, rel=1e-5)
-  assert float(build(schema.Decay.LINEAR, .1)(step)) == pytest.approx(.1 + 1.9 * (1 - t), rel=1e-5)
+  want = {Decay.COSINE: .1 + 1.9 * (1 + math.cos(math.pi * t)) / 2, Decay.LINEAR: .1 + 1.9 * (1 - t)}
+  for decay, value in want.items():
+    assert float(build(decay, .1)(step)) == pytest.approx(value, rel=1e-5)
+  assert float(build(Decay.RSQRT, timescale='25 steps')(step)) == pytest.approx(2 / math.sqrt(1 + (step - 10) / 25))
+  assert float(build(Decay.CONSTANT)(step)) == 2.
+
+
+def test_steps_drop_at_and_after_each_moment() -> None:
+  rate = build(Decay.STEPS, drops=('20 steps', '5 epochs', '90 steps'), drop=.5)
+  assert [float(rate(s)) for s in (19, 20, 49, 50, 89, 90, 109)] == pytest.approx([2, 1, 1, .5, .5, .25, .25])
+
+
+def test_a_cooldown_is_linear_to_the_end_rate_whatever_came_before() -> None:
+  stable = build(Decay.CONSTANT, .2, cooldown='20 steps')
+  assert [float(stable(s)) for s in (89, 90, 100, 110, 500)] == pytest.approx([2, 2, 1.1, .2, .2])
+  slow = build(Decay.RSQRT, cooldown='20 steps', timescale='25 steps')
+  plain = build(Decay.RSQRT, timescale='25 steps')
+  assert float(slow(89)) == pytest.approx(float(plain(89)))
+  assert float(slow(105)) == pytest.approx(float(plain(105)) / 4)
+
+
+def test_lengths_are_read_in_any_unit() -> None:
+  a = build(Decay.CONSTANT, cooldown='740 examples')
+  b = schedules.build(schema.Schedule(Decay.CONSTANT, warmup='1 epoch', cooldown='18.1818 %'), peak=2., lengths=LENGTHS)
+  assert [float(a(s)) for s in (3, 50, 95, 103)] == pytest.approx([float(b(s)) for s in (3, 50, 95, 103)])
 
 
 def test_after_the_end_the_rate_stays_at_its_end() -> None:
-  assert float(build(schema.Decay.LINEAR, .1)(500)) == pytest.approx(.1)
+  assert float(build(Decay.LINEAR, .1)(500)) == pytest.approx(.1)
 
 
 def test_no_warm_up_starts_at_the_peak() -> None:
-  rate = schedules.build(schema.Schedule(), peak=3., total_steps=5, warmup_steps=0)
+  rate = schedules.build(schema.Schedule(warmup='0 steps'), peak=3., lengths=LENGTHS)
   assert float(rate(0)) == pytest.approx(3.)
+
+
+@pytest.mark.parametrize(('settings', 'said'), [
+    (schema.Schedule(Decay.CONSTANT, warmup='60 %', cooldown='60 steps'),
+     r'warm-up \(66 steps\) and cooldown \(60\) are longer than the run \(110\)'),
+    (schema.Schedule(Decay.STEPS, drops=('50 steps', '20 steps')), r'are steps \[50, 20\]; want rising ones'),
+    (schema.Schedule(Decay.STEPS, warmup='10 steps', drops=('5 steps',)), r'from the end of the warm-up \(10\)'),
+    (schema.Schedule(Decay.STEPS, drops=('200 steps',)), r'to below the end of the run \(110\)'),
+])
+def test_moments_out_of_order_are_refused(settings: schema.Schedule, said: str) -> None:
+  with pytest.raises(UserError, match=said):
+    schedules.build(settings, peak=1., lengths=LENGTHS)
+
+
+def test_a_rate_for_256_examples_is_scaled_to_the_batch() -> None:
+  assert schedules.peak_rate(schema.AdamW(lr=1.5e-4, lr_per=256), batch_size=4096) == pytest.approx(2.4e-3)
+  assert schedules.peak_rate(schema.AdamW(lr=1.5e-4), batch_size=4096) == 1.5e-4
+
+
+@pytest.mark.parametrize('curve', schema.Curve)
+def test_a_ramp_moves_between_its_moments_and_stays_outside_them(curve: schema.Curve) -> None:
+  value = schedules.ramp(schema.Ramp(1., 10., begin='10 steps', until='50 steps', curve=curve), lengths=LENGTHS)
+  t = .25 if curve is schema.Curve.LINEAR else (1 - math.cos(math.pi / 4)) / 2
+  assert [float(value(s)) for s in (0, 10, 20, 50, 109)] == pytest.approx([1, 1, 1 + 9 * t, 10, 10])
+
+
+def test_a_ramp_of_no_length_jumps_and_one_that_runs_backwards_is_refused() -> None:
+  value = schedules.ramp(schema.Ramp(1., 0., begin='7 steps', until='7 steps'), lengths=LENGTHS)
+  assert [float(value(s)) for s in (6, 7)] == [1, 0]
+  with pytest.raises(UserError, match=r"from '50 %' \(55 steps\) until '7 steps' \(7\) runs backwards"):
+    schedules.ramp(schema.Ramp(begin='50 %', until='7 steps'), lengths=LENGTHS)

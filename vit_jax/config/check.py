@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vit_jax.config import durations, schema
+from vit_jax.config import durations, recipe_options, schema, training_options, vit_options
 from vit_jax.core.errors import UserError
 
 
@@ -68,6 +68,7 @@ def _model(c: schema.Config) -> Iterator[str]:
     yield f'image_px={c.image_px} is not a multiple of model.patch={m.patch} in both directions'
   yield from _within('model.dropout', m.dropout, 0, 1, open_end=True)
   yield from _within('model.drop_path', m.drop_path, 0, 1, open_end=True)
+  yield from vit_options.faults(m)
   yield from _at_least('head.pre_logits', c.head.pre_logits, 0)
   if m.norm_eps <= 0:
     yield f'model.norm_eps={m.norm_eps} is not positive'
@@ -96,6 +97,7 @@ def _data(c: schema.Config) -> Iterator[str]:
   if d.in_memory is schema.InMemory.YES and r.crop is schema.Crop.INCEPTION:
     yield ('data.in_memory=yes holds images of one size, but data.recipe.crop=inception crops from the stored '
            'picture; want data.recipe.crop=resize or data.in_memory=no')
+  yield from recipe_options.faults(c)
 
 
 def _optimizer(c: schema.Config) -> Iterator[str]:
@@ -104,10 +106,12 @@ def _optimizer(c: schema.Config) -> Iterator[str]:
   yield from _at_least('optimizer.weight_decay', o.weight_decay, 0)
   yield from _at_least('optimizer.clip_norm', o.clip_norm, 0)
   yield from _duration('optimizer.schedule.warmup', o.schedule.warmup)
-  yield from _within('optimizer.schedule.end_lr', o.schedule.end_lr, 0, max(o.lr, 0))
+  peak = o.lr * c.batch_size / o.lr_per if o.lr_per > 0 else o.lr
+  yield from _within('optimizer.schedule.end_lr', o.schedule.end_lr, 0, max(peak, 0))
   for name in ('b1', 'b2', 'momentum'):
     if hasattr(o, name):
       yield from _within(f'optimizer.{name}', getattr(o, name), 0, 1, open_end=True)
+  yield from training_options.faults(c)
 
 
 def _objective(c: schema.Config) -> Iterator[str]:

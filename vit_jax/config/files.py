@@ -80,10 +80,19 @@ def _parse(spec: str, overrides: list[str]) -> schema.Config:
   values = flags.FlagValues()
   argv = ['vit-jax', f'--config={spec}'] + [f'--config.{o}' for o in overrides]
   holder = config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
-  values(argv)
+  try:
+    values(argv)
+  except flags.Error as error:
+    raise _own(error) or error from None
   if not isinstance(holder.value, schema.Config):
     raise UserError(f'{spec}: get_config() returned {type(holder.value).__name__}; want vit_jax.config.schema.Config')
   return holder.value
+
+
+def _own(error: BaseException) -> UserError | None:
+  """The message that a config file raised itself, such as about its arguments, from what absl wraps it in."""
+  cause = error.__cause__ or error.__context__
+  return cause if isinstance(cause, UserError) or cause is None else _own(cause)
 
 
 def _faults(spec: str, config: schema.Config, override: str) -> Iterator[str]:

@@ -1,14 +1,18 @@
 """Model sizes by their published names.
 
 Sources: ViT paper, Table 1 (B, L, H); DeiT and AugReg (Ti, S); Scaling ViT, Table 2 (g, G);
-SoViT (So400m); big_vision (M). Only this table knows the numbers.
+SoViT (So400m); big_vision (mu, M, g-opt, G-opt); PaLI (e); ViT-22B, Table 1 (22B). A size is four numbers;
+a published model is a size with options. Only these tables know them.
 """
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
+from typing import Any
 
 from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Pool, Positions, PositionsAt
 from vit_jax.core.errors import UserError
 
 
@@ -21,6 +25,7 @@ class _Size:
 
 
 VIT = {
+    'mu': _Size(32, 1, 2, 128),
     'Ti': _Size(192, 12, 3, 768),
     'S': _Size(384, 12, 6, 1536),
     'M': _Size(512, 12, 8, 2048),
@@ -29,7 +34,11 @@ VIT = {
     'So400m': _Size(1152, 27, 16, 4304),
     'H': _Size(1280, 32, 16, 5120),
     'g': _Size(1408, 40, 16, 6144),
+    'g-opt': _Size(1536, 40, 16, 6144),
     'G': _Size(1664, 48, 16, 8192),
+    'G-opt': _Size(1536, 48, 16, 8192),
+    'e': _Size(1792, 56, 16, 15360),
+    '22B': _Size(6144, 48, 48, 24576),
 }
 
 
@@ -39,10 +48,76 @@ def vit(name: str) -> schema.ViT:
   Raises:
     UserError: lists the known sizes.
   """
-  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9]+)[/_](\d+)', name)
+  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
   if not found or found[1] not in VIT or int(found[2]) < 1:
     raise UserError(
         f'Unknown model size {name!r}: want SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} '
         'and PATCH in pixels.')
   size = VIT[found[1]]
   return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads, mlp=size.mlp)
+
+
+def swiglu_hidden(width: int) -> int:
+  """Hidden width of a SwiGLU MLP with about the parameters of a plain one of `4 width`.
+
+  DINOv2's rule: two thirds of `4 width`, rounded down, then up to a multiple of 8.
+  """
+  return (4 * width * 2 // 3 + 7) // 8 * 8
+
+
+_DINOV2: dict[str, Any] = {'layer_scale': 1e-5, 'gelu': Gelu.EXACT}  # arXiv 2304.07193
+_DINOV2_G: dict[str, Any] = {**_DINOV2, 'heads': 24, 'swiglu': True, 'mlp': swiglu_hidden(1536)}
+_DEIT3: dict[str, Any] = {'layer_scale': 1e-4, 'gelu': Gelu.EXACT}  # arXiv 2204.07118; here positions have a class row
+_MAP: dict[str, Any] = {'pool': Pool.MAP}
+_AXIAL: dict[str, Any] = {'axial': True, 'pool': Pool.MEAN}  # ViT paper, Appendix D.6, which does not say how it pools
+
+_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    'ViT-g/14': ('g/14', _MAP), 'ViT-G/14': ('G/14', _MAP), 'ViT-e/14': ('e/14', _MAP),
+    'SigLIP-B/16': ('B/16', _MAP), 'SigLIP-L/16': ('L/16', _MAP), 'SigLIP-So400m/14': ('So400m/14', _MAP),
+    'SigLIP2-g-opt/16': ('g-opt/16', _MAP),
+    # arXiv 2302.05442. It also leaves out biases of query, key and value, and bias and centring of LayerNorm.
+    'ViT-22B/14': ('22B/14', {**_MAP, 'qk_norm': True, 'parallel': True}),
+    'DINOv2-S/14': ('S/14', _DINOV2), 'DINOv2-B/14': ('B/14', _DINOV2), 'DINOv2-L/14': ('L/14', _DINOV2),
+    'DINOv2-g/14': ('g-opt/14', _DINOV2_G),
+    'DINOv2-reg-S/14': ('S/14', {**_DINOV2, 'registers': 4}), 'DINOv2-reg-B/14': ('B/14', {**_DINOV2, 'registers': 4}),
+    'DINOv2-reg-L/14': ('L/14', {**_DINOV2, 'registers': 4}),
+    'DINOv2-reg-g/14': ('g-opt/14', {**_DINOV2_G, 'registers': 4}),
+    'DeiT-III-S/16': ('S/16', _DEIT3), 'DeiT-III-B/16': ('B/16', _DEIT3), 'DeiT-III-L/16': ('L/16', _DEIT3),
+    'DeiT-III-H/14': ('H/14', _DEIT3),
+    'Axial-ViT-B/16': ('B/16', _AXIAL), 'Axial-ViT-B/32': ('B/32', _AXIAL),
+}
+PUBLISHED = tuple(_PUBLISHED)
+"""Names that `published` knows."""
+
+POSITION_ABLATION: dict[str, tuple[Positions, PositionsAt]] = {
+    'none': (Positions.NONE, PositionsAt.STEM),
+    **{f'{name}-{at.value}': (kind, at) for name, kind in (('1d', Positions.LEARNED), ('2d', Positions.LEARNED2D))
+       for at in PositionsAt},
+    'relative': (Positions.RELATIVE, PositionsAt.STEM),
+}
+"""The cells of the ViT paper's Table 8 (Appendix D.4), which compares them on B/16."""
+
+
+def published(name: str) -> schema.ViT:
+  """Settings of a published model by its full name, such as `DINOv2-reg-B/14`: a size with options.
+
+  Raises:
+    UserError: shows the nearest names, or all.
+  """
+  if name not in _PUBLISHED:
+    near = difflib.get_close_matches(name, PUBLISHED) or PUBLISHED
+    raise UserError(f'Unknown published model {name!r}: want {" or ".join(near)}; plain sizes: sizes.vit')
+  size, options = _PUBLISHED[name]
+  return dataclasses.replace(vit(size), **options)
+
+
+def position_ablation(name: str, size: str = 'B/16') -> schema.ViT:
+  """The plain ViT of this size with positions of one cell of `POSITION_ABLATION`.
+
+  Raises:
+    UserError: lists the cells.
+  """
+  if name not in POSITION_ABLATION:
+    raise UserError(f'Unknown position embedding {name!r}: want one of {" ".join(POSITION_ABLATION)}.')
+  positions, at = POSITION_ABLATION[name]
+  return dataclasses.replace(vit(size), positions=positions, positions_at=at)

@@ -43,13 +43,17 @@ class TokenBackbone(Backbone, Protocol):
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
              train: bool, key: Key | None) -> Features:
-    """Encodes any subset of tokens `[B, n, D]` with their positions `[n, D]` or `[B, n, D]`."""
+    """Encodes any subset of tokens `[B, n, D]` with their positions `[n, D]` or `[B, n, D]`.
+
+    Raises UserError for a subset if the blocks know the places of tokens themselves.
+    """
     ...
 
   def block(self, params: Params, tokens: Array, *, capture: bool) -> tuple[Array, dict[str, Array]]:
     """One encoder block with its own (unstacked) parameters, for looking inside; `train` is off.
 
-    Returns the new tokens and, with `capture`, `attention [B, A, M, M]` f32 on the explicit path.
+    Returns the new tokens and, with `capture`, `attention [B, A, M, M]` f32 on the explicit path (axial
+    attention: `row_attention` and `column_attention`).
     """
     ...
 

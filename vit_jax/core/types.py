@@ -7,6 +7,7 @@ Arrays end in axis letters inside functions (`tokens_BND`). The letters, used ev
   N  h * w patch tokens        M  tokens with class token and registers
   P  patch side, px            D  width
   A  attention heads           K  width of one head, D / A
+  Q  tokens that ask, where they are not those that answer
   F  MLP width                 C  classes
   L  depth                     S  size of a dataset
 

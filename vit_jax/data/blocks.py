@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.core.types import Batch, HostArray, UserError
 from vit_jax.data import order
 from vit_jax.data.image_ops import BadImage
-from vit_jax.data.recipes import EvalTransform, Example, TrainTransform
+from vit_jax.data.recipes import EvalTransform, Example, Shapes, Transform, eval_shapes
 from vit_jax.data.sources import Source
 
 MAX_TRIES = 1_000  # bad images in a row
@@ -65,16 +65,21 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
 
 @dataclasses.dataclass(frozen=True)
 class TrainBlocks:
-  """Block number to training batch `image label index box bad`, decoding and augmenting on the host."""
+  """Block number to training batch `image label index box bad`, decoding and augmenting on the host.
+
+  With views, those instead of image and box, as `shapes` says.
+  """
   source: Source
-  transform: TrainTransform
+  transform: Transform
+  visit: order.Visit
+  shapes: Shapes
   seed: int
   local: int
 
   def __call__(self, block: int) -> Batch:
     positions = block * self.local + np.arange(self.local)
-    indexes = order.shuffled(positions, num_examples=len(self.source), seed=self.seed)
-    batch = _empty(self.local, self.transform.image_px) | {'index': indexes.astype(np.int32)}
+    indexes = self.visit(positions)
+    batch = _empty(self.local, self.shapes) | {'index': indexes.astype(np.int32)}
     for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
       found = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
           self.source[i], order.example_rng(self.seed, p)))
@@ -90,7 +95,7 @@ class EvalBlocks:
   local: int
 
   def __call__(self, block: int) -> Batch:
-    batch = _empty(self.local, self.transform.image_px)
+    batch = _empty(self.local, eval_shapes(self.transform.image_px))
     batch['index'], batch['mask'] = _eval_rows(block, local=self.local, num_examples=len(self.source))
     for row in np.flatnonzero(batch['mask']).tolist():
       index = int(batch['index'][row])
@@ -105,12 +110,12 @@ class EvalBlocks:
 class MemoryTrainBlocks:
   """Block number to training batch, gathered from memory; augmentation is left to the device."""
   decoded: Decoded
-  seed: int
+  visit: order.Visit
   local: int
 
   def __call__(self, block: int) -> Batch:
     positions = block * self.local + np.arange(self.local)
-    indexes = order.shuffled(positions, num_examples=len(self.decoded.label), seed=self.seed)
+    indexes = self.visit(positions)
     return {k: v[indexes] for k, v in self.decoded._asdict().items()} | {'index': indexes.astype(np.int32)}
 
 
@@ -130,7 +135,7 @@ class MemoryEvalBlocks:
 
 def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Decoded:
   """Decodes a whole source once. A bad image is replaced by the next good one, and marked in `bad`."""
-  batch = _empty(len(source), transform.image_px)
+  batch = _empty(len(source), eval_shapes(transform.image_px))
 
   def fill(start: int) -> None:
     for row in range(start, min(start + _CHUNK, len(source))):
@@ -148,9 +153,9 @@ def _eval_rows(block: int, *, local: int, num_examples: int) -> tuple[HostArray,
   return np.where(inside, positions, 0).astype(np.int32), inside.astype(np.float32)
 
 
-def _empty(num: int, image_px: tuple[int, int]) -> Batch:
-  return {'image': np.zeros((num, *image_px, 3), np.uint8), 'label': np.zeros(num, np.int32),
-          'box': np.zeros((num, 4), np.float32), 'bad': np.zeros(num, bool)}
+def _empty(num: int, shapes: Shapes) -> Batch:
+  return {name: np.zeros((num, *shape), dtype) for name, (shape, dtype) in shapes.items()} | {
+      'bad': np.zeros(num, bool)}
 
 
 def _write(batch: Batch, row: int, found: Found) -> None:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image
 
+from vit_jax.config.schema import Interpolation
 from vit_jax.core.types import HostArray
 
 CROP_TRIES = 10
@@ -97,20 +99,30 @@ def fractions(window: Window, size: tuple[int, int]) -> HostArray:
   return np.array([top / height, left / width, (top + crop_h) / height, (left + crop_w) / width], np.float32)
 
 
-def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool) -> HostArray:
+def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
+           interpolation: Interpolation = Interpolation.BILINEAR) -> HostArray:
   """`image [H, W, 3] u8` at `image_px` (height, width), aspect ratio not kept; the same array at equal size.
 
-  Bilinear with half-pixel centres; with `antialias`, the mean over the covered area where both sides shrink.
+  Half-pixel centres throughout. Without `antialias` a filter covers 2 x 2 (bilinear) or 4 x 4 (bicubic, a = -0.75)
+  stored pixels whatever the scale. With it, it grows with the scale and misses none, as in Pillow (bicubic has
+  a = -0.5 there), and so in what was trained with torchvision or timm. `AREA` is the mean over the covered area
+  where both sides shrink, else bilinear.
   """
   if image.shape[:2] == tuple(image_px):
     return image
+  size = (image_px[1], image_px[0])
+  if antialias and interpolation is not Interpolation.AREA:
+    how = Image.Resampling.BICUBIC if interpolation is Interpolation.BICUBIC else Image.Resampling.BILINEAR
+    return np.asarray(Image.fromarray(image).resize(size, how))
   shrinks = image.shape[0] >= image_px[0] and image.shape[1] >= image_px[1]
-  how = cv2.INTER_AREA if antialias and shrinks else cv2.INTER_LINEAR
-  return cv2.resize(image, (image_px[1], image_px[0]), interpolation=how)
+  if interpolation is Interpolation.AREA and shrinks:
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+  how_cv2 = cv2.INTER_CUBIC if interpolation is Interpolation.BICUBIC else cv2.INTER_LINEAR
+  return cv2.resize(image, size, interpolation=how_cv2)
 
 
-def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, small_px: int,
-                             antialias: bool) -> tuple[HostArray, HostArray]:
+def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, small_px: int, antialias: bool,
+                             interpolation: Interpolation = Interpolation.BILINEAR) -> tuple[HostArray, HostArray]:
   """Resizes the short side to `small_px`, then takes the middle `image_px`.
 
   Returns:
@@ -121,7 +133,7 @@ def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, sma
   size = (max(image_px[0], round(height * factor)), max(image_px[1], round(width * factor)))
   window = center(size, image_px)
   # Cropping first and resizing after would be cheaper, and shift the picture by part of a pixel.
-  return cut(resize(image, size, antialias=antialias), window), fractions(window, size)
+  return cut(resize(image, size, antialias=antialias, interpolation=interpolation), window), fractions(window, size)
 
 
 def flip(image: HostArray) -> HostArray:

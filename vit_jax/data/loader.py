@@ -14,7 +14,8 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.api import LoaderInfo
 from vit_jax.core.types import Batch, Shard, UserError
-from vit_jax.data import blocks, prefetch, recipes
+from vit_jax.data import blocks, order, prefetch, recipes
+from vit_jax.data.mixture import Mixture
 from vit_jax.data.sources import Source
 
 log = logging.getLogger('vit_jax.data')
@@ -106,7 +107,7 @@ class EvalLoader:
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int) -> TrainLoader:
-  """Batches of `image label index box bad` for training.
+  """Batches of `image label index box bad` for training; with views, those instead of image and box.
 
   Args:
     source: to read.
@@ -130,15 +131,18 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   if seed < 0:
     raise UserError(f'seed={seed} is negative; right would be 0 or more')
   fit = recipes.eval_transform(recipe, image_px)
+  visit = _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size)
   start: Start
   if in_memory:
     _check_crop(recipe)
     decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
-    start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, seed, local))
+    start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, visit, local))
   else:
-    make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px), seed, local)
+    make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px), visit,
+                              recipes.train_shapes(recipe, image_px), seed, local)
     start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
-  info = LoaderInfo(source.name, len(source), batch_size, seed, source.digest)
+  digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
+  info = LoaderInfo(source.name, len(source), batch_size, seed, digest)
   return TrainLoader(source, start, info=info, shard=shard, bad=BadImages(source, fit),
                      max_bad_images=max_bad_images)
 
@@ -171,13 +175,24 @@ def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int
     _check_crop(recipe)
     return True
   small = len(source) * image_px[0] * image_px[1] * 3 < MEMORY_LIMIT_BYTES
-  return choice is schema.InMemory.AUTO and recipe.crop is schema.Crop.RESIZE and small
+  return choice is schema.InMemory.AUTO and not recipes.host_only(recipe) and small
 
 
 def _check_crop(recipe: schema.Recipe) -> None:
-  if recipe.crop is not schema.Crop.RESIZE:
-    raise UserError(f'data.in_memory=yes does not go with data.recipe.crop={recipe.crop.value}, which needs '
-                    'the stored picture at every step; right would be crop=resize, or in_memory=auto')
+  if needs_host := recipes.host_only(recipe):
+    raise UserError(f'data.in_memory=yes does not go with {needs_host}, which needs the stored picture on the host at '
+                    'every step; right would be crop=resize without such settings, or in_memory=auto')
+
+
+def _visit(source: Source, *, seed: int, repeats: int, batch_size: int) -> order.Visit:
+  """Which example comes at a global position."""
+  visit: order.Visit = source.visit(seed) if isinstance(source, Mixture) else order.Shuffled(len(source), seed)
+  if repeats == 1:
+    return visit
+  if batch_size < 2 * repeats:
+    raise UserError(f'batch_size={batch_size} has not two different examples with data.recipe.repeats={repeats}; right '
+                    f'would be at least {2 * repeats}')
+  return order.Repeated(visit, repeats, batch_size)
 
 
 def _local_size(batch_size: int, shard: Shard) -> int:

@@ -1,16 +1,50 @@
-"""Mixup on the device (Zhang et al., arXiv 1710.09412): convex combinations of pairs of examples.
+"""Mixup and cutmix on the device: pairs of examples become one.
+
+Mixup (Zhang et al., arXiv 1710.09412) takes convex combinations:
 
 x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once a step
 as in the authors' code. Where we differ: the partner is the neighbour inside a fixed pair of rows of the
 *global* batch (rows 0 and 1, 2 and 3, ...) instead of a random permutation. Batches are shuffled already, and
 this way the pairs do not depend on how the batch is spread over devices.
+
+Cutmix (Yun et al., arXiv 1905.04899) replaces a box of x_i by the same box of x_j, with the same pairs and one box a
+step. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), about a uniform centre, and is
+cut off at the border; labels are mixed by the area that is really replaced.
 """
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import schema
 from vit_jax.core.types import Array, Batch, Key
+
+
+def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> Batch:
+  """What the recipe says: mixup, cutmix, one of them by chance, or (by chance) neither. As `mixup` otherwise."""
+  if recipe.mix_probability == 1 and not recipe.cutmix:
+    return mixup(batch, key, alpha=recipe.mixup, num_classes=num_classes)
+  mixup_key, cutmix_key, share_key, at_all_key = jax.random.split(key, 4)
+  kept_HW = jnp.ones(batch['image'].shape[1:3], jnp.float32)
+  if recipe.mixup:
+    kept_HW = kept_HW * jax.random.beta(mixup_key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
+  if recipe.cutmix:
+    cut_HW = draw_kept(cutmix_key, kept_HW.shape, alpha=recipe.cutmix)
+    share = recipe.cutmix_share if recipe.mixup else 1.
+    kept_HW = jnp.where(jax.random.bernoulli(share_key, share), cut_HW, kept_HW)
+  at_all = jax.random.bernoulli(at_all_key, recipe.mix_probability)
+  return mix_pairs(batch, jnp.where(at_all, kept_HW, 1.), num_classes=num_classes)
+
+
+def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
+  """`[H, W] f32`: 0 in the box that cutmix replaces, 1 around it."""
+  area_key, center_key = jax.random.split(key)
+  kept = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
+  sides_2 = jnp.floor(jnp.sqrt(1. - kept) * jnp.array(size, jnp.float32))
+  center_2 = jax.random.randint(center_key, (2,), 0, jnp.array(size))
+  low_2, high_2 = center_2 - sides_2 // 2, center_2 + sides_2 // 2
+  in_rows_H, in_columns_W = ((jnp.arange(size[i]) >= low_2[i]) & (jnp.arange(size[i]) < high_2[i]) for i in (0, 1))
+  return 1. - (in_rows_H[:, None] & in_columns_W[None, :]).astype(jnp.float32)
 
 
 def mixup(batch: Batch, key: Key, *, alpha: float, num_classes: int) -> Batch:
@@ -26,16 +60,22 @@ def mixup(batch: Batch, key: Key, *, alpha: float, num_classes: int) -> Batch:
 
 
 def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
-  """`mixup` with a given lambda `[] f32`. A row whose partner is padding, or missing, stays as it is."""
-  labels_BC = batch['labels'] if 'labels' in batch else jax.nn.one_hot(batch['label'], num_classes)
-  weight_B = jnp.full(labels_BC.shape[:1], lam, jnp.float32)
-  if 'mask' in batch:
-    weight_B = jnp.where(swap_pairs(batch['mask']) > 0, weight_B, 1.)
+  """Mixes with a given lambda: `[] f32`, or `[H, W] f32`, whose mean then weighs the labels.
 
-  def mix(values: Array) -> Array:
-    weight = weight_B.reshape((-1,) + (1,) * (values.ndim - 1))
+  A row whose partner is padding, or missing, stays as it is.
+  """
+  labels_BC = batch['labels'] if 'labels' in batch else jax.nn.one_hot(batch['label'], num_classes)
+  lam = jnp.asarray(lam, jnp.float32)
+
+  def combine(values: Array, lam: Array) -> Array:
+    weight = jnp.broadcast_to(lam.reshape((1, *lam.shape) + (1,) * (values.ndim - 1 - lam.ndim)),
+                              (values.shape[0],) + (1,) * (values.ndim - 1) if not lam.ndim else values.shape)
+    if 'mask' in batch:
+      has_partner_B = swap_pairs(batch['mask']) > 0
+      weight = jnp.where(has_partner_B.reshape((-1,) + (1,) * (values.ndim - 1)), weight, 1.)
     return weight * values + (1. - weight) * swap_pairs(values)
-  return batch | {'image': mix(batch['image']), 'labels': mix(labels_BC.astype(jnp.float32))}
+  return batch | {'image': combine(batch['image'], lam),
+                  'labels': combine(labels_BC.astype(jnp.float32), lam.mean())}
 
 
 def swap_pairs(values: Array) -> Array:

@@ -9,12 +9,50 @@ streams, so the order does not depend on the version of a data library.
 """
 from __future__ import annotations
 
+import dataclasses
+from typing import Protocol
+
 import numpy as np
 
 from vit_jax.core.types import HostArray
 
 ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); more for very small sets
 _SHUFFLE, _AUGMENT = 1, 2  # keep the two streams of one seed apart
+
+
+class Visit(Protocol):
+  """Source indexes `[B] i64` of global `positions [B] i64`; pure, and pickles."""
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+  """The order of a single source."""
+  num_examples: int
+  seed: int
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    return shuffled(positions, num_examples=self.num_examples, seed=self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+  """Each example `times` times in one global batch, augmented anew each time (arXiv 1901.09335).
+
+  Row r of a batch of B is example r mod D of D = ceil(B / times) new ones: copies are far apart, so that
+  neighbouring rows, which mixup pairs, differ. Where `times` does not divide B, the last examples come once less.
+  An epoch is still S rows, of S / times different examples.
+  """
+  visit: Visit
+  times: int
+  batch_size: int
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    steps, rows = np.divmod(np.asarray(positions, np.int64), self.batch_size)
+    different = -(-self.batch_size // self.times)
+    return self.visit(steps * different + rows % different)
 
 
 def shuffled(positions: HostArray, *, num_examples: int, seed: int) -> HostArray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,19 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.api import Prepare
 from vit_jax.core.types import Array, Batch, HostArray, Key
-from vit_jax.data import augment, image_ops, mix
+from vit_jax.data import augment, colors, erase, image_ops, mix, multicrop, randaugment
 from vit_jax.data.sources import Record
 
 Example = dict[str, HostArray | np.int32]
-"""`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`."""
+"""`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`; with views, those instead of image and box."""
+Transform = Callable[[Record, np.random.Generator], Example]
+Shapes = dict[str, tuple[tuple[int, ...], type]]
+"""Of an example: shape and dtype by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """The host part of a training recipe: crop, resize, and then affine, flip and shift in this order."""
+  """The host part of a training recipe: crop, resize, affine, flip, shift, and then colours, in this order."""
   recipe: schema.Recipe
   image_px: tuple[int, int]
 
@@ -35,11 +39,12 @@ class TrainTransform:
     if recipe.crop is schema.Crop.INCEPTION:
       size = stored.shape[:2]
       window = image_ops.inception_crop(size, rng=rng, area=recipe.crop_area, aspect=recipe.crop_aspect)
-      image = image_ops.resize(image_ops.cut(stored, window), self.image_px, antialias=recipe.antialias)
+      image = resize(image_ops.cut(stored, window), self.image_px, recipe=recipe)
       box = image_ops.fractions(window, size)
     else:
       image, box = fit(stored, recipe=recipe, image_px=self.image_px)
     image, box = host_geometry(image, box, recipe=recipe, rng=rng)
+    image = host_colors(image, recipe=recipe, rng=rng)
     return {'image': image, 'box': box, 'label': np.int32(record.label)}
 
 
@@ -54,8 +59,10 @@ class EvalTransform:
     return {'image': image, 'box': box, 'label': np.int32(record.label)}
 
 
-def train_transform(recipe: schema.Recipe, image_px: tuple[int, int]) -> TrainTransform:
+def train_transform(recipe: schema.Recipe, image_px: tuple[int, int]) -> Transform:
   """`(record, rng) -> Example` for training; pickles."""
+  if recipe.views.on:
+    return multicrop.ViewsTransform(recipe, (image_px[0], image_px[1]))
   return TrainTransform(recipe, (image_px[0], image_px[1]))
 
 
@@ -64,12 +71,41 @@ def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int]) -> EvalTran
   return EvalTransform(recipe, (image_px[0], image_px[1]))
 
 
+def eval_shapes(image_px: tuple[int, int]) -> Shapes:
+  """What `eval_transform` makes."""
+  return {'image': ((*image_px, 3), np.uint8), 'label': ((), np.int32), 'box': ((4,), np.float32)}
+
+
+def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int]) -> Shapes:
+  """What `train_transform` makes."""
+  views, height, width = recipe.views, image_px[0], image_px[1]
+  if not views.on:
+    return eval_shapes(image_px)
+  found: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
+  if views.num_local:
+    found['views_local'] = ((views.num_local, views.local_px, views.local_px, 3), np.uint8)
+  return found
+
+
+def host_only(recipe: schema.Recipe) -> str:
+  """The settings of a recipe that only the host can follow, for every image anew; '' if there are none."""
+  found = {'crop=inception': recipe.crop is schema.Crop.INCEPTION, 'views.on=true': recipe.views.on,
+           f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
+           'three_augment=true': recipe.three_augment, 'jitter': colors.is_on(recipe.jitter)}
+  return ', '.join(f'data.recipe.{name}' for name, needed in found.items() if needed)
+
+
+def resize(image: HostArray, image_px: tuple[int, int], *, recipe: schema.Recipe) -> HostArray:
+  """`image [H, W, 3] u8` at `image_px`, resampled as the recipe says."""
+  return image_ops.resize(image, image_px, antialias=recipe.antialias, interpolation=recipe.interpolation)
+
+
 def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
   """`image [H, W, 3] u8` as evaluation sees it, `[*image_px, 3]`, and its box `[4] f32`."""
   if recipe.eval_resize_px:
     return image_ops.resize_small_center_crop(image, image_px, small_px=recipe.eval_resize_px,
-                                              antialias=recipe.antialias)
-  return image_ops.resize(image, image_px, antialias=recipe.antialias), np.array([0, 0, 1, 1], np.float32)
+                                              antialias=recipe.antialias, interpolation=recipe.interpolation)
+  return resize(image, image_px, recipe=recipe), np.array([0, 0, 1, 1], np.float32)
 
 
 def host_geometry(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
@@ -92,9 +128,23 @@ def host_geometry(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
   return image, box
 
 
+def host_colors(image: HostArray, *, recipe: schema.Recipe, rng: np.random.Generator) -> HostArray:
+  """RandAugment or 3-Augment, and then colour jitter, of one `image [H, W, 3] u8`."""
+  if not (recipe.randaugment.layers or recipe.three_augment or colors.is_on(recipe.jitter)):
+    return image
+  image = np.ascontiguousarray(image)
+  if recipe.randaugment.layers:
+    style = randaugment.style(recipe.randaugment, interpolation=recipe.interpolation, mean=recipe.mean)
+    image = randaugment.randaugment(image, recipe.randaugment, rng, style=style)
+  if recipe.three_augment:
+    image = colors.three_augment(image, rng)
+  return colors.jitter(image, recipe.jitter, rng)
+
+
 def normalize(image: Array, recipe: schema.Recipe) -> Array:
-  """`image [B, H, W, 3]` in 0..255 to f32: (x / 255 - mean) / std, each channel by its own."""
-  mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (recipe.mean, recipe.std))
+  """`image [..., H, W, 3]` in 0..255 to f32: (x / 255 - mean) / std, each channel by its own."""
+  shape = (1,) * (image.ndim - 1) + (3,)
+  mean, std = (jnp.array(x, jnp.float32).reshape(shape) for x in (recipe.mean, recipe.std))
   return (image.astype(jnp.float32) / 255. - mean) / std
 
 
@@ -103,19 +153,23 @@ def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry
 
   Args:
     recipe: what to do.
-    num_classes: C of the soft labels that mixup makes.
+    num_classes: C of the soft labels that mixup and cutmix make.
     on_device_geometry: flip, shift and affine happen here; True exactly when the loader is in memory.
   """
   def prepare(batch: Batch, key: Key, step: Array) -> Batch:
     del step
-    geometry_key, mixup_key = jax.random.split(key)
+    geometry_key, mix_key, erase_key = jax.random.split(key, 3)
+    if recipe.views.on:
+      return batch | {k: normalize(v, recipe) for k, v in batch.items() if k.startswith('views_')}
     if on_device_geometry:
       batch = batch | {'image': batch['image'].astype(jnp.float32)}
       batch = augment.geometry(batch, geometry_key, recipe=recipe)
     batch = batch | {'image': normalize(batch['image'], recipe)}
-    if not recipe.mixup:
-      return batch
-    return mix.mixup(batch, mixup_key, alpha=recipe.mixup, num_classes=num_classes)
+    if recipe.erase.probability:
+      batch = erase.erase(batch, erase_key, settings=recipe.erase)
+    if recipe.mixup or recipe.cutmix:
+      batch = mix.mix(batch, mix_key, recipe=recipe, num_classes=num_classes)
+    return batch
   return prepare
 
 

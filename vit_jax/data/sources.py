@@ -1,7 +1,8 @@
 """Random access to stored images and their labels, by the name of the source.
 
 A source knows nothing of recipes, batches or order; it has a fixed order of its own and pickles small, since
-loader processes get a copy. Kinds: `digits`, `synthetic`, `folder:PATH`, `tfds:NAME[/CONFIG][:VERSION]`.
+loader processes get a copy. Kinds: `digits`, `synthetic`, `folder:PATH`, `tfds:NAME[/CONFIG][:VERSION]`,
+`array_record:DIR` (see `prepared.py`), and `mix:0.7*SOURCE,0.3*SOURCE` (see `mixture.py`).
 """
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from vit_jax.config import schema
 from vit_jax.core.types import HostArray, UserError
 from vit_jax.data import splits
 
-KINDS = 'digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION]'
+KINDS = ('digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION], array_record:DIR, '
+         'mix:WEIGHT*SOURCE,WEIGHT*SOURCE')
 
 
 class Record(NamedTuple):
@@ -98,8 +100,8 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
   Raises:
     UserError: the source, a split or a class is missing, or `data.num_classes` says otherwise.
   """
-  open_named = _opener(data, image_px)
-  train, evaluation = select(open_named, data.train_split), select(open_named, data.eval_split)
+  train = open_split(data, data.train_split, image_px=image_px)
+  evaluation = open_split(data, data.eval_split, image_px=image_px)
   if data.num_classes not in (0, len(train.class_names)):
     raise UserError(f'data.num_classes={data.num_classes}, but {train.name} has {len(train.class_names)} '
                     'classes; right would be that number, or 0 to ask the source')
@@ -110,12 +112,20 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
 
 
 def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source:
-  """One split of `data` by its name or slice, for evaluation.
+  """One split of `data` by its name or slice. Of a mixture, that of each of its sources.
 
   Raises:
-    UserError: the source or the split is missing.
+    UserError: the source or the split is missing, or the classes of a mixture do not agree.
   """
-  return select(_opener(data, image_px), split)
+  kind, _, where = data.source.partition(':')
+  if kind != 'mix' or not where:
+    return select(_opener(data.source, data, image_px), split)
+  from vit_jax.data import mixture
+  terms = mixture.parse(where)
+  found = [select(_opener(t.source, data, image_px), split) for t in terms]
+  names, labels = mixture.join_classes(found, apart=data.mix_classes is schema.MixClasses.APART)
+  return mixture.Mixture(found, [t.weight for t in terms], name=f'{data.source}/{split}', class_names=names,
+                         labels=labels)
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:
@@ -128,9 +138,9 @@ def select(open_named: Callable[[str], Source], split: str) -> Source:
   return Parts(parts, name=f'{parts[0].source.name.rpartition("/")[0]}/{split}')
 
 
-def _opener(data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """How to open a whole split of `data.source` by its name."""
-  kind, _, where = data.source.partition(':')
+def _opener(name: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """How to open a whole split of the source `name`, with the other settings of `data`."""
+  kind, _, where = name.partition(':')
   match kind, bool(where):
     case 'digits', False:
       from vit_jax.data import builtin
@@ -145,4 +155,7 @@ def _opener(data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Sou
     case 'tfds', True:
       from vit_jax.data import tfds_source
       return tfds_source.opener(where, data_dir=data.data_dir)
-  raise UserError(f'the data source {data.source!r} is not known; right are: {KINDS}')
+    case 'array_record', True:
+      from vit_jax.data import prepared
+      return prepared.opener(where)
+  raise UserError(f'the data source {name!r} is not known; right are: {KINDS}')

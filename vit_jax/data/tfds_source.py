@@ -1,6 +1,6 @@
-"""Sets prepared by TensorFlow Datasets in ArrayRecord files, read without TensorFlow.
+"""Sets prepared by TensorFlow Datasets in ArrayRecord or TFRecord files, read without TensorFlow.
 
-Images come as the stored JPEG or PNG bytes. Sets prepared as TFRecord give no random access and are refused.
+Images come as the stored JPEG or PNG bytes. The order is that of the files: the same for both formats.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vit_jax.core.types import UserError
-from vit_jax.data import splits
+from vit_jax.data import examples, splits, tfrecord
 from vit_jax.data.sources import Record, Source
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Columns(NamedTuple):
 
 
 class TfdsSource:
-  """A split of a prepared set."""
+  """A split of a set prepared as ArrayRecord."""
 
   def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns) -> None:
     import tensorflow_datasets as tfds
@@ -55,6 +55,34 @@ class TfdsSource:
     return f'{self.name}[{index}]'
 
 
+class TfrecordSource:
+  """A split of a set prepared as TFRecord, by an index of its records."""
+
+  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns) -> None:
+    info = builder.info.splits[split]
+    self.name, self.class_names = f'tfds:{builder.info.full_name}/{split}', columns.class_names
+    self._columns = columns
+    self._records = tfrecord.Records([os.fspath(p) for p in info.filepaths])
+    if len(self._records) != sum(info.shard_lengths):
+      raise UserError(f'{self.name} has {len(self._records):,} records in its files, but its dataset_info.json says '
+                      f'{sum(info.shard_lengths):,}; right would be a whole copy, prepared again')
+    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {columns}'
+    self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> Record:
+    found = examples.parse(self._records[index])
+    return Record(found[self._columns.image][0], int(found[self._columns.label][0]))  # type: ignore[arg-type]
+
+  def label(self, index: int) -> int:
+    return self[index].label
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+
 def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
   """How to open a split of the set `NAME[/CONFIG][:VERSION]`.
 
@@ -63,10 +91,9 @@ def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
     data_dir: where prepared sets lie; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
 
   Raises:
-    UserError: it is not there, or not prepared as ArrayRecord.
+    UserError: it is not there, or prepared in another format.
   """
-  data_dir = data_dir or os.environ.get('TFDS_DATA_DIR', '') or os.path.join('~', 'tensorflow_datasets')
-  folder = _find(name, os.path.expanduser(data_dir))
+  folder = find(name, data_dir=data_dir)
 
   @functools.cache
   def builder() -> DatasetBuilder:
@@ -76,19 +103,36 @@ def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
   @functools.cache
   def open_named(split: str) -> Source:
     kind = builder().info.file_format.value
-    if kind != 'array_record':
-      raise UserError(f'{folder} was prepared as {kind}; right would be a copy prepared as ArrayRecord '
-                      "(download_and_prepare(file_format='array_record')), which can be read in any order")
-    source = TfdsSource(builder(), splits.resolve(split, builder().info.splits, source=f'tfds:{name}'),
-                        columns=_columns(builder(), folder))
+    source: Source
+    found = splits.resolve(split, builder().info.splits, source=f'tfds:{name}')
+    columns = _columns(builder(), folder)
+    match kind:
+      case 'array_record':
+        source = TfdsSource(builder(), found, columns=columns)
+      case 'tfrecord':
+        source = TfrecordSource(builder(), found, columns=columns)
+      case _:
+        raise UserError(f'{folder} was prepared as {kind}; right would be ArrayRecord or TFRecord, which can be read '
+                        'in any order')
     if source.label(0) < 0:
       raise UserError(f'{source.name} has no labels (label {source.label(0)}); right would be another split')
     return source
   return open_named
 
 
-def _find(name: str, data_dir: str) -> str:
-  """The directory of a prepared set: DATA_DIR/NAME[/CONFIG]/VERSION."""
+def data_folder(data_dir: str) -> str:
+  """Where prepared sets lie: `data_dir`, or for '' $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+  data_dir = data_dir or os.environ.get('TFDS_DATA_DIR', '') or os.path.join('~', 'tensorflow_datasets')
+  return os.path.expanduser(data_dir)
+
+
+def find(name: str, *, data_dir: str) -> str:
+  """The directory of a prepared set: DATA_DIR/NAME[/CONFIG]/VERSION.
+
+  Raises:
+    UserError: it is not there.
+  """
+  data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
   folder = os.path.join(data_dir, path)
   if not version and not _versions(folder):
@@ -100,9 +144,9 @@ def _find(name: str, data_dir: str) -> str:
   version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
   found = os.path.join(folder, version)
   if not version or not os.path.isfile(os.path.join(found, 'dataset_info.json')):
-    raise UserError(f'tfds:{name} is not prepared in {data_dir} (looked at {found}); right would be a copy '
-                    "there prepared as ArrayRecord (download_and_prepare(file_format='array_record')), or "
-                    'another data.data_dir')
+    raise UserError(f'tfds:{name} is not prepared in {data_dir} (looked at {found}); right would be another '
+                    'data.data_dir, or to make it, which may take TensorFlow: python -m vit_jax.main --job=prepare '
+                    f'--data=tfds:{name} --to=DIR, and then data.source=array_record:DIR')
   return found
 
 

@@ -21,7 +21,7 @@ from vit_jax.data import loader as loaders
 from vit_jax.data import recipes, sources
 from vit_jax.evaluate import classify
 from vit_jax.models import cost, heads, vit
-from vit_jax.objectives import ema, supervised
+from vit_jax.objectives import ema, sam, supervised
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -92,7 +92,8 @@ def evaluators(config: schema.Config, data: Data, objective: Objective, *, mesh:
     unknown = [view for view in chosen if view not in views]
     if unknown:
       raise UserError(f'evals.{name}.views: unknown {", ".join(unknown)}; this objective has {", ".join(views)}')
-    found[name] = {view: classify.TopK(views[view].predict, prepare, loader, mesh=mesh) for view in chosen}
+    found[name] = {view: classify.TopK(
+        views[view].predict, prepare, loader, mesh=mesh, metrics=settings.metrics) for view in chosen}
   return found
 
 
@@ -119,10 +120,10 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
   task = build_objective(config, backbone, num_classes)
-  schedule = schedules.build(
-      config.optimizer.schedule, peak=config.optimizer.lr, total_steps=lengths.total_steps,
-      warmup_steps=lengths.steps(config.optimizer.schedule.warmup))
-  optimizer = optimizers.build(config.optimizer, schedule)
+  peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
+  schedule = schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
+  optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
+  task = sharpen(config, task, schedule, peak=peak)
   prepare = recipes.prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
@@ -142,15 +143,25 @@ def build_objective(config: schema.Config, backbone: Backbone, num_classes: int)
     case schema.Supervised() as task:
       objective: Objective = supervised.Supervised(
           backbone, heads.Head(config.head), num_classes=num_classes, loss=task.loss,
-          label_smoothing=task.label_smoothing)
-  return ema.Ema(objective, config.train.ema) if config.train.ema else objective
+          label_smoothing=task.label_smoothing, threshold=task.threshold, class_weights=task.class_weights)
+  return ema.Ema(objective, config.train.ema, config.train.ema_warmup) if config.train.ema else objective
+
+
+def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, peak: float) -> Objective:
+  """SAM around a task, if the config asks for it."""
+  settings = config.train.sam
+  if not settings.rho:
+    return objective
+  rho_end = settings.rho if settings.rho_end < 0 else settings.rho_end
+  return sam.Sam(objective, alpha=settings.alpha, rho=sam.follow_rate(
+      schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))
 
 
 def build_rules(config: schema.Config) -> list[sharding.Rule]:
   """Sharding rules of the parameters a config leads to."""
   match config.model:
     case schema.ViT():
-      rules = [*sharding.VIT]
+      rules = sharding.vit(config.model)
   match config.objective:
     case schema.Supervised():
       rules += sharding.HEAD
@@ -162,8 +173,9 @@ def abstract_batch(config: schema.Config) -> Batch:
   def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
-  return {'image': array(jnp.uint8, *config.image_px, 3), 'label': array(jnp.int32), 'index': array(jnp.int32),
-          'box': array(jnp.float32, 4), 'bad': array(jnp.bool_)}
+  shapes = recipes.train_shapes(config.data.recipe, config.image_px)
+  found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
+  return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
 
 
 def describe(parts: Parts) -> str:
@@ -184,6 +196,7 @@ def describe(parts: Parts) -> str:
 
 
 def train_flops(parts: Parts) -> float:
-  """FLOPs of one image in one training step: three times the forward pass."""
+  """FLOPs of one image in one training step: three times the forward pass, and twice that with SAM."""
   config = parts.config
-  return cost.train_flops(config.model, config.image_px, head=config.head, num_classes=parts.num_classes)
+  flops = cost.train_flops(config.model, config.image_px, head=config.head, num_classes=parts.num_classes)
+  return flops * (2 if config.train.sam.rho else 1)

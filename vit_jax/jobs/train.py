@@ -1,6 +1,7 @@
 """`--job=train`: pre-train or fine-tune, evaluating and checkpointing on the way, resuming by itself."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
@@ -23,6 +24,7 @@ from vit_jax.jobs import build, outcome, report, rundir
 from vit_jax.jobs import start as startup
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
+from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, stopping
 from vit_jax.train.state import TrainState
@@ -35,7 +37,8 @@ def run(config: schema.Config, workdir: pathlib.Path) -> int:
   began = time.monotonic()
   check.check(config)
   startup.start()
-  with rundir.Lock(workdir):
+  # Processes of one run may share the directory; process 0 speaks for them.
+  with rundir.Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
     return Run(config, workdir, began).run()
 
 
@@ -66,14 +69,18 @@ class Run:
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
     saving = self._saving_hook(writer, clock, latest)
+    early = self._early_stop(start, latest)
     try:
       with stopping.StopRequest() as asked:
         ended = loop.run(
-            self.parts.program.step_fn, state, self._batches(start), start=start, total=total,
-            hooks=[*self._hooks(writer, clock, latest), saving], clock=clock, should_stop=asked.reason)
-      if ended.reason:
+            self.parts.program.step_fn, state, self._batches(start), start=start,
+            total=start if early.reason else total, hooks=[*self._hooks(writer, clock, latest), early, saving],
+            clock=clock, should_stop=lambda step: asked.reason(step) or early.reason)
+      if ended.reason and ended.reason != early.reason:
         return self._pause(ended, saving, writer)
-      return self._finish(ended.state, start, saving, writer, clock, latest)
+      if early.reason:
+        log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
+      return self._finish(ended.state, start, ended.step, saving, writer, clock, latest)
     finally:
       writer.close()
       self.loader.close()
@@ -122,6 +129,17 @@ class Run:
       found.append(hooks.Evaluate(parts.lengths.steps(config.evals[name].every), evaluate, writer, clock, latest))
     return found
 
+  def _early_stop(self, start: int, latest: hooks.Latest) -> hooks.EarlyStop:
+    """The hook that may end the run, as it was at step `start`; one that is never due where it is off."""
+    settings = self.config.train.early_stop
+    name = settings.metric.split('/')[0]
+    every = self.parts.lengths.steps(self.config.evals[name].every) if settings.metric else 0
+    hook = hooks.EarlyStop(settings.metric, patience=settings.patience, least_gain=settings.least_gain, every=every,
+                           latest=latest)
+    if every and start:
+      hook.recall(record.read(self.workdir).rows, up_to=start)
+    return hook
+
   def _saving_hook(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
     return hooks.Checkpoint(
         self.parts.lengths.steps(self.config.checkpoints.every), self.checkpointer, writer, clock,
@@ -136,7 +154,8 @@ class Run:
     return {'code': __version__, 'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px),
             'preprocessing': {k: v for k, v in dataclasses.asdict(recipe).items()
-                              if k in ('eval_resize_px', 'antialias', 'mean', 'std')}}
+                              if k in ('eval_resize_px', 'antialias', 'mean', 'std')}
+                             | {'interpolation': recipe.interpolation.value}}
 
   def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
     saving.on_state(ended.step, ended.state)
@@ -147,10 +166,9 @@ class Run:
           flush=True)
     return stopping.RESUMABLE
 
-  def _finish(self, state: TrainState, start: int, saving: hooks.Checkpoint, writer: Writer, clock: clocks.Clock,
-              latest: hooks.Latest) -> int:
-    """Evaluates, saves, and writes what a person looks at."""
-    total = self.parts.lengths.total_steps
+  def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
+              clock: clocks.Clock, latest: hooks.Latest) -> int:
+    """Evaluates, saves, and writes what a person looks at; `total` steps were done in the end."""
     with clock.phase('evaluate'):
       final = outcome.measure(self.evaluators, self.parts.objective, state)
     if start < total:

@@ -1,7 +1,8 @@
 """One encoder block (ViT paper, eqs. 2 and 3): attention and MLP, each after a LayerNorm and added back.
 
-Names the values that `stack.py` may save for the backward pass: `query`, `key`, `value`, `attention`
-(in `attention.py`), `residual` (after the attention branch), `mlp` (before the activation).
+Its published variations: LayerScale, SwiGLU, parallel branches, and the axial pair of blocks. Names the
+values that `stack.py` may save for the backward pass: `query`, `key`, `value`, `attention` (in
+`attention.py`), `residual` (after the attention branch), `mlp` (before the activation).
 """
 from __future__ import annotations
 
@@ -13,16 +14,20 @@ from jax.typing import DTypeLike
 
 from vit_jax.config.schema import Gelu
 from vit_jax.core.types import Array, Key
-from vit_jax.models.attention import SelfAttention
+from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, gelu, xavier_uniform
 
 MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
 
 
 class Mlp(nn.Module):
-  """`W2 gelu(W1 x + b1) + b2`, with dropout after the activation."""
+  """`W2 gelu(W1 x + b1) + b2`, or with `swiglu` `W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202).
+
+  Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`.
+  """
   hidden: int
   gelu: Gelu
+  swiglu: bool
   dropout: float
   dtype: DTypeLike
 
@@ -30,42 +35,103 @@ class Mlp(nn.Module):
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[R, D]` to `[R, D]`."""
     bias_init = initializers.normal(MLP_BIAS_STDDEV)
-    hidden_RF = Dense((self.hidden,), self.dtype, xavier_uniform, bias_init, name='up')(x)
-    hidden_RF = gelu(checkpoint_name(hidden_RF, 'mlp'), self.gelu)
+
+    def project(name: str) -> Array:
+      hidden_RF = Dense((self.hidden,), self.dtype, xavier_uniform, bias_init, name=name)(x)
+      return checkpoint_name(hidden_RF, 'mlp')
+
+    hidden_RF = jax.nn.silu(project('gate')) * project('up') if self.swiglu else gelu(project('up'), self.gelu)
     hidden_RF = dropout(hidden_RF, self.dropout, key)
     return Dense((x.shape[-1],), self.dtype, xavier_uniform, bias_init, name='down')(hidden_RF)
 
 
 class Block(nn.Module):
-  """Pre-norm encoder block: `z' = MSA(LN(z)) + z` (eq. 2), `z = MLP(LN(z')) + z'` (eq. 3)."""
+  """Pre-norm encoder block: `z' = MSA(LN(z)) + z` (eq. 2), `z = MLP(LN(z')) + z'` (eq. 3).
+
+  With `parallel` instead `z = MSA(LN(z)) + MLP(LN(z)) + z`, one norm for both (ViT-22B, arXiv 2302.05442,
+  section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
+  multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4).
+  """
   heads: int
   mlp: int
   gelu: Gelu
   norm_eps: float
   dropout: float
   dtype: DTypeLike
+  attention_dropout: float
+  qk_norm: bool
+  relative: int
+  swiglu: bool
+  layer_scale: float
+  parallel: bool
 
   @nn.compact
-  def __call__(self, x: Array, *, num_images: int, rate: Array | None,
+  def __call__(self, x: Array, *, num_images: int, num_sequences: int, rate: Array | None,
                dropout_key: Key | None, capture: bool) -> tuple[Array, dict[str, Array]]:
     """One block.
 
     Args:
       x: `[B * M, D]` in the compute dtype.
-      num_images: B.
+      num_images: B; stochastic depth drops branches of whole images.
+      num_sequences: number of equal runs of rows that attention stays within; B, or more for axial attention.
       rate: f32 scalar, probability that a branch is dropped; None = never.
       dropout_key: None switches dropout and stochastic depth off.
       capture: also return the attention weights.
 
     Returns:
-      `[B * M, D]`, and `{}` or `{'attention': [B, A, M, M] f32}`.
+      `[B * M, D]`, and `{}` or `{'attention': [num_sequences, A, m, m] f32}`.
     """
-    keys = (None,) * 5 if dropout_key is None else tuple(jax.random.split(dropout_key, 5))
-    attn = SelfAttention(self.heads, self.dtype, name='attn')
-    y, captured = attn(LayerNorm(self.norm_eps, name='norm1')(x), num_images=num_images, capture=capture)
-    y = dropout(y, self.dropout, keys[0])
+    num_keys = 5 + (self.attention_dropout > 0.)
+    keys = (None,) * 6 if dropout_key is None else tuple(jax.random.split(dropout_key, num_keys))
+    attn = Attention(self.heads, self.dtype, self.qk_norm, self.norm_eps, self.attention_dropout, self.relative,
+                     name='attn')
+    mlp = Mlp(self.mlp, self.gelu, self.swiglu, self.dropout, self.dtype, name='mlp')
+    normed = LayerNorm(self.norm_eps, name='norm1')(x)
+    y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture,
+                       dropout_key=keys[5] if self.attention_dropout > 0. else None)
+    y = self._scaled(dropout(y, self.dropout, keys[0]), 'scale1')
+    if self.parallel:
+      y = y + dropout(mlp(normed, keys[2]), self.dropout, keys[3])
+      return x + drop_path(y, rate, keys[1], num_images=num_images), captured
     x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
-    mlp = Mlp(self.mlp, self.gelu, self.dropout, self.dtype, name='mlp')
     y = mlp(LayerNorm(self.norm_eps, name='norm2')(x), keys[2])
-    y = dropout(y, self.dropout, keys[3])
+    y = self._scaled(dropout(y, self.dropout, keys[3]), 'scale2')
     return x + drop_path(y, rate, keys[4], num_images=num_images), captured
+
+  def _scaled(self, y: Array, name: str) -> Array:
+    if not self.layer_scale:
+      return y
+    scale = self.param(name, initializers.constant(self.layer_scale), (y.shape[-1],))
+    return y * scale.astype(y.dtype)[None]
+
+
+class AxialBlock(nn.Module):
+  """A block within the rows of the token grid, then one within its columns (ViT paper, Appendix D.6)."""
+  row: Block
+  column: Block
+
+  def __call__(self, x: Array, *, num_images: int, grid: tuple[int, int], rate: Array | None,
+               dropout_key: Key | None, capture: bool) -> tuple[Array, dict[str, Array]]:
+    """Both blocks; `grid` is `(h, w)`, the other arguments are those of `Block`.
+
+    Returns:
+      `[B * h * w, D]`, and `{}` or `row_attention [B, h, A, w, w]`, `column_attention [B, w, A, h, h]` f32.
+    """
+    h, w = grid
+    keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
+
+    def within(block: Block, x: Array, num_runs: int, key: Key | None) -> tuple[Array, Array | None]:
+      y, captured = block(x, num_images=num_images, num_sequences=num_images * num_runs, rate=rate,
+                          dropout_key=key, capture=capture)
+      weights = captured.get('attention')
+      return y, None if weights is None else weights.reshape(num_images, num_runs, *weights.shape[1:])
+
+    x, rows = within(self.row, x, h, keys[0])
+    x, columns = within(self.column, _swapped(x, num_images, h, w), w, keys[1])
+    captured = {} if rows is None or columns is None else {'row_attention': rows, 'column_attention': columns}
+    return _swapped(x, num_images, w, h), captured
+
+
+def _swapped(x: Array, num_images: int, h: int, w: int) -> Array:
+  """`[B * h * w, D]` to `[B * w * h, D]`."""
+  return x.reshape(num_images, h, w, -1).swapaxes(1, 2).reshape(x.shape)

@@ -30,18 +30,19 @@ def layer_norm(x: Array, scale: Array, bias: Array, *, eps: float) -> Array:
   """`(x - mean) / sqrt(var + eps) * scale + bias` over the last axis (arXiv 1607.06450).
 
   Args:
-    x: `[R, D]`, any float dtype.
+    x: `[R, D]`, or `[R, A, K]` with K as D; any float dtype.
     scale: `[D]` f32.
     bias: `[D]` f32.
     eps: added to the variance, which is the mean of squares (divided by D).
 
   Returns:
-    `[R, D]` f32; all of it is computed in f32.
+    The shape of `x`, f32; all of it is computed in f32.
   """
+  scale, bias = (jnp.expand_dims(a, range(x.ndim - 1)) for a in (scale, bias))
   x = x.astype(jnp.float32)
   x = x - x.mean(-1, keepdims=True)
   inverse = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
-  return x * inverse * scale[None] + bias[None]
+  return x * inverse * scale + bias
 
 
 def gelu(x: Array, kind: Gelu) -> Array:

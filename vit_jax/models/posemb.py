@@ -64,3 +64,20 @@ def resize(positions: ArrayLike, old_grid: tuple[int, int], new_grid: tuple[int,
   grid_hwD = positions.reshape(*old_grid, -1)
   resized_hwD = jnp.einsum('ih,jw,hwd->ijd', rows, columns, grid_hwD, precision=jax.lax.Precision.HIGHEST)
   return resized_hwD.reshape(-1, positions.shape[-1])
+
+
+def joined(row: Array, column: Array, grid: tuple[int, int]) -> Array:
+  """Column and row embedding of each token, concatenated (ViT paper, Appendix D.4, "2-D").
+
+  Args:
+    row: `[h, D / 2]` f32, the Y-embedding.
+    column: `[w, D / 2]` f32, the X-embedding.
+    grid: `(h, w)`; if it is another one, each is resized along its axis as `resize` does.
+
+  Returns:
+    `[h * w, D]` f32, the column's half first.
+  """
+  row, column = (resize(a, (a.shape[0], 1), (new, 1)) for a, new in zip((row, column), grid, strict=True))
+  halves = (jnp.broadcast_to(column[None], (*grid, column.shape[1])),
+            jnp.broadcast_to(row[:, None], (*grid, row.shape[1])))
+  return jnp.concatenate(halves, axis=-1).reshape(grid[0] * grid[1], -1)

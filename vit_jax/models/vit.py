@@ -4,16 +4,25 @@ Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth f
 
   stem/{kernel [P, P, 3, D], bias [D]}
   cls [1, 1, D]                (class-token pooling)
-  positions [1, M, D]          (learned; the first row is the class token's, if there is one)
-  blocks/{norm1,norm2}/{scale,bias} [L, D]
+  registers [1, R, D]          (`registers`)
+  positions [1, M, D]          (learned; the first row is the class token's, if there is one; registers have none)
+  positions/{column [w, D/2], row [h, D/2]}                         (learned2d)
+  blocks/{norm1,norm2}/{scale,bias} [L, D]                          (`parallel`: no norm2)
   blocks/attn/{query,key,value}/{kernel [L, D, A, K], bias [L, A, K]}
+  blocks/attn/{query_norm,key_norm}/{scale,bias} [L, K]             (`qk_norm`)
+  blocks/attn/relative [L, 2N-1, A, K]                              (relative positions)
   blocks/attn/out/{kernel [L, A, K, D], bias [L, D]}
-  blocks/mlp/up/{kernel [L, D, F], bias [L, F]}
+  blocks/mlp/up/{kernel [L, D, F], bias [L, F]}, and such a blocks/mlp/gate (`swiglu`)
   blocks/mlp/down/{kernel [L, F, D], bias [L, D]}
+  blocks/{scale1,scale2} [L, D]                                     (`layer_scale`: of attention, of MLP)
+  blocks/positions [L, 1, M, D], or blocks/positions/{column [L, w, D/2], row [L, h, D/2]}
+                               (learned positions at `layers`; then there is no `positions`)
   norm/{scale,bias} [D]
+  pool/{probe [1, 1, D], attn, norm, mlp}                           (`map` pooling; shapes as in a block without L)
 
-The residual stream is in the compute dtype; LayerNorm and softmax are in f32, and so are the features.
-Knows no mesh, no task and no weight format.
+With `axial`, what a block holds lies under `blocks/row` and again under `blocks/column`; only
+`blocks/positions` stays in its place. The residual stream is in the compute dtype; LayerNorm and softmax
+are in f32, and so are the features and attention pooling. Knows no mesh, no task and no weight format.
 """
 from __future__ import annotations
 
@@ -26,22 +35,24 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Pool, Positions
-from vit_jax.core.numerics import constrain_batch
+from vit_jax.config.schema import Pool, Positions, PositionsAt
+from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.trees import map_named
 from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
-from vit_jax.models import posemb, stack
-from vit_jax.models.block import Block
+from vit_jax.models import fit, posemb, stack
+from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.layers import Dense, LayerNorm, applied, dropout, initial
+from vit_jax.models.pool import AttentionPool
+from vit_jax.models.positions import Table
 
-POSITIONS_STDDEV = .02  # vision_transformer, models_vit.py; the paper does not say
+REGISTERS_STDDEV = 1e-6  # DINOv2 with registers
 
 
 @dataclasses.dataclass(frozen=True)
 class ViT:
   """A Vision Transformer for images of `image_px` (height, width); made by `build`.
 
-  Images of other sizes work too: learned positions are then resized in the forward pass.
+  Images of other sizes work too, except with relative positions: learned ones are resized in the forward pass.
   """
   settings: schema.ViT
   image_px: tuple[int, int]
@@ -49,17 +60,23 @@ class ViT:
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Parameters, and `{}`. `image [B, H, W, 3]` must be of `image_px`; only its shape is read."""
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
-    s, grid = self.settings, self._grid(image)
-    stem_key, positions_key, blocks_key, norm_key = jax.random.split(key, 4)
+    s = self.settings
+    new = [name for name, is_used in (('registers', s.registers), ('pool', s.pool is Pool.MAP)) if is_used]
+    keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
     params: Params = {
-        'stem': initial(self._stem, stem_key, jnp.zeros((1, s.patch, s.patch, 3))),
-        'blocks': jax.vmap(self._init_block)(jax.random.split(blocks_key, s.depth)),
-        'norm': initial(self._norm, norm_key, jnp.zeros((1, s.width)))}
+        'stem': initial(self._stem, keys['stem'], jnp.zeros((1, s.patch, s.patch, 3))),
+        'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth)),
+        'norm': initial(self._norm, keys['norm'], jnp.zeros((1, s.width)))}
     if s.pool is Pool.CLS:
       params['cls'] = jnp.zeros((1, 1, s.width))
-    if s.positions is Positions.LEARNED:
-      shape = (1, grid[0] * grid[1] + self._num_extra, s.width)
-      params['positions'] = initializers.normal(POSITIONS_STDDEV)(positions_key, shape)
+    if s.registers:
+      params['registers'] = initializers.normal(REGISTERS_STDDEV)(keys['registers'], (1, s.registers, s.width))
+    if s.pool is Pool.MAP:
+      params['pool'] = initial(self._pool, keys['pool'], jnp.zeros((1, 1, s.width)))
+    if self._table.exists and s.positions_at is PositionsAt.LAYERS:
+      params['blocks']['positions'] = jax.vmap(self._table.init)(jax.random.split(keys['positions'], s.depth))
+    elif self._table.exists:
+      params['positions'] = self._table.init(keys['positions'])
     return params, {}
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
@@ -81,11 +98,15 @@ class ViT:
     return constrain_batch(tokens_RD.reshape(num_images, h * w, -1))
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
-    """Position embeddings `[N, D]` f32 of the patch tokens on `grid`, resized if it is another grid."""
+    """Position embeddings `[N, D]` f32 of the patch tokens on `grid`, resized if it is another grid.
+
+    Zeros for what each block adds or knows by itself: relative positions, and those of `layers`.
+    """
     if self.settings.positions is Positions.SINCOS2D:
       return jnp.asarray(posemb.sincos2d(grid, self.settings.width))
-    own_grid = self._cut(self.image_px)
-    return posemb.resize(params['positions'][0, self._num_extra:], own_grid, grid)
+    if 'positions' in params:
+      return self._table.of_patches(params['positions'], grid)
+    return jnp.zeros((grid[0] * grid[1], self.settings.width))
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
              train: bool, key: Key | None) -> Features:
@@ -93,66 +114,120 @@ class ViT:
 
     Args:
       params: of this backbone.
-      tokens: `[B, n, D]`, all patch tokens or any of them.
+      tokens: `[B, n, D]`, all patch tokens or any of them; all, in raster order, where the blocks know
+        places themselves (relative positions, positions at `layers`, axial attention).
       positions: `[n, D]` or `[B, n, D]` f32, those of the tokens.
-      grid: passed on to the features.
+      grid: of the image; also passed on to the features.
       train: switches dropout and stochastic depth on.
       key: for these; may be None if there are none.
+
+    Raises:
+      UserError: if the blocks need all tokens and these are not.
     """
-    s = self.settings
-    is_random = train and (s.dropout > 0. or s.drop_path > 0.)
+    s, num_images = self.settings, tokens.shape[0]
+    self._check_whole(tokens.shape[1], grid)
+    is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention_dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
-    x_BMD = dropout(self._with_positions(params, tokens, positions), s.dropout, keys[0])
-    x_RD = self._run(params['blocks'], constrain_batch(x_BMD).reshape(-1, s.width),
-                     num_images=tokens.shape[0], key=keys[1])
+    x_BMD, shared = self._sequence(params, tokens, positions), None
+    if s.positions_at is PositionsAt.SHARED:
+      shared = self._extended(params['positions'], positions)
+    x_BMD = constrain_batch(dropout(x_BMD, s.dropout, keys[0]))
+    x_RD = self._run(params['blocks'], x_BMD.reshape(-1, s.width), shared=shared, num_images=num_images, grid=grid,
+                     key=keys[1])
     x_BMD = applied(self._norm, params['norm'], x_RD).reshape(x_BMD.shape)
-    tokens_BND = x_BMD[:, self._num_extra:]
-    pooled_BD = x_BMD[:, 0] if s.pool is Pool.CLS else tokens_BND.mean(1)
-    return Features(tokens_BND, constrain_batch(pooled_BD), grid)
+    return Features(x_BMD[:, self._num_extra:], constrain_batch(self._pooled(params, x_BMD)), grid)
 
-  def block(self, params: Params, tokens: Array, *, capture: bool) -> tuple[Array, dict[str, Array]]:
-    """One block with its own (unstacked) parameters on `[B, M, D]`; `train` is off.
+  def _pooled(self, params: Params, x_BMD: Array) -> Array:
+    """`[B, D]` (eq. 4) from the whole sequence. Registers are never part of it."""
+    match self.settings.pool:
+      case Pool.CLS:
+        return x_BMD[:, 0]
+      case Pool.MEAN:
+        return x_BMD[:, self._num_extra:].mean(1)
+      case Pool.MAP:
+        return applied(self._pool, params['pool'], x_BMD[:, self._num_extra:])
 
-    Returns `[B, M, D]` in the compute dtype, and with `capture` `attention [B, A, M, M]` f32.
+  def block(self, params: Params, tokens: Array, *, capture: bool,
+            positions: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    """One block with its own (unstacked) parameters on `[B, M, D]` of images of `image_px`; `train` is off.
+
+    `positions [M, D]` are those to add before every block (`positions_at` is `shared`), else None.
+
+    Returns `[B, M, D]` in the compute dtype, and with `capture` `attention [B, A, M, M]` f32; with `axial`
+    instead `row_attention [B, h, A, w, w]` and `column_attention [B, w, A, h, h]`.
+
+    Raises:
+      UserError: if positions are missing or not wanted.
     """
+    if (positions is None) is (self.settings.positions_at is PositionsAt.SHARED):
+      raise UserError(f'model.positions_at={self.settings.positions_at.value}: block() takes positions with '
+                      f'positions_at=shared, and only then; it got {"none" if positions is None else "some"}.')
+    grid = self._cut(self.image_px)
+    self._check_whole(tokens.shape[1] - self._num_extra, grid)
+    own = None if positions is None else positions[None].astype(self._dtype)
+    if 'positions' in params:
+      own = self._own(params['positions'], grid)
     x_RD = tokens.reshape(-1, tokens.shape[-1]).astype(self._dtype)
-    y_RD, captured = applied(
-        self._block, params, x_RD, num_images=tokens.shape[0], rate=None, dropout_key=None, capture=capture)
+    y_RD, captured = self._layer(_without_positions(params), x_RD, own, num_images=tokens.shape[0], grid=grid,
+                                 rate=None, key=None, capture=capture)
     return y_RD.reshape(tokens.shape), captured
 
-  def _run(self, params: Params, x_RD: Array, *, num_images: int, key: Key | None) -> Array:
+  def _layer(self, params: Params, x_RD: Array, positions: Array | None, *, num_images: int, grid: tuple[int, int],
+             rate: Array | None, key: Key | None, capture: bool) -> tuple[Array, dict[str, Array]]:
+    """Adds positions `[1, M, D]` or `[B, M, D]` if there are any, then runs one block."""
+    if positions is not None:
+      x_RD = _add(x_RD.reshape(num_images, -1, x_RD.shape[-1]), positions).reshape(x_RD.shape)
+    runs = {'grid': grid} if self.settings.axial else {'num_sequences': num_images}
+    return applied(self._block, params, x_RD, num_images=num_images, **runs, rate=rate, dropout_key=key,
+                   capture=capture)
+
+  def _run(self, params: Params, x_RD: Array, *, shared: Array | None, num_images: int, grid: tuple[int, int],
+           key: Key | None) -> Array:
     """All blocks. Kernels are cast before they are cut, so that a sharded one is gathered once, and cast."""
     s = self.settings
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = applied(
-          self._block, params, x, num_images=num_images, rate=rate, dropout_key=key, capture=False)
+      y, _ = self._layer(_without_positions(params), x, params.get('positions', shared), num_images=num_images,
+                         grid=grid, rate=rate, key=key, capture=False)
       return constrain_batch(y)
 
-    cast = map_named(lambda name, leaf: leaf if name.startswith('norm') else leaf.astype(self._dtype), params)
+    cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
+    if 'positions' in params:
+      cast['positions'] = jax.vmap(lambda table: self._own(table, grid))(params['positions'])
     rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
     return stack.run(layer, cast, x_RD, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
 
-  def _with_positions(self, params: Params, tokens: Array, positions: Array) -> Array:
-    """Tokens plus positions after the class token plus its position: `[B, M, D]`, compute dtype.
+  def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
+    """Positions `[1, M, D]` of one block, from its table."""
+    return self._extended(table, self._table.of_patches(table, grid))
 
-    Fixed positions give the class token none, that is zeros.
-    """
-    positions = (positions[None] if positions.ndim == 2 else positions).astype(self._dtype)
-    x_BND = tokens.astype(self._dtype) + jnp.broadcast_to(positions, tokens.shape)
-    if self.settings.pool is not Pool.CLS:
-      return x_BND
-    cls = params['cls']
-    if self.settings.positions is Positions.LEARNED:
-      cls = cls + params['positions'][:, :1]
-    cls_B1D = jnp.broadcast_to(cls.astype(self._dtype), (tokens.shape[0], 1, tokens.shape[2]))
-    return jnp.concatenate([cls_B1D, x_BND], axis=1)
+  def _extended(self, table: PyTree | None, positions: Array) -> Array:
+    return self._table.extended(table, positions, num_registers=self.settings.registers).astype(self._dtype)
+
+  def _sequence(self, params: Params, tokens: Array, positions: Array) -> Array:
+    """`[x_cls; registers; x_p E] + E_pos` (eq. 1), `[B, M, D]` in the compute dtype; E_pos if it is added here."""
+    first = [params[name] for name in ('cls', 'registers') if name in params]
+    x_BND = tokens.astype(self._dtype)
+    if self.settings.positions_at is PositionsAt.STEM:
+      x_BND = _add(x_BND, (positions[None] if positions.ndim == 2 else positions).astype(self._dtype))
+      if 'cls' in params:
+        first[0] = first[0] + self._table.of_cls(params.get('positions'))
+    each = [jnp.broadcast_to(x.astype(self._dtype), (tokens.shape[0], *x.shape[1:])) for x in first]
+    return jnp.concatenate([*each, x_BND], axis=1) if each else x_BND
 
   def _init_block(self, key: Key) -> Params:
-    x = jnp.zeros((1, self.settings.width), self._dtype)
-    return initial(self._block, key, x, num_images=1, rate=None, dropout_key=None, capture=False)
+    s, grid = self.settings, self._cut(self.image_px)
+    relative = s.positions is Positions.RELATIVE  # whose logits need as many tokens as there are keys
+    x = jnp.zeros((grid[0] * grid[1] if relative else 1, s.width), self._dtype)
+    runs = {'grid': (1, 1)} if s.axial else {'num_sequences': 1}
+    return initial(self._block, key, x, num_images=1, **runs, rate=None, dropout_key=None, capture=False)
+
+  def _check_whole(self, num_tokens: int, grid: tuple[int, int]) -> None:
+    """Raises UserError if the blocks know the places of tokens and these do not fill them."""
+    if wrong := fit.misplaced(self.settings, num_tokens, grid=grid, own_grid=self._cut(self.image_px)):
+      raise UserError(wrong)
 
   @property
   def _dtype(self) -> DTypeLike:
@@ -160,7 +235,12 @@ class ViT:
 
   @property
   def _num_extra(self) -> int:
-    return 1 if self.settings.pool is Pool.CLS else 0
+    return self.settings.registers + (self.settings.pool is Pool.CLS)
+
+  @property
+  def _table(self) -> Table:
+    s = self.settings
+    return Table(s.positions, self._cut(self.image_px), s.width, s.pool is Pool.CLS)
 
   @property
   def _stem(self) -> Dense:
@@ -171,9 +251,20 @@ class ViT:
     return LayerNorm(self.settings.norm_eps)
 
   @property
-  def _block(self) -> Block:
+  def _pool(self) -> AttentionPool:
     s = self.settings
-    return Block(s.heads, s.mlp, s.gelu, s.norm_eps, s.dropout, self._dtype)
+    return AttentionPool(s.heads, s.mlp, s.gelu, s.norm_eps)
+
+  @property
+  def _block(self) -> Block | AxialBlock:
+    s, grid = self.settings, self._cut(self.image_px)
+    relative = grid[0] * grid[1] if s.positions is Positions.RELATIVE else 0
+
+    def one() -> Block:
+      return Block(s.heads, s.mlp, s.gelu, s.norm_eps, s.dropout, self._dtype, s.attention_dropout, s.qk_norm,
+                   relative, s.swiglu, s.layer_scale, s.parallel)
+
+    return AxialBlock(one(), one()) if s.axial else one()
 
   def _grid(self, image: Array) -> tuple[int, int]:
     return self._cut((image.shape[1], image.shape[2]))
@@ -184,7 +275,7 @@ class ViT:
     Raises:
       UserError: if the patches do not tile it.
     """
-    if wrong := _untiled(image_px, self.settings.patch):
+    if wrong := fit.untiled(image_px, self.settings.patch):
       raise UserError(wrong)
     return image_px[0] // self.settings.patch, image_px[1] // self.settings.patch
 
@@ -195,31 +286,15 @@ def build(model: schema.ViT, image_px: tuple[int, int]) -> ViT:
   Raises:
     UserError: lists all settings that do not fit together.
   """
-  if wrong := _faults(model, image_px):
+  if wrong := fit.faults(model, image_px):
     raise UserError('\n'.join(wrong))
   return ViT(model, (int(image_px[0]), int(image_px[1])))
 
 
-def _faults(s: schema.ViT, image_px: tuple[int, int]) -> list[str]:
-  sizes = {name: getattr(s, name) for name in ('patch', 'width', 'depth', 'heads', 'mlp')}
-  wrong = [f'model.{name}={value}: want at least 1.' for name, value in sizes.items() if value < 1]
-  if not wrong:
-    wrong += [text for text in [_untiled(image_px, s.patch)] if text]
-    if s.width % s.heads:
-      wrong.append(f'model.width={s.width} is not a multiple of model.heads={s.heads}.')
-  if s.positions is Positions.SINCOS2D and (s.width % 4 or s.width < 8):
-    wrong.append(f'model.width={s.width} does not fit sincos2d positions: want a multiple of 4, at least 8.')
-  for name in ('dropout', 'drop_path'):
-    if not 0. <= getattr(s, name) < 1.:
-      wrong.append(f'model.{name}={getattr(s, name)}: want a probability in [0, 1).')
-  return wrong
+def _without_positions(params: Params) -> Params:
+  return {name: leaf for name, leaf in params.items() if name != 'positions'}
 
 
-def _untiled(image_px: tuple[int, int], patch: int) -> str:
-  """What is wrong with cutting such an image into patches, or ''."""
-  h, w = image_px
-  if h % patch or w % patch or min(h, w) < patch:
-    nearest = ' x '.join(str(max(1, round(side / patch)) * patch) for side in image_px)
-    return (f'image_px={h} x {w} cannot be cut into patches of {patch} px: '
-            f'want multiples of {patch}, such as {nearest}.')
-  return ''
+def _add(x_BMD: Array, positions: Array) -> Array:
+  """Adds positions `[1, M, D]` or `[B, M, D]`."""
+  return x_BMD + jnp.broadcast_to(positions, x_BMD.shape)

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
+from vit_jax.config import schema
 from vit_jax.core.api import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 
@@ -36,15 +38,26 @@ class _Unwrapped:
     return self._view.predict(selected, image)
 
 
+def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
+  """The decay of the average after the update that `step` updates came before. Scalar f32."""
+  s = step.astype(jnp.float32)
+  match warmup:
+    case schema.EmaWarmup.RATIO:
+      return jnp.minimum(decay, (1. + s) / (10. + s))  # TensorFlow's ExponentialMovingAverage
+    case schema.EmaWarmup.POWER:
+      return jnp.minimum(decay, 1. - (1. + s) ** (-2 / 3))  # timm's ModelEmaV3: gamma 1, power 2/3
+    case schema.EmaWarmup.NONE:
+      return jnp.full((), decay)
+
+
 class Ema:
   """Objective: another one, with `average <- decay * average + (1 - decay) * params` after each update.
 
-  Early on the decay is `min(decay, (1 + step) / (10 + step))`, so that the random start is soon forgotten
-  (the rule of TensorFlow's ExponentialMovingAverage).
+  Early on the decay is smaller, by the rule of `warmup`, so that the random start is soon forgotten.
   """
 
-  def __init__(self, inner: Objective, decay: float):
-    self._inner, self._decay = inner, decay
+  def __init__(self, inner: Objective, decay: float, warmup: schema.EmaWarmup = schema.EmaWarmup.RATIO):
+    self._inner, self._decay, self._warmup = inner, decay, warmup
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     params, extra = self._inner.init(key, batch)
@@ -55,8 +68,7 @@ class Ema:
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     inner = self._inner.after_update(params, extra.get(INNER, {}), stats, step)
-    step = step.astype('float32')
-    decay = jax.numpy.minimum(self._decay, (1. + step) / (10. + step))
+    decay = decay_at(step, self._decay, self._warmup)
     average = jax.tree.map(lambda a, p: a + (1. - decay) * (p - a), extra[AVERAGE], params)
     return {AVERAGE: average, **({INNER: inner} if inner else {})}
 

@@ -1,6 +1,8 @@
 """Classification losses per example, in nats, computed in f32."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -15,7 +17,10 @@ def targets(batch: Batch, num_classes: int) -> Array:
 
 
 def smooth(targets_BC: Array, amount: float) -> Array:
-  """Label smoothing: `(1 - amount) * targets + amount / C` (Szegedy et al. 2016, section 7)."""
+  """Label smoothing: `(1 - amount) * targets + amount / C` (Szegedy et al. 2016, section 7).
+
+  The same for sigmoid losses, as in timm: every class but the targets wants probability `amount / C`.
+  """
   return (1. - amount) * targets_BC + amount / targets_BC.shape[-1] if amount else targets_BC
 
 
@@ -28,6 +33,22 @@ def sigmoid_xent(logits_BC: Array, targets_BC: Array) -> Array:
   """`-sum_c t_c log sigmoid(z_c) + (1 - t_c) log sigmoid(-z_c)`, shape `[B]`: one binary problem a class."""
   z_BC = logits_BC.astype(jnp.float32)
   return -(targets_BC * jax.nn.log_sigmoid(z_BC) + (1. - targets_BC) * jax.nn.log_sigmoid(-z_BC)).sum(-1)
+
+
+def binary_xent(logits_BC: Array, targets_BC: Array) -> Array:
+  """`sigmoid_xent / C`: the mean over classes of DeiT III (Touvron et al. 2022), shape `[B]`."""
+  return sigmoid_xent(logits_BC, targets_BC) / logits_BC.shape[-1]
+
+
+def harden(targets_BC: Array, threshold: float) -> Array:
+  """1 where a target is above `threshold`, else 0: a mixed image then has both classes. Nothing if it is negative."""
+  return (targets_BC > threshold).astype(jnp.float32) if threshold >= 0. else targets_BC
+
+
+def example_weights(targets_BC: Array, class_weights: Sequence[float]) -> Array:
+  """`sum_c t_c w_c / sum_c t_c`, shape `[B]`: the weight of an example, 0 where it has no target."""
+  total_B = targets_BC.sum(-1)
+  return targets_BC @ jnp.asarray(class_weights, jnp.float32) / jnp.where(total_B > 0., total_B, 1.)
 
 
 def hit(logits_BC: Array, targets_BC: Array) -> Array:

@@ -1,31 +1,91 @@
-"""Learning rates over the run: functions of the number of updates done so far."""
+"""Learning rates and other numbers over the run: functions of the number of updates done so far."""
 from __future__ import annotations
 
 import jax.numpy as jnp
 
 from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Schedule
 
 
-def build(schedule: schema.Schedule, *, peak: float, total_steps: int, warmup_steps: int) -> Schedule:
-  """Linear warm-up to `peak`, then decay to `end_lr` at the end of the run.
+def peak_rate(config: schema.Optimizer, *, batch_size: int) -> float:
+  """The learning rate at the peak: `lr`, or `lr * batch_size / lr_per` (Goyal et al. 2017, section 2.1)."""
+  return config.lr * batch_size / config.lr_per if config.lr_per else config.lr
+
+
+def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedule:
+  """Linear warm-up to `peak`, then decay, then perhaps a linear cooldown to `end_lr` at the end of the run.
 
   Update s (from 0) takes `peak * (s + 1) / (warmup + 1)` during the warm-up, so that the first update
   already moves, and then, with t = (s - warmup) / (total - warmup),
 
     cosine: end + (peak - end) * (1 + cos(pi t)) / 2        linear: end + (peak - end) * (1 - t)
+    rsqrt: peak / sqrt(1 + (s - warmup) / timescale)        constant: peak
+    steps: peak * drop ** (number of `drops` at or before s)
+
+  A cooldown of c steps takes the last three to `end + (rate - end) * (total - s) / c` (Scaling ViT, section 3.5;
+  with `constant` it is warmup-stable-decay).
+
+  Raises:
+    UserError: if warm-up and cooldown overlap, or the drops are not in order.
   """
-  end, decay_steps = schedule.end_lr, max(1, total_steps - warmup_steps)
+  total, warmup = lengths.total_steps, lengths.steps(schedule.warmup)
+  cooldown = lengths.steps(schedule.cooldown) if schedule.cooldown else 0
+  drops = [lengths.steps(drop) for drop in schedule.drops]
+  if warmup + cooldown > total:
+    raise UserError(f'warm-up ({warmup:,} steps) and cooldown ({cooldown:,}) are longer than the run ({total:,})')
+  if drops != sorted(set(drops)) or drops and not warmup <= drops[0] <= drops[-1] < total:
+    raise UserError(f'optimizer.schedule.drops={schedule.drops} are steps {drops}; want rising ones from the end of '
+                    f'the warm-up ({warmup:,}) to below the end of the run ({total:,})')
+  end, timescale = schedule.end_lr, max(1, lengths.steps(schedule.timescale))
+
+  def decayed(step: Array) -> Array:
+    since = jnp.maximum(step - warmup, 0.)
+    t = jnp.minimum(since / max(1, total - warmup), 1.)
+    match schedule.decay:
+      case schema.Decay.COSINE:
+        return end + (peak - end) * (1. + jnp.cos(jnp.pi * t)) / 2.
+      case schema.Decay.LINEAR:
+        return end + (peak - end) * (1. - t)
+      case schema.Decay.RSQRT:
+        return peak / jnp.sqrt(1. + since / timescale)
+      case schema.Decay.STEPS:
+        return peak * schedule.drop ** sum((jnp.where(step >= drop, 1., 0.) for drop in drops), jnp.zeros(()))
+      case schema.Decay.CONSTANT:
+        return jnp.full((), peak)
 
   def rate(step: Array | int) -> Array:
     step = jnp.asarray(step, jnp.float32)
-    t = jnp.clip((step - warmup_steps) / decay_steps, 0., 1.)
-    match schedule.decay:
-      case schema.Decay.COSINE:
-        left = (1. + jnp.cos(jnp.pi * t)) / 2.
-      case schema.Decay.LINEAR:
-        left = 1. - t
-    warm = jnp.minimum((step + 1.) / (warmup_steps + 1.), 1.)
-    return jnp.where(step < warmup_steps, peak * warm, end + (peak - end) * left)
+    left = jnp.clip((total - step) / max(1, cooldown), 0., 1.) if cooldown else 1.
+    after = decayed(step)
+    warm = peak * jnp.minimum((step + 1.) / (warmup + 1.), 1.)
+    return jnp.where(step < warmup, warm, end + (after - end) * left if cooldown else after)
 
   return rate
+
+
+def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:
+  """A constant, or `start` for updates up to `begin`, `end` from `until` on, a curve between them.
+
+  With t from 0 to 1 between the two: linear `start + (end - start) * t`, cosine
+  `end + (start - end) * (1 + cos(pi t)) / 2`. Where both moments are the same, the value jumps there.
+  """
+  if not isinstance(setting, schema.Ramp):
+    return lambda step: jnp.full((), setting, jnp.float32)
+  begin, until = lengths.steps(setting.begin), lengths.steps(setting.until)
+  if begin > until:
+    raise UserError(f'a ramp from {setting.begin!r} ({begin:,} steps) until {setting.until!r} ({until:,}) runs '
+                    'backwards')
+
+  def value(step: Array | int) -> Array:
+    step = jnp.asarray(step, jnp.float32)
+    t = jnp.clip((step - begin) / (until - begin), 0., 1.) if until > begin else jnp.where(step >= begin, 1., 0.)
+    match setting.curve:
+      case schema.Curve.COSINE:
+        t = (1. - jnp.cos(jnp.pi * t)) / 2.
+      case schema.Curve.LINEAR:
+        pass
+    return setting.start + (setting.end - setting.start) * t
+
+  return value

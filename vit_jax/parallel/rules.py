@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.config import schema
+from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
 from vit_jax.core.types import PyTree
 
@@ -19,15 +21,42 @@ Rule = tuple[str, tuple[str | None, ...]]
 
 VIT: tuple[Rule, ...] = (
     ('backbone/stem/kernel', (None, None, None, 'fsdp')),                              # [P, P, 3, D]
-    ('backbone/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, D, A, K]
-    ('backbone/blocks/attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
-    ('backbone/blocks/attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
-    ('backbone/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')),                        # [L, D, F]
-    ('backbone/blocks/mlp/up/bias', (None, 'tensor')),                                  # [L, F]
-    ('backbone/blocks/mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
-    ('backbone/(cls|positions|stem/bias|norm/.*|blocks/norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
+    ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, D, A, K]
+    ('backbone/blocks/(.*/)?attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
+    ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
+    ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
+    ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor')),                           # [L, F]
+    ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
+    ('backbone/(cls|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
 )
 """Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`."""
+
+REGISTERS: Rule = ('backbone/registers', ())
+POSITIONS_2D: Rule = ('backbone/positions/(row|column)', ())
+POSITIONS_IN_BLOCKS: Rule = ('backbone/blocks/positions(/(row|column))?', ())
+RELATIVE: Rule = ('backbone/blocks/attn/relative', (None, None, 'tensor', None))  # [L, 2N - 1, A, K]
+QK_NORM: Rule = ('backbone/blocks/(.*/)?attn/(query|key)_norm/(scale|bias)', ())
+LAYER_SCALE: Rule = ('backbone/blocks/(.*/)?scale[12]', ())
+POOL: tuple[Rule, ...] = (
+    ('backbone/pool/attn/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # [D, A, K]
+    ('backbone/pool/attn/(query|key|value)/bias', ('tensor', None)),            # [A, K]
+    ('backbone/pool/attn/out/kernel', ('tensor', None, 'fsdp')),                # [A, K, D]
+    ('backbone/pool/mlp/up/kernel', ('fsdp', 'tensor')),                        # [D, F]
+    ('backbone/pool/mlp/up/bias', ('tensor',)),                                 # [F]
+    ('backbone/pool/mlp/down/kernel', ('tensor', 'fsdp')),                      # [F, D]
+    ('backbone/pool/(probe|norm/.*|.*/(out|down)/bias)', ()),
+)
+
+
+def vit(model: schema.ViT) -> list[Rule]:
+  """The rules of a ViT: those of all, and those of its options."""
+  is_learned2d, in_blocks = model.positions is Positions.LEARNED2D, model.positions_at is PositionsAt.LAYERS
+  optional = {
+      REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
+      POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
+      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool is Pool.MAP)}
+  return [*VIT, *(rule for rule, is_used in optional.items() if is_used)]
+
 
 HEAD: tuple[Rule, ...] = (
     ('head/kernel', ('fsdp', 'tensor')),  # [D, C]

@@ -143,6 +143,22 @@ class Checkpointer:
                       f'moved to {self.folder.parent / "damaged"}. To begin anew, run the same command again.')
     return None
 
+  def read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
+    """The checkpoint of one step, verified, laid out by `shardings`.
+
+    Raises:
+      UserError: if there is none, it is damaged, or it belongs to another model.
+    """
+    steps = self.steps()
+    if step not in steps:
+      raise UserError(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
+    try:
+      return self._read(step, abstract, shardings)
+    except UserError:
+      raise
+    except DAMAGE as error:
+      raise UserError(f'Checkpoint {step} in {self.folder} is damaged: {_first_line(error)}') from error
+
   def _read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
     meta = self.read_meta(step)
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean, Schedule
 from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
-from vit_jax.train.checkpoint import Checkpointer
+from vit_jax.train.checkpoint import LOWER_IS_BETTER, Checkpointer
 from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import StepMetrics, nonfinite_paths
@@ -114,6 +115,54 @@ class Evaluate:
       values = self._run(state, step)
     self._writer.write(step, dict(values))
     self._latest.update({name: (step, number) for name, number in values.items()})
+
+
+class EarlyStop:
+  """Asks the run to end after `patience` evaluations in a row without a new best value of a metric.
+
+  Comes after the evaluations among the hooks. Its memory is not in the checkpoint: a run that goes on makes it
+  again from the record (`recall`), so that it decides as if it had never stopped.
+  """
+
+  def __init__(self, metric: str, *, patience: int, least_gain: float, every: int, latest: Latest):
+    self.every, self._metric, self._patience, self._least_gain = every, metric, patience, least_gain
+    self._latest = latest
+    self._sign = -1. if metric.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
+    self._best, self._best_step, self._since = -math.inf, 0, 0
+
+  @property
+  def reason(self) -> str:
+    """Why the run should end, or ''."""
+    if self._since < self._patience:
+      return ''
+    return (f'early stopping: {self._metric} has had no new best value for {self._since} evaluations, since step '
+            f'{self._best_step:,}')
+
+  def recall(self, rows: Sequence[Mapping[str, float]], *, up_to: int) -> None:
+    """Sees the evaluations of a record up to a step."""
+    seen = {int(row['step']): row[self._metric] for row in rows
+            if self._metric in row and row['step'] <= up_to and row['step'] % self.every == 0}
+    for step in sorted(seen):
+      self._see(step, float(seen[step]))
+
+  def on_metrics(self, done: Done) -> None:
+    del done
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    del state
+    at, number = self._latest.get(self._metric, (-1, 0.))
+    if at != step:
+      raise UserError(f'train.early_stop.metric={self._metric!r} was not measured; the evaluations gave: '
+                      f'{", ".join(sorted(self._latest)) or "nothing"}')
+    self._see(step, number)
+
+  def _see(self, step: int, number: float) -> None:
+    if self.reason:
+      return
+    if self._sign * number > self._best + self._least_gain:
+      self._best, self._best_step, self._since = self._sign * number, step, 0
+    else:
+      self._since += 1
 
 
 class Checkpoint:

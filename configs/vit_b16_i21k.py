@@ -1,0 +1,37 @@
+"""ViT-B/16 pre-trained on ImageNet-21k for 90 epochs, as released with the ViT paper.
+
+Data:     ImageNet-21k as a folder of classes: 14.2 M images, 21,841 classes. The published heads have 21,843
+          outputs, two of them for classes without images.
+Source:   arXiv 2010.11929, Table 3 (lr 1e-3, decay .03, linear, dropout .1); sigmoid loss and head bias -10 and a
+          tanh layer before the logits as in the released weights.
+Run:      python -m vit_jax.main --config=configs/vit_b16_i21k.py:mesh=v3:8x8 --config.data.source=folder:PATH
+Plan:     python -m vit_jax.main --job=plan --config=configs/vit_b16_i21k.py:mesh=v3:8x8 --topology=v3:8x8
+Expected: the paper reports 83.97 % on ImageNet after fine-tuning at 384 px. Not run here.
+"""
+from vit_jax.config import presets, sizes
+from vit_jax.config import schema as s
+
+MESHES = {
+    'v3:2x2': presets.Placement(accumulate=8),
+    'v3:8x8': presets.Placement(),
+    'v3:16x16': presets.Placement(fsdp=8),
+    'v5e:8x8': presets.Placement(),
+}
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run; `mesh=v3:8x8` lays it out for that slice."""
+  mesh = s.parse_arg(arguments, mesh=('',))['mesh']
+  config = s.Config(
+      name='vit_b16_i21k', length='90 epochs', batch_size=4096,
+      data=s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841),
+      model=sizes.vit('B/16'),
+      head=s.Head(bias_init=-10.),
+      objective=s.Supervised(loss=s.Loss.SIGMOID),
+      optimizer=s.AdamW(lr=1e-3, weight_decay=.03, schedule=s.Schedule(
+          s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-5)),
+      evals={'val': s.TopK(every='10_000 steps')},
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='50_000 steps'))
+  config.model.dropout = .1
+  config.head.pre_logits = config.model.width
+  return presets.place(config, mesh, MESHES)

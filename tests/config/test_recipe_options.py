@@ -1,0 +1,85 @@
+"""Settings of recipes that make no sense, alone or together."""
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+
+from vit_jax.config import check, recipe_options, schema
+from vit_jax.core.errors import UserError
+
+R, RA, V = schema.Recipe, schema.RandAugment, schema.Views
+TIMM = RA(2, 9., .5, .5, schema.OpTable.TIMM)
+GOOD = R(randaugment=TIMM, jitter=schema.Jitter(.3, .3, .3), erase=schema.Erase(.25), mixup=.8, cutmix=1., repeats=2,
+         mix_probability=.9, cutmix_share=.3, interpolation=schema.Interpolation.BICUBIC, antialias=True)
+
+
+def config(recipe: schema.Recipe, **changes: object) -> schema.Config:
+  return dataclasses.replace(schema.Config(data=schema.Data(recipe=recipe)), **changes)
+
+
+def test_a_recipe_with_everything_that_goes_together_passes() -> None:
+  check.check(config(GOOD))
+  check.check(config(R(three_augment=True)))
+  assert not list(recipe_options.faults(config(R())))
+
+
+@pytest.mark.parametrize(('recipe', 'said'), [
+    (R(randaugment=RA(-1)), 'randaugment.layers=-1 is negative'),
+    (R(randaugment=RA(2, -1.)), 'randaugment.magnitude=-1.0 is negative'),
+    (R(randaugment=RA(2, 12., table=schema.OpTable.TIMM)), 'magnitude=12 is more than the table timm knows; want at '
+     'most 10'),
+    (R(randaugment=RA(2, 9., .5)), 'magnitude_std=0.5 is for the table timm; want 0, or table=timm'),
+    (R(randaugment=RA(2, probability=1.5)), 'randaugment.probability=1.5 is no probability'),
+    (R(randaugment=RA(2), three_augment=True), 'three_augment=true takes the place of RandAugment'),
+    (R(jitter=schema.Jitter(-.1)), 'jitter has a negative spread'),
+    (R(jitter=schema.Jitter(hue=.6)), 'jitter.hue=0.6 is more than half of the circle'),
+    (R(jitter=schema.Jitter(.1, probability=2.)), 'jitter.probability=2.0 is no probability'),
+    (R(erase=schema.Erase(1.2)), 'erase.probability=1.2 is no probability'),
+    (R(erase=schema.Erase(.2, area=(.2, 1.5))), 'erase.area=(0.2, 1.5): want 0 < smallest <= largest <= 1'),
+    (R(erase=schema.Erase(.2, aspect=(2., 1.))), 'erase.aspect=(2.0, 1.0): want 0 < smallest <= largest'),
+    (R(cutmix=-1.), 'cutmix=-1.0 is too small'),
+    (R(mix_probability=.5), 'mix_probability=0.5 changes nothing, as mixup and cutmix are 0'),
+    (R(mixup=.2, mix_probability=1.5), 'mix_probability=1.5 is no probability'),
+    (R(mixup=.2, cutmix_share=.7), 'cutmix_share=0.7 chooses between mixup and cutmix, but they are not both on'),
+    (R(repeats=0), 'repeats=0 is too small'),
+    (R(repeats=65), 'batch_size=128 has not two different examples with data.recipe.repeats=65; want at least 130'),
+    (R(interpolation=schema.Interpolation.AREA, antialias=True), 'interpolation=area covers every pixel as it is'),
+    (R(views=V(on=True)), 'views.on=true makes views instead of images, which supervised training does not take'),
+])
+def test_a_fault_is_named_with_its_value(recipe: schema.Recipe, said: str) -> None:
+  with pytest.raises(UserError) as error:
+    check.check(config(recipe))
+  assert said in str(error.value)
+
+
+@pytest.mark.parametrize(('recipe', 'said'), [
+    (R(views=V(on=True), mixup=.2, crop=schema.Crop.RESIZE), 'want it without data.recipe.{crop=resize, mixup}'),
+    (R(views=V(on=True, local_px=90)), 'views.local_px=90 is not a multiple of model.patch=16'),
+    (R(views=V(on=True, num_local=-1)), 'num_local=-1 local_px=96; want 0 or more crops'),
+    (R(views=V(on=True, blur=(1., 2., 0.))), 'views.blur=2.0 is no probability'),
+    (R(views=V(on=True, local_area=(0., .4))), 'views.local_area=(0.0, 0.4): want 0 < smallest'),
+])
+def test_views_are_checked_where_a_task_takes_them(recipe: schema.Recipe, said: str) -> None:
+  task = config(recipe, objective=types.SimpleNamespace())
+  assert any(said in fault for fault in recipe_options.faults(task)), list(recipe_options.faults(task))
+  assert not list(recipe_options.faults(config(R(views=V(on=True)), objective=types.SimpleNamespace())))
+
+
+def test_an_odd_batch_cannot_be_mixed_in_pairs() -> None:
+  with pytest.raises(UserError, match='batch_size=7 is odd, but cutmix mixes pairs; want an even batch'):
+    check.check(config(R(cutmix=1.), batch_size=7))
+
+
+@pytest.mark.parametrize('changes', [{'randaugment': RA(2)}, {'three_augment': True}, {'jitter': schema.Jitter(.1)}])
+def test_memory_and_host_do_not_go_together(changes: dict[str, object]) -> None:
+  data = schema.Data(recipe=R(crop=schema.Crop.RESIZE, **changes), in_memory=schema.InMemory.YES)
+  with pytest.raises(UserError, match='in_memory=yes augments on the device, but data.recipe.*happens on the host'):
+    check.check(schema.Config(data=data))
+
+
+def test_classes_apart_need_a_mixture() -> None:
+  data = schema.Data(mix_classes=schema.MixClasses.APART)
+  with pytest.raises(UserError, match="mix_classes=apart is for mixtures, not for data.source='digits'"):
+    check.check(schema.Config(data=data))

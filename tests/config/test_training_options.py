@@ -1,0 +1,83 @@
+"""Every combination of optimiser, schedule, loss and training that makes no sense, by what is said."""
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.config.schema import AdamW, Decay, EarlyStop, PathRule, Ramp, Sam, Schedule, Sgd, Supervised, TopK, Train
+from vit_jax.core.errors import UserError
+
+GOOD = schema.Config(name='x', evals={'test': TopK(metrics=('ece',))}, train=Train(
+    sam=Sam(.6, .1, .4), ema=.9, ema_warmup=schema.EmaWarmup.NONE, early_stop=EarlyStop('test/ece@ema')),
+    objective=Supervised(schema.Loss.BCE, threshold=.2), optimizer=AdamW(
+        lr=1.5e-4, lr_per=32, layer_decay=.75, layer_groups=schema.LayerGroups.TIMM,
+        weight_decay_ramp=Ramp(1., 10.), rules=(PathRule('head/.*', weight_decay=100., frozen_until='1 epoch'),),
+        schedule=Schedule(Decay.CONSTANT, cooldown='20 %', end_lr=5e-4)))
+
+
+def test_a_good_config_passes() -> None:
+  check.check(GOOD)
+
+
+def scheduled(**settings: object) -> dict[str, object]:
+  return {'optimizer': AdamW(schedule=Schedule(**settings)), 'train': Train()}
+
+
+def ruled(**settings: object) -> dict[str, object]:
+  return {'optimizer': AdamW(rules=(PathRule('head/.*', **settings),)), 'train': Train()}
+
+
+@pytest.mark.parametrize(('changes', 'said'), [
+    ({'optimizer': Sgd(clip_tensor=3.)},
+     'optimizer.clip_norm=1.0, optimizer.clip_tensor=3.0: each clips what another has clipped'),
+    ({'optimizer': Sgd(clip_adaptive=-1.)}, 'optimizer.clip_adaptive=-1.0 is negative'),
+    ({'optimizer': Sgd(lr_per=-1)}, 'optimizer.lr_per=-1 is negative'),
+    ({'optimizer': Sgd(layer_decay=0.)}, 'optimizer.layer_decay=0.0 is out of range; want above 0 to 1'),
+    ({'optimizer': Sgd(layer_groups=schema.LayerGroups.TIMM)}, 'layer_groups=timm changes nothing with'),
+    ({'optimizer': AdamW(eps=0.)}, 'optimizer.eps=0.0 is not positive'),
+    ({'optimizer': schema.Lars(trust=0.)}, 'optimizer.trust=0.0 is not positive'),
+    ({'optimizer': schema.Adafactor(b2_cap=1.)}, 'optimizer.b2_cap=1.0 is out of range'),
+    ({'optimizer': schema.Lion(b2=1.)}, 'optimizer.b2=1.0 is out of range'),
+    ({'optimizer': AdamW(lr=0., decay_by=schema.DecayBy.SCHEDULE)}, 'but optimizer.lr=0; want a positive lr'),
+    ({'optimizer': Sgd(weight_decay_ramp=Ramp(1., 10.))},
+     'weight_decay_ramp changes nothing with optimizer.weight_decay=0'),
+    ({'optimizer': AdamW(weight_decay_ramp=Ramp(-1.))}, 'weight_decay_ramp goes from -1.0 to 1.0'),
+    ({'optimizer': AdamW(weight_decay_ramp=Ramp(until='end'))}, "weight_decay_ramp.until: 'end' is no duration"),
+    ({'optimizer': AdamW(lr=1e-3, lr_per=256, schedule=Schedule(end_lr=6e-4))},
+     'end_lr=0.0006 is out of range; want 0 to 0.0005'),
+    (scheduled(cooldown='10 %'), "cooldown='10 %': decay=cosine reaches end_lr by itself"),
+    (scheduled(decay=Decay.RSQRT, end_lr=1e-5), 'end_lr=1e-05 is never reached by decay=rsqrt without a cooldown'),
+    (scheduled(decay=Decay.RSQRT, timescale='x'), "schedule.timescale: 'x' is no duration"),
+    (scheduled(decay=Decay.CONSTANT, cooldown='x'), "schedule.cooldown: 'x' is no duration"),
+    (scheduled(drops=('3 steps',)), "drops=('3 steps',) with decay=cosine; want drops exactly where decay=steps"),
+    (scheduled(decay=Decay.STEPS), 'drops=() with decay=steps; want drops exactly'),
+    (scheduled(decay=Decay.STEPS, drops=('x',)), "schedule.drops: 'x' is no duration"),
+    (scheduled(decay=Decay.STEPS, drops=('3 steps',), drop=0.), 'schedule.drop=0.0 is out of range'),
+    ({'optimizer': AdamW(rules=(PathRule('(head'),))}, "rules[0].paths='(head' is no regular expression"),
+    (ruled(lr=-1.), 'optimizer.rules[0].lr=-1.0 is negative'),
+    (ruled(lr=Ramp(begin='x')), "optimizer.rules[0].lr.begin: 'x' is no duration"),
+    (ruled(frozen_until='soon'), "optimizer.rules[0].frozen_until: 'soon' is no duration"),
+    ({'optimizer': Sgd(rules=(PathRule('head/.*', weight_decay=3.),))}, 'is a factor of optimizer.weight_decay=0'),
+    ({'train': Train(sam=Sam(-.1))}, 'train.sam has rho=-0.1'),
+    ({'train': Train(sam=Sam(alpha=.4))}, 'change nothing with train.sam.rho=0'),
+    ({'train': Train(sam=Sam(.1, .6))}, 'train.sam.rho_end=0.6 is above train.sam.rho=0.1'),
+    ({'train': Train(sam=Sam(.6, .1)), 'optimizer': AdamW(schedule=Schedule(Decay.CONSTANT))},
+     'rho_end=0.1 is never reached'),
+    ({'train': Train(ema_warmup=schema.EmaWarmup.POWER)}, 'ema_warmup=power changes nothing with train.ema=0'),
+    ({'train': Train(early_stop=EarlyStop('val/top1'))}, "early_stop.metric='val/top1' is measured by no evaluation"),
+    ({'train': Train(early_stop=EarlyStop('test/top1@ema'))}, 'is of the average, but train.ema=0'),
+    ({'train': Train(early_stop=EarlyStop('test/top1', patience=0))}, 'early_stop has patience=0'),
+    ({'objective': Supervised(threshold=.2)}, 'but objective.loss=softmax wants one; want loss sigmoid or bce'),
+    ({'objective': Supervised(schema.Loss.BCE, threshold=1.)}, 'objective.threshold=1.0 is out of range'),
+    ({'objective': Supervised(class_weights=(1., -1.))}, 'objective.class_weights=(1.0, -1.0): want numbers'),
+    ({'objective': Supervised(class_weights=(1., 1.)), 'data': schema.Data(num_classes=3)},
+     'class_weights has 2 numbers; want one for each of data.num_classes=3'),
+    ({'evals': {'test': TopK(metrics=('f1',))}},
+     'evals.test.metrics: unknown f1; beside top1, top5 and nll there are: ece'),
+], ids=lambda x: x if isinstance(x, str) else '')
+def test_a_fault_is_named_with_its_value(changes: dict[str, object], said: str) -> None:
+  with pytest.raises(UserError) as error:
+    check.check(dataclasses.replace(GOOD, **changes))
+  assert said in str(error.value)

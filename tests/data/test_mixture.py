@@ -1,0 +1,155 @@
+"""Several sources as one: shares, order, classes, and exact resuming."""
+from __future__ import annotations
+
+import itertools
+import pathlib
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core import types
+from vit_jax.core.types import Shard, UserError
+from vit_jax.data import loader, mixture, sources
+
+RECIPE = schema.Recipe(shift_px=1, randaugment=schema.RandAugment(2, 9.), jitter=schema.Jitter(.3, .3, .3))
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory: pytest.TempPathFactory, write_split: Callable[..., None]) -> list[pathlib.Path]:
+  """37 and 11 pictures of the same seven classes, and 9 of two others."""
+  root = tmp_path_factory.mktemp('mixed')
+  for name, num, classes in (('a', 37, None), ('b', 11, None), ('c', 9, ('ant', 'zebra'))):
+    for split in ('train', 'test'):
+      write_split(root / name / split, num, **({'classes': classes} if classes else {}))
+  return [root / n for n in 'abc']
+
+
+def open_mixed(text: str, **fields: object) -> sources.Sources:
+  return sources.open_sources(schema.Data(source=text, **fields), image_px=(8, 8))
+
+
+def train(source: sources.Source, **changes: object) -> loader.TrainLoader:
+  settings = {'recipe': RECIPE, 'image_px': (8, 10), 'batch_size': 6, 'seed': 0, 'shard': Shard(0, 1),
+              'workers': 0, 'threads': 2, 'in_memory': False, 'max_bad_images': 0}
+  return loader.train_loader(source, **(settings | changes))
+
+
+def take(made: loader.TrainLoader, num: int, start: int = 0) -> list[types.Batch]:
+  batches = [{k: np.array(v) for k, v in b.items()} for b in itertools.islice(made.batches(start), num)]
+  made.close()
+  return batches
+
+
+def assert_same(ones: list[types.Batch], twos: list[types.Batch]) -> None:
+  for one, two in zip(ones, twos, strict=True):
+    for name in one:
+      np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+WORKERS = pytest.mark.slow(reason='loader processes start in about 5 s')
+
+
+@pytest.mark.parametrize(('workers', 'count'), [(0, 1), (0, 2), (0, 3), pytest.param(2, 1, marks=WORKERS),
+                                                pytest.param(2, 3, marks=WORKERS)])
+def test_a_mixture_goes_on_exactly_for_any_workers_and_shards(folders: list[pathlib.Path], workers: int,
+                                                             count: int) -> None:
+  source = open_mixed(f'mix:0.7*folder:{folders[0]},0.3*folder:{folders[1]}').train
+  whole = take(train(source), 9)
+  parts = [take(train(source, workers=workers, shard=Shard(i, count)), 3, start=6) for i in range(count)]
+  joined = [{k: np.concatenate([b[k] for b in rows]) for k in rows[0]} for rows in zip(*parts, strict=True)]
+  assert_same(whole[6:], joined)
+
+
+def test_each_source_has_its_share_and_each_example_its_turn(folders: list[pathlib.Path]) -> None:
+  source = open_mixed(f'mix:3*folder:{folders[0]},1*folder:{folders[1]}').train
+  assert isinstance(source, mixture.Mixture) and source.shares == (750, 250) and len(source) == 48
+  index = source.visit(5)(np.arange(4000))
+  for rounds in index.reshape(4, 1000):
+    assert (rounds >= 37).sum() == 250
+  for low, high in ((0, 37), (37, 48)):
+    own = index[(index >= low) & (index < high)]
+    size = high - low
+    passes = own[:len(own) // size * size].reshape(-1, size)
+    np.testing.assert_array_equal(np.sort(passes), np.tile(np.arange(low, high), (len(passes), 1)))
+    assert len({tuple(p) for p in passes.tolist()}) > .9 * len(passes)
+
+
+def test_the_order_is_a_function_of_seed_and_position(folders: list[pathlib.Path]) -> None:
+  visit = mixture.Visit((37, 11), (700, 300), 3)
+  whole = visit(np.arange(3000))
+  np.testing.assert_array_equal(visit(np.array([2999, 5, 1000])), whole[[2999, 5, 1000]])
+  assert (mixture.Visit((37, 11), (700, 300), 4)(np.arange(100)) != whole[:100]).any()
+  np.testing.assert_array_equal(pickle.loads(pickle.dumps(visit))(np.arange(50)), whole[:50])
+
+
+def test_rows_and_names_belong_together(folders: list[pathlib.Path]) -> None:
+  source = open_mixed(f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[1]}').train
+  for batch in take(train(source), 7):
+    for index, label in zip(batch['index'].tolist(), batch['label'].tolist(), strict=True):
+      path = pathlib.Path(source.describe(index))
+      assert path.parent.name == source.class_names[label] == source.class_names[source.label(index)]
+      assert path.is_relative_to(folders[0] if index < 37 else folders[1])
+
+
+def test_slices_are_taken_of_each_source_and_evaluation_has_all(folders: list[pathlib.Path]) -> None:
+  opened = open_mixed(f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[1]}', train_split='train[:10]')
+  assert len(opened.train) == 20 and len(opened.eval) == 48
+  made = loader.eval_loader(opened.eval, recipe=schema.Recipe(), image_px=(8, 8), batch_size=7, shard=Shard(0, 1),
+                            threads=1, workers=0)
+  seen = np.concatenate([b['index'][b['mask'] > 0] for b in made.batches()])
+  np.testing.assert_array_equal(seen, np.arange(48))
+
+
+def test_classes_are_the_same_or_apart(folders: list[pathlib.Path]) -> None:
+  text = f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[2]}'
+  with pytest.raises(UserError, match='do not have the same classes: 7 are in one only, such as bee, cow, dog, elk, '
+                                      'fox; right would be sources that agree, or data.mix_classes=apart'):
+    open_mixed(text)
+  opened = open_mixed(text, mix_classes=schema.MixClasses.APART)
+  assert opened.class_names == ('ant (1)', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu', 'ant (2)', 'zebra')
+  assert {opened.train.label(i) for i in range(37, 46)} == {7, 8}
+  assert opened.train[40].label == opened.train.label(40)
+
+
+def test_equal_names_in_another_order_go_by_the_first() -> None:
+  class Named:
+    def __init__(self, *names: str) -> None:
+      self.class_names, self.name = names, 'x'
+  names, labels = mixture.join_classes([Named('a', 'b', 'c'), Named('c', 'a', 'b')], apart=False)
+  assert names == ('a', 'b', 'c') and [x.tolist() for x in labels] == [[0, 1, 2], [2, 0, 1]]
+
+
+def test_another_weight_is_another_digest_and_memory_keeps_the_order(folders: list[pathlib.Path]) -> None:
+  one, two = (open_mixed(f'mix:{w}*folder:{folders[0]},1*folder:{folders[1]}').train for w in (1, 2))
+  assert one.digest != two.digest and len(pickle.dumps(one)) < 20_000
+  plain = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
+  assert_same(take(train(one, recipe=plain), 5), take(train(one, recipe=plain, in_memory=True), 5))
+
+
+@pytest.mark.parametrize('weights', [(1, 1, 1), (.7, .3), (1, 997, 2), (1e-3, .999), (5,)])
+def test_shares_fill_a_round(weights: tuple[float, ...]) -> None:
+  found = mixture.shares(weights)
+  assert sum(found) == 1000 and min(found) >= 1
+  np.testing.assert_allclose(np.array(found) / 1000, np.array(weights) / sum(weights), atol=1.1e-3)
+
+
+@pytest.mark.parametrize(('text', 'said'), [
+    ('mix:folder:a', 'mix:folder:a is not understood; right would be mix:WEIGHT'),
+    ('mix:0.5*digits', 'is not understood'),
+    ('mix:0.5*digits,x*digits', 'is not understood'),
+    ('mix:0.9999*digits,0.0001*digits', 'the weight 0.0001 of digits is less than a thousandth of all'),
+    ('mix:0*digits,1*digits', 'the weight 0 of digits is less than a thousandth'),
+    ('mix:1*digits,1*mix:1*digits', "'mix:1*digits' is a mixture inside of one"),
+    ('mix:1*digits,1*nothing', "the data source 'nothing' is not known; right are: digits, synthetic"),
+])
+def test_what_is_no_mixture_is_refused(text: str, said: str) -> None:
+  with pytest.raises(UserError) as error:
+    open_mixed(text)
+  assert said in str(error.value)
+
+
+def test_paths_may_hold_commas() -> None:
+  assert [t.source for t in mixture.parse('0.5*folder:/a,b/c, 0.5*tfds:x')] == ['folder:/a,b/c', 'tfds:x']

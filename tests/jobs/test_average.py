@@ -1,0 +1,79 @@
+"""Averaging checkpoints of a real run: the arithmetic, the new run directory, and what is refused."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import main
+from vit_jax.config import files
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import average, build
+from vit_jax.train import checkpoint
+from vit_jax.train.state import TrainState
+
+SETTINGS = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
+            '--config.model.mlp=16', '--config.batch_size=40', '--config.length=7 steps',
+            '--config.evals.test.every=7 steps', '--config.evals.test.batch_size=80',
+            '--config.checkpoints.every=2 steps', '--config.checkpoints.keep_latest=4', '--config.train.ema=.9']
+
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  workdir = tmp_path_factory.mktemp('runs') / 'a'
+  assert main.run([*SETTINGS, f'--workdir={workdir}']) == 0
+  return workdir
+
+
+def states(workdir: pathlib.Path) -> dict[int, TrainState]:
+  config = files.load('digits', [s.removeprefix('--config.') for s in SETTINGS[1:]])
+  mesh, _ = build.open_mesh(config)
+  program = build.parts(config, mesh=mesh, num_examples=1437, num_classes=10, in_memory=True).program
+  saved = checkpoint.Checkpointer(workdir / 'checkpoints', keep=checkpoint.Keep(9))
+  found = {step: jax.device_get(saved.read(step, program.abstract_state, program.shardings).state)
+           for step in saved.steps()}
+  with pytest.raises(UserError, match='has no checkpoint of step 3; it has: '):
+    saved.read(3, program.abstract_state, program.shardings)
+  saved.close()
+  return found
+
+
+@pytest.mark.parametrize(('which', 'steps'), [('--last=3', (4, 6, 7)), ('--steps=6,2', (2, 6))])
+def test_the_mean_is_a_run_of_its_own_that_evaluates(
+    done: pathlib.Path, tmp_path: pathlib.Path, which: str, steps: tuple[int, ...],
+    capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--job=average', *SETTINGS, f'--workdir={done}', f'--to={tmp_path}', which]) == 0
+  assert f'The mean of {len(steps)} checkpoints (steps {", ".join(map(str, steps))})' in capsys.readouterr().out
+  before, (after,) = states(done), states(tmp_path).values()
+  for item in ('params', 'extra'):
+    want = jax.tree.map(lambda *x: np.mean(np.asarray(x, np.float64), 0), *(getattr(before[s], item) for s in steps))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), getattr(after, item), want)
+  jax.tree.map(np.testing.assert_array_equal, after.opt, before[steps[-1]].opt)
+  assert int(after.step) == steps[-1]
+  assert main.run(['--job=evaluate', *SETTINGS, f'--workdir={tmp_path}']) == 0
+  assert json.loads((tmp_path / 'evaluate.json').read_text())['num_examples'] == 360
+
+
+@pytest.mark.parametrize(('flags', 'said'), [
+    ([], 'wants either --last=N or --steps=A,B,…; .* has checkpoints of steps 2, 4, 6, 7'),
+    (['--last=2', '--steps=2,4'], 'wants either --last=N or --steps'),
+    (['--last=1'], '--last=1: want at least 2 and at most 4'),
+    (['--last=5'], '--last=5: want at least 2 and at most 4'),
+    (['--last=two'], '--last=two: want a number'),
+    (['--steps=2,5'], '--steps=2,5: want at least two of the checkpoints in .*, which are of steps 2, 4, 6, 7'),
+    (['--steps=4'], '--steps=4: want at least two')])
+def test_a_choice_that_cannot_be_had_is_refused(flags: list[str], said: str) -> None:
+  words = dict(flag.removeprefix('--').split('=') for flag in flags)
+  with pytest.raises(UserError, match=said):
+    average.choose([2, 4, 6, 7], last=words.get('last', ''), steps=words.get('steps', ''), workdir=pathlib.Path('a'))
+
+
+def test_a_directory_with_checkpoints_is_not_written_to(
+    done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--job=average', *SETTINGS, f'--workdir={done}', f'--to={done}', '--last=2']) == 2
+  assert 'holds checkpoints already' in capsys.readouterr().err
+  assert main.run(['--job=average', *SETTINGS, f'--workdir={tmp_path}', f'--to={done}', '--last=2']) == 2
+  assert 'holds no run' in capsys.readouterr().err

@@ -1,0 +1,50 @@
+"""The platform is chosen from what the machine has, before jax is imported."""
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from vit_jax.jobs import hardware
+
+
+def chosen(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *packages: str, **environ: str) -> str | None:
+  monkeypatch.setattr(hardware.importlib.util, 'find_spec', lambda name: name if name in packages else None)
+  hardware.choose(environ, root=root)
+  return environ.get('JAX_PLATFORMS')
+
+
+def touch(root: pathlib.Path, *names: str, text: str = '') -> None:
+  for name in names:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
+def test_without_the_tpu_compiler_nothing_is_set(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  assert chosen(tmp_path, monkeypatch) is None
+
+
+def test_with_it_and_no_tpu_jax_is_kept_from_looking_for_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  assert chosen(tmp_path, monkeypatch, 'libtpu') == 'cpu'
+  touch(tmp_path, 'dev/nvidiactl')
+  assert chosen(tmp_path, monkeypatch, 'libtpu') == 'cpu'
+  assert chosen(tmp_path, monkeypatch, 'libtpu', 'jax_cuda13_plugin') == 'cuda,cpu'
+
+
+def test_a_vfio_group_of_another_maker_is_no_tpu(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  touch(tmp_path, 'dev/vfio/3')
+  touch(tmp_path, 'sys/bus/pci/devices/0000:00:01.0/vendor', text='0x8086\n')
+  assert chosen(tmp_path, monkeypatch, 'libtpu') == 'cpu'
+  touch(tmp_path, 'sys/bus/pci/devices/0000:00:02.0/vendor', text='0x1ae0\n')
+  assert chosen(tmp_path, monkeypatch, 'libtpu') is None
+
+
+def test_a_tpu_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  assert chosen(tmp_path, monkeypatch, 'libtpu', TPU_ACCELERATOR_TYPE='v5litepod-4') is None
+  touch(tmp_path, 'dev/accel0')
+  assert chosen(tmp_path, monkeypatch, 'libtpu') is None
+
+
+def test_what_a_person_has_set_stays(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  assert chosen(tmp_path, monkeypatch, 'libtpu', JAX_PLATFORMS='tpu') == 'tpu'

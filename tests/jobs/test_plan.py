@@ -1,0 +1,203 @@
+"""Planning: the verdict, the figures, what is written, the search, and what is said where something is missing."""
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+from vit_jax import main
+from vit_jax.config import files
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import build, plan, plan_compile, plan_search, plan_table
+from vit_jax.models import cost
+from vit_jax.parallel import compiled, topologies
+
+TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
+        '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
+JFT = ['--config=vit_l16_jft:mesh=v3:16x16', '--topology=v3-512']
+
+
+def run(workdir: pathlib.Path, *words: str) -> dict:
+  assert main.run(['--job=plan', *words, f'--workdir={workdir}']) == 0
+  return json.loads((workdir / 'plan.json').read_text())
+
+
+def subject(config: str, topology: str, *overrides: str) -> plan.Subject:
+  loaded = files.load(config, list(overrides))
+  return plan.Subject(loaded, topologies.parse(topology), loaded.data.num_examples, loaded.data.num_classes, False)
+
+
+def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_000) -> plan_compile.Answer:
+  rows = [compiled.Collective('all-reduce', 3, sent, sent)]
+  return plan_compile.Answer(None, 2**29, 2**29, 0, int(peak_gib * 2**30), compiled.Costs(cycles, 0, rows), 1., 2.,
+                             'TPU v3')
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(topologies, 'missing', lambda topology: 'The TPU compiler is not installed here.')
+
+
+def test_a_step_is_compiled_for_simulated_devices_and_measured(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  found = run(tmp_path, *TINY, '--topology=cpu:3', '--config.mesh.fsdp=3')
+  assert found['fits'] and found['compiled'] and found['num_devices'] == 3 and found['total_steps'] == 37
+  assert found['mesh'] == {'data': 1, 'fsdp': 3, 'tensor': 1} and found['measured'] is False
+  assert 0 < found['argument_bytes'] < found['peak_gib_per_device'] * 2**30
+  assert found['collectives'] and all(row['count'] > 0 and row['bytes'] > 0 for row in found['collectives'])
+  text = (tmp_path / 'plan.md').read_text()
+  assert text.strip() == capsys.readouterr().out.strip()
+  assert '**Fits**' in text and 'assumed MFU of 40%' in text and 'head/kernel' in text
+
+
+def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
+    tmp_path: pathlib.Path, no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
+  found = run(tmp_path, *JFT)
+  config = files.load('vit_l16_jft', [])
+  numbers = cost.parameters(config.model, config.image_px, head=config.head, num_classes=18_291)
+  assert found['total_steps'] == 1_035_645 and found['num_devices'] == 512 and found['paper_core_days'] == 680
+  assert found['num_params'] == sum(numbers.values()) and not found['compiled'] and found['fits']
+  flops = 4096 * cost.train_flops(config.model, config.image_px, head=config.head, num_classes=18_291)
+  assert found['flops_per_step'] == flops
+  assert found['estimated_step_ms'] == pytest.approx(flops / 512 / 61.5e12 / .4 * 1e3)
+  assert found['core_days'] == pytest.approx(found['estimated_step_ms'] / 1e3 * 1_035_645 * 512 / 86_400)
+  text = capsys.readouterr().out
+  assert 'by arithmetic only. The TPU compiler is not installed here.' in text
+  assert 'Time and cost (not measured on a TPU)' in text and 'TPUv3-core-days, ViT paper, Table 2' in text
+
+
+def test_state_is_split_over_fsdp(no_compiler: None) -> None:
+  whole = plan.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2', 'mesh.fsdp=1')).memory
+  split = plan.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2')).memory
+  assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.02)  # biases, norms, positions stay whole
+  assert whole['optimiser'] == pytest.approx(2 * whole['parameters'], rel=.001)
+
+
+def test_an_fsdp_size_that_divides_no_side_is_said(no_compiler: None) -> None:
+  found = plan.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=256', 'model.width=1664'))
+  assert found.whole_bytes > 2**30 and 'mesh.fsdp=256 does not divide their sides' in plan_table.verdict(found)
+  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=128')).whole_bytes < 2**27
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, given: plan_compile.Answer) -> plan.Plan:
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  monkeypatch.setattr(plan_compile, 'ask', lambda request: given)
+  return plan.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:16x16'))
+
+
+def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = planned(monkeypatch, answer()).to_json()
+  assert found['estimated_step_ms'] == pytest.approx(100.) and found['collectives_ms'] == pytest.approx(1.)
+  assert found['step_ms_with_collectives'] == pytest.approx(101.) and found['step_ms_source'] == 'compiler_cycles'
+  assert found['mfu'] == pytest.approx(found['flops_per_step'] / 512 / 61.5e12 / .1)
+
+
+def test_a_program_that_does_not_fit_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+  lost = plan_compile.Answer(compiled.Overflow(50.49, 15.48, 'temporaries'))
+  found = planned(monkeypatch, lost)
+  text, content = plan_table.render(found), found.to_json()
+  assert '**Does not fit**: temporaries need 50.49 GiB, 35.01 GiB more than the 15.48 GiB of a device' in text
+  assert not content['fits'] and content['estimated_step_ms'] is None and content['peak_gib_per_device'] > 50.49
+  assert content['overflow'] == {'need_gib': 50.49, 'have_gib': 15.48, 'what': 'temporaries'}
+
+
+def test_a_peak_above_the_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = planned(monkeypatch, answer(peak_gib=16.))
+  assert not found.fits and '0.52 GiB too much, as compiled' in plan_table.verdict(found)
+
+
+def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  """A compiler that only fits with accumulation, and is faster unrolled."""
+  def ask(request: plan_compile.Request) -> plan_compile.Answer:
+    c = request.config
+    if c.train.accumulate < 4:
+      return plan_compile.Answer(compiled.Overflow(20., 15.48, 'temporaries'))
+    return answer(cycles=94_000_000 + 1_000_000 * (c.model.execution.value == 'scan') + 1000 * c.train.accumulate)
+
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  monkeypatch.setattr(plan_compile, 'ask', ask)
+  monkeypatch.setattr(plan_search, 'MAX_COMPILES', 1000)
+  found = run(tmp_path, '--config=vit_b16_jft', '--topology=v3:2x2', '--search')['search']
+  assert '--config.train.accumulate=4 ' in found['flags'] and 'execution=unrolled' in found['flags']
+  assert sum(row['fits'] for row in found['tried']) == plan_search.ENOUGH + 1  # and the best of them unrolled
+  text = capsys.readouterr().out
+  assert '4.52 GiB more than the 15.48 GiB' in text and 'left out:' in text and f'{found["flags"]}' in text
+  overrides = [word.removeprefix('--config.') for word in found['flags'].split()]
+  assert files.load('vit_b16_jft', overrides).train.accumulate == 4
+
+
+def test_a_search_in_which_nothing_fits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(plan_search, 'MAX_COMPILES', 2)
+  tried = plan_search.search(planned(monkeypatch, plan_compile.Answer(compiled.Overflow(20., 15.48, 'temporaries'))))
+  assert plan_search.best(tried) is None and 'want more devices' in plan_search.render(tried)
+  assert sum(t.plan is not None for t in tried) == plan_search.MAX_COMPILES
+
+
+def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--job=plan', *JFT, '--search']) == 2
+  assert '--search tries what fits by compiling it. The TPU compiler is not' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('words', 'said'), [
+    (['--config=vit_l16_jft', '--topology=v3:16x17'], '--topology=v3:16x17: no such topology'),
+    (['--config=vit_l16_jft'], '--job=plan needs --topology'),
+    (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'mesh=v9: vit_l16_jft has no placement'),
+    (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "'S/16' is not known"),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], '--search=yes: takes no value; want --search'),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'does not fit 8 devices'),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.data.num_classes=0'], 'A plan needs no data if')])
+def test_mistakes_are_messages(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--job=plan', *words]) == 2
+  assert said in capsys.readouterr().err
+
+
+def test_the_planned_step_is_the_one_that_train_runs(no_compiler: None) -> None:
+  """Equal programs: the text lowered for the planner's mesh without devices and for a real one."""
+  words = [w.removeprefix('--config.') for w in TINY[1:]]
+  config = files.load('digits', [*words, 'mesh.fsdp=2'])
+  one = plan.Subject(config, topologies.parse('cpu:8'), 1437, 10, False)
+  import jax
+
+  from vit_jax.parallel import mesh as meshes
+  real = build.parts(config, mesh=meshes.make(config.mesh, jax.devices()), num_examples=1437, num_classes=10,
+                     in_memory=False)
+  planned_ = plan.abstract_parts(one)
+  assert planned_.program.abstract_state == real.program.abstract_state
+  assert jax.tree.map(lambda s: s.spec, planned_.program.shardings) == jax.tree.map(
+      lambda s: s.spec, real.program.shardings)
+
+
+def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
+  config = files.load('digits', [])
+  with pytest.raises(UserError, match=r'compiling for cpu:2 failed \(status 1\):\n(.*\n)+.*Error'):
+    plan_compile.ask(plan_compile.Request(config, 'cpu:2', 1437, -10, False))
+  with pytest.raises(UserError, match='^batch_size=127 is not a multiple of 2 batch shards'):
+    plan_compile.ask(plan_compile.Request(dataclasses.replace(config, batch_size=127), 'cpu:2', 1437, 10, False))
+
+
+@pytest.mark.slow  # 30 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_the_tpu_compiler_counts_cycles_and_collectives(tmp_path: pathlib.Path) -> None:
+  found = run(tmp_path, *TINY, '--topology=v3:2x2', '--config.model.execution=scan')
+  assert found['fits'] and found['step_ms_source'] == 'compiler_cycles' and found['estimated_step_ms'] > 0
+  assert {row['kind'] for row in found['collectives']} == {'all-reduce'}
+
+
+@pytest.mark.slow  # 60 s: shapes of thirty full-size runs
+def test_every_placement_of_every_config_fits_by_arithmetic(no_compiler: None) -> None:
+  seen = 0
+  for name in files.list_names():
+    module = ast.parse(pathlib.Path(files.find(name)).read_text())
+    known = next((node.value for node in module.body if isinstance(node, ast.Assign)
+                  and ast.unparse(node.targets[0]) == 'MESHES'), None)
+    for key in known.keys if isinstance(known, ast.Dict) else ():
+      mesh = ast.literal_eval(key) if key else ''
+      found = plan.make(subject(f'{name}:mesh={mesh}', mesh))
+      assert found.fits and not found.whole_bytes > 2**27, (name, mesh, plan_table.verdict(found))
+      seen += 1
+  assert seen > 20

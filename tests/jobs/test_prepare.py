@@ -1,0 +1,212 @@
+"""The job that writes ArrayRecord shards: bytes and labels, kills, and what is refused."""
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import subprocess
+import types
+from collections.abc import Callable
+
+import cv2
+import pytest
+
+from tests.data.pictures import encode, picture
+from vit_jax import main
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data import image_ops, prepared, shards, sources, tfds_build
+from vit_jax.jobs import prepare
+
+CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
+
+
+@pytest.fixture
+def images(tmp_path: pathlib.Path) -> pathlib.Path:
+  """37 training and 11 validation pictures, of 12 x 15 px or more, in seven classes."""
+  for split, num in (('train', 37), ('val', 11)):
+    for i in range(num):
+      path = tmp_path / 'images' / split / CLASSES[i % 7] / f'{i:02d}.jpg'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(encode(picture(i, height=12 + i, width=15 + i), '.jpg'))
+  return tmp_path / 'images'
+
+
+def run(images: pathlib.Path, to: pathlib.Path, **flags: str) -> int:
+  return prepare.run({'data': f'folder:{images}', 'to': str(to), **flags})
+
+
+def open_all(where: object, **fields: object) -> sources.Sources:
+  return sources.open_sources(schema.Data(source=f'array_record:{where}', **fields), image_px=(8, 8))
+
+
+def test_bytes_labels_and_names_come_back_in_another_order(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  assert run(images, tmp_path / 'set', shards='3') == 0
+  opened = open_all(tmp_path / 'set')
+  stored = sources.open_sources(schema.Data(source=f'folder:{images}'), image_px=(8, 8))
+  assert opened.class_names == CLASSES
+  for new, old in ((opened.train, stored.train), (opened.eval, stored.eval)):
+    rows = [new[i] for i in range(len(new))]
+    assert {r.image: r.label for r in rows} == {old[i].image: old[i].label for i in range(len(old))}
+    assert [r.image for r in rows] != [old[i].image for i in range(len(old))]
+    assert [new.label(i) for i in range(len(new))] == [r.label for r in rows]
+    for i in range(len(new)):
+      name = new.describe(i).partition(' (')[2].rstrip(')')
+      assert (images / name).read_bytes() == rows[i].image
+  assert opened.train.describe(3).startswith(f'array_record:{tmp_path}/set/train[3] (train/')
+
+
+def test_the_seed_says_the_order_and_shards_are_even(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  for name, seed in (('a', '0'), ('b', '0'), ('c', '5')):
+    run(images, tmp_path / name, seed=seed, shards='3')
+  a, b, c = (open_all(tmp_path / n).train for n in 'abc')
+  rows = [[s[i].image for i in range(37)] for s in (a, b, c)]
+  assert rows[0] == rows[1] and rows[0] != rows[2]
+  assert a.digest == b.digest != c.digest
+  listed = prepared.read_info(tmp_path / 'a')['splits']
+  assert [s['num_examples'] for s in listed['train']] == [13, 12, 12] and sorted(listed) == ['train', 'val']
+  part = open_all(tmp_path / 'a' / '*-0000[12]-of-*', eval_split='train').train
+  assert [part[i].image for i in range(24)] == rows[0][13:]
+
+
+def test_the_checksums_are_those_of_the_files(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  run(images, tmp_path / 'set')
+  for line in (tmp_path / 'set' / 'SHA256SUMS').read_text().splitlines():
+    digest, name = line.split('  ')
+    assert hashlib.sha256((tmp_path / 'set' / name).read_bytes()).hexdigest() == digest
+  subprocess.run(['sha256sum', '-c', 'SHA256SUMS'], cwd=tmp_path / 'set', check=True, capture_output=True)
+  left = {p.name.split('-')[0] for p in (tmp_path / 'set').iterdir()}
+  assert left == {'info.json', 'SHA256SUMS', 'train', 'val'}
+
+
+def test_shrinking_keeps_small_pictures_and_damaged_files(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (images / 'train' / 'ant' / 'bad.jpg').write_bytes(b'no picture')
+  run(images, tmp_path / 'set', short_px='20', quality='95')
+  train = open_all(tmp_path / 'set').train
+  for i in range(len(train)):
+    name = train.describe(i).partition(' (')[2].rstrip(')')
+    if name.endswith('bad.jpg'):
+      assert train[i].image == b'no picture'
+      continue
+    number = int(pathlib.Path(name).stem)
+    new, old = image_ops.decode(train[i].image), image_ops.decode((images / name).read_bytes())
+    if number <= 8:
+      assert train[i].image == (images / name).read_bytes()
+    else:
+      assert new.shape == (20, round((15 + number) * 20 / (12 + number)), 3)
+      small = cv2.resize(old, new.shape[1::-1], interpolation=cv2.INTER_AREA)
+      assert abs(new.astype(int) - small).mean() < 6  # JPEG of a colourful picture, colours at half the resolution
+
+
+def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tmp_path: pathlib.Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+  run(images, tmp_path / 'whole', shards='4')
+  write, calls = shards._write_records, []
+
+  def dying(path: pathlib.Path, job: shards._Job, on_written: Callable[[int], None]) -> None:
+    calls.append(path.name)
+    if len(calls) == 3:
+      path.write_bytes(b'half a shard')
+      raise KeyboardInterrupt
+    write(path, job, on_written)
+  monkeypatch.setattr(shards, '_write_records', dying)
+  with pytest.raises(KeyboardInterrupt):
+    run(images, tmp_path / 'set', shards='4')
+  assert not (tmp_path / 'set').exists()
+  with pytest.raises(UserError, match='no prepared set in .*/set .no info.json.; .*/set.part is one that was not '
+                                      'finished: run the same --job=prepare again'):
+    open_all(tmp_path / 'set')
+  calls[:] = ['x', 'y', 'z']
+  run(images, tmp_path / 'set', shards='4')
+  assert [c.split('-')[1] for c in calls[3:7]] == ['00002', '00003', '00000', '00001']  # two of train were done
+  one, two = open_all(tmp_path / 'whole').train, open_all(tmp_path / 'set').train
+  assert [one[i] for i in range(37)] == [two[i] for i in range(37)] and one.digest == two.digest
+  assert not (tmp_path / 'set.part').exists()
+
+
+def test_other_settings_start_over(images: pathlib.Path, tmp_path: pathlib.Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+  finish = shards._close
+  monkeypatch.setattr(shards, '_close', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+  with pytest.raises(KeyboardInterrupt):
+    run(images, tmp_path / 'set', seed='1')
+  monkeypatch.setattr(shards, '_close', finish)
+  run(images, tmp_path / 'set', seed='2')
+  run(images, tmp_path / 'other', seed='2')
+  assert open_all(tmp_path / 'set').train.digest == open_all(tmp_path / 'other').train.digest
+
+
+def test_a_finished_set_is_left_alone(images: pathlib.Path, tmp_path: pathlib.Path,
+                                      capsys: pytest.CaptureFixture[str]) -> None:
+  run(images, tmp_path / 'set')
+  before = {p: p.stat().st_mtime_ns for p in (tmp_path / 'set').iterdir()}
+  assert run(images, tmp_path / 'set') == 0
+  assert 'There already' in capsys.readouterr().out
+  assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / 'set').iterdir()}
+  with pytest.raises(UserError, match='set holds a set prepared otherwise; right would be a folder that is not'):
+    run(images, tmp_path / 'set', seed='9')
+  with pytest.raises(UserError, match='images holds something else'):
+    run(images, images)
+
+
+def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  run(images, tmp_path / 'set', shards='2')
+  [first, second] = sorted((tmp_path / 'set').glob('train-*'))
+  first.write_bytes(first.read_bytes()[:-5])
+  second.unlink()
+  with pytest.raises(UserError, match='2 shards in .* are not as they were written: train-00000-of-00002.array_record: '
+                                      '.* bytes, want .* bytes; train-00001-of-00002.array_record: missing'):
+    open_all(tmp_path / 'set')
+
+
+@pytest.mark.parametrize(('flags', 'said'), [
+    ({'short_px': 'big'}, '--short_px=big is no whole number; want one such as 384'),
+    ({'quality': '101', 'short_px': '9'}, '--quality=101 is no quality of JPEG files; want 1 to 100'),
+    ({'quality': '50'}, '--quality=50 is for pictures that are shrunk'),
+    ({'data': 'digits'}, '--data=digits is not something to prepare; want folder:PATH or tfds:NAME'),
+    ({'splits': 'train[:5]'}, 'takes whole splits by name; want train,test'),
+    ({'splits': 'tran'}, "has no split 'tran', only: train, val"),
+])
+def test_flags_that_make_no_sense_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, flags: dict[str, str],
+                                              said: str) -> None:
+  with pytest.raises(UserError) as error:
+    run(images, tmp_path / 'set', **flags)
+  assert said in str(error.value)
+  assert not (tmp_path / 'set').exists() and not (tmp_path / 'set.part').exists()
+
+
+def test_the_command_line_reaches_the_job(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  assert main.run(['--job=prepare', f'--data=folder:{images}', f'--to={tmp_path}/set', '--shards=2']) == 0
+  assert len(open_all(tmp_path / 'set').train) == 37
+
+
+def test_a_tfds_set_that_is_not_there_is_built_in_another_process(tmp_path: pathlib.Path) -> None:
+  built = []
+  flags = {'data': 'tfds:plants', 'to': str(tmp_path / 'set'), 'data_dir': str(tmp_path)}
+  with pytest.raises(UserError, match='tfds:plants is not prepared'):
+    prepare.run(flags, build=lambda name, data_dir: built.append((name, data_dir)))
+  assert built == [('plants', str(tmp_path))]
+  with pytest.raises(UserError, match='tfds:plants could not be prepared in .* .exit status 1; the reason stands'):
+    prepare.run(flags)
+
+
+def test_a_builder_that_lacks_tensorflow_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+  import tensorflow_datasets as tfds
+
+  def builder(name: str, **_: object) -> object:
+    def fail() -> None:
+      raise ModuleNotFoundError("No module named 'tensorflow'", name='tensorflow')
+    return types.SimpleNamespace(download_and_prepare=fail)
+  monkeypatch.setattr(tfds, 'builder', builder)
+  assert tfds_build.main(['plants', '/nowhere']) == tfds_build.MISSING
+  said = capsys.readouterr().err
+  assert 'tfds:plants needs the package tensorflow, which is not installed' in said and 'vit-jax[tfds]' in said
+
+
+def test_a_set_of_another_format_is_refused(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  run(images, tmp_path / 'set')
+  info = json.loads((tmp_path / 'set' / 'info.json').read_text())
+  (tmp_path / 'set' / 'info.json').write_text(json.dumps(info | {'format': 'vit_jax images 9'}))
+  with pytest.raises(UserError, match="says format 'vit_jax images 9'; right would be 'vit_jax images 1'"):
+    open_all(tmp_path / 'set')

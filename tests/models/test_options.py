@@ -1,0 +1,232 @@
+"""Tests of the options of a ViT, on three tiny models that together use all of them."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import vits
+from vits import MODELS, PX, numpy_vit, parameters, some_image
+
+from vit_jax.config import schema, sizes
+from vit_jax.config.schema import DType, Execution, Pool, Positions, PositionsAt, Remat
+from vit_jax.core import trees
+from vit_jax.core.types import Array, Features, Params, UserError
+from vit_jax.models import cost, vit
+
+OTHERS = [(Execution.SCAN, Remat.NAMES), (Execution.UNROLLED, Remat.MLP), (Execution.SCAN, Remat.FULL)]
+
+
+def forward(settings: schema.ViT, params: Params, image: Array) -> Features:
+  backbone = vit.build(settings, PX)
+  return jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0])(params, image)
+
+
+def tiny(**options: object) -> schema.ViT:
+  return dataclasses.replace(schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48), **options)
+
+
+def ablations() -> dict[str, schema.ViT]:
+  """The cells of the ViT paper's Table 8, tiny."""
+  return {name: tiny(positions=kind, positions_at=at) for name, (kind, at) in sizes.POSITION_ABLATION.items()}
+
+
+@pytest.mark.parametrize('name', [*MODELS, *(f'positions {n}' for n in ('none', '1d-layers', '2d-stem', '2d-shared'))])
+def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
+  settings = MODELS.get(name) or ablations()[name.split()[1]]
+  params, image = parameters(settings), some_image()
+  features = forward(settings, params, image)
+  params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  expected = np.stack([numpy_vit(settings, params64, x) for x in np.asarray(image, np.float64)])
+  found = features.tokens if settings.pool is Pool.MAP else features.pooled
+  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)
+  assert features.tokens.shape == (6, 6, 32) and features.pooled.shape == (6, 32)
+
+
+def test_parameter_paths_and_shapes_are_the_public_format() -> None:
+  found = {name: {path: leaf.shape for path, leaf in trees.flatten(vits.shapes_of(s)).items()}
+           for name, s in MODELS.items()}
+  gated, parallel, axial = found['gated'], found['parallel'], found['axial']
+  assert {k: v for k, v in gated.items() if k.split('/')[0] in ('cls', 'registers', 'positions')} == {
+      'registers': (1, 2, 32)}
+  assert gated['blocks/positions/column'] == (2, 3, 16) and gated['blocks/positions/row'] == (2, 2, 16)
+  assert gated['blocks/mlp/gate/kernel'] == gated['blocks/mlp/up/kernel'] == (2, 32, 48)
+  assert gated['blocks/mlp/gate/bias'] == (2, 48) and gated['blocks/mlp/down/kernel'] == (2, 48, 32)
+  assert gated['blocks/scale1'] == gated['blocks/scale2'] == (2, 32)
+  assert gated['pool/probe'] == (1, 1, 32) and gated['pool/attn/query/kernel'] == (32, 4, 8)
+  assert gated['pool/norm/scale'] == (32,) and gated['pool/mlp/up/kernel'] == (32, 48)
+  assert parallel['blocks/attn/relative'] == (2, 11, 4, 8) and parallel['registers'] == (1, 1, 32)
+  assert parallel['blocks/attn/query_norm/scale'] == parallel['blocks/attn/key_norm/bias'] == (2, 8)
+  assert 'blocks/norm2/scale' not in parallel and 'positions' not in parallel
+  assert axial['positions'] == (1, 6, 32) and not any(name.startswith('blocks/attn') for name in axial)
+  assert axial['blocks/row/attn/query/kernel'] == axial['blocks/column/attn/query/kernel'] == (2, 32, 4, 8)
+  assert axial['blocks/row/scale1'] == axial['blocks/column/norm2/bias'] == (2, 32)
+
+
+def test_initial_values_of_options_are_the_published_ones() -> None:
+  settings = tiny(width=128, registers=4, layer_scale=1e-5, pool=Pool.MAP, positions_at=PositionsAt.LAYERS)
+  params, _ = jax.jit(vit.build(settings, (64, 64)).init)(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+  np.testing.assert_allclose(params['registers'].std(), 1e-6, rtol=.15)
+  np.testing.assert_allclose(params['blocks']['scale1'], 1e-5, rtol=1e-6)
+  np.testing.assert_allclose(params['blocks']['positions'].std(), .02, rtol=.05)
+  own = np.asarray(params['blocks']['positions']).reshape(2, -1)
+  assert abs(np.corrcoef(own)[0, 1]) < .05  # no layer has the positions of another
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_execution_and_remat_change_neither_output_nor_gradient(name: str) -> None:
+  params, image = parameters(MODELS[name]), some_image()
+
+  def outcome(**run: object) -> tuple[Array, Params]:
+    backbone = vit.build(dataclasses.replace(MODELS[name], **run), PX)
+
+    def loss(params: Params, image: Array) -> Array:
+      features, _ = backbone.apply(params, {}, image, train=True, key=jax.random.key(7, impl='unsafe_rbg'))
+      return jnp.sin(features.pooled).sum() + jnp.square(features.tokens).mean()
+
+    return jax.jit(jax.value_and_grad(loss))(params, image)
+
+  value, gradient = outcome()
+  for path, leaf in trees.flatten(gradient).items():
+    assert float(jnp.abs(leaf).max()) > 0. or path.endswith('key/bias'), path  # every parameter is used
+  for execution, remat in OTHERS:
+    other_value, other_gradient = outcome(execution=execution, remat=remat)
+    np.testing.assert_allclose(other_value, value, rtol=1e-5)
+    for path, leaf in trees.flatten(gradient).items():
+      np.testing.assert_allclose(trees.flatten(other_gradient)[path], leaf, rtol=2e-3, atol=2e-5,
+                                 err_msg=f'{path}, {execution.value}, {remat.value}')
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str) -> None:
+  s = MODELS[name]
+  params, image, backbone = parameters(s), some_image(), vit.build(s, PX)
+  first = [params[n] for n in ('cls', 'registers') if n in params]
+  tokens = backbone.embed(params, image)
+  x = jnp.concatenate([*(jnp.broadcast_to(f, (6, *f.shape[1:])) for f in first), tokens], axis=1)
+  positions = params['positions'][0] if s.positions_at is PositionsAt.SHARED else None
+  block = jax.jit(lambda p, x: backbone.block(p, x, capture=True, positions=positions))
+  for i in range(2):
+    x, captured = block(jax.tree.map(lambda leaf, i=i: leaf[i], params['blocks']), x)
+  normed = vits._norm(np.asarray(x), jax.tree.map(np.asarray, params['norm']))
+  np.testing.assert_allclose(forward(s, params, image).tokens, normed[:, x.shape[1] - 6:], rtol=1e-3, atol=2e-4)
+  shapes = {k: v.shape for k, v in captured.items()}
+  assert shapes == ({'row_attention': (6, 2, 4, 3, 3), 'column_attention': (6, 3, 4, 2, 2)} if s.axial
+                    else {'attention': (6, 4, x.shape[1], x.shape[1])})
+  for weights in captured.values():
+    assert weights.dtype == jnp.float32
+    np.testing.assert_allclose(weights.sum(-1), 1., rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_bf16_is_near_f32_and_features_stay_f32(name: str) -> None:
+  params, image = parameters(MODELS[name]), some_image()
+  low = forward(dataclasses.replace(MODELS[name], dtype=DType.BF16), params, image)
+  high = forward(MODELS[name], params, image)
+  assert low.pooled.dtype == low.tokens.dtype == jnp.float32
+  error = jnp.linalg.norm(low.tokens - high.tokens) / jnp.linalg.norm(high.tokens)
+  assert 1e-4 < error < 3e-2
+
+
+def test_axial_attention_mixes_rows_then_columns_and_nothing_else() -> None:
+  settings = tiny(axial=True, pool=Pool.MEAN, positions=Positions.NONE, depth=1)
+  params, backbone = parameters(settings), vit.build(settings, PX)
+  x = jax.random.normal(jax.random.key(1), (1, 6, 32))
+  one_changed = x + 3. * jnp.eye(6)[:, :, None] * jax.random.normal(jax.random.key(2), (1, 1, 32))  # image i: token i
+  one = jax.tree.map(lambda leaf: leaf[0], params['blocks'])
+  still = {k: (v if k == 'row' else jax.tree.map(jnp.zeros_like, v)) for k, v in one.items()}  # columns pass x on
+  run = jax.jit(lambda x: backbone.block(still, x, capture=False)[0])
+  depends = np.abs(run(one_changed) - run(jnp.broadcast_to(x, (6, 6, 32)))).max(-1) > 1e-4  # [token in, token out]
+  np.testing.assert_array_equal(depends, np.kron(np.eye(2), np.ones((3, 3))).astype(bool))
+
+
+def test_images_of_another_size_are_taken_where_positions_can_be_resized() -> None:
+  image = some_image((32, 16))
+  for settings in (MODELS['gated'], MODELS['axial'], ablations()['2d-stem']):
+    features = forward(settings, parameters(settings), image)
+    assert features.grid == (4, 2) and features.tokens.shape == (6, 8, 32) and jnp.isfinite(features.pooled).all()
+  with pytest.raises(UserError, match='relative was built for 2 x 3 tokens and cannot be resized to 4 x 2; want'):
+    forward(MODELS['parallel'], parameters(MODELS['parallel']), image)
+
+
+def test_a_part_of_the_tokens_is_refused_where_blocks_know_places() -> None:
+  for name, said in (('gated', 'positions_at=layers'), ('parallel', 'positions=relative'), ('axial', 'axial=True')):
+    backbone = vit.build(MODELS[name], PX)
+    with pytest.raises(UserError, match=f'model.{said} needs all 2 x 3 patch tokens of an image, but there are 4'):
+      backbone.encode({}, jnp.zeros((1, 4, 32)), jnp.zeros((4, 32)), grid=(2, 3), train=False, key=None)
+
+
+def test_shared_positions_follow_tokens_in_any_order() -> None:
+  settings = ablations()['1d-shared']
+  params, image, backbone = parameters(settings), some_image(), vit.build(settings, PX)
+  tokens, positions, order = backbone.embed(params, image), backbone.positions(params, (2, 3)), jnp.asarray([4, 0, 5])
+  encode = jax.jit(lambda t, p: backbone.encode(params, t, p, grid=(2, 3), train=False, key=None).pooled)
+  each = jnp.broadcast_to(positions[None, order], (6, 3, 32))
+  np.testing.assert_allclose(encode(tokens[:, order], positions[order]),
+                             encode(tokens[:, order[::-1]], each[:, ::-1]), rtol=1e-3, atol=1e-4)
+
+
+def test_blocks_take_positions_only_where_they_are_shared() -> None:
+  with pytest.raises(UserError, match='positions_at=shared: block.. takes positions .* it got none'):
+    vit.build(ablations()['1d-shared'], PX).block({}, jnp.zeros((1, 7, 32)), capture=False)
+  with pytest.raises(UserError, match='positions_at=stem: block.. takes positions .* it got some'):
+    vit.build(tiny(), PX).block({}, jnp.zeros((1, 7, 32)), capture=False, positions=jnp.zeros((7, 32)))
+
+
+def test_registers_and_class_token_are_no_patch_tokens() -> None:
+  settings = tiny(registers=3, pool=Pool.MEAN)
+  params, image = parameters(settings), some_image()
+  features = forward(settings, params, image)
+  np.testing.assert_allclose(features.pooled, features.tokens.mean(1), rtol=1e-4, atol=1e-5)
+  moved = forward(settings, {**params, 'registers': -params['registers']}, image)
+  assert features.tokens.shape == (6, 6, 32) and jnp.abs(moved.tokens - features.tokens).max() > 1e-3
+
+
+def test_no_key_is_used_twice_with_options() -> None:
+  for settings in MODELS.values():
+    backbone = vit.build(settings, PX)
+    with jax.debug_key_reuse(True):
+      jax.eval_shape(jax.jit(backbone.init), jax.random.key(0), some_image())
+      run = jax.jit(lambda p, x, key, b=backbone: b.apply(p, {}, x, train=True, key=key)[0].pooled)
+      run.lower(parameters(settings), some_image(), jax.random.key(0))
+
+
+@pytest.mark.parametrize('name', [*MODELS, *sizes.POSITION_ABLATION])
+def test_parameters_are_counted_part_by_part(name: str) -> None:
+  settings = MODELS.get(name) or ablations()[name]
+  analytic = cost.parameters(settings, PX, head=schema.Head(), num_classes=0)
+  real = {k: trees.num_elements(v) for k, v in vits.shapes_of(settings).items()}
+  assert {k: v for k, v in analytic.items() if v} == real
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_flops_agree_with_those_that_xla_counts(name: str) -> None:
+  settings = dataclasses.replace(MODELS[name], width=256, mlp=1024)
+  backbone, image = vit.build(settings, (32, 40)), jax.ShapeDtypeStruct((1, 32, 40, 3), jnp.float32)
+  params, _ = jax.eval_shape(backbone.init, jax.random.key(0), image)
+  run: Callable[[Params, Array], Array] = lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].pooled
+  analysis = jax.jit(run).lower(params, image).compile().cost_analysis()
+  assert analysis is not None
+  analytic = cost.forward_flops(settings, (32, 40), head=schema.Head(), num_classes=0)
+  np.testing.assert_allclose(analysis['flops'], sum(analytic.values()), rtol=.05)  # XLA counts elementwise work too
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_remat_keeps_less_the_more_it_computes_again(name: str) -> None:
+  kept = [cost.activation_bytes(dataclasses.replace(MODELS[name], depth=12, remat=r), PX) for r in Remat]
+  assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+
+
+def test_options_that_do_not_fit_are_all_reported() -> None:
+  wrong = tiny(axial=True, registers=2, positions=Positions.RELATIVE, positions_at=PositionsAt.LAYERS,
+               parallel=True, layer_scale=.1, attention_dropout=1.)
+  with pytest.raises(UserError) as error:
+    vit.build(wrong, PX)
+  text = str(error.value)
+  for said in ('attention_dropout=1.0', 'positions_at=layers', 'layer_scale=0.1', 'pool=cls', 'registers=2',
+               'positions=relative', 'parallel=True and model.axial=True'):
+    assert f'model.{said}' in text, said
+  assert len(text.splitlines()) == 7

@@ -1,0 +1,37 @@
+"""The moving average: its warm-up rules and its recurrence."""
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.objectives import ema
+
+Warmup = schema.EmaWarmup
+
+
+@pytest.mark.parametrize(('warmup', 'want'), [
+    (Warmup.RATIO, [.1, 2 / 11, 11 / 20, .9]),
+    (Warmup.POWER, [0., 1 - 2 ** (-2 / 3), 1 - 11 ** (-2 / 3), .9]),
+    (Warmup.NONE, [.9] * 4)])
+def test_the_decay_begins_by_its_rule(warmup: schema.EmaWarmup, want: list[float]) -> None:
+  got = [float(ema.decay_at(jnp.asarray(s), .9, warmup)) for s in (0, 1, 10, 10_000)]
+  assert got == pytest.approx(want, rel=1e-5)
+
+
+class Task:
+  def after_update(self, params: object, extra: object, stats: object, step: object) -> object:
+    return {}
+
+
+@pytest.mark.parametrize('warmup', Warmup)
+def test_the_average_follows_its_recurrence(warmup: schema.EmaWarmup) -> None:
+  task = ema.Ema(Task(), .7, warmup)
+  extra, want = {'ema': {'w': jnp.ones(3)}}, np.ones(3)
+  for step in range(6):
+    w = np.arange(3.) * step
+    decay = float(ema.decay_at(jnp.asarray(step), .7, warmup))
+    want = decay * want + (1 - decay) * w
+    extra = task.after_update({'w': jnp.asarray(w, jnp.float32)}, extra, {}, jnp.asarray(step))
+  np.testing.assert_allclose(extra['ema']['w'], want, rtol=1e-5)

@@ -1,0 +1,41 @@
+"""Clipping by tensor and by unit, against NumPy; each layer for itself."""
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax.core import trees
+from vit_jax.optim import clipping
+
+RNG = np.random.default_rng(0)
+GRADS = {'blocks/query/kernel': RNG.normal(size=(3, 4, 2, 5)) * np.array([.01, 1, 10]).reshape(3, 1, 1, 1),
+         'blocks/out/kernel': RNG.normal(size=(3, 2, 5, 4)), 'blocks/norm1/scale': RNG.normal(size=(3, 4)),
+         'head/kernel': RNG.normal(size=(4, 7)), 'cls': RNG.normal(size=(1, 1, 4))}
+PARAMS = {k: RNG.normal(size=v.shape) * (k != 'cls') for k, v in GRADS.items()}
+
+
+def clip(optimizer: optax.GradientTransformationExtraArgs) -> dict[str, np.ndarray]:
+  grads, params = (trees.unflatten({k: jnp.asarray(v, jnp.float32) for k, v in t.items()}) for t in (GRADS, PARAMS))
+  updates, _ = optimizer.update(grads, optimizer.init(params), params)
+  return {k: np.asarray(v) for k, v in trees.flatten(updates).items()}
+
+
+def test_each_tensor_keeps_to_the_limit_and_short_ones_stay() -> None:
+  got = clip(clipping.by_tensor_norm(2.))
+  for k, g in GRADS.items():
+    for layer in range(3) if k.startswith('blocks') else [...]:
+      want = g[layer] * min(1, 2 / np.linalg.norm(g[layer]))
+      np.testing.assert_allclose(got[k][layer], want, rtol=1e-5, err_msg=k)
+  np.testing.assert_allclose(got['blocks/query/kernel'][0], GRADS['blocks/query/kernel'][0], rtol=1e-6)
+
+
+def test_adaptive_clipping_goes_by_output_unit_and_spares_the_head() -> None:
+  got = clip(clipping.adaptive(.1))
+  fan_in = {'blocks/query/kernel': (1,), 'blocks/out/kernel': (1, 2), 'blocks/norm1/scale': (1,), 'cls': (0, 1, 2)}
+  for k, axes in fan_in.items():
+    norm = lambda x, axes=axes: np.sqrt((x ** 2).sum(axes, keepdims=True))
+    limit = .1 * np.maximum(norm(PARAMS[k]), 1e-3)
+    np.testing.assert_allclose(got[k], GRADS[k] * np.minimum(1, limit / norm(GRADS[k])), rtol=1e-5, err_msg=k)
+  np.testing.assert_array_equal(got['head/kernel'], GRADS['head/kernel'].astype(np.float32))
+  assert 0 < np.linalg.norm(got['cls']) < 1.01e-4

@@ -1,0 +1,216 @@
+"""Who a process is among others, as the environment says it; and the meeting before jax starts."""
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import pytest
+
+from vit_jax.core.errors import UserError
+from vit_jax.parallel import hosts
+from vit_jax.parallel.hosts import Place
+
+TOLD = {'VIT_JAX_COORDINATOR': 'first:7777', 'VIT_JAX_NUM_PROCESSES': '3', 'VIT_JAX_PROCESS_ID': '2'}
+SLURM = {'SLURM_JOB_ID': '12345', 'SLURM_STEP_NUM_TASKS': '6', 'SLURM_STEP_NODELIST': 'gpu[007-009,12],x1',
+         'SLURM_PROCID': '5', 'SLURM_LOCALID': '1', 'SLURM_STEP_TASKS_PER_NODE': '2(x3)',
+         'CUDA_VISIBLE_DEVICES': '0,1'}
+TPU = {'TPU_WORKER_HOSTNAMES': 'h0,h1,h2', 'TPU_WORKER_ID': '1'}
+
+
+def free_port() -> int:
+  with socket.create_server(('', 0)) as server:
+    return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize('environment', [
+  {}, {'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4', 'SLURM_PROCID': '0'}, SLURM | {'SLURM_STEP_NUM_TASKS': '1'},
+  {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}, TOLD | {'VIT_JAX_NUM_PROCESSES': '1'},
+  TOLD | {'VIT_JAX_DISTRIBUTED': 'off'}, SLURM | {'VIT_JAX_DISTRIBUTED': 'off'},
+])
+def test_a_process_that_is_alone_starts_nothing(environment: dict[str, str]) -> None:
+  assert hosts.find_place(environment) is None
+  hosts.initialize(environment)
+  assert not jax.distributed.is_initialized()
+  hosts.leave(1)  # and this returns
+
+
+@pytest.mark.parametrize(('environment', 'place'), [
+  (TOLD, Place('first:7777', 3, 2)),
+  ({'VIT_JAX_COORDINATOR': 'a:1', 'VIT_JAX_NUM_PROCESSES': '4', 'JOB_COMPLETION_INDEX': '3'}, Place('a:1', 4, 3)),
+  (SLURM, Place('gpu007:20345', 6, 5, (1,))),
+  # Bound to one GPU by Slurm, or alone on its node: all that it sees.
+  (SLURM | {'CUDA_VISIBLE_DEVICES': '0'}, Place('gpu007:20345', 6, 5)),
+  (SLURM | {'SLURM_STEP_TASKS_PER_NODE': '1(x6)', 'SLURM_LOCALID': '0'}, Place('gpu007:20345', 6, 5)),
+  (SLURM | TOLD | {'VIT_JAX_PROCESS_ID': '', 'SLURM_PROCID': '1'}, Place('first:7777', 3, 1, (1,))),
+  (TPU, Place('h0:8476', 3, 1)),
+  (TPU | {'MEGASCALE_NUM_SLICES': '2', 'MEGASCALE_SLICE_ID': '1', 'MEGASCALE_COORDINATOR_ADDRESS': 's0:8080'},
+   Place('s0:8476', 6, 4)),
+])
+def test_the_environment_says_who_a_process_is(environment: dict[str, str], place: Place) -> None:
+  assert hosts.find_place(environment) == place
+
+
+@pytest.mark.parametrize(('nodes', 'first'), [('n1', 'n1'), ('n1,n2', 'n1'), ('a-b[3,5-9],c', 'a-b3')])
+def test_the_first_host_of_a_slurm_list(nodes: str, first: str) -> None:
+  assert hosts.first_host(nodes) == first
+
+
+@pytest.mark.parametrize(('environment', 'message'), [
+  ({'VIT_JAX_PROCESS_ID': '0'}, 'VIT_JAX_COORDINATOR is not; want all three'),
+  (TOLD | {'VIT_JAX_COORDINATOR': 'first'}, "VIT_JAX_COORDINATOR='first'; want HOST:PORT"),
+  (TOLD | {'VIT_JAX_NUM_PROCESSES': 'two'}, "VIT_JAX_NUM_PROCESSES='two'; want a whole number"),
+  (TOLD | {'VIT_JAX_PROCESS_ID': ''}, "VIT_JAX_PROCESS_ID=''; want a whole number"),
+  (TOLD | {'VIT_JAX_PROCESS_ID': '3'}, 'process number 3 of 3 processes; want 0 to 2'),
+  (SLURM | {'SLURM_STEP_NODELIST': ''}, "SLURM_STEP_NODELIST='' names no host; start the program with srun"),
+  (TPU | {'TPU_WORKER_ID': ''}, "TPU_WORKER_ID=''"),
+  ({'VIT_JAX_DISTRIBUTED': 'on'}, "VIT_JAX_DISTRIBUTED='on'; want auto, off, or nothing"),
+  ({'VIT_JAX_HEARTBEAT_TIMEOUT_S': '0'}, 'VIT_JAX_HEARTBEAT_TIMEOUT_S=0; want at least 1 second'),
+])
+def test_an_environment_that_contradicts_itself_is_told(environment: dict[str, str], message: str) -> None:
+  with pytest.raises(UserError, match=message.replace('?', r'\?')):
+    hosts.initialize(environment)
+
+
+def test_jax_is_started_with_what_was_found_and_bounds_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+  calls: list[tuple[object, ...]] = []
+  monkeypatch.setattr(hosts, 'meet', lambda place, timeout_s: calls.append((place, timeout_s)))
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda *a, **k: calls.append((*a, k)))
+  hosts.initialize(TOLD | {'VIT_JAX_HEARTBEAT_TIMEOUT_S': '7'})
+  hosts.initialize({'VIT_JAX_DISTRIBUTED': 'auto', 'VIT_JAX_CONNECT_TIMEOUT_S': '9'})
+  waits = {'initialization_timeout': 300, 'heartbeat_timeout_seconds': 7, 'shutdown_timeout_seconds': 300}
+  assert calls == [
+    (Place('first:7777', 3, 2), 300),
+    ('first:7777', 3, 2, {'local_device_ids': None, 'cluster_detection_method': 'deactivate', **waits}),
+    (waits | {'initialization_timeout': 9, 'heartbeat_timeout_seconds': 100},)]
+
+
+def test_asking_jax_to_find_out_where_it_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+  def refuse(**_: object) -> None:
+    raise ValueError('coordinator_address should be defined.')
+  monkeypatch.setattr(jax.distributed, 'initialize', refuse)
+  with pytest.raises(UserError, match='jax finds no cluster here .*set VIT_JAX_COORDINATOR'):
+    hosts.initialize({'VIT_JAX_DISTRIBUTED': 'auto'})
+
+
+def meet_all(places: list[Place], timeout_s: int = 5) -> list[str]:
+  """What each process hears, met in threads: '' or the message of its error."""
+  heard = ['?'] * len(places)
+
+  def one(i: int) -> None:
+    try:
+      hosts.meet(places[i], timeout_s)
+      heard[i] = ''
+    except UserError as error:
+      heard[i] = str(error)
+
+  threads = [threading.Thread(target=one, args=(i,)) for i in range(len(places))]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  return heard
+
+
+def test_all_go_on_when_the_last_has_come_and_the_port_is_free_again() -> None:
+  address = f'127.0.0.1:{free_port()}'
+  for _ in range(2):
+    assert meet_all([Place(address, 3, i) for i in (2, 1, 0)]) == ['', '', '']
+
+
+def test_process_0_names_those_that_did_not_come() -> None:
+  address = f'127.0.0.1:{free_port()}'
+  began = time.monotonic()
+  first, second = meet_all([Place(address, 4, 0), Place(address, 4, 2)], 1)
+  assert f'process 1, 3 did not come to {address} within 1 s' in first
+  assert f'This is process 2 of 4 on {socket.gethostname()}; process 0 at {address} did not answer' in second
+  assert time.monotonic() - began < 4
+
+
+def test_a_coordinator_that_is_not_there_is_told_with_who_where_and_how_long() -> None:
+  address = f'127.0.0.1:{free_port()}'
+  with pytest.raises(UserError) as caught:
+    hosts.meet(Place(address, 2, 1), 1)
+  assert str(caught.value) == (
+    f'This is process 1 of 2 on {socket.gethostname()}; process 0 at {address} did not answer within 1 s '
+    '(Connection refused). Look at its log, and whether this host can reach that port')
+
+
+def test_two_processes_of_one_number_and_of_another_count_are_told_apart() -> None:
+  address = f'127.0.0.1:{free_port()}'
+  heard = meet_all([Place(address, 3, 0), Place(address, 3, 1), Place(address, 3, 1), Place(address, 2, 1)], 2)
+  assert 'process 2 did not come' in heard[0]
+  assert sum('does not expect it: there is another process 1' in one for one in heard[1:]) == 2
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+  with socket.create_server(('', 0)) as server:
+    port = server.getsockname()[1]
+    with pytest.raises(UserError, match=f'cannot listen on port {port}: Address already in use'):
+      hosts.meet(Place(f'127.0.0.1:{port}', 2, 0), 1)
+
+
+def test_strangers_at_the_port_change_nothing() -> None:
+  port = free_port()
+
+  def knock() -> None:
+    for line in (b'GET / HTTP/1.1\r\n\r\n', b'', b'vit_jax x\n'):
+      for _ in range(50):
+        try:
+          with socket.create_connection(('127.0.0.1', port)) as server:
+            server.sendall(line)
+          break
+        except OSError:
+          time.sleep(.02)
+    hosts.meet(Place(f'127.0.0.1:{port}', 2, 1), 5)
+
+  visitor = threading.Thread(target=knock)
+  visitor.start()
+  hosts.meet(Place(f'127.0.0.1:{port}', 2, 0), 5)
+  visitor.join()
+
+
+def test_importing_touches_no_device() -> None:
+  code = ('import vit_jax.parallel.hosts, jax; from jax._src import xla_bridge; '
+          'assert not xla_bridge.backends_are_initialized()')
+  subprocess.run([sys.executable, '-c', code], check=True)
+
+
+PROGRAM = """
+import os, sys, time
+from vit_jax.parallel import hosts
+hosts.initialize()
+print('in', flush=True)
+if os.environ['VIT_JAX_PROCESS_ID'] == '1':
+  {end}
+time.sleep(60)
+"""
+
+
+def start_two(end: str, **env: str) -> list[subprocess.Popen[str]]:
+  """Two processes of one run; process 1 ends that way."""
+  address = f'127.0.0.1:{free_port()}'
+  common = {'VIT_JAX_COORDINATOR': address, 'VIT_JAX_NUM_PROCESSES': '2', 'JAX_PLATFORMS': 'cpu',
+            'PYTHONPATH': ':'.join(path for path in sys.path if path), 'PATH': '', **env}
+  return [subprocess.Popen([sys.executable, '-c', PROGRAM.format(end=end)], text=True, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, env=common | {'VIT_JAX_PROCESS_ID': str(i)}) for i in range(2)]
+
+
+def test_a_process_that_leaves_does_not_wait_for_the_others() -> None:
+  first, second = start_two('hosts.leave(2)')
+  assert second.wait(timeout=30) == 2
+  first.kill()
+  first.communicate()
+
+
+@pytest.mark.slow  # 12 s: the shortest time after which a silent process counts as dead is about 10 s
+def test_the_death_of_a_process_ends_the_others_with_a_message_in_bounded_time() -> None:
+  first, second = start_two('os.kill(os.getpid(), 9)', VIT_JAX_HEARTBEAT_TIMEOUT_S='5')
+  assert second.wait(timeout=30) == -9
+  began = time.monotonic()
+  out, _ = first.communicate(timeout=40)
+  assert time.monotonic() - began < 20 and first.returncode not in (0, 2, 75)
+  assert 'stopped sending heartbeats' in out

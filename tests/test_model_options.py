@@ -1,0 +1,69 @@
+"""Options of a ViT and the mesh: every parameter has a rule, and a step gives the same on any mesh."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import programs
+import pytest
+import vits
+
+from vit_jax.config import check, schema, sizes
+from vit_jax.core.errors import UserError
+from vit_jax.data import recipes
+from vit_jax.jobs import build
+from vit_jax.parallel import rules
+
+DATA = programs.batch(size=32, px=16)
+SPLIT = 'data=2,fsdp=2,tensor=2'
+
+
+def config(model: schema.ViT) -> schema.Config:
+  return schema.Config(image_px=(16, 16), batch_size=32, model=model)
+
+
+@functools.cache
+def after(name: str, settings: str) -> object:
+  c = config(dataclasses.replace(vits.MODELS[name], patch=4))
+  task = build.build_objective(c, build.build_backbone(c), 7)
+  prepare = recipes.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
+  program = programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=DATA,
+                           optimizer=schema.Sgd(clip_norm=1.))
+  state, metrics = programs.run(program, programs.MESHES[settings], DATA, 2)
+  return state, metrics.means
+
+
+@pytest.mark.parametrize('name', vits.MODELS)
+def test_steps_agree_on_one_device_and_on_a_mesh_split_three_ways(name: str) -> None:
+  programs.assert_close(after(name, SPLIT), after(name, 'one'))
+
+
+@pytest.mark.parametrize('name', [*vits.MODELS, *sizes.POSITION_ABLATION])
+def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> None:
+  model = vits.MODELS.get(name) or sizes.position_ablation(name, 'mu/8')
+  c = config(dataclasses.replace(model, patch=8, heads=4))
+  mesh = programs.mesh(programs.MESHES[SPLIT])
+  params, _ = jax.eval_shape(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  specs = rules.param_specs({'backbone': params}, rules.vit(c.model), mesh)['backbone']
+  blocks = specs['blocks']['row'] if c.model.axial else specs['blocks']
+  assert tuple(blocks['attn']['query']['kernel']) == (None, 'fsdp', 'tensor', None)
+  if name == 'gated':
+    assert tuple(blocks['mlp']['gate']['kernel']) == (None, 'fsdp', 'tensor')
+    assert tuple(specs['pool']['mlp']['down']['kernel']) == ('tensor', 'fsdp')
+  if name == 'relative':
+    assert tuple(blocks['attn']['relative']) == (None, None, 'tensor', None)
+
+
+def test_options_that_do_not_fit_are_refused_with_their_values() -> None:
+  wrong = schema.ViT(axial=True, parallel=True, layer_scale=1e-5, positions=schema.Positions.NONE,
+                     positions_at=schema.PositionsAt.SHARED, registers=-1)
+  with pytest.raises(UserError) as error:
+    check.check(schema.Config(model=wrong))
+  for said in ('model.registers=-1 is too small; want at least 0',
+               'model.positions_at=shared is defined for learned positions, but model.positions=none',
+               'model.layer_scale=1e-05 scales two branches, but model.parallel=True',
+               'model.pool=cls has a class token, which lies in no row and no column',
+               'model.parallel=True and model.axial=True'):
+    assert said in str(error.value)

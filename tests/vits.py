@@ -1,0 +1,122 @@
+"""Three tiny models that together use every option, and the arithmetic of all options in numpy, image by image."""
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Pool, Positions, PositionsAt
+from vit_jax.core.types import Array, Params, PyTree
+from vit_jax.models import vit
+
+PX, GRID = (16, 24), (2, 3)
+MODELS = {
+    'gated': schema.ViT(
+        patch=8, width=32, depth=2, heads=4, mlp=48, pool=Pool.MAP, registers=2, layer_scale=.5, swiglu=True,
+        positions=Positions.LEARNED2D, positions_at=PositionsAt.LAYERS, attention_dropout=.2, dropout=.1, drop_path=.3),
+    'parallel': schema.ViT(
+        patch=8, width=32, depth=2, heads=4, mlp=48, registers=1, parallel=True, qk_norm=True,
+        positions=Positions.RELATIVE, attention_dropout=.2, drop_path=.3),
+    'axial': schema.ViT(
+        patch=8, width=32, depth=2, heads=4, mlp=48, pool=Pool.MEAN, axial=True, layer_scale=.5, qk_norm=True,
+        positions_at=PositionsAt.SHARED, dropout=.1, drop_path=.3),
+}
+
+
+def some_image(px: tuple[int, int] = PX) -> Array:
+  return jax.random.uniform(jax.random.key(0), (6, *px, 3), minval=-1., maxval=1.)
+
+
+def shapes_of(settings: schema.ViT) -> Params:
+  params, _ = jax.eval_shape(vit.build(settings, PX).init, jax.random.key(0), some_image())
+  return params
+
+
+def parameters(settings: schema.ViT) -> Params:
+  """Random parameters, in which nothing is zero or one: a mistake anywhere shows."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda x: jnp.asarray(.2 * rng.normal(size=x.shape), jnp.float32), shapes_of(settings))
+
+
+def _norm(x: np.ndarray, p: PyTree) -> np.ndarray:
+  return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p['scale'] + p['bias']
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+  return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+
+
+def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
+  """Self-attention of one sequence `[m, D]`, head by head."""
+  out, extra = p['out']['bias'], len(y) - GRID[0] * GRID[1]
+  for a in range(s.heads):
+    q, k, v = (y @ p[n]['kernel'][:, a] + p[n]['bias'][a] for n in ('query', 'key', 'value'))
+    if s.qk_norm:
+      q, k = _norm(q, p['query_norm']), _norm(k, p['key_norm'])
+    logits = q @ k.T
+    if s.positions is Positions.RELATIVE:
+      num_patches = len(y) - extra
+      for i in range(num_patches):
+        for j in range(num_patches):
+          logits[extra + i, extra + j] += q[extra + i] @ p['relative'][num_patches - 1 - (i - j), a]
+    weights = np.exp(logits / math.sqrt(q.shape[1]))
+    out = out + weights / weights.sum(1, keepdims=True) @ v @ p['out']['kernel'][a]
+  return out
+
+
+def _mlp(y: np.ndarray, p: PyTree, *, swiglu: bool) -> np.ndarray:
+  hidden = y @ p['up']['kernel'] + p['up']['bias']
+  if swiglu:
+    gate = y @ p['gate']['kernel'] + p['gate']['bias']
+    hidden = gate / (1 + np.exp(-gate)) * hidden
+  else:
+    hidden = _gelu(hidden)
+  return hidden @ p['down']['kernel'] + p['down']['bias']
+
+
+def _block(z: np.ndarray, p: PyTree, s: schema.ViT, sequences: list[list[int]]) -> np.ndarray:
+  """One block whose attention stays within the given sequences of tokens."""
+  y, attended = _norm(z, p['norm1']), np.zeros_like(z)
+  for tokens in sequences:
+    attended[tokens] = _attention(y[tokens], p['attn'], s)
+  if s.parallel:
+    return z + attended + _mlp(y, p['mlp'], swiglu=s.swiglu)
+  z = z + attended * p.get('scale1', 1.)
+  return z + _mlp(_norm(z, p['norm2']), p['mlp'], swiglu=s.swiglu) * p.get('scale2', 1.)
+
+
+def _learned(table: PyTree, s: schema.ViT) -> np.ndarray:
+  """Positions `[M, D]` of the whole sequence."""
+  if s.positions is Positions.LEARNED:
+    has_cls = s.pool is Pool.CLS
+    return np.concatenate([table[0, :has_cls], np.zeros((s.registers, s.width)), table[0, has_cls:]])
+  patches = [np.concatenate([table['column'][j], table['row'][i]]) for i in range(GRID[0]) for j in range(GRID[1])]
+  return np.concatenate([np.zeros((s.registers + (s.pool is Pool.CLS), s.width)), np.stack(patches)])
+
+
+def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
+  """Pooled features `[D]` of one image, in float64, without pooling by attention: then the normed tokens `[N, D]`."""
+  (h, w), side = GRID, s.patch
+  cut = [image[i * side:(i + 1) * side, j * side:(j + 1) * side].ravel() for i in range(h) for j in range(w)]
+  z = np.stack(cut) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem']['bias']
+  z = np.concatenate([p[name][0] for name in ('cls', 'registers') if name in p] + [z])
+  if 'positions' in p and s.positions_at is PositionsAt.STEM:
+    z = z + _learned(p['positions'], s)
+  rows = [[i * w + j for j in range(w)] for i in range(h)]
+  columns = [[i * w + j for i in range(h)] for j in range(w)]
+  for layer in range(s.depth):
+    one = jax.tree.map(lambda x, layer=layer: x[layer], p['blocks'])
+    if s.positions_at is not PositionsAt.STEM:
+      z = z + _learned(p['positions'] if s.positions_at is PositionsAt.SHARED else one['positions'], s)
+    if s.axial:
+      z = _block(_block(z, one['row'], s, rows), one['column'], s, columns)
+    else:
+      z = _block(z, one, s, [list(range(len(z)))])
+  z = _norm(z, p['norm'])
+  assert s.gelu is Gelu.TANH
+  if s.pool is Pool.CLS:
+    return z[0]
+  return z.mean(0) if s.pool is Pool.MEAN else z[s.registers:]

@@ -1,0 +1,125 @@
+"""Which settings of a recipe make no sense, alone or together; part of `check.py`."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vit_jax.config import schema
+
+MAX_TIMM = 10  # timm cuts magnitudes off there
+
+
+def faults(config: schema.Config) -> Iterator[str]:
+  """Every fault of `config.data.recipe`, but for its geometry."""
+  r = config.data.recipe
+  yield from _randaugment(r)
+  for name, jitter in (('jitter', r.jitter), ('views.jitter', r.views.jitter)):
+    yield from _jitter(name, jitter)
+  yield from _range('erase.area', r.erase.area, most=1)
+  yield from _range('erase.aspect', r.erase.aspect)
+  yield from _probability('erase.probability', r.erase.probability)
+  yield from _mixing(config, r)
+  yield from _repeats(config, r)
+  if r.antialias and r.interpolation is schema.Interpolation.AREA:
+    yield ('data.recipe.antialias=true widens the filters of bilinear and bicubic, but data.recipe.interpolation=area '
+           'covers every pixel as it is; want antialias=false')
+  if config.data.mix_classes is schema.MixClasses.APART and not config.data.source.startswith('mix:'):
+    yield f'data.mix_classes=apart is for mixtures, not for data.source={config.data.source!r}; want mix_classes=same'
+  if r.views.on:
+    yield from _views(config, r)
+  if config.data.in_memory is schema.InMemory.YES:
+    yield from (f'data.in_memory=yes augments on the device, but {name} happens on the host; want data.in_memory=no'
+                for name in _on_host(r))
+
+
+def _on_host(r: schema.Recipe) -> Iterator[str]:
+  if r.randaugment.layers:
+    yield f'data.recipe.randaugment.layers={r.randaugment.layers}'
+  if r.three_augment:
+    yield 'data.recipe.three_augment=true'
+  if any(_spreads(r.jitter)):
+    yield 'data.recipe.jitter'
+  if r.views.on:
+    yield 'data.recipe.views.on=true'
+
+
+def _spreads(jitter: schema.Jitter) -> tuple[float, ...]:
+  return jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue
+
+
+def _randaugment(r: schema.Recipe) -> Iterator[str]:
+  ra, name = r.randaugment, 'data.recipe.randaugment'
+  for field in ('layers', 'magnitude', 'magnitude_std'):
+    if getattr(ra, field) < 0:
+      yield f'{name}.{field}={getattr(ra, field)} is negative; want 0 or more'
+  yield from _probability('randaugment.probability', ra.probability)
+  if ra.table is schema.OpTable.TIMM and ra.magnitude > MAX_TIMM:
+    yield f'{name}.magnitude={ra.magnitude:g} is more than the table timm knows; want at most {MAX_TIMM}'
+  if ra.table is schema.OpTable.AUGREG and ra.magnitude_std:
+    yield f'{name}.magnitude_std={ra.magnitude_std:g} is for the table timm; want 0, or table=timm'
+  if ra.layers > 0 and r.three_augment:
+    yield 'data.recipe.three_augment=true takes the place of RandAugment; want randaugment.layers=0, or false'
+
+
+def _jitter(name: str, jitter: schema.Jitter) -> Iterator[str]:
+  if min(_spreads(jitter)) < 0:
+    yield f'data.recipe.{name} has a negative spread in {_spreads(jitter)}; want 0 or more'
+  if jitter.hue > .5:
+    yield f'data.recipe.{name}.hue={jitter.hue} is more than half of the circle; want at most 0.5'
+  yield from _probability(f'{name}.probability', jitter.probability)
+
+
+def _mixing(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
+  if r.cutmix < 0:
+    yield f'data.recipe.cutmix={r.cutmix} is too small; want at least 0'
+  if r.cutmix and config.batch_size % 2:
+    yield f'batch_size={config.batch_size} is odd, but cutmix mixes pairs; want an even batch'
+  yield from _probability('mix_probability', r.mix_probability)
+  yield from _probability('cutmix_share', r.cutmix_share)
+  if r.mix_probability != 1 and not (r.mixup or r.cutmix):
+    yield (f'data.recipe.mix_probability={r.mix_probability:g} changes nothing, as mixup and cutmix are 0; want 1, or '
+           'one of them on')
+  if r.cutmix_share != .5 and not (r.mixup and r.cutmix):
+    yield (f'data.recipe.cutmix_share={r.cutmix_share:g} chooses between mixup and cutmix, but they are not both on; '
+           'want 0.5, or both')
+
+
+def _repeats(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
+  if r.repeats < 1:
+    yield f'data.recipe.repeats={r.repeats} is too small; want at least 1'
+  elif r.repeats > 1 and config.batch_size < 2 * r.repeats:
+    yield (f'batch_size={config.batch_size} has not two different examples with data.recipe.repeats={r.repeats}; want '
+           f'at least {2 * r.repeats}')
+
+
+def _views(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
+  v, name = r.views, 'data.recipe.views'
+  if isinstance(config.objective, schema.Supervised):
+    yield f'{name}.on=true makes views instead of images, which supervised training does not take; want false'
+  others = {'crop=resize': r.crop is schema.Crop.RESIZE, 'randaugment': r.randaugment.layers > 0,
+            'three_augment': r.three_augment, 'jitter': any(_spreads(r.jitter)), 'erase': r.erase.probability > 0,
+            'mixup': r.mixup > 0, 'cutmix': r.cutmix > 0, 'shift_px': r.shift_px > 0, 'scale': r.scale > 0,
+            'rotate_degrees': r.rotate_degrees > 0, 'shear': r.shear > 0}
+  if also := [other for other, is_on in others.items() if is_on]:
+    yield f'{name}.on=true has colours and crops of its own; want it without data.recipe.{{{", ".join(also)}}}'
+  if v.num_local < 0 or v.local_px < 1:
+    yield f'{name}: num_local={v.num_local} local_px={v.local_px}; want 0 or more crops, of 1 px or more'
+  patch = getattr(config.model, 'patch', 1)
+  if v.num_local and patch >= 1 and v.local_px % patch:
+    yield f'{name}.local_px={v.local_px} is not a multiple of model.patch={patch}'
+  yield from _range('views.global_area', v.global_area, most=1)
+  yield from _range('views.local_area', v.local_area, most=1)
+  for field in ('blur', 'solarize'):
+    for value in getattr(v, field):
+      yield from _probability(f'views.{field}', value)
+  yield from _probability('views.grayscale', v.grayscale)
+
+
+def _probability(name: str, value: float) -> Iterator[str]:
+  if not 0 <= value <= 1:
+    yield f'data.recipe.{name}={value} is no probability; want 0 to 1'
+
+
+def _range(name: str, values: tuple[float, float], *, most: float = float('inf')) -> Iterator[str]:
+  low, high = values
+  if not 0 < low <= high <= most:
+    yield f'data.recipe.{name}={values}: want 0 < smallest <= largest' + (f' <= {most:g}' if most < 9 else '')

@@ -1,0 +1,43 @@
+"""Which options of a ViT go together. The only place that says so; asked by `check.py` and by `models/vit.py`."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Pool, Positions, PositionsAt
+
+LEARNED = (Positions.LEARNED, Positions.LEARNED2D)
+
+
+def faults(m: schema.ViT) -> Iterator[str]:
+  """What is wrong with the options of a model, each with its value and what would be right."""
+  if m.registers < 0:
+    yield f'model.registers={m.registers} is too small; want at least 0'
+  if m.layer_scale < 0:
+    yield f'model.layer_scale={m.layer_scale} is too small; want 0 (off) or a small positive number such as 1e-5'
+  if not 0. <= m.attention_dropout < 1.:
+    yield f'model.attention_dropout={m.attention_dropout} is out of range; want 0 to below 1'
+  if m.positions is Positions.LEARNED2D and m.width % 2:
+    yield f'model.width={m.width} is odd, but learned2d positions give half of it to rows and half to columns'
+  if m.positions_at is not PositionsAt.STEM and m.positions not in LEARNED:
+    yield (f'model.positions_at={m.positions_at.value} is defined for learned positions, but '
+           f'model.positions={m.positions.value}; want learned or learned2d, or model.positions_at=stem')
+  if m.parallel and m.layer_scale:
+    yield (f'model.layer_scale={m.layer_scale} scales two branches, but model.parallel=True has one sum of both; '
+           'want model.layer_scale=0 or model.parallel=False')
+  if m.axial:
+    yield from _axial(m)
+
+
+def _axial(m: schema.ViT) -> Iterator[str]:
+  if m.pool is Pool.CLS:
+    yield ('model.pool=cls has a class token, which lies in no row and no column, but model.axial=True; '
+           'want model.pool=mean or map')
+  if m.registers:
+    yield (f'model.registers={m.registers} lie in no row and no column, but model.axial=True; '
+           'want model.registers=0')
+  if m.positions is Positions.RELATIVE:
+    yield ('model.positions=relative knows offsets in the whole sequence, but model.axial=True attends in rows and '
+           'columns; want learned, learned2d, sincos2d or none')
+  if m.parallel:
+    yield 'model.parallel=True and model.axial=True: no such model is defined; want one of them'

@@ -1,0 +1,126 @@
+"""Sets written by `--job=prepare`: ArrayRecord shards of `tf.Example` records, and what they are in `info.json`.
+
+A record holds `image` (a file's bytes), `label` (its class) and `name`. `info.json` holds the names of the
+classes, how the set was made, and of each shard its size, number of examples and SHA-256; `SHA256SUMS` is for
+`sha256sum -c`. A folder without `info.json` is no prepared set.
+"""
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.core.types import UserError
+from vit_jax.data import examples, splits
+from vit_jax.data.sources import Record, Source
+
+FORMAT = 'vit_jax images 1'
+INFO, SUMS = 'info.json', 'SHA256SUMS'
+
+
+class Shard(NamedTuple):
+  """A file of a split."""
+  file: str
+  num_examples: int
+  num_bytes: int
+  sha256: str
+
+
+class Instruction(NamedTuple):
+  """All of a file, as the reader wants it said."""
+  filename: str
+  skip: int
+  take: int
+  examples_in_shard: int
+
+
+class PreparedSource:
+  """Shards of one split."""
+
+  def __init__(self, folder: pathlib.Path, shards: Sequence[Shard], *, name: str,
+               class_names: tuple[str, ...]) -> None:
+    from array_record.python import array_record_data_source as array_record
+    self.name, self.class_names = name, class_names
+    instructions = [Instruction(str(folder / s.file), 0, s.num_examples, s.num_examples) for s in shards]
+    # No threads of the reader's own: they would read on from a record, which is of no use in a random order.
+    self._records = array_record.ArrayRecordDataSource(instructions, reader_options={'max_parallelism': '0'})
+    text = ' '.join([*(s.sha256 for s in shards), *class_names])
+    self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> Record:
+    found = self._parsed(index)
+    return Record(found['image'][0], int(found['label'][0]))
+
+  def label(self, index: int) -> int:
+    return int(self._parsed(index)['label'][0])
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}] ({os.fsdecode(self._parsed(index)["name"][0])})'
+
+  def _parsed(self, index: int) -> dict[str, Any]:
+    return examples.parse(self._records[index])
+
+
+def opener(where: str) -> Callable[[str], Source]:
+  """How to open a split of a prepared set.
+
+  Args:
+    where: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
+
+  Raises:
+    UserError: there is no such set, or (when opening) it is not whole.
+  """
+  path = pathlib.Path(where).expanduser().absolute()
+  folder, pattern = (path.parent, path.name) if set(path.name) & set('*?[') else (path, '*')
+  info = read_info(folder)
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    name = splits.resolve(split, info['splits'], source=f'array_record:{where}')
+    listed = [Shard(**s) for s in info['splits'][name]]
+    shards = [s for s in listed if fnmatch.fnmatch(s.file, pattern)]
+    if not shards:
+      raise UserError(f'array_record:{where} matches no shard of {name} in {folder}; there are: '
+                      f'{", ".join(s.file for s in listed[:5])}')
+    _check_sizes(folder, shards)
+    return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=tuple(info['class_names']))
+  return open_named
+
+
+def read_info(folder: pathlib.Path) -> dict[str, Any]:
+  """What `folder/info.json` says.
+
+  Raises:
+    UserError: it is not there, or of another format.
+  """
+  path = folder / INFO
+  if not path.is_file():
+    part = folder.with_name(f'{folder.name}.part')
+    hint = (f'; {part} is one that was not finished: run the same --job=prepare again' if part.is_dir() else
+            f'; right would be a folder written by --job=prepare --data=folder:PATH --to={folder}')
+    raise UserError(f'there is no prepared set in {folder} (no {INFO}){hint}')
+  info = json.loads(path.read_text())
+  if info.get('format') != FORMAT:
+    raise UserError(f'{path} says format {info.get("format")!r}; right would be {FORMAT!r}: prepare the set again')
+  return info
+
+
+def _check_sizes(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
+  faults = []
+  for shard in shards:
+    path = folder / shard.file
+    size = path.stat().st_size if path.is_file() else None
+    if size != shard.num_bytes:
+      faults.append(f'{shard.file}: ' + ('missing' if size is None else f'{size:,} bytes') +
+                    f', want {shard.num_bytes:,} bytes')
+  if faults:
+    raise UserError(f'{len(faults)} shards in {folder} are not as they were written: {"; ".join(faults[:5])}; '
+                    f'right would be a whole copy (sha256sum -c {SUMS} tells), or to prepare it again')

@@ -1,0 +1,125 @@
+"""Compiles the train step of a config for a topology, in a process of its own, and measures the result.
+
+The parent sets the environment that the compiler needs before jax is imported (`topologies.environment`), so
+that a machine's own devices and the libraries of absent ones stay out of each other's way.
+"""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.parallel import compiled, topologies
+
+FAILURE_LINES = 12
+"""Lines of the compiler's own output that an error shows."""
+
+
+class Request(NamedTuple):
+  """What to compile. The data is not needed: only its numbers."""
+  config: schema.Config
+  topology: str
+  num_examples: int
+  num_classes: int
+  in_memory: bool
+
+
+class Answer(NamedTuple):
+  """The compiled step of one device; bytes. `overflow` is set, and the rest 0, if it does not fit.
+
+  peak_bytes: most that lives at once, arguments included.
+  """
+  overflow: compiled.Overflow | None = None
+  argument_bytes: int = 0
+  temp_bytes: int = 0
+  alias_bytes: int = 0
+  peak_bytes: int = 0
+  costs: compiled.Costs = compiled.Costs(0, 0, [])
+  lower_s: float = 0.
+  compile_s: float = 0.
+  device_kind: str = ''
+
+
+def ask(request: Request) -> Answer:
+  """Compiles in a child process.
+
+  Raises:
+    UserError: with the end of the child's output, if the compiler fails for another reason than memory.
+  """
+  topology = topologies.parse(request.topology)
+  root = str(pathlib.Path(__file__).resolve().parents[2])
+  paths = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
+  environment = {**os.environ, **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
+  with tempfile.TemporaryDirectory(prefix='vit_jax_plan_') as folder:
+    asked, answer = pathlib.Path(folder, 'request'), pathlib.Path(folder, 'answer.json')
+    asked.write_bytes(pickle.dumps(request))
+    done = subprocess.run([sys.executable, '-m', 'vit_jax.jobs.plan_compile', str(asked), str(answer)],
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode or not answer.exists():
+      tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
+      raise UserError(f'compiling for {topology.name} failed (status {done.returncode}):\n{tail}')
+    return decode(json.loads(answer.read_text()))
+
+
+def decode(content: dict) -> Answer:
+  """An answer from its JSON."""
+  if 'error' in content:
+    raise UserError(content['error'])
+  lost, costs = content.pop('overflow'), content.pop('costs')
+  rows = [compiled.Collective(*row) for row in costs[2]]
+  return Answer(compiled.Overflow(*lost) if lost else None, costs=compiled.Costs(costs[0], costs[1], rows), **content)
+
+
+def measure(request: Request) -> Answer:
+  """Compiles here and now; the environment must have been set."""
+  import jax
+
+  from vit_jax.jobs import build
+  from vit_jax.parallel import mesh as meshes
+  topology = topologies.parse(request.topology)
+  devices = topologies.open_devices(topology)
+  config = request.config
+  parts = build.parts(config, mesh=meshes.make(config.mesh, devices), num_examples=request.num_examples,
+                      num_classes=request.num_classes, in_memory=request.in_memory)
+  began = time.monotonic()
+  lowered = parts.program.step_fn.lower(parts.program.abstract_state, build.abstract_batch(config))
+  lower_s, began = time.monotonic() - began, time.monotonic()
+  try:
+    program = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    lost = compiled.overflow(str(error))
+    if lost is None:
+      raise
+    return Answer(overflow=lost, lower_s=lower_s, compile_s=time.monotonic() - began,
+                  device_kind=devices[0].device_kind)
+  compile_s = time.monotonic() - began
+  memory = program.memory_analysis()
+  assert memory is not None, 'every backend that plans are made for reports memory'
+  # Compilers for CPU leave temporaries out of their peak; the sum is never too low.
+  whole = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+           - memory.alias_size_in_bytes)
+  peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else whole
+  return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
+                compiled.read(program.as_text() or '', num_devices=topology.num_devices), lower_s, compile_s,
+                devices[0].device_kind)
+
+
+def main(asked: str, answer: str) -> None:
+  """The child: reads a request, writes an answer. A person's mistake goes back as a message."""
+  try:
+    content = measure(pickle.loads(pathlib.Path(asked).read_bytes()))._asdict()
+  except UserError as error:
+    content = {'error': str(error)}
+  pathlib.Path(answer).write_text(json.dumps(content))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

@@ -1,0 +1,95 @@
+"""Adafactor's second moment, factored for large matrices, as Scaling ViT uses it.
+
+Shazeer & Stern 2018 (arXiv 1804.04235), Algorithm 4, without update clipping, relative step and parameter scale;
+the decay of the second moment is capped (Zhai et al. 2021, arXiv 2106.04560, section 3.4).
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.core import trees
+from vit_jax.core.types import Array, PyTree
+from vit_jax.optim import slices
+
+
+class FactoredState(NamedTuple):
+  """`updates [] i32`, how many there were, and statistics by leaf: `rows` and `columns` of factored leaves, `full` of
+  the others; a stub `[1]` where there is none."""
+  updates: Array
+  rows: PyTree
+  columns: PyTree
+  full: PyTree
+
+
+def find_axes(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int] | None:
+  """The second largest and the largest axis of a tensor, if both have at least `least` entries.
+
+  The layers of a stacked leaf are no axis of its tensors. Of equal axes the later counts as larger.
+  """
+  first = 1 if trees.is_stacked(name) else 0
+  order = sorted(range(first, len(shape)), key=lambda axis: shape[axis])
+  if len(order) < 2 or shape[order[-2]] < least:
+    return None
+  return order[-2], order[-1]
+
+
+def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -> optax.GradientTransformation:
+  """Divides by the root of a running mean of squares, which is an outer product for large matrices.
+
+  At update t (from 1), with beta = min(cap, 1 - t ** -power) and s = g ** 2 + eps:
+
+    R <- beta R + (1 - beta) mean_columns(s)      C <- beta C + (1 - beta) mean_rows(s)
+    V = R C / mean(R)                             u = g / sqrt(V)
+
+  and for other leaves V <- beta V + (1 - beta) s. Statistics are f32.
+  """
+
+  def init(params: PyTree) -> FactoredState:
+    def zeros(kind: str, name: str, x: Array) -> Array:
+      axes = find_axes(name, x.shape, least)
+      if (axes is None) != (kind == 'full'):
+        return jnp.zeros(1)
+      gone = {'rows': axes and axes[1], 'columns': axes and axes[0], 'full': None}[kind]
+      return jnp.zeros([size for axis, size in enumerate(x.shape) if axis != gone])
+
+    return FactoredState(jnp.zeros((), jnp.int32), *(
+        slices.map_leaves(functools.partial(zeros, kind), params) for kind in ('rows', 'columns', 'full')))
+
+  def update(updates: PyTree, state: FactoredState, params: PyTree | None = None,
+             **_: Any) -> tuple[PyTree, FactoredState]:
+    del params
+    t = (state.updates + 1).astype(jnp.float32)
+    beta = jnp.minimum(cap, 1. - t ** -power)
+
+    named, structure = jax.tree_util.tree_flatten_with_path(updates)
+    moments = zip(*(jax.tree.leaves(kind) for kind in (state.rows, state.columns, state.full)), strict=True)
+    new = [_update(find_axes(trees.path_name(path), g.shape, least), g, one, beta, eps)
+           for (path, g), one in zip(named, moments, strict=True)]
+    scaled, rows, columns, full = (jax.tree.unflatten(structure, [one[i] for one in new]) for i in range(4))
+    return scaled, FactoredState(state.updates + 1, rows, columns, full)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array, Array], beta: Array,
+            eps: float) -> tuple[Array, Array, Array, Array]:
+  """The scaled gradient and the new rows, columns and full statistics of one leaf."""
+  rows, columns, full = moments
+  square = jnp.square(g.astype(jnp.float32)) + eps
+
+  def mix(old: Array, new: Array) -> Array:
+    return beta * old + (1. - beta) * new
+
+  if axes is None:
+    full = mix(full, square)
+    return g * jax.lax.rsqrt(full), rows, columns, full
+  small, large = axes
+  rows, columns = mix(rows, square.mean(large)), mix(columns, square.mean(small))
+  over = jnp.expand_dims(rows, large)
+  over = over / over.mean(small, keepdims=True)
+  return g * jax.lax.rsqrt(over) * jax.lax.rsqrt(jnp.expand_dims(columns, small)), rows, columns, full

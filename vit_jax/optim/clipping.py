@@ -1,0 +1,59 @@
+"""Gradients kept from being too long: the whole, each tensor, or each output unit. None keeps state."""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.core.types import Array, PyTree
+from vit_jax.optim import slices
+
+EXEMPT = 'head/'  # Brock et al. 2021 (arXiv 2102.06171), section 4.1: the final linear layer is not clipped
+LEAST = 1e-3  # same, eq. 3: a parameter's norm counts as at least this, so that zeros can move
+
+
+def by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+  """Scales the whole gradient down to norm `limit` if `grad_norm` exceeds it."""
+
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, grad_norm: Array,
+             **_: Any) -> tuple[PyTree, PyTree]:
+    del params
+    factor = limit / jnp.maximum(grad_norm, limit)
+    return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), state
+
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def by_tensor_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+  """Scales each tensor down to norm `limit`, each layer of a stacked leaf for itself."""
+
+  def clip(name: str, u: Array) -> Array:
+    return u * (limit / jnp.maximum(slices.norms(name, u), limit)).astype(u.dtype)
+
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
+    del params
+    return slices.map_leaves(clip, updates), state
+
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def adaptive(ratio: float) -> optax.GradientTransformationExtraArgs:
+  """Adaptive gradient clipping, unit by unit (Brock et al. 2021, eq. 3).
+
+    g_i <- g_i * min(1, ratio * max(|w_i|, 1e-3) / |g_i|)
+
+  A unit i is an output unit of a kernel, each layer's for itself, or any other tensor whole. The head is exempt.
+  """
+
+  def clip(name: str, u: Array, param: Array) -> Array:
+    if name.startswith(EXEMPT):
+      return u
+    limit = ratio * jnp.maximum(slices.unit_norms(name, param), LEAST)
+    return u * (limit / jnp.maximum(slices.unit_norms(name, u), limit)).astype(u.dtype)
+
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
+    return slices.map_leaves(clip, updates, params), state
+
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
