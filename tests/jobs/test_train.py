@@ -53,7 +53,7 @@ def test_predictions_cover_every_example_once(done: pathlib.Path) -> None:
   with np.load(done / 'predictions.npz') as saved:
     assert sorted(saved['index']) == list(range(360)) and saved['top'].shape == (360, 5)
     right = float((saved['top'][:, 0] == saved['label']).mean())
-    assert saved['example_image'].shape[1:] == (8, 8, 3) and len(saved['class_names']) == 10
+    assert saved['example_image'].shape[1:] == (16, 16, 3) and len(saved['class_names']) == 10
   assert right == pytest.approx(load(done / 'evaluate.json')['top1'], abs=1e-7)
 
 
