@@ -2,7 +2,8 @@
 
 Data:     PATH/{train,val|test}/<class>/*.{jpg,jpeg,png,webp,bmp}, or PATH/<class>/… (then 10 % are held out).
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
-Sizes:    --config=configs/from_folder.py:S/16 takes another model; --config.image_px=64,64 other pictures.
+Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
+          --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture; --config.image_px=64,64 other pictures.
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
           gets better ends by itself with --config.train.early_stop.metric=test/top1@ema.
 Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
@@ -16,12 +17,13 @@ def get_config(size: str = 'Ti/16') -> s.Config:
   config = s.Config(
       name=f'from_folder {size}', length='100 epochs', batch_size=64, image_px=(224, 224),
       data=s.Data(source='folder:PATH', recipe=s.Recipe(crop_area=(.25, 1.), mixup=.2, eval_resize_px=256)),
-      model=sizes.vit(size),
+      model=sizes.published(size) if size in sizes.PUBLISHED else sizes.vit(size),
       objective=s.Supervised(label_smoothing=.1),
       optimizer=s.AdamW(lr=5e-4, weight_decay=.1, schedule=s.Schedule(warmup='10 %')),
       train=s.Train(ema=.999),
       evals={'test': s.TopK(every='5 epochs', metrics=('ece', 'class_mean'))},
       checkpoints=s.Checkpoints(every='5 %', keep_best='test/top1@ema'))
-  config.model.pool = s.Pool.MEAN
+  if size not in sizes.PUBLISHED:
+    config.model.pool = s.Pool.MEAN
   config.model.drop_path = .1
   return config

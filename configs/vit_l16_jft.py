@@ -27,7 +27,7 @@ MESHES = {
 def get_config(arguments: str = '') -> s.Config:
   """The run; `mesh=v3:16x16` lays it out for that slice."""
   mesh = s.parse_arg(arguments, mesh=('',))['mesh']
-  return presets.place(s.Config(
+  config = s.Config(
       name='vit_l16_jft', length='14 epochs', batch_size=4096,
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291),
       model=sizes.vit('L/16'),
@@ -36,4 +36,7 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=4e-4, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps')),
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='25_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps')), mesh, MESHES)
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
+  # A pod run on any mesh: products in bf16, quick to compile, activations small.
+  config.model.dtype, config.model.execution, config.model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
+  return presets.place(config, mesh, MESHES)
