@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import pathlib
 import re
@@ -28,7 +29,7 @@ def classes() -> list[type]:
 
 
 def used() -> dict[str, set[str]]:
-  """Settings by `Class.field`, with the configs (at their default arguments, or another that they name) that set them."""
+  """Settings by `Class.field`, with the configs that set them (by default, or with arguments they show)."""
   found: dict[str, set[str]] = {}
   for name in files.list_names():
     for spec in specs(name):
@@ -40,7 +41,7 @@ def specs(name: str) -> list[str]:
   """A config as it is, and with every argument its docstring shows after `configs/NAME.py:`."""
   text = pathlib.Path(files.find(name)).read_text()
   arguments = re.findall(rf'configs/{name}\.py:([\w=./,:-]+)', text)
-  kinds = re.search(r"^CHANGES = .*?^\}", text, re.MULTILINE | re.DOTALL)
+  kinds = re.search(r'^CHANGES = .*?^\}', text, re.MULTILINE | re.DOTALL)
   arguments += [f'change={key}' for key in re.findall(r"^    '(\w+)'", kinds[0], re.MULTILINE)] if kinds else []
   return [name, *(f'{name}:{a.rstrip(".,:")}' for a in dict.fromkeys(arguments))]
 
@@ -60,6 +61,7 @@ def _collect(value: Any, spec: str, found: dict[str, set[str]]) -> None:
     _collect(now, spec, found)
 
 
+@functools.cache
 def table() -> list[Option]:
   """One row a setting, in the order of the schema."""
   texts = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / 'tests').rglob('test_*.py'))}

@@ -41,6 +41,8 @@ def test_a_good_config_passes() -> None:
     ({'checkpoints': schema.Checkpoints(keep_best='val/top1')}, "keep_best='val/top1' is measured by no evaluation"),
     ({'mesh': M(-1, -1, 1)}, '-1 (the rest) can be given once'),
     ({'mesh': M(0, 1, 1)}, 'mesh.data=0: want a positive number, or -1'),
+    ({'mesh': M(slices=0)}, 'mesh.slices=0 is too small; want at least 1'),
+    ({'mesh': M(9, 1, 1, slices=2)}, 'mesh.data=9 is not a multiple of mesh.slices=2; want one, or mesh.data=-1'),
     ({'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views names ema, but train.ema=0'),
     ({'evals': {'test': schema.TopK(every='often')}}, 'evals.test.every'),
 ], ids=lambda x: x if isinstance(x, str) else '')

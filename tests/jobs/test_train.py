@@ -89,6 +89,7 @@ def test_a_longer_run_goes_on_from_the_last_checkpoint_and_says_what_changed(
     ('--config.seed=5', r'cannot go on with the same data in the same order:\n  seed: 0 -> 5'),
     ('--config.batch_size=48', r'batch_size: 40 -> 48'),
     ('--config.model.width=32', 'made with another model'),
+    ('--config.checkpoints.keep_every=7 steps', 'is 7 steps, which is no multiple of checkpoints.every=.5 steps.'),
 ])
 def test_a_run_is_not_continued_as_another(
     done: pathlib.Path, extra: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

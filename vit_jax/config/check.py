@@ -136,6 +136,9 @@ def _mesh(c: schema.Config) -> Iterator[str]:
   for name, value in sizes.items():
     if value < 1 and value != -1:
       yield f'mesh.{name}={value}: want a positive number, or -1 for the rest'
+  yield from _at_least('mesh.slices', c.mesh.slices, 1)
+  if c.mesh.slices > 1 and c.mesh.data >= 1 and c.mesh.data % c.mesh.slices:
+    yield f'mesh.data={c.mesh.data} is not a multiple of mesh.slices={c.mesh.slices}; want one, or mesh.data=-1'
 
 
 def _evals(c: schema.Config) -> Iterator[str]:

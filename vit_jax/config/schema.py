@@ -441,6 +441,7 @@ class Mesh:
   data: int = -1               # splits the batch
   fsdp: int = 1                # splits the batch, parameters and optimiser state
   tensor: int = 1              # splits heads, MLP and classes
+  slices: int = 1              # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
 
 
 @dataclasses.dataclass

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config import schema
@@ -20,7 +22,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
   """Sizes of the axes `data, fsdp, tensor` on so many devices.
 
   Raises:
-    UserError: if they do not multiply to the number of devices.
+    UserError: if they do not multiply to the number of devices, or the slices do not divide `data`.
   """
   sizes = [getattr(config, axis) for axis in AXES]
   fixed = math.prod(s for s in sizes if s != -1)
@@ -30,14 +32,58 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
     named = ', '.join(f'{axis}={size}' for axis, size in zip(AXES, sizes, strict=True))
     raise UserError(f'mesh {named} does not fit {num_devices} devices; want sizes whose product is {num_devices} '
                     '(-1 takes the rest)')
+  if sizes[0] % config.slices:
+    raise UserError(f'mesh.slices={config.slices} does not divide data={sizes[0]} (of {num_devices} devices with '
+                    f'fsdp={sizes[1]}, tensor={sizes[2]}); want data a multiple of the slices, since fsdp and tensor '
+                    'stay inside one')
   return sizes[0], sizes[1], sizes[2]
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """The mesh of a config over `devices` (all of them by default), neighbours along `tensor` first."""
+  """The mesh of a config over `devices` (all of them by default), neighbours along `tensor` first.
+
+  Raises:
+    UserError: if it does not fit the devices, or the slices that they say they are in.
+  """
   devices = jax.devices() if devices is None else devices
   sizes = shape(config, len(devices))
+  if config.slices > 1:
+    return Mesh(arrange(sizes, slices=config.slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
+  found = len({getattr(d, 'slice_index', 0) for d in devices})
+  if found > 1:
+    raise UserError(f'the {len(devices)} devices are in {found} slices, but mesh.slices=1; want '
+                    f'--config.mesh.slices={found}, which sends only the sums over `data` between them')
   return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
+  """Devices as a grid [data, fsdp, tensor] in which the first `slices` parts of `data` are one slice each.
+
+  A slice is what has a fast network of its own. It is known by the devices' `slice_index`; where they have none,
+  or are all in the same, it is so many processes in order (a node may run several); within one process, so many
+  devices in order.
+
+  Raises:
+    UserError: if the slices or processes of the devices are not as many as asked for, or not all alike.
+  """
+  inner = (sizes[0] // slices, *sizes[1:])
+  in_slices = Counter(getattr(d, 'slice_index', 0) for d in devices)
+  is_sliced = len(in_slices) > 1 or devices[0].platform == 'tpu'
+  counts = in_slices if is_sliced else Counter(d.process_index for d in devices)
+  what = 'slices' if is_sliced else 'processes'
+  if (is_sliced or len(counts) > 1) and (len(counts) % slices or (is_sliced and len(counts) != slices)):
+    raise UserError(f'mesh.slices={slices} does not fit {len(devices)} devices in {len(counts)} {what}; want '
+                    + (f'mesh.slices={len(counts)}' if is_sliced else f'a divisor of {len(counts)}, such as the nodes'))
+  if len(set(counts.values())) > 1:
+    each = ', '.join(str(counts[key]) for key in sorted(counts))
+    raise UserError(f'mesh.slices={slices}: the {what} have {each} devices; want the same number in each')
+  if len(counts) == slices:
+    return mesh_utils.create_hybrid_device_mesh(
+        inner, (slices, 1, 1), devices, process_is_granule=not is_sliced, allow_split_physical_axes=True)
+  ordered = sorted(devices, key=lambda d: d.process_index)
+  size = len(devices) // slices
+  return np.concatenate([mesh_utils.create_device_mesh(inner, ordered[i * size:(i + 1) * size],
+                                                       allow_split_physical_axes=True) for i in range(slices)])
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -1,0 +1,119 @@
+"""The grid of devices: how it is laid over slices, nodes and processes, and what is refused."""
+from __future__ import annotations
+
+import dataclasses
+
+import fakes
+import jax
+import numpy as np
+import programs
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Shard
+from vit_jax.objectives.supervised import Supervised
+from vit_jax.parallel import mesh as meshes
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """What a mesh asks of a device; `slice_index` is left out where the platform has none."""
+  id: int
+  process_index: int
+  platform: str = 'gpu'
+  device_kind: str = 'fake'
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu(Gpu):
+  platform: str = 'tpu'
+  device_kind: str = 'TPU v5p'
+  slice_index: int = 0
+  coords: tuple[int, int, int] = (0, 0, 0)
+  core_on_chip: int = 0
+
+
+def tpus(*, slices: int) -> list[Tpu]:
+  """Slices of 2x2x1 chips, the chips of all of them in turn, as no one would want them."""
+  return [Tpu(id=4 * s + x + 2 * y, process_index=s, slice_index=s, coords=(x, y, 0))
+          for y in range(2) for x in range(2) for s in reversed(range(slices))]
+
+
+def gpus(*counts: int) -> list[Gpu]:
+  """So many GPUs of each process."""
+  owners = [process for process, count in enumerate(counts) for _ in range(count)]
+  return [Gpu(i, process) for i, process in enumerate(owners)]
+
+
+def layout(settings: schema.Mesh, devices: list) -> np.ndarray:
+  return meshes.arrange(meshes.shape(settings, len(devices)), slices=settings.slices, devices=devices)
+
+
+@pytest.mark.parametrize('settings', [schema.Mesh(-1, 2, 2, slices=3), schema.Mesh(6, 2, 1, slices=3),
+                                      schema.Mesh(3, 4, 1, slices=3), schema.Mesh(12, 1, 1, slices=3)])
+def test_data_goes_over_slices_first_and_the_rest_stays_inside_one(settings: schema.Mesh) -> None:
+  grid = layout(settings, tpus(slices=3))
+  per_slice = grid.shape[0] // 3
+  assert grid.shape == meshes.shape(settings, 12) and len({d.id for d in grid.flat}) == 12
+  for part in range(3):
+    assert {d.slice_index for d in grid[part * per_slice:(part + 1) * per_slice].flat} == {part}
+
+
+def test_without_slices_the_processes_are_the_nodes() -> None:
+  grid = layout(schema.Mesh(-1, 3, 1, slices=2), gpus(6, 6))
+  assert grid.shape == (4, 3, 1)
+  assert [[d.process_index for d in row.flat] for row in grid] == [[0] * 3, [0] * 3, [1] * 3, [1] * 3]
+
+
+def test_several_processes_in_order_make_a_node_and_one_process_is_cut_in_order() -> None:
+  shuffled = gpus(1, 1, 1, 1, 1, 1)[::-1]
+  grid = layout(schema.Mesh(-1, 3, 1, slices=2), shuffled)
+  assert [[d.process_index for d in row.flat] for row in grid] == [[0, 1, 2], [3, 4, 5]]
+  grid = layout(schema.Mesh(-1, 1, 3, slices=2), gpus(6))
+  assert [[d.id for d in row.flat] for row in grid] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_gpus_that_say_they_are_in_one_slice_are_laid_out_by_process() -> None:
+  devices = [Tpu(i, i // 2, platform='gpu', device_kind='fake') for i in range(6)]
+  assert [d.process_index for d in layout(schema.Mesh(-1, 2, 1, slices=3), devices)[:, 0, 0]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(('slices', 'devices', 'said'), [
+    (2, tpus(slices=4), 'mesh.slices=2 does not fit 16 devices in 4 slices; want mesh.slices=4'),
+    (2, tpus(slices=1), 'mesh.slices=2 does not fit 4 devices in 1 slices; want mesh.slices=1'),
+    (2, gpus(2, 2, 2), 'mesh.slices=2 does not fit 6 devices in 3 processes; want a divisor of 3'),
+    (4, gpus(4, 4), 'mesh.slices=4 does not fit 8 devices in 2 processes; want a divisor of 2'),
+    (2, gpus(5, 3), 'the processes have 5, 3 devices; want the same number in each'),
+    (3, gpus(8), 'mesh.slices=3 does not divide data=8 (of 8 devices with fsdp=1, tensor=1)'),
+])
+def test_what_does_not_fit_is_refused_with_its_values(slices: int, devices: list, said: str) -> None:
+  with pytest.raises(UserError) as error:
+    layout(schema.Mesh(slices=slices), devices)
+  assert said in str(error.value)
+
+
+def test_several_slices_without_the_setting_are_refused_with_the_setting_that_would_do() -> None:
+  with pytest.raises(UserError, match='12 devices are in 3 slices, but mesh.slices=1; want --config.mesh.slices=3'):
+    meshes.make(schema.Mesh(), tpus(slices=3))  # type: ignore[arg-type]
+
+
+def test_a_mesh_of_slices_has_the_same_axes_and_holds_rows_in_order() -> None:
+  mesh = meshes.make(schema.Mesh(-1, 2, 1, slices=2), jax.devices())
+  plain = meshes.make(schema.Mesh(-1, 2, 1), jax.devices())
+  assert dict(mesh.shape) == {'data': 4, 'fsdp': 2, 'tensor': 1} and mesh.axis_types == plain.axis_types
+  assert meshes.local_rows(mesh) == Shard(0, 1)
+
+
+@pytest.mark.parametrize('settings', [schema.Mesh(4, 2, 1, slices=2), schema.Mesh(2, 2, 2, slices=2)])
+def test_a_step_over_two_slices_is_the_step_of_one_device(settings: schema.Mesh) -> None:
+  data = programs.batch(size=24)
+  task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
+  rules = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
+  one = programs.MESHES['one']
+  want, first = programs.run(programs.build(task, fakes.normalise, one, rules=rules[1:], like=data), one, data)
+  got, second = programs.run(
+      programs.build(task, fakes.normalise, settings, rules=((rules[0][0], ('fsdp', None)), rules[1]), like=data),
+      settings, data)
+  programs.assert_close(got.params, want.params)
+  assert second.grad_norm == pytest.approx(float(first.grad_norm), rel=1e-5)
