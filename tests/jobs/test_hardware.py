@@ -48,3 +48,11 @@ def test_a_tpu_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_person_has_set_stays(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   assert chosen(tmp_path, monkeypatch, 'libtpu', JAX_PLATFORMS='tpu') == 'tpu'
+
+
+def test_a_machine_without_accelerator_and_one_told_so_compute_on_the_cpu(tmp_path: pathlib.Path) -> None:
+  assert hardware.is_cpu_only({}, root=tmp_path)
+  (tmp_path / 'dev').mkdir()
+  (tmp_path / 'dev' / 'nvidiactl').touch()
+  assert not hardware.is_cpu_only({}, root=tmp_path) and hardware.is_cpu_only({'JAX_PLATFORMS': 'cpu'}, root=tmp_path)
+  assert not hardware.is_cpu_only({'TPU_NAME': 'x'}, root=tmp_path)

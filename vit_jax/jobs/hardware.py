@@ -31,6 +31,11 @@ def has_tpu(environ: MutableMapping[str, str], root: pathlib.Path) -> bool:
   return any((root / 'dev/vfio').glob('[0-9]*')) and any(v.read_text().strip() == _GOOGLE_VENDOR for v in vendors)
 
 
+def is_cpu_only(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> bool:
+  """Whether this process computes on the CPU: told so, or on a machine without an accelerator."""
+  return environ.get('JAX_PLATFORMS') == 'cpu' or not (has_tpu(environ, root) or (root / 'dev/nvidiactl').exists())
+
+
 def use_cpu(environ: MutableMapping[str, str] = os.environ) -> None:
   """Keeps this process off accelerators, for work that only describes: a device that is not touched stays free."""
   environ['JAX_PLATFORMS'] = 'cpu'
