@@ -69,6 +69,7 @@ def load(spec: str, overrides: list[str]) -> schema.Config:
   """
   spec = find(spec)
   config = _parse(spec, [])
+  overrides = [_by_name(config, override) for override in overrides]
   faults = [fault for override in overrides for fault in _faults(spec, config, override)]
   if faults:
     raise UserError(f'{len(faults)} override{"s" * (len(faults) > 1)} cannot be applied:\n'
@@ -93,6 +94,15 @@ def _own(error: BaseException) -> UserError | None:
   """The message that a config file raised itself, such as about its arguments, from what absl wraps it in."""
   cause = error.__cause__ or error.__context__
   return cause if isinstance(cause, UserError) or cause is None else _own(cause)
+
+
+def _by_name(config: schema.Config, override: str) -> str:
+  """The override with a choice spelled as its name, which is what `config_flags` reads, where it gives its value."""
+  name, equals, value = override.partition('=')
+  now = next((setting.value for setting in fields(config) if setting.name == name), None)
+  if isinstance(now, enum.Enum):
+    value = next((choice.name for choice in type(now) if choice.value == value.lower()), value)
+  return f'{name}{equals}{value}'
 
 
 def _faults(spec: str, config: schema.Config, override: str) -> Iterator[str]:
