@@ -49,7 +49,7 @@ setuptools.setup(
     'tensorflow-datasets>=4.9.7',
   ],
   extras_require={
-    'test': ['mypy>=1.13', 'pytest>=8.3', 'pytest-xdist>=3.6', 'ruff>=0.8'],
+    'test': ['mypy>=1.13', 'pytest>=8.3', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.8'],
     'tfds': ['tensorflow>=2.18'],  # to prepare sets whose builders need it; nothing else does
     'plan': ["libtpu>=0.0.51; sys_platform == 'linux'"],  # the TPU compiler, for --job=plan on any machine
     'tpu': ['jax[tpu]>=0.10'],

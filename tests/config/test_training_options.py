@@ -33,6 +33,7 @@ def ruled(**settings: object) -> dict[str, object]:
     ({'optimizer': Sgd(clip_tensor=3.)},
      'optimizer.clip_norm=1.0, optimizer.clip_tensor=3.0: each clips what another has clipped'),
     ({'optimizer': Sgd(clip_adaptive=-1.)}, 'optimizer.clip_adaptive=-1.0 is negative'),
+    ({'train': Train(profile='5..3')}, "train.profile: '5..3' is no range of steps: want first..last, from 1"),
     ({'optimizer': Sgd(lr_per=-1)}, 'optimizer.lr_per=-1 is negative'),
     ({'optimizer': Sgd(layer_decay=0.)}, 'optimizer.layer_decay=0.0 is out of range; want above 0 to 1'),
     ({'optimizer': Sgd(layer_groups=schema.LayerGroups.TIMM)}, 'layer_groups=timm changes nothing with'),

@@ -121,3 +121,18 @@ def test_a_nan_in_training_stops_with_a_message(tmp_path: pathlib.Path, capsys: 
   assert run(tmp_path, '--config.optimizer.lr=1e30', '--config.optimizer.clip_norm=0', '--config.length=30 steps') == 2
   text = capsys.readouterr().err
   assert 'is not finite: loss' in text and 'on_nonfinite=skip' in text
+
+
+def test_a_run_leaves_the_profile_and_the_program_it_was_asked_for(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  with caplog.at_level('INFO'):
+    assert run(tmp_path, '--config.train.profile=7..8', '--config.train.dump_hlo=true', '--config.length=9 steps') == 0
+  assert len(list(tmp_path.glob('profile/plugins/profile/*/*.xplane.pb'))) == 1
+  assert f'Profile of steps 7 to 8: tensorboard --logdir={tmp_path / "profile"}' in caplog.text
+  text = (tmp_path / 'hlo' / 'train_step.txt').read_text()
+  assert text.startswith('HloModule jit_step') and f'is in {tmp_path / "hlo" / "train_step.txt"}' in caplog.text
+
+
+def test_a_profile_outside_of_the_run_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(tmp_path, '--config.train.profile=11..13') == 2
+  assert 'train.profile=11..13 is outside of a run of 12 steps; want steps from 1 to 12' in capsys.readouterr().err

@@ -55,6 +55,20 @@ def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int 
   return int(steps + .5)
 
 
+def parse_steps(text: str) -> tuple[int, int] | None:
+  """Reads a range of steps, `first..last` from 1, both included; None for ''.
+
+  Raises:
+    UserError: says what a range looks like.
+  """
+  if not text:
+    return None
+  found = re.fullmatch(r'\s*([0-9][0-9_]*)\s*\.\.\s*([0-9][0-9_]*)\s*', text)
+  if not found or not 1 <= int(found[1]) <= int(found[2]):
+    raise UserError(f"{text!r} is no range of steps: want first..last, from 1 and in order, such as '100..105'")
+  return int(found[1]), int(found[2])
+
+
 class Lengths(NamedTuple):
   """The scale that a run's durations are measured on."""
   num_examples: int  # an epoch

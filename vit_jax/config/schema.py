@@ -424,6 +424,8 @@ class Train:
   log_every: str = '50 steps'
   on_nonfinite: OnNonfinite = OnNonfinite.STOP
   progress: bool = True        # progress bar on a terminal, a line now and then elsewhere
+  profile: str = ''            # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
+  dump_hlo: bool = False       # compile the train step once more, for its text: WORKDIR/hlo/train_step.txt
 
 
 @dataclasses.dataclass

@@ -126,9 +126,17 @@ def _train(c: schema.Config) -> Iterator[str]:
            f'{", ".join(c.evals) or "(none configured)"}')
   if stop.metric.endswith('@ema') and not c.train.ema:
     yield f'train.early_stop.metric={stop.metric!r} is of the average, but train.ema=0 keeps none'
+  yield from _profile(c)
   if stop.patience < 1 or stop.least_gain < 0:
     yield (f'train.early_stop has patience={stop.patience} and least_gain={stop.least_gain}; want at least 1 and at '
            'least 0')
+
+
+def _profile(c: schema.Config) -> Iterator[str]:
+  try:
+    durations.parse_steps(c.train.profile)
+  except UserError as error:
+    yield f'train.profile: {error}'
 
 
 def _supervised(o: schema.Supervised, num_classes: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from vit_jax import __version__
-from vit_jax.config import check, schema
+from vit_jax.config import check, durations, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
@@ -26,7 +26,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
 from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
-from vit_jax.train import checkpoint, diagnose, hooks, loop, stopping
+from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, stopping
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger('vit_jax.jobs')
@@ -71,11 +71,12 @@ class Run:
     saving = self._saving_hook(writer, clock, latest)
     early = self._early_stop(start, latest)
     try:
-      with stopping.StopRequest() as asked:
+      with self._profile(start, clock) as tracing, stopping.StopRequest() as asked:
         ended = loop.run(
-            self.parts.program.step_fn, state, self._batches(start), start=start,
-            total=start if early.reason else total, hooks=[*self._hooks(writer, clock, latest), early, saving],
-            clock=clock, should_stop=lambda step: asked.reason(step) or early.reason)
+            tracing.mark(self.parts.program.step_fn), state, self._batches(start), start=start,
+            total=start if early.reason else total,
+            hooks=[*self._hooks(writer, clock, latest), early, saving, tracing], clock=clock,
+            should_stop=lambda step: asked.reason(step) or early.reason)
       if ended.reason and ended.reason != early.reason:
         return self._pause(ended, saving, writer)
       if early.reason:
@@ -139,6 +140,29 @@ class Run:
     if every and start:
       hook.recall(record.read(self.workdir).rows, up_to=start)
     return hook
+
+  def _profile(self, start: int, clock: clocks.Clock) -> profile.Profile:
+    """The hook that traces steps, if the config names any; and the text of the train step, if it asks for it."""
+    settings, total = self.config.train, self.parts.lengths.total_steps
+    hook = profile.Profile(self.workdir / 'profile', durations.parse_steps(settings.profile), start=start, total=total,
+                           process_index=jax.process_index())
+    if settings.dump_hlo and start < total:
+      with clock.phase('compile'):
+        self._dump_hlo()
+    return hook
+
+  def _dump_hlo(self) -> None:
+    """Writes the optimised program of the train step, compiled from the shapes that a plan is made from.
+
+    That is a compilation of its own, kept in the cache on disk for the next dump; the first step may not find it
+    there, and compile once more. All processes compile, process 0 writes.
+    """
+    path = self.workdir / 'hlo' / 'train_step.txt'
+    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
+    text = lowered.compile().as_text() or ''
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rundir.write_text(path, text)
+    log.info('The compiled train step is in %s', path)
 
   def _saving_hook(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
     return hooks.Checkpoint(
