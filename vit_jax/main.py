@@ -136,7 +136,7 @@ def _nearest(word: str, known: Sequence[str] | dict[str, str] | dict[str, Job]) 
 def dispatch(command: Command) -> int:
   """Runs a job and returns its exit status."""
   from vit_jax.jobs import hardware
-  workdir = pathlib.Path(command.flags.get('workdir', '')).expanduser()
+  workdir = pathlib.Path(command.flags.get('workdir', '')).expanduser().absolute()
   hardware.choose()  # before any job imports jax
   match command.job:
     case 'train':
@@ -163,7 +163,7 @@ def dispatch(command: Command) -> int:
       from vit_jax.config import files
       config = files.load(command.flags['config'], command.overrides)
       from vit_jax.jobs import average
-      return average.run(config, workdir, to=pathlib.Path(command.flags['to']).expanduser(),
+      return average.run(config, workdir, to=pathlib.Path(command.flags['to']).expanduser().absolute(),
                          last=command.flags.get('last', ''), steps=command.flags.get('steps', ''))
     case 'report':
       from vit_jax.jobs import report

@@ -49,6 +49,15 @@ def test_a_run_leaves_what_it_promises(done: pathlib.Path) -> None:
   assert sorted(int(p.name) for p in (done / 'checkpoints').iterdir()) == [10, 12]
 
 
+def test_a_relative_workdir_and_the_home_folder_work(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.chdir(tmp_path)
+  assert run(pathlib.Path('runs/here'), '--config.length=6 steps') == 0
+  assert (tmp_path / 'runs' / 'here' / 'checkpoints' / '6').is_dir()
+  assert run(pathlib.Path('runs/here'), '--config.length=6 steps', job='evaluate') == 0
+  assert 'evaluate.json' in capsys.readouterr().out
+
+
 def test_predictions_cover_every_example_once(done: pathlib.Path) -> None:
   with np.load(done / 'predictions.npz') as saved:
     assert sorted(saved['index']) == list(range(360)) and saved['top'].shape == (360, 5)

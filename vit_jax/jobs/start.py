@@ -27,6 +27,7 @@ def start() -> None:
     if type(handler) is logging.StreamHandler:
       handler.setFormatter(logging.Formatter('%(message)s'))
   logging.getLogger('vit_jax').setLevel(logging.INFO)
+  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax tells of every wait for a save
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # Orbax drops tasks whose error it has raised already
   if hardware.is_cpu_only():
     keep_freed_memory()

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ VERSION = 1
 LOWER_IS_BETTER = ('nll', 'loss', 'ece')
 ITEMS = ('params', 'opt', 'extra')
 log = logging.getLogger('vit_jax.train')
+_ROOM = re.compile(r'no space|quota|file too large|permission|read-only|errno|EFBIG|ENOSPC', re.IGNORECASE)
 
 # What reading damaged files has been seen to raise in Orbax, TensorStore, zstd and json.
 DAMAGE = (ValueError, OSError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, AssertionError,
@@ -70,7 +72,7 @@ class Checkpointer:
   """Saves and restores the states of one run directory. Every process makes one and calls the same methods."""
 
   def __init__(self, folder: pathlib.Path, *, keep: Keep):
-    self.folder = folder
+    self.folder = folder.absolute()
     self._options = ocp.CheckpointManagerOptions(
         preservation_policy=keep.policy(), enable_async_checkpointing=True, create=True,
         cleanup_tmp_directories=True)
@@ -117,9 +119,10 @@ class Checkpointer:
       action()
     except (OSError, ValueError, RuntimeError) as error:
       kept = ', '.join(map(str, self.steps())) or 'none'
+      advice = 'Make room or make the folder writable, then run' if _ROOM.search(str(error)) else 'Run'
       raise UserError(f'A checkpoint could not be written to {self.folder}: {_first_line(error)}\n'
-                      f'Make room or make the folder writable, then run the same command again: it goes on from '
-                      f'the newest whole checkpoint (steps on disk: {kept}).') from error
+                      f'{advice} the same command again: it goes on from the newest whole checkpoint (steps on '
+                      f'disk: {kept}).') from error
 
   def restore(self, abstract: TrainState, shardings: TrainState) -> Restored | None:
     """The newest whole checkpoint, laid out by `shardings`; None if there is none.
