@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 import pytest
+
+# Run in the background, the tests would ignore Ctrl-C, and so would all they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 

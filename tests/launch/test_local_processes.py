@@ -71,10 +71,8 @@ def test_being_asked_to_stop_reaches_every_process_so_that_it_saves(number: sign
   # Process 1 has nothing to save with: that the others saved counts.
   body = ('i=$VIT_JAX_PROCESS_ID; [ $i = 1 ] || trap "sleep .2; echo saved; exit 75" TERM; echo ready; '
           'while :; do sleep .05; done')
-  # As from a terminal, also where the tests themselves run in the background, which ignores SIGINT.
   with subprocess.Popen([BASH, SCRIPT, '3', '1', '--', BASH, '-c', body], stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE, text=True,
-                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+                        stderr=subprocess.PIPE, text=True) as process:
     assert process.stdout is not None
     for _ in range(3):
       assert process.stdout.readline().endswith('ready\n')
