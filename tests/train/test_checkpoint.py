@@ -203,3 +203,18 @@ def test_a_full_disk_stops_with_a_clear_error_and_leaves_older_checkpoints(
 def test_scores_prefer_high_accuracy_and_low_loss() -> None:
   keep = checkpoint.Keep(1, best='test/top1')
   assert keep._score({'test/top1': .5}) == .5 and keep._score({}) == -np.inf
+
+
+@pytest.mark.parametrize('error', [PermissionError('denied'), MemoryError(), RuntimeError('RESOURCE_EXHAUSTED: 9 GiB')])
+def test_what_says_nothing_of_the_checkpoint_does_not_set_it_aside(
+    error: Exception, one: Program, open_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+  save(open_folder(), one, [1])
+  checkpointer = open_folder()
+
+  def fail(*_: object) -> None:
+    raise error
+
+  monkeypatch.setattr(checkpointer, '_read', fail)
+  with pytest.raises(type(error)):
+    checkpointer.restore(one.abstract_state, one.shardings)
+  assert checkpointer.steps() == [1]

@@ -32,11 +32,12 @@ VERSION = 1
 LOWER_IS_BETTER = ('nll', 'loss', 'ece')
 ITEMS = ('params', 'opt', 'extra')
 log = logging.getLogger('vit_jax.train')
+_OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
 _ROOM = re.compile(r'no space|quota|file too large|permission|read-only|errno|EFBIG|ENOSPC', re.IGNORECASE)
 
 # What reading damaged files has been seen to raise in Orbax, TensorStore, zstd and json.
 DAMAGE = (ValueError, OSError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, AssertionError,
-          ArithmeticError, NotImplementedError, MemoryError)
+          ArithmeticError, NotImplementedError)
 
 
 class Restored(NamedTuple):
@@ -136,9 +137,11 @@ class Checkpointer:
     for step in reversed(steps):
       try:
         return self._read(step, abstract, shardings)
-      except UserError:
+      except (UserError, PermissionError):
         raise
       except DAMAGE as error:
+        if _OUT_OF_MEMORY in str(error):  # says nothing of the checkpoint
+          raise
         log.warning('checkpoint %d is damaged and set aside: %s', step, _first_line(error))
         self._set_aside(step)
     if steps:
