@@ -1,0 +1,150 @@
+"""The whole run as data: typed settings, each with unit and default.
+
+A config file's `get_config()` returns a `Config`. It holds independent variables only; what follows from
+them (steps from epochs, warm-up steps) is computed from the final config by `config/check.py`.
+`'' ` means off for text. Durations are text with a unit: `'90 epochs'`, `'20_000 steps'`,
+`'30e6 examples'`, `'10 %'` (of the run). Treat configs as read-only after overrides have been applied.
+
+No `from __future__ import annotations` in this package and no `Literal`: `config_flags` needs real types.
+"""
+from vit_jax.config.schema.arguments import (
+    parse_arg as parse_arg,
+)
+from vit_jax.config.schema.data import (
+    Crop as Crop,
+)
+from vit_jax.config.schema.data import (
+    Data as Data,
+)
+from vit_jax.config.schema.data import (
+    Erase as Erase,
+)
+from vit_jax.config.schema.data import (
+    InMemory as InMemory,
+)
+from vit_jax.config.schema.data import (
+    Interpolation as Interpolation,
+)
+from vit_jax.config.schema.data import (
+    Jitter as Jitter,
+)
+from vit_jax.config.schema.data import (
+    MixClasses as MixClasses,
+)
+from vit_jax.config.schema.data import (
+    OpTable as OpTable,
+)
+from vit_jax.config.schema.data import (
+    RandAugment as RandAugment,
+)
+from vit_jax.config.schema.data import (
+    Recipe as Recipe,
+)
+from vit_jax.config.schema.data import (
+    Views as Views,
+)
+from vit_jax.config.schema.evals import (
+    TopK as TopK,
+)
+from vit_jax.config.schema.model import (
+    DType as DType,
+)
+from vit_jax.config.schema.model import (
+    Execution as Execution,
+)
+from vit_jax.config.schema.model import (
+    Gelu as Gelu,
+)
+from vit_jax.config.schema.model import (
+    Head as Head,
+)
+from vit_jax.config.schema.model import (
+    Pool as Pool,
+)
+from vit_jax.config.schema.model import (
+    Positions as Positions,
+)
+from vit_jax.config.schema.model import (
+    PositionsAt as PositionsAt,
+)
+from vit_jax.config.schema.model import (
+    Remat as Remat,
+)
+from vit_jax.config.schema.model import (
+    ViT as ViT,
+)
+from vit_jax.config.schema.optim import (
+    Adafactor as Adafactor,
+)
+from vit_jax.config.schema.optim import (
+    Adam as Adam,
+)
+from vit_jax.config.schema.optim import (
+    AdamW as AdamW,
+)
+from vit_jax.config.schema.optim import (
+    Curve as Curve,
+)
+from vit_jax.config.schema.optim import (
+    Decay as Decay,
+)
+from vit_jax.config.schema.optim import (
+    DecayBy as DecayBy,
+)
+from vit_jax.config.schema.optim import (
+    Lamb as Lamb,
+)
+from vit_jax.config.schema.optim import (
+    Lars as Lars,
+)
+from vit_jax.config.schema.optim import (
+    LayerGroups as LayerGroups,
+)
+from vit_jax.config.schema.optim import (
+    Lion as Lion,
+)
+from vit_jax.config.schema.optim import (
+    Optimizer as Optimizer,
+)
+from vit_jax.config.schema.optim import (
+    PathRule as PathRule,
+)
+from vit_jax.config.schema.optim import (
+    Ramp as Ramp,
+)
+from vit_jax.config.schema.optim import (
+    Schedule as Schedule,
+)
+from vit_jax.config.schema.optim import (
+    Sgd as Sgd,
+)
+from vit_jax.config.schema.run import (
+    Checkpoints as Checkpoints,
+)
+from vit_jax.config.schema.run import (
+    Config as Config,
+)
+from vit_jax.config.schema.run import (
+    EarlyStop as EarlyStop,
+)
+from vit_jax.config.schema.run import (
+    Mesh as Mesh,
+)
+from vit_jax.config.schema.run import (
+    OnNonfinite as OnNonfinite,
+)
+from vit_jax.config.schema.run import (
+    Train as Train,
+)
+from vit_jax.config.schema.task import (
+    EmaWarmup as EmaWarmup,
+)
+from vit_jax.config.schema.task import (
+    Loss as Loss,
+)
+from vit_jax.config.schema.task import (
+    Sam as Sam,
+)
+from vit_jax.config.schema.task import (
+    Supervised as Supervised,
+)

@@ -1,0 +1,32 @@
+"""The arguments of a config file, `file.py:arg,arg,key=value`."""
+from vit_jax.core.errors import UserError
+
+
+def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
+  """The arguments of a config, `file.py:arg,arg,key=value`: the only parser of them.
+
+  Args:
+    text: everything after the first colon.
+    kinds: the known values of each kind, its default first. A bare word goes to the kind that knows it; `()` and
+      `('',)` take any value, as `key=value` only, and default to ''.
+
+  Raises:
+    UserError: lists every word that is unknown or given twice, and what is known.
+  """
+  found: dict[str, str] = {}
+  faults = []
+  for word in filter(None, (part.strip() for part in text.split(','))):
+    key, equals, value = word.partition('=')
+    if not equals:
+      key, value = next((kind for kind, known in kinds.items() if word in known), ''), word
+    if key not in kinds or (any(kinds[key]) and value not in kinds[key]):
+      faults.append(f'  {word!r} is not known')
+    elif key in found:
+      faults.append(f'  {key} is given twice: {found[key]} and {value}')
+    else:
+      found[key] = value
+  if faults:
+    known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
+             for kind, values in kinds.items()]
+    raise UserError('\n'.join([f'config arguments {text!r}:', *faults, 'Known:', *known]))
+  return {kind: found.get(kind, values[0] if values else '') for kind, values in kinds.items()}

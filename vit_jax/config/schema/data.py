@@ -1,0 +1,127 @@
+"""Settings of data: sources, and what becomes of a picture on its way into a batch."""
+import dataclasses
+import enum
+from dataclasses import field
+
+
+class Crop(enum.Enum):
+  """How a stored image becomes one of `image_px` for training."""
+  INCEPTION = 'inception'  # random area and aspect ratio
+  RESIZE = 'resize'        # as for evaluation
+
+
+class Interpolation(enum.Enum):
+  """How pixels are resampled where a picture is resized."""
+  BILINEAR = 'bilinear'
+  BICUBIC = 'bicubic'  # sharper; timm, DeiT, MAE, DINO
+  AREA = 'area'        # mean over the covered area where both sides shrink, else bilinear
+
+
+class OpTable(enum.Enum):
+  """The operations of RandAugment, and what a magnitude means for each."""
+  AUGREG = 'augreg'  # 16 operations; AugReg, Mixer, plain ViT baselines. Magnitude 0 is not the identity
+  TIMM = 'timm'      # 15 operations, each stronger with the magnitude (`inc1`), at most 10; DeiT, MAE, LV-ViT
+
+
+@dataclasses.dataclass
+class RandAugment:
+  """RandAugment (arXiv 1909.13719). timm's rand-m9-mstd0.5-inc1: layers=2 magnitude=9 magnitude_std=.5
+  probability=.5 table=timm."""
+  layers: int = 0                     # operations an image, one after the other; 0 = off
+  magnitude: float = 10.              # in tenths of each operation's range
+  magnitude_std: float = 0.           # of a normal added to it for each operation
+  probability: float = 1.             # that a chosen operation is applied
+  table: OpTable = OpTable.AUGREG
+
+
+@dataclasses.dataclass
+class Jitter:
+  """Colour jitter: four operations in random order, each with a factor uniform in [1 - x, 1 + x]."""
+  brightness: float = 0.
+  contrast: float = 0.
+  saturation: float = 0.
+  hue: float = 0.                     # turns of the colour circle, uniform in [-x, x]
+  probability: float = 1.             # that an image is jittered at all
+
+
+@dataclasses.dataclass
+class Erase:
+  """Random erasing (arXiv 1708.04896) after normalisation, with normal noise in each pixel."""
+  probability: float = 0.             # of an image; 0 = off
+  area: tuple[float, float] = (.02, 1 / 3)  # of the image's area
+  aspect: tuple[float, float] = (.3, 1 / .3)
+
+
+@dataclasses.dataclass
+class Views:
+  """Several crops of each image instead of one, for self-supervision; DINO's (arXiv 2104.14294) by default."""
+  on: bool = False
+  num_local: int = 8                  # local crops, besides the two global ones of `image_px`
+  local_px: int = 96                  # side of a local crop
+  global_area: tuple[float, float] = (.4, 1.)
+  local_area: tuple[float, float] = (.05, .4)
+  blur: tuple[float, float, float] = (1., .1, .5)      # probability: first and second global, local; sigma .1-2 px
+  solarize: tuple[float, float, float] = (0., .2, 0.)  # probability: first and second global, local
+  grayscale: float = .2               # probability
+  jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
+
+
+@dataclasses.dataclass
+class Recipe:
+  """What happens to images. Geometry that needs the whole picture on the host, the rest in the step."""
+  crop: Crop = Crop.INCEPTION
+  crop_area: tuple[float, float] = (0.05, 1.)    # of the image's area
+  crop_aspect: tuple[float, float] = (0.75, 4 / 3)
+  flip: bool = True                              # left-right, probability 1/2
+  shift_px: int = 0                              # pad with zeros by this, crop at random
+  rotate_degrees: float = 0.                     # mild affine: uniform in [-x, x]
+  scale: float = 0.                              # relative, uniform in [-x, x]
+  shear: float = 0.                              # uniform in [-x, x]
+  randaugment: RandAugment = field(default_factory=RandAugment)
+  three_augment: bool = False                    # grayscale, solarize or blur, one of them (DeiT III); then `jitter`
+  jitter: Jitter = field(default_factory=Jitter)
+  erase: Erase = field(default_factory=Erase)
+  mixup: float = 0.                              # alpha of Beta(alpha, alpha); 0 = off
+  cutmix: float = 0.                             # alpha of Beta(alpha, alpha), the part that is kept; 0 = off
+  mix_probability: float = 1.                    # that a batch is mixed at all
+  cutmix_share: float = .5                       # of mixed batches, where both are on, those with cutmix
+  repeats: int = 1                               # of each example in a batch (repeated augmentation); 1 = off
+  views: Views = field(default_factory=Views)
+  eval_resize_px: int = 0                        # short side before the centre crop; 0 = squash to image_px
+  interpolation: Interpolation = Interpolation.BILINEAR
+  antialias: bool = False                        # the filter covers every stored pixel when shrinking (Pillow's)
+  mean: tuple[float, float, float] = (.5, .5, .5)  # of RGB in [0, 1]
+  std: tuple[float, float, float] = (.5, .5, .5)
+
+
+class MixClasses(enum.Enum):
+  """How the classes of a mixture of sources are numbered."""
+  SAME = 'same'    # all sources have the same class names
+  APART = 'apart'  # the classes of each source follow those of the sources before it
+
+
+class InMemory(enum.Enum):
+  """Whether decoded images are held in memory and augmented on the device."""
+  AUTO = 'auto'  # when the recipe's crop is `resize`, nothing needs the host, and images take less than 2 GiB
+  YES = 'yes'
+  NO = 'no'
+
+
+@dataclasses.dataclass
+class Data:
+  """Where images come from, and how they are read."""
+  # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | array_record:DIR | mix:0.7*SOURCE,0.3*SOURCE
+  source: str = 'digits'
+  train_split: str = 'train'   # TFDS syntax: train[:98%]
+  eval_split: str = 'test'
+  data_dir: str = ''           # of TFDS; '' = its default
+  num_examples: int = 0        # of the training split; 0 = ask the source
+  num_classes: int = 0         # 0 = ask the source
+  holdout: float = 0.1         # part held out of a source that has a single split
+  holdout_seed: int = 0
+  mix_classes: MixClasses = MixClasses.SAME
+  recipe: Recipe = field(default_factory=Recipe)
+  in_memory: InMemory = InMemory.AUTO
+  workers: int = 0             # loader processes; 0 = threads of this process
+  threads: int = 0             # reading and decoding; 0 = one a core, at most 16
+  max_bad_images: int = 100    # undecodable images (distinct, on one host) that stop the run

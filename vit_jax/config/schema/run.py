@@ -1,0 +1,76 @@
+"""Settings of the run itself, and the whole config."""
+import dataclasses
+import enum
+from dataclasses import field
+
+from vit_jax.config.schema.data import Data
+from vit_jax.config.schema.evals import TopK
+from vit_jax.config.schema.model import Head, ViT
+from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Lamb, Lars, Lion, Sgd
+from vit_jax.config.schema.task import EmaWarmup, Sam, Supervised
+
+
+class OnNonfinite(enum.Enum):
+  """What a loss or gradient that is not finite leads to; the update is never applied."""
+  STOP = 'stop'
+  SKIP = 'skip'
+
+
+@dataclasses.dataclass
+class EarlyStop:
+  """Ends the run, as if it were done, when an evaluation has stopped getting better."""
+  metric: str = ''         # such as test/top1@ema; '' = off
+  patience: int = 5        # evaluations without a new best one that end the run
+  least_gain: float = 0.   # what a new best has to be better by
+
+
+@dataclasses.dataclass
+class Train:
+  """The run itself."""
+  accumulate: int = 1          # microbatches a step; same result as the whole batch
+  ema: float = 0.              # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
+  ema_warmup: EmaWarmup = EmaWarmup.RATIO
+  sam: Sam = field(default_factory=Sam)
+  early_stop: EarlyStop = field(default_factory=EarlyStop)
+  log_every: str = '50 steps'
+  on_nonfinite: OnNonfinite = OnNonfinite.STOP
+  progress: bool = True        # progress bar on a terminal, a line now and then elsewhere
+  profile: str = ''            # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
+  dump_hlo: bool = False       # compile the train step once more, for its text: WORKDIR/hlo/train_step.txt
+
+
+@dataclasses.dataclass
+class Checkpoints:
+  """When checkpoints are made and which stay. The last one is always made, and always stays."""
+  every: str = '10 %'
+  keep_latest: int = 2
+  keep_every: str = ''         # keep these for good; a multiple of `every`
+  keep_best: str = ''          # name of a metric, such as test/top1; keeps its best one
+
+
+@dataclasses.dataclass
+class Mesh:
+  """Devices as a grid. -1, at most once, takes the rest."""
+  data: int = -1               # splits the batch
+  fsdp: int = 1                # splits the batch, parameters and optimiser state
+  tensor: int = 1              # splits heads, MLP and classes
+  slices: int = 1              # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
+
+
+@dataclasses.dataclass
+class Config:
+  """A run."""
+  name: str = 'unnamed'
+  seed: int = 0
+  length: str = '10 epochs'
+  batch_size: int = 128        # examples a step, over all devices
+  image_px: tuple[int, int] = (224, 224)  # height, width
+  data: Data = field(default_factory=Data)
+  model: ViT = field(default_factory=ViT)
+  head: Head = field(default_factory=Head)
+  objective: Supervised = field(default_factory=Supervised)
+  optimizer: AdamW | Adam | Adafactor | Lamb | Lars | Lion | Sgd = field(default_factory=AdamW)
+  train: Train = field(default_factory=Train)
+  evals: dict[str, TopK] = field(default_factory=dict)
+  checkpoints: Checkpoints = field(default_factory=Checkpoints)
+  mesh: Mesh = field(default_factory=Mesh)
