@@ -3,8 +3,10 @@
 Data:     i1k: TFDS `imagenet2012`, 300 epochs. i21k: ImageNet-21k as a folder of classes, 30 or 300 epochs.
 Source:   arXiv 2106.10270, sections 3.1 to 3.3: batch 4,096, lr 1e-3, cosine, warm-up 10k, clipping at norm 1; AUG is
           RandAugment (layers, magnitude) and mixup alpha; `reg` is dropout .1 and stochastic depth up to .1. The paper
-          multiplies its decay with the learning rate: .1 here is its .1. File names of the released weights count from
-          light0 where the paper says light1.
+          multiplies its decay with the learning rate: .1 here is its .1. Evaluation shrinks to 256 px by area, as in
+          google-research/big_vision configs/vit_i1k.py and vit_i21k.py.
+Levels:   none, light1, light2, medium1, medium2, strong1, strong2 by the paper's names; by those in file names of the
+          released weights aug_none, aug_light0, aug_light1, aug_medium1 …: aug_light1 is the paper's light2.
 Run:      python -m vit_jax.main --config=configs/augreg.py:B/16,i21k,medium1,wd=0.1,mesh=v3:8x8 --workdir=runs/augreg
 Plan:     python -m vit_jax.main --job=plan --config=configs/augreg.py:B/16,i21k,mesh=v3:8x8 --topology=v3:8x8
 Expected: ImageNet top-1 after 300 epochs of i21k and fine-tuning at 384 px: Ti/16 78.22 %, S/16 83.73 %, B/16 85.49 %,
@@ -20,22 +22,23 @@ MESHES = {'v3:8x8': _SMALL, 'v3:16x16': _LARGE, 'v5e:8x8': _SMALL, 'v4:2x4x4': _
 
 def get_config(arguments: str = '') -> s.Config:
   """The run: size, data, augmentation in any order; reg=off|on wd=0.1|0.03 epochs=300|30 mesh=…."""
-  given = s.parse_arg(arguments, size=SIZES, data=('i1k', 'i21k'), aug=tuple(augreg.LEVELS),
-                      reg=('off', 'on'), wd=('0.1', '0.03'), epochs=('300', '30'), mesh=('',))
-  layers, magnitude, mixup = augreg.recipe(given['aug'])
-  recipe = s.Recipe(randaugment=s.RandAugment(layers, magnitude), mixup=mixup)
+  given = s.parse_arg(arguments, size=SIZES, data=('i1k', 'i21k'), aug=augreg.NAMES, reg=('off', 'on'),
+                      wd=('0.1', '0.03'), epochs=('300', '30'), mesh=('',))
+  level = augreg.by_name(given['aug'])
+  recipe = s.Recipe(randaugment=augreg.randaugment(level), mixup=level.mixup, eval_resize_px=256, eval_area=True)
   many = given['data'] == 'i21k'
   data = (s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841, recipe=recipe) if many else
           s.Data(source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation',
                  num_examples=1_268_355, num_classes=1_000, recipe=recipe))
+  model = sizes.vit(given['size'])
+  model.dropout = model.drop_path = .1 if given['reg'] == 'on' else 0.
   config = s.Config(
       name=f'augreg {given["size"]} {given["data"]} {given["aug"]}', length=f'{given["epochs"]} epochs',
-      batch_size=4096, data=data, model=sizes.vit(given['size']),
+      batch_size=4096, data=data, model=model,
       head=s.Head(bias_init=-10. if many else -6.9),
       objective=s.Supervised(loss=s.Loss.SIGMOID),
       optimizer=s.AdamW(lr=1e-3, weight_decay=float(given['wd']), schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  config.model.dropout = config.model.drop_path = .1 if given['reg'] == 'on' else 0.
   return presets.place(config, given['mesh'], MESHES)

@@ -6,7 +6,10 @@ Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=con
           --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture; --config.image_px=64,64
           other pictures.
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
-          gets better ends by itself with --config.train.early_stop.metric=test/top1@ema.
+          gets better ends by itself with --config.train.early_stop.metric=test/top1@ema, after
+          --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.least_gain=0.
+          Several folders: --config.data.source=mix:0.7*folder:A,0.3*folder:B; where each has classes of its own, also
+          --config.data.mix_classes=apart.
 Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
 """
 from vit_jax.config import schema as s
@@ -15,16 +18,17 @@ from vit_jax.config import sizes
 
 def get_config(size: str = 'Ti/16') -> s.Config:
   """The run, with a model of `size`."""
-  config = s.Config(
+  model = sizes.model(size)
+  if isinstance(model, s.ViT) and size not in sizes.PUBLISHED:
+    model.pool = s.Pool.MEAN
+  if not isinstance(model, s.ResNet):
+    model.drop_path = .1
+  return s.Config(
       name=f'from_folder {size}', length='100 epochs', batch_size=64, image_px=(224, 224),
       data=s.Data(source='folder:PATH', recipe=s.Recipe(crop_area=(.25, 1.), mixup=.2, eval_resize_px=256)),
-      model=sizes.published(size) if size in sizes.PUBLISHED else sizes.vit(size),
+      model=model,
       objective=s.Supervised(label_smoothing=.1),
       optimizer=s.AdamW(lr=5e-4, weight_decay=.1, schedule=s.Schedule(warmup='10 %')),
       train=s.Train(ema=.999),
       evals={'test': s.TopK(every='5 epochs', metrics=('ece', 'class_mean'))},
       checkpoints=s.Checkpoints(every='5 %', keep_best='test/top1@ema'))
-  if size not in sizes.PUBLISHED:
-    config.model.pool = s.Pool.MEAN
-  config.model.drop_path = .1
-  return config

@@ -6,7 +6,7 @@ Run:      python -m vit_jax.main --config=configs/vit_b16_i1k.py:mesh=v3:8x8 --w
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_b16_i1k.py:mesh=v3:8x8 --topology=v3:8x8
 Expected: the paper reports 77.91 % after fine-tuning at 384 px. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import presets, pretrain
 from vit_jax.config import schema as s
 
 MESHES = {
@@ -19,13 +19,4 @@ MESHES = {
 
 def get_config(arguments: str = '') -> s.Config:
   """The run; `mesh=v3:8x8` lays it out for that slice."""
-  mesh = s.parse_arg(arguments, mesh=('',))['mesh']
-  config = s.Config(
-      name='vit_b16_i1k', length='300 epochs', batch_size=4096,
-      data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000),
-      model=sizes.vit('B/16'),
-      optimizer=s.AdamW(lr=3e-3, weight_decay=.3, schedule=s.Schedule(s.Decay.COSINE, warmup='10_000 steps')),
-      evals={'val': s.TopK(every='10 epochs')},
-      checkpoints=s.Checkpoints(every='5 epochs', keep_best='val/top1'))
-  config.model.dropout = .1
-  return presets.place(config, mesh, MESHES)
+  return pretrain.i1k('vit_b16_i1k', 'B/16', arguments=arguments, meshes=MESHES)

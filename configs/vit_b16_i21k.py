@@ -8,7 +8,7 @@ Run:      python -m vit_jax.main --config=configs/vit_b16_i21k.py:mesh=v3:8x8 --
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_b16_i21k.py:mesh=v3:8x8 --topology=v3:8x8
 Expected: the paper reports 83.97 % on ImageNet after fine-tuning at 384 px. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import presets, pretrain
 from vit_jax.config import schema as s
 
 MESHES = {
@@ -21,17 +21,4 @@ MESHES = {
 
 def get_config(arguments: str = '') -> s.Config:
   """The run; `mesh=v3:8x8` lays it out for that slice."""
-  mesh = s.parse_arg(arguments, mesh=('',))['mesh']
-  config = s.Config(
-      name='vit_b16_i21k', length='90 epochs', batch_size=4096,
-      data=s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841),
-      model=sizes.vit('B/16'),
-      head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
-      optimizer=s.AdamW(lr=1e-3, weight_decay=.03, schedule=s.Schedule(
-          s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-5)),
-      evals={'val': s.TopK(every='10_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='50_000 steps'))
-  config.model.dropout = .1
-  config.head.pre_logits = config.model.width
-  return presets.place(config, mesh, MESHES)
+  return pretrain.i21k('vit_b16_i21k', 'B/16', arguments=arguments, meshes=MESHES)

@@ -12,7 +12,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_b16_jft.py:mesh
           v3:8x8                 128   2.77 of 15.48    147.7          6.5   37.2%    517,822    21.2        113
 Expected: the paper reports 84.15 % on ImageNet after fine-tuning at 384 px. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import presets, pretrain
 from vit_jax.config import schema as s
 
 MESHES = {
@@ -24,17 +24,4 @@ MESHES = {
 
 def get_config(arguments: str = '') -> s.Config:
   """The run; `mesh=v3:16x16` lays it out for that slice."""
-  mesh = s.parse_arg(arguments, mesh=('',))['mesh']
-  config = s.Config(
-      name='vit_b16_jft', length='7 epochs', batch_size=4096,
-      data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291),
-      model=sizes.vit('B/16'),
-      head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
-      optimizer=s.AdamW(lr=8e-4, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps')),
-      train=s.Train(log_every='200 steps'),
-      evals={'test': s.TopK(every='25_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
-  # A pod run on any mesh: products in bf16, quick to compile, activations small.
-  config.model.dtype, config.model.execution, config.model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
-  return presets.place(config, mesh, MESHES)
+  return pretrain.jft('vit_b16_jft', 'B/16', epochs=7, lr=8e-4, arguments=arguments, meshes=MESHES)

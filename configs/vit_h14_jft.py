@@ -14,7 +14,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_h14_jft.py:mesh
           v4:4x4x8               128   8.37 of 30.75    385.6         39.0   30.3%  1,035,645   110.9      1,183
 Expected: the paper reports 88.55 % on ImageNet after fine-tuning at 518 px, and 2.5k TPUv3-core-days. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import presets, pretrain
 from vit_jax.config import schema as s
 
 MESHES = {
@@ -26,17 +26,4 @@ MESHES = {
 
 def get_config(arguments: str = '') -> s.Config:
   """The run; `mesh=v3:16x16` lays it out for that slice."""
-  mesh = s.parse_arg(arguments, mesh=('',))['mesh']
-  config = s.Config(
-      name='vit_h14_jft', length='14 epochs', batch_size=4096,
-      data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291),
-      model=sizes.vit('H/14'),
-      head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
-      optimizer=s.AdamW(lr=3e-4, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps')),
-      train=s.Train(log_every='200 steps'),
-      evals={'test': s.TopK(every='25_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
-  # A pod run on any mesh: products in bf16, quick to compile, activations small.
-  config.model.dtype, config.model.execution, config.model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
-  return presets.place(config, mesh, MESHES)
+  return pretrain.jft('vit_h14_jft', 'H/14', epochs=14, lr=3e-4, arguments=arguments, meshes=MESHES)

@@ -2,7 +2,9 @@
 
 Data:     TFDS `imagenet2012`, 99 % of train: 1,268,355 images; the other 1 % is `minival`. 1,000 classes.
 Source:   arXiv 2205.01580: batch 1,024, mean pooling, fixed 2-D sine-cosine positions, RandAugment (2, 10), mixup .2,
-          a hidden layer in the head; lr 1e-3, decay 1e-4 as a product, that is .1 times the learning rate.
+          a hidden layer in the head; lr 1e-3, decay 1e-4 as a product, that is .1 times the learning rate. As its
+          program has it (google-research/big_vision configs/vit_s16_i1k.py, pp/ops_image.py), crops are resampled
+          bilinearly without antialias, and evaluation shrinks to 256 px by area.
 Run:      python -m vit_jax.main --config=configs/vit_s16_i1k.py:mesh=v3:2x2 --workdir=runs/vit_s16_i1k
           epochs=150 or epochs=300 trains longer.
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_s16_i1k.py:mesh=v3:2x2 --topology=v3:2x2
@@ -26,17 +28,19 @@ MESHES = {
 def get_config(arguments: str = '') -> s.Config:
   """The run; `mesh=v3:2x2` lays it out for that slice."""
   given = s.parse_arg(arguments, epochs=('90', '150', '300'), mesh=('',))
+  model = sizes.vit('S/16')
+  model.pool, model.positions = s.Pool.MEAN, s.Positions.SINCOS2D
   config = s.Config(
       name='vit_s16_i1k', length=f'{given["epochs"]} epochs', batch_size=1024,
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000,
-          recipe=s.Recipe(randaugment=s.RandAugment(layers=2, magnitude=10.), mixup=.2, eval_resize_px=256)),
-      model=sizes.vit('S/16'),
+          recipe=s.Recipe(randaugment=s.RandAugment(layers=2, magnitude=10.), mixup=.2, eval_resize_px=256,
+                          eval_area=True)),
+      model=model,
       optimizer=s.AdamW(lr=1e-3, weight_decay=.1, moment=s.DType.BF16, schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  config.model.pool, config.model.positions = s.Pool.MEAN, s.Positions.SINCOS2D
-  config.head.pre_logits = config.model.width
+  config.head.pre_logits = model.width
   return presets.place(config, mesh=given['mesh'], known=MESHES)

@@ -42,6 +42,26 @@ make_venv() {
   "$python" -m venv --clear "$VENV"
 }
 
+# Runs pip install with what is given, and says what it is at: names of packages as they come, then that they are being
+# unpacked. All that pip says is kept in a log, and shown when it fails.
+run_pip() {
+  local log="$VENV/install.log" line name
+  if (set -o pipefail; "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1 | {
+    while IFS= read -r line; do
+      printf '%s\n' "$line" >&3
+      case "$line" in
+        Collecting\ * | Processing\ *)
+          name="${line#* }" name="${name%%[ <>=!~;[(]*}" name="${name##*/}"
+          printf ' %s' "${name%%-[0-9]*}" ;;
+        Installing\ collected\ packages*) printf '\nUnpacking these; a minute or two …' ;;
+      esac
+    done 3> "$log"
+    echo
+  }); then return 0; fi
+  cat "$log" >&2
+  return 1
+}
+
 # Installs the project, with the extra named by $1 if any, when what it depends on changed since the last time.
 install_project() {
   local extra="${1:-}" checksum stamp
@@ -49,9 +69,8 @@ install_project() {
   # The path is part of it: an editable install points to the folder it was made in.
   checksum="$(cd "$ROOT" && { pwd; cat setup.py pyproject.toml; } | cksum)"
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$checksum" ]; then return 0; fi
-  echo "Installing into $VENV; the first time takes a few minutes"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extra:+[$extra]}" \
-    || return 1
+  printf '%s' "Installing into $VENV; the first time takes a few minutes. Getting:"
+  run_pip --editable "$ROOT${extra:+[$extra]}" || return 1
   printf '%s\n' "$checksum" > "$stamp"
   if [ -n "$extra" ]; then printf '%s\n' "$checksum" > "$VENV/installed"; fi
 }

@@ -15,6 +15,7 @@ os.environ['XLA_FLAGS'] = (os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import buckets
 import jax
 import pytest
 
@@ -37,6 +38,25 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(self, address)  # type: ignore[arg-type]
 
   monkeypatch.setattr(socket.socket, 'connect', guarded)
+
+
+@pytest.fixture(scope='session')
+def storage_server() -> Iterator[buckets.Server]:
+  """One for all tests: what reads `gs://` remembers where that is."""
+  with pytest.MonkeyPatch.context() as patch, buckets.serve() as server:
+    for name, value in server.environment().items():
+      patch.setenv(name, value)
+    buckets.install()
+    yield server
+
+
+@pytest.fixture
+def bucket(storage_server: buckets.Server) -> Iterator[buckets.Server]:
+  """A stand-in for object storage, empty; any `gs://NAME/…` is in it."""
+  storage_server.objects.clear()
+  storage_server.requests.clear()
+  yield storage_server
+  storage_server.broken = False
 
 
 @pytest.fixture

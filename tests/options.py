@@ -4,16 +4,33 @@
 """
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
-import inspect
 import pathlib
 import re
+import typing
+from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 from vit_jax.config import files, schema
+from vit_jax.core.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+ONLY_WITH: dict[str, Callable[[Any], bool]] = {
+    'Schedule.timescale': lambda schedule: schedule.decay is schema.Decay.RSQRT,
+    'Schedule.drop': lambda schedule: schedule.decay is schema.Decay.STEPS,
+    'Recipe.mix_probability': lambda recipe: bool(recipe.mixup or recipe.cutmix),
+    'Recipe.cutmix_share': lambda recipe: bool(recipe.mixup and recipe.cutmix),
+    'Recipe.crop_aspect': lambda recipe: recipe.crop is schema.Crop.INCEPTION,
+}
+"""Settings that are in use, whatever their value, where another one of their part says so."""
+
+OFF = (schema.RandAugment, schema.Jitter, schema.Erase, schema.Views, schema.Sam, schema.EarlyStop, schema.Ramp)
+"""Parts that do nothing as they are by default: all settings of one that is switched on are in use."""
 
 
 class Option(NamedTuple):
@@ -24,41 +41,118 @@ class Option(NamedTuple):
 
 
 def classes() -> list[type]:
-  """The dataclasses of the schema."""
-  return [c for _, c in inspect.getmembers(schema, dataclasses.is_dataclass)]
+  """The dataclasses that a config is made of, in the order they are met."""
+  found: dict[type, None] = {}
+
+  def walk(declared: Any) -> None:
+    for part in typing.get_args(declared):
+      walk(part)
+    if dataclasses.is_dataclass(declared) and isinstance(declared, type) and declared not in found:
+      found[declared] = None
+      for f in dataclasses.fields(declared):
+        walk(f.type)
+
+  walk(schema.Config)
+  return list(found)
+
+
+def owner(kind: type, field: str) -> type:
+  """The class that a setting is listed under: the one that all which have it are made from."""
+  return next(c for c in reversed(kind.__mro__) if field in getattr(c, '__dataclass_fields__', {}))
 
 
 def used() -> dict[str, set[str]]:
-  """Settings by `Class.field`, with the configs that set them (by default, or with arguments they show)."""
+  """Settings by `Class.field`, with the configs and studies that use them (by default, or with arguments they show).
+
+  A setting is used where it is not at its default; where the docstring of a config shows an override of it; and where a
+  run has a part of its class and runs are without one by default: an optimiser, a task, or a part that is switched on.
+  """
   found: dict[str, set[str]] = {}
   for name in files.list_names():
     for spec in specs(name):
-      _collect(files.load(spec, []), spec, found)
+      try:
+        runs = files.load_study(spec, []).runs
+      except UserError:  # an argument that goes only with others
+        continue
+      for config in runs.values():
+        _collect(config, spec, found)
+      for option in shown_overrides(name, next(iter(runs.values()))):
+        found.setdefault(option, set()).add(name)
   return found
 
 
 def specs(name: str) -> list[str]:
-  """A config as it is, and with every argument its docstring shows after `configs/NAME.py:`."""
+  """A config as it is, with every argument its docstring shows after `configs/NAME.py:`, and with every value of each
+  of its arguments."""
   text = pathlib.Path(files.find(name)).read_text()
-  arguments = re.findall(rf'configs/{name}\.py:([\w=./,:-]+)', text)
-  kinds = re.search(r'^CHANGES = .*?^\}', text, re.MULTILINE | re.DOTALL)
-  arguments += [f'change={key}' for key in re.findall(r"^    '(\w+)'", kinds[0], re.MULTILINE)] if kinds else []
-  return [name, *(f'{name}:{a.rstrip(".,:")}' for a in dict.fromkeys(arguments))]
+  shown = re.findall(rf'configs/{name}\.py:([\w=./,:-]+)', text)
+  meshes = [f'mesh={mesh}' for mesh in re.findall(r"^(?:MESHES = \{| +)'(v\d\w*:[\dx]+)'", text, re.MULTILINE)]
+  return [name, *dict.fromkeys(f'{name}:{a.rstrip(".,:")}' for a in [*shown, *meshes, *choices(name)])]
+
+
+def shown_overrides(name: str, config: schema.Config) -> set[str]:
+  """Settings by `Class.field` that the docstring of a config shows how to override."""
+  doc = ast.get_docstring(ast.parse(pathlib.Path(files.find(name)).read_text())) or ''
+  found = set()
+  for path in re.findall(r'--config\.([a-z_0-9.]+)=', doc):
+    *parts, field = path.split('.')
+    value: Any = config
+    for part in parts:
+      value = value[part] if isinstance(value, dict) else getattr(value, part)
+    found.add(f'{owner(type(value), field).__name__}.{field}')
+  return found
+
+
+def choices(name: str) -> list[str]:
+  """The arguments of a config that have a list of values, each with every value but its default."""
+  kinds: dict[str, tuple[str, ...]] = {}
+
+  def spy(text: str, **known: tuple[str, ...]) -> dict[str, str]:
+    kinds.update(known)
+    return read(text, **known)
+
+  read = schema.parse_arg
+  with mock.patch.object(schema, 'parse_arg', spy):
+    files.load_study(name, [])
+  return [f'{kind}={value}' for kind, values in kinds.items() for value in values[1:]]
 
 
 def _collect(value: Any, spec: str, found: dict[str, set[str]]) -> None:
   if isinstance(value, dict | tuple | list):
     for item in value.values() if isinstance(value, dict) else value:
       _collect(item, spec, found)
-  if not dataclasses.is_dataclass(value):
-    return
-  plain = type(value)() if all(f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-                               for f in dataclasses.fields(value)) else None
-  for f in dataclasses.fields(value):
-    now = getattr(value, f.name)
-    if plain is None or now != getattr(plain, f.name):
-      found.setdefault(f'{type(value).__name__}.{f.name}', set()).add(spec)
-    _collect(now, spec, found)
+  if dataclasses.is_dataclass(value):
+    for f in dataclasses.fields(value):
+      if _is_used(value, f):
+        found.setdefault(f'{owner(type(value), f.name).__name__}.{f.name}', set()).add(spec)
+      _collect(getattr(value, f.name), spec, found)
+
+
+def _is_used(value: Any, field: dataclasses.Field[Any]) -> bool:
+  kind, now = type(value), getattr(value, field.name)
+  own = owner(kind, field.name)
+  if ONLY_WITH.get(f'{own.__name__}.{field.name}', lambda part: False)(value):
+    return True
+  if own is kind and (kind not in usual() or kind in OFF and value != kind()):
+    return True
+  if field.default_factory is not dataclasses.MISSING:
+    return now != field.default_factory()
+  return field.default is dataclasses.MISSING or now != field.default
+
+
+@functools.cache
+def usual() -> frozenset[type]:
+  """The classes of the parts that a run has by default."""
+  found: set[type] = set()
+
+  def walk(value: Any) -> None:
+    if dataclasses.is_dataclass(value):
+      found.add(type(value))
+      for f in dataclasses.fields(value):
+        walk(getattr(value, f.name))
+
+  walk(schema.Config(evals={}))
+  return frozenset(found)
 
 
 @functools.cache
@@ -67,10 +161,10 @@ def table() -> list[Option]:
   texts = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / 'tests').rglob('test_*.py'))}
   uses = used()
   rows = []
-  for c in classes():
-    for f in dataclasses.fields(c):
-      named = [path for path, text in texts.items() if re.search(rf'\b{f.name}\b\s*[=.]|\.{f.name}\b', text)]
-      rows.append(Option(f'{c.__name__}.{f.name}', named, sorted(uses.get(f'{c.__name__}.{f.name}', ()))))
+  for kind, field in dict.fromkeys((owner(c, f.name), f.name) for c in classes() for f in dataclasses.fields(c)):
+    name = f'{kind.__name__}.{field}'
+    named = [path for path, text in texts.items() if re.search(rf'\b{field}\b\s*[=.]|\.{field}\b', text)]
+    rows.append(Option(name, named, sorted(uses.get(name, ()), key=lambda spec: (len(spec), spec))))
   return rows
 
 

@@ -28,6 +28,10 @@ KERNELS: tuple[Rule, ...] = (('.*kernel', ('fsdp', 'tensor')),)
 """Rules for the fakes: kernels [in, out] over both axes."""
 
 
+LENGTHS = durations.Lengths(num_examples=1000, batch_size=32, total_steps=100)
+"""Of a run that a single step is taken from."""
+
+
 def mesh(settings: schema.Mesh) -> jax.sharding.Mesh:
   return meshes.make(settings, jax.devices()[:settings.data * settings.fsdp * settings.tensor])
 
@@ -43,7 +47,7 @@ def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rule
           like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
           optimizer: optimizers.Kind | None = None) -> steps.Program:
   optimizer = optimizer or schema.Sgd(weight_decay=0.)
-  lengths = durations.Lengths(num_examples=1000, batch_size=len(like['image']), total_steps=100)
+  lengths = durations.Lengths(num_examples=1000, batch_size=len(next(iter(like.values()))), total_steps=100)
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
                      mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate)
 
@@ -51,7 +55,7 @@ def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rule
 def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarray],
         num_steps: int = 1) -> tuple[Any, steps.StepMetrics]:
   """The state and last metrics after steps on the same batch, fetched to the host."""
-  placed = meshes.put_batch(data, mesh(settings), Shard(0, 1))
+  placed = meshes.put_batch(data, mesh(settings), Shard((0,), 1))
   state = program.init_fn()
   for _ in range(num_steps):
     state, metrics = program.step_fn(state, placed)

@@ -46,15 +46,24 @@ def events(workdir: pathlib.Path, name: str) -> list[dict]:
   return found
 
 
-def wait_for_checkpoint(process: subprocess.Popen[str], workdir: pathlib.Path, *, number: int = 1) -> None:
+def wait_for_checkpoint(process: subprocess.Popen[str], workdir: pathlib.Path, *, number: int = 1,
+                        timeout_s: float = 120.) -> None:
   """Returns once so many checkpoints are whole on disk."""
-  for _ in range(2400):
+  deadline = time.monotonic() + timeout_s
+  while time.monotonic() < deadline:
     folder = workdir / 'checkpoints'
     if folder.is_dir() and sum(p.name.isdigit() for p in folder.iterdir()) >= number:
       return
     assert process.poll() is None, process.communicate()[0][-3000:]
     time.sleep(.05)
-  raise AssertionError('no checkpoint in two minutes')
+  raise AssertionError(f'no checkpoint in {timeout_s:.0f} s')
+
+
+def wait_for_step(process: subprocess.Popen[str], workdir: pathlib.Path, step: int) -> None:
+  """Returns once the record has this step."""
+  while not ((workdir / 'metrics.jsonl').exists() and step in losses(workdir)):
+    assert process.poll() is None, process.communicate()[0][-3000:]
+    time.sleep(.05)
 
 
 def kill(process: subprocess.Popen[str]) -> None:

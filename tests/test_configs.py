@@ -20,8 +20,10 @@ COUNTS = {'digits': 105_354, 'from_folder': None, 'cifar10': None}
 
 @pytest.mark.parametrize('name', NAMES)
 def test_a_config_loads_checks_and_builds(name: str) -> None:
-  config = files.load(name, [])
-  check.check(config)
+  runs = list(files.load_study(name, []).runs.values())
+  for config in runs:
+    check.check(config)
+  config = runs[0]
   mesh = programs.mesh(schema.Mesh(1, 1, 1))
   parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or EXAMPLES, num_classes=10,
                       in_memory=False)

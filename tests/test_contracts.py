@@ -81,7 +81,7 @@ def test_attention_is_captured_block_by_block_and_changes_nothing() -> None:
   tokens = net.embed(params, image) + net.positions(params, (2, 2))[None]
   maps = []
   for i in range(3):
-    tokens, captured = net.block(jax.tree.map(lambda x, i=i: x[i], params['blocks']), tokens, capture=True)
+    tokens, captured = net.block(params, tokens, layer=i, capture=True)
     maps.append(captured['attention'])
   assert all(m.shape == (2, 2, 4, 4) for m in maps)
   np.testing.assert_allclose(jnp.stack(maps).sum(-1), 1., rtol=1e-5)

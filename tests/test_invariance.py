@@ -27,7 +27,7 @@ def config(**model: object) -> schema.Config:
 @functools.cache
 def after(settings: str = 'one', accumulate: int = 1, **model: object) -> tuple[object, object]:
   c, mesh = config(**model), programs.MESHES[settings]
-  task = build.build_objective(c, build.build_backbone(c), 7)
+  task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
   prepare = recipes.prepare_train(RECIPE, num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
                            optimizer=schema.Sgd(clip_norm=1., decayed=('.*/kernel',)))

@@ -110,12 +110,27 @@ def test_installing_is_done_again_only_when_the_project_changed(tmp_path: pathli
     return (tmp_path / 'calls').read_text().splitlines()
 
   assert install('test') == [
-    f'-m pip install --quiet --disable-pip-version-check --editable {root}[test]']
+    f'-m pip install --disable-pip-version-check --progress-bar off --editable {root}[test]']
   assert install('test') == []
   assert install('""') == []  # the extra came with the project itself
   (root / 'setup.py').write_text('2')
   assert len(install('""')) == 1
   assert len(install('test')) == 1
+
+
+def test_installing_says_what_it_is_at_and_keeps_the_rest_for_a_failure(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'bin').mkdir()
+  said = ('Collecting jax>=0.10 (from x)\n  Downloading jax.whl (3 MB)\nProcessing /a/flax-0.12-py3.whl (from x)\n'
+          'Installing collected packages: a')
+  write_python(tmp_path / 'bin', 'python', f"echo '{said}'; exit 0")
+  found = run_bash(f'VENV={tmp_path}; install_project', path=tmp_path)
+  assert found.returncode == 0 and found.stderr == ''
+  assert 'Getting: jax flax\nUnpacking these; a minute or two …\n' in found.stdout
+  (tmp_path / 'installed').unlink()
+  write_python(tmp_path / 'bin', 'python', f"echo '{said}'; echo 'ERROR: no room' >&2; exit 1")
+  found = run_bash(f'VENV={tmp_path}; install_project', path=tmp_path)
+  assert found.returncode != 0 and 'Downloading jax.whl (3 MB)' in found.stderr and 'ERROR: no room' in found.stderr
+  assert not (tmp_path / 'installed').exists()
 
 
 def test_a_failed_install_is_tried_again(tmp_path: pathlib.Path) -> None:

@@ -1,9 +1,13 @@
 """The command line: what is accepted, and what a mistake reads like."""
 from __future__ import annotations
 
+import dataclasses
+import pathlib
+
 import pytest
 
-from vit_jax import main
+from vit_jax import dispatch, main
+from vit_jax.config import files, stored
 from vit_jax.core.errors import UserError
 
 
@@ -22,7 +26,14 @@ def test_overrides_are_collected() -> None:
 @pytest.mark.parametrize(('words', 'said'), [
     (['--confg=a'], ['--confg: no such flag; did you mean config?', '--job=train needs --config', 'needs --workdir']),
     (['--job=trian'], ['--job=trian: no such job; did you mean train?; there are: train, evaluate']),
-    (['evaluat'], ["'evaluat' is no flag", 'did you mean evaluate?']),
+    (['evaluat'], ["'evaluat' is neither a job nor a flag; did you mean evaluate?"]),
+    (['--lr', '3e-4'], ['--lr: no such flag; the setting of the config is --config.optimizer.lr\n']),
+    (['--config=digits', '--batch-size=4'], ['--batch-size: no such flag; the setting of the config is --config.batch_'
+                                             'size or --config.evals.test.batch_size']),
+    (['--epochs=3', '--warmpu=2'], ['--config.length\n', '--config.optimizer.schedule.warmup']),
+    (['--config=digits', '--config.optimizer.rl=3', '--config.seed=x'],
+     ['--job=train needs --workdir', 'config.optimizer.rl: no such setting', 'config.seed=x: want a whole number']),
+    (['--config=digitz'], ['needs --workdir', "There is no config 'digitz'. Did you mean digits?"]),
     (['list', '--workdir=x'], ['--workdir is not for --job=list, which takes: no flags']),
     (['report', '--workdir=x', '--config.a=1'], ['--config.a=1 is not for --job=report']),
     (['--config', '--workdir=x'], ['--config has no value; want --config=VALUE']),
@@ -49,3 +60,21 @@ def test_a_mistake_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str
 def test_list_prints_the_configs(capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['list']) == 0
   assert 'digits' in capsys.readouterr().out
+
+
+def test_every_job_has_a_function_and_the_other_way_round() -> None:
+  assert main.JOBS.keys() == dispatch.RUN.keys()
+
+
+def test_the_config_of_a_run_is_its_own_unless_another_is_given(tmp_path: pathlib.Path) -> None:
+  own = files.load('digits', ['batch_size=24', 'optimizer.schedule.decay=linear'])
+  (tmp_path / 'config.json').write_text(stored.to_json(own))
+  given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config.seed=7'])
+  assert dispatch.load_config(given) == dataclasses.replace(own, seed=7)
+  given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config=digits'])
+  assert dispatch.load_config(given) == files.load('digits', [])
+
+
+def test_a_directory_without_a_run_needs_a_config(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='holds no run, as there is no config.json.*or --config=NAME as well'):
+    dispatch.load_config(main.parse(['average', f'--workdir={tmp_path}', '--to=x']))

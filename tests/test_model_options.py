@@ -27,7 +27,7 @@ def config(model: schema.ViT) -> schema.Config:
 @functools.cache
 def after(name: str, settings: str) -> object:
   c = config(dataclasses.replace(vits.MODELS[name], patch=4))
-  task = build.build_objective(c, build.build_backbone(c), 7)
+  task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
   prepare = recipes.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=DATA,
                            optimizer=schema.Sgd(clip_norm=1.))

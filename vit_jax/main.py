@@ -6,31 +6,42 @@ one is chosen, so that `--help` is instant.
 from __future__ import annotations
 
 import difflib
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from vit_jax import dispatch
 from vit_jax.core.errors import UserError
+from vit_jax.dispatch import Command
 
 
 class Job(NamedTuple):
-  """A job's one line, the flags it needs and those it may take."""
+  """A job's one line, the flags it needs and those it may take; what its words without a dash are, if it has any."""
   line: str
   needs: tuple[str, ...] = ()
   takes: tuple[str, ...] = ()
+  words: str = ''
 
 
 JOBS = {
     'train': Job('pre-train or fine-tune; evaluates, checkpoints, and resumes by itself', ('config', 'workdir')),
-    'evaluate': Job('measure a run: top-1, top-5, NLL; writes evaluate.json', ('config', 'workdir')),
+    'evaluate': Job('measure a run, or weights of any format: top-1, top-5, NLL; writes evaluate.json', (),
+                    ('workdir', 'config', 'weights', 'preprocess', 'model', 'view')),
+    'convert': Job('read weights of any format and write them in any other, with a report of every tensor',
+                   ('weights', 'to'), ('family', 'preprocess', 'model', 'view', 'classes', 'overwrite')),
+    'predict': Job('classify pictures: names and probabilities, and where the network looked', ('weights',),
+                   ('preprocess', 'model', 'view', 'classes', 'top', 'json', 'overlay', 'to'), 'FILES and folders'),
+    'export': Job('write a network as one file that runs without this project: StableHLO or ONNX', ('weights', 'to'),
+                  ('preprocess', 'model', 'view', 'from_pixels')),
     'plan': Job('compile the train step for hardware that is not here: does it fit, what does it cost',
                 ('config', 'topology'), ('workdir', 'search')),
     'average': Job('average checkpoints of a run into one of its own, for --job=evaluate',
-                   ('config', 'workdir', 'to'), ('last', 'steps')),
+                   ('workdir', 'to'), ('config', 'last', 'steps')),
     'report': Job('write report.html of a run directory', ('workdir',)),
     'prepare': Job('write images as ArrayRecord shards, which data.source=array_record:DIR reads', ('data', 'to'),
                    ('short_px', 'shards', 'quality', 'seed', 'splits', 'data_dir')),
+    'study': Job('many named runs, in order or side by side, and one table of them; resumes by itself', ('config',),
+                 ('workdir', 'processes', 'dry_run', 'topology')),
     'list': Job('list the configs, with one line each'),
 }
 FLAGS = {
@@ -39,6 +50,17 @@ FLAGS = {
     'workdir': 'directory of the run: made if missing, continued if it holds a run',
     'data': 'what to prepare: folder:PATH or tfds:NAME[/CONFIG][:VERSION]',
     'to': 'where to write',
+    'weights': 'a weight file, a folder, a run, gs://…, https://…, hf://OWNER/NAME, or a known name: ViT-B_16-i21k',
+    'preprocess': 'of weights: half, imagenet or clip; resize=248,image=224 (default: as the weights or their name say)',
+    'model': 'of weights, what tensors cannot say: heads=6,gelu=exact,norm_eps=1e-6',
+    'view': 'of weights that are a run: student, ema or teacher (default: ema where there is one)',
+    'family': 'of convert: vision_transformer, big_vision, timm, huggingface or run (default: by the end of --to)',
+    'classes': 'of convert and predict: file of class names, a line for each output of the weights',
+    'top': 'of predict: how many classes of each picture (default: 5)',
+    'json': 'of predict: a line of JSON for each picture; takes no value',
+    'overlay': 'of predict: also write each picture with what the network looked at, into --to; takes no value',
+    'from_pixels': 'of export: the input is uint8, and normalised inside; takes no value',
+    'overwrite': 'of convert: replace what is there; takes no value',
     'last': 'of average: how many of the newest checkpoints',
     'steps': 'of average: which checkpoints, by step: 8000,9000,10000',
     'short_px': 'of prepare: shrink pictures to this short side (default: keep the files as they are)',
@@ -48,15 +70,19 @@ FLAGS = {
     'splits': 'of prepare: which, by name (default: train,test)',
     'data_dir': 'of prepare: where sets of TFDS lie (default: $TFDS_DATA_DIR, or ~/tensorflow_datasets)',
     'topology': 'hardware to plan for: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8',
+    'processes': 'of study: how many runs at once (default: 1)',
+    'dry_run': 'of study: say what the runs are and would take, and run nothing; takes no value',
     'search': 'also look for settings that fit, and the fastest of them; takes no value',
 }
-SWITCHES = ('search',)
+SWITCHES = ('search', 'dry_run', 'overwrite', 'json', 'overlay', 'from_pixels')
 """Flags without a value."""
+ELSEWHERE = {'learning_rate': 'lr', 'epochs': 'length', 'num_epochs': 'length', 'wd': 'weight_decay'}
+"""What other programs call a setting."""
 HELP = """Vision Transformers in JAX, from raw pictures to the tables of the paper.
 
   python -m vit_jax.main --config=digits --workdir=runs/digits
   python -m vit_jax.main --config=from_folder --config.data.source=folder:PATH --workdir=runs/mine
-  python -m vit_jax.main --job=evaluate --config=digits --workdir=runs/digits
+  python -m vit_jax.main --job=evaluate --workdir=runs/digits
   python -m vit_jax.main --job=plan --config=vit_l16_jft:mesh=v3:16x16 --topology=v3:16x16
 
 Jobs (--job=NAME):
@@ -72,48 +98,83 @@ The same command goes on where a run stopped. Exit status: 0 done; 2 something t
 """
 
 
-class Command(NamedTuple):
-  """A command line, read."""
-  job: str
-  flags: dict[str, str]
-  overrides: list[str]
-
-
 def parse(arguments: Sequence[str]) -> Command:
   """Reads the arguments after the program's name.
 
   Raises:
-    UserError: lists every flag that is unknown, missing, or not for the job.
+    UserError: lists every flag that is unknown, missing, or not for the job; and beside these, what is wrong with
+      the config's name and its overrides.
   """
+  rest = list(arguments)
+  first = ['--job', rest.pop(0)] if rest and rest[0] in JOBS else []
+  flags, overrides, files, faults = _read([*first, *rest])
+  job = flags.pop('job', 'train')
+  faults += _word_faults(job, files) + _job_faults(job, flags, overrides)
+  if faults:
+    raise UserError('\n'.join([*faults, *_config_faults(job, flags, overrides), 'See --help.']))
+  return Command(job, flags, overrides, tuple(files))
+
+
+def _read(words: list[str]) -> tuple[dict[str, str], list[str], list[str], list[str]]:
+  """Values of flags, overrides, words without a dash, and what is wrong."""
   flags: dict[str, str] = {}
   overrides: list[str] = []
+  files: list[str] = []
   faults: list[str] = []
-  rest = list(arguments)
-  if rest and rest[0] in JOBS:
-    flags['job'] = rest.pop(0)
-  while rest:
-    word = rest.pop(0)
+  unknown: list[str] = []
+  while words:
+    word = words.pop(0)
     name, equals, value = word.lstrip('-').partition('=')
     if not word.startswith('-'):
-      faults.append(f'{word!r} is no flag; want --NAME=VALUE' + _nearest(word, JOBS))
+      files.append(word)
     elif name.startswith('config.'):
-      if not equals and rest and not rest[0].startswith('-'):
-        equals, value = '=', rest.pop(0)
+      if not equals and words and not words[0].startswith('-'):
+        equals, value = '=', words.pop(0)
       overrides.append(f'{name.removeprefix("config.")}{equals}{value}')
     elif name not in FLAGS:
-      faults.append(f'--{name}: no such flag' + _nearest(name, FLAGS))
+      unknown.append(name)
+      del words[:not equals and words[:1] != [] and not words[0].startswith('-')]  # its value
     elif name in SWITCHES:
       faults += [f'--{name}={value}: takes no value; want --{name}'] * bool(equals)
       flags[name] = 'true'
-    elif equals or (rest and not rest[0].startswith('-')):
-      flags[name] = value if equals else rest.pop(0)
+    elif equals or (words and not words[0].startswith('-')):
+      flags[name] = value if equals else words.pop(0)
     else:
       faults.append(f'--{name} has no value; want --{name}=VALUE')
-  job = flags.pop('job', 'train')
-  faults += _job_faults(job, flags, overrides)
-  if faults:
-    raise UserError('\n'.join([*faults, 'See --help.']))
-  return Command(job, flags, overrides)
+  return flags, overrides, files, [*faults, *(_unknown(name, flags) for name in unknown)]
+
+
+def _unknown(name: str, flags: dict[str, str]) -> str:
+  """What is said of a flag that is none: perhaps it is a setting of the config, or near a flag or a setting."""
+  from vit_jax.config import files
+  said, wanted = f'--{name}: no such flag', name.replace('-', '_')
+  wanted = ELSEWHERE.get(wanted, wanted)
+  settings = files.known_settings(flags.get('config', ''))
+  found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
+  if not found and not _nearest(wanted, FLAGS):
+    last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, .75)
+    found = [one for one in settings if last and one.split('.')[-1] == last[0]]
+  if found:
+    return f'{said}; the setting of the config is --config.{" or --config.".join(found[:3])}'
+  return said + _nearest(wanted, FLAGS)
+
+
+def _config_faults(job: str, flags: dict[str, str], overrides: list[str]) -> list[str]:
+  """What is wrong with the config's name and its overrides, as far as that can be told."""
+  if 'config' not in flags or job not in JOBS or 'config' not in (*JOBS[job].needs, *JOBS[job].takes):
+    return []
+  from vit_jax.config import files
+  try:
+    files.load_study(flags['config'], overrides)
+  except UserError as error:
+    return [str(error)]
+  return []
+
+
+def _word_faults(job: str, words: list[str]) -> list[str]:
+  if job in JOBS and JOBS[job].words:
+    return [] if words else [f'--job={job} needs {JOBS[job].words}']
+  return [f'{word!r} is neither a job nor a flag' + (_nearest(word, JOBS) or '; want --NAME=VALUE') for word in words]
 
 
 def _job_faults(job: str, flags: dict[str, str], overrides: list[str]) -> list[str]:
@@ -133,52 +194,9 @@ def _nearest(word: str, known: Sequence[str] | dict[str, str] | dict[str, Job]) 
   return f'; did you mean {near[0]}?' if near else ''
 
 
-def dispatch(command: Command) -> int:
-  """Runs a job and returns its exit status."""
-  from vit_jax.jobs import hardware
-  workdir = pathlib.Path(command.flags.get('workdir', '')).expanduser().absolute()
-  hardware.choose()  # before any job imports jax
-  match command.job:
-    case 'train':
-      from vit_jax.config import files
-      config = files.load(command.flags['config'], command.overrides)
-      from vit_jax.jobs import train
-      return train.run(config, workdir)
-    case 'evaluate':
-      from vit_jax.config import files
-      config = files.load(command.flags['config'], command.overrides)
-      from vit_jax.jobs import evaluate
-      return evaluate.run(config, workdir)
-    case 'plan':
-      from vit_jax.config import files
-      config = files.load(command.flags['config'], command.overrides)
-      hardware.use_cpu()
-      from vit_jax.jobs import plan
-      return plan.run(config, command.flags['topology'], workdir=workdir if 'workdir' in command.flags else None,
-                      search='search' in command.flags)
-    case 'prepare':
-      from vit_jax.jobs import prepare
-      return prepare.run(command.flags)
-    case 'average':
-      from vit_jax.config import files
-      config = files.load(command.flags['config'], command.overrides)
-      from vit_jax.jobs import average
-      return average.run(config, workdir, to=pathlib.Path(command.flags['to']).expanduser().absolute(),
-                         last=command.flags.get('last', ''), steps=command.flags.get('steps', ''))
-    case 'report':
-      from vit_jax.jobs import report
-      if not workdir.is_dir():
-        raise UserError(f'--workdir={workdir} is no directory; want that of a run')
-      print(f'Report: {report.write_report(workdir)}')
-    case 'list':
-      from vit_jax.jobs import listing
-      print(listing.table())
-  return 0
-
-
 def help_text() -> str:
   jobs = '\n'.join(f'  {name:<10}{job.line}' for name, job in JOBS.items())
-  return HELP.format(jobs=jobs, flags='\n'.join(f'  --{name:<10}{text}' for name, text in FLAGS.items()))
+  return HELP.format(jobs=jobs, flags='\n'.join(f'  --{name:<12}{text}' for name, text in FLAGS.items()))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -188,7 +206,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     print(help_text())
     return 0
   try:
-    return dispatch(parse(arguments))
+    return dispatch.run(parse(arguments))
   except UserError as error:
     print(f'error: {error}', file=sys.stderr, flush=True)
     if 'vit_jax.parallel.hosts' in sys.modules:

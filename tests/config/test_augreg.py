@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax.config import augreg, schema
+from vit_jax.config import augreg, files, schema
 from vit_jax.core.errors import UserError
 
 
@@ -28,6 +28,15 @@ def test_the_other_kind_of_name_is_explained() -> None:
   with pytest.raises(UserError, match='know no aug_light2; light2 is a name of the paper, for the light1 of files; '
                                       'right are: none, light0, light1'):
     augreg.recipe_of_file('light2')
+
+
+def test_the_config_takes_both_names() -> None:
+  found = {name: files.load(f'augreg:S/16,{name}', []).data.recipe for name in augreg.NAMES}
+  assert len(found) == 14 and len(augreg.NAMES) == 14
+  assert found['aug_light1'] == found['light2'] != found['light1'] == found['aug_light0']
+  strong = found['strong2']
+  assert (strong.randaugment.layers, strong.randaugment.magnitude, strong.mixup) == (2, 20., .8)
+  assert found['none'] == found['aug_none'] and not found['none'].randaugment.layers and not found['none'].mixup
 
 
 def test_a_level_gives_a_setting() -> None:

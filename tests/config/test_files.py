@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import files, schema
+from vit_jax.config import files, schema, stored
 from vit_jax.core.errors import UserError
 
 
@@ -47,6 +47,11 @@ def test_all_bad_overrides_are_listed_at_once() -> None:
     assert part in text, part
 
 
+def test_what_a_config_says_of_its_arguments_comes_as_it_is() -> None:
+  with pytest.raises(UserError, match=r"^config arguments 'foo':\n  'foo' is not known\nKnown:\n  size=B/16 \| Ti/16"):
+    files.load('augreg:foo', [])
+
+
 def test_a_file_of_ones_own_works_with_arguments(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'mine.py'
   path.write_text('from vit_jax.config import schema as s\n'
@@ -63,7 +68,7 @@ def test_a_file_that_returns_something_else_is_refused(tmp_path: pathlib.Path) -
 
 def test_json_holds_every_setting() -> None:
   config = files.load('digits', [])
-  saved = json.loads(files.to_json(config))
+  saved = json.loads(stored.to_json(config))
   for name, *_ in files.fields(config):
     node = saved
     for part in name.split('.'):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 
 import pytest
 
@@ -45,8 +44,16 @@ def test_a_recipe_with_everything_that_goes_together_passes() -> None:
     (R(mixup=.2, cutmix_share=.7), 'cutmix_share=0.7 chooses between mixup and cutmix, but they are not both on'),
     (R(repeats=0), 'repeats=0 is too small'),
     (R(repeats=65), 'batch_size=128 has not two different examples with data.recipe.repeats=65; want at least 130'),
+    (R(randaugment=RA(0, 15.)), 'randaugment.magnitude is set, but changes nothing with layers=0'),
+    (R(erase=schema.Erase(area=(.1, .2))), 'erase.area is set, but changes nothing with probability=0'),
+    (R(jitter=schema.Jitter(probability=.8)), 'jitter.probability is set, but changes nothing with no spread'),
+    (R(views=V(num_local=2, grayscale=.1)), 'views.num_local, grayscale is set, but changes nothing with on=false'),
+    (R(crop=schema.Crop.RESIZE, crop_area=(.5, 1.)), 'crop_area=(0.5, 1.0) changes nothing with crop=resize'),
+    (R(crop=schema.Crop.WINDOW, crop_aspect=(1., 1.)), 'crop_aspect=(1.0, 1.0) changes nothing with crop=window'),
     (R(interpolation=schema.Interpolation.AREA, antialias=True), 'interpolation=area covers every pixel as it is'),
-    (R(views=V(on=True)), 'views.on=true makes views instead of images, which supervised training does not take'),
+    (R(eval_area=True, interpolation=schema.Interpolation.AREA), 'eval_area=true changes nothing with interpolation='),
+    (R(eval_area=True, crop=schema.Crop.RESIZE), 'eval_area=true with crop=resize: training sees what evaluation'),
+    (R(views=V(on=True)), 'views.on=true makes views instead of images, which objective Supervised does not take'),
 ])
 def test_a_fault_is_named_with_its_value(recipe: schema.Recipe, said: str) -> None:
   with pytest.raises(UserError) as error:
@@ -62,9 +69,9 @@ def test_a_fault_is_named_with_its_value(recipe: schema.Recipe, said: str) -> No
     (R(views=V(on=True, local_area=(0., .4))), 'views.local_area=(0.0, 0.4): want 0 < smallest'),
 ])
 def test_views_are_checked_where_a_task_takes_them(recipe: schema.Recipe, said: str) -> None:
-  task = config(recipe, objective=types.SimpleNamespace())
+  task = config(recipe, objective=schema.Dino())
   assert any(said in fault for fault in recipe_options.faults(task)), list(recipe_options.faults(task))
-  assert not list(recipe_options.faults(config(R(views=V(on=True)), objective=types.SimpleNamespace())))
+  assert not list(recipe_options.faults(config(R(views=V(on=True)), objective=schema.Dino())))
 
 
 def test_an_odd_batch_cannot_be_mixed_in_pairs() -> None:

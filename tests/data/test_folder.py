@@ -99,6 +99,8 @@ def test_it_pickles_small(image_folder: pathlib.Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='which pictures.*Want --config.data.source=folder:PATH, where PATH is a folder'):
+    open_all(pathlib.Path('PATH'))
   with pytest.raises(UserError, match=f'there is no folder {tmp_path}/no; right would be one with PATH/'):
     open_all(tmp_path / 'no')
 

@@ -18,7 +18,7 @@ from vit_jax.data import loader, sources
 
 INCEPTION = schema.Recipe(shift_px=1, rotate_degrees=5.)
 RESIZE = schema.Recipe(crop=schema.Crop.RESIZE)
-ALONE = Shard(0, 1)
+ALONE = Shard((0,), 1)
 BATCH, NUM_IMAGES = 6, 37
 
 
@@ -98,7 +98,7 @@ def test_shards_side_by_side_are_the_global_batch(image_folder: pathlib.Path, me
                                                   count: int) -> None:
   source = source_of(image_folder)
   for start in (0, 5):
-    shards = [take(train(source, **memory, shard=Shard(i, count)), 8, start) for i in range(count)]
+    shards = [take(train(source, **memory, shard=Shard((i,), count)), 8, start) for i in range(count)]
     assert_same(side_by_side(shards), take(train(source, **memory), 8, start))
 
 
@@ -133,7 +133,7 @@ def test_the_info_says_what_a_run_must_agree_on(image_folder: pathlib.Path) -> N
 def test_evaluation_sees_each_example_once(image_folder: pathlib.Path, batch_size: int, count: int, *,
                                            in_memory: bool) -> None:
   source = source_of(image_folder)
-  shards = [evaluate(source, batch_size=batch_size, shard=Shard(i, count), in_memory=in_memory)
+  shards = [evaluate(source, batch_size=batch_size, shard=Shard((i,), count), in_memory=in_memory)
             for i in range(count)]
   assert len({len(s) for s in shards}) == 1
   batches = side_by_side(shards)
@@ -246,8 +246,8 @@ def test_sizes_that_do_not_fit_are_refused(image_folder: pathlib.Path) -> None:
   with pytest.raises(types.UserError, match='batch_size=38 is larger than .* with 37 examples; right would '
                                             'be at most 37'):
     train(source, batch_size=38)
-  with pytest.raises(types.UserError, match='batch_size=6 is not a positive multiple of 4 processes'):
-    train(source, shard=Shard(0, 4))
+  with pytest.raises(types.UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
+    train(source, shard=Shard((0,), 4))
   with pytest.raises(types.UserError, match='seed=-1 is negative'):
     train(source, seed=-1)
 
@@ -271,7 +271,7 @@ def test_repeats_are_augmented_anew_and_resumed_exactly(image_folder: pathlib.Pa
       INCEPTION, repeats=3)
   settings = {'recipe': recipe, 'in_memory': in_memory, 'batch_size': 12}
   whole = take(train(source, **settings), 8)
-  shards = [take(train(source, **settings, shard=Shard(i, 3)), 3, start=5) for i in range(3)]
+  shards = [take(train(source, **settings, shard=Shard((i,), 3)), 3, start=5) for i in range(3)]
   assert_same(whole[5:], side_by_side(shards))
   assert train(source, **settings).info.digest == f'{source.digest} repeats=3'  # as it changes the order
   first = whole[0]

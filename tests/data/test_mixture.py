@@ -32,7 +32,7 @@ def open_mixed(text: str, **fields: object) -> sources.Sources:
 
 
 def train(source: sources.Source, **changes: object) -> loader.TrainLoader:
-  settings = {'recipe': RECIPE, 'image_px': (8, 10), 'batch_size': 6, 'seed': 0, 'shard': Shard(0, 1),
+  settings = {'recipe': RECIPE, 'image_px': (8, 10), 'batch_size': 6, 'seed': 0, 'shard': Shard((0,), 1),
               'workers': 0, 'threads': 2, 'in_memory': False, 'max_bad_images': 0}
   return loader.train_loader(source, **(settings | changes))
 
@@ -58,7 +58,7 @@ def test_a_mixture_goes_on_exactly_for_any_workers_and_shards(folders: list[path
                                                              count: int) -> None:
   source = open_mixed(f'mix:0.7*folder:{folders[0]},0.3*folder:{folders[1]}').train
   whole = take(train(source), 9)
-  parts = [take(train(source, workers=workers, shard=Shard(i, count)), 3, start=6) for i in range(count)]
+  parts = [take(train(source, workers=workers, shard=Shard((i,), count)), 3, start=6) for i in range(count)]
   joined = [{k: np.concatenate([b[k] for b in rows]) for k in rows[0]} for rows in zip(*parts, strict=True)]
   assert_same(whole[6:], joined)
 
@@ -97,7 +97,7 @@ def test_rows_and_names_belong_together(folders: list[pathlib.Path]) -> None:
 def test_slices_are_taken_of_each_source_and_evaluation_has_all(folders: list[pathlib.Path]) -> None:
   opened = open_mixed(f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[1]}', train_split='train[:10]')
   assert len(opened.train) == 20 and len(opened.eval) == 48
-  made = loader.eval_loader(opened.eval, recipe=schema.Recipe(), image_px=(8, 8), batch_size=7, shard=Shard(0, 1),
+  made = loader.eval_loader(opened.eval, recipe=schema.Recipe(), image_px=(8, 8), batch_size=7, shard=Shard((0,), 1),
                             threads=1, workers=0)
   seen = np.concatenate([b['index'][b['mask'] > 0] for b in made.batches()])
   np.testing.assert_array_equal(seen, np.arange(48))

@@ -102,8 +102,8 @@ def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
     found = list(itertools.islice(made.batches(start), num))
     made.close()
     return found
-  whole = take(0, 8, Shard(0, 1), 2)
-  parts = [take(6, 2, Shard(i, 2), 1) for i in range(2)]
+  whole = take(0, 8, Shard((0,), 1), 2)
+  parts = [take(6, 2, Shard((i,), 2), 1) for i in range(2)]
   for step in (0, 1):
     for name in ('views_global', 'views_local', 'label', 'index', 'bad'):
       joined = np.concatenate([p[step][name] for p in parts])

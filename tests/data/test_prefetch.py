@@ -22,7 +22,7 @@ from vit_jax.data import loader, sources
 if __name__ == '__main__':
   source = sources.open_split(schema.Data(source='synthetic', num_examples=37), 'train', image_px=(64, 64))
   made = loader.train_loader(source, recipe=schema.Recipe(), image_px=(64, 64), batch_size=6, seed=0,
-                             workers=2, threads=2, shard=Shard(0, 1), in_memory=False,
+                             workers=2, threads=2, shard=Shard((0,), 1), in_memory=False,
                              max_bad_images=0)
   stream = made.batches(0)
   next(stream)
@@ -57,13 +57,13 @@ def test_loader_processes_give_the_same_batches(image_folder: pathlib.Path) -> N
   taken, evaluated = [], []
   for workers in (0, 2):
     train = loader.train_loader(opened.train, recipe=data.recipe, image_px=(8, 10), batch_size=6, seed=0,
-                                shard=Shard(0, 1), workers=workers, threads=2, in_memory=False,
+                                shard=Shard((0,), 1), workers=workers, threads=2, in_memory=False,
                                 max_bad_images=0)
     stream = train.batches(4)
     taken.append([{k: np.array(v) for k, v in next(stream).items()} for _ in range(9)])
     train.close()
     evaluation = loader.eval_loader(opened.eval, recipe=data.recipe, image_px=(8, 10), batch_size=6,
-                                    shard=Shard(0, 1), threads=2, workers=workers)
+                                    shard=Shard((0,), 1), threads=2, workers=workers)
     evaluated.append([{k: np.array(v) for k, v in b.items()} for b in evaluation.batches()])
     evaluation.close()
   for ones, twos in (taken, evaluated):

@@ -88,6 +88,17 @@ def test_evaluation_squashes_or_takes_the_middle() -> None:
   np.testing.assert_allclose(middle['box'], [.1, .3, .9, .7], atol=1e-6)
 
 
+def test_evaluation_may_shrink_by_area_where_training_does_not() -> None:
+  image = picture(0, height=20, width=40)
+  recipe = schema.Recipe(eval_resize_px=10, eval_area=True, interpolation=schema.Interpolation.BICUBIC, antialias=True)
+  seen = recipes.eval_transform(recipe, (8, 8))(Record(image, 0))['image']
+  means = image.reshape(10, 2, 20, 2, 3).astype(np.float64).mean((1, 3))[1:9, 6:14]
+  np.testing.assert_allclose(seen, means, atol=.51)
+  train = [recipes.train_transform(r, (8, 8))(Record(image, 0), np.random.default_rng(1))['image']
+           for r in (recipe, dataclasses.replace(recipe, eval_area=False))]
+  np.testing.assert_array_equal(*train)
+
+
 def test_grey_pictures_get_three_equal_channels() -> None:
   grey = picture(0)[..., :1]
   out = recipes.eval_transform(RESIZE, (12, 15))(Record(grey, 0))

@@ -13,7 +13,7 @@ import pytest
 from vit_jax.jobs import report
 from vit_jax.record import writer as writer_lib
 
-VOID = {'meta', 'link', 'img', 'br'}
+VOID = {'meta', 'link', 'img', 'br', 'wbr'}
 
 
 class Parser(html.parser.HTMLParser):
@@ -68,8 +68,8 @@ def write_metrics(workdir: pathlib.Path) -> None:
       writer.write(steps[-1], {'test/top1': .5, 'test/top1@ema': .75})
       norms = {'backbone/blocks/attn/query/kernel': [1., math.nan, 0.], 'head/bias': 2.}
       writer.event('norms', step=steps[-1], grad=norms, param=norms, update=norms)
-      writer.event('goodput', seconds={'step': 50., 'compile': 10.})
-      writer.event('goodput', seconds={'step': 80., 'compile': 20., 'lost': math.nan})
+      writer.event('goodput', step=5, seconds={'step': 50., 'compile': 10.})
+      writer.event('goodput', step=steps[-1], seconds={'step': 80., 'compile': 20., 'data_wait': math.nan})
 
 
 def write_predictions(workdir: pathlib.Path, *, classes: int) -> None:
@@ -103,8 +103,8 @@ def test_the_page_shows_everything_a_run_left(workdir: pathlib.Path) -> None:
   page = parse(report.write_report(workdir))
   for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps done again', '98.06 %',
                'test/top1 over 37 images', '3 min 20 s', '206', '2,680,000', 'learning rate',
-               'test/top1@ema', 'attn/query/kernel', '2 min 40 s', '80.0%', '<kind 3>', 'a.png',
-               "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
+               'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0%', '40 s20.0%', 'before a kill30 s15.0%',
+               '<kind 3>', 'a.png', "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
     assert text in page.text, text
   assert page.tags.count('svg') == 9  # five curves, three heat maps, one confusion matrix
   assert page.tags.count('img') == 3  # the fourth example is in no split
@@ -116,6 +116,33 @@ def test_wrong_and_right_examples_are_told_apart(workdir: pathlib.Path) -> None:
   wrong, right = text[text.index('Wrong: 5 of 37'):].split('Right: 32 of 37')
   assert 'a.png' in wrong and '<kind 1>, truly <kind 0>' in wrong
   assert 'c.png' in right[:200]
+
+
+def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workdir: pathlib.Path) -> None:
+  metrics = {'test/top1': .9806, 'test/nll': .25}
+  (workdir / 'final.json').write_text(json.dumps({'step': 10, 'metrics': metrics}))
+  (workdir / 'evaluate.json').write_text(json.dumps({'step': 10, 'top1': .9806, 'metrics': metrics}))
+  text = parse(report.write_report(workdir)).text
+  assert text.count('test/nll') == 1 and 'evaluated at step' not in text
+  (workdir / 'evaluate.json').write_text(json.dumps({'step': 9, 'top1': .97, 'metrics': {'test/nll': .5}}))
+  text = parse(report.write_report(workdir)).text
+  assert text.count('test/nll') == 2 and 'evaluated at step 9' in text
+
+
+@pytest.mark.parametrize(('classes', 'is_shown'), [(5, False), (6, True)])
+def test_the_best_five_of_at_most_five_classes_are_not_shown(workdir: pathlib.Path, classes: int,
+                                                             is_shown: bool) -> None:
+  (workdir / 'final.json').write_text(json.dumps({'metrics': {'test/top1': .5, 'test/top5@ema': 1.}}))
+  write_predictions(workdir, classes=classes)
+  assert ('test/top5@ema' in parse(report.write_report(workdir)).text) == is_shown
+  (workdir / 'predictions.npz').unlink()
+  (workdir / 'config.json').write_text(json.dumps({'data': {'num_classes': classes}}))
+  assert ('test/top5@ema' in parse(report.write_report(workdir)).text) == is_shown
+
+
+def test_long_paths_break_at_their_joints(workdir: pathlib.Path) -> None:
+  text = pathlib.Path(report.write_report(workdir)).read_text()
+  assert f'{workdir.parent.name}/<wbr>run</code>'.replace('_', '_<wbr>').replace('<wbr>0', '0') in text
 
 
 def test_many_classes_become_a_table_of_confused_pairs(workdir: pathlib.Path) -> None:

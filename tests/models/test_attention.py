@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.types import Array
-from vit_jax.models.attention import Attention, attend, attention_weights, combine, relative_logits
+from vit_jax.models.attend import attend, attention_weights, combine
+from vit_jax.models.attention import Attention, relative_logits
 from vit_jax.models.layers import applied, initial
 
 

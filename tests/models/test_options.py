@@ -46,6 +46,18 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
   assert features.tokens.shape == (6, 6, 32) and features.pooled.shape == (6, 32)
 
 
+@pytest.mark.parametrize('is_even', [False, True])
+def test_stochastic_depth_spares_the_first_block_unless_it_is_even(is_even: bool) -> None:
+  settings = tiny(pool=Pool.MEAN, drop_path=.9999, drop_path_even=is_even, execution=Execution.SCAN)
+  backbone = vit.build(settings, PX)
+  params, image = parameters(settings), some_image()
+  first = params['blocks']['mlp']['down']['bias']
+  moved = {**params, 'blocks': {**params['blocks'], 'mlp': {**params['blocks']['mlp'], 'down': {
+      **params['blocks']['mlp']['down'], 'bias': first.at[0, 3].add(1.)}}}}
+  run = jax.jit(lambda p: backbone.apply(p, {}, image, train=True, key=jax.random.key(0))[0].tokens)
+  assert np.allclose(run(params), run(moved)) == is_even
+
+
 def test_parameter_paths_and_shapes_are_the_public_format() -> None:
   found = {name: {path: leaf.shape for path, leaf in trees.flatten(vits.shapes_of(s)).items()}
            for name, s in MODELS.items()}
@@ -104,15 +116,17 @@ def test_execution_and_remat_change_neither_output_nor_gradient(name: str) -> No
 def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str) -> None:
   s = MODELS[name]
   params, image, backbone = parameters(s), some_image(), vit.build(s, PX)
-  first = [params[n] for n in ('cls', 'registers') if n in params]
-  tokens = backbone.embed(params, image)
-  x = jnp.concatenate([*(jnp.broadcast_to(f, (6, *f.shape[1:])) for f in first), tokens], axis=1)
-  positions = params['positions'][0] if s.positions_at is PositionsAt.SHARED else None
-  block = jax.jit(lambda p, x: backbone.block(p, x, capture=True, positions=positions))
+  x = backbone.begin(params, image)
+  block = jax.jit(lambda x, i: backbone.block(params, x, layer=i, capture=True))
   for i in range(2):
-    x, captured = block(jax.tree.map(lambda leaf, i=i: leaf[i], params['blocks']), x)
+    x, captured = block(x, i)
   normed = vits._norm(np.asarray(x), jax.tree.map(np.asarray, params['norm']))
-  np.testing.assert_allclose(forward(s, params, image).tokens, normed[:, x.shape[1] - 6:], rtol=1e-3, atol=2e-4)
+  want = forward(s, params, image)
+  np.testing.assert_allclose(want.tokens, normed[:, x.shape[1] - 6:], rtol=1e-3, atol=2e-4)
+  np.testing.assert_allclose(backbone.finish(params, x, grid=want.grid).pooled, want.pooled, rtol=1e-3, atol=2e-4)
+  reading = backbone.reading(params, x)
+  np.testing.assert_allclose(reading.sum(1), 1., rtol=1e-5)
+  assert reading.shape == x.shape[:2] and not reading[:, int(s.pool is Pool.CLS):x.shape[1] - 6].any()
   shapes = {k: v.shape for k, v in captured.items()}
   assert shapes == ({'row_attention': (6, 2, 4, 3, 3), 'column_attention': (6, 3, 4, 2, 2)} if s.axial
                     else {'attention': (6, 4, x.shape[1], x.shape[1])})
@@ -136,9 +150,8 @@ def test_axial_attention_mixes_rows_then_columns_and_nothing_else() -> None:
   params, backbone = parameters(settings), vit.build(settings, PX)
   x = jax.random.normal(jax.random.key(1), (1, 6, 32))
   one_changed = x + 3. * jnp.eye(6)[:, :, None] * jax.random.normal(jax.random.key(2), (1, 1, 32))  # image i: token i
-  one = jax.tree.map(lambda leaf: leaf[0], params['blocks'])
-  still = {k: (v if k == 'row' else jax.tree.map(jnp.zeros_like, v)) for k, v in one.items()}  # columns pass x on
-  run = jax.jit(lambda x: backbone.block(still, x, capture=False)[0])
+  still = {k: (v if k == 'row' else jax.tree.map(jnp.zeros_like, v)) for k, v in params['blocks'].items()}
+  run = jax.jit(lambda x: backbone.block({'blocks': still}, x, layer=0, capture=False)[0])  # columns pass x on
   depends = np.abs(run(one_changed) - run(jnp.broadcast_to(x, (6, 6, 32)))).max(-1) > 1e-4  # [token in, token out]
   np.testing.assert_array_equal(depends, np.kron(np.eye(2), np.ones((3, 3))).astype(bool))
 
@@ -169,11 +182,14 @@ def test_shared_positions_follow_tokens_in_any_order() -> None:
                              encode(tokens[:, order[::-1]], each[:, ::-1]), rtol=1e-3, atol=1e-4)
 
 
-def test_blocks_take_positions_only_where_they_are_shared() -> None:
-  with pytest.raises(UserError, match='positions_at=shared: block.. takes positions .* it got none'):
-    vit.build(ablations()['1d-shared'], PX).block({}, jnp.zeros((1, 7, 32)), capture=False)
-  with pytest.raises(UserError, match='positions_at=stem: block.. takes positions .* it got some'):
-    vit.build(tiny(), PX).block({}, jnp.zeros((1, 7, 32)), capture=False, positions=jnp.zeros((7, 32)))
+def test_a_nudge_of_attention_adds_to_its_weights() -> None:
+  settings = tiny(pool=Pool.MEAN)
+  params, backbone, x = parameters(settings), vit.build(settings, PX), jax.random.normal(jax.random.key(1), (2, 6, 32))
+  nudge = jax.random.normal(jax.random.key(3), (2, 4, 6, 6))
+  plain, captured = backbone.block(params, x, layer=1, capture=True)
+  moved, after = backbone.block(params, x, layer=1, capture=True, nudge=nudge)
+  np.testing.assert_allclose(after['attention'], captured['attention'] + nudge, rtol=1e-5, atol=1e-6)
+  assert np.abs(moved - plain).max() > 1e-2
 
 
 def test_registers_and_class_token_are_no_patch_tokens() -> None:

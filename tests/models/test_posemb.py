@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -55,10 +56,11 @@ def test_no_sample_lies_beyond_the_last_entry() -> None:
       assert matrix[-1, -1] == 1. and (matrix >= 0).all()
 
 
-def test_sincos_is_the_formula_of_moco_v3() -> None:
-  table = posemb.sincos2d((3, 5), 16).reshape(3, 5, 16)
+@pytest.mark.parametrize(('embed', 'steps'), [(posemb.sincos2d, 3), (posemb.sincos2d_mae, 4)])
+def test_sincos_is_the_published_formula(embed: Callable[..., np.ndarray], steps: int) -> None:
+  table = embed((3, 5), 16).reshape(3, 5, 16)
   for y in range(3):
     for x in range(5):
-      omega = [10_000 ** (-j / 3) for j in range(4)]
+      omega = [10_000 ** (-j / steps) for j in range(4)]
       expected = [f(p * o) for p in (x, y) for f in (math.sin, math.cos) for o in omega]
       np.testing.assert_allclose(table[y, x], expected, rtol=1e-5, atol=1e-6)

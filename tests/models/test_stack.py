@@ -86,7 +86,7 @@ def saved_rows(settings: schema.ViT) -> Counter[int]:
     params, _ = jax.eval_shape(backbone.init, jax.random.key(0), image)
     kept = jax.eval_shape(lambda p, x: jax.vjp(lambda p: loss(p, x), p)[1], params, image)
     rows = 6 * 7  # images times tokens
-    return Counter(leaf.size // rows for leaf in jax.tree.leaves(kept) if leaf.shape[:1] == (rows,))
+    return Counter(leaf.size // rows for leaf in jax.tree.leaves(kept) if leaf.shape[:1] == (6,))
 
   return leaves(2) - leaves(1)
 

@@ -144,9 +144,10 @@ def test_block_by_block_gives_what_apply_gives(tiny: schema.ViT) -> None:
   tokens = backbone.embed(params, image) + backbone.positions(params, (2, 3))[None]
   cls = jnp.broadcast_to(params['cls'] + params['positions'][:, :1], (6, 1, 32))
   x = jnp.concatenate([cls, tokens], axis=1)
-  block = jax.jit(lambda p, x: backbone.block(p, x, capture=True))
+  np.testing.assert_allclose(backbone.begin(params, image), x, rtol=1e-5, atol=1e-6)
+  block = jax.jit(lambda x, i: backbone.block(params, x, layer=i, capture=True))
   for i in range(2):
-    x, captured = block(jax.tree.map(lambda leaf, i=i: leaf[i], params['blocks']), x)
+    x, captured = block(x, i)
     assert captured['attention'].shape == (6, 4, 7, 7)
   normed = numpy_norm(np.asarray(x), jax.tree.map(np.asarray, params['norm']))
   np.testing.assert_allclose(forward(tiny, params, image).tokens, normed[:, 1:], rtol=1e-3, atol=1e-4)

@@ -33,13 +33,20 @@ TEXT = """HloModule jit_step, is_scheduled=true
 }
 
 %inner_body (q: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %one = s32[]{:T(128)} constant(1)
+  %q.1 = (s32[]{:T(128)}, f32[4,8]{1,0}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%q.1), index=0
+  %copy = s32[]{:T(128)S(6)} copy(%i.1)
+  %next = s32[]{:T(128)} add(%copy, %one), metadata={op_name="jit(step)/jvp()/while/body/add"}
   %move = (f32[4,8]{1,0}, f32[4,8]{1,0}, u32[], u32[]) collective-permute-start(%x), channel_id=3
   %f = f32[4,8]{1,0:T(8,128)S(1)} fusion(%x), kind=kLoop, calls=%inside, backend_config={"estimated_cycles":"10"}
-  ROOT %out = (s32[], f32[4,8]{1,0}) tuple(%i, %f)
+  ROOT %out = (s32[], /*index=1*/f32[4,8]{1,0}) tuple(%next, %f)
 }
 
 %inner_condition (q: (s32[], f32[4,8])) -> pred[] {
   %three = s32[]{:T(128)} constant(3)
+  %q = (s32[]{:T(128)}, f32[4,8]{1,0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%q), index=0
   ROOT %less = pred[]{:T(256)} compare(%i, %three), direction=LT
 }
 
@@ -55,7 +62,8 @@ TEXT = """HloModule jit_step, is_scheduled=true
 }
 
 ENTRY %main (input: f32[4,8]) -> f32[4,8] {
-  %loop = (s32[], f32[4,8]) while(%input), condition=%outer_condition, body=%outer_body, KNOWN
+  %loop = (s32[], f32[4,8]) while(%input), condition=%outer_condition, body=%outer_body, KNOWN, \
+metadata={op_name="jit(step)/jit(_beta)/vmap()/while" stack_frame_id=7}
   %rs = f32[1,8]{1,0} fusion(%loop), kind=kCustom, calls=%all-reduce-scatter.1
   %ar = (f32[4,8]{1,0}, bf16[2,2]{1,0}) all-reduce(%a, %b), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'a','b'}
   ROOT %done = f32[4,8]{1,0} copy(%ar), backend_config={"window_config":{"estimated_cycles":"100"}}
@@ -68,7 +76,7 @@ def read(known: str = 'backend_config={"known_trip_count":{"n":"5"}}') -> compil
 
 
 def test_cycles_are_counted_once_a_trip_and_not_inside_fusions() -> None:
-  assert read().cycles == 5 * 3 * 10 + 100 and read().unknown_loops == 0
+  assert read().cycles == 5 * 3 * 10 + 100 and read().unknown == compiled.Unknown(0, 0, [])
 
 
 def test_collectives_are_counted_by_kind_with_their_bytes() -> None:
@@ -80,7 +88,7 @@ def test_collectives_are_counted_by_kind_with_their_bytes() -> None:
 
 
 def test_a_loop_of_unknown_length_is_counted_once_and_said() -> None:
-  assert read('').unknown_loops == 1 and read('').cycles == 3 * 10 + 100
+  assert read('').unknown == compiled.Unknown(1, 3 * 10, ['jit(_beta)']) and read('').cycles == 3 * 10 + 100
 
 
 @pytest.mark.parametrize(('message', 'want'), [
@@ -109,6 +117,6 @@ def test_the_text_of_this_machines_compiler_is_read_too() -> None:
 
   text = jax.jit(total, in_shardings=rows).lower(jax.ShapeDtypeStruct((16, 37), jnp.float32)).compile().as_text()
   costs = compiled.read(text or '', num_devices=8)
-  assert costs.cycles == 0 and costs.unknown_loops == 0
+  assert costs.cycles == 0 and costs.unknown.loops == 0
   assert [row.kind for row in costs.collectives] == ['all-reduce']
   assert costs.collectives[0].num_bytes == costs.collectives[0].calls * 37 * 4

@@ -2,18 +2,24 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
 
 import fakes
 import jax
 import numpy as np
 import programs
 import pytest
+import slices
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.parallel import mesh as meshes
+from vit_jax.parallel import topologies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +108,7 @@ def test_a_mesh_of_slices_has_the_same_axes_and_holds_rows_in_order() -> None:
   mesh = meshes.make(schema.Mesh(-1, 2, 1, slices=2), jax.devices())
   plain = meshes.make(schema.Mesh(-1, 2, 1), jax.devices())
   assert dict(mesh.shape) == {'data': 4, 'fsdp': 2, 'tensor': 1} and mesh.axis_types == plain.axis_types
-  assert meshes.local_rows(mesh) == Shard(0, 1)
+  assert meshes.local_rows(mesh) == Shard(tuple(range(8)), 8)
 
 
 @pytest.mark.parametrize('settings', [schema.Mesh(4, 2, 1, slices=2), schema.Mesh(2, 2, 2, slices=2)])
@@ -117,3 +123,52 @@ def test_a_step_over_two_slices_is_the_step_of_one_device(settings: schema.Mesh)
       settings, data)
   programs.assert_close(got.params, want.params)
   assert second.grad_norm == pytest.approx(float(first.grad_norm), rel=1e-5)
+
+
+SLICES = ('v3:4x4', 'v3:16x16', 'v4:2x2x4', 'v4:4x4x8', 'v5e:4x4', 'v5e:16x16', 'v5p:4x4x4', 'v6e:8x8')
+LAYOUTS = {'data': (-1, 1, 1), 'fsdp': (1, -1, 1), 'fsdp=4': (-1, 4, 1), 'fsdp=8': (-1, 8, 1), 'tensor=4': (-1, 1, 4),
+           'fsdp=2,tensor=2': (-1, 2, 2)}
+
+
+def test_the_fake_slices_are_laid_over_hosts_as_recorded() -> None:
+  assert tuple((d.id, d.process_index, d.coords) for d in slices.devices('v5e:4x4')) == slices.RECORDED
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('name', SLICES)
+def test_a_host_feeds_the_rows_that_its_devices_hold_and_no_others(name: str, layout: str) -> None:
+  devices = slices.devices(name)
+  mesh = meshes.make(schema.Mesh(*LAYOUTS[layout]), devices)  # type: ignore[arg-type]
+  batch_size = 3 * mesh.shape['data'] * mesh.shape['fsdp']
+  held = meshes.batch_sharding(mesh).devices_indices_map((batch_size,))
+  for process in {d.process_index for d in devices}:
+    wanted = {row for device, index in held.items() if device.process_index == process
+              for row in range(batch_size)[index[0]]}
+    assert meshes.local_rows(mesh, process).rows(batch_size).tolist() == sorted(wanted)
+
+
+def test_the_rows_of_a_host_need_not_be_neighbours() -> None:
+  mesh = meshes.make(schema.Mesh(), slices.devices('v5e:4x4'))  # type: ignore[arg-type]
+  shard = meshes.local_rows(mesh, 0)
+  assert shard == Shard((0, 1, 6, 15), 16)
+  assert shard.rows(32).tolist() == [0, 1, 2, 3, 12, 13, 30, 31]
+
+
+TRUE_SLICES = """
+import sys
+from vit_jax.parallel import topologies
+import slices
+for name in sys.argv[1:]:
+  true = [(d.id, d.process_index, tuple(d.coords), d.core_on_chip, d.device_kind)
+          for d in topologies.open_devices(topologies.parse(name))]
+  assert true == [(d.id, d.process_index, d.coords, d.core_on_chip, d.device_kind) for d in slices.devices(name)], name
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='libtpu is not installed')
+def test_the_fake_slices_are_those_that_the_tpu_compiler_knows() -> None:
+  environment = os.environ | {'PYTHONPATH': ':'.join(path for path in sys.path if path)} | topologies.environment(
+      topologies.parse(SLICES[0]))
+  done = subprocess.run([sys.executable, '-c', TRUE_SLICES, *SLICES], env=environment, capture_output=True, text=True,
+                        timeout=120)
+  assert done.returncode == 0, done.stderr[-2000:]

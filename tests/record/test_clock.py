@@ -16,9 +16,9 @@ class Time:
     return self.now
 
 
-def make(**kwargs: object) -> tuple[clock_lib.Clock, Time]:
+def make() -> tuple[clock_lib.Clock, Time]:
   time = Time()
-  return clock_lib.Clock(6, 30., 100., now=time, **kwargs), time  # type: ignore[arg-type]
+  return clock_lib.Clock(6, 30., 100., now=time), time
 
 
 def run_steps(clock: clock_lib.Clock, time: Time, *, steps: int, seconds: float) -> None:
@@ -31,6 +31,8 @@ def test_rates_count_steps_and_data_waits_but_not_evaluations_and_checkpoints() 
   clock, time = make()
   with clock.phase('compile'):
     time.now += 50
+  run_steps(clock, time, steps=1, seconds=70.)
+  assert clock.rates() is None
   run_steps(clock, time, steps=3, seconds=2.)
   with clock.phase('data_wait'):
     time.now += 3
@@ -57,7 +59,7 @@ def test_rates_are_of_the_window_since_the_last_call() -> None:
 def test_mfu_is_none_when_peak_or_cost_is_unknown(flops: float, peak: float | None) -> None:
   time = Time()
   clock = clock_lib.Clock(6, flops, peak, now=time)
-  run_steps(clock, time, steps=1, seconds=1.)
+  run_steps(clock, time, steps=2, seconds=1.)
   rates = clock.rates()
   assert rates is not None and rates.mfu is None
 
@@ -83,24 +85,28 @@ def test_a_phase_ends_when_its_body_fails() -> None:
   assert clock.goodput().seconds == {'step': 4., 'checkpoint': 1.}
 
 
-def test_repeated_steps_are_lost_and_goodput_adds_up() -> None:
-  clock, time = make(lost_steps=3)
-  with clock.phase('startup'):
-    time.now += 10
-  run_steps(clock, time, steps=2, seconds=1.)
+def test_goodput_adds_up() -> None:
+  clock, time = make()
   assert clock.goodput().fraction == 0.
-  run_steps(clock, time, steps=10, seconds=1.)
+  clock.charge('startup', 7.)
+  with clock.phase('startup'):
+    time.now += 3
+  run_steps(clock, time, steps=12, seconds=1.)
   goodput = clock.goodput()
-  assert goodput.seconds == {'step': 9., 'startup': 10., 'lost': 3.}
+  assert goodput.seconds == {'step': 12., 'startup': 10.}
   assert goodput.total_s == pytest.approx(sum(goodput.seconds.values()))
-  assert goodput.fraction == pytest.approx(9 / 22)
+  assert goodput.fraction == pytest.approx(12 / 22)
 
 
-def test_time_left_expects_evaluations_again_but_no_compilation() -> None:
+def test_time_left_expects_evaluations_again_but_no_compilation_and_no_first_step() -> None:
   clock, time = make()
   assert clock.time_left_s(10) is None
   with clock.phase('compile'):
     time.now += 500
+  with clock.phase('data_wait'):
+    time.now += 20
+  run_steps(clock, time, steps=1, seconds=30.)
+  assert clock.time_left_s(10) is None
   run_steps(clock, time, steps=4, seconds=1.)
   with clock.phase('evaluate'):
     time.now += 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -198,6 +199,19 @@ def test_a_full_disk_stops_with_a_clear_error_and_leaves_older_checkpoints(
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert int(open_folder().restore(one.abstract_state, one.shardings).state.step) == 1
+
+
+def test_a_save_that_fails_in_the_background_is_noticed_by_the_next_look(
+    one: Program, open_folder: object, tmp_path: pathlib.Path) -> None:
+  checkpointer = open_folder()
+  save(checkpointer, one, [1])
+  checkpointer.save(2, one.init_fn(), data={}, meta={}, metrics={})
+  with pytest.raises(UserError, match=r'could not be written(.|\n)*steps on disk: 1\)'):
+    for _ in range(100):
+      shutil.rmtree(tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp', ignore_errors=True)
+      checkpointer.check()
+      time.sleep(.05)
+  checkpointer.check()
 
 
 def test_scores_prefer_high_accuracy_and_low_loss() -> None:

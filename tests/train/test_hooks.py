@@ -97,6 +97,14 @@ def phase(name: str) -> Iterator[None]:
   yield
 
 
+def test_an_evaluation_for_the_checkpoints_runs_where_its_metric_was_not_measured_just_now() -> None:
+  record, latest, clock = Record(), {'test/top1': (4, .4)}, Clock(1, 0, None)
+  evaluate = hooks.Evaluate(2, lambda state, step: {'test/top1': step / 10}, record, clock, latest, metric='test/top1')
+  for step in (4, 6, 6):
+    evaluate.on_state(step, STATE)
+  assert record.rows == [(6, {'test/top1': .6})] and latest == {'test/top1': (6, .6)}
+
+
 def test_a_checkpoint_is_judged_by_metrics_of_its_own_step_and_made_once() -> None:
   record, saver, latest = Record(), Saver(), {}
   clock = Clock(1, 0, None)

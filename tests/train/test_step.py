@@ -73,7 +73,7 @@ def test_a_step_that_is_not_finite_updates_nothing_but_the_count(settings: str) 
 def test_diagnosis_names_the_example(settings: str) -> None:
   mesh, data = programs.MESHES[settings], bad_batch()
   built = program(task(), mesh, data=data)
-  placed = programs.meshes.put_batch(data, programs.mesh(mesh), programs.Shard(0, 1))
+  placed = programs.meshes.put_batch(data, programs.mesh(mesh), programs.Shard((0,), 1))
   state, metrics = built.step_fn(built.init_fn(), placed)
   find = diagnose.build(task(), fakes.normalise, 'picture{}'.format, mesh=programs.mesh(mesh), seed=0)
   assert find(loop.Done(1, metrics, placed, state)) == ['picture5 (index 5)']

@@ -106,7 +106,7 @@ def _render_card(arrays: Mapping[str, HostArray], row: int, name: str, image: Ho
     f'<b class="wrong">{html.escape(predicted)}</b>, truly <b>{html.escape(true)}</b>')
   picture = render.embed_image(image, alt=f'{true}, predicted {predicted}')
   return (f'<figure>{picture}<figcaption>{says} · {float(arrays["probability"][row, 0]):.1%}'
-          f'<br>{html.escape(name)}</figcaption></figure>')
+          f'<br>{render.break_path(name)}</figcaption></figure>')
 
 
 def _name_class(arrays: Mapping[str, HostArray], number: int) -> str:

@@ -129,7 +129,7 @@ def make_tree(name: str, value: object, *, is_open: bool) -> str:
     value = dict(enumerate(value))
   if not isinstance(value, Mapping) or not value:
     shown = '' if isinstance(value, Mapping) else format_value(value)
-    return f'<div><b>{html.escape(name)}</b> <code>{html.escape(shown) or "–"}</code></div>'
+    return f'<div><b>{html.escape(name)}</b> <code>{break_path(shown) or "–"}</code></div>'
   inner = ''.join(make_tree(str(key), item, is_open=False) for key, item in value.items())
   return f'<details{" open" if is_open else ""}><summary>{html.escape(name)}</summary>{inner}</details>'
 
@@ -141,6 +141,11 @@ def make_page(title: str, sections: Sequence[str]) -> str:
           '<meta name="viewport" content="width=device-width, initial-scale=1">'
           f'<link rel="icon" href="data:,">\n<style>{_STYLE}</style></head>\n<body><main>\n'
           + '\n'.join(sections) + '\n</main></body></html>\n')
+
+
+def break_path(text: str) -> str:
+  """Text as HTML whose lines may break within long paths and file names, at their joints and not inside a word."""
+  return re.sub(r'(?<=\w)([/\\:=,]+|[_.-](?=[^\W\d]))', r'\1<wbr>', html.escape(text))
 
 
 def format_value(value: object) -> str:
@@ -241,13 +246,13 @@ h3 { font-size: .95rem; margin: 0 0 .4em; font-weight: 600; }
 .examples figure { margin: 0; background: var(--card); border-radius: 8px; overflow: hidden; }
 .examples img { width: 100%; aspect-ratio: 1; object-fit: contain; display: block; background: #0002; }
 .tiny { image-rendering: pixelated; }
-figcaption { font-size: .82rem; line-height: 1.4; padding: 7px 9px; overflow-wrap: anywhere; }
+figcaption { font-size: .82rem; line-height: 1.4; padding: 7px 9px; overflow-wrap: break-word; }
 figcaption b { color: var(--text); } figcaption .wrong { color: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 th, td { text-align: left; padding: 4px 18px 4px 0; border-bottom: 1px solid var(--line); }
 th { color: var(--quiet); font-weight: 500; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 details > details, details > div { margin-left: 1.2em; } summary { cursor: pointer; }
-code, pre { font: .87em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+code, pre { font: .87em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: break-word; }
 pre { white-space: pre-wrap; background: var(--card); border-radius: 8px; padding: 10px 14px; }
 """

@@ -60,6 +60,21 @@ def recipe_of_file(aug: str) -> Level:
   return recipe(FILE_NAMES[aug])
 
 
+NAMES = (*LEVELS, *(f'aug_{name}' for name in FILE_NAMES))
+"""All names of levels: `light1` is the paper's, `aug_light1` a weight file's."""
+
+
+def by_name(name: str) -> Level:
+  """A level by either of its names.
+
+  Raises:
+    UserError: there is no such level.
+  """
+  return recipe_of_file(name.removeprefix('aug_')) if name.startswith('aug_') else recipe(name)
+
+
 def randaugment(level: Level) -> schema.RandAugment:
   """The setting of RandAugment of a level."""
+  if not level.layers:
+    return schema.RandAugment()
   return schema.RandAugment(level.layers, level.magnitude, table=schema.OpTable.AUGREG)

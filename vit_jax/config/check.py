@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vit_jax.config import durations, recipe_options, schema, training_options, vit_options
+from vit_jax.config import durations, model_options, objective_options, recipe_options, schema, training_options
 from vit_jax.core.errors import UserError
 
 
 def check(config: schema.Config) -> None:
   """Raises UserError with all faults of a config, one a line."""
-  faults = [*_run(config), *_model(config), *_data(config), *_optimizer(config), *_objective(config),
+  faults = [*_run(config), *_model(config), *_data(config), *_optimizer(config), *objective_options.faults(config),
             *_checkpoints(config), *_mesh(config), *_evals(config)]
   if faults:
     raise UserError(f'The config {config.name!r} has {len(faults)} fault{"s" * (len(faults) > 1)}:\n'
@@ -45,6 +45,7 @@ def _within(name: str, value: float, low: float, high: float, *, open_end: bool 
 def _run(c: schema.Config) -> Iterator[str]:
   yield from _duration('length', c.length, percent=False)
   yield from _at_least('batch_size', c.batch_size, 1)
+  yield from _at_least('seed', c.seed, 0)
   for side, px in zip(('height', 'width'), c.image_px, strict=False):
     yield from _at_least(f'image_px {side}', px, 1)
   if len(c.image_px) != 2:
@@ -57,21 +58,14 @@ def _run(c: schema.Config) -> Iterator[str]:
 
 
 def _model(c: schema.Config) -> Iterator[str]:
-  m = c.model
-  for name in ('patch', 'width', 'depth', 'heads', 'mlp'):
-    yield from _at_least(f'model.{name}', getattr(m, name), 1)
-  if m.heads >= 1 and m.width % m.heads:
-    yield f'model.width={m.width} is not a multiple of model.heads={m.heads}'
-  if m.positions is schema.Positions.SINCOS2D and m.width % 4:
-    yield f'model.width={m.width} is not a multiple of 4, which 2-D sine-cosine positions need'
-  if m.patch >= 1 and any(px % m.patch for px in c.image_px):
-    yield f'image_px={c.image_px} is not a multiple of model.patch={m.patch} in both directions'
-  yield from _within('model.dropout', m.dropout, 0, 1, open_end=True)
-  yield from _within('model.drop_path', m.drop_path, 0, 1, open_end=True)
-  yield from vit_options.faults(m)
+  yield from model_options.faults(c.model, c.image_px)
   yield from _at_least('head.pre_logits', c.head.pre_logits, 0)
-  if m.norm_eps <= 0:
-    yield f'model.norm_eps={m.norm_eps} is not positive'
+  if model_options.has_statistics(c.model) and c.train.accumulate > 1:
+    yield (f'train.accumulate={c.train.accumulate} would give the BatchNorm of the model the statistics of a part of '
+           'the batch; want train.accumulate=1')
+  if c.optimizer.layer_decay != 1 and isinstance(c.model, schema.ResNet | schema.EfficientNet):
+    yield (f'optimizer.layer_decay={c.optimizer.layer_decay} counts blocks, which model {type(c.model).__name__} has '
+           'not; want 1')
 
 
 def _data(c: schema.Config) -> Iterator[str]:
@@ -94,9 +88,14 @@ def _data(c: schema.Config) -> Iterator[str]:
     yield f'data.recipe.eval_resize_px={r.eval_resize_px} is smaller than image_px={c.image_px}'
   if any(s <= 0 for s in r.std):
     yield f'data.recipe.std={r.std}: want positive numbers'
-  if d.in_memory is schema.InMemory.YES and r.crop is schema.Crop.INCEPTION:
-    yield ('data.in_memory=yes holds images of one size, but data.recipe.crop=inception crops from the stored '
+  if d.in_memory is schema.InMemory.YES and r.crop is not schema.Crop.RESIZE:
+    yield (f'data.in_memory=yes holds images of one size, but data.recipe.crop={r.crop.value} crops from the stored '
            'picture; want data.recipe.crop=resize or data.in_memory=no')
+  if d.data_dir and 'tfds:' not in d.source:
+    yield (f'data.data_dir={d.data_dir!r} is where sets of TFDS lie, but data.source={d.source!r} is none; want no '
+           'data_dir')
+  if d.in_memory is schema.InMemory.YES and d.workers:
+    yield f'data.workers={d.workers} have nothing to do with data.in_memory=yes; want workers=0'
   yield from recipe_options.faults(c)
 
 
@@ -114,19 +113,12 @@ def _optimizer(c: schema.Config) -> Iterator[str]:
   yield from training_options.faults(c)
 
 
-def _objective(c: schema.Config) -> Iterator[str]:
-  o = c.objective
-  yield from _within('objective.label_smoothing', o.label_smoothing, 0, 1, open_end=True)
-
-
 def _checkpoints(c: schema.Config) -> Iterator[str]:
   yield from _duration('checkpoints.every', c.checkpoints.every)
   yield from _at_least('checkpoints.keep_latest', c.checkpoints.keep_latest, 1)
   yield from _duration('checkpoints.keep_every', c.checkpoints.keep_every, off=True)
-  best = c.checkpoints.keep_best
-  if best and best.split('/')[0] not in c.evals:
-    yield (f'checkpoints.keep_best={best!r} is measured by no evaluation; want EVALUATION/METRIC with one of: '
-           f'{", ".join(c.evals) or "(none configured)"}')
+  if c.checkpoints.keep_best:
+    yield from training_options.metric_faults('checkpoints.keep_best', c.checkpoints.keep_best, c)
 
 
 def _mesh(c: schema.Config) -> Iterator[str]:

@@ -5,20 +5,20 @@ all values that cannot be read are listed together. The parsing itself stays `ml
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import enum
 import importlib.util
-import json
 import pathlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config import schema
+from vit_jax.config import schema, stored
 from vit_jax.core.errors import UserError
 
 
@@ -61,39 +61,102 @@ def load(spec: str, overrides: list[str]) -> schema.Config:
   """The config of a file with overrides applied.
 
   Args:
-    spec: name or path, with `:arguments`.
+    spec: name or path, with `:arguments`; or the path of a run's `config.json`.
     overrides: `path.to.field=value` texts.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read.
   """
+  found = read(spec)
+  if isinstance(found, schema.Study):
+    raise UserError(f'--config={spec} is a study of several runs; want --job=study, or a config of one run')
+  return override({'': found}, overrides)['']
+
+
+def load_study(spec: str, overrides: list[str]) -> schema.Study:
+  """The study of a file, with overrides applied to each of its runs; a config of one run is a study of one.
+
+  Raises:
+    UserError: lists every unknown name and every value that cannot be read.
+  """
+  study = read(spec)
+  if isinstance(study, schema.Config):
+    study = schema.Study(study.name, {'run': study})
+
+  def later(more: Callable[[schema.Results], dict[str, schema.Config]]) -> Callable[
+      [schema.Results], dict[str, schema.Config]]:
+    return lambda results: override(more(results), overrides)
+
+  return dataclasses.replace(study, runs=override(study.runs, overrides), then=tuple(map(later, study.then)))
+
+
+def read(spec: str) -> schema.Config | schema.Study:
+  """What the file of a config gives, without overrides.
+
+  Raises:
+    UserError: it gives something else.
+  """
   spec = find(spec)
-  config = _parse(spec, [])
-  overrides = [_by_name(config, override) for override in overrides]
-  faults = [fault for override in overrides for fault in _faults(spec, config, override)]
-  if faults:
-    raise UserError(f'{len(faults)} override{"s" * (len(faults) > 1)} cannot be applied:\n'
-                    + '\n'.join(f'  {fault}' for fault in faults))
-  return _parse(spec, overrides)
-
-
-def _parse(spec: str, overrides: list[str]) -> schema.Config:
-  values = flags.FlagValues()
-  argv = ['vit-jax', f'--config={spec}'] + [f'--config.{o}' for o in overrides]
+  if (path := pathlib.Path(spec.partition(':')[0])).suffix == '.json':
+    return stored.read(path)
+  values, argv = flags.FlagValues(), ['vit-jax', f'--config={spec}']
   holder = config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
   try:
     values(argv)
   except flags.Error as error:
     raise _own(error) or error from None
-  if not isinstance(holder.value, schema.Config):
-    raise UserError(f'{spec}: get_config() returned {type(holder.value).__name__}; want vit_jax.config.schema.Config')
+  if not isinstance(holder.value, schema.Config | schema.Study):
+    raise UserError(f'{spec}: get_config() returned {type(holder.value).__name__}; want vit_jax.config.schema.Config, '
+                    'or Study')
+  return holder.value
+
+
+def known_settings(spec: str) -> list[str]:
+  """Names of the settings of a config, or of any where there is none of this name, for what a mistake is told."""
+  try:
+    found = load_study(spec, []).runs.values()
+  except UserError:
+    found = [schema.Config()]
+  return list(dict.fromkeys(setting.name for config in found for setting in fields(config)))
+
+
+def override(configs: Mapping[str, schema.Config], overrides: list[str]) -> dict[str, schema.Config]:
+  """Configs by name, with the same overrides applied to each.
+
+  Raises:
+    UserError: lists every unknown name and every value that cannot be read, and which of several configs it is for.
+  """
+  faults: dict[str, list[str]] = {}
+  found = {}
+  for name, config in configs.items():
+    named = [_by_name(config, one) for one in overrides]
+    wrong = [fault for one in named for fault in _faults(config, one)]
+    for fault in wrong:
+      faults.setdefault(fault, []).append(name)
+    if not wrong:
+      found[name] = _parse(config, named)
+  if faults:
+    raise UserError(f'{len(faults)} override{"s" * (len(faults) > 1)} cannot be applied:\n' + '\n'.join(
+        f'  {fault}' + (f' (of {", ".join(names)})' if len(names) < len(configs) else '')
+        for fault, names in faults.items()))
+  return found
+
+
+def _parse(config: schema.Config, overrides: list[str]) -> schema.Config:
+  values, argv = flags.FlagValues(), ['vit-jax', *(f'--config.{one}' for one in overrides)]
+  holder = config_flags.DEFINE_config_dataclass('config', copy.deepcopy(config), flag_values=values, sys_argv=argv)
+  values(argv)
   return holder.value
 
 
 def _own(error: BaseException) -> UserError | None:
-  """The message that a config file raised itself, such as about its arguments, from what absl wraps it in."""
+  """The message that a config file raised itself, such as about its arguments: the innermost of what wraps it."""
+  found: UserError | None = None
   cause = error.__cause__ or error.__context__
-  return cause if isinstance(cause, UserError) or cause is None else _own(cause)
+  while cause is not None:
+    found = cause if isinstance(cause, UserError) else found
+    cause = cause.__cause__ or cause.__context__
+  return found
 
 
 def _by_name(config: schema.Config, override: str) -> str:
@@ -105,7 +168,7 @@ def _by_name(config: schema.Config, override: str) -> str:
   return f'{name}{equals}{value}'
 
 
-def _faults(spec: str, config: schema.Config, override: str) -> Iterator[str]:
+def _faults(config: schema.Config, override: str) -> Iterator[str]:
   name, equals, value = override.partition('=')
   known = {setting.name: setting for setting in fields(config)}
   if name not in known:
@@ -116,7 +179,7 @@ def _faults(spec: str, config: schema.Config, override: str) -> Iterator[str]:
   else:
     now = known[name].value
     try:
-      parsed = {setting.name: setting.value for setting in fields(_parse(spec, [override]))}
+      parsed = {setting.name: setting.value for setting in fields(_parse(config, [override]))}
     except (flags.Error, ValueError, TypeError) as error:
       yield f'config.{name}={value}: {_wanted(now, error)}'
       return
@@ -158,19 +221,3 @@ def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
       yield from fields(value, f'{prefix}{name}.')
     else:
       yield Setting(f'{prefix}{name}', value, Ellipsis in typing.get_args(declared))
-
-
-def to_json(config: schema.Config) -> str:
-  """The final config, whole, as JSON; each part names its type."""
-  return json.dumps(_plain(config), indent=2) + '\n'
-
-
-def _plain(value: Any) -> Any:
-  if dataclasses.is_dataclass(value):
-    parts = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return {'type': type(value).__name__, **parts}
-  if isinstance(value, dict):
-    return {k: _plain(v) for k, v in value.items()}
-  if isinstance(value, (tuple, list)):
-    return [_plain(v) for v in value]
-  return value.value if isinstance(value, enum.Enum) else value

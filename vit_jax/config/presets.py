@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import assert_never
 
-from vit_jax.config import schema
+from vit_jax.config import model_options, schema
 from vit_jax.core.errors import UserError
 
 # What is rented -> what the compiler calls it. Numbers after v2 to v5p count cores, after v5e and v6e chips.
@@ -56,5 +57,16 @@ def place(config: schema.Config, mesh: str, known: Mapping[str, Placement]) -> s
   return dataclasses.replace(
       config, mesh=dataclasses.replace(config.mesh, fsdp=found.fsdp),
       train=dataclasses.replace(config.train, accumulate=found.accumulate),
-      model=dataclasses.replace(config.model, remat=found.remat, execution=found.execution,
+      model=dataclasses.replace(run_as(config.model, remat=found.remat, execution=found.execution),
                                 dtype=schema.DType.BF16))
+
+
+def run_as(model: schema.Model, *, remat: schema.Remat, execution: schema.Execution) -> schema.Model:
+  """The same model, run this way; one of convolutions has no `execution`, and computes units again or not."""
+  match model:
+    case schema.ViT() | schema.Mixer():
+      return dataclasses.replace(model, remat=remat, execution=execution)
+    case schema.ResNet() | schema.EfficientNet():
+      return dataclasses.replace(model, remat=remat if remat in model_options.UNIT_REMAT else schema.Remat.FULL)
+    case _:
+      assert_never(model)

@@ -1,6 +1,7 @@
 """Which settings of a recipe make no sense, alone or together; part of `check.py`."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from vit_jax.config import schema
@@ -17,11 +18,18 @@ def faults(config: schema.Config) -> Iterator[str]:
   yield from _range('erase.area', r.erase.area, most=1)
   yield from _range('erase.aspect', r.erase.aspect)
   yield from _probability('erase.probability', r.erase.probability)
+  yield from _off(r)
+  yield from _crop(r)
   yield from _mixing(config, r)
   yield from _repeats(config, r)
   if r.antialias and r.interpolation is schema.Interpolation.AREA:
     yield ('data.recipe.antialias=true widens the filters of bilinear and bicubic, but data.recipe.interpolation=area '
            'covers every pixel as it is; want antialias=false')
+  if r.eval_area and r.crop is schema.Crop.RESIZE:
+    yield ('data.recipe.eval_area=true with crop=resize: training sees what evaluation does; want interpolation=area '
+           'for both, and eval_area=false')
+  elif r.eval_area and r.interpolation is schema.Interpolation.AREA:
+    yield 'data.recipe.eval_area=true changes nothing with interpolation=area; want eval_area=false'
   if config.data.mix_classes is schema.MixClasses.APART and not config.data.source.startswith('mix:'):
     yield f'data.mix_classes=apart is for mixtures, not for data.source={config.data.source!r}; want mix_classes=same'
   if r.views.on:
@@ -29,6 +37,28 @@ def faults(config: schema.Config) -> Iterator[str]:
   if config.data.in_memory is schema.InMemory.YES:
     yield from (f'data.in_memory=yes augments on the device, but {name} happens on the host; want data.in_memory=no'
                 for name in _on_host(r))
+
+
+def _off(r: schema.Recipe) -> Iterator[str]:
+  """Settings of parts that are switched off."""
+  parts = {'randaugment': ('layers=0', r.randaugment.layers == 0, r.randaugment, schema.RandAugment()),
+           'erase': ('probability=0', r.erase.probability == 0, r.erase, schema.Erase()),
+           'jitter': ('no spread', not any(_spreads(r.jitter)), r.jitter, schema.Jitter()),
+           'views': ('on=false', not r.views.on, r.views, schema.Views())}
+  for name, (switch, is_off, part, usual) in parts.items():
+    if is_off and part != usual:
+      changed = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) != getattr(usual, f.name)]
+      yield (f'data.recipe.{name}.{", ".join(changed)} is set, but changes nothing with {switch}; want {name} switched '
+             'on, or as it is by default')
+
+
+def _crop(r: schema.Recipe) -> Iterator[str]:
+  """Settings of crops that are not made."""
+  usual = schema.Recipe()
+  if r.crop is schema.Crop.RESIZE and r.crop_area != usual.crop_area:
+    yield f'data.recipe.crop_area={r.crop_area} changes nothing with crop=resize; want crop=inception or window'
+  if r.crop is not schema.Crop.INCEPTION and r.crop_aspect != usual.crop_aspect:
+    yield f'data.recipe.crop_aspect={r.crop_aspect} changes nothing with crop={r.crop.value}; want crop=inception'
 
 
 def _on_host(r: schema.Recipe) -> Iterator[str]:
@@ -93,9 +123,10 @@ def _repeats(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
 
 def _views(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
   v, name = r.views, 'data.recipe.views'
-  if isinstance(config.objective, schema.Supervised):
-    yield f'{name}.on=true makes views instead of images, which supervised training does not take; want false'
-  others = {'crop=resize': r.crop is schema.Crop.RESIZE, 'randaugment': r.randaugment.layers > 0,
+  if not isinstance(config.objective, schema.Dino):
+    yield (f'{name}.on=true makes views instead of images, which objective {type(config.objective).__name__} does not '
+           'take; want false')
+  others = {f'crop={r.crop.value}': r.crop is not schema.Crop.INCEPTION, 'randaugment': r.randaugment.layers > 0,
             'three_augment': r.three_augment, 'jitter': any(_spreads(r.jitter)), 'erase': r.erase.probability > 0,
             'mixup': r.mixup > 0, 'cutmix': r.cutmix > 0, 'shift_px': r.shift_px > 0, 'scale': r.scale > 0,
             'rotate_degrees': r.rotate_degrees > 0, 'shear': r.shear > 0}

@@ -2,16 +2,17 @@
 
 Sources: ViT paper, Table 1 (B, L, H); DeiT and AugReg (Ti, S); Scaling ViT, Table 2 (g, G);
 SoViT (So400m); big_vision (mu, M, g-opt, G-opt); PaLI (e); ViT-22B, Table 1 (22B). A size is four numbers;
-a published model is a size with options. Only these tables know them.
+a published model is a size with options. Only these tables, and those of `rival_sizes.py`, know them.
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import re
 from typing import Any
 
-from vit_jax.config import schema
+from vit_jax.config import rival_sizes, schema
 from vit_jax.config.schema import Gelu, Pool, Positions, PositionsAt
 from vit_jax.core.errors import UserError
 
@@ -71,12 +72,33 @@ _DEIT3: dict[str, Any] = {'layer_scale': 1e-4, 'gelu': Gelu.EXACT}  # arXiv 2204
 _MAP: dict[str, Any] = {'pool': Pool.MAP}
 _AXIAL: dict[str, Any] = {'axial': True, 'pool': Pool.MEAN}  # ViT paper, Appendix D.6, which does not say how it pools
 
+_R50: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 6, 3))}
+_R26: dict[str, Any] = {'stem': schema.ResNetStem((2, 2, 2, 2))}
+_R50_SHORT: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 9))}  # the last stage's units in the one before it
+_LV: dict[str, Any] = {  # arXiv 2104.10858, Tables 1 and 2, and its code
+    'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'qkv_bias': False, 'stem': schema.ConvStem()}
+_DEIT: dict[str, Any] = {'gelu': Gelu.EXACT, 'distilled': True}  # arXiv 2012.12877
+
+# Hybrids are named as their files are. R+Ti/16 is the root with patches of 8 on its map, so one token for 32 px.
+_HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    'R+Ti/16': ('Ti/32', {'stem': schema.ResNetStem(())}), 'R26+S/32': ('S/32', _R26), 'R26+B/32': ('B/32', _R26),
+    'R50+B/16': ('B/16', _R50_SHORT), 'R50+B/32': ('B/32', _R50), 'R50+L/16': ('L/16', _R50_SHORT),
+    'R50+L/32': ('L/32', _R50)}
+
 _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    **_HYBRIDS, **{f'ViT-{name}': found for name, found in _HYBRIDS.items()},
+    'LV-ViT-T/16': ('mu/16', {**_LV, 'width': 240, 'depth': 12, 'heads': 4, 'mlp': 720}),
+    'LV-ViT-S/16': ('mu/16', {**_LV, 'width': 384, 'depth': 16, 'heads': 6, 'mlp': 1152, 'branch_scale': 1 / 2}),
+    'LV-ViT-M/16': ('mu/16', {**_LV, 'width': 512, 'depth': 20, 'heads': 8, 'mlp': 1536, 'branch_scale': 1 / 2}),
+    'LV-ViT-L/16': ('mu/16', {**_LV, 'width': 768, 'depth': 24, 'heads': 12, 'mlp': 2304, 'branch_scale': 1 / 3,
+                              'stem': schema.ConvStem(width=128)}),
+    'DeiT-distilled-Ti/16': ('Ti/16', _DEIT), 'DeiT-distilled-S/16': ('S/16', _DEIT),
+    'DeiT-distilled-B/16': ('B/16', _DEIT),
     'ViT-g/14': ('g/14', _MAP), 'ViT-G/14': ('G/14', _MAP), 'ViT-e/14': ('e/14', _MAP),
     'SigLIP-B/16': ('B/16', _MAP), 'SigLIP-L/16': ('L/16', _MAP), 'SigLIP-So400m/14': ('So400m/14', _MAP),
     'SigLIP2-g-opt/16': ('g-opt/16', _MAP),
-    # arXiv 2302.05442. It also leaves out biases of query, key and value, and bias and centring of LayerNorm.
-    'ViT-22B/14': ('22B/14', {**_MAP, 'qk_norm': True, 'parallel': True}),
+    # arXiv 2302.05442. It also leaves out bias and centring of LayerNorm.
+    'ViT-22B/14': ('22B/14', {**_MAP, 'qk_norm': True, 'parallel': True, 'qkv_bias': False}),
     'DINOv2-S/14': ('S/14', _DINOV2), 'DINOv2-B/14': ('B/14', _DINOV2), 'DINOv2-L/14': ('L/14', _DINOV2),
     'DINOv2-g/14': ('g-opt/14', _DINOV2_G),
     'DINOv2-reg-S/14': ('S/14', {**_DINOV2, 'registers': 4}), 'DINOv2-reg-B/14': ('B/14', {**_DINOV2, 'registers': 4}),
@@ -108,7 +130,25 @@ def published(name: str) -> schema.ViT:
     near = difflib.get_close_matches(name, PUBLISHED) or PUBLISHED
     raise UserError(f'Unknown published model {name!r}: want {" or ".join(near)}; plain sizes: sizes.vit')
   size, options = _PUBLISHED[name]
-  return dataclasses.replace(vit(size), **options)
+  return copy.deepcopy(dataclasses.replace(vit(size), **options))
+
+
+def model(name: str) -> schema.Model:
+  """Settings of any model by its name: `B/16`, `R50+B/16`, `DINOv2-B/14`, `BiT-R50x1`, `Mixer-B/16`, `EfficientNet-B0`.
+
+  Raises:
+    UserError: lists the known sizes, or those of the kind that the name begins with.
+  """
+  kind, _, size = name.partition('-')
+  match kind.lower():
+    case 'bit':
+      return rival_sizes.resnet(size)
+    case 'mixer':
+      return rival_sizes.mixer(size)
+    case 'efficientnet':
+      return rival_sizes.efficientnet(size)
+    case _:
+      return published(name) if name in _PUBLISHED else vit(name)
 
 
 def position_ablation(name: str, size: str = 'B/16') -> schema.ViT:

@@ -10,6 +10,9 @@ from vit_jax.core.errors import UserError
 METRICS = ('ece', 'class_mean')
 """What `TopK.metrics` may name."""
 
+ALWAYS = ('top1', 'top5', 'nll')
+"""What every `TopK` measures."""
+
 ENDED = (schema.Decay.COSINE, schema.Decay.LINEAR)
 """Decays that reach `end_lr` by themselves."""
 
@@ -22,7 +25,7 @@ def faults(c: schema.Config) -> Iterator[str]:
     yield from _rule(f'optimizer.rules[{i}]', rule, c.optimizer)
   yield from _train(c)
   if isinstance(c.objective, schema.Supervised):
-    yield from _supervised(c.objective, c.data.num_classes)
+    yield from _supervised(c.objective, c.head, c.data.num_classes)
   for name, one in c.evals.items():
     unknown = [m for m in one.metrics if m not in METRICS] if isinstance(one, schema.TopK) else []
     if unknown:
@@ -61,6 +64,11 @@ def _optimizer(o: schema.Optimizer) -> Iterator[str]:
     yield f'optimizer.b2_cap={o.b2_cap} is out of range; want below 1'
   if getattr(o, 'decay_by', None) is schema.DecayBy.SCHEDULE and o.lr == 0:
     yield 'optimizer.decay_by=schedule divides the schedule by its peak, but optimizer.lr=0; want a positive lr'
+  for name in ('decayed', 'trusted'):
+    for pattern in getattr(o, name, ()):
+      yield from _pattern(f'optimizer.{name}', pattern)
+  if o.weight_decay and not o.decayed:
+    yield f'optimizer.weight_decay={o.weight_decay} decays nothing with optimizer.decayed=(); want patterns there, or 0'
   yield from _ramp('optimizer.weight_decay_ramp', o.weight_decay_ramp)
   if o.weight_decay == 0 and o.weight_decay_ramp != schema.Ramp():
     yield 'optimizer.weight_decay_ramp changes nothing with optimizer.weight_decay=0'
@@ -81,15 +89,17 @@ def _schedule(s: schema.Schedule) -> Iterator[str]:
     yield from _duration('optimizer.schedule.drops', drop)
   if bool(s.drops) != (s.decay is steps):
     yield (f'optimizer.schedule.drops={s.drops} with decay={s.decay.value}; want drops exactly where decay=steps')
+  usual = schema.Schedule()
+  for name, decay in (('timescale', schema.Decay.RSQRT), ('drop', steps)):
+    if getattr(s, name) != getattr(usual, name) and s.decay is not decay:
+      yield (f'optimizer.schedule.{name}={getattr(s, name)} changes nothing with decay={s.decay.value}; it is of '
+             f'decay={decay.value}')
   if not 0 < s.drop <= 1:
     yield f'optimizer.schedule.drop={s.drop} is out of range; want above 0 to 1'
 
 
 def _rule(name: str, rule: schema.PathRule, o: schema.Optimizer) -> Iterator[str]:
-  try:
-    re.compile(rule.paths)
-  except re.error as error:
-    yield f'{name}.paths={rule.paths!r} is no regular expression: {error}'
+  yield from _pattern(f'{name}.paths', rule.paths)
   for what in ('lr', 'weight_decay'):
     value = getattr(rule, what)
     if isinstance(value, schema.Ramp):
@@ -100,6 +110,33 @@ def _rule(name: str, rule: schema.PathRule, o: schema.Optimizer) -> Iterator[str
     yield from _duration(f'{name}.frozen_until', rule.frozen_until)
   if rule.weight_decay != 1. and o.weight_decay == 0:
     yield f'{name}.weight_decay={rule.weight_decay} is a factor of optimizer.weight_decay=0; want a positive one there'
+
+
+def _pattern(name: str, text: str) -> Iterator[str]:
+  try:
+    re.compile(text)
+  except re.error as error:
+    yield f'{name}={text!r} is no regular expression: {error}'
+
+
+def metric_faults(name: str, text: str, c: schema.Config) -> Iterator[str]:
+  """What is wrong with `EVALUATION/METRIC[@VIEW]`, the name of a number that an evaluation of the config measures."""
+  evaluation, _, rest = text.partition('/')
+  metric, _, view = rest.partition('@')
+  measured = c.evals.get(evaluation)
+  if measured is None:
+    yield (f'{name}={text!r} is measured by no evaluation; want EVALUATION/METRIC with one of: '
+           f'{", ".join(c.evals) or "(none configured)"}')
+    return
+  if isinstance(measured, schema.TopK) and metric not in (*ALWAYS, *measured.metrics):
+    yield (f'{name}={text!r}: evals.{evaluation} measures {", ".join((*ALWAYS, *measured.metrics))}; want one of them, '
+           f'or {metric or "METRIC"} in evals.{evaluation}.metrics')
+  if view == 'ema' and not c.train.ema:
+    yield f'{name}={text!r} is of the average, but train.ema=0 keeps none'
+  if view == 'student':
+    yield f'{name}={text!r}: numbers of the raw weights have no @; want {evaluation}/{metric}'
+  elif measured.views and (view or 'student') not in measured.views:
+    yield f'{name}={text!r}: evals.{evaluation}.views={",".join(measured.views)} leaves {view or "student"} out'
 
 
 def _ramp(name: str, ramp: schema.Ramp) -> Iterator[str]:
@@ -121,11 +158,11 @@ def _train(c: schema.Config) -> Iterator[str]:
     yield f'train.sam.rho_end={sam.rho_end} is never reached: rho follows the learning rate, and that is constant'
   if not c.train.ema and c.train.ema_warmup is not schema.EmaWarmup.RATIO:
     yield f'train.ema_warmup={c.train.ema_warmup.value} changes nothing with train.ema=0 (off)'
-  if stop.metric and stop.metric.split('/')[0] not in c.evals:
-    yield (f'train.early_stop.metric={stop.metric!r} is measured by no evaluation; want EVALUATION/METRIC with one of: '
-           f'{", ".join(c.evals) or "(none configured)"}')
-  if stop.metric.endswith('@ema') and not c.train.ema:
-    yield f'train.early_stop.metric={stop.metric!r} is of the average, but train.ema=0 keeps none'
+  if stop.metric:
+    yield from metric_faults('train.early_stop.metric', stop.metric, c)
+  elif stop != schema.EarlyStop():
+    yield (f'train.early_stop.patience={stop.patience} and least_gain={stop.least_gain} change nothing without '
+           'train.early_stop.metric; want one such as test/top1')
   yield from _profile(c)
   if stop.patience < 1 or stop.least_gain < 0:
     yield (f'train.early_stop has patience={stop.patience} and least_gain={stop.least_gain}; want at least 1 and at '
@@ -139,7 +176,7 @@ def _profile(c: schema.Config) -> Iterator[str]:
     yield f'train.profile: {error}'
 
 
-def _supervised(o: schema.Supervised, num_classes: int) -> Iterator[str]:
+def _supervised(o: schema.Supervised, head: schema.Head, num_classes: int) -> Iterator[str]:
   if not 0 <= o.threshold < 1 and o.threshold != -1:
     yield f'objective.threshold={o.threshold} is out of range; want 0 to below 1, or -1 (off)'
   if o.threshold >= 0 and o.loss is schema.Loss.SOFTMAX:
@@ -147,6 +184,9 @@ def _supervised(o: schema.Supervised, num_classes: int) -> Iterator[str]:
            'one; want loss sigmoid or bce')
   if o.class_weights and (min(o.class_weights) < 0 or not any(o.class_weights)):
     yield f'objective.class_weights={o.class_weights}: want numbers of at least 0, some of them positive'
+  if head.bias_init and o.loss is schema.Loss.SOFTMAX:
+    yield (f'head.bias_init={head.bias_init} changes nothing with objective.loss=softmax, to which only differences '
+           'matter; want 0, or loss sigmoid or bce')
   if o.class_weights and num_classes and len(o.class_weights) != num_classes:
     yield (f'objective.class_weights has {len(o.class_weights)} numbers; want one for each of data.num_classes='
            f'{num_classes}')

@@ -2,11 +2,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
-from vit_jax.config import schema
+from vit_jax.config import resnet_options, schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 
 LEARNED = (Positions.LEARNED, Positions.LEARNED2D)
+FIXED = (Positions.SINCOS2D, Positions.SINCOS2D_MAE)
+
+
+def stem_stride(stem: schema.PatchStem | schema.ResNetStem | schema.ConvStem) -> int:
+  """Pixels of the image a pixel of the map that a stem cuts into patches."""
+  match stem:
+    case schema.PatchStem():
+      return 1
+    case schema.ConvStem():
+      return 2
+    case schema.ResNetStem():
+      return 4 * 2 ** max(0, len(stem.layers) - 1)
+    case _:
+      assert_never(stem)
 
 
 def faults(m: schema.ViT) -> Iterator[str]:
@@ -17,6 +32,8 @@ def faults(m: schema.ViT) -> Iterator[str]:
     yield f'model.layer_scale={m.layer_scale} is too small; want 0 (off) or a small positive number such as 1e-5'
   if not 0. <= m.attention_dropout < 1.:
     yield f'model.attention_dropout={m.attention_dropout} is out of range; want 0 to below 1'
+  if m.drop_path_even and not m.drop_path:
+    yield 'model.drop_path_even=True changes nothing with model.drop_path=0; want a rate, or drop_path_even=False'
   if m.positions is Positions.LEARNED2D and m.width % 2:
     yield f'model.width={m.width} is odd, but learned2d positions give half of it to rows and half to columns'
   if m.positions_at is not PositionsAt.STEM and m.positions not in LEARNED:
@@ -25,6 +42,21 @@ def faults(m: schema.ViT) -> Iterator[str]:
   if m.parallel and m.layer_scale:
     yield (f'model.layer_scale={m.layer_scale} scales two branches, but model.parallel=True has one sum of both; '
            'want model.layer_scale=0 or model.parallel=False')
+  if m.distilled and m.pool is not Pool.CLS:
+    yield (f'model.distilled=True puts a distillation token after the class token, but model.pool={m.pool.value} has '
+           'none; want model.pool=cls')
+  if m.patch >= 1 and m.patch % stem_stride(m.stem):
+    yield (f'model.patch={m.patch} is not a multiple of the {stem_stride(m.stem)} px that one pixel of the map of '
+           f'model.stem={type(m.stem).__name__} stands for')
+  if isinstance(m.stem, schema.ResNetStem):
+    yield from resnet_options.faults('model.stem', m.stem.layers, m.stem.width, eps=m.stem.var_eps + m.stem.std_eps)
+  if isinstance(m.stem, schema.ConvStem):
+    if m.stem.width < 1:
+      yield f'model.stem.width={m.stem.width} is too small; want at least 1'
+    if not 0 <= m.stem.norm_momentum < 1:
+      yield f'model.stem.norm_momentum={m.stem.norm_momentum} is out of range; want 0 to below 1'
+  if m.branch_scale <= 0:
+    yield f'model.branch_scale={m.branch_scale} is not positive; want 1, or 1/2'
   if m.axial:
     yield from _axial(m)
 

@@ -31,7 +31,7 @@ class Backbone(Protocol):
 
 
 class TokenBackbone(Backbone, Protocol):
-  """A backbone that works on a sequence of tokens, and can be driven piece by piece."""
+  """A backbone that works on a sequence of tokens, any of which may be left out."""
 
   def embed(self, params: Params, image: Array) -> Array:
     """`[B, H, W, 3]` to patch tokens `[B, N, D]`, before positions and without class token."""
@@ -49,12 +49,29 @@ class TokenBackbone(Backbone, Protocol):
     """
     ...
 
-  def block(self, params: Params, tokens: Array, *, capture: bool) -> tuple[Array, dict[str, Array]]:
-    """One encoder block with its own (unstacked) parameters, for looking inside; `train` is off.
 
-    Returns the new tokens and, with `capture`, `attention [B, A, M, M]` f32 on the explicit path (axial
-    attention: `row_attention` and `column_attention`).
+class LayeredBackbone(Backbone, Protocol):
+  """A backbone that can be driven layer by layer, for looking inside; `train` is off throughout."""
+
+  def begin(self, params: Params, image: Array) -> Array:
+    """What the first block sees of `image [B, H, W, 3] f32`: `[B, M, D]`, the N patch tokens last."""
+    ...
+
+  def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
+            nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    """Encoder block `layer`, from 0.
+
+    `nudge [B, A, M, M]` is added to the attention weights. Returns the new tokens and, with `capture`,
+    `attention [B, A, M, M]` f32 on the explicit path (axial attention: `row_attention` and `column_attention`).
     """
+    ...
+
+  def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
+    """Features of what the last block gave."""
+    ...
+
+  def reading(self, params: Params, tokens: Array) -> Array:
+    """How much of each token is read in the end, `[B, M]` f32 with sum 1, from what the last block gave."""
     ...
 
 

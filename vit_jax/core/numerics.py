@@ -40,8 +40,17 @@ def is_finite(tree: PyTree) -> Array:
 
 
 def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-  """Leafwise `condition ? on_true : on_false`; `condition` is a scalar bool."""
-  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), on_true, on_false)
+  """Leafwise `condition ? on_true : on_false`; `condition` is a scalar bool.
+
+  bf16 is chosen from as f32, which changes nothing but lets a TPU compute an optimiser's moments of bf16 in the pass
+  over memory that computes everything else; otherwise it makes a second one.
+  """
+  def choose(a: Array, b: Array) -> Array:
+    if a.dtype != jnp.bfloat16:
+      return jnp.where(condition, a, b)
+    return jnp.where(condition, a.astype(jnp.float32), b.astype(jnp.float32)).astype(a.dtype)
+
+  return jax.tree.map(choose, on_true, on_false)
 
 
 def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:

@@ -62,9 +62,25 @@ Schedule = Callable[[Array | int], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """Part `index` of `count` equal, contiguous parts of each batch: the rows of one process."""
-  index: int
+  """The rows of each global batch that one process feeds: some of `count` equal, contiguous parts of it.
+
+  parts: their numbers, ascending. They need not be neighbours: the chips of one TPU host are a square of the
+    slice's grid, so that in the order of the mesh other hosts' chips come between them.
+  """
+  parts: tuple[int, ...]
   count: int
+
+  def rows(self, batch_size: int) -> HostArray:
+    """Row numbers `[b] i64` of a global batch, ascending.
+
+    Raises:
+      UserError: the parts would not be equal.
+    """
+    if batch_size < 1 or batch_size % self.count:
+      raise UserError(f'batch_size={batch_size} is not a positive multiple of the {self.count} parts that the mesh '
+                      'cuts a batch into')
+    size = batch_size // self.count
+    return (np.array(self.parts, np.int64)[:, None] * size + np.arange(size)).ravel()
 
 
 class Mean(NamedTuple):
@@ -84,10 +100,14 @@ class Mean(NamedTuple):
 
 
 class Features(NamedTuple):
-  """What a backbone gives: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`."""
+  """What a backbone gives: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`.
+
+  `distilled [B, D]` is the distillation token's, of backbones that have one.
+  """
   tokens: Array
   pooled: Array
   grid: tuple[int, int]
+  distilled: Array | None = None
 
 
 class Outputs(NamedTuple):

@@ -1,8 +1,7 @@
 """Batches as pure functions of their number, for one process: decoded from a source, or gathered from memory.
 
-Block k of a process's stream is examples k * local ... (k + 1) * local - 1 of the global stream; of `count`
-processes, process i has blocks i, i + count, ... so that side by side they are the global batches, for any
-number of processes. The classes pickle, and loader processes run them.
+Batch n of size B is examples n * B ... (n + 1) * B - 1 of the global stream, for any number of processes; each
+makes, and reads, the rows of its shard alone. The classes pickle, and loader processes run them.
 """
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core.types import Batch, HostArray, UserError
+from vit_jax.core.types import Batch, HostArray, Shard, UserError
 from vit_jax.data import order
 from vit_jax.data.image_ops import BadImage
 from vit_jax.data.recipes import EvalTransform, Example, Shapes, Transform, eval_shapes
@@ -65,7 +64,7 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
 
 @dataclasses.dataclass(frozen=True)
 class TrainBlocks:
-  """Block number to training batch `image label index box bad`, decoding and augmenting on the host.
+  """Number to training batch `image label index box bad`, decoding and augmenting on the host.
 
   With views, those instead of image and box, as `shapes` says.
   """
@@ -74,12 +73,13 @@ class TrainBlocks:
   visit: order.Visit
   shapes: Shapes
   seed: int
-  local: int
+  batch_size: int
+  shard: Shard
 
-  def __call__(self, block: int) -> Batch:
-    positions = block * self.local + np.arange(self.local)
+  def __call__(self, number: int) -> Batch:
+    positions = number * self.batch_size + self.shard.rows(self.batch_size)
     indexes = self.visit(positions)
-    batch = _empty(self.local, self.shapes) | {'index': indexes.astype(np.int32)}
+    batch = _empty(len(indexes), self.shapes) | {'index': indexes.astype(np.int32)}
     for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
       found = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
           self.source[i], order.example_rng(self.seed, p)))
@@ -89,14 +89,16 @@ class TrainBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class EvalBlocks:
-  """Block number to evaluation batch; rows beyond the end have mask 0, and so have bad ones."""
+  """Number to evaluation batch; rows beyond the end have mask 0, and so have bad ones."""
   source: Source
   transform: EvalTransform
-  local: int
+  batch_size: int
+  shard: Shard
 
-  def __call__(self, block: int) -> Batch:
-    batch = _empty(self.local, eval_shapes(self.transform.image_px))
-    batch['index'], batch['mask'] = _eval_rows(block, local=self.local, num_examples=len(self.source))
+  def __call__(self, number: int) -> Batch:
+    positions = number * self.batch_size + self.shard.rows(self.batch_size)
+    batch = _empty(len(positions), eval_shapes(self.transform.image_px))
+    batch['index'], batch['mask'] = _eval_rows(positions, num_examples=len(self.source))
     for row in np.flatnonzero(batch['mask']).tolist():
       index = int(batch['index'][row])
       try:
@@ -108,25 +110,27 @@ class EvalBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTrainBlocks:
-  """Block number to training batch, gathered from memory; augmentation is left to the device."""
+  """Number to training batch, gathered from memory; augmentation is left to the device."""
   decoded: Decoded
   visit: order.Visit
-  local: int
+  batch_size: int
+  shard: Shard
 
-  def __call__(self, block: int) -> Batch:
-    positions = block * self.local + np.arange(self.local)
-    indexes = self.visit(positions)
+  def __call__(self, number: int) -> Batch:
+    indexes = self.visit(number * self.batch_size + self.shard.rows(self.batch_size))
     return {k: v[indexes] for k, v in self.decoded._asdict().items()} | {'index': indexes.astype(np.int32)}
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEvalBlocks:
-  """Block number to evaluation batch, gathered from memory."""
+  """Number to evaluation batch, gathered from memory."""
   decoded: Decoded
-  local: int
+  batch_size: int
+  shard: Shard
 
-  def __call__(self, block: int) -> Batch:
-    index, mask = _eval_rows(block, local=self.local, num_examples=len(self.decoded.label))
+  def __call__(self, number: int) -> Batch:
+    positions = number * self.batch_size + self.shard.rows(self.batch_size)
+    index, mask = _eval_rows(positions, num_examples=len(self.decoded.label))
     batch = {k: v[index] for k, v in self.decoded._asdict().items()}
     batch['bad'] = batch['bad'] & (mask > 0)
     batch['image'][(mask == 0) | batch['bad']] = 0
@@ -146,9 +150,8 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Dec
   return Decoded(batch['image'], batch['label'], batch['box'], batch['bad'])
 
 
-def _eval_rows(block: int, *, local: int, num_examples: int) -> tuple[HostArray, HostArray]:
+def _eval_rows(positions: HostArray, *, num_examples: int) -> tuple[HostArray, HostArray]:
   """`index [B] i32`, 0 for padding, and `mask [B] f32`."""
-  positions = block * local + np.arange(local)
   inside = positions < num_examples
   return np.where(inside, positions, 0).astype(np.int32), inside.astype(np.float32)
 

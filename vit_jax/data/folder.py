@@ -66,9 +66,13 @@ def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source]:
   Raises:
     UserError: there is no such folder, or (when opening) its layout is wrong.
   """
-  root = os.path.abspath(os.path.expanduser(root))
+  given, root = root, os.path.abspath(os.path.expanduser(root))
+  if given == 'PATH' and not os.path.isdir(root):
+    raise UserError('which pictures? Want --config.data.source=folder:PATH, where PATH is a folder of yours with '
+                    f'{LAYOUT}')
   if not os.path.isdir(root):
-    raise UserError(f'there is no folder {root}; right would be one with {LAYOUT}')
+    raise UserError(f'there is no folder {root}; right would be one with {LAYOUT}. A run is given it by '
+                    '--config.data.source=folder:PATH')
   found = {name.lower(): name for name in _subfolders(root) if name.lower() in SPLIT_NAMES}
 
   @functools.cache

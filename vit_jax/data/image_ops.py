@@ -83,6 +83,19 @@ def inception_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tup
   return center(size, (min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))))
 
 
+def window_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float]) -> Window:
+  """A rectangle with the shape of a picture of `size` (height, width) at a random place.
+
+  Its area is uniform in `area` (fractions of the picture). Resized to P px it is what resizing the whole picture to
+  P / sqrt(area) and cropping P at random gives, up to parts of a pixel (BiT: 128 of 160, 480 of 512).
+  """
+  height, width = size
+  factor = math.sqrt(rng.uniform(*area))
+  crop_h, crop_w = max(1, round(height * factor)), max(1, round(width * factor))
+  top, left = int(rng.integers(0, height - crop_h + 1)), int(rng.integers(0, width - crop_w + 1))
+  return Window(top, left, crop_h, crop_w)
+
+
 def center(size: tuple[int, int], crop: tuple[int, int]) -> Window:
   """The middle `crop` (height, width) of a picture of `size`."""
   return Window((size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2, *crop)

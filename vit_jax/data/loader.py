@@ -21,7 +21,7 @@ from vit_jax.data.sources import Source
 log = logging.getLogger('vit_jax.data')
 
 MEMORY_LIMIT_BYTES = 2 * 2**30  # schema.InMemory.AUTO
-_LAST_BLOCK = 2**62             # training does not end
+_LAST_BATCH = 2**62             # training does not end
 _NUM_NAMED = 5                  # bad images in the error message
 
 Start = Callable[[range], Iterator[Batch]]
@@ -55,10 +55,9 @@ class BadImages:
 class TrainLoader:
   """Endless training batches; a `core.api.Loader`."""
 
-  def __init__(self, source: Source, start: Start, *, info: LoaderInfo, shard: Shard, bad: BadImages,
-               max_bad_images: int) -> None:
+  def __init__(self, source: Source, start: Start, *, info: LoaderInfo, bad: BadImages, max_bad_images: int) -> None:
     self.info, self.bad, self.describe = info, bad, source.describe
-    self._start, self._shard, self._max_bad_images = start, shard, max_bad_images
+    self._start, self._max_bad_images = start, max_bad_images
     self._running: list[Iterator[Batch]] = []
 
   def batches(self, start: int) -> Iterator[Batch]:
@@ -67,8 +66,7 @@ class TrainLoader:
     Raises:
       UserError: more than `max_bad_images` images could not be decoded in the batches taken.
     """
-    index, count = self._shard.index, self._shard.count
-    for batch in _running(self._start, range(start * count + index, _LAST_BLOCK, count), self._running):
+    for batch in _running(self._start, range(start, _LAST_BATCH), self._running):
       self.bad.see(batch)
       self.bad.check(self._max_bad_images)
       yield batch
@@ -81,9 +79,9 @@ class TrainLoader:
 class EvalLoader:
   """One pass over a split; a `core.api.EvalLoader`."""
 
-  def __init__(self, source: Source, start: Start, *, batch_size: int, shard: Shard, bad: BadImages) -> None:
+  def __init__(self, source: Source, start: Start, *, batch_size: int, bad: BadImages) -> None:
     self.num_examples, self.describe, self.bad = len(source), source.describe, bad
-    self._start, self._shard, self._batch_size = start, shard, batch_size
+    self._start, self._batch_size = start, batch_size
     self._running: list[Iterator[Batch]] = []
 
   @property
@@ -93,9 +91,7 @@ class EvalLoader:
 
   def batches(self) -> Iterator[Batch]:
     """This process's rows of `ceil(S / B)` global batches: `image label index box mask`."""
-    index, count = self._shard.index, self._shard.count
-    num_batches = -(-self.num_examples // self._batch_size)
-    for batch in _running(self._start, range(index, num_batches * count, count), self._running):
+    for batch in _running(self._start, range(-(-self.num_examples // self._batch_size)), self._running):
       self.bad.see(batch)
       yield {k: v for k, v in batch.items() if k != 'bad'}
 
@@ -113,9 +109,9 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     source: to read.
     recipe: in memory, its resizing is applied here and the rest by `prepare_train(on_device_geometry=True)`.
     image_px: height, width.
-    batch_size: global; `batch_size / shard.count` rows are this process's.
+    batch_size: global.
     seed: of order and host augmentation.
-    shard: this process among all.
+    shard: the rows of it that this process makes.
     workers: loader processes; 0 = threads.
     threads: 0 = one a core, at most 16.
     in_memory: see `fits_in_memory`.
@@ -124,7 +120,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   Raises:
     UserError: sizes that do not fit together.
   """
-  local = _local_size(batch_size, shard)
+  shard.rows(batch_size)  # refuses a size that does not fit
   if batch_size > len(source):
     raise UserError(f'batch_size={batch_size} is larger than {source.name} with {len(source)} examples; '
                     f'right would be at most {len(source)}')
@@ -136,15 +132,14 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   if in_memory:
     _check_crop(recipe)
     decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
-    start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, visit, local))
+    start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, visit, batch_size, shard))
   else:
     make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px), visit,
-                              recipes.train_shapes(recipe, image_px), seed, local)
+                              recipes.train_shapes(recipe, image_px), seed, batch_size, shard)
     start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest)
-  return TrainLoader(source, start, info=info, shard=shard, bad=BadImages(source, fit),
-                     max_bad_images=max_bad_images)
+  return TrainLoader(source, start, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images)
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
@@ -153,15 +148,16 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
 
   Args are as for `train_loader`; `in_memory` decodes once for all passes and changes no result.
   """
-  local, fit = _local_size(batch_size, shard), recipes.eval_transform(recipe, image_px)
+  shard.rows(batch_size)
+  fit = recipes.eval_transform(recipe, image_px)
   start: Start
   if in_memory:
     decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
-    start = functools.partial(map, blocks.MemoryEvalBlocks(decoded, local))
+    start = functools.partial(map, blocks.MemoryEvalBlocks(decoded, batch_size, shard))
   else:
-    start = functools.partial(prefetch.prefetched, blocks.EvalBlocks(source, fit, local), threads=threads,
+    start = functools.partial(prefetch.prefetched, blocks.EvalBlocks(source, fit, batch_size, shard), threads=threads,
                               workers=workers)
-  return EvalLoader(source, start, batch_size=batch_size, shard=shard, bad=BadImages(source, fit))
+  return EvalLoader(source, start, batch_size=batch_size, bad=BadImages(source, fit))
 
 
 def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int],
@@ -193,12 +189,6 @@ def _visit(source: Source, *, seed: int, repeats: int, batch_size: int) -> order
     raise UserError(f'batch_size={batch_size} has not two different examples with data.recipe.repeats={repeats}; right '
                     f'would be at least {2 * repeats}')
   return order.Repeated(visit, repeats, batch_size)
-
-
-def _local_size(batch_size: int, shard: Shard) -> int:
-  if batch_size < 1 or batch_size % shard.count:
-    raise UserError(f'batch_size={batch_size} is not a positive multiple of {shard.count} processes')
-  return batch_size // shard.count
 
 
 def _running(start: Start, numbers: range, running: list[Iterator[Batch]]) -> Iterator[Batch]:

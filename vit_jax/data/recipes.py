@@ -36,9 +36,12 @@ class TrainTransform:
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
     recipe, stored = self.recipe, image_ops.as_rgb(record.image)
-    if recipe.crop is schema.Crop.INCEPTION:
+    if recipe.crop is not schema.Crop.RESIZE:
       size = stored.shape[:2]
-      window = image_ops.inception_crop(size, rng=rng, area=recipe.crop_area, aspect=recipe.crop_aspect)
+      if recipe.crop is schema.Crop.INCEPTION:
+        window = image_ops.inception_crop(size, rng=rng, area=recipe.crop_area, aspect=recipe.crop_aspect)
+      else:
+        window = image_ops.window_crop(size, rng=rng, area=recipe.crop_area)
       image = resize(image_ops.cut(stored, window), self.image_px, recipe=recipe)
       box = image_ops.fractions(window, size)
     else:
@@ -89,7 +92,7 @@ def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int]) -> Shapes:
 
 def host_only(recipe: schema.Recipe) -> str:
   """The settings of a recipe that only the host can follow, for every image anew; '' if there are none."""
-  found = {'crop=inception': recipe.crop is schema.Crop.INCEPTION, 'views.on=true': recipe.views.on,
+  found = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
            f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
            'three_augment=true': recipe.three_augment, 'jitter': colors.is_on(recipe.jitter)}
   return ', '.join(f'data.recipe.{name}' for name, needed in found.items() if needed)
@@ -102,10 +105,17 @@ def resize(image: HostArray, image_px: tuple[int, int], *, recipe: schema.Recipe
 
 def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
   """`image [H, W, 3] u8` as evaluation sees it, `[*image_px, 3]`, and its box `[4] f32`."""
+  how, antialias = eval_resampling(recipe)
   if recipe.eval_resize_px:
-    return image_ops.resize_small_center_crop(image, image_px, small_px=recipe.eval_resize_px,
-                                              antialias=recipe.antialias, interpolation=recipe.interpolation)
-  return resize(image, image_px, recipe=recipe), np.array([0, 0, 1, 1], np.float32)
+    return image_ops.resize_small_center_crop(image, image_px, small_px=recipe.eval_resize_px, antialias=antialias,
+                                              interpolation=how)
+  return (image_ops.resize(image, image_px, antialias=antialias, interpolation=how),
+          np.array([0, 0, 1, 1], np.float32))
+
+
+def eval_resampling(recipe: schema.Recipe) -> tuple[schema.Interpolation, bool]:
+  """How evaluation resamples, and whether with antialias."""
+  return (schema.Interpolation.AREA, False) if recipe.eval_area else (recipe.interpolation, recipe.antialias)
 
 
 def host_geometry(image: HostArray, box: HostArray, *, recipe: schema.Recipe,

@@ -119,13 +119,21 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
   """
   kind, _, where = data.source.partition(':')
   if kind != 'mix' or not where:
-    return select(_opener(data.source, data, image_px), split)
+    return _in_order(select(_opener(data.source, data, image_px), split), data.classes)
   from vit_jax.data import mixture
   terms = mixture.parse(where)
-  found = [select(_opener(t.source, data, image_px), split) for t in terms]
+  found = [_in_order(select(_opener(t.source, data, image_px), split), data.classes) for t in terms]
   names, labels = mixture.join_classes(found, apart=data.mix_classes is schema.MixClasses.APART)
   return mixture.Mixture(found, [t.weight for t in terms], name=f'{data.source}/{split}', class_names=names,
                          labels=labels)
+
+
+def _in_order(source: Source, path: str) -> Source:
+  """The source with the classes of the file `path`, in its order; as it is where that is ''."""
+  if not path:
+    return source
+  from vit_jax.data import classes
+  return classes.renumbered(source, classes.read(path), where=f'data.classes={path}')
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:

@@ -1,8 +1,9 @@
 """Top-1, top-5 and NLL over a split, every example counted once; on demand calibration and accuracy by class.
 
 An example with several targets (multi-hot `labels`) is right if the guess is any of them; one without a
-target does not count. Sums are added in f32 on the devices for a batch and in float64 over batches, and divided
-at the end, so that no metric depends on the batch size.
+target does not count. Where only some classes are allowed, the logits of the others take no part. Sums are added
+in f32 on the devices for a batch and in float64 over batches, and divided at the end, so that no metric depends
+on the batch size.
 """
 from __future__ import annotations
 
@@ -17,42 +18,46 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.core.api import EvalLoader, Prepare
+from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
+from vit_jax.evaluate import faults
+from vit_jax.evaluate.results import Guesses, Result, mark, named
 from vit_jax.parallel import mesh as meshes
+from vit_jax.record.tally import Tally
 
 Predict = Callable[[PyTree, Array], Outputs]
 TOP = 5
 METRICS = ('top1', 'top5', 'nll')
 NUM_BINS = 15  # Guo et al. 2017, section 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Guesses:
-  """Of each example: position in the source, label, most likely classes `[S, k]`, their probabilities."""
-  index: np.ndarray
-  label: np.ndarray
-  top: np.ndarray
-  probability: np.ndarray
-
-
 _GUESSED = tuple(field.name for field in dataclasses.fields(Guesses))
-
-
-class Result(NamedTuple):
-  """Metrics by name (fractions; NLL in nats), how many examples they are over, and the guesses."""
-  metrics: dict[str, float]
-  num_examples: int
-  guesses: Guesses
+_EXCLUDED = -1e30  # logit of a class that is not allowed: probability 0, and 0 times it is still 0
 
 
 class TopK:
-  """Evaluator of one view on one split. Every process makes one and runs it."""
+  """Evaluator of one view on one split. Every process makes one and runs it.
 
-  def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh,
-               metrics: tuple[str, ...] = ()):
+  Args:
+    predict: of the view.
+    prepare: of the pictures.
+    loader: of the split.
+    mesh: of the parameters, and of the batches.
+    metrics: further ones, of `FURTHER`.
+    num_classes: of the labels, which the logits must have too.
+    allowed: `[C]` bool, the classes that can be guessed; None = all.
+    limit: to how many examples the split was cut; 0 = it was not.
+    name: of the evaluation and its data, for messages.
+    bar: whether its progress may be a bar.
+  """
+
+  def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh, metrics: tuple[str, ...],
+               num_classes: int, allowed: np.ndarray | None = None, limit: int = 0, name: str = 'the split',
+               bar: bool = False):
+    faults.check_size(name, loader.num_examples)
     self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
     self._rows, self._more = meshes.local_rows(mesh), metrics
+    self._allowed = np.ones(num_classes, bool) if allowed is None else allowed
+    self._limit, self._name, self._bar = limit, name, bar
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
     """`top1`, `top5`, `nll` and the further `metrics` of the view's `selected` parameters."""
@@ -60,33 +65,55 @@ class TopK:
     return self.measure(selected).metrics
 
   def measure(self, selected: PyTree) -> Result:
-    """Metrics, counts and guesses. The mesh of `selected` and that of the batches is the same."""
+    """Metrics, counts and guesses. The mesh of `selected` and that of the batches is the same.
+
+    Raises:
+      UserError: the logits are of other classes or not finite, or no example counts.
+    """
     totals: dict[str, np.ndarray] = {}
     parts: list[dict[str, np.ndarray]] = []
-    for batch in self._loader.batches():
-      placed = meshes.put_batch(batch, self._mesh, self._rows)
-      sums, rows = jax.device_get(_evaluate(self._predict, self._prepare, self._mesh, self._more, selected, placed))
-      for name, one in sums.items():
-        totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
-      kept = rows['mask'] > 0
-      parts.append({name: rows[name][kept] for name in _GUESSED})
-    weight = totals['top1'][1] if totals else 0
-    metrics = {name: float(totals[name][0] / max(totals[name][1], 1e-12)) for name in METRICS}
+    done, total = 0, self._loader.num_examples
+    with Tally(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as tally:
+      for batch in self._loader.batches():
+        sums, rows = self._evaluate(selected, batch)
+        for name, one in sums.items():
+          totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
+        kept = rows['mask'] > 0
+        parts.append({name: rows[name][kept] for name in _GUESSED})
+        done += len(rows['mask'])
+        tally.update(done)
+    faults.check_finite(self._name, int(totals['broken']), selected)
+    num_counted = round(totals['top1'][1])
+    faults.check_counted(self._name, num_counted, total)
+    metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}
     metrics |= {name: FURTHER[name].finish(totals[name]) for name in self._more}
     guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED})
-    return Result(metrics, round(weight), guesses)
+    return Result(named(metrics, self._limit), num_counted, guesses, mark('top1', self._limit))
+
+  def _evaluate(self, selected: PyTree, batch: Batch) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    placed = meshes.put_batch(batch, self._mesh, self._rows)
+    try:
+      return jax.device_get(_evaluate(self._predict, self._prepare, self._mesh, self._more, selected, self._allowed,
+                                      placed))
+    except UserError as error:  # what only the shapes could tell, while tracing
+      raise UserError(f'{self._name}: {error}') from None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, ...], selected: PyTree,
-              batch: Batch) -> tuple[dict[str, Mean | Array], dict[str, Array]]:
+              allowed_C: Array, batch: Batch) -> tuple[dict[str, Mean | Array], dict[str, Array]]:
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
     logits_BC = predict(selected, prepared['image']).logits
-    assert logits_BC is not None, 'a view without a head predicts no classes'
-    counts, rows = count(logits_BC, batch, more)
+    if logits_BC is None:
+      raise UserError('these weights have no head, so they predict no classes; want weights with one, or k-NN, few-shot'
+                      ' or probes, which need none')
+    faults.check_classes(logits_BC.shape[-1], len(allowed_C))
+    broken_B = ~jnp.isfinite(logits_BC).all(-1) & (batch['mask'] > 0)
+    counts, rows = count(jnp.where(allowed_C[None], logits_BC.astype(jnp.float32), _EXCLUDED), batch, more)
   whole = meshes.replicated(mesh)
-  return counts, {name: jax.lax.with_sharding_constraint(x, whole) for name, x in rows.items()}
+  return ({**counts, 'broken': broken_B.sum()},
+          {name: jax.lax.with_sharding_constraint(x, whole) for name, x in rows.items()})
 
 
 def count(logits_BC: Array, batch: Batch,

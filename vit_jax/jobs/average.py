@@ -7,7 +7,6 @@ means, not statistics of the averaged network). Optimiser state, order of data a
 from __future__ import annotations
 
 import logging
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from vit_jax.core.types import PyTree
 from vit_jax.jobs import build, rundir
 from vit_jax.jobs import start as startup
 from vit_jax.jobs.train import open_checkpoints
+from vit_jax.record import storage
 from vit_jax.train import checkpoint
 
 log = logging.getLogger('vit_jax.jobs')
@@ -25,7 +25,7 @@ OF_SAVING = ('version', 'step', 'digests', 'data_sha256', 'shapes')
 """What `Checkpointer.save` adds to the description it is handed."""
 
 
-def run(config: schema.Config, workdir: pathlib.Path, *, to: pathlib.Path, last: str, steps: str) -> int:
+def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last: str, steps: str) -> int:
   """Averages checkpoints of `workdir` into one of `to`; exit status 0.
 
   Args:
@@ -48,7 +48,7 @@ def run(config: schema.Config, workdir: pathlib.Path, *, to: pathlib.Path, last:
                       num_classes=len(data.class_names), in_memory=data.in_memory)
   source = open_checkpoints(config, workdir, parts)
   chosen = choose(source.steps(), last=last, steps=steps, workdir=workdir)
-  with rundir.Lock(to):
+  with rundir.hold(to):
     newest, state = _average(source, chosen, parts)
     source.close()
     rundir.write_config(to, config)
@@ -59,11 +59,11 @@ def run(config: schema.Config, workdir: pathlib.Path, *, to: pathlib.Path, last:
     target.close()
   if jax.process_index() == 0:
     print(f'The mean of {len(chosen)} checkpoints (steps {", ".join(map(str, chosen))}) is in {to}. To measure it: '
-          f'--job=evaluate --workdir={to} with the same --config.', flush=True)
+          f'--job=evaluate --workdir={to}', flush=True)
   return 0
 
 
-def choose(saved: list[int], *, last: str, steps: str, workdir: pathlib.Path) -> list[int]:
+def choose(saved: list[int], *, last: str, steps: str, workdir: storage.Path) -> list[int]:
   """The steps to average, oldest first.
 
   Raises:

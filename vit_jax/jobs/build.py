@@ -14,14 +14,16 @@ from jax.sharding import Mesh
 
 from vit_jax.config import durations, schema
 from vit_jax.core import trees
-from vit_jax.core.api import Backbone, Objective, Prepare
+from vit_jax.core.api import Backbone, Loader, Objective, Prepare
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Schedule, Shard
 from vit_jax.data import loader as loaders
 from vit_jax.data import recipes, sources
 from vit_jax.evaluate import classify
-from vit_jax.models import cost, heads, vit
-from vit_jax.objectives import ema, sam, supervised
+from vit_jax.jobs import tasks
+from vit_jax.models import backbones
+from vit_jax.models.cost import tasks as task_costs
+from vit_jax.objectives import ema, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -67,12 +69,13 @@ def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
   return mesh, meshes.local_rows(mesh)
 
 
-def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.TrainLoader:
+def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   """Training batches of a config."""
   d = config.data
-  return loaders.train_loader(
+  loader = loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images)
+  return tasks.attach(config, loader, data.train)
 
 
 def evaluators(config: schema.Config, data: Data, objective: Objective, *, mesh: Mesh,
@@ -93,7 +96,8 @@ def evaluators(config: schema.Config, data: Data, objective: Objective, *, mesh:
     if unknown:
       raise UserError(f'evals.{name}.views: unknown {", ".join(unknown)}; this objective has {", ".join(views)}')
     found[name] = {view: classify.TopK(
-        views[view].predict, prepare, loader, mesh=mesh, metrics=settings.metrics) for view in chosen}
+        views[view].predict, prepare, loader, mesh=mesh, metrics=settings.metrics,
+        num_classes=len(data.class_names)) for view in chosen}
   return found
 
 
@@ -119,12 +123,13 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   meshes.check_batch(mesh, config.batch_size, config.train.accumulate, what='batch_size')
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
-  task = build_objective(config, backbone, num_classes)
+  task = build_objective(config, backbone, num_classes, lengths=lengths)
   peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
   schedule = schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
   task = sharpen(config, task, schedule, peak=peak)
-  prepare = recipes.prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory)
+  prepare = tasks.prepare(config, recipes.prepare_train(
+      config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory))
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
       seed=config.seed, accumulate=config.train.accumulate)
@@ -132,18 +137,13 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
 
 
 def build_backbone(config: schema.Config) -> Backbone:
-  match config.model:
-    case schema.ViT():
-      return vit.build(config.model, config.image_px)
+  return backbones.build(config.model, config.image_px)
 
 
-def build_objective(config: schema.Config, backbone: Backbone, num_classes: int) -> Objective:
+def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
+                    lengths: durations.Lengths) -> Objective:
   """The task of a config, with a moving average around it if it asks for one."""
-  match config.objective:
-    case schema.Supervised() as task:
-      objective: Objective = supervised.Supervised(
-          backbone, heads.Head(config.head), num_classes=num_classes, loss=task.loss,
-          label_smoothing=task.label_smoothing, threshold=task.threshold, class_weights=task.class_weights)
+  objective = tasks.build(config, backbone, num_classes, lengths=lengths)
   return ema.Ema(objective, config.train.ema, config.train.ema_warmup) if config.train.ema else objective
 
 
@@ -159,13 +159,7 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
 
 def build_rules(config: schema.Config) -> list[sharding.Rule]:
   """Sharding rules of the parameters a config leads to."""
-  match config.model:
-    case schema.ViT():
-      rules = sharding.vit(config.model)
-  match config.objective:
-    case schema.Supervised():
-      rules += sharding.HEAD
-  return rules + [*sharding.PRE_LOGITS] if config.head.pre_logits else rules
+  return [*sharding.backbone(config.model), *tasks.rules(config)]
 
 
 def abstract_batch(config: schema.Config) -> Batch:
@@ -173,7 +167,7 @@ def abstract_batch(config: schema.Config) -> Batch:
   def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
-  shapes = recipes.train_shapes(config.data.recipe, config.image_px)
+  shapes = recipes.train_shapes(config.data.recipe, config.image_px) | tasks.batch_shapes(config)
   found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
   return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
 
@@ -196,7 +190,8 @@ def describe(parts: Parts) -> str:
 
 
 def train_flops(parts: Parts) -> float:
-  """FLOPs of one image in one training step: three times the forward pass, and twice that with SAM."""
+  """FLOPs of one image in one training step, and twice that with SAM."""
   config = parts.config
-  flops = cost.train_flops(config.model, config.image_px, head=config.head, num_classes=parts.num_classes)
+  flops = task_costs.train_flops(config.objective, config.model, config.image_px, head=config.head,
+                                 num_classes=parts.num_classes, views=config.data.recipe.views)
   return flops * (2 if config.train.sam.rho else 1)

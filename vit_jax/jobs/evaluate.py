@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import logging
-import pathlib
 
 import jax
 
@@ -12,11 +11,12 @@ from vit_jax.data import recipes
 from vit_jax.jobs import build, outcome
 from vit_jax.jobs import start as startup
 from vit_jax.jobs.train import open_checkpoints
+from vit_jax.record import storage
 
 log = logging.getLogger('vit_jax.jobs')
 
 
-def run(config: schema.Config, workdir: pathlib.Path) -> int:
+def run(config: schema.Config, workdir: storage.Path) -> int:
   """Evaluates every view on every evaluation of the config; exit status 0."""
   check.check(config)
   startup.start()
@@ -41,7 +41,7 @@ def run(config: schema.Config, workdir: pathlib.Path) -> int:
                             recipes.eval_transform(config.data.recipe, config.image_px))
   checkpointer.close()
   if jax.process_index() == 0:
-    _print(final, workdir)
+    print_results(final, workdir, num_classes=len(data.class_names))
   return 0
 
 
@@ -53,9 +53,11 @@ def check_classes(trained: tuple[str, ...], found: tuple[str, ...]) -> None:
                     f'same: {", ".join(odd) or "one list is longer"}; want data with the classes of the run')
 
 
-def _print(final: outcome.Final, workdir: pathlib.Path) -> None:
+def print_results(final: outcome.Final, workdir: storage.Path, *, num_classes: int) -> None:
+  """A line a view of each evaluation, and where they are written."""
   for name, group in final.results.items():
     for view, result in group.items():
-      numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items())
+      numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items()
+                          if outcome.is_telling(metric, num_classes))
       print(f'{name} ({view}, {result.num_examples:,} images): {numbers}')
   print(f'Written to {workdir / "evaluate.json"}', flush=True)

@@ -10,17 +10,22 @@ import os
 import pathlib
 from collections.abc import MutableMapping
 
+from vit_jax.parallel import topologies
+
 _TPU_VARIABLES = ('TPU_ACCELERATOR_TYPE', 'TPU_WORKER_ID', 'TPU_NAME', 'COLAB_TPU_ADDR', 'TPU_WORKER_HOSTNAMES')
 _GOOGLE_VENDOR = '0x1ae0'  # PCI vendor of TPUs
 _GPU_PLUGINS = ('jax_cuda13_plugin', 'jax_cuda12_plugin')
 
 
 def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> None:
-  """Sets `JAX_PLATFORMS` where libtpu is installed and no TPU is here; a value that is set stays."""
-  if environ.get('JAX_PLATFORMS') or importlib.util.find_spec('libtpu') is None or has_tpu(environ, root):
+  """Sets `JAX_PLATFORMS` where libtpu is installed and no TPU is here, else how it compiles; what is set stays."""
+  if importlib.util.find_spec('libtpu') is None:
     return
-  has_gpu = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
-  environ['JAX_PLATFORMS'] = 'cuda,cpu' if has_gpu else 'cpu'
+  if has_tpu(environ, root):
+    environ.setdefault('LIBTPU_INIT_ARGS', topologies.TPU_FLAGS)
+  elif not environ.get('JAX_PLATFORMS'):
+    has_gpu = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
+    environ['JAX_PLATFORMS'] = 'cuda,cpu' if has_gpu else 'cpu'
 
 
 def has_tpu(environ: MutableMapping[str, str], root: pathlib.Path) -> bool:

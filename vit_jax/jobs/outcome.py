@@ -1,7 +1,8 @@
 """What a run or an evaluation ends in: final numbers, `evaluate.json`, `predictions.npz`."""
 from __future__ import annotations
 
-import pathlib
+import io
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,9 @@ from vit_jax.core.api import Objective
 from vit_jax.data import recipes
 from vit_jax.data.image_ops import BadImage
 from vit_jax.data.sources import Source
-from vit_jax.evaluate.classify import Result, TopK
+from vit_jax.evaluate.classify import TOP, Result, TopK
 from vit_jax.jobs import rundir
+from vit_jax.record import storage
 from vit_jax.train.state import TrainState
 
 NUM_EXAMPLES = 12
@@ -37,6 +39,11 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
   return f'{evaluation}/{metric}' + ('' if view == 'student' else f'@{view}')
 
 
+def is_telling(metric: str, num_classes: float) -> bool:
+  """Whether a metric is worth a person's look: the best five of few classes are nearly always right."""
+  return num_classes > TOP or not re.fullmatch(r'(.+/)?top5(@.*)?', metric)
+
+
 def measure(evaluators: dict[str, dict[str, TopK]], objective: Objective, state: TrainState) -> Final:
   """Runs every evaluation of every view. The headline is the first evaluation of the averaged weights, if
   there are any, else of the raw ones: chosen before the result is known."""
@@ -49,7 +56,7 @@ def measure(evaluators: dict[str, dict[str, TopK]], objective: Objective, state:
   return Final(results, None, '', '')
 
 
-def write_evaluation(workdir: pathlib.Path, final: Final, step: int) -> None:
+def write_evaluation(workdir: storage.Path, final: Final, step: int) -> None:
   """Writes `evaluate.json`."""
   headline = final.headline
   content: dict[str, Any] = {
@@ -59,7 +66,7 @@ def write_evaluation(workdir: pathlib.Path, final: Final, step: int) -> None:
   rundir.write_json(workdir / 'evaluate.json', content)
 
 
-def write_predictions(workdir: pathlib.Path, final: Final, source: Source, class_names: tuple[str, ...],
+def write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],
                       fit: recipes.EvalTransform) -> None:
   """Writes `predictions.npz`: every guess of the headline, and a few pictures, right ones and wrong ones."""
   if jax.process_index() or final.headline is None:
@@ -77,10 +84,10 @@ def write_predictions(workdir: pathlib.Path, final: Final, source: Source, class
       shown.append((index, source.describe(index), fit(source[index])['image']))
     except BadImage:
       continue
-  part = workdir / 'predictions.part.npz'
+  content = io.BytesIO()
   np.savez_compressed(
-      part, split=final.name, view=final.view, class_names=np.array(class_names), index=guesses.index,
+      content, split=final.name, view=final.view, class_names=np.array(class_names), index=guesses.index,
       label=guesses.label, top=guesses.top, probability=guesses.probability,
       example_index=np.array([s[0] for s in shown], np.int32), example_name=np.array([s[1] for s in shown]),
       example_image=np.stack([s[2] for s in shown]) if shown else np.zeros((0, 1, 1, 3), np.uint8))
-  part.replace(workdir / 'predictions.npz')
+  storage.write_bytes(workdir / 'predictions.npz', content.getvalue())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import pathlib
 import time
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from vit_jax.models import cost
 from vit_jax.parallel import compiled, topologies
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
+from vit_jax.record import storage
 
 ASSUMED_MFU = .4
 """Where the compiler counts no cycles; published pre-training of ViT on TPUv3 comes to 32 to 43 %."""
@@ -128,9 +128,13 @@ class Plan:
 
   @property
   def collectives_ms(self) -> float:
-    """All collectives one after the other, around one ring of neighbours, hidden behind nothing."""
+    """All collectives one after the other, around one ring of neighbours, hidden behind nothing.
+
+    Without what goes between slices, over a network whose speed is the data centre's.
+    """
     rows = self.answer.costs.collectives if self.answer else []
-    return 1e3 * sum(row.sent_bytes for row in rows) / self.subject.topology.chip.ring_bytes_s
+    sent = sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
+    return 1e3 * sent / self.subject.topology.chip.ring_bytes_s
 
   def mfu(self, step_ms: float) -> float:
     topology = self.subject.topology
@@ -144,7 +148,8 @@ class Plan:
     step, answer, topology = self.step_ms, self.answer, self.subject.topology
     both = None if step is None else step + self.collectives_ms
     return {
-        'config': self.parts.config.name, 'topology': topology.name, 'num_devices': topology.num_devices,
+        'config': self.parts.config.name, 'topology': topology.name, 'slices': topology.slices,
+        'num_devices': topology.num_devices,
         'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape), 'measured': False,
         'compiled': answer is not None, 'reason': self.reason, 'fits': self.fits,
         'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': topology.chip.hbm_gib,
@@ -164,18 +169,17 @@ class Plan:
         'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
         'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes,
                          'sent_bytes': row.sent_bytes} for row in answer.costs.collectives] if answer else [],
-        'unknown_loops': answer.costs.unknown_loops if answer else 0,
+        'unknown_loops': answer.costs.unknown._asdict() if answer else None,
         'lower_s': answer.lower_s if answer else None, 'compile_s': answer.compile_s if answer else None,
         'overflow': answer.overflow._asdict() if answer and answer.overflow else None, 'versions': versions(),
         'date': time.strftime('%Y-%m-%d')}
 
 
-def run(config: schema.Config, topology: str, *, workdir: pathlib.Path | None, search: bool) -> int:
+def run(config: schema.Config, topology: str, *, workdir: storage.Path | None, search: bool) -> int:
   """Plans, prints, and writes `plan.md` and `plan.json` into `workdir` if there is one."""
   from vit_jax.jobs import plan_search, plan_table
   check.check(config)
-  slice_ = topologies.parse(topology)
-  subject = Subject(config, slice_, *_numbers(config))
+  subject = Subject(config, topologies.parse(topology, slices=config.mesh.slices), *_numbers(config))
   plan = make(subject)
   text, content = plan_table.render(plan), plan.to_json()
   print(text, flush=True)
@@ -185,7 +189,7 @@ def run(config: schema.Config, topology: str, *, workdir: pathlib.Path | None, s
     print(found, flush=True)
     text, content = f'{text}\n{found}', {**content, 'search': plan_search.to_json(tried)}
   if workdir is not None:
-    with rundir.Lock(workdir):
+    with rundir.hold(workdir):
       rundir.write_text(workdir / 'plan.md', text + '\n')
       rundir.write_json(workdir / 'plan.json', content)
   return 0

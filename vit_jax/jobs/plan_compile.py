@@ -31,6 +31,10 @@ class Request(NamedTuple):
   num_classes: int
   in_memory: bool
 
+  def parse(self) -> topologies.Topology:
+    """The topology, as many slices of it as the config lays the run out for."""
+    return topologies.parse(self.topology, slices=self.config.mesh.slices)
+
 
 class Answer(NamedTuple):
   """The compiled step of one device; bytes. `overflow` is set, and the rest 0, if it does not fit.
@@ -42,7 +46,7 @@ class Answer(NamedTuple):
   temp_bytes: int = 0
   alias_bytes: int = 0
   peak_bytes: int = 0
-  costs: compiled.Costs = compiled.Costs(0, 0, [])
+  costs: compiled.Costs = compiled.NOTHING
   lower_s: float = 0.
   compile_s: float = 0.
   device_kind: str = ''
@@ -54,7 +58,7 @@ def ask(request: Request) -> Answer:
   Raises:
     UserError: with the end of the child's output, if the compiler fails for another reason than memory.
   """
-  topology = topologies.parse(request.topology)
+  topology = request.parse()
   root = str(pathlib.Path(__file__).resolve().parents[2])
   paths = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
   environment = {**os.environ, **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
@@ -65,7 +69,7 @@ def ask(request: Request) -> Answer:
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode or not answer.exists():
       tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
-      raise UserError(f'compiling for {topology.name} failed (status {done.returncode}):\n{tail}')
+      raise UserError(f'compiling for {topology.label} failed (status {done.returncode}):\n{tail}')
     return decode(json.loads(answer.read_text()))
 
 
@@ -73,9 +77,9 @@ def decode(content: dict) -> Answer:
   """An answer from its JSON."""
   if 'error' in content:
     raise UserError(content['error'])
-  lost, costs = content.pop('overflow'), content.pop('costs')
-  rows = [compiled.Collective(*row) for row in costs[2]]
-  return Answer(compiled.Overflow(*lost) if lost else None, costs=compiled.Costs(costs[0], costs[1], rows), **content)
+  lost, (cycles, unknown, rows) = content.pop('overflow'), content.pop('costs')
+  costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows])
+  return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, **content)
 
 
 def measure(request: Request) -> Answer:
@@ -84,7 +88,7 @@ def measure(request: Request) -> Answer:
 
   from vit_jax.jobs import build
   from vit_jax.parallel import mesh as meshes
-  topology = topologies.parse(request.topology)
+  topology = request.parse()
   devices = topologies.open_devices(topology)
   config = request.config
   parts = build.parts(config, mesh=meshes.make(config.mesh, devices), num_examples=request.num_examples,

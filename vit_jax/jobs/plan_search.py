@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
-from vit_jax.config import schema
+from vit_jax.config import model_options, presets, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import plan as plans
@@ -22,7 +22,7 @@ ENOUGH = 2
 
 # Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
 _REMAT = {schema.Remat.NONE: .98, schema.Remat.NAMES: 1., schema.Remat.MLP: 1.16, schema.Remat.FULL: 1.16}
-_EXECUTION = {schema.Execution.UNROLLED: 1., schema.Execution.SCAN: 1.14}
+_EXECUTION = {schema.Execution.UNROLLED: 1., schema.Execution.SCAN: 1.14, None: 1.}
 _MICROBATCH = .02  # a further microbatch: its share of fixed work
 
 
@@ -30,14 +30,15 @@ class Candidate(NamedTuple):
   """One combination, with the step time and memory that arithmetic expects."""
   accumulate: int
   remat: schema.Remat
-  execution: schema.Execution
+  execution: schema.Execution | None
   fsdp: int
   expected_ms: float
   expected_gib: float
 
   def flags(self) -> str:
-    return (f'--config.train.accumulate={self.accumulate} --config.model.remat={self.remat.value} '
-            f'--config.model.execution={self.execution.value} --config.mesh.fsdp={self.fsdp} --config.mesh.data=-1')
+    execution = f'--config.model.execution={self.execution.value} ' if self.execution else ''
+    return (f'--config.train.accumulate={self.accumulate} --config.model.remat={self.remat.value} {execution}'
+            f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1')
 
 
 class Tried(NamedTuple):
@@ -56,11 +57,14 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
   """All combinations that the batch and the devices allow, the fastest expected first."""
   config, n = plan.parts.config, plan.subject.topology.num_devices
   shards = n // config.mesh.tensor if config.mesh.tensor > 0 else n
-  sizes = sorted({f for f in (1, 8, 32, 128, max(1, config.mesh.fsdp)) if shards % f == 0})
+  sizes = sorted({f for f in (1, 8, 32, 128, max(1, config.mesh.fsdp)) 
+                  if shards % f == 0 and shards // f % config.mesh.slices == 0})
   steps = [a for a in (1, 2, 4, 8, 16) if config.batch_size % (shards * a) == 0]
   held = {fsdp: _held_bytes(plan, fsdp) for fsdp in sizes}
+  if model_options.has_statistics(config.model):
+    steps = [a for a in steps if a == 1]
   found = [_expect(plan, *choice, held=held[choice[-1]])
-           for choice in itertools.product(steps, schema.Remat, schema.Execution, sizes)]
+           for choice in itertools.product(steps, *model_options.ways_to_run(config.model), sizes)]
   return sorted(found, key=lambda c: (c.expected_ms, c.expected_gib))
 
 
@@ -75,13 +79,13 @@ def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
   return sum(own[part] for part in ('parameters', 'optimiser', 'extra', 'gradients'))
 
 
-def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: schema.Execution, fsdp: int, *,
+def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: schema.Execution | None, fsdp: int, *,
             held: int) -> Candidate:
   """Time and memory by arithmetic."""
   config, topology = plan.parts.config, plan.subject.topology
   params = trees.num_bytes(plan.parts.program.abstract_state.params)
   shards = topology.num_devices // max(1, config.mesh.tensor)
-  model = dataclasses.replace(config.model, remat=remat)
+  model = _run_as(config.model, remat, execution)
   kept = cost.activation_bytes(model, config.image_px) * config.batch_size // shards // accumulate
   kept *= 2 if remat is schema.Remat.NONE else 1  # what autodiff keeps beyond need
   # All-reduce of the gradients, or gathering bf16 weights twice a microbatch and scattering gradients once.
@@ -102,7 +106,7 @@ def search(plan: plans.Plan) -> list[Tried]:
     raise UserError(f'--search tries what fits by compiling it. {plan.reason}')
   tried: list[Tried] = []
   ordered = candidates(plan)
-  for one in (c for c in ordered if c.execution is schema.Execution.SCAN):
+  for one in (c for c in ordered if c.execution is not schema.Execution.UNROLLED):
     fitting = sum(t.plan is not None and t.plan.fits for t in tried)
     if fitting >= ENOUGH or sum(t.plan is not None for t in tried) >= MAX_COMPILES:
       break
@@ -130,11 +134,16 @@ def _with(config: schema.Config, one: Candidate) -> schema.Config:
   return dataclasses.replace(
       config, mesh=dataclasses.replace(config.mesh, data=-1, fsdp=one.fsdp, tensor=max(1, config.mesh.tensor)),
       train=dataclasses.replace(config.train, accumulate=one.accumulate),
-      model=dataclasses.replace(config.model, remat=one.remat, execution=one.execution))
+      model=_run_as(config.model, one.remat, one.execution))
+
+
+def _run_as(model: schema.Model, remat: schema.Remat, execution: schema.Execution | None) -> schema.Model:
+  return presets.run_as(model, remat=remat, execution=execution or schema.Execution.UNROLLED)
 
 
 def _name(one: Candidate) -> str:
-  return f'accumulate {one.accumulate}, remat {one.remat.value}, {one.execution.value}, fsdp {one.fsdp}'
+  execution = f'{one.execution.value}, ' if one.execution else ''
+  return f'accumulate {one.accumulate}, remat {one.remat.value}, {execution}fsdp {one.fsdp}'
 
 
 def best(tried: list[Tried]) -> Tried | None:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.jobs import plan as plans
+from vit_jax.parallel import compiled
 
 GIB = 2**30
 
@@ -26,9 +28,9 @@ def render(plan: plans.Plan) -> str:
   axes = ' x '.join(f'{axis}={size}' for axis, size in plan.parts.mesh.shape.items())
   made = ', '.join(f'{name} {version}' for name, version in plan.to_json()['versions'].items())
   sections = [
-      f'# Plan: {config.name} on {topology.name}, {topology.num_devices} devices',
+      f'# Plan: {config.name} on {topology.label}, {topology.num_devices} devices',
       f'{config.batch_size:,} images a step on {axes}; {plan.rows} a device and microbatch; '
-      f'{config.model.dtype.value}, {config.model.execution.value}, remat {config.model.remat.value}. {made}, '
+      f'{config.model.dtype.value}, {_execution(config.model)}remat {config.model.remat.value}. {made}, '
       f'{plan.to_json()["date"]}.',
       verdict(plan), *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
       *_section(plan, 'Time and cost', table(('figure', 'value', 'how known'), list(time_rows(plan))))]
@@ -61,7 +63,15 @@ def _whole(plan: plans.Plan) -> str:
     return ''
   return (f' Parameters of {plan.whole_bytes / GIB:.2f} GiB stay whole on every device: mesh.fsdp='
           f'{plan.parts.mesh.shape["fsdp"]} does not divide their sides; want a divisor of '
-          f'model.width={plan.parts.config.model.width}.')
+          f'{_width(plan.parts.config.model)}.')
+
+
+def _width(model: schema.Model) -> str:
+  return 'its channels' if isinstance(model, schema.EfficientNet) else f'model.width={model.width}'
+
+
+def _execution(model: schema.Model) -> str:
+  return f'{model.execution.value}, ' if isinstance(model, schema.ViT | schema.Mixer) else ''
 
 
 def _short(value: float) -> str:
@@ -113,9 +123,11 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if paper:
     yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; to be compared on v3 only'
   if plan.answer:
-    unknown = plan.answer.costs.unknown_loops
-    loops = f'; {unknown} loops of unknown length counted once' if unknown else ''
-    yield 'compile', f'{plan.answer.lower_s + plan.answer.compile_s:.0f} s', f'on this machine{loops}'
+    if (unknown := plan.answer.costs.unknown).loops:
+      once = f'{1e3 * unknown.cycles / chip.clock_hz:.3g} ms' if chip.clock_hz else '-'
+      yield 'loops of no known length', once, \
+          f'{unknown.loops}, that end by chance or by data, counted once, in the step: {", ".join(unknown.sources)}'
+    yield 'compile', f'{plan.answer.lower_s + plan.answer.compile_s:.0f} s', 'on this machine'
 
 
 TRUST = ('How far to trust it: memory is what the compiler reserves. The step is the cost model of the compiler. It '
@@ -127,9 +139,12 @@ TRUST = ('How far to trust it: memory is what the compiler reserves. The step is
 def collectives(plan: plans.Plan) -> str:
   assert plan.answer is not None
   rows = [(row.kind, f'{row.calls:,}', f'{row.num_bytes / 2**20:,.1f}', f'{row.sent_bytes / 2**20:,.1f}',
-           f'{row.sent_bytes / plan.subject.topology.chip.ring_bytes_s * 1e3:.2f}')
+           '-' if row.kind == compiled.BETWEEN_SLICES
+           else f'{row.sent_bytes / plan.subject.topology.chip.ring_bytes_s * 1e3:.2f}')
           for row in plan.answer.costs.collectives]
   shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms'), rows) if rows else 'None.'
+  if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
+    shown += '\n\nBetween slices it goes over the network of the data centre; that time is in no figure here.'
   return f'{shown}\n\n{TRUST}' if plan.has_cycles else shown
 
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from vit_jax.analysis import norms, predictions, render
 from vit_jax.core.types import HostArray
-from vit_jax.record import writer
+from vit_jax.jobs import outcome
+from vit_jax.record import goodput, storage, writer
 from vit_jax.record.progress import format_duration
 
-PathLike = str | os.PathLike[str]
 Json = dict[str, object]
 
 _NOTHING = writer.Run([], [], 0, 0)
@@ -48,7 +48,7 @@ class _Record(NamedTuple):
   missing: list[str]
 
 
-def write_report(workdirs: PathLike | Sequence[PathLike], out: PathLike | None = None) -> str:
+def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: storage.PathLike | None = None) -> str:
   """Writes the report of a run, or one with the curves of several over each other.
 
   Args:
@@ -63,15 +63,13 @@ def write_report(workdirs: PathLike | Sequence[PathLike], out: PathLike | None =
   """
   if isinstance(workdirs, str | os.PathLike):
     workdirs = [workdirs]
-  absent = [os.fspath(w) for w in workdirs if not os.path.isdir(w)]
+  absent = [os.fspath(w) for w in workdirs if not storage.open_path(w).is_dir()]
   if absent or not workdirs:
     raise ValueError(f'not a run directory: {", ".join(absent) or "(none given)"}; want existing folders')
   records = [_load(os.fspath(w)) for w in workdirs]
   path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
   page = _render_one(records[0]) if len(records) == 1 else _render_many(records)
-  with open(path + '.part', 'w', encoding='utf-8') as file:
-    file.write(page)
-  os.replace(path + '.part', path)
+  storage.write_bytes(path, page.encode())
   return path
 
 
@@ -108,8 +106,7 @@ def _load(workdir: str) -> _Record:
 
 def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
   try:
-    with open(os.path.join(workdir, name), encoding='utf-8') as file:
-      value = json.load(file)
+    value = json.loads(storage.read_text(os.path.join(workdir, name)))
   except FileNotFoundError:
     missing.append(f'{name}: no such file')
     return {}
@@ -123,7 +120,8 @@ def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
 
 def _load_predictions(workdir: str, missing: list[str]) -> dict[str, HostArray]:
   try:
-    return predictions.load(os.path.join(workdir, 'predictions.npz'))
+    with storage.local(os.path.join(workdir, 'predictions.npz')) as path:
+      return predictions.load(path)
   except FileNotFoundError:
     missing.append('predictions.npz: no such file, so no confusion matrix and no example predictions')
   except ValueError as error:
@@ -139,7 +137,7 @@ def _title(r: _Record) -> str:
   if resumes > 0:
     state.append(f'resumed {resumes}×, {r.run.lost_steps:,} steps done again')
   return (f'<h1>{html.escape(r.name)}</h1><div class="quiet">{html.escape(" · ".join(state))}<br>'
-          f'<code>{html.escape(r.workdir)}</code></div>')
+          f'<code>{render.break_path(r.workdir)}</code></div>')
 
 
 def _key_figures(r: _Record) -> str:
@@ -193,17 +191,25 @@ def _names(r: _Record, pattern: str) -> list[str]:
 
 
 def _results(r: _Record) -> str:
-  final = _mapping(r.final.get('metrics'))
-  rows = [(name, _shown(value)) for name, value in final.items()]
-  parts = [render.make_table(['at the end of training', 'value'], rows)] if rows else []
-  own = {name: value for name, value in r.evaluation.items() if not isinstance(value, dict)}
-  rows = [(name, _shown(value)) for name, value in {**own, **_mapping(r.evaluation.get('metrics'))}.items()]
-  if rows:
-    parts.append(render.make_table(['evaluated on its own', 'value'], rows))
+  final, own = (_telling(r, _mapping(one.get('metrics'))) for one in (r.final, r.evaluation))
+  parts = [_metrics_table('at the end of training', final)] if final else []
+  if own and own != final:
+    parts.append(_metrics_table(f'evaluated at step {render.format_value(r.evaluation.get("step", "?"))}', own))
   digest = r.final.get('params_digest')
   if digest:
     parts.append(f'<p class="quiet">Digest of the parameters: <code>{html.escape(str(digest))}</code></p>')
   return f'<h2>Results</h2><div class="figures">{"".join(parts)}</div>' if parts else ''
+
+
+def _telling(r: _Record, metrics: Json) -> Json:
+  """The metrics that say something for the number of classes, as far as that is known."""
+  names, data = r.predictions.get('class_names'), _mapping(r.config.get('data'))
+  known = np.size(names) if names is not None else _number(data.get('num_classes')) or np.inf
+  return {name: value for name, value in metrics.items() if outcome.is_telling(name, known)}
+
+
+def _metrics_table(title: str, metrics: Json) -> str:
+  return render.make_table([title, 'value'], [(name, _shown(value)) for name, value in metrics.items()])
 
 
 def _predictions(r: _Record) -> str:
@@ -227,23 +233,14 @@ def _norms(r: _Record) -> str:
 
 
 def _goodput(r: _Record) -> str:
-  """Seconds by phase, summed over the starts of the run: the last such event of each counts."""
-  totals: dict[str, float] = {}
-  newest: Json = {}
-  end: Json = {'event': 'start'}
-  for event in [*r.run.events, end]:
-    if event['event'] == 'start':
-      for name, value in newest.items():
-        totals[name] = totals.get(name, 0.) + (_number(value) or 0.)
-      newest = {}
-    elif event['event'] == 'goodput':
-      newest = _mapping(event.get('seconds'))
-  whole = sum(totals.values())
-  if whole <= 0:
+  """Seconds by phase, summed over the starts of the run."""
+  found = goodput.sum_starts(r.run.events)
+  if found.total_s <= 0:
     return ''
-  names = {'step': 'steps that moved the run on', 'lost': 'steps done again after a kill'}
-  rows = [(names.get(n, n.replace('_', ' ')), format_duration(s), f'{s / whole:.1%}')
-          for n, s in sorted(totals.items(), key=lambda item: -item[1])]
+  names = {'step': 'steps that moved the run on', 'lost': 'work lost since the last checkpoint before a kill',
+           'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation'}
+  rows = [(names.get(n, n), format_duration(s), f'{s / found.total_s:.1%}')
+          for n, s in sorted(found.seconds.items(), key=lambda item: -item[1])]
   return f'<h2>Where the time went</h2>{render.make_table(["phase", "time", "share"], rows)}'
 
 
@@ -251,8 +248,8 @@ def _settings(r: _Record) -> str:
   start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
   command = start.get('command', start.get('argv', ''))
   command = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
-  around = {k: v for k, v in start.items() if k not in ('event', 'time_s', 'resumed_from', 'command', 'argv')}
-  parts = [f'<pre>{html.escape(command)}</pre>' if command else '']
+  around = {k: v for k, v in start.items() if k not in ('event', 'time_s', 'resumed_from', 'lost', 'command', 'argv')}
+  parts = [f'<pre>{render.break_path(command)}</pre>' if command else '']
   parts += [render.make_tree(name, value, is_open=False) for name, value
             in (('config', r.config), ('environment', around)) if value]
   return f'<h2>Settings of {html.escape(r.name)}</h2>{"".join(parts)}' if any(parts) else ''

@@ -5,30 +5,40 @@ import fcntl
 import json
 import logging
 import os
-import pathlib
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import jax
 
-from vit_jax.config import files, schema
+from vit_jax.config import schema, stored
 from vit_jax.core.errors import UserError
+from vit_jax.jobs.lease import Lease
+from vit_jax.record import storage
 
 log = logging.getLogger('vit_jax.jobs')
 
 
+def hold(workdir: storage.PathLike) -> Lock | Lease:
+  """Holds a run directory for one run, for a `with` statement.
+
+  Raises:
+    UserError: if another process holds it, or the directory cannot be written.
+  """
+  return Lock(workdir) if storage.is_local(workdir) else Lease(workdir)
+
+
 class Lock:
-  """Holds a run directory for one run; the system lets go of it when the process ends, however it ends.
+  """Holds a local run directory; the system lets go of it when the process ends, however it ends.
 
   Raises:
     UserError: if another process holds it, or the directory cannot be written.
   """
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: storage.PathLike):
     try:
-      workdir.mkdir(parents=True, exist_ok=True)
-      self._file = open(workdir / '.lock', 'a+')
+      os.makedirs(workdir, exist_ok=True)
+      self._file = open(os.path.join(workdir, '.lock'), 'a+')
     except OSError as error:
       raise UserError(f'--workdir={workdir} cannot be written: {error.strerror}; want a folder this user may '
                       'write to') from error
@@ -53,30 +63,30 @@ class Lock:
     self._file.close()
 
 
-def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
   """Replaces a JSON file at once; only process 0 writes."""
   write_text(path, json.dumps(content, indent=2) + '\n')
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
+def write_text(path: storage.PathLike, text: str) -> None:
   """Replaces a text file at once; only process 0 writes."""
-  if jax.process_index():
-    return
-  part = path.with_name(f'{path.name}.part')
-  part.write_text(text)
-  part.replace(path)
+  if not jax.process_index():
+    storage.write_bytes(path, text.encode())
 
 
-def write_config(workdir: pathlib.Path, config: schema.Config) -> None:
+def write_config(workdir: storage.Path, config: schema.Config) -> None:
   """Writes `config.json`, and says which settings differ from those the run was started with."""
   path = workdir / 'config.json'
-  if path.exists():
-    before, now = _flat(json.loads(path.read_text())), _flat(json.loads(files.to_json(config)))
-    changed = [f'  {name}: {before.get(name)} -> {now.get(name)}' for name in sorted(before.keys() | now.keys())
-               if before.get(name) != now.get(name)]
-    if changed:
-      log.warning('The config is not the one this run was started with:\n%s', '\n'.join(changed))
-  write_text(path, files.to_json(config))
+  if path.exists() and (changed := changes(json.loads(path.read_text()), config)):
+    log.warning('The config is not the one this run was started with:\n%s', '\n'.join(changed))
+  write_text(path, stored.to_json(config))
+
+
+def changes(before: Any, config: schema.Config) -> list[str]:
+  """Lines that say which settings of `config` are not those of `before`, a config as JSON has it."""
+  old, new = _flat(before), _flat(json.loads(stored.to_json(config)))
+  return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
+          if old.get(name) != new.get(name)]
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:

@@ -36,7 +36,9 @@ def start() -> None:
     base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
     jax.config.update('jax_compilation_cache_dir', str(base / 'vit_jax' / 'xla'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  hosts.initialize()
+  place = hosts.initialize()
+  if place and place.process_id:
+    logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 speaks for all; warnings are each one's own
   if jax.distributed.is_initialized():
     sys.excepthook = _fail
 

@@ -5,11 +5,10 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import logging
-import pathlib
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,32 +19,33 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.data import recipes
-from vit_jax.jobs import build, outcome, report, rundir
+from vit_jax.jobs import build, outcome, report, rundir, starting, tasks
 from vit_jax.jobs import start as startup
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
+from vit_jax.record import goodput, progress, storage
 from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
-from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, stopping
+from vit_jax.train import alarm, checkpoint, diagnose, hooks, loop, profile, stopping
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger('vit_jax.jobs')
 
 
-def run(config: schema.Config, workdir: pathlib.Path) -> int:
+def run(config: schema.Config, workdir: storage.Path) -> int:
   """Trains until done (exit status 0) or asked to stop (`stopping.RESUMABLE`)."""
   began = time.monotonic()
   check.check(config)
   startup.start()
   # Processes of one run may share the directory; process 0 speaks for them.
-  with rundir.Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
+  with rundir.hold(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
     return Run(config, workdir, began).run()
 
 
 class Run:
   """One process's part in one run, from opening the data to the report."""
 
-  def __init__(self, config: schema.Config, workdir: pathlib.Path, began: float):
+  def __init__(self, config: schema.Config, workdir: storage.Path, began: float):
     self.config, self.workdir, self._began = config, workdir, began
     self.data = build.open_data(config)
     self.mesh, self.shard = build.open_mesh(config)
@@ -62,10 +62,11 @@ class Run:
     """Restores or begins, trains, finishes."""
     total = self.parts.lengths.total_steps
     state, start = self._begin()
+    lost = self._find_lost(start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total)
     writer.event('start', command=sys.argv, versions=versions(), devices=jax.device_count(),
-                 device_kind=jax.devices()[0].device_kind, processes=jax.process_count())
+                 device_kind=jax.devices()[0].device_kind, processes=jax.process_count(), lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
     saving = self._saving_hook(writer, clock, latest)
@@ -92,7 +93,7 @@ class Run:
     program, total = self.parts.program, self.parts.lengths.total_steps
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
-      return program.init_fn(), 0
+      return starting.begin(self.config, self.parts, self.data.class_names, self.workdir), 0
     check_data(restored.data, self._data_guard(), self.workdir)
     step = int(restored.state.step)
     if step > total:
@@ -101,6 +102,18 @@ class Run:
     log.info('Finished before: step %s of %s in %s; evaluating.' if step == total else
              'Continuing at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return restored.state, step
+
+  def _find_lost(self, start: int) -> goodput.Lost:
+    """What the start before this one did after step `start`; only process 0 needs to know."""
+    if not start or jax.process_index():
+      return goodput.Lost(0, 0.)
+    try:
+      lost = goodput.find_lost(record.read(self.workdir).events, resumed_from=start)
+    except FileNotFoundError:
+      return goodput.Lost(0, 0.)
+    if lost.steps:
+      log.info('%s steps and %s of work after it are lost.', f'{lost.steps:,}', progress.format_duration(lost.seconds))
+    return lost
 
   def _clock(self, startup_s: float) -> clocks.Clock:
     device = jax.devices()[0]
@@ -115,20 +128,30 @@ class Run:
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts
-    views = parts.objective.views()
     found: list[loop.Hook] = [
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
-    for name in self.evaluators:
-      def evaluate(state: TrainState, step: int, name: str = name) -> Mapping[str, float]:
-        return {outcome.metric_name(name, metric, view): number
-                for view, one in self.evaluators[name].items()
-                for metric, number in one.run(views[view].select(state.params, state.extra), step).items()}
-      found.append(hooks.Evaluate(parts.lengths.steps(config.evals[name].every), evaluate, writer, clock, latest))
+    found += [alarm.Alarm(watch, writer) for watch in tasks.watches(config, parts.lengths)]
+    every = {name: parts.lengths.steps(config.evals[name].every) for name in self.evaluators}
+    found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
+    if best := config.checkpoints.keep_best:  # each checkpoint is judged, whenever else the evaluation is due
+      found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every), self._evaluation(best.split('/')[0]),
+                                  writer, clock, latest, metric=best))
     return found
+
+  def _evaluation(self, name: str) -> Callable[[TrainState, int], Mapping[str, float]]:
+    """Numbers by name of an evaluation of every view it looks at."""
+    views = self.parts.objective.views()
+
+    def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
+      return {outcome.metric_name(name, metric, view): number
+              for view, one in self.evaluators[name].items()
+              for metric, number in one.run(views[view].select(state.params, state.extra), step).items()}
+
+    return evaluate
 
   def _early_stop(self, start: int, latest: hooks.Latest) -> hooks.EarlyStop:
     """The hook that may end the run, as it was at step `start`; one that is never due where it is off."""
@@ -160,7 +183,6 @@ class Run:
     path = self.workdir / 'hlo' / 'train_step.txt'
     lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
     text = lowered.compile().as_text() or ''
-    path.parent.mkdir(parents=True, exist_ok=True)
     rundir.write_text(path, text)
     log.info('The compiled train step is in %s', path)
 
@@ -175,11 +197,12 @@ class Run:
 
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
+    how, antialias = recipes.eval_resampling(recipe)
     return {'code': __version__, 'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px),
             'preprocessing': {k: v for k, v in dataclasses.asdict(recipe).items()
-                              if k in ('eval_resize_px', 'antialias', 'mean', 'std')}
-                             | {'interpolation': recipe.interpolation.value}}
+                              if k in ('eval_resize_px', 'mean', 'std')}
+                             | {'interpolation': how.value, 'antialias': antialias}}
 
   def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
     saving.on_state(ended.step, ended.state)
@@ -215,6 +238,7 @@ class Run:
     rundir.write_json(self.workdir / 'final.json', {
         'step': total, 'seconds': seconds, 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
+        'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
     if jax.process_index() == 0:
       page = report.write_report(self.workdir)
@@ -230,7 +254,7 @@ def summary(final: outcome.Final, seconds: float, page: str) -> str:
           f'{seconds:.0f} s. Report: {page}')
 
 
-def open_checkpoints(config: schema.Config, workdir: pathlib.Path, parts: build.Parts) -> checkpoint.Checkpointer:
+def open_checkpoints(config: schema.Config, workdir: storage.Path, parts: build.Parts) -> checkpoint.Checkpointer:
   """The checkpoints of a run directory, kept as the config says."""
   settings, steps = config.checkpoints, parts.lengths.steps
   every, keep_every = steps(settings.every), steps(settings.keep_every) if settings.keep_every else 0
@@ -248,7 +272,7 @@ def versions() -> dict[str, str]:
           **{name: importlib.metadata.version(name) for name in packages}}
 
 
-def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: pathlib.Path) -> None:
+def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storage.Path) -> None:
   """Raises UserError if a run would go on with other data, or in another order, than it began with."""
   changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in now.items() if saved.get(name) != value]
   if changed:

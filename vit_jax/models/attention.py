@@ -1,48 +1,21 @@
 """Multi-head attention (ViT paper, Appendix A, eqs. 5-8; arXiv 1706.03762).
 
-`attend` is the only place that knows how the plain weighted sum is computed; projections are
-`layers.Dense`. What is known here of position is the relative term of the ViT paper's Appendix D.4.
+How the weighted sum is computed is known to `attend.py` alone; projections are `layers.Dense`. What is known here of
+position is the relative term of the ViT paper's Appendix D.4.
 """
 from __future__ import annotations
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.core.types import Array, Key
+from vit_jax.models.attend import attend, attention_weights, combine
 from vit_jax.models.layers import Dense, LayerNorm, dropout, xavier_uniform
 
 RELATIVE_STDDEV = .02  # as the absolute positions; the paper does not say
-
-
-def attention_weights(query: Array, key: Array, *, relative: Array | None = None) -> Array:
-  """`softmax((q k^T + R) / sqrt(K))` over the keys (eq. 6, and Appendix D.4 for R).
-
-  Args:
-    query: `[B, Q, A, K]`, any float dtype.
-    key: `[B, M, A, K]`, same dtype.
-    relative: R, `[B, A, Q, M]` f32, or None for zeros.
-
-  Returns:
-    `[B, A, Q, M]` f32, query before key; rows sum to 1. Products accumulate in f32, softmax is in f32.
-  """
-  scale = query.shape[-1] ** -.5
-  logits_BAQM = jnp.einsum('bqak,bmak->baqm', query, key, preferred_element_type=jnp.float32)
-  logits_BAQM = logits_BAQM if relative is None else logits_BAQM + relative
-  return jax.nn.softmax(logits_BAQM * scale, axis=-1)
-
-
-def combine(weights: Array, value: Array) -> Array:
-  """`A v` (eq. 7): weights `[B, A, Q, M]` f32 and value `[B, M, A, K]` to `[B, Q, A, K]`, value's dtype."""
-  return jnp.einsum('baqm,bmak->bqak', weights.astype(value.dtype), value)
-
-
-def attend(query: Array, key: Array, value: Array) -> Array:
-  """Attention of `[B, Q, A, K]` queries to `[B, M, A, K]` keys and values; `[B, Q, A, K]`."""
-  return combine(attention_weights(query, key), value)
 
 
 def relative_logits(query: Array, table: Array) -> Array:
@@ -70,7 +43,7 @@ def relative_logits(query: Array, table: Array) -> Array:
 
 
 class Attention(nn.Module):
-  """Multi-head attention with biases on query, key, value and output.
+  """Multi-head attention with biases on output and, if `qkv_bias`, query, key and value.
 
   Attributes:
     heads: A.
@@ -86,41 +59,45 @@ class Attention(nn.Module):
   norm_eps: float
   dropout: float
   relative: int
+  qkv_bias: bool = True
 
   @nn.compact
-  def __call__(self, x: Array, context: Array, *, num_sequences: int, dropout_key: Key | None,
-               capture: bool) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, x: Array, context: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
+               nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Attends within each sequence.
 
     Args:
-      x: `[B * Q, D]`, asks.
-      context: `[B * M, D]`, answers; `x` itself for self-attention.
+      x: `[B, Q, D]`, asks; the first two axes may be joined, or cut otherwise.
+      context: `[B, M, D]`, answers, likewise; `x` itself for self-attention.
       num_sequences: B.
       dropout_key: None switches dropout off.
       capture: takes the explicit path and returns its weights too, as they are before dropout.
+      nudge: `[B, A, Q, M]` f32, added to the weights (explicit path); None = nothing.
 
     Returns:
-      `[B * Q, D]`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
+      The shape of `x`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
     """
     split = (self.heads, x.shape[-1] // self.heads)
 
     def project(name: str, source: Array) -> Array:
-      projected_RAK = Dense(split, self.dtype, xavier_uniform, name=name)(source)
-      projected_RAK = checkpoint_name(projected_RAK, name)
+      source_BMD = source.reshape(num_sequences, -1, source.shape[-1])
+      projected_BMAK = Dense(split, self.dtype, xavier_uniform, has_bias=self.qkv_bias, lead=2, name=name)(source_BMD)
+      projected_BMAK = checkpoint_name(projected_BMAK, name)
       if self.qk_norm and name != 'value':
-        projected_RAK = LayerNorm(self.norm_eps, name=f'{name}_norm')(projected_RAK).astype(self.dtype)
-      return projected_RAK.reshape(num_sequences, -1, *split)
+        projected_BMAK = LayerNorm(self.norm_eps, name=f'{name}_norm')(projected_BMAK).astype(self.dtype)
+      return projected_BMAK
 
     query, key, value = project('query', x), project('key', context), project('value', context)
     is_dropping = self.dropout > 0. and dropout_key is not None
-    if capture or is_dropping or self.relative:
+    if capture or is_dropping or self.relative or nudge is not None:
       weights_BAQM = attention_weights(query, key, relative=self._relative(query))
+      weights_BAQM = weights_BAQM if nudge is None else weights_BAQM + nudge
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)
+      mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
       mixed_BQAK = attend(query, key, value)
-    mixed_RAK = checkpoint_name(mixed_BQAK.reshape(-1, *split), 'attention')
-    y = Dense((x.shape[-1],), self.dtype, xavier_uniform, name='out')(mixed_RAK)
-    return y, {'attention': weights_BAQM} if capture else {}
+    y_BQD = Dense((x.shape[-1],), self.dtype, xavier_uniform, lead=2, name='out')(mixed_BQAK)
+    return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
   def _relative(self, query: Array) -> Array | None:
     if not self.relative:

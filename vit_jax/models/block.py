@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
@@ -15,7 +16,8 @@ from jax.typing import DTypeLike
 from vit_jax.config.schema import Gelu
 from vit_jax.core.types import Array, Key
 from vit_jax.models.attention import Attention
-from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, gelu, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, xavier_uniform
+from vit_jax.models.pointwise import gelu
 
 MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
 
@@ -33,16 +35,16 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
-    """`[R, D]` to `[R, D]`."""
-    bias_init = initializers.normal(MLP_BIAS_STDDEV)
+    """`[..., D]` to `[..., D]`."""
+    bias_init, lead = initializers.normal(MLP_BIAS_STDDEV), x.ndim - 1
 
     def project(name: str) -> Array:
-      hidden_RF = Dense((self.hidden,), self.dtype, xavier_uniform, bias_init, name=name)(x)
-      return checkpoint_name(hidden_RF, 'mlp')
+      hidden_F = Dense((self.hidden,), self.dtype, xavier_uniform, bias_init, lead=lead, name=name)(x)
+      return checkpoint_name(hidden_F, 'mlp')
 
-    hidden_RF = jax.nn.silu(project('gate')) * project('up') if self.swiglu else gelu(project('up'), self.gelu)
-    hidden_RF = dropout(hidden_RF, self.dropout, key)
-    return Dense((x.shape[-1],), self.dtype, xavier_uniform, bias_init, name='down')(hidden_RF)
+    hidden_F = jax.nn.silu(project('gate')) * project('up') if self.swiglu else gelu(project('up'), self.gelu)
+    hidden_F = dropout(hidden_F, self.dropout, key)
+    return Dense((x.shape[-1],), self.dtype, xavier_uniform, bias_init, lead=lead, name='down')(hidden_F)
 
 
 class Block(nn.Module):
@@ -50,7 +52,8 @@ class Block(nn.Module):
 
   With `parallel` instead `z = MSA(LN(z)) + MLP(LN(z)) + z`, one norm for both (ViT-22B, arXiv 2302.05442,
   section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
-  multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4).
+  multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), and with `branch_scale`
+  by this number.
   """
   heads: int
   mlp: int
@@ -64,34 +67,38 @@ class Block(nn.Module):
   swiglu: bool
   layer_scale: float
   parallel: bool
+  qkv_bias: bool = True
+  branch_scale: float = 1.
 
   @nn.compact
   def __call__(self, x: Array, *, num_images: int, num_sequences: int, rate: Array | None,
-               dropout_key: Key | None, capture: bool) -> tuple[Array, dict[str, Array]]:
+               dropout_key: Key | None, capture: bool,
+               nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """One block.
 
     Args:
-      x: `[B * M, D]` in the compute dtype.
+      x: `[B, M, D]` in the compute dtype; the first two axes may be joined.
       num_images: B; stochastic depth drops branches of whole images.
       num_sequences: number of equal runs of rows that attention stays within; B, or more for axial attention.
       rate: f32 scalar, probability that a branch is dropped; None = never.
       dropout_key: None switches dropout and stochastic depth off.
       capture: also return the attention weights.
+      nudge: `[num_sequences, A, m, m]` f32, added to these weights before they are used; None = nothing.
 
     Returns:
-      `[B * M, D]`, and `{}` or `{'attention': [num_sequences, A, m, m] f32}`.
+      The shape of `x`, and `{}` or `{'attention': [num_sequences, A, m, m] f32}`.
     """
     num_keys = 5 + (self.attention_dropout > 0.)
     keys = (None,) * 6 if dropout_key is None else tuple(jax.random.split(dropout_key, num_keys))
     attn = Attention(self.heads, self.dtype, self.qk_norm, self.norm_eps, self.attention_dropout, self.relative,
-                     name='attn')
+                     self.qkv_bias, name='attn')
     mlp = Mlp(self.mlp, self.gelu, self.swiglu, self.dropout, self.dtype, name='mlp')
     normed = LayerNorm(self.norm_eps, name='norm1')(x)
-    y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture,
+    y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, nudge=nudge,
                        dropout_key=keys[5] if self.attention_dropout > 0. else None)
     y = self._scaled(dropout(y, self.dropout, keys[0]), 'scale1')
     if self.parallel:
-      y = y + dropout(mlp(normed, keys[2]), self.dropout, keys[3])
+      y = y + self._scaled(dropout(mlp(normed, keys[2]), self.dropout, keys[3]), 'scale2')
       return x + drop_path(y, rate, keys[1], num_images=num_images), captured
     x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
     y = mlp(LayerNorm(self.norm_eps, name='norm2')(x), keys[2])
@@ -99,10 +106,11 @@ class Block(nn.Module):
     return x + drop_path(y, rate, keys[4], num_images=num_images), captured
 
   def _scaled(self, y: Array, name: str) -> Array:
+    y = y if self.branch_scale == 1. else y * self.branch_scale
     if not self.layer_scale:
       return y
     scale = self.param(name, initializers.constant(self.layer_scale), (y.shape[-1],))
-    return y * scale.astype(y.dtype)[None]
+    return y * jnp.expand_dims(scale.astype(y.dtype), range(y.ndim - 1))
 
 
 class AxialBlock(nn.Module):
@@ -115,7 +123,7 @@ class AxialBlock(nn.Module):
     """Both blocks; `grid` is `(h, w)`, the other arguments are those of `Block`.
 
     Returns:
-      `[B * h * w, D]`, and `{}` or `row_attention [B, h, A, w, w]`, `column_attention [B, w, A, h, h]` f32.
+      The shape of `x`, and `{}` or `row_attention [B, h, A, w, w]`, `column_attention [B, w, A, h, h]` f32.
     """
     h, w = grid
     keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))

@@ -1,13 +1,19 @@
 """The affine map of all layers, `y = x W + b`, in a plain form and with a gradient written by hand.
 
-Both forms compute the same; the second is the one in use. Autodiff gives the gradient of a stack of
-layers through transposed copies of the residual gradient; XLA's CPU compiler fuses these copies into
-all their users and so computes the sum over the later layers again in each of them, which halves the
-speed of training. With rows first (`[B * M, D]`) and the two products below nothing is transposed.
+Both forms compute the same; the second is the one in use. What is fastest differs by platform and is chosen when a
+program is lowered for one:
+
+  CPU: rows first, `[rows, in]` times `[in, out]`. Autodiff gives the gradient of a stack of layers through transposed
+    copies of the residual gradient; XLA's CPU compiler fuses these copies into all their users and so computes the sum
+    over the later layers again in each of them, which halves the speed of training. Here nothing is transposed.
+  elsewhere: axes as they are. A TPU lays out the last two axes in tiles, of which a number of tokens is rarely a
+    multiple: to join images and tokens into rows, and to part them again, is then a copy each time.
 
 Knows nothing of parameters or modules.
 """
 from __future__ import annotations
+
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -17,38 +23,59 @@ from vit_jax.core.types import Array
 
 
 def plain_dense(x: Array, kernel: Array, bias: Array) -> Array:
-  """`y[r, o] = sum_i x[r, i] W[i, o] + b[o]`, where `i` and `o` may each be several axes.
+  """`y[r, o] = sum_i x[r, i] W[i, o] + b[o]`, where `r`, `i` and `o` may each be several axes.
 
   Args:
-    x: `[R, *in]`, rows first.
+    x: `[*rows, *in]`.
     kernel: `[*in, *out]`, same dtype; the product accumulates in f32 and is rounded to this dtype.
-    bias: `[*out]`, same dtype.
+    bias: `[*out]`, same dtype; its rank says how many axes are `out`.
 
   Returns:
-    `[R, *out]`, same dtype.
+    `[*rows, *out]`, same dtype.
   """
-  num_in = x.ndim - 1
-  contracted = (tuple(range(1, x.ndim)), tuple(range(num_in)))
-  return lax.dot_general(x, kernel, (contracted, ((), ()))) + bias[None]
+  lead = x.ndim - (kernel.ndim - bias.ndim)
+  y = _dot(x, kernel, range(lead, x.ndim), range(x.ndim - lead))
+  return y + jnp.expand_dims(bias, range(lead))
 
 
 @jax.custom_vjp
 def dense(x: Array, kernel: Array, bias: Array) -> Array:
   """Equal to `plain_dense`; reverse-mode differentiation only."""
-  return plain_dense(x, kernel, bias)
+  return lax.platform_dependent(x, kernel, bias, cpu=_rows_first, default=plain_dense)
+
+
+def _rows_first(x: Array, kernel: Array, bias: Array) -> Array:
+  lead = x.ndim - (kernel.ndim - bias.ndim)
+  y = plain_dense(x.reshape(prod(x.shape[:lead]), -1), kernel.reshape(-1, bias.size), bias.reshape(-1))
+  return y.reshape(*x.shape[:lead], *bias.shape)
 
 
 def _forward(x: Array, kernel: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
-  return plain_dense(x, kernel, bias), (x, kernel)
+  return dense(x, kernel, bias), (x, kernel)
 
 
 def _backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Array]:
   """`dx = dy W^T`, `dW = x^T dy`, `db = sum_r dy` (the sum in f32)."""
-  x, kernel = saved
-  outputs = (tuple(range(1, dy.ndim)), tuple(range(x.ndim - 1, kernel.ndim)))
-  dx = lax.dot_general(dy, kernel, (outputs, ((), ())))
-  dkernel = lax.dot_general(x, dy, (((0,), (0,)), ((), ())))
-  return dx, dkernel, dy.sum(0, dtype=jnp.float32).astype(dy.dtype)
+  return lax.platform_dependent(*saved, dy, cpu=_pull_rows_first, default=_pull)
+
+
+def _pull(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
+  num_in = (x.ndim + kernel.ndim - dy.ndim) // 2
+  rows = range(x.ndim - num_in)
+  dx = _dot(dy, kernel, range(len(rows), dy.ndim), range(num_in, kernel.ndim))
+  return dx, _dot(x, dy, rows, rows), dy.sum(tuple(rows), dtype=jnp.float32).astype(dy.dtype)
+
+
+def _pull_rows_first(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
+  num_in = (x.ndim + kernel.ndim - dy.ndim) // 2
+  rows = prod(x.shape[:x.ndim - num_in])
+  x_RI, dy_RO = x.reshape(rows, -1), dy.reshape(rows, -1)
+  dx, dkernel, dbias = _pull(x_RI, kernel.reshape(x_RI.shape[1], -1), dy_RO)
+  return dx.reshape(x.shape), dkernel.reshape(kernel.shape), dbias.reshape(kernel.shape[num_in:])
+
+
+def _dot(a: Array, b: Array, of_a: range, of_b: range) -> Array:
+  return lax.dot_general(a, b, ((tuple(of_a), tuple(of_b)), ((), ())))
 
 
 dense.defvjp(_forward, _backward)

@@ -13,8 +13,8 @@ def faults(s: schema.ViT, image_px: tuple[int, int]) -> list[str]:
     wrong += [text for text in [untiled(image_px, s.patch)] if text]
     if s.width % s.heads:
       wrong.append(f'model.width={s.width} is not a multiple of model.heads={s.heads}.')
-  if s.positions is Positions.SINCOS2D and (s.width % 4 or s.width < 8):
-    wrong.append(f'model.width={s.width} does not fit sincos2d positions: want a multiple of 4, at least 8.')
+  if s.positions in vit_options.FIXED and (s.width % 4 or s.width < 8):
+    wrong.append(f'model.width={s.width} does not fit {s.positions.value} positions: want a multiple of 4, at least 8.')
   for name in ('dropout', 'drop_path'):
     if not 0. <= getattr(s, name) < 1.:
       wrong.append(f'model.{name}={getattr(s, name)}: want a probability in [0, 1).')

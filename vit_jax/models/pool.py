@@ -22,14 +22,23 @@ class AttentionPool(nn.Module):
   gelu: Gelu
   norm_eps: float
 
-  @nn.compact
   def __call__(self, tokens: Array) -> Array:
     """`[B, N, D]` f32 to `[B, D]` f32."""
+    return self.both(tokens, capture=False)[0]
+
+  def weights(self, tokens: Array) -> Array:
+    """How the probe attends to `[B, N, D]` f32 tokens: `[B, N]` f32, mean over heads."""
+    return self.both(tokens, capture=True)[1]['attention'].mean(1)[:, 0]
+
+  @nn.compact
+  def both(self, tokens: Array, *, capture: bool) -> tuple[Array, dict[str, Array]]:
+    """What is pooled, `[B, D]`, and with `capture` `attention [B, A, 1, N]`."""
     num_images, _, width = tokens.shape
     probe = self.param('probe', xavier_uniform, (1, 1, width))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
     attn = Attention(self.heads, jnp.float32, qk_norm=False, norm_eps=self.norm_eps, dropout=0., relative=0,
                      name='attn')
-    y_BD, _ = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None, capture=False)
+    y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
+                          capture=capture)
     mlp = Mlp(self.mlp, self.gelu, swiglu=False, dropout=0., dtype=jnp.float32, name='mlp')
-    return y_BD + mlp(LayerNorm(self.norm_eps, name='norm')(y_BD), None)
+    return y_BD + mlp(LayerNorm(self.norm_eps, name='norm')(y_BD), None), captured

@@ -1,8 +1,8 @@
 """Learned position embeddings as parameters: one vector a token, or one a row and one a column.
 
-A table holds what the ViT paper's Appendix D.4 calls 1-D (`[1, M, D]`, the class token's row first if
-there is a class token) or 2-D (`column [w, D / 2]` and `row [h, D / 2]`, its X- and Y-embedding, which are
-concatenated in this order; the class token has none). Fixed and relative positions have no table.
+A table holds what the ViT paper's Appendix D.4 calls 1-D (`[1, M, D]`, first the rows of class and
+distillation token if there are any) or 2-D (`column [w, D / 2]` and `row [h, D / 2]`, its X- and Y-embedding, which are
+concatenated in this order; these tokens have none). Fixed and relative positions have no table.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table:
   kind: Positions
   grid: tuple[int, int]
   width: int
-  has_cls: bool
+  num_first: int
 
   @property
   def exists(self) -> bool:
@@ -37,24 +37,26 @@ class Table:
     normal = initializers.normal(STDDEV)
     h, w = self.grid
     if self.kind is Positions.LEARNED:
-      return normal(key, (1, h * w + self.has_cls, self.width))
+      return normal(key, (1, h * w + self.num_first, self.width))
     row_key, column_key = jax.random.split(key)
     return {'row': normal(row_key, (h, self.width // 2)), 'column': normal(column_key, (w, self.width // 2))}
 
-  def of_cls(self, table: PyTree | None) -> Array:
-    """The class token's position, `[1, 1, D]` f32; zeros without a 1-D table."""
-    return table[:, :1] if table is not None and self.kind is Positions.LEARNED else jnp.zeros((1, 1, self.width))
+  def of_first(self, table: PyTree | None) -> Array:
+    """Positions of class and distillation token, `[num_first, D]` f32; zeros without a 1-D table."""
+    if table is None or self.kind is not Positions.LEARNED:
+      return jnp.zeros((self.num_first, self.width))
+    return table[0, :self.num_first]
 
   def of_patches(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens of `grid`, resized if it is another one."""
     if self.kind is Positions.LEARNED:
-      return posemb.resize(table[0, int(self.has_cls):], self.grid, grid)
+      return posemb.resize(table[0, self.num_first:], self.grid, grid)
     return posemb.joined(table['row'], table['column'], grid)
 
   def extended(self, table: PyTree | None, positions: Array, *, num_registers: int) -> Array:
     """Positions of the whole sequence: class token, registers, then the patch tokens'.
 
-    The class token takes its row from a 1-D table and else has none, that is zeros, as registers have.
+    Class and distillation token take theirs from a 1-D table and else have none, that is zeros, as registers have.
 
     Args:
       table: None if there is none.
@@ -65,6 +67,5 @@ class Table:
       `[1, M, D]` or `[B, M, D]` f32.
     """
     positions = positions[None] if positions.ndim == 2 else positions
-    cls = self.of_cls(table)[:, :int(self.has_cls)]
-    extra = jnp.concatenate([cls, jnp.zeros((1, num_registers, self.width))], axis=1)
+    extra = jnp.concatenate([self.of_first(table), jnp.zeros((num_registers, self.width))])[None]
     return jnp.concatenate([jnp.broadcast_to(extra, (positions.shape[0], *extra.shape[1:])), positions], axis=1)

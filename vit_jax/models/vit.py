@@ -3,9 +3,11 @@
 Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth first):
 
   stem/{kernel [P, P, 3, D], bias [D]}
+                               (with a network before the patches: what `stems.py` lists)
   cls [1, 1, D]                (class-token pooling)
+  dist [1, 1, D]               (`distilled`)
   registers [1, R, D]          (`registers`)
-  positions [1, M, D]          (learned; the first row is the class token's, if there is one; registers have none)
+  positions [1, M, D]          (learned; first the rows of class and distillation token; registers have none)
   positions/{column [w, D/2], row [h, D/2]}                         (learned2d)
   blocks/{norm1,norm2}/{scale,bias} [L, D]                          (`parallel`: no norm2)
   blocks/attn/{query,key,value}/{kernel [L, D, A, K], bias [L, A, K]}
@@ -41,11 +43,13 @@ from vit_jax.core.trees import map_named
 from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
 from vit_jax.models import fit, posemb, stack
 from vit_jax.models.block import AxialBlock, Block
-from vit_jax.models.layers import Dense, LayerNorm, applied, dropout, initial
+from vit_jax.models.layers import LayerNorm, applied, dropout, initial
 from vit_jax.models.pool import AttentionPool
 from vit_jax.models.positions import Table
+from vit_jax.models.stems import Stem
 
 REGISTERS_STDDEV = 1e-6  # DINOv2 with registers
+DIST_STDDEV = .02        # DeiT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +62,24 @@ class ViT:
   image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters, and `{}`. `image [B, H, W, 3]` must be of `image_px`; only its shape is read."""
+    """Parameters, and running statistics `{'stem': ...}` of a stem that has some, else `{}`.
+
+    `image [B, H, W, 3]` must be of `image_px`; only its shape is read.
+    """
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
     s = self.settings
-    new = [name for name, is_used in (('registers', s.registers), ('pool', s.pool is Pool.MAP)) if is_used]
+    optional = (('registers', s.registers), ('pool', s.pool is Pool.MAP), ('dist', s.distilled))
+    new = [name for name, is_used in optional if is_used]
     keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
+    stem, state = self._stem.init(keys['stem'])
     params: Params = {
-        'stem': initial(self._stem, keys['stem'], jnp.zeros((1, s.patch, s.patch, 3))),
+        'stem': stem,
         'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth)),
         'norm': initial(self._norm, keys['norm'], jnp.zeros((1, s.width)))}
     if s.pool is Pool.CLS:
       params['cls'] = jnp.zeros((1, 1, s.width))
+    if s.distilled:
+      params['dist'] = initializers.normal(DIST_STDDEV)(keys['dist'], (1, 1, s.width))
     if s.registers:
       params['registers'] = initializers.normal(REGISTERS_STDDEV)(keys['registers'], (1, s.registers, s.width))
     if s.pool is Pool.MAP:
@@ -77,33 +88,33 @@ class ViT:
       params['blocks']['positions'] = jax.vmap(self._table.init)(jax.random.split(keys['positions'], s.depth))
     elif self._table.exists:
       params['positions'] = self._table.init(keys['positions'])
-    return params, {}
+    return params, {'stem': state} if state else {}
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32, and `state` as it is."""
+    """Features (f32) of `image [B, H, W, 3]` f32, and the new state."""
     grid = self._grid(image)
-    tokens_BND = self.embed(params, image)
+    tokens_BND, state = self.stem(params, state, image, train=train)
     positions_ND = self.positions(params, grid)
     return self.encode(params, tokens_BND, positions_ND, grid=grid, train=train, key=key), state
 
-  def embed(self, params: Params, image: Array) -> Array:
-    """Patch tokens `[B, N, D]` in the compute dtype: `x_p E` of eq. 1.
+  def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
+    """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
+    self._grid(image)  # raises where patches do not tile it
+    tokens_BND, changed = self._stem.apply(params['stem'], state.get('stem', {}), image, train=train)
+    return tokens_BND, {'stem': changed} if changed else {}
 
-    A matrix product over cut patches; equal to a VALID convolution with kernel and stride P.
-    """
-    (h, w), patch, num_images = self._grid(image), self.settings.patch, image.shape[0]
-    patches = image.reshape(num_images, h, patch, w, patch, 3).transpose(0, 1, 3, 2, 4, 5)
-    tokens_RD = applied(self._stem, params['stem'], patches.reshape(-1, patch, patch, 3))
-    return constrain_batch(tokens_RD.reshape(num_images, h * w, -1))
+  def embed(self, params: Params, image: Array) -> Array:
+    """Patch tokens `[B, N, D]` in the compute dtype: `x_p E` of eq. 1; of a stem without running statistics."""
+    return self.stem(params, {}, image, train=False)[0]
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
     """Position embeddings `[N, D]` f32 of the patch tokens on `grid`, resized if it is another grid.
 
     Zeros for what each block adds or knows by itself: relative positions, and those of `layers`.
     """
-    if self.settings.positions is Positions.SINCOS2D:
-      return jnp.asarray(posemb.sincos2d(grid, self.settings.width))
+    if fixed := posemb.FIXED.get(self.settings.positions):
+      return jnp.asarray(fixed(grid, self.settings.width))
     if 'positions' in params:
       return self._table.of_patches(params['positions'], grid)
     return jnp.zeros((grid[0] * grid[1], self.settings.width))
@@ -124,19 +135,25 @@ class ViT:
     Raises:
       UserError: if the blocks need all tokens and these are not.
     """
-    s, num_images = self.settings, tokens.shape[0]
+    s = self.settings
     self._check_whole(tokens.shape[1], grid)
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention_dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
-    x_BMD, shared = self._sequence(params, tokens, positions), None
-    if s.positions_at is PositionsAt.SHARED:
-      shared = self._extended(params['positions'], positions)
-    x_BMD = constrain_batch(dropout(x_BMD, s.dropout, keys[0]))
-    x_RD = self._run(params['blocks'], x_BMD.reshape(-1, s.width), shared=shared, num_images=num_images, grid=grid,
-                     key=keys[1])
-    x_BMD = applied(self._norm, params['norm'], x_RD).reshape(x_BMD.shape)
-    return Features(x_BMD[:, self._num_extra:], constrain_batch(self._pooled(params, x_BMD)), grid)
+    x_BMD = constrain_batch(dropout(self._sequence(params, tokens, positions), s.dropout, keys[0]))
+    shared = self._extended(params['positions'], positions) if s.positions_at is PositionsAt.SHARED else None
+    x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1])
+    return self.finish(params, x_BMD, grid=grid)
+
+  def begin(self, params: Params, image: Array) -> Array:
+    """What the first block sees of `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype."""
+    return self._sequence(params, self.embed(params, image), self.positions(params, self._grid(image)))
+
+  def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
+    """Normalises and pools (eq. 4) what the last block gave, `[B, M, D]`."""
+    x_BMD = applied(self._norm, params['norm'], tokens)
+    distilled = constrain_batch(x_BMD[:, 1]) if self.settings.distilled else None
+    return Features(x_BMD[:, self._num_extra:], constrain_batch(self._pooled(params, x_BMD)), grid, distilled)
 
   def _pooled(self, params: Params, x_BMD: Array) -> Array:
     """`[B, D]` (eq. 4) from the whole sequence. Registers are never part of it."""
@@ -148,56 +165,66 @@ class ViT:
       case Pool.MAP:
         return applied(self._pool, params['pool'], x_BMD[:, self._num_extra:])
 
-  def block(self, params: Params, tokens: Array, *, capture: bool,
-            positions: Array | None = None) -> tuple[Array, dict[str, Array]]:
-    """One block with its own (unstacked) parameters on `[B, M, D]` of images of `image_px`; `train` is off.
+  def reading(self, params: Params, tokens: Array) -> Array:
+    """How much of each token is read in the end, `[B, M]` f32 with sum 1, from what the last block gave.
 
-    `positions [M, D]` are those to add before every block (`positions_at` is `shared`), else None.
+    The class token alone; or all patch tokens alike; or, with `map`, as the probe attends to them (mean over heads).
+    """
+    num_images, num_tokens, _ = tokens.shape
+    match self.settings.pool:
+      case Pool.CLS:
+        weights_M = jnp.zeros(num_tokens).at[0].set(1.)
+      case Pool.MEAN:
+        weights_M = jnp.zeros(num_tokens).at[self._num_extra:].set(1. / (num_tokens - self._num_extra))
+      case Pool.MAP:
+        x_BMD = applied(self._norm, params['norm'], tokens)
+        weights_BN = self._pool.apply({'params': params['pool']}, x_BMD[:, self._num_extra:], method='weights')
+        return jnp.pad(jnp.asarray(weights_BN), ((0, 0), (self._num_extra, 0)))
+    return jnp.broadcast_to(weights_M[None], (num_images, num_tokens))
+
+  def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
+            nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    """Block `layer` (from 0; may be traced) on `[B, M, D]` of images of `image_px`; `train` is off.
+
+    `nudge [B, A, M, M]` f32 is added to the attention weights: zeros, to differentiate by them; not with `axial`.
 
     Returns `[B, M, D]` in the compute dtype, and with `capture` `attention [B, A, M, M]` f32; with `axial`
     instead `row_attention [B, h, A, w, w]` and `column_attention [B, w, A, h, h]`.
-
-    Raises:
-      UserError: if positions are missing or not wanted.
     """
-    if (positions is None) is (self.settings.positions_at is PositionsAt.SHARED):
-      raise UserError(f'model.positions_at={self.settings.positions_at.value}: block() takes positions with '
-                      f'positions_at=shared, and only then; it got {"none" if positions is None else "some"}.')
     grid = self._cut(self.image_px)
     self._check_whole(tokens.shape[1] - self._num_extra, grid)
-    own = None if positions is None else positions[None].astype(self._dtype)
-    if 'positions' in params:
-      own = self._own(params['positions'], grid)
-    x_RD = tokens.reshape(-1, tokens.shape[-1]).astype(self._dtype)
-    y_RD, captured = self._layer(_without_positions(params), x_RD, own, num_images=tokens.shape[0], grid=grid,
-                                 rate=None, key=None, capture=capture)
-    return y_RD.reshape(tokens.shape), captured
+    own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), params['blocks'])
+    shared = params['positions'] if self.settings.positions_at is PositionsAt.SHARED else None
+    table = own.get('positions', shared)
+    return self._layer(
+        _without_positions(own), tokens.astype(self._dtype), None if table is None else self._own(table, grid),
+        grid=grid, rate=None, key=None, capture=capture, nudge=nudge)
 
-  def _layer(self, params: Params, x_RD: Array, positions: Array | None, *, num_images: int, grid: tuple[int, int],
-             rate: Array | None, key: Key | None, capture: bool) -> tuple[Array, dict[str, Array]]:
+  def _layer(self, params: Params, x_BMD: Array, positions: Array | None, *, grid: tuple[int, int], rate: Array | None,
+             key: Key | None, capture: bool, nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Adds positions `[1, M, D]` or `[B, M, D]` if there are any, then runs one block."""
-    if positions is not None:
-      x_RD = _add(x_RD.reshape(num_images, -1, x_RD.shape[-1]), positions).reshape(x_RD.shape)
-    runs = {'grid': grid} if self.settings.axial else {'num_sequences': num_images}
-    return applied(self._block, params, x_RD, num_images=num_images, **runs, rate=rate, dropout_key=key,
+    x_BMD, num_images = x_BMD if positions is None else _add(x_BMD, positions), x_BMD.shape[0]
+    runs = {'grid': grid} if self.settings.axial else {'num_sequences': num_images, 'nudge': nudge}
+    return applied(self._block, params, x_BMD, num_images=num_images, **runs, rate=rate, dropout_key=key,
                    capture=capture)
 
-  def _run(self, params: Params, x_RD: Array, *, shared: Array | None, num_images: int, grid: tuple[int, int],
+  def _run(self, params: Params, x_BMD: Array, *, shared: Array | None, grid: tuple[int, int],
            key: Key | None) -> Array:
     """All blocks. Kernels are cast before they are cut, so that a sharded one is gathered once, and cast."""
     s = self.settings
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = self._layer(_without_positions(params), x, params.get('positions', shared), num_images=num_images,
-                         grid=grid, rate=rate, key=key, capture=False)
+      y, _ = self._layer(_without_positions(params), x, params.get('positions', shared), grid=grid, rate=rate, key=key,
+                         capture=False)
       return constrain_batch(y)
 
     cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
     if 'positions' in params:
       cast['positions'] = jax.vmap(lambda table: self._own(table, grid))(params['positions'])
-    rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
+    first = s.drop_path if s.drop_path_even else 0.
+    rates_L = jnp.asarray(np.linspace(first, s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
-    return stack.run(layer, cast, x_RD, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
+    return stack.run(layer, cast, x_BMD, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
@@ -207,13 +234,13 @@ class ViT:
     return self._table.extended(table, positions, num_registers=self.settings.registers).astype(self._dtype)
 
   def _sequence(self, params: Params, tokens: Array, positions: Array) -> Array:
-    """`[x_cls; registers; x_p E] + E_pos` (eq. 1), `[B, M, D]` in the compute dtype; E_pos if it is added here."""
-    first = [params[name] for name in ('cls', 'registers') if name in params]
+    """`[x_cls; x_dist; registers; x_p E] + E_pos` (eq. 1), `[B, M, D]`, compute dtype; E_pos if it is added here."""
+    first = [params[name] for name in ('cls', 'dist', 'registers') if name in params]
     x_BND = tokens.astype(self._dtype)
     if self.settings.positions_at is PositionsAt.STEM:
       x_BND = _add(x_BND, (positions[None] if positions.ndim == 2 else positions).astype(self._dtype))
-      if 'cls' in params:
-        first[0] = first[0] + self._table.of_cls(params.get('positions'))
+      for i, row in enumerate(self._table.of_first(params.get('positions'))):
+        first[i] = first[i] + row[None, None]
     each = [jnp.broadcast_to(x.astype(self._dtype), (tokens.shape[0], *x.shape[1:])) for x in first]
     return jnp.concatenate([*each, x_BND], axis=1) if each else x_BND
 
@@ -235,16 +262,22 @@ class ViT:
 
   @property
   def _num_extra(self) -> int:
-    return self.settings.registers + (self.settings.pool is Pool.CLS)
+    return self.settings.registers + self._num_first
+
+  @property
+  def _num_first(self) -> int:
+    """Tokens with a position before the patch tokens: class and distillation token."""
+    return (self.settings.pool is Pool.CLS) + self.settings.distilled
 
   @property
   def _table(self) -> Table:
     s = self.settings
-    return Table(s.positions, self._cut(self.image_px), s.width, s.pool is Pool.CLS)
+    return Table(s.positions, self._cut(self.image_px), s.width, self._num_first)
 
   @property
-  def _stem(self) -> Dense:
-    return Dense((self.settings.width,), self._dtype, initializers.lecun_normal())
+  def _stem(self) -> Stem:
+    s = self.settings
+    return Stem(s.stem, s.patch, s.width, self._dtype, s.remat)
 
   @property
   def _norm(self) -> LayerNorm:
@@ -262,7 +295,7 @@ class ViT:
 
     def one() -> Block:
       return Block(s.heads, s.mlp, s.gelu, s.norm_eps, s.dropout, self._dtype, s.attention_dropout, s.qk_norm,
-                   relative, s.swiglu, s.layer_scale, s.parallel)
+                   relative, s.swiglu, s.layer_scale, s.parallel, s.qkv_bias, s.branch_scale)
 
     return AxialBlock(one(), one()) if s.axial else one()
 

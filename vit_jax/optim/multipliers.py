@@ -15,7 +15,7 @@ from vit_jax.core.types import Array, PyTree, Schedule
 from vit_jax.optim import masks, schedules, slices
 
 BODY, FINAL_NORM = 'backbone/', 'backbone/norm/'
-BELOW = 'backbone/(stem/.*|cls|registers|positions(/.*)?)'
+BELOW = 'backbone/(stem/.*|cls|dist|registers|positions(/.*)?)'
 """What comes before the blocks."""
 
 

@@ -1,6 +1,9 @@
 """Learning rates and other numbers over the run: functions of the number of updates done so far."""
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax.numpy as jnp
 
 from vit_jax.config import schema
@@ -12,6 +15,15 @@ from vit_jax.core.types import Array, Schedule
 def peak_rate(config: schema.Optimizer, *, batch_size: int) -> float:
   """The learning rate at the peak: `lr`, or `lr * batch_size / lr_per` (Goyal et al. 2017, section 2.1)."""
   return config.lr * batch_size / config.lr_per if config.lr_per else config.lr
+
+
+class _Moments(NamedTuple):
+  """The moments of a schedule, in steps from the start of the run; `timescale` is a length."""
+  total: int
+  warmup: int
+  cooldown: int
+  timescale: int
+  drops: tuple[int, ...]
 
 
 def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedule:
@@ -30,6 +42,20 @@ def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedu
   Raises:
     UserError: if warm-up and cooldown overlap, or the drops are not in order.
   """
+  at = _find_moments(schedule, lengths)
+  decayed, end = _decay(schedule, at, peak=peak), schedule.end_lr
+
+  def rate(step: Array | int) -> Array:
+    step = jnp.asarray(step, jnp.float32)
+    after = decayed(step)
+    if at.cooldown:
+      after = end + (after - end) * jnp.clip((at.total - step) / at.cooldown, 0., 1.)
+    return jnp.where(step < at.warmup, peak * jnp.minimum((step + 1.) / (at.warmup + 1.), 1.), after)
+
+  return rate
+
+
+def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
   total, warmup = lengths.total_steps, lengths.steps(schedule.warmup)
   cooldown = lengths.steps(schedule.cooldown) if schedule.cooldown else 0
   drops = [lengths.steps(drop) for drop in schedule.drops]
@@ -38,31 +64,29 @@ def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedu
   if drops != sorted(set(drops)) or drops and not warmup <= drops[0] <= drops[-1] < total:
     raise UserError(f'optimizer.schedule.drops={schedule.drops} are steps {drops}; want rising ones from the end of '
                     f'the warm-up ({warmup:,}) to below the end of the run ({total:,})')
-  end, timescale = schedule.end_lr, max(1, lengths.steps(schedule.timescale))
+  return _Moments(total, warmup, cooldown, max(1, lengths.steps(schedule.timescale)), tuple(drops))
+
+
+def _decay(schedule: schema.Schedule, at: _Moments, *, peak: float) -> Callable[[Array], Array]:
+  """The rate after the warm-up, without a cooldown."""
+  end = schedule.end_lr
 
   def decayed(step: Array) -> Array:
-    since = jnp.maximum(step - warmup, 0.)
-    t = jnp.minimum(since / max(1, total - warmup), 1.)
+    since = jnp.maximum(step - at.warmup, 0.)
+    t = jnp.minimum(since / max(1, at.total - at.warmup), 1.)
     match schedule.decay:
       case schema.Decay.COSINE:
         return end + (peak - end) * (1. + jnp.cos(jnp.pi * t)) / 2.
       case schema.Decay.LINEAR:
         return end + (peak - end) * (1. - t)
       case schema.Decay.RSQRT:
-        return peak / jnp.sqrt(1. + since / timescale)
+        return peak / jnp.sqrt(1. + since / at.timescale)
       case schema.Decay.STEPS:
-        return peak * schedule.drop ** sum((jnp.where(step >= drop, 1., 0.) for drop in drops), jnp.zeros(()))
+        return peak * schedule.drop ** sum((jnp.where(step >= drop, 1., 0.) for drop in at.drops), jnp.zeros(()))
       case schema.Decay.CONSTANT:
         return jnp.full((), peak)
 
-  def rate(step: Array | int) -> Array:
-    step = jnp.asarray(step, jnp.float32)
-    left = jnp.clip((total - step) / max(1, cooldown), 0., 1.) if cooldown else 1.
-    after = decayed(step)
-    warm = peak * jnp.minimum((step + 1.) / (warmup + 1.), 1.)
-    return jnp.where(step < warmup, warm, end + (after - end) * left if cooldown else after)
-
-  return rate
+  return decayed
 
 
 def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:

@@ -1,25 +1,23 @@
 """What a compiled program says of itself: cycles, collectives, memory, and by how much it does not fit.
 
-Cycles and collectives are read from the text of the compiled program, every loop's body times its trips.
+Cycles and collectives are read from the text of the compiled program (`hlo`), every loop's body times its trips.
 The compiler's own totals count a loop's body once.
 """
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
+
+from vit_jax.parallel import hlo
+from vit_jax.parallel.hlo import Instruction
 
 GIB = 2**30
 KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute', 'collective-broadcast')
+BETWEEN_SLICES = 'between slices'
 _ITEM_BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8, 'c128': 16}
-_COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
-_INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = (.*)')
-_OPCODE = re.compile(r' ([a-z][a-z0-9\-]*)\(')
 _ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
-_CALLED = re.compile(r'(calls|body|condition|to_apply)=%?([\w.\-]+)')
-_BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
-_CONSTANT = re.compile(r's(?:32|64)\[\]\S* constant\((\d+)\)')
-_TRIPS = re.compile(r'known_trip_count\D+(\d+)')
+_MEGASCALE = '_xla_megascale_transfer_type'
+_LISTED = (*KINDS, BETWEEN_SLICES)
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -27,7 +25,7 @@ class Collective(NamedTuple):
   """All collectives of a kind in one step of one device.
 
   num_bytes: of their results, which for reduce-scatter is the whole that is scattered.
-  sent_bytes: what a device sends when they run around a ring.
+  sent_bytes: what a device sends when they run around a ring; between slices, what it hands to the other network.
   """
   kind: str
   calls: int
@@ -35,46 +33,64 @@ class Collective(NamedTuple):
   sent_bytes: int
 
 
-class Costs(NamedTuple):
-  """Of one step on one device. `cycles` 0 = the compiler counts none; `unknown_loops` were counted once."""
+class Unknown(NamedTuple):
+  """Loops that end by chance or by their data, counted as if they ran once.
+
+  cycles: of one pass through them, contained in the cycles of all.
+  sources: where in the traced function they come from.
+  """
+  loops: int
   cycles: int
-  unknown_loops: int
+  sources: list[str]
+
+
+class Costs(NamedTuple):
+  """Of one step on one device. `cycles` 0 = the compiler counts none."""
+  cycles: int
+  unknown: Unknown
   collectives: list[Collective]
 
 
-class _Instruction(NamedTuple):
-  name: str
-  opcode: str
-  type: str
-  text: str
+NOTHING = Costs(0, Unknown(0, 0, []), [])
 
 
 def read(text: str, *, num_devices: int) -> Costs:
   """Cycles and collectives of a compiled program's text (`compiled.as_text()`)."""
-  computations, entry = _parse(text)
-  cycles, unknown = 0, 0
+  program = hlo.parse(text)
+  cycles, unknown_loops, unknown_cycles = 0, 0, 0
+  sources: dict[str, None] = {}
   found: dict[str, tuple[str, int, int, int]] = {}
 
-  def visit(name: str, times: int, is_fused: bool) -> None:
-    nonlocal cycles, unknown
-    for one in computations.get(name, ()):
+  def visit(name: str, times: int, is_fused: bool, is_sure: bool) -> None:
+    nonlocal cycles, unknown_loops, unknown_cycles
+    for one in program.computations.get(name, ()):
       counted = None if is_fused else _CYCLES.search(one.text)
-      cycles += times * int(counted[1]) if counted else 0
-      kind = one.opcode.removesuffix('-start')
-      if kind in KINDS:
-        key, entry_ = _collective(one, kind, times, name, num_devices)
-        found[key] = max(found.get(key, entry_), entry_, key=lambda x: x[1])
-      for called, trips in _calls(one, computations):
-        unknown += trips is None
-        visit(called, times * (trips or 1), is_fused or one.opcode == 'fusion')
+      own = times * int(counted[1]) if counted else 0
+      cycles, unknown_cycles = cycles + own, unknown_cycles + own * (not is_sure)
+      kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
+      if kind in _LISTED:
+        key, entry = _collective(one, kind, times, name, num_devices)
+        found[key] = max(found.get(key, entry), entry, key=lambda x: x[1])
+      for called, trips in program.calls(one, name):
+        if trips is None:
+          unknown_loops += 1
+          sources[_source(one)] = None
+        visit(called, times * (1 if trips is None else trips), is_fused or one.opcode == 'fusion',
+              is_sure and trips is not None)
 
-  visit(entry, 1, False)
-  return Costs(cycles, unknown, _by_kind(found))
+  visit(program.entry, 1, False, True)
+  return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found))
+
+
+def _source(loop: Instruction) -> str:
+  """The functions that a loop is in, without the step itself: `jit(_beta)/jit(_gamma)`."""
+  names = loop.source.partition('/while')[0].split('/')
+  return '/'.join(n for n in names[1:] if n != 'vmap()') or 'a place that the compiler does not name'
 
 
 def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
   rows = []
-  for kind in KINDS:
+  for kind in _LISTED:
     own = [x for x in found.values() if x[0] == kind]
     if own:
       rows.append(Collective(kind, sum(x[1] for x in own), sum(x[1] * x[2] for x in own),
@@ -82,47 +98,14 @@ def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
   return rows
 
 
-def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-  """Instructions by computation, and the name of the entry."""
-  computations: dict[str, list[_Instruction]] = {}
-  entry, current = '', None
-  for line in text.splitlines():
-    if not line.startswith(' '):
-      head = _COMPUTATION.match(line)
-      current = computations.setdefault(head[2], []) if head else None
-      entry = head[2] if head and head[1] else entry
-    elif current is not None and (found := _INSTRUCTION.match(line)) and (code := _OPCODE.search(found[2])):
-      current.append(_Instruction(found[1], code[1], found[2][:code.start()], found[2]))
-  return computations, entry
-
-
-def _calls(one: _Instruction, computations: dict[str, list[_Instruction]]) -> Iterator[tuple[str, int | None]]:
-  """Computations that an instruction runs and how often; None = a loop whose trips the text does not say."""
-  called = dict(_CALLED.findall(one.text))
-  if one.opcode == 'while':
-    yield called['body'], _trips(one, called['condition'], computations)
-  elif one.opcode == 'conditional':
-    for names in _BRANCHES.findall(one.text):
-      yield from ((name.strip(' %'), 1) for name in names.split(','))
-  elif 'calls' in called:
-    yield called['calls'], 1
-  elif one.opcode == 'call':
-    yield called['to_apply'], 1
-
-
-def _trips(loop: _Instruction, condition: str, computations: dict[str, list[_Instruction]]) -> int | None:
-  """Trips of a loop: as stated, or the bound that its condition compares a counter from 0 with."""
-  if stated := _TRIPS.search(loop.text):
-    return int(stated[1])
-  bounds = [int(n) for one in computations.get(condition, ()) for n in _CONSTANT.findall(one.text)]
-  return max(bounds) if bounds else None
-
-
-def _collective(one: _Instruction, kind: str, times: int, within: str,
+def _collective(one: Instruction, kind: str, times: int, within: str,
                 num_devices: int) -> tuple[str, tuple[str, int, int, int]]:
   """Key, and (kind, times, bytes, sent bytes). An asynchronous one is written several times under one channel."""
   size = _num_bytes(one.type)
   group = _group_size(one.text, num_devices)
+  if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
+    size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type))
+    return f'{kind} {one.name}', (kind, times, size, size)
   if one.opcode == 'all-gather-start':  # its type is (operand, result)
     size = size * group // (group + 1)
   elif one.opcode == 'collective-permute-start':

@@ -61,21 +61,25 @@ class Timeouts(NamedTuple):
   shutdown: int
 
 
-def initialize(environment: Mapping[str, str] | None = None) -> None:
+def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
   """Joins the processes of this run, if the environment names others. To be called before devices are touched.
+
+  Returns:
+    This process's place among them; None where it is alone, or jax found it out by itself.
 
   Raises:
     UserError: if the environment contradicts itself, or the others do not come in time.
   """
   environment = os.environ if environment is None else environment
   if jax.distributed.is_initialized():
-    return
+    return None
   place, timeouts = find_place(environment), read_timeouts(environment)
   if place is not None:
     meet(place, timeouts.connect)
     _start_jax(timeouts, place)
   elif environment.get('VIT_JAX_DISTRIBUTED') == 'auto':
     _start_jax(timeouts, None)
+  return place
 
 
 def leave(status: int) -> None:

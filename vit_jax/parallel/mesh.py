@@ -53,7 +53,11 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
   if found > 1:
     raise UserError(f'the {len(devices)} devices are in {found} slices, but mesh.slices=1; want '
                     f'--config.mesh.slices={found}, which sends only the sums over `data` between them')
-  return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+  try:
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+  except NotImplementedError:  # an axis is no product of the sides of the TPU's torus: a side is cut
+    grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
@@ -105,25 +109,20 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> N
                     f'fsdp={mesh.shape["fsdp"]}){micro}; {below} would be')
 
 
-def local_rows(mesh: Mesh) -> Shard:
-  """The part of each batch that this process holds.
+def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
+  """The parts of each batch that the devices of a process (by default this one) hold, and no others.
 
-  Processes that differ only along `tensor` hold the same part.
-
-  Raises:
-    UserError: if the devices of this process hold parts that are not next to each other.
+  One part for each place along `data` and `fsdp`; processes whose devices share a place along `tensor` hold it both.
   """
-  parts = mesh.shape['data'] * mesh.shape['fsdp']
-  indices = batch_sharding(mesh).addressable_devices_indices_map((parts,))
-  mine = sorted({part for index in indices.values() if index for part in range(parts)[index[0]]})
-  if parts % len(mine) or mine[0] % len(mine) or mine != list(range(mine[0], mine[0] + len(mine))):
-    raise UserError(f'the devices of this process hold parts {mine} of {parts} of a batch, which are no equal '
-                    'contiguous share; want a mesh whose data and fsdp axes follow the processes')
-  return Shard(mine[0] // len(mine), parts // len(mine))
+  process_index = jax.process_index() if process_index is None else process_index
+  devices = mesh.devices.reshape(mesh.shape['data'] * mesh.shape['fsdp'], -1)
+  mine = [part for part, along_tensor in enumerate(devices)
+          if any(device.process_index == process_index for device in along_tensor)]
+  return Shard(tuple(mine), len(devices))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
-  """This process's rows as part of a global batch on the mesh."""
+  """This process's rows, in the order of `shard.rows`, as part of a global batch on the mesh."""
   sharding = batch_sharding(mesh)
-  return {name: jax.make_array_from_process_local_data(sharding, x, (x.shape[0] * shard.count, *x.shape[1:]))
-          for name, x in batch.items()}
+  return {name: jax.make_array_from_process_local_data(
+      sharding, x, (x.shape[0] // len(shard.parts) * shard.count, *x.shape[1:])) for name, x in batch.items()}

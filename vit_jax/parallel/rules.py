@@ -1,12 +1,13 @@
 """Where every parameter lies on the mesh: a table of path rules, outside the models.
 
 Strict both ways: a parameter without a rule and a rule that decides nothing are errors. Optimiser state,
-averages and teachers follow the parameter whose path they end in.
+averages and teachers follow the parameter whose path they end in; beside them only counters, centres and running
+statistics may be whole on every device, which are vectors.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import jax
 import numpy as np
@@ -18,19 +19,28 @@ from vit_jax.core import trees
 from vit_jax.core.types import PyTree
 
 Rule = tuple[str, tuple[str | None, ...]]
+MOST_WHOLE_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
 
 VIT: tuple[Rule, ...] = (
     ('backbone/stem/kernel', (None, None, None, 'fsdp')),                              # [P, P, 3, D]
     ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, D, A, K]
-    ('backbone/blocks/(.*/)?attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
     ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
     ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
     ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor')),                           # [L, F]
     ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
-    ('backbone/(cls|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
+    ('backbone/(cls|dist|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
 )
 """Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`."""
 
+QKV_BIAS: Rule = ('backbone/blocks/(.*/)?attn/(query|key|value)/bias', (None, 'tensor', None))  # [L, A, K]
+RESNET_STEM: tuple[Rule, ...] = (
+    ('backbone/stem/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
+    ('backbone/stem/(root_norm|stage.*)/(scale|bias)', ()),
+)
+CONV_STEM: tuple[Rule, ...] = (
+    ('backbone/stem/conv[1-3]/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
+    ('backbone/stem/norm[1-3]/(scale|bias)', ()),
+)
 REGISTERS: Rule = ('backbone/registers', ())
 POSITIONS_2D: Rule = ('backbone/positions/(row|column)', ())
 POSITIONS_IN_BLOCKS: Rule = ('backbone/blocks/positions(/(row|column))?', ())
@@ -52,10 +62,47 @@ def vit(model: schema.ViT) -> list[Rule]:
   """The rules of a ViT: those of all, and those of its options."""
   is_learned2d, in_blocks = model.positions is Positions.LEARNED2D, model.positions_at is PositionsAt.LAYERS
   optional = {
+      QKV_BIAS: model.qkv_bias, **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
       REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
       POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
-      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool is Pool.MAP)}
+      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool is Pool.MAP),
+      **dict.fromkeys(RESNET_STEM, isinstance(model.stem, schema.ResNetStem))}
   return [*VIT, *(rule for rule, is_used in optional.items() if is_used)]
+
+
+RESNET: tuple[Rule, ...] = (
+    ('backbone/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
+    ('backbone/(norm|stage.*)/(scale|bias)', ()),
+)
+MIXER: tuple[Rule, ...] = (
+    ('backbone/stem/kernel', (None, None, None, 'fsdp')),                     # [P, P, 3, D]
+    ('backbone/blocks/(tokens|channels)/up/kernel', (None, 'fsdp', 'tensor')),    # [L, N or D, hidden]
+    ('backbone/blocks/(tokens|channels)/up/bias', (None, 'tensor')),              # [L, hidden]
+    ('backbone/blocks/(tokens|channels)/down/kernel', (None, 'tensor', 'fsdp')),  # [L, hidden, N or D]
+    ('backbone/(stem/bias|norm/.*|blocks/(norm[12]/.*|.*/down/bias))', ()),
+)
+EFFICIENTNET: tuple[Rule, ...] = (
+    ('backbone/.*/conv/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O], depthwise [side, side, 1, O]
+    ('backbone/.*/gate/down/kernel', ('fsdp', None)),         # [E, S]
+    ('backbone/.*/gate/up/kernel', (None, 'fsdp')),           # [S, E]
+    ('backbone/.*/(norm/(scale|bias)|gate/(down|up)/bias)', ()),
+)
+"""Networks of convolutions are split over `fsdp` alone: along `tensor` each device computes all of them."""
+
+
+def backbone(model: schema.Model) -> list[Rule]:
+  """The rules of a backbone."""
+  match model:
+    case schema.ViT():
+      return vit(model)
+    case schema.ResNet():
+      return [*RESNET]
+    case schema.Mixer():
+      return [*MIXER]
+    case schema.EfficientNet():
+      return [*EFFICIENTNET]
+    case _:
+      assert_never(model)
 
 
 HEAD: tuple[Rule, ...] = (
@@ -66,6 +113,41 @@ PRE_LOGITS: tuple[Rule, ...] = (
     ('head/pre_logits/kernel', ('fsdp', 'tensor')),  # [D, D]
     ('head/pre_logits/bias', ('tensor',)),           # [D]
 )
+
+
+MAE_DECODER: tuple[Rule, ...] = (
+    ('decoder/embed/kernel', ('fsdp', None)),                                     # [D, E]
+    ('decoder/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, E, A, K]
+    ('decoder/blocks/attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
+    ('decoder/blocks/attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, E]
+    ('decoder/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')),                        # [L, E, F]
+    ('decoder/blocks/mlp/up/bias', (None, 'tensor')),                                  # [L, F]
+    ('decoder/blocks/mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, E]
+    ('decoder/predict/kernel', ('fsdp', None)),                                   # [E, P * P * 3]
+    ('decoder/((embed|predict)/bias|norm/.*|blocks/norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
+    ('mask_token', ()),
+)
+MASKED_PATCH: tuple[Rule, ...] = (
+    ('decoder/kernel', ('fsdp', 'tensor')),  # [D, n]
+    ('decoder/bias', ('tensor',)),           # [n]
+    ('mask_token', ()),
+)
+PROJECTOR: tuple[Rule, ...] = (
+    ('projector/mlp[123]/kernel', ('fsdp', None)),          # [D or F, F or E]
+    ('projector/mlp[123]/bias', ()),
+    ('projector/prototypes/kernel', ('fsdp', 'tensor')),    # [E, K]
+)
+PROTOTYPE_NORM: Rule = ('projector/prototypes/norm', ('tensor',))  # [K]
+AUX: tuple[Rule, ...] = (
+    ('aux/kernel', ('fsdp', 'tensor')),  # [D, C]
+    ('aux/bias', ('tensor',)),           # [C]
+)
+HEAD_DIST: tuple[Rule, ...] = (
+    ('head_dist/(pre_logits/)?kernel', ('fsdp', 'tensor')),  # [D, C]
+    ('head_dist/(pre_logits/)?bias', ('tensor',)),           # [C]
+)
+TRAINED = 'trained'
+"""What `extra` holds under this key never changes, such as a teacher of another shape; it may be whole everywhere."""
 
 
 def param_specs(params: PyTree, rules: Sequence[Rule], mesh: Mesh) -> PyTree:
@@ -94,22 +176,51 @@ def _fit(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> Pa
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   """Specs for optimiser state or `extra`.
 
-  A leaf whose path ends in a parameter's path and has its shape takes that parameter's spec; anything
-  else (counters, centres, running statistics) stays whole on every device.
+  A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
+  without one axis (factored moments). Anything else (counters, centres, running statistics) stays whole on every
+  device, if it is small.
+
+  Raises:
+    ValueError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
   """
   by_name = {name: (leaf.shape, spec) for (name, leaf), spec in zip(
       trees.flatten(params).items(),
       jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)), strict=True)}
+  stray: list[str] = []
 
   def follow(name: str, leaf: Any) -> PartitionSpec:
     parts = name.split('/')
-    for i in range(len(parts)):
-      found = by_name.get('/'.join(parts[i:]))
-      if found and found[0] == leaf.shape:
-        return found[1]
+    candidates = [by_name[ending] for i in range(len(parts)) if (ending := '/'.join(parts[i:])) in by_name]
+    for shape, spec in candidates:
+      if (found := _drop_axis(spec, shape, leaf.shape)) is not None:
+        return found
+    if TRAINED not in parts and not _is_small(name, leaf):
+      of = f', where the parameter is {list(candidates[0][0])}' if candidates else ''
+      stray.append(f'  {name} {leaf.dtype}{list(leaf.shape)}{of}')
     return PartitionSpec()
 
-  return trees.map_named(follow, tree)
+  found = trees.map_named(follow, tree)
+  if stray:
+    raise ValueError('These leaves follow no parameter, and are too much to be whole on every device:\n'
+                     + '\n'.join(stray) + "\nWant paths that end in a parameter's path, with its shape; else scalars, "
+                     f'or vectors of at most {MOST_WHOLE_BYTES:,} bytes')
+  return found
+
+
+def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], wanted: tuple[int, ...]) -> PartitionSpec | None:
+  """The spec of a parameter for a leaf of its shape, or of that shape without one axis; None for other shapes."""
+  if wanted == shape:
+    return spec
+  axes = [*spec, *[None] * (len(shape) - len(spec))]
+  for i in range(len(shape)):
+    if wanted == shape[:i] + shape[i + 1:]:
+      return PartitionSpec(*axes[:i], *axes[i + 1:])
+  return None
+
+
+def _is_small(name: str, leaf: Any) -> bool:
+  of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
+  return sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_WHOLE_BYTES
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> PyTree:

@@ -6,12 +6,13 @@ v5p). Imports jax only in `open_devices`, since the environment has to be set be
 from __future__ import annotations
 
 import difflib
+import glob
 import importlib.util
 import math
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import presets
 from vit_jax.core.errors import UserError
@@ -63,20 +64,37 @@ GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v4': _CUBES, 'v5e': _FLAT, 'v5p': _CUBES
 _DEVICES_A_CHIP = {'v2': 2, 'v3': 2}
 
 
+# The TPU compiler may overlap gathering a sharded kernel with the product that wants it, by cutting the product into
+# one part a device and adding the parts up in memory. It does so where fsdp takes all devices, and loses by it: a step
+# of L/16 with 64 images a device, fsdp=16 on v5e:4x4, is 823 ms with it, 393 without (cycles of libtpu 0.0.52).
+TPU_FLAGS = '--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
+"""`LIBTPU_INIT_ARGS` of runs and plans alike, unless it is set, be it to nothing. A libtpu ends at a flag it lacks."""
+
+
 class Topology(NamedTuple):
-  """A slice: `v3:16x16` has 512 devices of chip `v3`."""
+  """A slice: `v3:16x16` has 512 devices of chip `v3`. Or several alike, `slices`, with `num_devices` in all."""
   name: str
   kind: str
   chip: Chip
   num_devices: int
+  slices: int = 1
+
+  @property
+  def label(self) -> str:
+    """How it is called: `v5e:16x16`, or `2 slices of v5e:16x16`."""
+    return self.name if self.slices == 1 else f'{self.slices} slices of {self.name}'
 
   @property
   def num_cores(self) -> int:
     return self.num_devices * self.chip.cores
 
 
-def parse(text: str) -> Topology:
+def parse(text: str, *, slices: int = 1) -> Topology:
   """A slice by the planner's name, or one it is rented under (`v3-512`); `cpu:8`, `h200:8` by number.
+
+  Args:
+    text: the name.
+    slices: how many such TPU slices there are; GPUs and CPUs are given by their number in all, whatever they are in.
 
   Raises:
     UserError: lists the known ones.
@@ -85,7 +103,7 @@ def parse(text: str) -> Topology:
   kind, _, size = name.partition(':')
   if kind in GRIDS and size in GRIDS[kind]:
     num_devices = math.prod(map(int, size.split('x'))) * _DEVICES_A_CHIP.get(kind, 1)
-    return Topology(name, kind, CHIPS[kind], num_devices)
+    return Topology(name, kind, CHIPS[kind], num_devices * slices, slices)
   if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
     return Topology(name, kind, CHIPS[kind], int(size))
   names = [f'{k}:{grid}' for k, grids in GRIDS.items() for grid in grids]
@@ -103,8 +121,9 @@ def missing(topology: Topology) -> str:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
       return ("The TPU compiler is not installed here; `pip install 'vit-jax[plan]'` (the package libtpu; Linux, no "
               'TPU needed) adds it.')
-    case 'gpu' if not os.path.exists('/dev/nvidiactl'):
-      return f'A program for {topology.kind} is compiled only where such a GPU is, and this machine has none.'
+    case 'gpu' if (count := len(glob.glob('/dev/nvidia[0-9]*'))) < topology.num_devices:
+      return (f'A program for {topology.name} is compiled only where so many such GPUs are, and this machine has '
+              f'{count or "none"}.')
   return ''
 
 
@@ -113,6 +132,7 @@ def environment(topology: Topology) -> dict[str, str]:
   match topology.chip.platform:
     case 'tpu':  # the compiler without a TPU: ask no metadata server, share the library, compute on the CPU
       return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+              'LIBTPU_INIT_ARGS': os.environ.get('LIBTPU_INIT_ARGS', TPU_FLAGS),
               'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
     case 'cpu':
       flags = re.sub(r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
@@ -132,7 +152,9 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   from jax.experimental import topologies
   if topology.chip.platform == 'tpu':
     # Without megacore, a v4 slice shows every chip as two devices that share memory; meshes refuse those.
-    options = {'chip_config_name': 'megacore'} if topology.kind == 'v4' else {}
+    options: dict[str, Any] = {'chip_config_name': 'megacore'} if topology.kind == 'v4' else {}
+    if topology.slices > 1:
+      options['num_slices'] = topology.slices
     return topologies.get_topology_desc(platform='tpu', topology_name=topology.name, **options).devices
   devices = jax.devices()
   if len(devices) < topology.num_devices:

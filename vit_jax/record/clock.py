@@ -17,7 +17,7 @@ from typing import NamedTuple
 STEP = 'step'
 LOST = 'lost'
 _TRAINING = (STEP, 'data_wait')  # waiting for data slows training down; evaluating only interrupts it
-_ONCE = ('startup', 'compile', 'restore')  # not to be expected again in the time that is left
+ONCE = ('startup', 'compile', 'restore')  # not to be expected again in the time that is left
 
 # Dense bf16 FLOP/s of what jax calls one device; the first pattern that is found in `device_kind` counts.
 _PEAK_FLOPS = (
@@ -56,7 +56,7 @@ class Rates(NamedTuple):
 
 
 class Goodput(NamedTuple):
-  """Seconds by phase; they add up to `total_s`. `step` moved the run on, `lost` repeated lost steps."""
+  """Seconds by phase; they add up to `total_s`. `fraction` is the part of `step`, which moved the run on."""
   seconds: dict[str, float]
   total_s: float
   fraction: float
@@ -69,21 +69,20 @@ class Clock:
     images_per_step: the global batch size.
     flops_per_step: of the model on one global batch, forward and backward; 0 = unknown.
     peak_flops: FLOP/s of all devices together, from `find_peak_flops`; None = unknown.
-    lost_steps: at a resume, steps that were done before and have to be done again.
     now: seconds, monotone.
   """
 
   def __init__(self, images_per_step: int, flops_per_step: float, peak_flops: float | None, *,
-               lost_steps: int = 0, now: Callable[[], float] = time.monotonic) -> None:
+               now: Callable[[], float] = time.monotonic) -> None:
     self._images_per_step = images_per_step
     self._flops_per_step = flops_per_step
     self._peak_flops = peak_flops
-    self._lost_steps = lost_steps
     self._now = now
     self._seconds: dict[str, float] = {STEP: 0.}
     self._open: list[str] = []
     self._charged_until = now()
     self._steps = 0
+    self._warm = (0, 0.)  # steps and repeating seconds after the first tick: before it, much happens only once
     self._window = (0, 0.)  # steps and training seconds when `rates` was last asked
 
   @contextlib.contextmanager
@@ -107,11 +106,13 @@ class Clock:
     self._seconds[name] = self._seconds.get(name, 0.) + seconds
 
   def tick(self, *, steps: int = 1) -> None:
-    """Counts finished (or dispatched) steps."""
+    """Counts finished (or dispatched) steps. The first ones counted are a warm-up that no speed is made from."""
+    if not self._steps:
+      self._warm, self._window = (steps, self._repeating_s()), (steps, self._training_s())
     self._steps += steps
 
   def rates(self) -> Rates | None:
-    """Speed since the last call; None when no step was done since. Only steps and data waits count."""
+    """Speed since the last call or the first tick; None when no step was done since. Steps and data waits count."""
     training_s = self._training_s()
     steps, seconds = self._steps - self._window[0], training_s - self._window[1]
     if steps <= 0 or seconds <= 0:
@@ -124,25 +125,15 @@ class Clock:
     return Rates(images_per_s=self._images_per_step / step_s, step_s=step_s, mfu=mfu)
 
   def time_left_s(self, steps_left: int) -> float | None:
-    """Seconds for `steps_left` more steps with the evaluations and checkpoints between; None = unknown."""
-    self._charge()
-    if not self._steps:
-      return None
-    repeating_s = sum(s for name, s in self._seconds.items() if name not in _ONCE)
-    return steps_left * repeating_s / self._steps
+    """Seconds for `steps_left` more steps with the evaluations and checkpoints between; None = not known yet."""
+    steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1]
+    return steps_left * seconds / steps if steps > 0 else None
 
   def goodput(self) -> Goodput:
-    """Seconds of this process by phase, and the share that moved the run on.
-
-    Steps that only repeat what a kill had lost are `lost`: mean step time times their number.
-    """
+    """Seconds of this process by phase so far; `record/goodput.py` says what of them was lost later."""
     self._charge()
     seconds = dict(self._seconds)
     total_s = sum(seconds.values())
-    if self._lost_steps:
-      repeated = min(self._steps, self._lost_steps)
-      seconds[LOST] = seconds[STEP] * repeated / self._steps if self._steps else 0.
-      seconds[STEP] -= seconds[LOST]
     return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0.)
 
   def _charge(self) -> None:
@@ -150,6 +141,10 @@ class Clock:
     name = self._open[-1] if self._open else STEP
     self._seconds[name] = self._seconds.get(name, 0.) + now - self._charged_until
     self._charged_until = now
+
+  def _repeating_s(self) -> float:
+    self._charge()
+    return sum(s for name, s in self._seconds.items() if name not in ONCE)
 
   def _training_s(self) -> float:
     self._charge()

@@ -33,7 +33,8 @@ class Progress:
   def __init__(self, total: int, *, start: int, shown: bool, stream: TextIO | None = None,
                now: Callable[[], float] = time.monotonic) -> None:
     self._total, self._start, self._step = total, start, start
-    self._shown, self._now, self._opened_s = shown, now, now()
+    self._shown, self._now = shown, now
+    self._first: tuple[int, float] | None = None  # step and time of the first update: before it, much happens once
     self._stream = sys.stdout if stream is None else stream
     self._values: dict[str, float] = {}
     self._line_at_s: float | None = None
@@ -54,7 +55,7 @@ class Progress:
 
   def update(self, step: int, values: Mapping[str, float]) -> None:
     """Moves to `step` (updates done) and shows the newest of loss, images/s, time left and epoch."""
-    self._step = step
+    self._step, self._first = step, self._first or (step, self._now())
     self._values.update(values)
     if self._bar is not None:
       self._bar.update(self._task, completed=step, text=self._describe())
@@ -112,8 +113,9 @@ class Progress:
     return '  '.join(words)
 
   def _estimate_left_s(self) -> float | None:
-    done = self._step - self._start
-    return (self._now() - self._opened_s) / done * (self._total - self._step) if done > 0 else None
+    first_step, first_s = self._first or (self._step, 0.)
+    done = self._step - first_step
+    return (self._now() - first_s) / done * (self._total - self._step) if done > 0 else None
 
 
 _FORMATS: dict[str, Callable[[float], str]] = {

@@ -9,6 +9,9 @@
 first start and goes on from the last line after a resume. Numbers that are not finite are the strings
 'nan', 'inf' and '-inf', because JSON has none.
 
+In object storage, which cannot append, the record and TensorBoard's events are copies of local files, made anew
+every half minute and at checkpoints (`mirror`): a kill loses what came since.
+
 Knows no array library beyond `float()` and `tolist()`.
 """
 from __future__ import annotations
@@ -23,9 +26,11 @@ from typing import NamedTuple
 
 import tensorboardX
 
+from vit_jax.record import mirror, storage
 from vit_jax.record import progress as progress_lib
 
 FILE = 'metrics.jsonl'
+_KEPT_AT_ONCE = ('checkpoint', 'stop')  # events before which nothing may be lost: a run can go on from there
 _RECORDS_OF_TIME = ('start', 'goodput')  # events that stay true when the steps they saw are lost
 
 Row = dict[str, float]
@@ -52,7 +57,7 @@ class Writer:
   A `start` event opens the record: the caller's, or before anything else is written one of its own.
 
   Args:
-    workdir: the run directory; made when missing.
+    workdir: the run directory, local or in object storage; made when missing.
     process_index: of this process.
     resumed_from: step of the checkpoint this run goes on from; None for a fresh start.
     progress_total: number of steps of the whole run.
@@ -67,14 +72,18 @@ class Writer:
     self._is_started = False
     if not self._active:
       return
-    path = os.path.join(os.fspath(workdir), FILE)
-    os.makedirs(os.fspath(workdir), exist_ok=True)
+    self._mirror = None if storage.is_local(workdir) else mirror.Mirror(workdir)
+    folder = os.fspath(self._mirror.folder if self._mirror else workdir)
+    if self._mirror:
+      self._mirror.fetch(FILE)
+    path = os.path.join(folder, FILE)
+    os.makedirs(folder, exist_ok=True)
     self._time_offset_s = _last_time_s(path) - time.monotonic()
     _end_last_line(path)
     self._file = open(path, 'a', encoding='utf-8')
     # A name of its own even for two starts within a second: an event file is truncated when opened.
     self._board = tensorboardX.SummaryWriter(
-      os.fspath(workdir), purge_step=None if resumed_from is None else resumed_from + 1,
+      folder, purge_step=None if resumed_from is None else resumed_from + 1,
       flush_secs=10, filename_suffix=f'.{time.time_ns()}')
     self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress)
 
@@ -116,6 +125,8 @@ class Writer:
       fields = {'resumed_from': self._resumed_from, **fields}
     self._ensure_started()
     self._append({'event': name, 'time_s': self._time_s(), **fields})
+    if self._mirror and name in _KEPT_AT_ONCE:
+      self._mirror.push()
 
   def advance(self, step: int) -> None:
     """Moves the progress on between rows."""
@@ -130,6 +141,8 @@ class Writer:
     self._progress.close()
     self._board.close()
     self._file.close()
+    if self._mirror:
+      self._mirror.close()
 
   def _ensure_started(self) -> None:
     if not self._is_started:
@@ -152,7 +165,8 @@ def read(path: str | os.PathLike[str]) -> Run:
   Raises:
     FileNotFoundError: there is no such file.
   """
-  path = os.path.join(path, FILE) if os.path.isdir(path) else path
+  path = os.fspath(path)
+  path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
   entries: list[Event] = []
   num_broken = lost_steps = 0
   for entry in _parse_lines(path):
@@ -168,17 +182,16 @@ def read(path: str | os.PathLike[str]) -> Run:
   return Run(rows, [e for e in entries if 'event' in e], lost_steps, num_broken)
 
 
-def _parse_lines(path: str | os.PathLike[str]) -> Iterator[Event | None]:
-  with open(path, encoding='utf-8', errors='replace') as file:
-    for line in file:
-      if not line.strip():
-        continue
-      try:
-        entry = json.loads(line)
-      except (ValueError, RecursionError):
-        entry = None
-      is_entry = isinstance(entry, dict) and ('event' in entry or _to_step(entry.get('step')) is not None)
-      yield entry if is_entry else None
+def _parse_lines(path: str) -> Iterator[Event | None]:
+  for line in storage.read_text(path).split('\n'):
+    if not line.strip():
+      continue
+    try:
+      entry = json.loads(line)
+    except (ValueError, RecursionError):
+      entry = None
+    is_entry = isinstance(entry, dict) and ('event' in entry or _to_step(entry.get('step')) is not None)
+    yield entry if is_entry else None
 
 
 def _to_step(value: object) -> int | None:

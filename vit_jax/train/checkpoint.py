@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
+from vit_jax.record import storage
 from vit_jax.train.state import TrainState
 
 VERSION = 1
@@ -72,12 +72,13 @@ class Keep:
 class Checkpointer:
   """Saves and restores the states of one run directory. Every process makes one and calls the same methods."""
 
-  def __init__(self, folder: pathlib.Path, *, keep: Keep):
-    self.folder = folder.absolute()
+  def __init__(self, folder: storage.PathLike, *, keep: Keep):
+    self.folder = storage.open_path(folder)
     self._options = ocp.CheckpointManagerOptions(
         preservation_policy=keep.policy(), enable_async_checkpointing=True, create=True,
         cleanup_tmp_directories=True)
     self._manager = self._open()
+    self._is_pending = False
 
   def _open(self) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(self.folder, options=self._options, item_names=(*ITEMS, 'data', 'meta'))
@@ -105,11 +106,17 @@ class Checkpointer:
         meta=ocp.args.JsonSave({'body': body, 'sha256': _sha256(body)}))
     finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
     self._guard(lambda: self._manager.save(step, args=args, metrics=finite or None, force=True))
+    self._is_pending = True
     return digests['params']
 
   def check(self) -> None:
-    """Raises UserError if a save in the background has failed."""
-    self._guard(self._manager.check_for_errors)
+    """Raises UserError if a save in the background has failed; never waits for one that is under way.
+
+    Orbax's own `check_for_errors` no longer knows of a failure: the thread that finishes a save has taken it.
+    """
+    if self._is_pending and not self._manager.is_saving_in_progress():
+      self._is_pending = False
+      self.wait()
 
   def wait(self) -> None:
     """Waits for the last save to be whole on disk. Raises UserError if it failed."""
@@ -207,10 +214,10 @@ class Checkpointer:
     self._manager.close()
     if jax.process_index() == 0:
       damaged = self.folder.parent / 'damaged'
-      damaged.mkdir(exist_ok=True)
+      damaged.mkdir(parents=True, exist_ok=True)
       taken = {p.name for p in damaged.iterdir()}
       name = next(n for n in (f'{step}', *(f'{step}-{i}' for i in range(2, 1000))) if n not in taken)
-      (self.folder / str(step)).rename(damaged / name)
+      storage.move(self.folder / str(step), damaged / name)
     ocp.multihost.sync_global_processes('vit_jax set aside')
     self._manager = self._open()
 

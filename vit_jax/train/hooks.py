@@ -54,6 +54,7 @@ class Metrics:
     self._writer.write(step, {f'train/{name}': number for name, number in values.items()})
     self._writer.event('norms', step=step, **{
         kind: dict(norms) for kind, norms in jax.device_get(metrics.norms)._asdict().items()})
+    self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   def on_state(self, step: int, state: TrainState) -> None:
     raise AssertionError('never due')
@@ -100,17 +101,19 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 class Evaluate:
-  """Runs one evaluation now and then, and keeps its newest result."""
+  """Runs one evaluation now and then, and keeps its newest result; not where `metric` has been measured just now."""
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
-               clock: Clock, latest: Latest):
+               clock: Clock, latest: Latest, *, metric: str = ''):
     self.every, self._run, self._writer, self._clock = every, run, writer, clock
-    self._latest = latest
+    self._latest, self._metric = latest, metric
 
   def on_metrics(self, done: Done) -> None:
     del done
 
   def on_state(self, step: int, state: TrainState) -> None:
+    if self._latest.get(self._metric, (-1, 0.))[0] == step:
+      return
     with self._clock.phase('evaluate'):
       values = self._run(state, step)
     self._writer.write(step, dict(values))
@@ -186,3 +189,4 @@ class Checkpoint:
           step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics)
     self.saved = step
     self._writer.event('checkpoint', step=step, params_digest=self.digest)
+    self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import logging
-import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from types import TracebackType
 
@@ -10,6 +11,7 @@ import jax
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
+from vit_jax.record import storage
 from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import StepMetrics
@@ -28,7 +30,7 @@ class Profile:
   Processes other than 0 only check: two on a machine would write the same file.
 
   Args:
-    folder: where the trace goes, in `plugins/profile/<time>`.
+    folder: where the trace goes, in `plugins/profile/<time>`; into object storage once it is whole.
     steps: first and last, from 1; None for no trace.
     start: steps done before this process.
     total: steps of the run.
@@ -38,9 +40,10 @@ class Profile:
     UserError: the run has no such steps.
   """
 
-  def __init__(self, folder: str | os.PathLike[str], steps: tuple[int, int] | None, *, start: int, total: int,
+  def __init__(self, folder: storage.PathLike, steps: tuple[int, int] | None, *, start: int, total: int,
                process_index: int):
-    self._folder, self._tracing, self._next, self._done = os.fspath(folder), False, start + 1, start
+    self._folder, self._tracing, self._next, self._done = str(folder), False, start + 1, start
+    self._near = self._folder  # where jax writes: this machine
     self.every = 0
     if steps is None:
       self._first = self._last = 0
@@ -83,13 +86,18 @@ class Profile:
   def _begin(self) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # a line for every Python call makes the traced steps slower than the others
-    jax.profiler.start_trace(self._folder, profiler_options=options)
+    if not storage.is_local(self._folder):
+      self._near = tempfile.mkdtemp(prefix='vit_jax_profile_')
+    jax.profiler.start_trace(self._near, profiler_options=options)
     self._tracing = True
     self.every = self._last  # makes the loop hand over the last of them before the next begins
 
   def _end(self) -> None:
     self._tracing, self.every = False, 0
     jax.profiler.stop_trace()
+    if self._near != self._folder:
+      storage.copy(self._near, self._folder)
+      shutil.rmtree(self._near)
     log.info('Profile of steps %s to %s: tensorboard --logdir=%s', f'{self._first:,}', f'{self._done:,}', self._folder)
 
   def __enter__(self) -> Profile:

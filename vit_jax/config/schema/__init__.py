@@ -47,7 +47,13 @@ from vit_jax.config.schema.evals import (
     TopK as TopK,
 )
 from vit_jax.config.schema.model import (
+    ConvStem as ConvStem,
+)
+from vit_jax.config.schema.model import (
     DType as DType,
+)
+from vit_jax.config.schema.model import (
+    EfficientNet as EfficientNet,
 )
 from vit_jax.config.schema.model import (
     Execution as Execution,
@@ -57,6 +63,15 @@ from vit_jax.config.schema.model import (
 )
 from vit_jax.config.schema.model import (
     Head as Head,
+)
+from vit_jax.config.schema.model import (
+    Mixer as Mixer,
+)
+from vit_jax.config.schema.model import (
+    Model as Model,
+)
+from vit_jax.config.schema.model import (
+    PatchStem as PatchStem,
 )
 from vit_jax.config.schema.model import (
     Pool as Pool,
@@ -69,6 +84,12 @@ from vit_jax.config.schema.model import (
 )
 from vit_jax.config.schema.model import (
     Remat as Remat,
+)
+from vit_jax.config.schema.model import (
+    ResNet as ResNet,
+)
+from vit_jax.config.schema.model import (
+    ResNetStem as ResNetStem,
 )
 from vit_jax.config.schema.model import (
     ViT as ViT,
@@ -136,6 +157,33 @@ from vit_jax.config.schema.run import (
 from vit_jax.config.schema.run import (
     Train as Train,
 )
+from vit_jax.config.schema.study import (
+    Figure as Figure,
+)
+from vit_jax.config.schema.study import (
+    Result as Result,
+)
+from vit_jax.config.schema.study import (
+    Results as Results,
+)
+from vit_jax.config.schema.study import (
+    Row as Row,
+)
+from vit_jax.config.schema.study import (
+    Study as Study,
+)
+from vit_jax.config.schema.task import (
+    Centering as Centering,
+)
+from vit_jax.config.schema.task import (
+    Collapse as Collapse,
+)
+from vit_jax.config.schema.task import (
+    Dino as Dino,
+)
+from vit_jax.config.schema.task import (
+    Distill as Distill,
+)
 from vit_jax.config.schema.task import (
     EmaWarmup as EmaWarmup,
 )
@@ -143,8 +191,32 @@ from vit_jax.config.schema.task import (
     Loss as Loss,
 )
 from vit_jax.config.schema.task import (
+    Mae as Mae,
+)
+from vit_jax.config.schema.task import (
+    MaskedPatch as MaskedPatch,
+)
+from vit_jax.config.schema.task import (
+    Objective as Objective,
+)
+from vit_jax.config.schema.task import (
+    OnCollapse as OnCollapse,
+)
+from vit_jax.config.schema.task import (
+    PatchTarget as PatchTarget,
+)
+from vit_jax.config.schema.task import (
     Sam as Sam,
 )
 from vit_jax.config.schema.task import (
     Supervised as Supervised,
+)
+from vit_jax.config.schema.task import (
+    Teach as Teach,
+)
+from vit_jax.config.schema.task import (
+    Teacher as Teacher,
+)
+from vit_jax.config.schema.task import (
+    TokenLabel as TokenLabel,
 )

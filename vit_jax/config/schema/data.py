@@ -7,6 +7,7 @@ from dataclasses import field
 class Crop(enum.Enum):
   """How a stored image becomes one of `image_px` for training."""
   INCEPTION = 'inception'  # random area and aspect ratio
+  WINDOW = 'window'        # random place, shape of the picture: as resizing to a little more and cropping at random
   RESIZE = 'resize'        # as for evaluation
 
 
@@ -71,7 +72,7 @@ class Recipe:
   """What happens to images. Geometry that needs the whole picture on the host, the rest in the step."""
   crop: Crop = Crop.INCEPTION
   crop_area: tuple[float, float] = (0.05, 1.)    # of the image's area
-  crop_aspect: tuple[float, float] = (0.75, 4 / 3)
+  crop_aspect: tuple[float, float] = (0.75, 4 / 3)  # of inception
   flip: bool = True                              # left-right, probability 1/2
   shift_px: int = 0                              # pad with zeros by this, crop at random
   rotate_degrees: float = 0.                     # mild affine: uniform in [-x, x]
@@ -88,6 +89,7 @@ class Recipe:
   repeats: int = 1                               # of each example in a batch (repeated augmentation); 1 = off
   views: Views = field(default_factory=Views)
   eval_resize_px: int = 0                        # short side before the centre crop; 0 = squash to image_px
+  eval_area: bool = False                        # evaluation shrinks by `area`, whatever the next says (big_vision)
   interpolation: Interpolation = Interpolation.BILINEAR
   antialias: bool = False                        # the filter covers every stored pixel when shrinking (Pillow's)
   mean: tuple[float, float, float] = (.5, .5, .5)  # of RGB in [0, 1]
@@ -117,6 +119,7 @@ class Data:
   data_dir: str = ''           # of TFDS; '' = its default
   num_examples: int = 0        # of the training split; 0 = ask the source
   num_classes: int = 0         # 0 = ask the source
+  classes: str = ''            # file of the classes in the order of the network's outputs, a line each: n01440764 tench
   holdout: float = 0.1         # part held out of a source that has a single split
   holdout_seed: int = 0
   mix_classes: MixClasses = MixClasses.SAME

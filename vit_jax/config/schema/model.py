@@ -1,6 +1,7 @@
 """Settings of networks and their heads."""
 import dataclasses
 import enum
+from dataclasses import field
 
 
 class Pool(enum.Enum):
@@ -11,9 +12,10 @@ class Pool(enum.Enum):
 
 
 class Positions(enum.Enum):
-  """Position embedding. All but `sincos2d` are compared in the ViT paper's Appendix D.4."""
+  """Position embedding. All but the fixed ones are compared in the ViT paper's Appendix D.4."""
   LEARNED = 'learned'      # one vector a token (ViT paper, eq. 1)
-  SINCOS2D = 'sincos2d'    # fixed 2-D sine-cosine, temperature 10,000 (MoCo v3; Better plain ViT baselines)
+  SINCOS2D = 'sincos2d'    # fixed 2-D sine-cosine, temperature 10,000 (Better plain ViT baselines)
+  SINCOS2D_MAE = 'sincos2d_mae'  # likewise, with the frequencies of MAE and MoCo v3
   NONE = 'none'            # a bag of patches
   LEARNED2D = 'learned2d'  # half a vector a column, half a vector a row, concatenated
   RELATIVE = 'relative'    # learned keys for 1-D offsets add to the attention logits of every block
@@ -53,9 +55,33 @@ class Remat(enum.Enum):
 
 
 @dataclasses.dataclass
+class PatchStem:
+  """Patches are cut from the image itself (ViT paper, eq. 1)."""
+
+
+@dataclasses.dataclass
+class ResNetStem:
+  """Patches are cut from the feature map of a ResNet (ViT paper, section 3.1, hybrids), as vision_transformer has it.
+
+  The root makes a map of a fourth of the image's side, each stage after the first halves it.
+  """
+  layers: tuple[int, ...] = (3, 4, 9)  # bottleneck units a stage; none = the root alone
+  width: int = 64                      # channels of the root
+  std_eps: float = 1e-5                # added to the standard deviation of a kernel (timm: 0)
+  var_eps: float = 0.                  # added to its variance, under the root (timm: 1e-8)
+
+
+@dataclasses.dataclass
+class ConvStem:
+  """Patches are cut from a map of half of the image's side: three convolutions with BatchNorm and ReLU (LV-ViT)."""
+  width: int = 64             # channels of the map
+  norm_momentum: float = .9   # of BatchNorm's running statistics: what stays at each step
+
+
+@dataclasses.dataclass
 class ViT:
   """Vision Transformer (arXiv 2010.11929, eqs. 1-4). Sizes by name: `sizes.vit('B/16')`."""
-  patch: int = 16                     # px
+  patch: int = 16                     # px of the image a token, also where a stem makes the map smaller first
   width: int = 768
   depth: int = 12
   heads: int = 12
@@ -69,6 +95,7 @@ class ViT:
   dtype: DType = DType.F32
   execution: Execution = Execution.UNROLLED
   remat: Remat = Remat.NONE
+  drop_path_even: bool = False        # `drop_path` in every block alike (CaiT, DeiT III)
   positions_at: PositionsAt = PositionsAt.STEM
   registers: int = 0                  # learned tokens after the class token, no position (DINOv2-reg: 4)
   layer_scale: float = 0.             # initial factor of each branch; 0 = no factor (DINOv2 1e-5, DeiT-III 1e-4)
@@ -77,6 +104,53 @@ class ViT:
   swiglu: bool = False                # MLP with a gate; `mlp` is the width of the gate (DINOv2 g)
   parallel: bool = False              # attention and MLP side by side after one norm (ViT-22B)
   axial: bool = False                 # a block in rows, then one in columns (ViT paper, Appendix D.6: Axial-ViT)
+  distilled: bool = False             # a distillation token after the class token, with its own position (DeiT)
+  stem: PatchStem | ResNetStem | ConvStem = field(default_factory=PatchStem)
+  qkv_bias: bool = True               # query, key and value have a bias
+  branch_scale: float = 1.            # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
+
+
+@dataclasses.dataclass
+class ResNet:
+  """BiT: ResNet-v2 with GroupNorm and weight standardisation (arXiv 1912.11370). By name: `sizes.resnet('R50x1')`."""
+  layers: tuple[int, ...] = (3, 4, 6, 3)  # bottleneck units a stage
+  width: int = 64                         # channels of the root; stage i from 0 gives width * 4 * 2^i
+  var_eps: float = 1e-10                  # added to the variance of a kernel, under the root (timm: 1e-8)
+  dtype: DType = DType.F32
+  remat: Remat = Remat.NONE               # of each unit: none or full
+
+
+@dataclasses.dataclass
+class Mixer:
+  """MLP-Mixer (arXiv 2105.01601). By name: `sizes.mixer('B/16')`."""
+  patch: int = 16                     # px
+  width: int = 768
+  depth: int = 12
+  tokens_mlp: int = 384               # hidden width of the MLP over tokens
+  channels_mlp: int = 3072            # hidden width of the MLP over channels
+  dropout: float = 0.                 # after MLP activation and output
+  drop_path: float = 0.               # stochastic depth of the last block; grows linearly from 0
+  gelu: Gelu = Gelu.TANH
+  norm_eps: float = 1e-6
+  dtype: DType = DType.F32
+  execution: Execution = Execution.UNROLLED
+  remat: Remat = Remat.NONE
+
+
+@dataclasses.dataclass
+class EfficientNet:
+  """EfficientNet (arXiv 1905.11946) as its authors' weights have it. By name: `sizes.efficientnet('B0')`."""
+  width_factor: float = 1.            # of channels, which are rounded to multiples of 8
+  depth_factor: float = 1.            # of repeated blocks, rounded up
+  dropout: float = .2                 # of the pooled features
+  drop_path: float = .2               # stochastic depth of the last block; grows linearly from 0
+  norm_momentum: float = .99          # of BatchNorm's running statistics: what stays at each step
+  norm_eps: float = 1e-3
+  dtype: DType = DType.F32
+  remat: Remat = Remat.NONE           # of each block: none or full
+
+
+Model = ViT | ResNet | Mixer | EfficientNet
 
 
 @dataclasses.dataclass

@@ -3,11 +3,11 @@ import dataclasses
 import enum
 from dataclasses import field
 
-from vit_jax.config.schema.data import Data
+from vit_jax.config.schema.data import Data, Interpolation
 from vit_jax.config.schema.evals import TopK
-from vit_jax.config.schema.model import Head, ViT
+from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
 from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Lamb, Lars, Lion, Sgd
-from vit_jax.config.schema.task import EmaWarmup, Sam, Supervised
+from vit_jax.config.schema.task import Dino, Distill, EmaWarmup, Mae, MaskedPatch, Sam, Supervised, TokenLabel
 
 
 class OnNonfinite(enum.Enum):
@@ -45,7 +45,7 @@ class Checkpoints:
   every: str = '10 %'
   keep_latest: int = 2
   keep_every: str = ''         # keep these for good; a multiple of `every`
-  keep_best: str = ''          # name of a metric, such as test/top1; keeps its best one
+  keep_best: str = ''          # name of a metric, such as test/top1; keeps its best one, and measures it at each
 
 
 @dataclasses.dataclass
@@ -66,11 +66,14 @@ class Config:
   batch_size: int = 128        # examples a step, over all devices
   image_px: tuple[int, int] = (224, 224)  # height, width
   data: Data = field(default_factory=Data)
-  model: ViT = field(default_factory=ViT)
+  model: ViT | ResNet | Mixer | EfficientNet = field(default_factory=ViT)
   head: Head = field(default_factory=Head)
-  objective: Supervised = field(default_factory=Supervised)
+  objective: Supervised | Mae | MaskedPatch | Dino | TokenLabel | Distill = field(default_factory=Supervised)
   optimizer: AdamW | Adam | Adafactor | Lamb | Lars | Lion | Sgd = field(default_factory=AdamW)
   train: Train = field(default_factory=Train)
   evals: dict[str, TopK] = field(default_factory=dict)
   checkpoints: Checkpoints = field(default_factory=Checkpoints)
   mesh: Mesh = field(default_factory=Mesh)
+  init_from: str = ''          # weights to begin with: a file, folder, run, address or known name; '' = random ones
+  init_view: str = ''          # of a run given there: student, ema or teacher; '' = ema where there is one
+  init_interpolation: Interpolation = Interpolation.BILINEAR  # of positions for another resolution; or bicubic

@@ -1,6 +1,10 @@
 """Settings of tasks: what is learned from a batch."""
 import dataclasses
 import enum
+from dataclasses import field
+
+from vit_jax.config.schema.model import Head, Model, ViT
+from vit_jax.config.schema.optim import Curve, Ramp
 
 
 class Loss(enum.Enum):
@@ -17,6 +21,113 @@ class Supervised:
   label_smoothing: float = 0.            # targets become (1 - x) * target + x / classes, for every loss
   threshold: float = -1.                 # of sigmoid and bce: targets above it become 1, others 0; -1 = off
   class_weights: tuple[float, ...] = ()  # of an example, by its class; the mean is weighted; () = all alike
+
+
+@dataclasses.dataclass
+class Mae:
+  """Masked autoencoder (arXiv 2111.06377): reconstructs the patches that the encoder does not see."""
+  hidden: float = .75          # share of the patches of each image that are hidden
+  normalized: bool = True      # each target patch has mean 0 and deviation 1; else pixels as the network gets them
+  decoder_width: int = 512
+  decoder_depth: int = 8
+  decoder_heads: int = 16
+
+
+class PatchTarget(enum.Enum):
+  """What is predicted of a corrupted patch (ViT paper, Appendix B.1.2)."""
+  COLOR = 'color'    # its mean colour, 3 bits a channel: one of 512 classes
+  COLORS = 'colors'  # likewise of each cell of 4 x 4: 16 of 512 classes
+  PIXELS = 'pixels'  # all pixels as the network gets them, by their squared error
+
+
+@dataclasses.dataclass
+class MaskedPatch:
+  """Masked patch prediction (ViT paper, Appendix B.1.2), after BERT."""
+  target: PatchTarget = PatchTarget.COLOR
+  corrupted: float = .5        # share of the patches of each image
+  masked: float = .8           # probability that a corrupted patch becomes the mask token
+  swapped: float = .1          # that it becomes another patch of the image; else it stays as it is
+
+
+class Centering(enum.Enum):
+  """What keeps DINO's teacher from giving one answer to everything."""
+  MEAN = 'mean'          # takes off a running mean of its outputs (DINO)
+  SINKHORN = 'sinkhorn'  # spreads its answers evenly over the batch, in three rounds (SwAV, DINOv2)
+  NONE = 'none'          # nothing: collapses (DINO paper, section 5.3)
+
+
+class OnCollapse(enum.Enum):
+  """What the alarm does."""
+  WARN = 'warn'  # says so, once, and in the record
+  STOP = 'stop'  # ends the run with an error
+
+
+@dataclasses.dataclass
+class Collapse:
+  """When a network is said to have collapsed: its answers tell too little of which image they are for, for too long.
+
+  Measured is the mutual information of image and prototype, H(mean of answers) - mean of H(answer), in nats: it
+  falls to 0 when all answers are the same, whether flat or peaked.
+  """
+  below: float = .05         # nats, of the teacher over a batch
+  lasting: str = '2 %'       # for so long without a break
+  after: str = '5 %'         # not before: a new network tells little
+  then: OnCollapse = OnCollapse.WARN
+
+
+@dataclasses.dataclass
+class Dino:
+  """Self-distillation without labels (arXiv 2104.14294). Needs `data.recipe.views`."""
+  prototypes: int = 65_536             # K, outputs of the projection head
+  hidden: int = 2048                   # width of its MLP
+  bottleneck: int = 256                # width before the last layer
+  learned_norm: bool = False           # the rows of the last layer may grow; False is the safer `norm_last_layer`
+  student_temperature: float = .1
+  teacher_temperature: Ramp = field(default_factory=lambda: Ramp(.04, .07, until='30 epochs', curve=Curve.LINEAR))
+  momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # of the teacher
+  centering: Centering = Centering.MEAN
+  center_momentum: float = .9
+  collapse: Collapse = field(default_factory=Collapse)
+
+
+@dataclasses.dataclass
+class TokenLabel:
+  """Token labelling (arXiv 2104.10858): every patch token has a target of its own, beside the class of the image."""
+  maps: str = ''               # directory of label maps, written by --job=prepare --weights=
+  dense_weight: float = .5     # beta, of the mean loss over tokens; that of the class is 1
+  mix: bool = True             # MixToken: a box of tokens comes from another image
+  label_smoothing: float = .1  # of the class target
+  top: int = 5                 # classes a position in the maps
+  map_grid: tuple[int, int] = (18, 18)  # positions of the maps
+
+
+class Teach(enum.Enum):
+  """What the student takes from the teacher."""
+  SOFT = 'soft'  # its probabilities at `temperature`
+  HARD = 'hard'  # its most likely class
+
+
+@dataclasses.dataclass
+class Teacher:
+  """A trained classifier. It sees the very images that the student sees, mixed or not, normalised its own way."""
+  weights: str = ''            # a weight file; wanted where training begins
+  model: Model = field(default_factory=ViT)
+  head: Head = field(default_factory=Head)
+  mean: tuple[float, float, float] = (.5, .5, .5)  # of RGB in [0, 1]
+  std: tuple[float, float, float] = (.5, .5, .5)
+
+
+@dataclasses.dataclass
+class Distill:
+  """Learning from a teacher (DeiT, arXiv 2012.12877, section 4; with `weight` 1 arXiv 2106.05237)."""
+  teacher: Teacher = field(default_factory=Teacher)
+  teach: Teach = Teach.HARD
+  weight: float = .5           # of the teacher's part of the loss; 1 - weight is that of the labels
+  temperature: float = 1.      # of soft teaching
+  label_smoothing: float = 0.  # of the labels' part
+
+
+Objective = Supervised | Mae | MaskedPatch | Dino | TokenLabel | Distill
 
 
 class EmaWarmup(enum.Enum):

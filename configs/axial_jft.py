@@ -1,0 +1,26 @@
+"""Axial-ViT on JFT-300M: attention along rows, then along columns, as in the ViT paper's Appendix D.6.
+
+Data:     JFT-300M is private; `--config.data.source=` takes another, `synthetic` runs it as it is.
+Source:   arXiv 2010.11929, Appendix D.6, which compares Axial-ViT-B/32 and B/16 with ViT by 5-shot ImageNet accuracy;
+          training as B of Table 3. It does not say how the network pools; here it is the mean.
+Run:      python -m vit_jax.main --config=configs/axial_jft.py:size=Axial-ViT-B/16 --workdir=runs/axial
+          size=B/32 and size=B/16 are what it is compared with, with mean pooling too.
+Expected: the paper says that Axial-ViT does better, for more compute. Not run here.
+"""
+import dataclasses
+
+from vit_jax.config import schema as s
+from vit_jax.config import sizes
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run of `size=NAME`."""
+  size = s.parse_arg(arguments, size=('Axial-ViT-B/32', 'Axial-ViT-B/16', 'B/32', 'B/16'))['size']
+  plain = dataclasses.replace(sizes.vit('B/16' if size.endswith('16') else 'B/32'), pool=s.Pool.MEAN)
+  return s.Config(
+      name=f'axial {size}', length='7 epochs', batch_size=4096,
+      data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291),
+      model=sizes.published(size) if size in sizes.PUBLISHED else plain,
+      head=s.Head(bias_init=-10.), objective=s.Supervised(s.Loss.SIGMOID),
+      optimizer=s.AdamW(lr=8e-4, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps')),
+      checkpoints=s.Checkpoints(every='5_000 steps'))

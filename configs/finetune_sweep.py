@@ -1,0 +1,51 @@
+"""A study: the grid of a fine-tuning protocol on held-out data, then final runs with the best point, mean and spread.
+
+Data:     as finetune.py: cifar10 cifar100 imagenet2012 pets flowers resisc45, or `own`
+Source:   ViT paper, Appendix B.1.1 and Table 4; Table 2 gives the mean and deviation of three runs
+Run:      python -m vit_jax.main --job=study --config=configs/finetune_sweep.py:B/16,cifar10 --workdir=runs/sweep \
+              --config.init_from=FILE
+          --dry_run says first what it would take; --config.NAME=VALUE is for all runs. seeds=5 makes five final runs.
+Plan:     B/16 on CIFAR-10 at 384 px: 4 + 3 runs of 1.7 exaFLOPs
+Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 % (the paper's Table 5)
+"""
+import dataclasses
+
+from vit_jax.config import finetune, sizes, studies
+from vit_jax.config import schema as s
+
+NAMES = tuple(str(number) for number in range(1, 21))
+
+
+def get_config(arguments: str = '') -> s.Study:
+  """The study: model and data set, then protocol=… px=… seeds=…."""
+  given = s.parse_arg(arguments, model=finetune.MODELS, dataset=tuple(finetune.DATASETS), protocol=finetune.PROTOCOLS,
+                      px=('',), seeds=('3', *NAMES))
+  model, dataset, protocol = given['model'], given['dataset'], given['protocol']
+
+  def one(phase: str, point: finetune.Point | None) -> s.Config:
+    return finetune.build(sizes.model(model), model, dataset, protocol=protocol, phase=phase, point=point,
+                          px=finetune.number('px', given['px']))
+
+  grid = {f'tune_{point.name}': point for point in finetune.grid(dataset, protocol)}
+
+  def final(results: s.Results) -> dict[str, s.Config]:
+    best = grid[studies.best(results, grid)] if grid else None
+    config = one('final', best)
+    return {f'final_{best.name + "_" if best else ""}seed{seed}': dataclasses.replace(config, seed=seed)
+            for seed in range(int(given['seeds']))}
+
+  def table(results: s.Results) -> list[s.Row]:
+    groups: dict[tuple[str, float, int], list[str]] = {}
+    for name, done in results.items():
+      groups.setdefault((name.partition('_')[0], done.config.optimizer.lr, done.step), []).append(name)
+    rows: list[s.Row] = []
+    for (phase, rate, steps), names in groups.items():
+      found = studies.spread(results, names)
+      rows.append({'model': model, 'data': dataset, 'phase': phase, 'lr': rate, 'steps': steps,
+                   'top-1 %': 100 * found.mean, 'deviation': 100 * found.std if found.num > 1 else None,
+                   'runs': found.num})
+    return rows
+
+  first = {name: one('tune', point) for name, point in grid.items()}
+  return s.Study(f'finetune {model} {dataset} {protocol}', first or final({}), (final,) if grid else (), table,
+                 (s.Figure('lr', 'top-1 %', series='phase', error='deviation', log_x=True),))

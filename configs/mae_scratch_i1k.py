@@ -1,0 +1,42 @@
+"""ViT-B, L or H from scratch on ImageNet-1k as in the MAE paper: the supervised baseline that pre-training is held to.
+
+Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes.
+Source:   arXiv 2111.06377, Appendix A.2 (from scratch): AdamW .9/.95, 1e-4 for 256 images, batch 4,096, decay .3, 20
+          epochs of warm-up, 300 epochs (L and H 200), RandAugment (9, .5), smoothing .1, mixup .8 or cutmix 1,
+          stochastic depth .1 (L and H .2), moving average .9999. For B, mmpretrain's
+          vit-base-p16_pt-32xb128-mae_in1k-224.py has the same numbers; those of L and H were not looked up again.
+          timm's conventions, as deit_b16_i1k.py.
+Run:      python -m vit_jax.main --config=configs/mae_scratch_i1k.py:mesh=v3:8x8 --workdir=runs/mae_scratch
+          size=L/16 or size=H/14 trains a larger one.
+Plan:     python -m vit_jax.main --job=plan --config=configs/mae_scratch_i1k.py:mesh=v3:8x8 --topology=v3:8x8
+Expected: the paper reports top-1 82.3 % for B/16, 82.6 % for L/16 and 83.1 % for H/14, of averaged weights. Not run
+          here.
+"""
+from vit_jax.config import presets, sizes
+from vit_jax.config import schema as s
+
+MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(fsdp=8), 'v5e:8x8': presets.Placement()}
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run of `size=B/16|L/16|H/14`; `mesh=v3:8x8` lays it out for that slice."""
+  given = s.parse_arg(arguments, size=('B/16', 'L/16', 'H/14'), mesh=('',))
+  length, drop_path = ('300 epochs', .1) if given['size'] == 'B/16' else ('200 epochs', .2)
+  model = sizes.vit(given['size'])
+  model.gelu, model.drop_path = s.Gelu.EXACT, drop_path
+  config = s.Config(
+      name=f'mae_scratch {given["size"]}', length=length, batch_size=4096,
+      data=s.Data(
+          source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
+          recipe=s.Recipe(
+              crop_area=(.08, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+              randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
+              mixup=.8, cutmix=1., mean=(.485, .456, .406), std=(.229, .224, .225))),
+      model=model,
+      objective=s.Supervised(label_smoothing=.1),
+      optimizer=s.AdamW(lr=1e-4, lr_per=256, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
+          s.Decay.COSINE, warmup='20 epochs')),
+      train=s.Train(ema=.9999),
+      evals={'val': s.TopK(every='10 epochs')},
+      checkpoints=s.Checkpoints(every='2 epochs'))
+  return presets.place(config, given['mesh'], MESHES)

@@ -1,0 +1,87 @@
+"""Label maps on disk: exact class ids, whole or not at all, and nothing computed twice."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.core.types import UserError
+from vit_jax.data import label_maps
+
+
+def info(num_classes: int = 21_843, **fields: object) -> label_maps.Info:
+  made = {'weights': 't.npz'}
+  return label_maps.Info('folder:x/train', 'abc', 11, (2, 3), 2, num_classes, 4, made)._replace(**fields)
+
+
+def compute(rows: range) -> tuple[np.ndarray, np.ndarray]:
+  """Classes and probabilities that tell which example and position they are of."""
+  rng = np.random.default_rng(0)
+  classes = rng.integers(0, 21_843, (11, 2, 3, 2))[rows.start:rows.stop]
+  return classes, np.random.default_rng(1).uniform(0, 1, (11, 2, 3, 2))[rows.start:rows.stop]
+
+
+def test_what_is_written_is_read_and_ids_are_exact(tmp_path: pathlib.Path) -> None:
+  assert label_maps.write(tmp_path / 'maps', info(), compute)
+  maps = label_maps.LabelMaps(tmp_path / 'maps')
+  assert maps.info == info()
+  rows = np.array([10, 0, 3, 4, 10])
+  labels, scores = maps.read(rows)
+  want, probabilities = compute(range(11))
+  np.testing.assert_array_equal(labels, want[rows].reshape(5, 6, 2))
+  np.testing.assert_allclose(scores, probabilities[rows].reshape(5, 6, 2), rtol=5e-4)
+  assert labels.max() > 2048 and (labels % 2 == 1).any()  # as f16 they would all be even or rounded
+  assert np.load(tmp_path / 'maps' / 'classes-00000.npy').dtype == np.uint16
+  assert not label_maps.write(tmp_path / 'maps', info(), compute)
+
+
+def test_more_classes_than_16_bits_are_exact_too(tmp_path: pathlib.Path) -> None:
+  label_maps.write(tmp_path / 'maps', info(100_000), lambda rows: (
+      np.full((len(rows), 2, 3, 2), 99_999), np.ones((len(rows), 2, 3, 2))))
+  assert (label_maps.LabelMaps(tmp_path / 'maps').read(np.array([7]))[0] == 99_999).all()
+
+
+def test_a_writer_that_was_killed_goes_on(tmp_path: pathlib.Path) -> None:
+  asked: list[range] = []
+
+  def failing(rows: range) -> tuple[np.ndarray, np.ndarray]:
+    asked.append(rows)
+    if len(asked) == 2:
+      raise KeyboardInterrupt
+    return compute(rows)
+
+  with pytest.raises(KeyboardInterrupt):
+    label_maps.write(tmp_path / 'maps', info(), failing)
+  assert not (tmp_path / 'maps').exists()
+  with pytest.raises(UserError, match='there are no label maps in .*--job=prepare'):
+    label_maps.LabelMaps(tmp_path / 'maps.part')
+  label_maps.write(tmp_path / 'maps', info(), failing)
+  assert asked == [range(4), range(4, 8), range(4, 8), range(8, 11)]
+  labels, _ = label_maps.LabelMaps(tmp_path / 'maps').read(np.arange(11))
+  np.testing.assert_array_equal(labels, compute(range(11))[0].reshape(11, 6, 2))
+
+
+def test_other_maps_than_begun_start_over(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'maps.part').mkdir()
+  (tmp_path / 'maps.part' / 'plan.json').write_text('{}')
+  (tmp_path / 'maps.part' / 'scores-00000.npy').write_bytes(b'old')
+  label_maps.write(tmp_path / 'maps', info(), compute)
+  assert label_maps.LabelMaps(tmp_path / 'maps').read(np.array([0]))[0].shape == (1, 6, 2)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
+  label_maps.write(tmp_path / 'maps', info(), compute)
+  with pytest.raises(UserError, match='holds something else; right would be a folder that is not there yet'):
+    label_maps.write(tmp_path / 'maps', info(digest='other'), compute)
+  maps = label_maps.LabelMaps(tmp_path / 'maps')
+  with pytest.raises(UserError, match=r'are for something else: digest abc, want def; top 2, want 5\. Right'):
+    label_maps.check(maps.info, {'digest': 'def', 'top': 5, 'grid': (2, 3)}, folder=maps.folder)
+  (tmp_path / 'maps' / 'scores-00001.npy').unlink()
+  with pytest.raises(UserError, match='is not whole: .*scores-00001'):
+    label_maps.LabelMaps(tmp_path / 'maps')
+  saved = json.loads((tmp_path / 'maps' / 'info.json').read_text())
+  (tmp_path / 'maps' / 'info.json').write_text(json.dumps({**saved, 'format': 'another'}))
+  with pytest.raises(UserError, match="is not of format 'vit_jax label maps 1'"):
+    label_maps.LabelMaps(tmp_path / 'maps')

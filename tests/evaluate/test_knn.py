@@ -1,0 +1,84 @@
+"""k nearest neighbours against NumPy in float64, over any batch size and mesh."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.evaluate import rows
+from vit_jax.evaluate import knn
+
+CLASSES, KS = 7, (1, 3, 20)
+TRAIN = rows.clusters(101, classes=CLASSES, width=12, seed=1)
+TEST = rows.clusters(37, classes=CLASSES, width=12, seed=2)
+
+
+def brute(ks: tuple[int, ...] = KS, *, keep: np.ndarray | None = None) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+  """Metrics, sorted similarities and votes for the last k, in float64."""
+  keep = np.arange(len(TRAIN[1])) if keep is None else keep
+  x, y = TRAIN[0][keep].astype(np.float64), TEST[0].astype(np.float64)
+  x, y = x / np.linalg.norm(x, axis=1, keepdims=True), y / np.linalg.norm(y, axis=1, keepdims=True)
+  similarity = y @ x.T
+  order = np.argsort(-similarity, axis=1, kind='stable')
+  metrics = {}
+  for k in ks:
+    votes = np.zeros((len(y), CLASSES))
+    for i, nearest in enumerate(order[:, :k]):
+      np.add.at(votes[i], TRAIN[1][keep][nearest], np.exp(similarity[i, nearest] / .07))
+    ranked = np.argsort(-votes, axis=1, kind='stable')
+    metrics |= {f'top1_k{k}': (ranked[:, 0] == TEST[1]).mean(),
+                f'top5_k{k}': (ranked[:, :5] == TEST[1][:, None]).any(1).mean()}
+  return metrics, np.take_along_axis(similarity, order, 1), votes
+
+
+def evaluator(size: int, mesh: str, *, bad: tuple[int, ...] = (), ks: tuple[int, ...] = KS, limit: int = 0) -> knn.Knn:
+  train = rows.split(rows.Loader(*TRAIN, size, bad=bad), mesh, name='train')
+  return knn.Knn(train, rows.split(rows.Loader(*TEST, size), mesh, name='test'), num_classes=CLASSES, neighbours=ks,
+                 temperature=.07, headline=ks[-1], limit=limit)
+
+
+@pytest.mark.parametrize(('size', 'mesh'), rows.MESHES)
+def test_it_equals_numpy_for_any_batch_and_mesh(size: int, mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(knn, 'BLOCK', 48)  # several blocks, and several of the test split
+  monkeypatch.setattr(knn, 'TEST_ROWS', 16)
+  result = evaluator(size, mesh).measure(rows.weights())
+  assert result.metrics == pytest.approx(brute()[0]) and result.num_examples == len(TEST[1])
+  assert result.headline == 'top1_k20' and result.score == result.metrics['top1_k20']
+
+
+def test_similarities_and_votes_are_those_of_numpy() -> None:
+  one = evaluator(6, 'one')
+  test = one._test.place(one._test.table(rows.weights()))
+  similarity, label = one.neighbours(rows.weights(), test['features'])
+  votes = knn.vote(similarity, label, CLASSES, .07)[0, :len(TEST[1])]
+  _, want, want_votes = brute()
+  np.testing.assert_allclose(similarity[0, :len(TEST[1])], want[:, :20], atol=1e-6)
+  np.testing.assert_allclose(votes / votes.sum(-1, keepdims=True), want_votes / want_votes.sum(-1, keepdims=True),
+                             atol=1e-5)
+
+
+def test_an_undecodable_training_picture_is_nobodys_neighbour() -> None:
+  bad = (0, 17, 50)
+  keep = np.setdiff1d(np.arange(len(TRAIN[1])), bad)
+  assert evaluator(8, 'data=8', bad=bad).run(rows.weights(), 0) == pytest.approx(brute(keep=keep)[0])
+
+
+def test_of_equal_neighbours_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(knn, 'BLOCK', 16)
+  same = np.ones((64, 3), np.float32)
+  label = np.arange(64, dtype=np.int32) % CLASSES
+  train = rows.split(rows.Loader(same, label, 8), 'data=8', name='train')
+  test = rows.split(rows.Loader(same[:3], np.array([0, 1, 2], np.int32), 8), 'data=8', name='test')
+  one = knn.Knn(train, test, num_classes=CLASSES, neighbours=(1, 2), temperature=.07, headline=1)
+  placed = test.place(test.table(rows.weights()))
+  _, labels = one.neighbours(rows.weights(), placed['features'])
+  np.testing.assert_array_equal(np.asarray(labels)[:3, 0], [[0, 1]] * 3)
+
+
+def test_more_neighbours_than_examples_are_all_of_them() -> None:
+  assert evaluator(40, 'one', ks=(500,)).run(rows.weights(), 0) == pytest.approx(brute((500,))[0])
+
+
+def test_a_part_says_so_in_every_name() -> None:
+  result = evaluator(40, 'one', limit=50).measure(rows.weights())
+  assert set(result.metrics) == {f'{name}.partial50' for name in brute()[0]} and result.is_partial
+  assert result.headline == 'top1_k20.partial50' and result.score == result.metrics[result.headline]

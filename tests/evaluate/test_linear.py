@@ -1,0 +1,133 @@
+"""Linear probes: the optimum against scikit-learn, SGD and LARS against NumPy, over any batch size and mesh."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import programs
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from tests.evaluate import rows
+from vit_jax.evaluate import linear, logistic, stochastic
+
+CLASSES, WIDTH = 5, 6
+TRAIN = rows.clusters(101, classes=CLASSES, width=WIDTH, seed=1)
+TEST = rows.clusters(37, classes=CLASSES, width=WIDTH, seed=2)
+PENALTIES = (1e-4, 1e-2, 1.)
+
+
+def standard(x: np.ndarray) -> np.ndarray:
+  mean, std = TRAIN[0].astype(np.float64).mean(0), TRAIN[0].astype(np.float64).std(0) + 1e-5
+  return (x - mean) / std
+
+
+def sklearn_fit(penalty: float, keep: np.ndarray) -> LogisticRegression:
+  return LogisticRegression(C=1 / (penalty * keep.sum()), tol=1e-9, max_iter=10_000).fit(
+      standard(TRAIN[0])[keep], TRAIN[1][keep])
+
+
+def splits(size: int, mesh: str, bad: tuple[int, ...] = ()) -> dict[str, object]:
+  return {'train': rows.split(rows.Loader(*TRAIN, size, bad=bad), mesh, name='train'),
+          'test': rows.split(rows.Loader(*TEST, size), mesh, name='test'), 'num_classes': CLASSES}
+
+
+def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIES) -> linear.Logistic:
+  return linear.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200, tolerance=1e-6)
+
+
+def test_the_optimum_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(logistic, 'LOGITS_A_BLOCK', 300)  # several blocks
+  keep = np.ones(101, bool)
+  found = logistic.fit(standard(TRAIN[0]).astype(np.float32)[None], TRAIN[1][None], np.ones((1, 101), np.float32),
+                       np.array(PENALTIES, np.float32), num_classes=CLASSES, max_steps=200, tolerance=1e-6)
+  for i, penalty in enumerate(PENALTIES):
+    want = sklearn_fit(penalty, keep)
+    np.testing.assert_allclose(found.linear.kernel[i], want.coef_.T, atol=2e-3 * np.abs(want.coef_).max())
+    bias = np.asarray(found.linear.bias[i])
+    np.testing.assert_allclose(bias - bias.mean(), want.intercept_ - want.intercept_.mean(), atol=5e-3)
+  assert (found.steps > 3).all() and (found.gradient < 1e-3).all()
+
+
+@pytest.mark.parametrize(('size', 'mesh'), [(6, 'one'), (16, 'data=2,tensor=4')])
+def test_the_best_penalty_is_chosen_on_what_is_held_out(size: int, mesh: str) -> None:
+  result = logistic_probe(size, mesh).measure(rows.weights())
+  held = linear.hold_out(101, .2)
+  right = {p: (sklearn_fit(p, ~held).predict(standard(TRAIN[0])[held]) == TRAIN[1][held]).sum() for p in PENALTIES}
+  best = max(PENALTIES, key=lambda p: (right[p], p))
+  final = sklearn_fit(best, np.ones(101, bool))
+  scores = np.argsort(-final.decision_function(standard(TEST[0])), axis=1)
+  assert result.metrics == pytest.approx({
+      'l2': best, 'held_out': right[best] / held.sum(), 'top1': (scores[:, 0] == TEST[1]).mean(), 'top5': 1.})
+  assert result.num_examples == 37 and held.sum() == 21
+
+
+def test_one_penalty_holds_nothing_out() -> None:
+  result = logistic_probe(40, 'one', (1e-2,)).measure(rows.weights())
+  assert set(result.metrics) == {'top1', 'top5', 'l2'}
+  want = (sklearn_fit(1e-2, np.ones(101, bool)).predict(standard(TEST[0])) == TEST[1]).mean()
+  assert result.metrics['top1'] == pytest.approx(want)
+
+
+def by_hand(recipe: stochastic.Recipe, rate: float, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Kernel and bias after the same training in float64, from the same start."""
+  import jax
+  x, y = TRAIN[0].astype(np.float64), TRAIN[1]
+  kernel = .01 * np.asarray(jax.random.normal(jax.random.key(0), (WIDTH, CLASSES)), np.float64)
+  bias, velocity, step = np.zeros(CLASSES), [np.zeros((WIDTH, CLASSES)), np.zeros(CLASSES)], 0
+  mean, variance = np.zeros(WIDTH), np.ones(WIDTH)
+  places = np.flatnonzero(keep)
+  size = min(recipe.batch_size, len(places))
+  total = recipe.epochs * (len(places) // size)
+  warmup = recipe.warmup_epochs * total // recipe.epochs
+  for epoch in range(recipe.epochs):
+    order = np.random.Generator(np.random.Philox(key=epoch)).permutation(places)
+    for at in range(0, len(places) // size * size, size):
+      batch, true = x[order[at:at + size]], y[order[at:at + size]]
+      if recipe.normalize:
+        mean, variance = .9 * mean + .1 * batch.mean(0), .9 * variance + .1 * batch.var(0, ddof=1)
+        batch = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-6)
+      logits = batch @ kernel + bias
+      p = np.exp(logits - logits.max(1, keepdims=True))
+      error = (p / p.sum(1, keepdims=True) - np.eye(CLASSES)[true]) / size
+      grads = [batch.T @ error, error.sum(0)]
+      if recipe.trust:
+        grads[0] *= recipe.trust * np.linalg.norm(kernel) / np.linalg.norm(grads[0])
+      velocity = [recipe.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
+      now = (step + 1) / (warmup + 1) if step < warmup else (
+          (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2)
+      kernel, bias = kernel - rate * now * velocity[0], bias - rate * now * velocity[1]
+      step += 1
+  if recipe.normalize:
+    kernel = kernel / np.sqrt(variance + 1e-6)[:, None]
+    bias = bias - mean @ kernel
+  return kernel, bias
+
+
+DINO = stochastic.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust=0., normalize=False)
+MAE = stochastic.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust=.001, normalize=True)
+
+
+@pytest.mark.parametrize(('recipe', 'rates', 'size', 'mesh'), [
+    (DINO, (.01, .1), 6, 'one'), (DINO, (.01, .1), 16, 'data=2,tensor=4'), (MAE, (10., 40.), 8, 'data=8')])
+def test_training_is_that_of_numpy(recipe: stochastic.Recipe, rates: tuple[float, ...], size: int, mesh: str) -> None:
+  bad = (3, 60)
+  keep = np.ones(101, bool)
+  keep[list(bad)] = False
+  split = splits(size, mesh, bad)['train']
+  placed = split.place(split.table(rows.weights()))
+  steps: list[int] = []
+  found = stochastic.train(placed['features'], placed['label'], placed['mask'], placed['example'],
+                           np.array(rates, np.float32), recipe, num_classes=CLASSES,
+                           mesh=programs.mesh(programs.MESHES[mesh]), on_step=steps.append)
+  for i, rate in enumerate(rates):
+    kernel, bias = by_hand(recipe, rate, keep)
+    np.testing.assert_allclose(found.kernel[i], kernel, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.bias[i], bias, rtol=1e-3, atol=1e-4)
+  assert steps[-1] == recipe.num_steps(keep.sum()) and len(steps) == recipe.epochs
+
+
+def test_a_probe_chooses_its_rate_and_learns() -> None:
+  probe = linear.Probe(**splits(16, 'one'), recipe=DINO, rates=(1e-6, .1), holdout=.2)
+  result = probe.measure(rows.weights())
+  assert result.metrics['lr'] == .1 and result.metrics['top1'] > .5 and result.metrics['held_out'] > .4

@@ -1,0 +1,145 @@
+"""Makes `golden.npz`: what transformers and timm compute with the weights of `drawn.py`, for `test_golden.py`.
+
+Run where PyTorch, transformers and timm are:  python tests/interop/make_golden.py
+Made with torch 2.13, transformers 5.23, timm 1.0.31; to be made anew when a model is added here.
+The file holds, for each model, names and shapes of its tensors, its config, and its outputs for two images.
+"""
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import drawn  # noqa: E402
+
+TINY = {'img_size': 32, 'patch_size': 8, 'embed_dim': 32, 'depth': 2, 'num_heads': 4, 'num_classes': 7}
+HF = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'intermediate_size': 48, 'image_size': 32,
+      'patch_size': 8, 'num_labels': 7}
+
+
+def fill(model: torch.nn.Module) -> dict[str, np.ndarray]:
+  """Gives a model the drawn weights; its tensors by name."""
+  found = {}
+  for name, old in model.state_dict().items():
+    table = 'decoder_pos_embed' in name
+    new = drawn.decoder_positions(4, old.shape[-1]) if table else drawn.tensor(name, tuple(old.shape))
+    old.copy_(torch.from_numpy(new))
+    found[name] = new
+  model.eval()
+  return found
+
+
+def images(px: int) -> torch.Tensor:
+  return torch.from_numpy(drawn.image(px)).permute(0, 3, 1, 2).contiguous()
+
+
+def timm_models() -> dict[str, Any]:
+  import timm
+  from timm.layers import SwiGLUPacked
+  from timm.models.mlp_mixer import MlpMixer
+  from timm.models.vision_transformer import VisionTransformer
+  from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
+
+  def hybrid(layers: tuple[int, ...], patch: int) -> Any:
+    embed = functools.partial(HybridEmbed, backbone=_resnetv2(layers))
+    return VisionTransformer(**{**TINY, 'patch_size': patch, 'embed_layer': embed})
+
+  deit = timm.models.deit.VisionTransformerDistilled(**TINY)
+  return {
+      'timm_vit': VisionTransformer(**TINY),
+      'timm_deit_distilled': deit,
+      'timm_registers': VisionTransformer(**TINY, reg_tokens=3, init_values=.1, no_embed_class=True),
+      'timm_registers_embedded': VisionTransformer(**TINY, reg_tokens=3),
+      'timm_map': VisionTransformer(**TINY, class_token=False, global_pool='map'),
+      'timm_mean': VisionTransformer(**TINY, class_token=False, global_pool='avg', fc_norm=False),
+      'timm_qk_norm': VisionTransformer(**TINY, qk_norm=True),
+      'timm_swiglu': VisionTransformer(**{**TINY, 'num_classes': 0}, mlp_layer=SwiGLUPacked, act_layer=torch.nn.SiLU,
+                                       init_values=.1, mlp_ratio=3.),
+      'timm_hybrid': hybrid((1, 2), 1),
+      'timm_hybrid_root': hybrid((), 4),
+      'timm_mixer': MlpMixer(num_classes=7, img_size=32, patch_size=8, num_blocks=2, embed_dim=32),
+  }
+
+
+def hf_models() -> dict[str, Any]:
+  import transformers as t
+  dino = {k: v for k, v in HF.items() if k not in ('intermediate_size', 'num_labels')}
+  decoder = {'decoder_hidden_size': 16, 'decoder_num_hidden_layers': 2, 'decoder_num_attention_heads': 2,
+             'decoder_intermediate_size': 64, 'mask_ratio': 0.}
+  return {
+      'hf_vit': t.ViTForImageClassification(t.ViTConfig(**HF)),
+      'hf_vit_tanh': t.ViTForImageClassification(t.ViTConfig(**HF, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-3)),
+      'hf_vit_bare': t.ViTModel(t.ViTConfig(**HF)),
+      'hf_deit': t.DeiTForImageClassificationWithTeacher(t.DeiTConfig(**HF)),
+      'hf_mae': t.ViTMAEForPreTraining(t.ViTMAEConfig(**{k: v for k, v in HF.items() if k != 'num_labels'}, **decoder)),
+      'hf_dinov2': t.Dinov2Model(t.Dinov2Config(**dino)),
+      'hf_dinov2_registers': t.Dinov2WithRegistersModel(t.Dinov2WithRegistersConfig(**dino, num_register_tokens=3)),
+      'hf_dinov2_swiglu': t.Dinov2Model(t.Dinov2Config(**dino, use_swiglu_ffn=True)),
+  }
+
+
+def saved_names(model: Any, tensors: dict[str, np.ndarray]) -> dict[str, str]:
+  """What `save_pretrained` calls each tensor: another layout of names than that of the classes.
+
+  It saves the gate and the value of a SwiGLU MLP as one, in this order; these are left out.
+  """
+  from safetensors.numpy import load_file
+  with tempfile.TemporaryDirectory() as folder:
+    model.save_pretrained(folder)
+    saved = load_file(pathlib.Path(folder) / 'model.safetensors')
+  by_value = {value.tobytes(): name for name, value in saved.items()}
+  for name, value in tensors.items():
+    if '.gate_proj.' in name:
+      joined = np.concatenate([value, tensors[name.replace('gate_proj', 'up_proj')]])
+      assert np.array_equal(saved[name.replace('gate_proj', 'weights_in')], joined)
+  return {name: by_value[value.tobytes()] for name, value in tensors.items()
+          if '.gate_proj.' not in name and '.up_proj.' not in name}
+
+
+def outputs(name: str, model: Any, px: int) -> dict[str, np.ndarray]:
+  """Logits, or class token and patch tokens after the last norm; of MAE also the reconstruction."""
+  image = images(px)
+  with torch.no_grad():
+    if name.startswith('timm'):
+      if name == 'timm_swiglu':
+        return {'pooled': model(image).numpy()}
+      return {'logits': model(image).numpy()}
+    if name == 'hf_mae':
+      noise = torch.arange(16).float()[None].repeat(2, 1)  # in order: nothing is shuffled
+      encoded = model.vit(image, noise=noise).last_hidden_state
+      return {'pooled': encoded[:, 0].numpy(), 'tokens': encoded[:, 1:].numpy(),
+              'patches': model(image, noise=noise).logits.numpy()}
+    found = model(image)
+    if hasattr(found, 'logits'):
+      return {'logits': found.logits.numpy()}
+    return {'pooled': found.last_hidden_state[:, 0].numpy()}
+
+
+def main() -> None:
+  held: dict[str, np.ndarray] = {}
+  for name, model in {**timm_models(), **hf_models()}.items():
+    px = TINY['img_size']
+    tensors = fill(model)
+    config = model.config.to_dict() if name.startswith('hf') else {}
+    if name.startswith('hf'):
+      config['architectures'] = [type(model).__name__]
+    held[f'{name}/about'] = np.array(json.dumps({
+        'px': px, 'shapes': {k: list(v.shape) for k, v in tensors.items()}, 'config': config,
+        'saved_names': saved_names(model, tensors) if name.startswith('hf') else {}}, default=str))
+    for kind, value in outputs(name, model, px).items():
+      held[f'{name}/{kind}'] = value
+    print(name, {k.split('/')[1]: v.shape for k, v in held.items() if k.startswith(f'{name}/')})
+  np.savez_compressed(HERE / 'golden.npz', **held)
+  print((HERE / 'golden.npz').stat().st_size, 'bytes')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,105 @@
+"""The whole program on a run directory in object storage: train, stop, go on, evaluate, average, report."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import buckets
+import pytest
+import runs
+
+from vit_jax import main
+from vit_jax.record import writer
+
+TINY = ['--config=digits', *runs.TINY, '--config.evals.test.every=5 steps', '--config.checkpoints.every=5 steps',
+        '--config.train.log_every=1 steps']
+WORKDIR = 'gs://mine/runs/a'
+
+
+def test_a_run_on_object_storage_leaves_goes_on_and_reports_as_one_on_a_disk(
+    bucket: buckets.Server, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir(tmp_path)
+  assert main.run([*TINY, f'--workdir={WORKDIR}', '--config.length=6 steps']) == 0
+  found = {*bucket.names(WORKDIR)}
+  assert {'config.json', 'metrics.jsonl', 'final.json', 'evaluate.json', 'predictions.npz', 'report.html'} <= found
+  assert 'checkpoints/6/commit_success.txt' in found and '.lock' not in found
+  assert main.run([*TINY, f'--workdir={WORKDIR}', '--config.length=8 steps']) == 0
+  final, record = json.loads(bucket.read(f'{WORKDIR}/final.json')), writer.read(WORKDIR)
+  assert final['step'] == 8
+  assert [int(row['step']) for row in record.rows if 'train/loss' in row] == list(range(1, 9))
+  assert [e['resumed_from'] for e in record.events if e['event'] == 'start'] == [None, 6]
+  assert sum(name.startswith('events.out') for name in bucket.names(WORKDIR)) == 2
+  del bucket.objects['mine/runs/a/report.html']
+  assert main.run(['report', f'--workdir={WORKDIR}']) == 0
+  page = bucket.read(f'{WORKDIR}/report.html').decode()
+  assert '<svg' in page and 'predictions.npz:' not in page
+  assert f'Report: {WORKDIR}/report.html' in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_a_place_that_is_empty_or_not_for_a_job_is_said(
+    bucket: buckets.Server, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['evaluate', '--config=digits', f'--workdir={WORKDIR}']) == 2
+  assert f'{WORKDIR} holds no run: there is no {WORKDIR}/checkpoints' in capsys.readouterr().err
+  assert main.run(['report', f'--workdir={WORKDIR}']) == 2
+  assert f'--workdir={WORKDIR} is no directory' in capsys.readouterr().err
+  assert main.run(['train', '--config=digits', '--workdir=s3://mine/a']) == 2
+  assert 's3://mine/a is no place that a run can lie in' in capsys.readouterr().err
+
+
+def start(bucket: buckets.Server, *words: str) -> subprocess.Popen[str]:
+  """The program in a process of its own, on one device."""
+  environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'} | bucket.environment()
+  environment |= {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(runs.ROOT)}
+  return subprocess.Popen([sys.executable, str(runs.ROOT / 'tests' / 'buckets.py'), *words], env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for(bucket: buckets.Server, process: subprocess.Popen[str], name: str) -> None:
+  for _ in range(4800):
+    if name in bucket.names(WORKDIR):
+      return
+    assert process.poll() is None, process.communicate()[0][-3000:]
+    time.sleep(.05)
+  raise AssertionError(f'no {name} in four minutes')
+
+
+@pytest.mark.slow  # 60 s
+def test_a_run_that_is_killed_goes_on_bit_for_bit_in_object_storage(
+    bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
+  train = [*TINY, '--config.length=60 steps']
+  process = start(bucket, *train, f'--workdir={WORKDIR}')
+  wait_for(bucket, process, 'checkpoints/10/commit_success.txt')
+  runs.kill(process)
+  assert '.lock' in bucket.names(WORKDIR)  # of a process that is no more: no reason to wait
+  runs.finish(start(bucket, *train, f'--workdir={WORKDIR}'))
+  runs.finish(start(bucket, *train, f'--workdir={tmp_path}'))
+  far, near = writer.read(WORKDIR), writer.read(tmp_path)
+  assert {r['step']: r['train/loss'] for r in far.rows if 'train/loss' in r} == {
+      r['step']: r['train/loss'] for r in near.rows if 'train/loss' in r}
+  assert json.loads(bucket.read(f'{WORKDIR}/final.json'))['params_digest'] == runs.final(tmp_path)['params_digest']
+  assert [e['resumed_from'] for e in far.events if e['event'] == 'start'][0] is None and far.rows[-1]['step'] == 60
+
+
+@pytest.mark.slow  # 90 s
+def test_a_damaged_checkpoint_is_set_aside_and_others_are_averaged_in_object_storage(
+    bucket: buckets.Server, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+  train = [*TINY, f'--workdir={WORKDIR}']
+  assert main.run([*train, '--config.length=8 steps', '--config.train.profile=2..3']) == 0
+  found = bucket.names(WORKDIR)
+  assert sum(name.endswith('.xplane.pb') and name.startswith('profile/plugins') for name in found) == 1
+  assert main.run(['average', f'--workdir={WORKDIR}', '--last=2', '--to=gs://mine/runs/mean']) == 0
+  assert main.run(['evaluate', '--workdir=gs://mine/runs/mean']) == 0
+  assert 'evaluate.json' in bucket.names('gs://mine/runs/mean')
+  name = max((n for n in bucket.objects if '/8/params/' in n and '/d/' in n), key=lambda n: len(bucket.objects[n][1]))
+  generation, content = bucket.objects[name]
+  bucket.objects[name] = (generation, content[:99] + bytes([content[99] ^ 1]) + content[100:])
+  assert main.run([*train, '--config.length=9 steps']) == 0
+  assert 'checkpoint 8 is damaged and set aside' in caplog.text
+  found = bucket.names(WORKDIR)
+  assert 'damaged/8/commit_success.txt' in found and 'checkpoints/9/commit_success.txt' in found
+  assert not [n for n in found if n.startswith('checkpoints/8/')]

@@ -1,0 +1,144 @@
+"""Tests of EfficientNet: the arithmetic with running and with batch statistics, the public format, scaling."""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+from networks import EFFICIENTNET, PX
+
+from vit_jax.config import rival_sizes, schema
+from vit_jax.config.schema import DType, Remat
+from vit_jax.core import trees
+from vit_jax.core.types import Array, Params, PyTree, UserError
+from vit_jax.models import efficientnet, efficientnet_blocks
+
+STILL = dataclasses.replace(EFFICIENTNET, dropout=0., drop_path=0., norm_momentum=.75)
+
+
+def run(settings: schema.EfficientNet, params: Params, state: PyTree, *, train: bool,
+        key: Array | None = None) -> tuple[Array, Array, PyTree]:
+  """Last map, pooled features, new state."""
+  backbone = efficientnet.build(settings, PX)
+
+  def apply(params: Params, state: PyTree, image: Array) -> tuple[Array, Array, PyTree]:
+    features, new = backbone.apply(params, state, image, train=train, key=key)
+    return features.tokens, features.pooled, new
+
+  return jax.jit(apply)(params, state, networks.some_image())
+
+
+@pytest.fixture(scope='module')
+def trained() -> tuple[Params, PyTree, tuple[Array, Array, PyTree]]:
+  with jax.numpy_dtype_promotion('strict'):
+    params, state = networks.variables(STILL)
+    return params, state, run(STILL, params, state, train=True)
+
+
+def test_with_running_statistics_it_equals_numpy_and_they_stay() -> None:
+  params, state = networks.variables(EFFICIENTNET)
+  tokens, pooled, after = run(EFFICIENTNET, params, state, train=False)
+  image = np.asarray(networks.some_image(), np.float64)
+  want = networks.numpy_efficientnet(EFFICIENTNET, networks.wide(params), networks.wide(state), image)
+  assert want.shape == (3, 2, 1, 320)
+  np.testing.assert_allclose(tokens, want.reshape(3, 2, 320), rtol=1e-3, atol=1e-4)
+  np.testing.assert_allclose(pooled, want.mean((1, 2)), rtol=1e-3, atol=1e-4)
+  jax.tree.map(np.testing.assert_array_equal, state, after)
+
+
+def test_in_training_it_equals_numpy_with_the_statistics_of_the_batch(
+    trained: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
+  params, _, (tokens, pooled, _) = trained
+  want = networks.numpy_efficientnet(STILL, networks.wide(params), None, np.asarray(networks.some_image(), np.float64))
+  np.testing.assert_allclose(tokens, want.reshape(3, 2, 320), rtol=5e-3, atol=5e-4)
+  np.testing.assert_allclose(pooled, want.mean((1, 2)), rtol=5e-3, atol=5e-4)
+
+
+def test_running_statistics_follow_those_of_the_batch(
+    trained: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
+  params, state, (_, _, after) = trained
+  image = np.asarray(networks.some_image(), np.float64)
+  kernel = np.asarray(params['stem']['conv']['kernel'], np.float64)
+  first = networks.conv(image, kernel, 2, networks.same(image, 3, 2))
+  for name, value in (('mean', first.mean((0, 1, 2))), ('var', first.var((0, 1, 2)))):
+    want = .75 * np.asarray(state['stem']['norm'][name]) + .25 * value
+    np.testing.assert_allclose(after['stem']['norm'][name], want, rtol=1e-4, atol=1e-5)
+  assert jax.tree.structure(after) == jax.tree.structure(state)
+  moved = {name: float(jnp.abs(a - b).max()) for (name, a), b in zip(
+      trees.flatten(after).items(), jax.tree.leaves(state), strict=True)}
+  assert min(moved.values()) > 0, moved
+
+
+def test_parameter_paths_and_shapes_are_the_public_format() -> None:
+  params, state = networks.variables(EFFICIENTNET)
+  shapes = {name: leaf.shape for name, leaf in trees.flatten(params).items()}
+  block = {'expand/conv/kernel': (1, 1, 8, 48), 'depthwise/conv/kernel': (5, 5, 1, 48),
+           'project/conv/kernel': (1, 1, 48, 16), 'gate/down/kernel': (48, 2), 'gate/down/bias': (2,),
+           'gate/up/kernel': (2, 48), 'gate/up/bias': (48,),
+           **{f'{part}/norm/{leaf}': (n,) for part, n in (('expand', 48), ('depthwise', 48), ('project', 16))
+              for leaf in ('scale', 'bias')}}
+  assert {k.removeprefix('stage3/block1/'): v for k, v in shapes.items() if k.startswith('stage3/')} == block
+  assert shapes['stem/conv/kernel'] == (3, 3, 3, 8) and shapes['top/conv/kernel'] == (1, 1, 80, 320)
+  assert not any(name.startswith('stage1/block1/expand') for name in shapes)
+  norms = {name.rpartition('/')[0] for name in shapes if name.endswith('scale')}
+  assert {name for name, _ in trees.flatten(state).items()} == {f'{n}/{k}' for n in norms for k in ('mean', 'var')}
+
+
+@pytest.mark.slow  # 20 s of compilation
+def test_dropout_and_stochastic_depth_depend_on_the_key() -> None:
+  noisy = dataclasses.replace(EFFICIENTNET, dropout=.3, drop_path=.5)
+  params, state = networks.variables(noisy)
+  first, other = (run(noisy, params, state, train=True, key=jax.random.key(i)) for i in (0, 1))
+  assert jnp.abs(first[0] - other[0]).max() > 1e-2  # blocks were dropped
+  dropped = (first[1] == 0.).mean()
+  assert .2 < dropped < .4 and not (first[0] == 0.).all(-1).any()
+  kept = jnp.where(first[1] == 0., 0., first[0].mean(1) / .7)
+  np.testing.assert_allclose(first[1], kept, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow  # 25 s of compilation
+def test_recomputing_blocks_changes_neither_gradient_nor_statistics() -> None:
+  params, state = networks.variables(STILL)
+
+  def gradient(remat: Remat) -> tuple[Params, PyTree]:
+    backbone = efficientnet.build(dataclasses.replace(STILL, remat=remat), PX)
+
+    def loss(params: Params) -> tuple[Array, PyTree]:
+      features, new = backbone.apply(params, state, networks.some_image(), train=True, key=None)
+      return (features.pooled * jnp.arange(320.)[None]).sum(), new
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+  kept, again = gradient(Remat.NONE), gradient(Remat.FULL)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=2e-2), kept, again)
+
+
+def test_bf16_is_near_f32_and_features_and_statistics_stay_f32() -> None:
+  params, state = networks.variables(EFFICIENTNET)
+  high, low = (run(dataclasses.replace(EFFICIENTNET, dtype=dtype), params, state, train=False) for dtype in DType)
+  assert low[0].dtype == jnp.float32 and all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(low[2]))
+  assert 1e-4 < jnp.linalg.norm(low[0] - high[0]) / jnp.linalg.norm(high[0]) < 3e-2
+
+
+def test_channels_are_rounded_to_multiples_of_eight_within_a_tenth() -> None:
+  assert [efficientnet_blocks.scaled(c, f) for c, f in ((32, 1.), (32, 1.1), (32, .3), (16, 1.1), (24, 1.4), (1, 1.))
+          ] == [32, 32, 16, 16, 32, 8]  # .3 * 32 = 9.6: 8 is more than a tenth less
+
+
+def test_l2_has_the_published_blocks() -> None:
+  stages = efficientnet_blocks.stages(rival_sizes.efficientnet('L2'))
+  assert [(len(blocks), blocks[0].outputs) for blocks in stages] == [
+      (6, 72), (11, 104), (11, 176), (16, 344), (16, 480), (22, 824), (6, 1376)]
+  assert stages[0][0].inputs == 136 and efficientnet_blocks.scaled(1280, 4.3) == 5504
+
+
+def test_settings_that_do_not_fit_are_all_reported() -> None:
+  with pytest.raises(UserError) as error:
+    efficientnet.build(schema.EfficientNet(width_factor=0., norm_momentum=1., dropout=1., remat=Remat.MLP), PX)
+  assert str(error.value).splitlines() == [
+      'model.width_factor=0.0 is not positive', 'model.norm_momentum=1.0 is out of range; want 0 to below 1',
+      'model.dropout=1.0 is out of range; want 0 to below 1',
+      'model.remat=mlp is for blocks of attention and MLP; want none or full']

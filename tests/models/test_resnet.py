@@ -1,0 +1,83 @@
+"""Tests of BiT: the arithmetic, the public format, dtype and recomputation."""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+from networks import PX, RESNET
+
+from vit_jax.config import schema
+from vit_jax.config.schema import DType, Remat
+from vit_jax.core import trees
+from vit_jax.core.types import Array, Features, Params, UserError
+from vit_jax.models import resnet
+
+
+def forward(settings: schema.ResNet, params: Params, image: Array) -> Features:
+  backbone = resnet.build(settings, PX)
+  return jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].tokens)(params, image)
+
+
+@pytest.mark.parametrize('var_eps', [1e-10, 1e-2])
+def test_bit_equals_numpy_image_by_image(var_eps: float) -> None:
+  settings, image = dataclasses.replace(RESNET, var_eps=var_eps), networks.some_image()
+  params, _ = networks.variables(settings)
+  want = networks.numpy_resnet(settings, networks.wide(params), np.asarray(image, np.float64))
+  assert want.shape == (3, 5, 4, 256)
+  np.testing.assert_allclose(forward(settings, params, image), want.reshape(3, 20, 256), rtol=1e-3, atol=1e-4)
+
+
+def test_features_are_the_map_and_its_mean() -> None:
+  backbone, (params, state) = resnet.build(RESNET, PX), networks.variables(RESNET)
+  features, after = backbone.apply(params, state, networks.some_image(), train=True, key=None)
+  assert features.grid == (5, 4) and features.tokens.shape == (3, 20, 256) and state == after == {}
+  np.testing.assert_allclose(features.pooled, features.tokens.mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_parameter_paths_and_shapes_are_the_public_format() -> None:
+  params, _ = networks.variables(RESNET)
+  norms = {'stage1/unit1': 32, 'stage2/unit1': 128, 'stage2/unit2': 256}
+  hidden = {'stage1/unit1': 32, 'stage2/unit1': 64, 'stage2/unit2': 64}
+  expected = {'root/kernel': (7, 7, 3, 32), 'norm/scale': (256,), 'norm/bias': (256,)}
+  for unit, inputs in norms.items():
+    h = hidden[unit]
+    expected |= {f'{unit}/norm1/{leaf}': (inputs,) for leaf in ('scale', 'bias')}
+    expected |= {f'{unit}/norm{i}/{leaf}': (h,) for i in (2, 3) for leaf in ('scale', 'bias')}
+    expected |= {f'{unit}/conv1/kernel': (1, 1, inputs, h), f'{unit}/conv2/kernel': (3, 3, h, h),
+                 f'{unit}/conv3/kernel': (1, 1, h, 4 * h)}
+    if unit.endswith('unit1'):
+      expected[f'{unit}/proj/kernel'] = (1, 1, inputs, 4 * h)
+  assert {name: leaf.shape for name, leaf in trees.flatten(params).items()} == expected
+
+
+def test_recomputing_units_changes_neither_output_nor_gradient() -> None:
+  (params, _), image = networks.variables(RESNET), networks.some_image()
+
+  def gradient(remat: Remat) -> Params:
+    backbone = resnet.build(dataclasses.replace(RESNET, remat=remat), PX)
+    return jax.jit(jax.grad(lambda p: backbone.apply(p, {}, image, train=True, key=None)[0].pooled.sum()))(params)
+
+  kept, again = gradient(Remat.NONE), gradient(Remat.FULL)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), kept, again)
+  assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(kept))
+
+
+def test_bf16_is_near_f32_and_features_stay_f32() -> None:
+  (params, _), image = networks.variables(RESNET), networks.some_image()
+  high, low = (forward(dataclasses.replace(RESNET, dtype=dtype), params, image) for dtype in DType)
+  assert low.dtype == jnp.float32
+  assert 1e-4 < jnp.linalg.norm(low - high) / jnp.linalg.norm(high) < 3e-2
+
+
+def test_settings_that_do_not_fit_are_all_reported() -> None:
+  with pytest.raises(UserError) as error:
+    resnet.build(schema.ResNet(layers=(2, 0), width=48, var_eps=0., remat=Remat.NAMES), PX)
+  assert str(error.value).splitlines() == [
+      'model.layers=(2, 0): want at least one unit in each stage',
+      'model.width=48 is not a multiple of the 32 groups of its norms',
+      'model: nothing positive is added to the deviation of a kernel; want a small var_eps or std_eps',
+      'model.remat=names is for blocks of attention and MLP; want none or full']

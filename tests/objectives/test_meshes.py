@@ -1,0 +1,103 @@
+"""Every task takes the same steps on any mesh, and goes on bit for bit from a checkpoint."""
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import programs
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.data import recipes
+from vit_jax.jobs import build, tasks
+from vit_jax.train import checkpoint
+from vit_jax.train.step import Program
+
+MODEL = schema.ViT(patch=4, width=16, depth=2, heads=4, mlp=16, drop_path=.2, execution=schema.Execution.SCAN)
+OTHER = schema.ViT(patch=4, width=12, depth=1, heads=2, mlp=8)
+VIEWS = schema.Views(on=True, num_local=2, local_px=8)
+TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
+    'mae': (schema.Mae(decoder_width=16, decoder_depth=1, decoder_heads=4), {}),
+    'masked patch': (schema.MaskedPatch(), {}),
+    'dino': (schema.Dino(prototypes=24, hidden=16, bottleneck=8, learned_norm=True), {'views': VIEWS}),
+    'dino sinkhorn': (schema.Dino(prototypes=24, hidden=16, bottleneck=8, centering=schema.Centering.SINKHORN),
+                      {'views': VIEWS}),
+    'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
+    'distill': (schema.Distill(schema.Teacher(model=OTHER), teach=schema.Teach.SOFT, temperature=2.), {'mixup': .3}),
+}
+FULL = 'data=2,fsdp=2,tensor=2'
+MOST = tuple(name for name in TASKS if name != 'dino sinkhorn')
+
+
+def config(name: str) -> schema.Config:
+  objective, recipe = TASKS[name]
+  model = schema.ViT(**{**vars(MODEL), 'distilled': name == 'distill'})
+  found = schema.Config(image_px=(16, 16), batch_size=16, model=model, objective=objective,
+                        data=schema.Data(recipe=schema.Recipe(shift_px=1 if name == 'token label' else 0, **recipe)))
+  check.check(found)
+  return found
+
+
+def batch(c: schema.Config) -> dict[str, np.ndarray]:
+  rng, found = np.random.default_rng(0), {}
+  for name, x in build.abstract_batch(c).items():
+    found[name] = (rng.integers(0, 7 if 'label' in name else 256, x.shape) if np.issubdtype(x.dtype, np.integer)
+                   else rng.uniform(0., 1., x.shape)).astype(x.dtype)
+  if 'box' in found:
+    found['box'] = np.tile(np.array([[.1, .9, .7, .2]], np.float32), (16, 1))
+  return found
+
+
+@functools.cache
+def program(name: str, settings: str = 'one') -> Program:
+  c = config(name)
+  task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
+  prepare = tasks.prepare(c, recipes.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True))
+  return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
+                        optimizer=schema.AdamW(lr=1e-3, eps=1e-3))
+
+
+@functools.cache
+def after(name: str, settings: str = 'one') -> tuple[Any, Any]:
+  state, metrics = programs.run(program(name, settings), programs.MESHES[settings], batch(config(name)), 2)
+  return state, metrics.means
+
+
+@pytest.mark.parametrize('name', MOST)
+def test_a_task_takes_the_same_steps_on_a_mesh_of_all_axes(name: str) -> None:
+  _compare(name, FULL)
+
+
+@pytest.mark.slow(reason='20 programs, 2 minutes')
+@pytest.mark.parametrize(('name', 'settings'), [
+    (name, settings) for name in TASKS for settings in programs.MESHES
+    if settings != 'one' and (settings != FULL or name not in MOST)])
+def test_a_task_takes_the_same_steps_on_every_mesh(name: str, settings: str) -> None:
+  _compare(name, settings)
+
+
+def _compare(name: str, settings: str) -> None:
+  (state, means), (want, wanted_means) = after(name, settings), after(name)
+  assert np.isfinite(float(want.step)) and float(wanted_means['loss'].sum) != 0
+  programs.assert_close(means, wanted_means, rtol=1e-3, atol=1e-4)
+  programs.assert_close(state, want, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize('name', MOST)
+def test_a_task_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
+  one, mesh = program(name), programs.MESHES['one']
+  placed = programs.meshes.put_batch(batch(config(name)), programs.mesh(mesh), programs.Shard((0,), 1))
+  state, _ = one.step_fn(one.init_fn(), placed)
+  folder = checkpoint.Checkpointer(tmp_path / 'checkpoints', keep=checkpoint.Keep(1))
+  folder.save(1, state, data={}, meta={}, metrics={})
+  folder.wait()
+  restored = folder.restore(one.abstract_state, one.shardings)
+  folder.close()
+  assert restored is not None
+  state, metrics = one.step_fn(restored.state, placed)
+  want, wanted_means = after(name)
+  programs.assert_close(jax.device_get(state), want, rtol=0, atol=0)
+  programs.assert_close(jax.device_get(metrics.means), wanted_means, rtol=0, atol=0)

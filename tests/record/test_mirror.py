@@ -1,0 +1,68 @@
+"""Files that grow, copied to object storage."""
+from __future__ import annotations
+
+import time
+
+import buckets
+import pytest
+
+from vit_jax.record import mirror, writer
+
+
+def wait_for(bucket: buckets.Server, name: str, content: bytes) -> None:
+  for _ in range(400):
+    if bucket.objects.get(name, (0, b''))[1] == content:
+      return
+    time.sleep(.01)
+  raise AssertionError(f'{name}: {bucket.objects.get(name)}')
+
+
+def test_what_has_changed_is_copied_and_nothing_else(bucket: buckets.Server) -> None:
+  copies = mirror.Mirror('gs://mine/run', every_s=99.)
+  (copies.folder / 'a').write_bytes(b'1')
+  (copies.folder / 'b').write_bytes(b'2')
+  assert copies.push() and bucket.names('gs://mine/run') == ['a', 'b']
+  before = bucket.objects['mine/run/b'][0]
+  (copies.folder / 'a').write_bytes(b'11')
+  assert copies.push() and bucket.objects['mine/run/b'][0] == before and bucket.read('mine/run/a') == b'11'
+  (copies.folder / 'b').write_bytes(b'22')
+  copies.close()
+  assert bucket.read('mine/run/b') == b'22' and not copies.folder.exists()
+
+
+def test_it_copies_by_itself_and_goes_on_after_a_failure(
+    bucket: buckets.Server, caplog: pytest.LogCaptureFixture) -> None:
+  copies = mirror.Mirror('gs://mine/run', every_s=.02)
+  (copies.folder / 'a').write_bytes(b'1')
+  wait_for(bucket, 'mine/run/a', b'1')
+  bucket.broken = True
+  (copies.folder / 'a').write_bytes(b'12')
+  assert not copies.push() and 'could not be written to, and is tried again' in caplog.text
+  bucket.broken = False
+  wait_for(bucket, 'mine/run/a', b'12')
+  copies.close()
+
+
+def test_what_could_not_be_copied_in_the_end_stays_and_is_named(
+    bucket: buckets.Server, caplog: pytest.LogCaptureFixture) -> None:
+  copies = mirror.Mirror('gs://mine/run', every_s=99.)
+  (copies.folder / 'a').write_bytes(b'1')
+  bucket.broken = True
+  copies.close()
+  assert (copies.folder / 'a').exists() and f'What gs://mine/run lacks is in {copies.folder}' in caplog.text
+
+
+def test_a_record_goes_on_in_object_storage_and_is_whole_at_each_checkpoint(bucket: buckets.Server) -> None:
+  first = writer.Writer('gs://mine/run', process_index=0, resumed_from=None, progress_total=9, progress=False)
+  first.write(1, {'loss': 2.})
+  first.event('checkpoint', step=1)
+  first.write(2, {'loss': 1.})  # killed before the next copy: lost
+  assert [row['step'] for row in writer.read('gs://mine/run').rows] == [1.]
+  second = writer.Writer('gs://mine/run', process_index=0, resumed_from=1, progress_total=9, progress=False)
+  second.write(2, {'loss': 1.5})
+  second.close()
+  found = writer.read('gs://mine/run')
+  assert [(row['step'], row['loss']) for row in found.rows] == [(1., 2.), (2., 1.5)] and not found.num_broken
+  assert [e['event'] for e in found.events] == ['start', 'checkpoint', 'start']
+  assert sum(name.startswith('events.out') for name in bucket.names('gs://mine/run')) == 2
+  first.close()

@@ -1,0 +1,123 @@
+"""Pictures of what the input layer has learned, and of feature spaces: components, similarities, neighbours.
+
+NumPy throughout: each is done once for a model or a folder, not in a step.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.core.types import HostArray
+
+
+def filter_components(kernel: HostArray, count: int) -> tuple[HostArray, HostArray]:
+  """Principal components of the patch embedding's filters (ViT paper, Figure 7 left, which shows 28).
+
+  Args:
+    kernel: `[P, P, 3, D]`, D filters.
+    count: how many; at most min(3 P^2, D).
+
+  Returns:
+    Components `[count, P, P, 3]` f64 of unit length, and the share of the variance that each explains `[count]`. The
+    sign of a component means nothing; here its largest entry is positive.
+  """
+  shape = kernel.shape[:3]
+  filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T
+  _, values, components = np.linalg.svd(filters - filters.mean(0), full_matrices=False)
+  share = values**2 / max((values**2).sum(), 1e-300)
+  return signed(components[:count]).reshape(-1, *shape), share[:count]
+
+
+def signed(components: HostArray) -> HostArray:
+  """Rows `[n, d]`, each turned so that its largest entry is positive."""
+  largest = np.take_along_axis(components, np.abs(components).argmax(1, keepdims=True), 1)
+  return components * np.where(largest < 0, -1., 1.)
+
+
+def position_similarity(positions: HostArray, grid: tuple[int, int]) -> HostArray:
+  """Cosine similarity of position embeddings (ViT paper, Figure 7 centre).
+
+  Args:
+    positions: `[N, D]`, of patch tokens.
+    grid: `(h, w)`.
+
+  Returns:
+    `[h, w, h, w]` f64; tile (i, j) compares position (i, j) with all.
+  """
+  unit = unit_rows(np.asarray(positions, np.float64))
+  return (unit @ unit.T).reshape(*grid, *grid)
+
+
+def unit_rows(rows: HostArray) -> HostArray:
+  """`[n, d]` with rows of length 1 (zero rows stay)."""
+  return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+
+def token_colors(tokens: HostArray) -> HostArray:
+  """The first three principal components of patch tokens as red, green and blue (DINOv2, Figure 1).
+
+  Args:
+    tokens: `[B, N, D]`; the components are those of all images together.
+
+  Returns:
+    `[B, N, 3]` f64 in [0, 1]; 2 % of the values at each end are cut off.
+  """
+  rows = np.asarray(tokens, np.float64).reshape(-1, tokens.shape[-1])
+  centred = rows - rows.mean(0)
+  _, vectors = np.linalg.eigh(centred.T @ centred)
+  parts = centred @ signed(vectors[:, :-4:-1].T).T
+  low, high = np.percentile(parts, (2, 98), axis=0)
+  return np.clip((parts - low) / np.maximum(high - low, 1e-12), 0, 1).reshape(*tokens.shape[:2], 3)
+
+
+def linear_cka(x: HostArray, y: HostArray) -> float:
+  """Linear centred kernel alignment of two sets of features of the same images (arXiv 1905.00414, eq. 6).
+
+  `|Y^T X|^2 / (|X^T X| |Y^T Y|)` with Frobenius norms and centred columns; 1 for features equal up to rotation and
+  scale.
+
+  Args:
+    x: `[S, D]`.
+    y: `[S, E]`.
+  """
+  kernels = []
+  for rows in (x, y):
+    centred = np.asarray(rows, np.float64) - np.asarray(rows, np.float64).mean(0)
+    kernels.append(centred @ centred.T)  # [S, S]: S images are far fewer than features
+  cross = (kernels[0] * kernels[1]).sum()
+  return float(cross / max(np.linalg.norm(kernels[0]) * np.linalg.norm(kernels[1]), 1e-300))
+
+
+def cka_table(first: list[HostArray], second: list[HostArray]) -> HostArray:
+  """CKA of each layer of one model `[S, D]` with each of another, `[len(first), len(second)]`."""
+  return np.array([[linear_cka(a, b) for b in second] for a in first])
+
+
+def nearest(features: HostArray, count: int) -> tuple[HostArray, HostArray]:
+  """The nearest other images by cosine: indices and similarities, both `[S, count]`, the nearest first."""
+  unit = unit_rows(np.asarray(features, np.float64))
+  similarity = unit @ unit.T
+  np.fill_diagonal(similarity, -np.inf)
+  order = np.argsort(-similarity, axis=1, kind='stable')[:, :count]
+  return order, np.take_along_axis(similarity, order, 1)
+
+
+def leave_one_out(features: HostArray, labels: HostArray, neighbours: int) -> float:
+  """Share of images whose class most of their nearest neighbours have; each image is left out of its own.
+
+  Ties go to the class of the nearest. A cheap measure of how separable classes are at a depth.
+  """
+  order, _ = nearest(features, neighbours)
+  hits = 0
+  for row, label in zip(labels[order], labels, strict=True):
+    classes, first, counts = np.unique(row, return_index=True, return_counts=True)
+    hits += classes[np.lexsort((first, -counts))[0]] == label
+  return hits / max(len(labels), 1)
+
+
+def flat_map(features: HostArray, *, seed: int) -> HostArray:
+  """Places of images in the plane, `[S, 2]`: principal components, then t-SNE (scikit-learn)."""
+  from sklearn.decomposition import PCA
+  from sklearn.manifold import TSNE
+  reduced = PCA(min(50, *features.shape), random_state=seed).fit_transform(np.asarray(features, np.float64))
+  perplexity = min(30., max(2., (len(features) - 1) / 3))
+  return TSNE(perplexity=perplexity, init='pca', random_state=seed).fit_transform(reduced)

@@ -1,0 +1,78 @@
+"""Pre-training as in the ViT paper (arXiv 2010.11929, Table 3): what its runs on one set of data have in common.
+
+All: batch 4,096, AdamW, 10,000 steps of warm-up, clipping at norm 1, 224 px. Runs differ in size, length and rate.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vit_jax.config import presets, sizes
+from vit_jax.config import schema as s
+
+BATCH_SIZE = 4096  # Table 3
+WARMUP = '10_000 steps'  # Table 3
+Meshes = Mapping[str, presets.Placement]
+
+
+def jft(name: str, size: str, *, epochs: int, lr: float, arguments: str, meshes: Meshes) -> s.Config:
+  """A run on JFT-300M: linear decay of the rate, weight decay .1, no dropout.
+
+  Sigmoid loss and head bias -10 as in the released code.
+
+  Args:
+    name: of the run.
+    size: of the ViT, as `sizes.vit` knows it.
+    epochs: over 303 M images.
+    lr: highest learning rate.
+    arguments: of the config; `mesh=…` lays the run out.
+    meshes: what `mesh` may be.
+  """
+  model = sizes.vit(size)
+  # A pod run on any mesh: products in bf16, quick to compile, activations small.
+  model.dtype, model.execution, model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
+  return _placed(s.Config(
+      name=name, length=f'{epochs} epochs', batch_size=BATCH_SIZE,
+      data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291),
+      model=model, head=s.Head(bias_init=-10.),
+      objective=s.Supervised(loss=s.Loss.SIGMOID),
+      optimizer=s.AdamW(lr=lr, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup=WARMUP)),
+      train=s.Train(log_every='200 steps'),
+      evals={'test': s.TopK(every='25_000 steps')},
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps')), arguments, meshes)
+
+
+def i21k(name: str, size: str, *, arguments: str, meshes: Meshes) -> s.Config:
+  """A run of 90 epochs on ImageNet-21k: linear decay of the rate to 1e-5, weight decay .03, dropout .1.
+
+  Sigmoid loss, head bias -10 and a tanh layer before the logits as in the released weights. Arguments as of `jft`.
+  """
+  model = sizes.vit(size)
+  model.dropout = .1
+  return _placed(s.Config(
+      name=name, length='90 epochs', batch_size=BATCH_SIZE,
+      data=s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841),
+      model=model, head=s.Head(bias_init=-10., pre_logits=model.width),
+      objective=s.Supervised(loss=s.Loss.SIGMOID),
+      optimizer=s.AdamW(lr=1e-3, weight_decay=.03, schedule=s.Schedule(s.Decay.LINEAR, warmup=WARMUP, end_lr=1e-5)),
+      evals={'val': s.TopK(every='10_000 steps')},
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='50_000 steps')), arguments, meshes)
+
+
+def i1k(name: str, size: str, *, arguments: str, meshes: Meshes) -> s.Config:
+  """A run of 300 epochs on ImageNet-1k: cosine decay of the rate, weight decay .3, dropout .1.
+
+  Arguments as of `jft`.
+  """
+  model = sizes.vit(size)
+  model.dropout = .1
+  return _placed(s.Config(
+      name=name, length='300 epochs', batch_size=BATCH_SIZE,
+      data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000),
+      model=model,
+      optimizer=s.AdamW(lr=3e-3, weight_decay=.3, schedule=s.Schedule(s.Decay.COSINE, warmup=WARMUP)),
+      evals={'val': s.TopK(every='10 epochs')},
+      checkpoints=s.Checkpoints(every='5 epochs', keep_best='val/top1')), arguments, meshes)
+
+
+def _placed(config: s.Config, arguments: str, meshes: Meshes) -> s.Config:
+  return presets.place(config, s.parse_arg(arguments, mesh=('',))['mesh'], meshes)

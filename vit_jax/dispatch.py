@@ -1,0 +1,179 @@
+"""From a command line, read, to its job: one function a job, which imports what that job needs and nothing before.
+
+A new job is a function here with its name in `RUN`, and its line in `main.JOBS`.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.record import storage
+
+
+class Command(NamedTuple):
+  """A command line, read."""
+  job: str
+  flags: dict[str, str]
+  overrides: list[str]
+  files: tuple[str, ...] = ()
+
+  def path(self, flag: str) -> storage.Path:
+    """The path that a flag gives, from the root; it may be in object storage, unless the job says otherwise."""
+    return storage.open_path(self.flags[flag])
+
+  def local_path(self, flag: str) -> pathlib.Path:
+    """The path that a flag gives, of a job that works on this machine alone.
+
+    Raises:
+      UserError: it is in object storage.
+    """
+    if not storage.is_local(self.flags[flag]):
+      raise UserError(f'--{flag}={self.flags[flag]}: --job={self.job} works in folders of this machine; want one')
+    return pathlib.Path(storage.open_path(self.flags[flag]))
+
+
+def run(command: Command) -> int:
+  """Runs a job and returns its exit status."""
+  from vit_jax.jobs import hardware
+  hardware.choose()  # before any job imports jax
+  return RUN[command.job](command)
+
+
+def load_config(command: Command) -> schema.Config:
+  """The config of `--config`, or without it the one that the run in `--workdir` was started with, with overrides.
+
+  Raises:
+    UserError: lists every unknown name and every value that cannot be read.
+  """
+  from vit_jax.config import files
+  if 'config' in command.flags:
+    return files.load(command.flags['config'], command.overrides)
+  own = command.path('workdir') / 'config.json'
+  if not own.is_file():
+    raise UserError(f'--workdir={own.parent} holds no run, as there is no config.json; want the directory of a run, '
+                    'or --config=NAME as well')
+  with storage.local(own) as path:
+    return files.load(str(path), command.overrides)
+
+
+def train(command: Command) -> int:
+  config = load_config(command)
+  from vit_jax.jobs import train as job
+  return job.run(config, command.path('workdir'))
+
+
+def evaluate(command: Command) -> int:
+  given = command.flags
+  if 'weights' in given:
+    return _measure(command)
+  if wrong := [name for name in ('preprocess', 'model', 'view') if name in given]:
+    raise UserError(f'--{wrong[0]} is for --weights=…; a run has its own')
+  if 'workdir' not in given:
+    raise UserError('--job=evaluate needs --workdir=…, the directory of a run, or --weights=…')
+  config = load_config(command)
+  from vit_jax.jobs import evaluate as job
+  return job.run(config, command.path('workdir'))
+
+
+def _measure(command: Command) -> int:
+  """Evaluates weights; without a config, with `configs/evaluate.py`."""
+  from vit_jax.config import files
+  given = command.flags
+  config = files.load(given.get('config', 'evaluate'), command.overrides)
+  from vit_jax.jobs import measuring as job
+  asked = job.Asked(given['weights'], *(given.get(name, '') for name in ('preprocess', 'model', 'view')))
+  return job.run(config, asked, overridden={one.partition('=')[0] for one in command.overrides},
+                 workdir=command.path('workdir') if 'workdir' in given else None)
+
+
+def convert(command: Command) -> int:
+  from vit_jax.jobs import hardware
+  hardware.use_cpu()
+  from vit_jax.jobs import convert as job
+  given = command.flags
+  texts = {name: given.get(name, '') for name in ('family', 'preprocess', 'model', 'view', 'classes')}
+  return job.run(given['weights'], given['to'], overwrite='overwrite' in given, **texts)
+
+
+def plan(command: Command) -> int:
+  config = load_config(command)
+  from vit_jax.jobs import hardware
+  hardware.use_cpu()
+  from vit_jax.jobs import plan as job
+  workdir = command.path('workdir') if 'workdir' in command.flags else None
+  return job.run(config, command.flags['topology'], workdir=workdir, search='search' in command.flags)
+
+
+def prepare(command: Command) -> int:
+  from vit_jax.jobs import prepare as job
+  return job.run(command.flags)
+
+
+def average(command: Command) -> int:
+  config = load_config(command)
+  from vit_jax.jobs import average as job
+  return job.run(config, command.path('workdir'), to=command.path('to'), last=command.flags.get('last', ''),
+                 steps=command.flags.get('steps', ''))
+
+
+def report(command: Command) -> int:
+  from vit_jax.jobs import report as job
+  workdir = command.path('workdir')
+  if not workdir.is_dir():
+    raise UserError(f'--workdir={workdir} is no directory; want that of a run')
+  print(f'Report: {job.write_report(workdir)}')
+  return 0
+
+
+def list_configs(command: Command) -> int:
+  from vit_jax.jobs import listing
+  print(listing.table())
+  return 0
+
+
+def predict(command: Command) -> int:
+  from vit_jax.jobs import predict as job
+  given = command.flags
+  return job.run(given['weights'], command.files, top=given.get('top', ''), as_json='json' in given,
+                 overlay='overlay' in given, to=command.path('to') if 'to' in given else None,
+                 **{name: given.get(name, '') for name in ('preprocess', 'model', 'view', 'classes')})
+
+
+def export(command: Command) -> int:
+  from vit_jax.jobs import hardware
+  hardware.use_cpu()  # so that a file does not depend on what is here
+  from vit_jax.jobs import export as job
+  given = command.flags
+  return job.run(given['weights'], command.path('to'), from_pixels='from_pixels' in given,
+                 **{name: given.get(name, '') for name in ('preprocess', 'model', 'view')})
+
+
+def study(command: Command) -> int:
+  from vit_jax.config import files
+  given, environ = command.flags, dict(os.environ)
+  found = files.load_study(given['config'], command.overrides)
+  from vit_jax.jobs import hardware
+  hardware.use_cpu()  # this process only starts others; devices are theirs
+  from vit_jax.jobs import study as job
+  return job.run(found, command.local_path('workdir') if 'workdir' in given else None, environ=environ,
+                 processes=given.get('processes', ''), dry_run='dry_run' in given, topology=given.get('topology', ''))
+
+
+RUN: dict[str, Callable[[Command], int]] = {
+    'train': train,
+    'evaluate': evaluate,
+    'convert': convert,
+    'plan': plan,
+    'prepare': prepare,
+    'average': average,
+    'report': report,
+    'list': list_configs,
+    'study': study,
+    'predict': predict,
+    'export': export,
+}
+"""What each of `main.JOBS` runs."""

@@ -1,0 +1,56 @@
+"""What cannot be measured, said so that a person can put it right."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, PyTree
+
+_MOST_NAMES = 5
+
+
+def check_size(name: str, num_examples: int) -> None:
+  """Raises UserError if a split is empty."""
+  if not num_examples:
+    raise UserError(f'{name} has no examples to evaluate; want a split with at least one')
+
+
+def check_classes(predicted: int, known: int) -> None:
+  """Raises UserError unless weights predict the classes of the data."""
+  if predicted != known:
+    raise UserError(f'the weights predict {predicted:,} classes, the labels are of {known:,}; want weights with '
+                    'a head for these classes, or data whose class names those of the weights contain')
+
+
+def check_counted(name: str, num_counted: int, num_examples: int) -> None:
+  """Raises UserError if no example of a split could be counted."""
+  if not num_counted:
+    raise UserError(f'{name}: none of its {num_examples:,} examples can be counted: they cannot be decoded, or have no '
+                    'label; want at least one that can')
+
+
+def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
+  """Raises UserError if outputs are not finite, naming the weights that are not. Every process must call it."""
+  if num_broken:
+    names = nonfinite_leaves(selected)
+    more = f' and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''
+    why = (f'these weights hold nan or inf: {", ".join(names[:_MOST_NAMES])}{more}' if names else
+           'all weights are finite, so numbers overflow on the way (dtype, or pictures that are not in the range the '
+           'weights want)')
+    raise UserError(f'{name}: the outputs of {num_broken:,} images are not finite; {why}')
+
+
+def nonfinite_leaves(tree: PyTree) -> list[str]:
+  """Path names of leaves that hold a nan or an infinity."""
+  finite = jax.device_get(_finite(tree))
+  return [name for name, is_good in trees.flatten(finite).items() if not is_good]
+
+
+@jax.jit
+def _finite(tree: PyTree) -> PyTree:
+  def one(x: Array) -> Array:
+    return jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(True)
+
+  return jax.tree.map(one, tree)

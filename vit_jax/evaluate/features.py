@@ -1,0 +1,138 @@
+"""Features of a view on a split: every example once, each process keeping the rows that it fed.
+
+A batch is cut into `count` equal parts (`core.types.Shard`); a process holds the parts that its devices hold. The
+table of a split keeps, for each of these parts, its rows of all batches one after the other, so that it can be put
+back on the devices without moving anything between hosts, and a row's place says which example it is.
+"""
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.core import trees
+from vit_jax.core.api import EvalLoader, Prepare
+from vit_jax.core.errors import UserError
+from vit_jax.core.numerics import BATCH_AXES
+from vit_jax.core.types import Array, Batch, PyTree
+from vit_jax.evaluate import faults
+from vit_jax.evaluate.store import Layout, Rows, Store, Table
+from vit_jax.parallel import mesh as meshes
+from vit_jax.record.tally import Tally
+
+Reader = Callable[[PyTree, Array], Array]
+"""From what a view selects and prepared images `[B, H, W, 3]` to features `[B, D]` f32."""
+
+
+class Split:
+  """The features of one view on one split, taken once for each state of the weights.
+
+  Args:
+    reader: which features.
+    prepare: of the pictures.
+    loader: of the split, in batches of `batch_size`.
+    batch_size: global.
+    mesh: of the parameters, and of the batches.
+    store: keeps tables for all evaluations of a job, and on disk.
+    identity: all that the features depend on but the weights, as text by name.
+    name: for messages.
+    bar: whether its progress may be a bar.
+  """
+
+  def __init__(self, reader: Reader, prepare: Prepare, loader: EvalLoader, *, batch_size: int, mesh: Mesh,
+               store: Store, identity: Mapping[str, str], name: str, bar: bool = False):
+    faults.check_size(name, loader.num_examples)
+    self.name, self.mesh, self.num_examples = name, mesh, loader.num_examples
+    self._reader, self._prepare, self._loader, self._store = reader, prepare, loader, store
+    self._identity, self._bar = identity, bar
+    self._shard = meshes.local_rows(mesh)
+    self._layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
+
+  @property
+  def layout(self) -> Layout:
+    return self._layout
+
+  def count(self, unit: str, total: int) -> Tally:
+    """Progress of work on the split."""
+    return Tally(self.name, total, unit=unit, bar=self._bar, active=jax.process_index() == 0)
+
+  def table(self, selected: PyTree) -> Table:
+    """The features by these weights. Every process must call it.
+
+    Raises:
+      UserError: they are not finite, no example can be counted, or what is on disk is of other weights.
+    """
+    weights = trees.digest({name: selected[name] for name in ('backbone', 'state') if name in selected})
+    table = self._store.find(self._identity, weights, self._layout)
+    if table is None:
+      table = self._store.make(self._identity, weights, self._layout, self._extract(selected))
+    return table
+
+  def place(self, table: Table, start: int = 0, stop: int | None = None) -> dict[str, Array]:
+    """Rows `start` to `stop` of all G parts on the mesh: `features [G, R, D]`, `label example mask [G, R]`.
+
+    What lies beyond the end is padding, with mask 0.
+    """
+    sharding = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+    stop = self._layout.num_rows if stop is None else stop
+
+    def put(name: str) -> Array:
+      parts = [getattr(rows, name)[start:stop] for rows in table]
+      local = np.zeros((len(parts), stop - start, *parts[0].shape[1:]), parts[0].dtype)
+      for place, part in enumerate(parts):
+        local[place, :len(part)] = part
+      return jax.make_array_from_process_local_data(sharding, local, (self._shard.count, *local.shape[1:]))
+
+    return {name: put(name) for name in Rows._fields}
+
+  def _extract(self, selected: PyTree) -> Iterator[Rows]:
+    """Rows `[P, b, …]` of one batch after the other; each is fetched while the next is computed."""
+    waiting: tuple[Array, Array, Batch] | None = None
+    done = num_broken = num_counted = 0
+    with self.count('images', self.num_examples) as tally:
+      for batch in itertools.chain(self._loader.batches(), [None]):
+        ahead = None if batch is None else self._begin(selected, batch)
+        if waiting is not None:
+          features, counts, rows = waiting
+          broken, counted = jax.device_get(counts).tolist()
+          num_broken, num_counted, done = num_broken + broken, num_counted + counted, done + self._layout.batch_size
+          tally.update(done)
+          yield self._fetch(features, rows)
+        waiting = ahead
+    faults.check_finite(self.name, num_broken, selected)
+    faults.check_counted(self.name, num_counted, self.num_examples)
+
+  def _begin(self, selected: PyTree, batch: Batch) -> tuple[Array, Array, Batch]:
+    placed = meshes.put_batch({name: batch[name] for name in ('image', 'mask')}, self.mesh, self._shard)
+    try:
+      features, counts = _read(self._reader, self._prepare, self.mesh, selected, placed)
+    except UserError as error:  # what only the shapes could tell, while tracing
+      raise UserError(f'{self.name}: {error}') from None
+    return features, counts, batch
+
+  def _fetch(self, features: Array, batch: Batch) -> Rows:
+    """This process's rows of one batch, part by part."""
+    by_start = {shard.index[0].start or 0: shard for shard in features.addressable_shards}
+    own = np.stack([np.asarray(by_start[start].data) for start in sorted(by_start)])
+    size = self._layout.size
+    other = [np.asarray(batch[name]).reshape(-1, size) for name in ('label', 'index', 'mask')]
+    return Rows(own, *other)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _read(reader: Reader, prepare: Prepare, mesh: Mesh, selected: PyTree, batch: Batch) -> tuple[Array, Array]:
+  """Features `[B, D]` f32, split as the batch; how many rows are not finite, and how many count, `[2]` i32."""
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
+    features_BD = reader(selected, prepared['image']).astype(jnp.float32)
+    counts_B = batch['mask'] > 0
+    broken_B = ~jnp.isfinite(features_BD).all(-1) & counts_B
+    features_BD = jnp.where(counts_B[:, None], features_BD, 0.)
+  counts = jnp.stack([broken_B.sum(), counts_B.sum()]).astype(jnp.int32)
+  return (jax.lax.with_sharding_constraint(features_BD, meshes.batch_sharding(mesh)),
+          jax.lax.with_sharding_constraint(counts, meshes.replicated(mesh)))

@@ -1,0 +1,158 @@
+"""Few-shot accuracy by ridge regression on frozen features: the metric of the ViT paper's Figures 3 and 4.
+
+The shots of a class are the first of a random order of its examples that a seed decides, so that 5 shots are among
+the 10 of the same seed. Every classifier is measured on the whole test split.
+"""
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.evaluate import faults, ridge
+from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.results import Result, mark, named
+
+_MOST_NAMES = 5
+
+
+class Draw(NamedTuple):
+  """Shots of one seed: `num` of each class, as places in the source, `[C * num]`."""
+  num: int
+  seed: int
+  examples: HostArray
+
+
+def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], num_seeds: int,
+         name: str) -> list[Draw]:
+  """Draws shots.
+
+  Args:
+    label: `[S]` of the training split.
+    class_names: of all classes.
+    shots: numbers of shots of a class.
+    num_seeds: seeds from 0.
+    name: of the split, for messages.
+
+  Raises:
+    UserError: a class has fewer examples than shots.
+  """
+  places = [np.flatnonzero(label == c) for c in range(len(class_names))]
+  most = max(shots)
+  if short := [f'{class_names[c]} has {len(p)}' for c, p in enumerate(places) if len(p) < most]:
+    more = f' and {len(short) - _MOST_NAMES} more classes' if len(short) > _MOST_NAMES else ''
+    raise UserError(f'{name} has not {most} examples of each class: {", ".join(short[:_MOST_NAMES])}{more}; want fewer '
+                    'shots, or more examples')
+  found = []
+  for seed in range(num_seeds):
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    orders = [rng.permutation(p)[:most] for p in places]
+    found += [Draw(num, seed, np.concatenate([order[:num] for order in orders])) for num in shots]
+  return found
+
+
+class FewShot:
+  """Evaluator of one view: `5shot` and so on, the mean over seeds; with `_std`, and `_seed0` and so on.
+
+  With further penalties there are also `5shot_l2_64` and so on, and `5shot_tuned`: of the penalties the one that
+  does best on the shots when each is left out, so that the test split decides nothing.
+
+  Args:
+    train: the examples that are shots of any seed, `examples` of them.
+    examples: their places in the training split, ascending.
+    test: the test split.
+    draws: what `draw` gave.
+    num_classes: C.
+    penalty: the published one.
+    sweep: further ones.
+    limit: to how many examples the test split was cut; 0 = it was not.
+  """
+
+  def __init__(self, train: Split, test: Split, *, examples: HostArray, draws: Sequence[Draw], num_classes: int,
+               penalty: float, sweep: Sequence[float] = (), limit: int = 0):
+    self._train, self._test, self._examples, self._draws = train, test, examples, draws
+    self._num_classes, self._limit = num_classes, limit
+    self._penalties = (penalty, *sweep)
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """Accuracies of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Accuracies, and over how many test examples."""
+    features, label, is_good = self._shots(selected)
+    placed = self._test.place(self._test.table(selected))
+    scores: dict[str, list[float]] = {}
+    for one in self._draws:
+      rows = np.searchsorted(self._examples, one.examples)
+      rows = rows[is_good[rows]]
+      fitted = ridge.fit(features[rows], label[rows], num_classes=self._num_classes, penalties=self._penalties)
+      right, total = self._score(fitted, placed)
+      faults.check_counted(self._test.name, total, self._test.num_examples)
+      for name, value in self._names(one.num, right / total, fitted.left_out):
+        scores.setdefault(name, []).append(value)
+    metrics = {name: statistics.fmean(values) for name, values in scores.items()}
+    for one in self._draws:
+      metrics[f'{one.num}shot_seed{one.seed}'] = scores[f'{one.num}shot'][one.seed]
+      if len(scores[f'{one.num}shot']) > 1:
+        metrics[f'{one.num}shot_std'] = statistics.stdev(scores[f'{one.num}shot'])
+    headline = f'{max(one.num for one in self._draws)}shot'
+    return Result(named(metrics, self._limit), total, None, mark(headline, self._limit))
+
+  def _names(self, num: int, accuracy: HostArray, left_out: HostArray) -> list[tuple[str, float]]:
+    """Names and values of one draw; of equals on the shots, the strongest penalty is chosen."""
+    found = [(f'{num}shot', float(accuracy[0]))]
+    if len(self._penalties) > 1:
+      best = max(range(len(self._penalties)), key=lambda i: (left_out[i], self._penalties[i]))
+      found += [(f'{num}shot_l2_{p:g}', float(a)) for p, a in zip(self._penalties, accuracy, strict=True)]
+      found.append((f'{num}shot_tuned', float(accuracy[best])))
+    return found
+
+  def _shots(self, selected: PyTree) -> tuple[HostArray, HostArray, HostArray]:
+    """All shots on every host in the order of the source: `[U, D]`, labels `[U]`, and whether each was decoded."""
+    placed = gather(self._train.place(self._train.table(selected)), self._train.mesh)
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in placed.items()}
+    good = flat['mask'] > 0
+    where = flat['example'][good]
+    found = [np.zeros((len(self._examples), *x.shape[1:]), x.dtype) for x in (flat['features'], flat['label'], good)]
+    for target, x in zip(found, (flat['features'], flat['label'], good), strict=True):
+      target[where] = x[good]
+    return found[0], found[1], found[2]
+
+  def _score(self, fitted: ridge.Fit, placed: dict[str, Array]) -> tuple[HostArray, int]:
+    """How many test examples each penalty's classifier gets right `[l]`, and of how many."""
+    if jax.process_count() > 1:  # the last bits of a solution may differ between hosts
+      fitted = multihost_utils.broadcast_one_to_all(fitted)
+    right = [_count_right(placed['features'], placed['label'], placed['mask'], fitted.mean.astype(np.float32),
+                          fitted.std.astype(np.float32), w.astype(np.float32)) for w in fitted.weights]
+    return np.array([int(r[0]) for r in jax.device_get(right)]), int(right[0][1])
+
+
+def gather(placed: dict[str, Array], mesh: jax.sharding.Mesh) -> dict[str, HostArray]:
+  """Arrays that are split over a mesh, whole on every host. Every process must call it."""
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  return jax.device_get(jax.jit(lambda x: x, out_shardings=whole)(placed))
+
+
+@jax.jit
+def _count_right(features: Array, label: Array, mask: Array, mean: Array, std: Array, weights: Array) -> Array:
+  """`[2]` i32: how many of the examples `[G, R, D]` `weights [D + 1, C]` get right, and how many count."""
+  logits = score(features, mean, std, weights)
+  right = (jnp.argmax(logits, -1) == label) & (mask > 0)
+  return jnp.stack([right.sum(), (mask > 0).sum()]).astype(jnp.int32)
+
+
+@jax.jit
+def score(features: Array, mean: Array, std: Array, weights: Array) -> Array:
+  """`[G, R, C]` f32, on every accelerator in full f32."""
+  x = (features - mean[None, None]) / std[None, None]
+  logits = jnp.einsum('grd,dc->grc', x, weights[:-1], precision=jax.lax.Precision.HIGHEST)
+  return logits + ridge.BIAS * weights[-1][None, None]

@@ -1,0 +1,161 @@
+"""k nearest neighbours by cosine, weighted, as DINO evaluates (Caron et al. 2021, section 3; after Wu et al. 2018).
+
+The k training examples whose features have the largest cosine similarity s_i to a test example vote for their classes
+with weight exp(s_i / T). Of equal similarities the first in the order of the training split counts.
+
+The test split lies on the devices, each with its part of the best `max(k)` neighbours so far; the training split
+passes by in blocks, which all devices see. So neither any host nor any device ever holds the training split.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.core.types import Array, PyTree
+from vit_jax.evaluate import faults
+from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.results import Result, mark, named
+
+log = logging.getLogger('vit_jax.evaluate')
+
+BLOCK = 8192       # training examples at a time
+TEST_ROWS = 256    # test examples of a part at a time: similarities take 8 MiB a device
+TOP = 5
+
+
+class Knn:
+  """Evaluator of one view: `top1_k20` and `top5_k20` for each k.
+
+  Args:
+    train: whose examples vote.
+    test: is classified.
+    num_classes: C.
+    neighbours: numbers of neighbours, k; more than there are training examples means all of them.
+    temperature: T.
+    headline: the k that a single number is quoted from.
+    limit: to how many examples the splits were cut; 0 = they were not.
+  """
+
+  def __init__(self, train: Split, test: Split, *, num_classes: int, neighbours: Sequence[int], temperature: float,
+               headline: int, limit: int = 0):
+    self._train, self._test, self._num_classes = train, test, num_classes
+    self._ks, self._temperature, self._limit = tuple(neighbours), temperature, limit
+    self._headline = headline
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """Accuracies of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Accuracies, and over how many test examples."""
+    if (num := self._train.num_examples) < max(self._ks):
+      log.warning('%s has %d examples; all of them are neighbours where k is more.', self._train.name, num)
+    test = self._test.place(self._test.table(selected))
+    similarity, label = self.neighbours(selected, test['features'])
+    right, total = jax.device_get(_count_right(
+        similarity, label, test['label'], test['mask'], self._ks, self._num_classes, self._temperature))
+    faults.check_counted(self._test.name, int(total), self._test.num_examples)
+    metrics = {f'{name}_k{k}': float(right[i, j]) / int(total) for i, k in enumerate(self._ks)
+               for j, name in enumerate(('top1', 'top5'))}
+    return Result(named(metrics, self._limit), int(total), None, mark(f'top1_k{self._headline}', self._limit))
+
+  def neighbours(self, selected: PyTree, features: Array) -> tuple[Array, Array]:
+    """Similarity and label of the best neighbours of `features [G, R, D]`: `[G, R, max(k)]` each, the best first.
+
+    Where there are fewer neighbours the similarity is -inf.
+    """
+    table, k = self._train.table(selected), max(self._ks)
+    best = _begin(features, k)
+    features = _normalize(features)
+    layout = self._train.layout
+    stride = min(max(1, BLOCK // layout.batch_size) * layout.size, layout.num_rows)
+    starts = range(0, layout.num_rows, stride)
+    with self._train.count('blocks', len(starts)) as tally:
+      for number, start in enumerate(starts):
+        block = self._train.place(table, start, start + stride)
+        best = _visit(best, features, block['features'], block['label'], block['mask'], self._train.mesh, layout.size)
+        tally.update(number + 1)
+    return best
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _begin(features: Array, k: int) -> tuple[Array, Array]:
+  shape = (*features.shape[:2], k)
+  return jnp.full(shape, -jnp.inf), jnp.zeros(shape, jnp.int32)
+
+
+@jax.jit
+def _normalize(x: Array) -> Array:
+  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6), donate_argnums=0)
+def _visit(best: tuple[Array, Array], features_GRD: Array, block_GrD: Array, label_Gr: Array, mask_Gr: Array,
+           mesh: jax.sharding.Mesh, size: int) -> tuple[Array, Array]:
+  """The best neighbours so far and those of a block; `size` rows of a part are of one batch."""
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def in_order(x: Array) -> Array:
+    """`[G, n * size, …]` to the order of the source, on every device."""
+    x = jax.lax.with_sharding_constraint(x, whole)
+    x = x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+    return x.reshape(-1, *x.shape[3:])
+
+  block_SD, label_S, mask_S = _normalize(in_order(block_GrD)), in_order(label_Gr), in_order(mask_Gr)
+
+  def look(rows: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    similarity_GrK, label_GrK, x_GrD = rows
+    new_GrS = jnp.einsum('grd,sd->grs', x_GrD, block_SD, precision=jax.lax.Precision.HIGHEST)
+    new_GrS = jnp.where(mask_S[None, None] > 0, new_GrS, -jnp.inf)
+    labels = jnp.concatenate([label_GrK, jnp.broadcast_to(label_S[None, None], new_GrS.shape)], -1)
+    values, where = jax.lax.top_k(jnp.concatenate([similarity_GrK, new_GrS], -1), similarity_GrK.shape[-1])
+    return values, jnp.take_along_axis(labels, where, -1)
+
+  values, labels = _by_rows(look, (*best, features_GRD))
+  return values, labels
+
+
+def _by_rows(function: Callable[..., tuple[Array, ...]], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+  """Applies a function to `TEST_ROWS` of the rows of each part at a time: `[G, R, …]`."""
+  num_rows = arrays[0].shape[1]
+  size = min(TEST_ROWS, num_rows)
+  extra = -num_rows % size
+
+  def cut(x: Array) -> Array:
+    x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+
+  done = jax.lax.map(function, tuple(map(cut, arrays)))
+  return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :num_rows], done)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6))
+def _count_right(similarity: Array, label: Array, true: Array, mask: Array, ks: tuple[int, ...], num_classes: int,
+                 temperature: float) -> tuple[Array, Array]:
+  """How many test examples are right, `[k, 2]` f32-exact i32 for top-1 and top-5; and how many count."""
+  def look(rows: tuple[Array, ...]) -> tuple[Array]:
+    similarity_GrK, label_GrK, true_Gr = rows
+    hits = []
+    for k in ks:
+      votes_GrC = vote(similarity_GrK[..., :k], label_GrK[..., :k], num_classes, temperature)
+      _, top_GrT = jax.lax.top_k(votes_GrC, min(TOP, num_classes))
+      hit_GrT = top_GrT == true_Gr[..., None]
+      hits.append(jnp.stack([hit_GrT[..., 0], hit_GrT.any(-1)], -1))
+    return (jnp.stack(hits, -2),)
+
+  (hits_GRk2,) = _by_rows(look, (similarity, label, true))
+  counts = mask > 0
+  return (hits_GRk2 & counts[..., None, None]).sum((0, 1)), counts.sum()
+
+
+def vote(similarity: Array, label: Array, num_classes: int, temperature: float) -> Array:
+  """Votes for classes `[G, r, C]` of neighbours `[G, r, k]`: `sum_i exp(s_i / T) [label_i = c]`."""
+  weight = jnp.exp(similarity / temperature)
+  num_parts, num_rows, _ = weight.shape
+  g, r = jnp.meshgrid(jnp.arange(num_parts), jnp.arange(num_rows), indexing='ij')
+  return jnp.zeros((num_parts, num_rows, num_classes)).at[g[..., None], r[..., None], label].add(weight)

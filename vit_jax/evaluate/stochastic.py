@@ -1,0 +1,149 @@
+"""Linear classifiers trained by SGD or LARS on features, one for each of several learning rates, side by side.
+
+The examples of a batch follow from the epoch and the number of the batch alone, whatever the devices: each epoch
+visits the examples in an order of its own, and leaves out what does not fill a batch.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.config import durations, schema
+from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.evaluate.logistic import Linear
+from vit_jax.optim import optimizers, schedules
+from vit_jax.parallel import mesh as meshes
+
+INIT_STDDEV = .01    # of the kernel (MAE, DINO)
+NORM_EPS = 1e-6      # MAE, linear probe
+NORM_MOMENTUM = .1   # of running statistics: what a batch counts (PyTorch's default, which MAE takes)
+
+
+class Recipe(NamedTuple):
+  """How a probe is trained: cosine to zero after a linear warm-up, no weight decay.
+
+  epochs, warmup_epochs: in passes through the examples.
+  batch_size: at most all examples.
+  momentum: of SGD.
+  trust: LARS's coefficient; 0 = SGD.
+  normalize: BatchNorm of the features, without scale and bias.
+  """
+  epochs: int
+  batch_size: int
+  momentum: float
+  warmup_epochs: int
+  trust: float
+  normalize: bool
+
+  def num_steps(self, num_examples: int) -> int:
+    """Steps of the whole training."""
+    return self.epochs * (num_examples // min(self.batch_size, num_examples))
+
+
+class Statistics(NamedTuple):
+  """Running mean and variance of features, `[D]`."""
+  mean: Array
+  variance: Array
+
+
+def train(features: Array, label: Array, weight: Array, example: Array, rates: HostArray, recipe: Recipe, *,
+          num_classes: int, mesh: Mesh, on_step: Callable[[int], None]) -> Linear:
+  """Classifiers `kernel [n, D, C], bias [n, C]` of the features as they are given.
+
+  Args:
+    features: `[G, R, D]` f32, split over the mesh.
+    label: `[G, R]` i32.
+    weight: `[G, R]` f32, 0 for rows that take no part.
+    example: `[G, R]` i32, the place in the source.
+    rates: peak learning rates `[n]`.
+    recipe: the rest.
+    num_classes: C.
+    mesh: of the features.
+    on_step: is told the steps done, after each epoch.
+  """
+  rows = _in_order(example, weight, mesh)
+  size = min(recipe.batch_size, len(rows))
+  lengths = durations.Lengths(num_examples=len(rows), batch_size=size, total_steps=recipe.num_steps(len(rows)))
+  width = features.shape[-1]
+  start = {'kernel': INIT_STDDEV * jax.random.normal(jax.random.key(0), (width, num_classes)),
+           'bias': jnp.zeros(num_classes)}
+  params = jax.tree.map(lambda x: jnp.tile(x[None], (len(rates),) + (1,) * x.ndim), start)
+  carry = (params, jax.vmap(_optimizer(recipe, lengths).init)(params), Statistics(jnp.zeros(width), jnp.ones(width)),
+           jnp.zeros((), jnp.int32))
+  for epoch in range(recipe.epochs):
+    mixed = np.random.Generator(np.random.Philox(key=epoch)).permutation(rows)
+    batches = mixed[:len(rows) // size * size].reshape(-1, size)
+    carry = _epoch(carry, features, label, batches, rates, recipe, lengths, mesh)
+    on_step((epoch + 1) * len(batches))
+  return _folded(carry[0], carry[2], recipe.normalize)
+
+
+def _in_order(example: Array, weight: Array, mesh: Mesh) -> HostArray:
+  """Places in the flattened `[G * R]` of the rows that take part, in the order of the source."""
+  whole = meshes.replicated(mesh)
+  places, counts = jax.device_get(jax.jit(lambda x: x, out_shardings=whole)((example, weight > 0)))
+  rows = np.flatnonzero(counts)
+  return rows[np.argsort(places.ravel()[rows], kind='stable')].astype(np.int32)
+
+
+def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimizer:
+  """With a learning rate of 1 at the peak; each classifier's own is multiplied to the update."""
+  settings: schema.Sgd | schema.Lars = schema.Sgd(momentum=recipe.momentum, clip_norm=0.)
+  if recipe.trust:
+    settings = schema.Lars(momentum=recipe.momentum, trust=recipe.trust, trusted=('kernel',))
+  warmup = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
+  schedule = schedules.build(schema.Schedule(warmup=f'{warmup} steps'), peak=1., lengths=lengths)
+  return optimizers.build(settings, schedule, lengths=lengths)
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6, 7), donate_argnums=0)
+def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: Array,
+           recipe: Recipe, lengths: durations.Lengths, mesh: Mesh) -> PyTree:
+  """One pass: batches `[steps, b]` of rows of the flattened split."""
+  optimizer, num_shards = _optimizer(recipe, lengths), mesh.shape['data'] * mesh.shape['fsdp']
+  lies = meshes.replicated(mesh) if batches.shape[1] % num_shards else meshes.batch_sharding(mesh)
+  flat_SD, flat_S = features.reshape(-1, features.shape[-1]), label.reshape(-1)
+
+  def loss(params: PyTree, x_BD: Array, true_B: Array) -> Array:
+    logits_BC = jnp.dot(x_BD, params['kernel'], precision=jax.lax.Precision.HIGHEST) + params['bias'][None]
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits_BC), true_B[:, None], -1).mean()
+
+  def step(carry: PyTree, rows_B: Array) -> tuple[PyTree, None]:
+    params, state, statistics, number = carry
+    x_BD = jax.lax.with_sharding_constraint(flat_SD[rows_B], lies)
+    if recipe.normalize:
+      x_BD, statistics = _normalize(x_BD, statistics)
+    grads = jax.vmap(jax.grad(loss), in_axes=(0, None, None))(params, x_BD, flat_S[rows_B])
+
+    def update(params: PyTree, grads: PyTree, state: Any, rate: Array) -> tuple[PyTree, Any]:
+      updates, state = optimizer.update(grads, state, params, step=number, grad_norm=jnp.zeros(()))
+      return jax.tree.map(lambda p, u: p + rate * u, params, updates), state
+
+    params, state = jax.vmap(update)(params, grads, state, rates)
+    return (params, state, statistics, number + 1), None
+
+  return jax.lax.scan(step, carry, batches)[0]
+
+
+def _normalize(x_BD: Array, running: Statistics) -> tuple[Array, Statistics]:
+  """Features by mean and variance of the batch, and the running ones (of variances the unbiased, as PyTorch has it)."""
+  mean, variance = x_BD.mean(0), x_BD.var(0)
+  unbiased = variance * (x_BD.shape[0] / max(1, x_BD.shape[0] - 1))
+  new = Statistics(*(old + NORM_MOMENTUM * (now - old)
+                     for old, now in zip(running, (mean, unbiased), strict=True)))
+  return (x_BD - mean[None]) / jnp.sqrt(variance + NORM_EPS)[None], new
+
+
+def _folded(params: PyTree, running: Statistics, normalize: bool) -> Linear:
+  """The classifiers with the running statistics in kernel and bias."""
+  kernel, bias = params['kernel'], params['bias']
+  if not normalize:
+    return Linear(kernel, bias)
+  kernel = kernel / jnp.sqrt(running.variance + NORM_EPS)[None, :, None]
+  return Linear(kernel, bias - jnp.einsum('d,ndc->nc', running.mean, kernel, precision=jax.lax.Precision.HIGHEST))

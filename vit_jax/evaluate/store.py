@@ -1,0 +1,288 @@
+"""Keeps the features of splits: in memory for the evaluations of a job, and on disk for the next one.
+
+  FOLDER/<what>/<weights>/<part>-of-<parts>.{features.npy,rows.npy,json}
+
+<what> is a digest of all that features depend on but the weights; only the newest weights of each stay. The JSON file
+comes last and says what the others are, with a checksum of each: without it there is nothing, and what it does not
+fit is extracted again. Features of other weights than the folder's name says are refused.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+
+log = logging.getLogger('vit_jax.evaluate')
+
+FORMAT = 1
+_FEATURES, _ROWS, _INFO = '.features.npy', '.rows.npy', '.json'
+_CHUNK_BYTES = 2**24
+_NAME = 16  # hexadecimal digits of a digest in a name
+
+
+class Damaged(Exception):
+  """Files of the store that are not as they were written."""
+
+
+class Layout(NamedTuple):
+  """Where the examples of a split are.
+
+  parts: of each batch, those that this process feeds, of `num_parts` equal ones.
+  """
+  num_examples: int
+  batch_size: int
+  num_parts: int
+  parts: tuple[int, ...]
+
+  @property
+  def size(self) -> int:
+    """Rows of a part in one batch."""
+    return self.batch_size // self.num_parts
+
+  @property
+  def num_rows(self) -> int:
+    """Rows of a part in all batches."""
+    return -(-self.num_examples // self.batch_size) * self.size
+
+  def examples(self, part: int) -> HostArray:
+    """Which example each row of a part is, `[R] i64`; from `num_examples` on it is padding."""
+    rows = np.arange(self.num_rows)
+    return rows // self.size * self.batch_size + part * self.size + rows % self.size
+
+  def find(self, examples: HostArray) -> tuple[HostArray, HostArray]:
+    """Part and row of examples."""
+    batch, within = np.divmod(examples, self.batch_size)
+    part, row = np.divmod(within, self.size)
+    return part, batch * self.size + row
+
+
+class Rows(NamedTuple):
+  """Rows of a split, as many as a part has (or several parts: then with one axis more in front).
+
+  features: `[R, D]` f32.   label, example: `[R]` i32; `example` is the place in the source.
+  mask: `[R]` f32, 0 where there is no example, or one that could not be decoded.
+  """
+  features: HostArray
+  label: HostArray
+  example: HostArray
+  mask: HostArray
+
+
+Table = tuple[Rows, ...]
+"""This process's parts of a split."""
+
+
+class Store:
+  """Tables by what they are of; `folder` None keeps them in memory alone. Every process makes one."""
+
+  def __init__(self, folder: pathlib.Path | None) -> None:
+    self._folder = folder
+    self._kept: dict[str, tuple[str, Layout, Table]] = {}
+
+  def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
+    """The table if every process has its part of it.
+
+    Raises:
+      UserError: the folder of these weights holds the features of others.
+    """
+    what = digest(identity)
+    kept = self._kept.get(what)
+    if kept is not None and kept[:2] == (weights, layout):
+      return kept[2]
+    found = None if self._folder is None else self._read(identity, weights, layout)
+    if not _all_agree(found is not None):
+      return None
+    assert found is not None
+    self._kept[what] = (weights, layout, found)
+    return found
+
+  def make(self, identity: Mapping[str, str], weights: str, layout: Layout, batches: Iterable[Rows]) -> Table:
+    """Keeps the rows of all batches, `[P, b, …]` each, and gives them as a table."""
+    what = digest(identity)
+    self._kept.pop(what, None)
+    if self._folder is not None and jax.process_index() == 0:
+      _remove_others(self._folder / what, keep=weights[:_NAME])
+    writers: list[_Writer] = []
+    try:
+      for number, batch in enumerate(batches):
+        if not writers:
+          writers = [_Writer(self._path(what, weights, layout, part), layout, batch.features.shape[-1])
+                     for part in layout.parts]
+        for place, writer in enumerate(writers):
+          writer.write(number * layout.size, Rows(*(x[place] for x in batch)))
+      info = {'identity': dict(identity), 'weights': weights}
+      table = tuple(writer.finish({**info, 'part': part}) for writer, part in zip(writers, layout.parts, strict=True))
+    finally:
+      for writer in writers:
+        writer.close()
+    self._kept[what] = (weights, layout, table)
+    return table
+
+  def _path(self, what: str, weights: str, layout: Layout, part: int) -> pathlib.Path | None:
+    """Path of a part without its ending."""
+    if self._folder is None:
+      return None
+    return self._folder / what / weights[:_NAME] / f'{part:05d}-of-{layout.num_parts:05d}'
+
+  def _read(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
+    """This process's rows from disk, also where they were written for other batches or processes."""
+    folder = self._folder / digest(identity) / weights[:_NAME] if self._folder else None
+    if folder is None or not folder.is_dir():
+      return None
+    infos = {path: _read_info(path, identity, weights) for path in sorted(folder.glob(f'*{_INFO}'))}
+    found = [(Layout(info['num_examples'], info['batch_size'], info['num_parts'], ()), info['part'],
+              path.with_suffix('')) for path, info in infos.items() if info]
+    try:
+      return _open_parts(found, layout)
+    except (Damaged, OSError, ValueError, KeyError) as error:
+      log.warning('The features in %s are damaged (%s); extracting them again.', folder, error)
+      return None
+
+
+class _Writer:
+  """One part, in memory or in a file that takes its name when it is whole."""
+
+  def __init__(self, path: pathlib.Path | None, layout: Layout, width: int) -> None:
+    self._path, self._layout = path, layout
+    self._other = np.zeros((layout.num_rows, 3), np.int32)
+    shape = (layout.num_rows, width)
+    if path is None:
+      self._features: HostArray = np.zeros(shape, np.float32)
+      return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    self._part = pathlib.Path(f'{path}.{jax.process_index()}.{os.getpid()}.part')
+    self._features = np.lib.format.open_memmap(self._part, mode='w+', dtype=np.float32, shape=shape)
+
+  def write(self, start: int, rows: Rows) -> None:
+    stop = start + len(rows.label)
+    self._features[start:stop] = rows.features
+    self._other[start:stop] = np.stack([rows.label, rows.example, rows.mask > 0], -1)
+
+  def finish(self, info: Mapping[str, Any]) -> Rows:
+    if self._path is None:
+      return _rows(self._features, self._other)
+    assert isinstance(self._features, np.memmap)
+    self._features.flush()
+    self._part.replace(f'{self._path}{_FEATURES}')
+    with open(self._part, 'wb') as file:
+      np.save(file, self._other)
+    self._part.replace(f'{self._path}{_ROWS}')
+    sums = {ending: _checksum(f'{self._path}{ending}') for ending in (_FEATURES, _ROWS)}
+    layout = self._layout
+    self._part.write_text(json.dumps({
+        'format': FORMAT, **info, 'num_examples': layout.num_examples, 'batch_size': layout.batch_size,
+        'num_parts': layout.num_parts, 'crc32': sums}))
+    self._part.replace(f'{self._path}{_INFO}')
+    return _rows(np.load(f'{self._path}{_FEATURES}', mmap_mode='r'), self._other)
+
+  def close(self) -> None:
+    """Leaves nothing behind that is not whole."""
+    if self._path is not None:
+      self._part.unlink(missing_ok=True)
+
+
+def digest(identity: Mapping[str, str]) -> str:
+  """Name of what features are of."""
+  return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME]
+
+
+def _rows(features: HostArray, other: HostArray) -> Rows:
+  return Rows(features, other[:, 0], other[:, 1], other[:, 2].astype(np.float32))
+
+
+def _all_agree(said: bool) -> bool:
+  """Whether all processes say so: extracting takes all of them."""
+  if jax.process_count() == 1:
+    return said
+  return bool(np.all(multihost_utils.process_allgather(np.array(said))))
+
+
+def _remove_others(folder: pathlib.Path, *, keep: str) -> None:
+  for other in folder.iterdir() if folder.is_dir() else ():
+    if other.name != keep:
+      shutil.rmtree(other, ignore_errors=True)
+
+
+def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) -> dict[str, Any]:
+  """What a JSON file of the store says; nothing if it is damaged.
+
+  Raises:
+    UserError: it is of other weights, or other features.
+  """
+  try:
+    info = json.loads(path.read_text())
+    if info['format'] != FORMAT:
+      raise ValueError(f'format {info["format"]}')
+    found = info['weights']
+    other = [name for name in info['identity'] if identity.get(name) != info['identity'][name]]
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    log.warning('%s cannot be read (%s).', path, error)
+    return {}
+  if found != weights:
+    raise UserError(f'{path} is of features by other weights (digest {found[:_NAME]}) than those that are evaluated '
+                    f'({weights[:_NAME]}), in a folder of their name; want {path.parent} removed, so that they are '
+                    'extracted anew')
+  if other:
+    raise UserError(f'{path} is of other features than its folder says ({", ".join(sorted(other))} differ); want '
+                    f'{path.parent} removed, so that they are extracted anew')
+  return info
+
+
+def _open_parts(found: list[tuple[Layout, int, pathlib.Path]], layout: Layout) -> Table | None:
+  """The parts of a layout from files of the same, or gathered from files of another; None if some are missing."""
+  same = {part: path for own, part, path in found if own[:3] == layout[:3]}
+  if set(layout.parts) <= same.keys():
+    return tuple(_open(same[part]) for part in layout.parts)
+  for own in dict.fromkeys(own for own, _, _ in found if own.num_examples == layout.num_examples):
+    paths = {part: path for one, part, path in found if one == own}
+    if len(paths) == own.num_parts:
+      opened = [_open(paths[part]) for part in range(own.num_parts)]
+      return tuple(_gather(opened, own, layout, part) for part in layout.parts)
+  return None
+
+
+def _gather(opened: list[Rows], own: Layout, layout: Layout, part: int) -> Rows:
+  """One part of `layout` from all parts of the layout `own`."""
+  examples = layout.examples(part)
+  inside = examples < layout.num_examples
+  parts, rows = own.find(np.where(inside, examples, 0))
+  gathered = [np.zeros((len(examples), *x.shape[1:]), x.dtype) for x in opened[0]]
+  for number, one in enumerate(opened):
+    mine = inside & (parts == number)
+    for target, source in zip(gathered, one, strict=True):
+      target[mine] = source[rows[mine]]
+  return Rows(*gathered)
+
+
+def _open(path: pathlib.Path) -> Rows:
+  """A part from its files.
+
+  Raises:
+    Damaged: they are not what was written.
+  """
+  for ending, wanted in json.loads(pathlib.Path(f'{path}{_INFO}').read_text())['crc32'].items():
+    if _checksum(f'{path}{ending}') != wanted:
+      raise Damaged(f'{path.name}{ending} has another checksum')
+  return _rows(np.load(f'{path}{_FEATURES}', mmap_mode='r'), np.load(f'{path}{_ROWS}'))
+
+
+def _checksum(path: str) -> int:
+  """CRC-32 of a file."""
+  found = 0
+  with open(path, 'rb') as file:
+    while chunk := file.read(_CHUNK_BYTES):
+      found = zlib.crc32(chunk, found)
+  return found

@@ -1,0 +1,153 @@
+"""How images must be made ready for a network, and which rule said so.
+
+A weight file rarely says. In this order, each for what it knows: a person (`--preprocess=`), the files beside it, its
+published name, and at last what is usual in its family, with a warning: AugReg's and DeiT's files have the same
+names and shapes, and want differently normalised images.
+"""
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Interpolation
+from vit_jax.core.types import UserError
+from vit_jax.interop.infer import parse_px
+
+
+class Preprocess(NamedTuple):
+  """What evaluation does to a picture before the network sees it.
+
+  resize_px: short side before the centre crop, px; 0 = the picture is squashed to `image_px`.
+  image_px: (height, width) of what the network gets.
+  interpolation, antialias: how pixels are resampled, as in `schema.Recipe`.
+  mean, std: of RGB in [0, 1].
+  rule: which rule decided, for the report.
+  """
+  resize_px: int
+  image_px: tuple[int, int]
+  interpolation: Interpolation
+  antialias: bool
+  mean: tuple[float, float, float]
+  std: tuple[float, float, float]
+  rule: str
+
+
+class Said(NamedTuple):
+  """What one rule knows: some of `mean`, `std`, `image_px`, `interpolation`, `antialias` and `resize`.
+
+  `resize` is the short side in px (int, 0 = squash), or the part of it that the crop keeps (float).
+  """
+  rule: str
+  values: Mapping[str, Any]
+
+
+NORMS: dict[str, dict[str, Any]] = {
+    'half': {'mean': (.5, .5, .5), 'std': (.5, .5, .5)},  # vision_transformer, AugReg: [-1, 1]
+    'imagenet': {'mean': (.485, .456, .406), 'std': (.229, .224, .225)},  # DeiT, MAE, DINO
+    'clip': {'mean': (.48145466, .4578275, .40821073), 'std': (.26862954, .26130258, .27577711)},
+    'zero_one': {'mean': (0., 0., 0.), 'std': (1., 1., 1.)},
+}
+_PILLOW = {'interpolation': Interpolation.BICUBIC, 'antialias': True}
+_TF = {'interpolation': Interpolation.BILINEAR, 'antialias': False}
+_WANTED = ('mean', 'std', 'image_px', 'resize', 'interpolation', 'antialias')
+
+USUAL: dict[str, dict[str, Any]] = {
+    'vision_transformer': {**NORMS['half'], **_TF, 'resize': 0},
+    'big_vision': {**NORMS['half'], 'interpolation': Interpolation.AREA, 'antialias': False, 'resize': .875},
+    'timm': {**NORMS['half'], **_PILLOW, 'resize': .9},
+    'huggingface': {**NORMS['half'], 'interpolation': Interpolation.BILINEAR, 'antialias': True, 'resize': 0},
+    'mae': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
+    'dino': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
+    'dinov2': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
+}
+"""What is usual in each family."""
+
+BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r'.*(dinov2).*', USUAL['dinov2']),
+    (r'(.*[./_-])?(mae|dino)([._-].*)?', USUAL['mae']),
+    (r'deit.*384.*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),
+    (r'deit.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .9}),
+    (r'mixer_.*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
+    (r'vit_(tiny|small|base|large)_(patch|r)\w*_384([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': 1.}),
+    (r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip))\w*_224([._-].*)?', USUAL['timm']),
+    (r'(r\d*\+)?vit-\w+.*|(r\d*_)?(ti|s|b|l)_\d+-i\d+k-.*', USUAL['vision_transformer']),
+)
+"""By published names in lower case, the first that fits; sources: the default configs of timm, and VT's README."""
+
+
+def by_name(name: str) -> list[Said]:
+  """What a published name tells; nothing, if it is none."""
+  plain = re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower())
+  found = next((values for pattern, values in BY_NAME if re.fullmatch(pattern, plain)), None)
+  return [Said(f'the name {plain}', found)] if found else []
+
+
+def parse(text: str) -> list[Said]:
+  """What `--preprocess=imagenet,resize=248,image=224,interpolation=bicubic,antialias=true` says; '' says nothing.
+
+  Raises:
+    UserError: it is not of this form.
+  """
+  if not text:
+    return []
+  found = schema.parse_arg(text, norm=('', *NORMS), resize=(), image=(), crop=(),
+                           interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'))
+  values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
+  try:
+    if found['resize']:
+      values['resize'] = int(found['resize'])
+    elif found['crop']:
+      values['resize'] = float(found['crop'])
+    if found['image']:
+      values['image_px'] = parse_px(found['image'])
+  except ValueError as error:
+    raise UserError(f'--preprocess={text}: {error}; right is such as imagenet,resize=248,image=224') from None
+  if found['interpolation']:
+    values['interpolation'] = Interpolation(found['interpolation'])
+  if found['antialias']:
+    values['antialias'] = found['antialias'] == 'true'
+  return [Said('--preprocess', values)]
+
+
+def decide(rules: Sequence[Said], *, family: str, own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
+  """The first of `rules` to know a value decides it; then what is usual in the family, with a warning.
+
+  Args:
+    rules: in order.
+    family: for what no rule knows.
+    own_px: of the images that the positions of the network are for, if it has any; only a person decides otherwise.
+
+  Returns:
+    The decision, and warnings.
+  """
+  last = Said(f'what is usual for {family}', USUAL[family])
+  own = [Said('its positions', {'image_px': own_px})] if own_px else []
+  first = [rule for rule in rules if rule.rule == '--preprocess']
+  order = [*first, *own, *rules, last, Said('the usual size', {'image_px': (224, 224)})]
+  chosen = {name: next(rule for rule in order if name in rule.values) for name in _WANTED}
+  values = {name: rule.values[name] for name, rule in chosen.items()}
+  by_rule: dict[str, list[str]] = {}
+  for name, rule in chosen.items():
+    by_rule.setdefault(rule.rule, []).append(name)
+  told = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
+  found = Preprocess(_short_side(values['resize'], values['image_px']), values['image_px'], values['interpolation'],
+                     values['antialias'], tuple(values['mean']), tuple(values['std']), told)
+  warnings = (f'nothing says how images are to be normalised: mean {found.mean}, std {found.std} is {last.rule}; '
+              'if that is wrong, say --preprocess=half, imagenet or clip',) if chosen['mean'] is last else ()
+  return found, warnings
+
+
+def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
+  """The short side in px; a fraction as timm counts it."""
+  return math.floor(min(image_px) / resize) if isinstance(resize, float) else resize
+
+
+def tell(p: Preprocess) -> str:
+  """One line for a person."""
+  how = f'short side to {p.resize_px} px, centre crop' if p.resize_px else 'squashed'
+  filtered = ', antialiased' if p.antialias else ''
+  return (f'Images: {how} to {p.image_px[0]} x {p.image_px[1]} px, {p.interpolation.value}{filtered}, mean {p.mean}, '
+          f'std {p.std} ({p.rule})')

@@ -1,0 +1,232 @@
+"""Writes weights in the format of any family, reads them back, and keeps them only if every bit is as it was."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.types import HostArray, UserError
+from vit_jax.interop import files, folders, infer, names, runs, tables
+from vit_jax.interop.infer import Leaves
+from vit_jax.interop.names import Table
+from vit_jax.interop.weights import Weights, load
+from vit_jax.models import posemb
+
+FAMILIES = (*names.FAMILIES, 'run')
+TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
+_TRAINING = ('dropout', 'drop_path', 'attention_dropout', 'dtype', 'execution', 'remat', 'layer_scale')
+"""Settings of a model that say nothing of its function; of LayerScale it is whether there is one."""
+
+
+def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False) -> tuple[pathlib.Path, list[str]]:
+  """Writes weights at the local path `to`.
+
+  Args:
+    weights: of any family.
+    to: ends in .npz, .safetensors, .pth, .pt or .bin; else it is a folder.
+    family: of `FAMILIES`; '' = by `to`: npz is vision_transformer's (big_vision's where only that has the names), a
+      PyTorch file timm's, a folder Hugging Face's.
+    overwrite: replaces what is there.
+
+  Returns:
+    What was written, and what the format could not carry, a sentence each.
+
+  Raises:
+    UserError: the format cannot hold them, `to` exists, or what was read back differs; nothing is left then.
+  """
+  path = pathlib.Path(to).expanduser()
+  family = _family(weights, path, family)
+  if path.exists() and not overwrite:
+    raise UserError(f'--to={to} exists; want another place, or --overwrite')
+  if path.is_dir() and overwrite and not any(p.name in ('config.json', 'checkpoints') for p in path.iterdir()):
+    raise UserError(f'--to={to} is a folder of other things, and is not overwritten; want another place')
+  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
+  try:
+    part.mkdir(parents=True)
+    target = part / path.name
+    _write(weights, target, family)
+    lost = _compare(weights, load(str(target)))
+    if path.is_dir():
+      shutil.rmtree(path)
+    for one in sorted(part.iterdir()):
+      one.replace(path.with_name(one.name))
+  except OSError as error:
+    raise UserError(f'--to={to} cannot be written: {error.strerror or error}') from error
+  finally:
+    shutil.rmtree(part, ignore_errors=True)
+  return path, lost
+
+
+def _family(weights: Weights, path: pathlib.Path, family: str) -> str:
+  """The family to write.
+
+  Raises:
+    UserError: it is not known, or does not go with the suffix.
+  """
+  suffix = path.suffix if path.suffix in ('.npz', *TORCH_SUFFIXES) else ''
+  if family and family not in FAMILIES:
+    raise UserError(f'--family={family}: want one of {", ".join(FAMILIES)}')
+  if not family:
+    is_plain = not isinstance(weights.model, schema.ViT) or (
+        weights.model.pool is not schema.Pool.MAP and weights.model.positions is schema.Positions.LEARNED)
+    by_suffix = {'.npz': 'vision_transformer' if is_plain and weights.family != 'big_vision' else 'big_vision',
+                 '': 'huggingface'}
+    return by_suffix.get(suffix, 'timm')
+  wanted = {'vision_transformer': ('.npz',), 'big_vision': ('.npz',), 'timm': ('', *TORCH_SUFFIXES),
+            'huggingface': ('',), 'run': ('',)}[family]
+  if suffix not in wanted:
+    shown = ' or '.join(s or 'a folder' for s in wanted)
+    raise UserError(f'--to={path.name} with --family={family}: want {shown}')
+  return family
+
+
+def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
+  if family == 'run':
+    p = weights.preprocess
+    recipe = schema.Recipe(eval_resize_px=p.resize_px, interpolation=p.interpolation, antialias=p.antialias,
+                           mean=p.mean, std=p.std)
+    config = schema.Config(name='converted', model=weights.model, head=weights.head, image_px=p.image_px,
+                           data=schema.Data(recipe=recipe), objective=weights.decoder or schema.Supervised())
+    path.mkdir()
+    runs.write(path, config, weights.params, weights.state, class_names=weights.class_names, image_px=p.image_px)
+    return
+  configs = _configs(weights, path, family)
+  tensors = to_tensors(weights, family)
+  if configs:
+    path.mkdir()
+    files.write_safetensors(path / 'model.safetensors', tensors)
+    for name, content in configs.items():
+      (path / name).write_text(json.dumps(content, indent=2) + '\n')
+    return
+  writer = {'.npz': files.write_npz, '.safetensors': files.write_safetensors}.get(path.suffix, files.write_torch)
+  writer(path, tensors)
+  content = folders.ours(weights, written_as=family)
+  path.with_name(f'{path.name}.json').write_text(json.dumps(content, indent=2) + '\n')
+
+
+def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any]:
+  """The files that make a folder a model, by name; none for a single file."""
+  if family == 'huggingface':
+    return {'config.json': folders.transformers_config(weights),
+            'preprocessor_config.json': folders.transformers_processor(weights.preprocess)}
+  if family == 'timm' and path.suffix not in TORCH_SUFFIXES:
+    return {'config.json': folders.timm_config(weights)}
+  return {}
+
+
+def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
+  """The tensors of a file of this family.
+
+  Raises:
+    UserError: lists the parameters that it has no place for.
+  """
+  leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
+  table = _table(weights, family)
+  if family == 'big_vision':
+    leaves = _without_class_row(leaves)
+  if family in ('timm', 'huggingface'):
+    leaves = infer.without_heads(leaves)
+  tensors, homeless = tables.write(leaves, table)
+  if homeless:
+    raise UserError(f'files of {family} have no place for {len(homeless)} of the parameters:\n'
+                    + '\n'.join(tables.listed(homeless)) + f'\nWant another --family: {", ".join(FAMILIES)}')
+  match family:
+    case 'huggingface':
+      return _prefixed(tensors, weights)
+    case 'timm' if _is_root_alone(weights.model):
+      return {re.sub(r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.', k): x for k, x in tensors.items()}
+    case 'timm' if weights.decoder:
+      return tensors | {'decoder_pos_embed': _decoder_positions(weights)}
+  return tensors
+
+
+def _table(weights: Weights, family: str) -> Table:
+  is_mixer = isinstance(weights.model, schema.Mixer)
+  is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
+  match family:
+    case 'timm':
+      return names.TIMM_MIXER if is_mixer else names.TIMM_SWIGLU if is_gated else names.TIMM
+    case 'huggingface':
+      kind = folders.transformers_type(weights)
+      if kind.startswith('dinov2'):
+        return names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
+      return names.HUGGINGFACE
+    case 'big_vision':
+      return names.FLAX_MIXER if is_mixer else names.BIG_VISION
+    case _:
+      return names.FLAX_MIXER if is_mixer else names.VISION_TRANSFORMER
+
+
+def _is_root_alone(model: schema.Model) -> bool:
+  """Whether timm names the stem otherwise, as it has no stages."""
+  return isinstance(model, schema.ViT) and isinstance(model.stem, schema.ResNetStem) and not model.stem.layers
+
+
+def _without_class_row(leaves: Leaves) -> Leaves:
+  """Leaves as big_vision has them: the class token holds its position, which is added to it anyway."""
+  if 'backbone/cls' not in leaves or 'backbone/positions' not in leaves:
+    return leaves
+  table = leaves['backbone/positions']
+  return {**leaves, 'backbone/cls': leaves['backbone/cls'] + table[:, :1], 'backbone/positions': table[:, 1:]}
+
+
+def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, HostArray]:
+  """Tensors as transformers' classes name them: the backbone inside of a model with a head has a prefix."""
+  kind = folders.transformers_type(weights)
+  found = dict(tensors)
+  if kind.startswith('dinov2'):
+    found['embeddings.mask_token'] = np.zeros((1, weights.model.width), np.float32)  # type: ignore[union-attr]
+    return found
+  if weights.decoder:
+    found['decoder.decoder_pos_embed'] = _decoder_positions(weights)
+  if weights.num_classes or weights.decoder:
+    found = {name if re.match(r'(\w*classifier|decoder)\.', name) else
+             f'{"deit" if kind == "deit" else "vit"}.{name}': x for name, x in found.items()}
+  if kind == 'deit':
+    found = {re.sub('^classifier', 'cls_classifier', name): x for name, x in found.items()}
+  return found
+
+
+def _decoder_positions(weights: Weights) -> HostArray:
+  """The fixed table of MAE's decoder, with zeros for the class token."""
+  assert weights.decoder and isinstance(weights.model, schema.ViT)
+  h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
+  table = posemb.sincos2d_mae((h, w), weights.decoder.decoder_width)
+  return np.concatenate([np.zeros((1, table.shape[1]), np.float32), table])[None]
+
+
+def _compare(weights: Weights, again: Weights) -> list[str]:
+  """What a file does not carry of the weights it was made of.
+
+  Raises:
+    UserError: a parameter differs.
+  """
+  wanted, found = trees.flatten(weights.params), trees.flatten(again.params)
+  if again.family == 'big_vision':
+    wanted, found = _without_class_row(wanted), _without_class_row(found)
+  wrong = [name for name in wanted.keys() | found.keys()
+           if name not in wanted or name not in found or not _is_same(wanted[name], found[name])]
+  if wrong:
+    raise UserError('what was written does not come back the same; nothing was kept:\n'
+                    + '\n'.join(tables.listed(sorted(wrong))))
+  lost = [f'{field.name} ({getattr(weights.model, field.name)}, read back {getattr(again.model, field.name)})'
+          for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
+          and getattr(weights.model, field.name) != getattr(again.model, field.name)]
+  lost += [f'preprocessing {name} ({value}, read back {getattr(again.preprocess, name)})'
+           for name, value in weights.preprocess._asdict().items()
+           if name != 'rule' and value != getattr(again.preprocess, name)]
+  return lost + (['class names'] if weights.class_names != again.class_names else [])
+
+
+def _is_same(a: HostArray, b: HostArray) -> bool:
+  """Whether every bit is; of the zeros, either."""
+  a, b = (np.ascontiguousarray(x, np.float32) + np.float32(0) for x in (a, b))
+  return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))

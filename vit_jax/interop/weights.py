@@ -1,0 +1,233 @@
+"""Weights from anywhere, as one record: `load` reads any format. `adapt.py` fits them to a run, `saving.py` writes.
+
+Nothing is taken silently wrong: every tensor of a file must be placed or left out by a stated rule, and every
+parameter of the network be found, with the shape it must have.
+"""
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Params, PyTree
+from vit_jax.interop import families, files, infer, neighbours, places, runs, tables
+from vit_jax.interop import preprocess as preparing
+from vit_jax.interop.infer import Hints, Leaves
+from vit_jax.interop.preprocess import Preprocess
+from vit_jax.interop.report import Line, Report
+from vit_jax.models import backbones, heads
+from vit_jax.models.mae_decoder import Decoder
+
+
+class Weights(NamedTuple):
+  """A network with all that is needed to use it.
+
+  model: settings, fully known, with the form of the GELU, the epsilon and the pooling of the weights.
+  head: settings of the head.
+  num_classes: outputs of the head; 0 = there is none (`params` then has no `head`).
+  params: f32 numpy arrays under `backbone`, and where they exist `head`, `head_dist`, `decoder`, `mask_token`.
+  state: running statistics of a network with BatchNorm, else `{}`.
+  decoder: settings of a masked autoencoder's decoder, if there is one.
+  preprocess: what its images must go through.
+  class_names: of the head's outputs, in their order; () = not known.
+  family: what it was read from: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, or `run`.
+  source: where it came from.
+  report: what became of every tensor.
+  """
+  model: schema.Model
+  head: schema.Head
+  num_classes: int
+  params: Params
+  state: PyTree
+  decoder: schema.Mae | None
+  preprocess: Preprocess
+  class_names: tuple[str, ...]
+  family: str
+  source: str
+  report: Report
+
+
+def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -> Weights:
+  """The weights at `where`.
+
+  Args:
+    where: a file, a folder, a run directory, `gs://…`, `https://…`, `hf://owner/name`, or a known name.
+    preprocess: decides over what the file, its neighbours or its name say: `half`, `imagenet`, `clip` or `zero_one` for
+      mean and deviation, and `resize=248,image=224,interpolation=bicubic,antialias=true`; '' = nothing.
+    model: decides what tensors cannot say: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
+    view: of a run directory: student, ema or teacher, '' = ema where there is one; of a PyTorch file with several
+      networks, which one.
+
+  Raises:
+    UserError: there is nothing there, it is no weight file, or a tensor is left over or missing.
+  """
+  explicit, hints = preparing.parse(preprocess), infer.parse(model)
+  path = places.local(where)
+  if runs.is_run(path):
+    return _of_run(path, where, view, explicit, hints)
+  shards = places.weight_files(path)
+  tensors = {name: x for shard in shards for name, x in files.read(shard, branch=view).items()}
+  try:
+    return _of_tensors(tensors, shards[0], where, explicit, hints)
+  except UserError as error:
+    raise UserError(f'{where} cannot be used: {error}') from None
+
+
+def text(weights: Weights) -> str:
+  """What was loaded, for a person."""
+  classes = f'{weights.num_classes:,} classes' if weights.num_classes else 'no head'
+  named = ' with names' if weights.class_names else ''
+  return '\n'.join([
+      f'Weights: {weights.source} ({weights.family}): {describe(weights.model)}, {classes}{named}, '
+      f'{trees.num_elements(weights.params):,} parameters',
+      preparing.tell(weights.preprocess), weights.report.text()])
+
+
+def describe(model: schema.Model) -> str:
+  """A network in a few words."""
+  match model:
+    case schema.ViT():
+      found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
+               f'{model.patch}, pool {model.pool.value}, GELU {model.gelu.value}, epsilon {model.norm_eps:g}')
+      options = {f'{model.registers} registers': model.registers, 'distillation token': model.distilled,
+                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm}
+      stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
+      return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
+    case schema.Mixer():
+      return (f'Mixer of width {model.width}, depth {model.depth}, patch {model.patch}, GELU {model.gelu.value}, '
+              f'epsilon {model.norm_eps:g}')
+    case schema.ResNet():
+      return f'ResNet of stages {model.layers}, width {model.width}'
+    case schema.EfficientNet():
+      return f'EfficientNet, width x {model.width_factor}, depth x {model.depth_factor}'
+
+
+def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.Said],
+                hints: Hints) -> Weights:
+  """Weights from the named tensors of a file."""
+  told, known = neighbours.read(path), families.recognise(tensors)
+  hints = hints.over(told.hints).over(known.hints)
+  found = tables.read(known.tensors, known.table)
+  _check_all_placed(found)
+  model = infer.model(found.leaves, hints)
+  decoder = infer.decoder(found.leaves, hints)
+  leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
+                            decoder_heads=decoder.decoder_heads if decoder else 0)
+  leaves, lines, own_px = _placed(leaves, model, hints)
+  head, num_classes = _head(leaves)
+  image_px = own_px or hints.image_px or (224, 224)
+  _check_whole(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
+  rules = [*explicit, *told.rules, *preparing.by_name(path.name), *preparing.by_name(where)]
+  decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
+  names, more = _names(told.class_names, num_classes)
+  taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
+  report = Report((*taken, *lines, *known.dropped), (), (*warnings, *more, *_doubts(leaves)))
+  return Weights(model, head, num_classes, trees.unflatten(leaves), {}, decoder, decided, names, known.family, where,
+                 report)
+
+
+def _check_all_placed(found: tables.Found) -> None:
+  """Raises UserError if a tensor is left over, or does not fit with the others."""
+  faults = list(found.faults)
+  if found.left:
+    faults += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
+               *families.reasons(found.left)]
+  if faults:
+    raise UserError('\n'.join(faults))
+
+
+def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, tuple[Line, ...],
+                                                                        tuple[int, int] | None]:
+  """Leaves with positions as networks here have them, what was done, and the size of image that they are for."""
+  if isinstance(model, schema.Mixer):
+    num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
+    h, w = infer.grid(num_tokens, model.patch, hints.image_px)
+    return leaves, (), (h * model.patch, w * model.patch)
+  if not isinstance(model, schema.ViT) or model.positions is not schema.Positions.LEARNED:
+    return leaves, (), None
+  own = hints.image_px or (0, 0)
+
+  def fits(number: int) -> bool:
+    return number > 0 and (round(number ** .5) ** 2 == number
+                           or number == (own[0] // model.patch) * (own[1] // model.patch))
+
+  leaves, lines = families.positions(leaves, model, fits)
+  num_first = (model.pool is schema.Pool.CLS) + model.distilled
+  h, w = infer.grid(leaves['backbone/positions'].shape[1] - num_first, model.patch, hints.image_px)
+  return leaves, lines, (h * model.patch, w * model.patch)
+
+
+def _head(leaves: Leaves) -> tuple[schema.Head, int]:
+  """Settings of the head, and the number of its outputs."""
+  hidden = leaves.get('head/pre_logits/kernel')
+  kernel = leaves.get('head/kernel')
+  return (schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1]),
+          0 if kernel is None else kernel.shape[-1])
+
+
+def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: schema.Mae | None,
+             image_px: tuple[int, int], *, with_dist: bool) -> Params:
+  """Shapes of all parameters of a network."""
+  backbone = backbones.build(model, image_px)
+
+  def init() -> Params:
+    key, image = jax.random.key(0), jnp.zeros((1, *image_px, 3))
+    params, state = backbone.init(key, image)
+    found = {'backbone': params}
+    if num_classes:
+      width = backbone.apply(params, state, image, train=False, key=None)[0].pooled.shape[-1]
+      found['head'] = heads.Head(head).init(key, width, num_classes)
+      found |= {'head_dist': heads.Head(schema.Head()).init(key, width, num_classes)} if with_dist else {}
+    if decoder:
+      assert isinstance(model, schema.ViT)
+      made = Decoder(decoder.decoder_width, decoder.decoder_depth, decoder.decoder_heads, model)
+      found |= {'decoder': made.init(key), 'mask_token': made.init_mask(key)}
+    return found
+
+  return jax.eval_shape(init)
+
+
+def _check_whole(leaves: Leaves, wanted: Params) -> None:
+  """Raises UserError with a readable difference if leaves and parameters do not match one to one."""
+  if differences := trees.difference(trees.unflatten(leaves), wanted, found_name='the file', wanted_name='the network'):
+    raise UserError('the tensors do not make a whole network:\n' + '\n'.join(tables.listed(
+        line.strip() for line in differences.splitlines())))
+
+
+def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], list[str]]:
+  if names and len(names) != num_classes:
+    return (), [f'{len(names)} class names beside the file do not fit the {num_classes} outputs of the head; left out']
+  return names, []
+
+
+def _doubts(leaves: Leaves) -> list[str]:
+  """Warnings about values that are whole and still of no use."""
+  found = []
+  if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
+    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its guesses mean nothing')
+  bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
+  return found + ([f'not finite: {", ".join(bad)}'] if bad else [])
+
+
+def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.Said], hints: Hints) -> Weights:
+  """Weights from the newest whole checkpoint of a run."""
+  found = runs.read(path, view=view)
+  if hints != Hints():
+    raise UserError(f'{where} is a run, whose config says all that --model could')
+  leaves = trees.flatten(found.params)
+  rule = preparing.Said('the run', found.preprocess)
+  decided, _ = preparing.decide([*explicit, rule], family='vision_transformer', own_px=None)
+  head = found.config.head
+  num_classes = leaves['head/bias'].shape[-1] if 'head/bias' in leaves else 0
+  decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
+  report = Report(tuple(Line(name, 'taken') for name in leaves),
+                  (f'Run: step {found.step:,}, view {found.view}',), tuple(_doubts(leaves)))
+  names, more = _names(found.class_names, num_classes)
+  return Weights(found.config.model, head, num_classes, found.params, found.state, decoder, decided, names, 'run',
+                 where, report._replace(warnings=(*report.warnings, *more)))

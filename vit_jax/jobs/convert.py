@@ -1,0 +1,38 @@
+"""`--job=convert`: reads weights of any format and writes them in any other, with a report of every tensor."""
+from __future__ import annotations
+
+import logging
+
+from vit_jax.core.errors import UserError
+from vit_jax.data import classes as naming
+from vit_jax.interop import saving, weights
+from vit_jax.jobs import start as startup
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+def run(where: str, to: str, *, family: str, preprocess: str, model: str, view: str, classes: str,
+        overwrite: bool) -> int:
+  """Converts; exit status 0.
+
+  Args:
+    where: as `weights.load` has it.
+    to: a local path, as `saving.save` has it.
+    family: of `saving.FAMILIES`; '' = by `to`.
+    preprocess, model, view: as `weights.load` has them.
+    classes: a file of class names in the order of the outputs; '' = those of the weights.
+    overwrite: replaces what is at `to`.
+  """
+  startup.start()
+  found = weights.load(where, preprocess=preprocess, model=model, view=view)
+  print(weights.text(found))
+  if classes:
+    names = naming.read(classes)
+    if len(names) != found.num_classes:
+      raise UserError(f'--classes={classes} has {len(names):,} lines, but the head has {found.num_classes:,} outputs')
+    found = found._replace(class_names=names)
+  path, lost = saving.save(found, to, family=family, overwrite=overwrite)
+  for one in lost:
+    log.warning('Not carried by this format: %s', one)
+  print(f'Written to {path}, read back, every bit the same.', flush=True)
+  return 0

@@ -1,0 +1,181 @@
+"""From a traced function to the nodes of an ONNX graph.
+
+The network is traced once with the number of images left open, and each operation of the trace becomes ONNX nodes.
+What depends on parameters alone (standardised kernels, summed positions, cuts of stacked blocks) is computed here
+and stored. So every family is written by the same rules, and none of the arithmetic of a model is said twice.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend import core
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+
+INLINED = {'jit': 'jaxpr', 'remat2': 'jaxpr', 'checkpoint': 'jaxpr', 'closed_call': 'call_jaxpr',
+           'core_call': 'call_jaxpr', 'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
+"""Operations that are other traces, by where they keep them."""
+AS_IS = ('name', 'stop_gradient', 'copy', 'copy_p', 'optimization_barrier', 'sharding_constraint')
+
+
+class Value(NamedTuple):
+  """A tensor of the graph.
+
+  name: of the node's output or the stored tensor.
+  shape: as it is there: sides of 1 may stand for wider ones of the trace, which arithmetic broadcasts.
+  """
+  name: str
+  shape: tuple[Any, ...]
+
+
+class Rules(NamedTuple):
+  """How operations are written, by their names in the trace.
+
+  same_name: those without settings, that broadcast over sides of 1: the ONNX operation.
+  by_name: `(writer, equation, *operands)` to the results.
+  """
+  same_name: Mapping[str, str]
+  by_name: Mapping[str, Callable[..., list[Value]]]
+
+
+class Writer:
+  """Collects nodes and stored tensors.
+
+  Args:
+    helper: `onnx.helper`.
+    batch: the side of the trace that is left open.
+    names: of parameters, by `digest`; what is stored as it is, though perhaps in another shape, has its name.
+    rules: what becomes of each operation.
+  """
+
+  def __init__(self, helper: Any, batch: Any, names: Mapping[str, str], rules: Rules) -> None:
+    self.helper, self._batch, self._names, self._rules = helper, batch, names, rules
+    self.nodes: list[Any] = []
+    self.stored: dict[str, HostArray] = {}
+    self._counts: dict[str, int] = {}
+    self._known: dict[tuple[str, str, tuple[int, ...]], str] = {}
+    self._num_images = ''
+
+  def write(self, jaxpr: core.Jaxpr, constants: Sequence[Any], arguments: Sequence[Value | HostArray]) -> list[Any]:
+    """Adds a trace; returns its results, of which those that depend on no input are arrays."""
+    values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
+
+    def read(variable: Any) -> Any:
+      return np.asarray(variable.val) if isinstance(variable, core.Literal) else values[variable]
+
+    for equation in jaxpr.eqns:
+      operands = [read(variable) for variable in equation.invars]
+      for variable, result in zip(equation.outvars, self._equation(equation, operands), strict=True):
+        values[variable] = result
+    return [read(variable) for variable in jaxpr.outvars]
+
+  def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+    name = equation.primitive.name
+    if name in INLINED:
+      inner = equation.params[INLINED[name]]
+      return self.write(inner.jaxpr, inner.consts, operands) if hasattr(inner, 'jaxpr') else self.write(
+          inner, (), operands)
+    if name in AS_IS:
+      return operands
+    is_open = any(not isinstance(side, int) for variable in equation.outvars for side in variable.aval.shape)
+    if not is_open and not any(isinstance(operand, Value) for operand in operands):
+      found = equation.primitive.bind(*operands, **equation.params)
+      return [np.asarray(one) for one in (found if equation.primitive.multiple_results else [found])]
+    if name in self._rules.same_name:
+      return [self.arithmetic(self._rules.same_name[name], operands)]
+    if name not in self._rules.by_name:
+      raise UserError(f'the network computes {name!r}, which this export has no ONNX for')
+    return self._rules.by_name[name](self, equation, *operands)
+
+  # Pieces.
+
+  def node(self, kind: str, *inputs: str, shape: Sequence[Any], outputs: int = 1, **settings: Any) -> Value:
+    """Adds a node; its first output, of `shape`."""
+    self._counts[kind] = self._counts.get(kind, 0) + 1
+    name = f'{kind}_{self._counts[kind]}'
+    names = [name] if outputs == 1 else [f'{name}_{i}' for i in range(outputs)]
+    self.nodes.append(self.helper.make_node(kind, list(inputs), names, name=name, **settings))
+    return Value(names[0], tuple(shape))
+
+  def tensor(self, array: Any) -> str:
+    """Name of a stored tensor; equal ones are stored once."""
+    array = np.asarray(array)
+    key = digest(array), str(array.dtype), array.shape
+    if key not in self._known:
+      name = self._names.get(key[0], 'tensor')
+      is_new = name != 'tensor' and name not in self.stored
+      self._known[key] = name if is_new else f'{name}_{len(self._known)}'
+      self.stored[self._known[key]] = array
+    return self._known[key]
+
+  def value(self, operand: Any) -> Value:
+    """A value of the graph, stored if it is an array."""
+    if isinstance(operand, Value):
+      return operand
+    array = np.asarray(operand)
+    return Value(self.tensor(array), array.shape)
+
+  def _sides(self, shape: Sequence[Any]) -> list[int]:
+    """A shape as Reshape takes it: -1 for a side that depends on the number of images."""
+    sides = [side if isinstance(side, int) else -1 for side in shape]
+    if sides.count(-1) > 1:
+      raise UserError(f'a tensor of shape {tuple(shape)} has more than one side that depends on the number of images')
+    return sides
+
+  def reshaped(self, value: Value, shape: Sequence[Any]) -> Value:
+    if value.shape == tuple(shape):
+      return value
+    return self.node('Reshape', value.name, self.tensor(np.array(self._sides(shape), np.int64)), shape=shape)
+
+  def transposed(self, value: Value, order: Sequence[int]) -> Value:
+    if list(order) == sorted(order):
+      return value
+    return self.node('Transpose', value.name, shape=[value.shape[i] for i in order], perm=list(order))
+
+  def whole(self, operand: Any, shape: Sequence[Any]) -> Value:
+    """The value with every side as wide as in the trace."""
+    value = self.value(operand)
+    if value.shape == tuple(shape):
+      return value
+    open_ = [i for i, side in enumerate(shape) if not isinstance(side, int) and value.shape[i] == 1]
+    target = np.array([side if isinstance(side, int) else 1 for side in shape], np.int64)
+    if not open_:
+      return self.node('Expand', value.name, self.tensor(target), shape=shape)
+    parts = [self.tensor(target[:open_[0]]), self._open_side(shape[open_[0]]), self.tensor(target[open_[0] + 1:])]
+    sides = self.node('Concat', *parts, shape=(len(target),), axis=0)
+    return self.node('Expand', value.name, sides.name, shape=shape)
+
+  def _open_side(self, side: Any) -> str:
+    """A side that is a multiple of the number of images, `[1]` i64."""
+    factor = side // self._batch
+    if not isinstance(factor, int) or factor * self._batch != side:
+      raise UserError(f'a side of {side} is no multiple of the number of images {self._batch}')
+    number = self._num_images
+    if factor != 1:
+      return self.node('Mul', number, self.tensor(np.array([factor], np.int64)), shape=(1,)).name
+    return number
+
+  def count_images(self, image: Value) -> None:
+    """Makes the number of images known to the graph, from its input."""
+    shape = self.node('Shape', image.name, shape=(len(image.shape),))
+    self._num_images = self.node('Gather', shape.name, self.tensor(np.array([0], np.int64)), shape=(1,), axis=0).name
+
+  def arithmetic(self, kind: str, operands: Sequence[Any], **settings: Any) -> Value:
+    values = [self.value(operand) for operand in operands]
+    return self.node(kind, *(value.name for value in values), shape=_broadcast([v.shape for v in values]), **settings)
+
+
+def digest(array: Any) -> str:
+  """Tells arrays apart by their elements in order, whatever their shape."""
+  return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+  """The shape of arithmetic on tensors of these shapes; scalars go with any."""
+  rank = max(map(len, shapes))
+  rows = [shape for shape in shapes if len(shape) == rank]
+  return tuple(next((row[i] for row in rows if not isinstance(row[i], int) or row[i] != 1), 1) for i in range(rank))

@@ -1,0 +1,132 @@
+"""One writer for a run directory in object storage, which has no locks: a lease that its holder renews.
+
+`.lock` names the holder and when it last renewed. A holder that has not for `EXPIRES_S` is gone, as after a kill; its
+successor waits that long, at once where it can see that the process is no more. Two that start within the same
+second find out by reading back what they wrote. Clocks of the machines have to agree to a minute.
+"""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from types import TracebackType
+from typing import Any
+
+from vit_jax.core.errors import UserError
+from vit_jax.record import storage
+
+RENEW_S = 30.
+EXPIRES_S = 120.
+SETTLE_S = 1.
+FILE = '.lock'
+log = logging.getLogger('vit_jax.jobs')
+
+
+class Lease:
+  """Holds a remote run directory for one run, until `__exit__` or until the process is gone for `EXPIRES_S`.
+
+  Raises:
+    UserError: if another process holds it, or the directory cannot be written.
+  """
+
+  def __init__(self, workdir: storage.PathLike, *, renew_s: float = RENEW_S, expires_s: float = EXPIRES_S,
+               settle_s: float = SETTLE_S):
+    self._workdir, self._path = workdir, storage.open_path(workdir) / FILE
+    self._renew_s, self._expires_s = renew_s, expires_s
+    self._own = {'host': _machine(), 'pid': os.getpid(), 'token': uuid.uuid4().hex}
+    try:
+      self._wait()
+      self._renew()
+      time.sleep(settle_s)
+      if not self._is_own():
+        raise UserError(self._taken(self._read()))
+    except storage.faults() as error:
+      raise UserError(f'--workdir={workdir} cannot be written: {error}; want a bucket that this machine may write '
+                      'to') from error
+    self._closed = threading.Event()
+    self._thread = threading.Thread(target=self._run, name='lease', daemon=True)
+    self._thread.start()
+
+  def __enter__(self) -> Lease:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self._closed.set()
+    self._thread.join()
+    if self._is_own():
+      self._path.unlink(missing_ok=True)
+
+  def _wait(self) -> None:
+    """Returns once nobody holds the directory; a holder that renews meanwhile is alive."""
+    first = holder = self._read()
+    if not holder or _is_gone(holder):
+      return
+    until = float(first['time']) + self._expires_s
+    if until > time.time():
+      log.info('%s was last held by %s; taken in %.0f s if that does not show.', self._workdir, _name(first),
+               until - time.time())
+    while time.time() < until:
+      time.sleep(min(self._renew_s / 4, 5.))
+      holder = self._read()
+      if not holder:
+        return
+      if holder != first:
+        raise UserError(self._taken(holder))
+
+  def _run(self) -> None:
+    while not self._closed.wait(self._renew_s):
+      try:
+        if not self._is_own():
+          log.error('%s is written to by another run too, %s; stop one of them.', self._workdir, _name(self._read()))
+          return
+        self._renew()
+      except storage.faults() as error:
+        log.warning('The hold on %s could not be renewed, and is tried again: %s', self._workdir, error)
+
+  def _renew(self) -> None:
+    storage.write_bytes(self._path, json.dumps({**self._own, 'time': time.time()}).encode())
+
+  def _is_own(self) -> bool:
+    return self._read().get('token') == self._own['token']
+
+  def _read(self) -> dict[str, Any]:
+    """What the file says; {} if there is none, or one that says nothing."""
+    try:
+      found = json.loads(storage.read_text(self._path))
+    except (FileNotFoundError, ValueError):
+      return {}
+    return found if isinstance(found, dict) and {'host', 'pid', 'token', 'time'} <= found.keys() else {}
+
+  def _taken(self, holder: dict[str, Any]) -> str:
+    return (f'--workdir={self._workdir} is in use by another run ({_name(holder)}); wait for it, stop it, or take '
+            'another --workdir')
+
+
+def _name(holder: dict[str, Any]) -> str:
+  return f'process {holder["pid"]} on {str(holder["host"]).split()[0]}' if holder else 'an unknown process'
+
+
+def _machine() -> str:
+  """The machine, and on Linux the set of process numbers, which a container has for itself."""
+  try:
+    return f'{socket.gethostname()} {os.readlink("/proc/self/ns/pid")}'
+  except OSError:
+    return socket.gethostname()
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+  """Whether the holder was a process of this machine that is no more."""
+  if holder['host'] != _machine():
+    return False
+  try:
+    os.kill(int(holder['pid']), 0)
+  except ProcessLookupError:
+    return True
+  except PermissionError:
+    return False
+  return int(holder['pid']) == os.getpid()

@@ -1,0 +1,127 @@
+"""The state a run begins with: random parameters, and those of `config.init_from` in their place."""
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import PyTree
+from vit_jax.data import classes
+from vit_jax.interop import adapt, weights
+from vit_jax.interop.adapt import Target
+from vit_jax.interop.weights import Weights
+from vit_jax.jobs import build, rundir
+from vit_jax.record import storage
+from vit_jax.train.state import TrainState
+
+log = logging.getLogger('vit_jax.jobs')
+
+COPIES = ('ema', 'teacher', 'inner/teacher')
+"""Parts of `extra` that begin as copies of the parameters."""
+STATES = ('model_state', 'inner/model_state')
+TRAINED = ('trained', 'inner/trained')
+"""Where distillation has its teacher."""
+
+
+def begin(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...], workdir: storage.Path) -> TrainState:
+  """The state of step 0; what was taken from weights is logged, and written to `init.json`.
+
+  Raises:
+    UserError: weights are asked for that cannot be had, or do not fit.
+  """
+  state = parts.program.init_fn()
+  told = {}
+  if config.init_from:
+    state, told['init_from'] = _from_weights(config, parts, class_names, state)
+  if isinstance(config.objective, schema.Distill):
+    state, told['teacher'] = _with_teacher(config.objective.teacher, config, parts, class_names, state)
+  if told:
+    rundir.write_json(workdir / 'init.json', told)
+  return state
+
+
+def _from_weights(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...],
+                  state: TrainState) -> tuple[TrainState, dict[str, object]]:
+  found = weights.load(config.init_from, view=config.init_view)
+  log.info('%s', weights.text(found))
+  for text in adapt.preprocessing_differs(found, config.data.recipe):
+    log.warning('%s', text)
+  target = Target(config.model, config.image_px, parts.program.abstract_state.params, class_names)
+  fitted = adapt.adapt(found, target, interpolation=config.init_interpolation)
+  log.info('Into this run:\n%s', fitted.report.text())
+  params = {name: np.asarray(leaf) for name, leaf in trees.flatten(fitted.params).items()}
+  statistics = {name: np.asarray(leaf) for name, leaf in trees.flatten(fitted.state).items()}
+  extra = {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()}
+  extra |= {f'{place}/{name}': leaf for place in STATES for name, leaf in statistics.items()}
+  state = state._replace(params=_replaced(state.params, params), extra=_replaced(state.extra, extra))
+  return state, _told(found, fitted)
+
+
+def _with_teacher(teacher: schema.Teacher, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...],
+                  state: TrainState) -> tuple[TrainState, dict[str, object]]:
+  """The state with the trained teacher of distillation in `extra`."""
+  if not teacher.weights:
+    raise UserError("objective.teacher.weights='': distillation learns from a trained network; want a weight file")
+  found = weights.load(teacher.weights)
+  log.info('Teacher: %s', weights.text(found))
+  check_order(found, class_names, is_listed=bool(config.data.classes))
+  for name, own, said in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
+    if not np.allclose(own, said, atol=1e-3):
+      log.warning('objective.teacher.%s=%s, but its weights know images with %s', name, tuple(said), own)
+  extra = parts.program.abstract_state.extra
+  trained = extra.get('inner', extra)['trained']
+  like = {name: trained[name] for name in ('backbone', 'head')}
+  fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None),
+                       interpolation=config.init_interpolation)
+  leaves = {**trees.flatten(fitted.params), **{f'state/{k}': x for k, x in trees.flatten(fitted.state).items()}}
+  placed = {f'{place}/{name}': np.asarray(leaf) for place in TRAINED for name, leaf in leaves.items()}
+  return state._replace(extra=_replaced(state.extra, placed)), _told(found, fitted)
+
+
+def check_order(found: Weights, class_names: tuple[str, ...], *, is_listed: bool) -> None:
+  """Makes sure that the head's outputs are these classes, as far as it is known.
+
+  Args:
+    found: weights with a head.
+    class_names: of the data.
+    is_listed: a person has listed them in the order of the outputs.
+
+  Raises:
+    UserError: they are not.
+  """
+  if not found.num_classes:
+    raise UserError(f'{found.source} has no head, so it knows no classes; want weights that were trained on classes')
+  if found.num_classes != len(class_names):
+    raise UserError(f'{found.source} knows {found.num_classes:,} classes, the data has {len(class_names):,}; want '
+                    'data.classes=FILE with a line for each output, in their order')
+  if not found.class_names and not is_listed:
+    log.warning('%s does not name its classes; they are taken to be in the order of the data: %s, %s, …', found.source,
+                *class_names[:2])
+  in_order = tuple(range(len(class_names)))
+  if found.class_names and classes.match(class_names, found.class_names, where=found.source) != in_order:
+    raise UserError(f'{found.source} has the classes of the data in another order; want data.classes=FILE with a line '
+                    'for each output, in their order')
+
+
+def _replaced(tree: PyTree, leaves: Mapping[str, np.ndarray]) -> PyTree:
+  """The tree with some of its arrays replaced, each laid out as it was."""
+  def place(name: str, old: jax.Array) -> jax.Array:
+    new = leaves.get(name)
+    if new is None:
+      return old
+    assert new.shape == old.shape, (name, new.shape, old.shape)
+    return jax.make_array_from_callback(old.shape, old.sharding, lambda index: new[index].astype(old.dtype))
+
+  return trees.map_named(place, tree)
+
+
+def _told(found: Weights, fitted: adapt.Adapted) -> dict[str, object]:
+  return {'source': found.source, 'family': found.family, 'read': found.report.plain(),
+          'fitted': fitted.report.plain()}
+
+

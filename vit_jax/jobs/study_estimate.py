@@ -1,0 +1,144 @@
+"""What a study would take, before any of it runs: parameters, FLOPs, estimated hours, run by run.
+
+Hours are training FLOPs over a speed: that of the study's finished runs, else an assumed share of the peak of the
+devices. Evaluations and starting up are part of the first, and of nothing in the second.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import build, study_runs
+from vit_jax.jobs.plan import ASSUMED_MFU
+from vit_jax.parallel import mesh as meshes
+from vit_jax.parallel import topologies
+from vit_jax.record import clock
+
+_SIDE, _REPEATS = 1024, 8  # of the matrix product that tells how fast a processor without a known peak is
+
+
+class Cost(NamedTuple):
+  """What a run needs: parameters, training FLOPs of an image, steps, training FLOPs in all."""
+  num_params: int
+  flops_an_image: float
+  steps: int
+  flops: float
+
+
+class Speed(NamedTuple):
+  """FLOP/s of training, and where the figure is from."""
+  flops_s: float
+  source: str
+
+
+def describe(study: schema.Study, workdir: pathlib.Path | None, *, topology: str) -> str:
+  """The table of all runs. Those that follow from results are shown as if the first choice were the best."""
+  counts: dict[str, tuple[int, int]] = {}
+  tasks: dict[str, study_runs.Task] = {}
+  costs: dict[str, Cost] = {}
+  note = ''
+  for number, stage in enumerate((lambda results: study.runs, *study.then)):
+    try:
+      configs = stage({name: _result(task, costs[name]) for name, task in tasks.items()})
+    except UserError as error:
+      note = f'\nStage {number + 1} can only be told when the runs before it are done: {error}'
+      break
+    for name, config in configs.items():
+      tasks[name] = study_runs.Task(name, config, (workdir or pathlib.Path()) / 'runs' / name)
+      costs[name] = estimate(config, counts)
+  done = {name: task.result() for name, task in tasks.items() if workdir and task.is_done}
+  speed = find_speed(done, topology)
+  return _table(study.name, costs, done, speed) + note
+
+
+def estimate(config: schema.Config, counts: dict[str, tuple[int, int]]) -> Cost:
+  """The cost of a run. `counts` remembers examples and classes by source, which may take long to list."""
+  key = repr((config.data.source, config.data.train_split, config.data.num_examples, config.data.num_classes))
+  if key not in counts:
+    counts[key] = _counts(config)
+  num_examples, num_classes = counts[key]
+  alone = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
+  mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
+  parts = build.parts(alone, mesh=mesh, num_examples=num_examples, num_classes=num_classes,  # type: ignore[arg-type]
+                      in_memory=False)
+  flops, steps = build.train_flops(parts), parts.lengths.total_steps
+  return Cost(trees.num_elements(parts.program.abstract_state.params), flops, steps, flops * steps * config.batch_size)
+
+
+def find_speed(done: schema.Results, topology: str) -> Speed:
+  """How fast the runs may be expected to train."""
+  if topology:
+    there = topologies.parse(topology)
+    peak = there.chip.peak_flops * there.num_devices
+    return Speed(peak * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of the peak of {there.name}')
+  if done:
+    seconds = sum(result.seconds for result in done.values())
+    return Speed(1e18 * sum(result.exaflops for result in done.values()) / seconds, f'{len(done)} finished runs')
+  answer = subprocess.run([sys.executable, '-m', 'vit_jax.jobs.study_estimate'], capture_output=True, text=True)
+  if answer.returncode:
+    raise UserError(f'the devices of this machine cannot be asked:\n{answer.stderr[-1000:]}')
+  flops_s, what = json.loads(answer.stdout.splitlines()[-1])
+  return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}')
+
+
+def probe() -> tuple[float, str]:
+  """FLOP/s of the devices here, and what they are: the known peak, else that of a matrix product in f32."""
+  kind, number = jax.devices()[0].device_kind, jax.device_count()
+  if peak := clock.find_peak_flops(kind, number):
+    return peak, f'the peak of {number} {kind}'
+  product, matrix = jax.jit(jnp.matmul), jnp.ones((_SIDE, _SIDE))
+  product(matrix, matrix).block_until_ready()
+  began = time.monotonic()
+  for _ in range(_REPEATS):
+    product(matrix, matrix).block_until_ready()
+  return 2. * _SIDE**3 * _REPEATS * number / (time.monotonic() - began), f'a matrix product on {number} {kind}'
+
+
+def _counts(config: schema.Config) -> tuple[int, int]:
+  """Examples and classes: of the config, else of its source."""
+  data = config.data
+  if data.num_examples and data.num_classes:
+    return data.num_examples, data.num_classes
+  opened = build.open_data(config)
+  return data.num_examples or len(opened.train), len(opened.class_names)
+
+
+def _result(task: study_runs.Task, cost: Cost) -> schema.Result:
+  """The result of a run, or what stands for it where it is to come: every metric 0."""
+  if task.is_done:
+    return task.result()
+  return schema.Result(task.config, str(task.folder), cost.steps, 0., cost.num_params, cost.flops / 1e18,
+                       collections.defaultdict(float), 0.)
+
+
+def _table(name: str, costs: dict[str, Cost], done: schema.Results, speed: Speed) -> str:
+  width = max(map(len, costs)) + 2
+  lines = [f'{name}: {len(costs)} runs, {len(done)} of them done',
+           f'{"run":<{width}}{"parameters":>14}{"GFLOP/image":>13}{"steps":>10}{"exaFLOPs":>12}{"hours":>9}']
+  hours_left = 0.
+  for run, cost in costs.items():
+    is_done = run in done
+    hours = (done[run].seconds if is_done else cost.flops / speed.flops_s) / 3600
+    hours_left += 0. if is_done else hours
+    lines.append(f'{run:<{width}}{cost.num_params:>14,}{cost.flops_an_image / 1e9:>13,.3g}{cost.steps:>10,}'
+                 f'{cost.flops / 1e18:>12.3g}{hours:>9.3g}{" done" if is_done else ""}')
+  total = sum(cost.flops for cost in costs.values()) / 1e18
+  return '\n'.join([*lines, f'All together {total:.3g} exaFLOPs of training; about {hours_left:.3g} hours are left, '
+                            f'one run at a time, at {speed.flops_s / 1e12:.3g} TFLOP/s: {speed.source}.'])
+
+
+if __name__ == '__main__':
+  print(json.dumps(probe()))

@@ -1,0 +1,121 @@
+"""The decoder of a masked autoencoder (arXiv 2111.06377, section 3): narrow, and thrown away after training.
+
+Parameters, all f32:
+
+  embed/{kernel [D, E], bias [E]}
+  blocks/...                          as in `vit.py`, stacked, at width E with an MLP of 4 E
+  norm/{scale,bias} [E]
+  predict/{kernel [E, P * P * 3], bias [P * P * 3]}
+
+Positions are fixed, 2-D sine-cosine with MAE's frequencies. Products are in the compute dtype, the result is f32.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from vit_jax.config import schema
+from vit_jax.core.numerics import constrain_batch, split_key
+from vit_jax.core.trees import map_named
+from vit_jax.core.types import Array, Key, Params
+from vit_jax.models import posemb, stack
+from vit_jax.models.block import Block
+from vit_jax.models.layers import Dense, LayerNorm, applied, initial, xavier_uniform
+
+MASK_STDDEV = .02  # MAE
+MLP_RATIO = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+  """Width E, depth and heads of a decoder; GELU, epsilon, dtype and way to run are those of the encoder.
+
+  encoder: settings of the encoder.
+  """
+  width: int
+  depth: int
+  heads: int
+  encoder: schema.ViT
+
+  def init(self, key: Key) -> Params:
+    """New parameters."""
+    s, keys = self.encoder, split_key(key, 'embed', 'blocks', 'norm', 'predict')
+    x = jnp.zeros((1, 1, self.width), self._dtype)
+    return {
+        'embed': initial(self._embed, keys['embed'], jnp.zeros((1, 1, s.width))),
+        'blocks': jax.vmap(lambda key: initial(
+            self._block, key, x, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False))(
+                jax.random.split(keys['blocks'], self.depth)),
+        'norm': initial(self._norm, keys['norm'], x),
+        'predict': initial(self._predict, keys['predict'], x)}
+
+  def init_mask(self, key: Key) -> Array:
+    """A new mask token, `[1, 1, E]`."""
+    return MASK_STDDEV * jax.random.normal(key, (1, 1, self.width))
+
+  def apply(self, params: Params, mask_token: Array, tokens: Array, cls: Array | None, *, places: Array,
+            grid: tuple[int, int]) -> Array:
+    """What every patch should look like.
+
+    Args:
+      params: of this decoder.
+      mask_token: `[1, 1, E]`, stands for each patch that the encoder has not seen.
+      tokens: `[B, n, D]` of the encoder.
+      cls: `[B, D]`, its class token, or None.
+      places: `[B, N] i32`, for each patch of the grid its place among the n tokens, or any number >= n if it has
+        none.
+      grid: `(h, w)`.
+
+    Returns:
+      `[B, N, P * P * 3]` f32, pixels in the order row, column, channel.
+    """
+    num_seen = tokens.shape[1]
+    num_first = 0 if cls is None else 1
+    sequence = tokens if cls is None else jnp.concatenate([cls[:, None], tokens], axis=1)
+    x_BnE = constrain_batch(applied(self._embed, params['embed'], sequence))
+    first, seen_BnE = x_BnE[:, :num_first], x_BnE[:, num_first:]
+    positions_NE = jnp.asarray(posemb.sincos2d_mae(grid, self.width))
+    at_BN1 = jnp.minimum(places, num_seen - 1)[..., None]
+    x_BNE = jnp.where((places < num_seen)[..., None], jnp.take_along_axis(seen_BnE, at_BN1, axis=1),
+                      mask_token.astype(self._dtype))
+    x_BNE = x_BNE + positions_NE.astype(self._dtype)[None]
+    x_BME = constrain_batch(jnp.concatenate([first, x_BNE], axis=1))
+    y_BME = applied(self._norm, params['norm'], self._run(params['blocks'], x_BME))
+    return constrain_batch(applied(self._predict, params['predict'], y_BME[:, num_first:]).astype(jnp.float32))
+
+  def _run(self, params: Params, x_BME: Array) -> Array:
+    num_images = x_BME.shape[0]
+
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
+      y, _ = applied(self._block, params, x, num_images=num_images, num_sequences=num_images, rate=rate,
+                     dropout_key=key, capture=False)
+      return constrain_batch(y)
+
+    cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
+    return stack.run(layer, cast, x_BME, rates=None, keys=None, execution=self.encoder.execution,
+                     remat=self.encoder.remat)
+
+  @property
+  def _dtype(self) -> DTypeLike:
+    return jnp.dtype(self.encoder.dtype.value)
+
+  @property
+  def _embed(self) -> Dense:
+    return Dense((self.width,), self._dtype, xavier_uniform, lead=2)
+
+  @property
+  def _norm(self) -> LayerNorm:
+    return LayerNorm(self.encoder.norm_eps)
+
+  @property
+  def _predict(self) -> Dense:
+    return Dense((self.encoder.patch ** 2 * 3,), self._dtype, xavier_uniform, lead=2)
+
+  @property
+  def _block(self) -> Block:
+    s = self.encoder
+    return Block(self.heads, MLP_RATIO * self.width, s.gelu, s.norm_eps, dropout=0., dtype=self._dtype,
+                 attention_dropout=0., qk_norm=False, relative=0, swiglu=False, layer_scale=0., parallel=False)

@@ -1,0 +1,205 @@
+"""MLP-Mixer (arXiv 2105.01601), a `core.api.Backbone`.
+
+Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth first; S, F are the hidden
+widths of the MLPs over tokens and over channels):
+
+  stem/{kernel [P, P, 3, D], bias [D]}
+  blocks/{norm1,norm2}/{scale,bias} [L, D]
+  blocks/tokens/{up/{kernel [L, N, S], bias [L, S]}, down/{kernel [L, S, N], bias [L, N]}}
+  blocks/channels/{up/{kernel [L, D, F], bias [L, F]}, down/{kernel [L, F, D], bias [L, D]}}
+  norm/{scale,bias} [D]
+
+The MLP over tokens is for one number of tokens: larger images need parameters as `grow` makes them, and settings
+whose `tokens_mlp` has grown too. Features are the normed tokens and their mean, f32. Knows no mesh, no task and no weight format.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.nn import initializers
+from jax.typing import DTypeLike
+
+from vit_jax.config import model_options, schema
+from vit_jax.config.schema import Gelu
+from vit_jax.core.numerics import constrain_batch, split_key
+from vit_jax.core.trees import map_named
+from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
+from vit_jax.models import fit, stack
+from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
+from vit_jax.models.pointwise import gelu
+
+lecun_normal = initializers.lecun_normal()
+
+
+class Mlp(nn.Module):
+  """`W2 gelu(W1 x + b1) + b2`, with dropout after both; the value before the activation is named `mlp`."""
+  hidden: int
+  gelu: Gelu
+  dropout: float
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Array, key: Key | None) -> Array:
+    """`[R, I]` to `[R, I]`."""
+    keys = (None, None) if key is None else tuple(jax.random.split(key))
+    hidden_RF = checkpoint_name(Dense((self.hidden,), self.dtype, lecun_normal, name='up')(x), 'mlp')
+    hidden_RF = dropout(gelu(hidden_RF, self.gelu), self.dropout, keys[0])
+    return dropout(Dense((x.shape[-1],), self.dtype, lecun_normal, name='down')(hidden_RF), self.dropout, keys[1])
+
+
+class Block(nn.Module):
+  """`U = X + (W2 gelu(W1 LN(X)^T))^T`, `Y = U + W4 gelu(W3 LN(U))` (eq. 1)."""
+  tokens_mlp: int
+  channels_mlp: int
+  gelu: Gelu
+  norm_eps: float
+  dropout: float
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Array, *, num_images: int, rate: Array | None, dropout_key: Key | None) -> Array:
+    """One block.
+
+    Args:
+      x: `[B * N, D]` in the compute dtype.
+      num_images: B.
+      rate: f32 scalar, probability that a branch is dropped for an image; None = never.
+      dropout_key: None switches dropout and stochastic depth off.
+    """
+    keys = (None,) * 4 if dropout_key is None else tuple(jax.random.split(dropout_key, 4))
+    y_BND = LayerNorm(self.norm_eps, name='norm1')(x).reshape(num_images, -1, x.shape[-1])
+    y_RN = y_BND.swapaxes(1, 2).reshape(-1, y_BND.shape[1])
+    y_RN = Mlp(self.tokens_mlp, self.gelu, self.dropout, self.dtype, name='tokens')(y_RN, keys[0])
+    y_RD = y_RN.reshape(num_images, x.shape[-1], -1).swapaxes(1, 2).reshape(x.shape)
+    x = checkpoint_name(x + drop_path(y_RD, rate, keys[1], num_images=num_images), 'residual')
+    y_RD = LayerNorm(self.norm_eps, name='norm2')(x)
+    y_RD = Mlp(self.channels_mlp, self.gelu, self.dropout, self.dtype, name='channels')(y_RD, keys[2])
+    return x + drop_path(y_RD, rate, keys[3], num_images=num_images)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixer:
+  """A Mixer for images of `image_px` (height, width); made by `build`."""
+  settings: schema.Mixer
+  image_px: tuple[int, int]
+
+  def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
+    """Parameters, and `{}`. `image [B, H, W, 3]` must be of `image_px`; only its shape is read."""
+    assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
+    s = self.settings
+    keys = split_key(key, 'stem', 'blocks', 'norm')
+    num_tokens = (self.image_px[0] // s.patch) * (self.image_px[1] // s.patch)
+
+    def init_block(key: Key) -> Params:
+      return initial(self._block, key, jnp.zeros((num_tokens, s.width)), num_images=1, rate=None, dropout_key=None)
+
+    return {'stem': initial(self._stem, keys['stem'], jnp.zeros((1, s.patch, s.patch, 3))),
+            'blocks': jax.vmap(init_block)(jax.random.split(keys['blocks'], s.depth)),
+            'norm': initial(self._norm, keys['norm'], jnp.zeros((1, s.width)))}, {}
+
+  def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
+            key: Key | None) -> tuple[Features, PyTree]:
+    """Features (f32) of `image [B, H, W, 3]` f32, and `state` as it is.
+
+    Raises:
+      UserError: if patches do not tile the image, or the parameters are for another number of tokens.
+    """
+    s, num_images = self.settings, image.shape[0]
+    patches, grid = self._cut(image)
+    num_known = params['blocks']['tokens']['up']['kernel'].shape[1]
+    if grid[0] * grid[1] != num_known:
+      raise UserError(f'image_px={image.shape[1]} x {image.shape[2]} gives {grid[0] * grid[1]} tokens, but the MLP '
+                      f'over tokens of these parameters is for {num_known}.')
+    is_random = train and (s.dropout > 0. or s.drop_path > 0.)
+    assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
+    x_RD = constrain_batch(applied(self._stem, params['stem'], patches))
+    x_RD = self._run(params['blocks'], x_RD, num_images=num_images, key=key if is_random else None)
+    x_BND = applied(self._norm, params['norm'], x_RD).reshape(num_images, -1, s.width)
+    return Features(x_BND, constrain_batch(x_BND.mean(1)), grid), state
+
+  def _cut(self, image: Array) -> tuple[Array, tuple[int, int]]:
+    """Patches `[B * N, P, P, 3]`, and their grid."""
+    patch = self.settings.patch
+    if wrong := fit.untiled((image.shape[1], image.shape[2]), patch):
+      raise UserError(wrong)
+    h, w = image.shape[1] // patch, image.shape[2] // patch
+    patches = image.reshape(-1, h, patch, w, patch, 3).transpose(0, 1, 3, 2, 4, 5)
+    return patches.reshape(-1, patch, patch, 3), (h, w)
+
+  def _run(self, params: Params, x_RD: Array, *, num_images: int, key: Key | None) -> Array:
+    """All blocks. Kernels are cast before they are cut, so that a sharded one is gathered once, and cast."""
+    s = self.settings
+
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
+      return constrain_batch(applied(self._block, params, x, num_images=num_images, rate=rate, dropout_key=key))
+
+    cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
+    rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
+    keys_L = None if key is None else jax.random.split(key, s.depth)
+    return stack.run(layer, cast, x_RD, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
+
+  @property
+  def _dtype(self) -> DTypeLike:
+    return jnp.dtype(self.settings.dtype.value)
+
+  @property
+  def _stem(self) -> Dense:
+    return Dense((self.settings.width,), self._dtype, lecun_normal)
+
+  @property
+  def _norm(self) -> LayerNorm:
+    return LayerNorm(self.settings.norm_eps)
+
+  @property
+  def _block(self) -> Block:
+    s = self.settings
+    return Block(s.tokens_mlp, s.channels_mlp, s.gelu, s.norm_eps, s.dropout, self._dtype)
+
+
+def grow(params: Params, grid: tuple[int, int], *, times: tuple[int, int]) -> Params:
+  """Parameters for images that are a whole number of times as large (arXiv 2105.01601, Appendix C).
+
+  The large image is seen as tiles of the size that is known. `W1` and `W2` of the MLP over tokens become block
+  diagonal with a copy a tile, so that each tile is at first treated for itself, as an image of its own; the
+  hidden width grows with the number of tiles.
+
+  Args:
+    params: of a Mixer.
+    grid: tokens (h, w) that it is for.
+    times: how many tiles there are to be downwards and sideways.
+  """
+  tile_N, place_N = _tiles(grid, times)
+  tiles = times[0] * times[1]
+  of_tile_NT = jax.nn.one_hot(tile_N, tiles, dtype=jnp.float32)
+  up, down = params['blocks']['tokens']['up'], params['blocks']['tokens']['down']
+  num_layers, _, hidden = up['kernel'].shape
+  kernels_LNTS = up['kernel'][:, place_N, None] * of_tile_NT[None, :, :, None]
+  kernels_LTSN = down['kernel'][:, None, :, place_N] * of_tile_NT.T[None, :, None]
+  tokens = {'up': {'kernel': kernels_LNTS.reshape(num_layers, -1, tiles * hidden),
+                   'bias': jnp.tile(up['bias'], (1, tiles))},
+            'down': {'kernel': kernels_LTSN.reshape(num_layers, tiles * hidden, -1),
+                     'bias': down['bias'][:, place_N]}}
+  return {**params, 'blocks': {**params['blocks'], 'tokens': tokens}}
+
+
+def _tiles(grid: tuple[int, int], times: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+  """For each token of the large grid, row by row: which tile it is in, and where in it."""
+  (h, w), (down, across) = grid, times
+  y, x = np.meshgrid(np.arange(h * down), np.arange(w * across), indexing='ij')
+  return (y // h * across + x // w).ravel(), (y % h * w + x % w).ravel()
+
+
+def build(model: schema.Mixer, image_px: tuple[int, int]) -> Mixer:
+  """The backbone of these settings for images of `image_px` (height, width).
+
+  Raises:
+    UserError: lists all settings that do not fit together.
+  """
+  if wrong := [*model_options.faults(model, image_px)]:
+    raise UserError('\n'.join(wrong))
+  return Mixer(model, (int(image_px[0]), int(image_px[1])))

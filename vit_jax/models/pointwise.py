@@ -1,0 +1,104 @@
+"""LayerNorm and GELU with gradients written by hand, each beside the plain form that it equals.
+
+The plain forms let autodiff decide what is kept for the backward pass: several arrays in f32, where the input (in the
+compute dtype) and a number a row would do. Reverse-mode differentiation only. Knows nothing of parameters or modules.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.config.schema import Gelu
+from vit_jax.core.types import Array
+
+CUBIC = .044715  # of the tanh form, arXiv 1606.08415, section 2
+SLOPE = math.sqrt(2 / math.pi)
+
+
+def plain_layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+  """`(x - mean) / sqrt(var + eps) * scale + bias` over the last axis (arXiv 1607.06450).
+
+  Args:
+    x: `[..., D]`, any float dtype.
+    scale: `[D]` f32.
+    bias: `[D]` f32.
+    eps: added to the variance, which is the mean of squares (divided by D).
+
+  Returns:
+    The shape of `x`, f32; all of it is computed in f32.
+  """
+  return _normalised(x, eps)[0] * _last(scale, x) + _last(bias, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+  """Equal to `plain_layer_norm`; keeps `x` as it is, its mean and its deviation."""
+  return plain_layer_norm(x, scale, bias, eps)
+
+
+def _normalised(x: Array, eps: float) -> tuple[Array, Array, Array]:
+  x = x.astype(jnp.float32)
+  mean = x.mean(-1, keepdims=True)
+  inverse = jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
+  return (x - mean) * inverse, mean, inverse
+
+
+def _last(vector: Array, x: Array) -> Array:
+  return jnp.expand_dims(vector, range(x.ndim - 1))
+
+
+def _norm_forward(x: Array, scale: Array, bias: Array, eps: float) -> tuple[Array, tuple[Array, ...]]:
+  unit, mean, inverse = _normalised(x, eps)
+  return unit * _last(scale, x) + _last(bias, x), (x, scale, mean, inverse)
+
+
+def _norm_backward(eps: float, saved: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array]:
+  """`dx = (g - mean(g) - unit mean(g unit)) / deviation` with `g = dy scale`."""
+  del eps
+  x, scale, mean, inverse = saved
+  unit = (x.astype(jnp.float32) - mean) * inverse
+  g = dy * _last(scale, x)
+  dx = (g - g.mean(-1, keepdims=True) - unit * (g * unit).mean(-1, keepdims=True)) * inverse
+  rows = tuple(range(x.ndim - 1))
+  return dx.astype(x.dtype), (dy * unit).sum(rows), dy.sum(rows)
+
+
+layer_norm.defvjp(_norm_forward, _norm_backward)
+
+
+def plain_gelu(x: Array, kind: Gelu) -> Array:
+  """GELU in the dtype of `x` (arXiv 1606.08415).
+
+  EXACT: `x / 2 * (1 + erf(x / sqrt 2))`;
+  TANH: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
+  """
+  return jax.nn.gelu(x, approximate=kind is Gelu.TANH)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def gelu(x: Array, kind: Gelu) -> Array:
+  """Equal to `plain_gelu`; keeps only `x`, and computes the slope from it in f32."""
+  return plain_gelu(x, kind)
+
+
+def slope_of_gelu(x: Array, kind: Gelu) -> Array:
+  """The derivative, f32. EXACT: `Phi(x) + x phi(x)`; TANH: `(1 + t) / 2 + x / 2 (1 - t^2) u'`, `t = tanh u`."""
+  x = x.astype(jnp.float32)
+  if kind is Gelu.EXACT:
+    return .5 * (1. + jax.lax.erf(x / math.sqrt(2))) + x * jnp.exp(-.5 * x * x) / math.sqrt(2 * math.pi)
+  t = jnp.tanh(SLOPE * (x + CUBIC * x * x * x))
+  return .5 * (1. + t) + .5 * x * (1. - t * t) * SLOPE * (1. + 3. * CUBIC * x * x)
+
+
+def _gelu_forward(x: Array, kind: Gelu) -> tuple[Array, Array]:
+  return plain_gelu(x, kind), x
+
+
+def _gelu_backward(kind: Gelu, x: Array, dy: Array) -> tuple[Array]:
+  return ((slope_of_gelu(x, kind) * dy.astype(jnp.float32)).astype(x.dtype),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)

@@ -1,0 +1,183 @@
+"""ResNets of bottleneck units with GroupNorm and weight standardisation: BiT, and the stem of the hybrids.
+
+Parameters of BiT (arXiv 1912.11370), all f32 (a public format; stages and units count from 1, W is the
+channels of the root, `H = W * 2^(s - 1)` those of a 3 x 3 convolution of stage s, I what a unit reads):
+
+  root/kernel [7, 7, 3, W]
+  stage{s}/unit{u}/norm1/{scale,bias} [I]
+  stage{s}/unit{u}/{norm2,norm3}/{scale,bias} [H]
+  stage{s}/unit{u}/conv1/kernel [1, 1, I, H]
+  stage{s}/unit{u}/conv2/kernel [3, 3, H, H]           (has the stride)
+  stage{s}/unit{u}/conv3/kernel [1, 1, H, 4 H]
+  stage{s}/unit1/proj/kernel [1, 1, I, 4 H]            (the shortcut of a stage's first unit)
+  norm/{scale,bias} [4 H of the last stage]
+
+Of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its convolution:
+
+  root/kernel [7, 7, 3, W], root_norm/{scale,bias} [W]
+  stage{s}/unit{u}/{conv1,conv2,conv3}/kernel          (as above)
+  stage{s}/unit{u}/{norm1,norm2}/{scale,bias} [H], stage{s}/unit{u}/norm3/{scale,bias} [4 H]
+  stage{s}/unit1/{proj/kernel [1, 1, I, 4 H], proj_norm/{scale,bias} [4 H]}
+
+Kernels are stored as they are learned, not standardised. Knows no mesh, no task and no weight format.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.nn import initializers, relu
+from jax.typing import DTypeLike
+
+from vit_jax.config import model_options, schema
+from vit_jax.config.resnet_options import NORM_GROUPS
+from vit_jax.config.schema import Remat
+from vit_jax.core.numerics import constrain_batch
+from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
+from vit_jax.models.convolution import GroupNorm, StdConv, Style, max_pool
+from vit_jax.models.layers import applied, initial
+
+BIT_NORM_EPS = 1e-5     # big_transfer
+HYBRID_NORM_EPS = 1e-6  # vision_transformer, models_resnet.py
+EXPANSION = 4  # ResNet, arXiv 1512.03385, section 4.1
+
+
+class PreActivationUnit(nn.Module):
+  """`proj(y) + conv3(relu(norm3(conv2(relu(norm2(conv1(y)))))))`, `y = relu(norm1(x))` (ResNet-v2, arXiv 1603.05027).
+
+  Without a projection the shortcut is x itself.
+  """
+  hidden: int
+  stride: int
+  has_proj: bool
+  dtype: DTypeLike
+  style: Style
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """`[B, H, W, I]` to `[B, H / stride, W / stride, 4 hidden]`, in the compute dtype."""
+    def activated(x: Array, name: str) -> Array:
+      return relu(GroupNorm(NORM_GROUPS, self.style.norm_eps, name=name)(x)).astype(self.dtype)
+
+    def conv(features: int, side: int, name: str, stride: int = 1) -> StdConv:
+      return StdConv(features, side, self.dtype, self.style, stride, name=name)
+
+    y = activated(x, 'norm1')
+    shortcut = conv(EXPANSION * self.hidden, 1, 'proj', self.stride)(y) if self.has_proj else x
+    y = conv(self.hidden, 1, 'conv1')(y)
+    y = conv(self.hidden, 3, 'conv2', self.stride)(activated(y, 'norm2'))
+    return shortcut + conv(EXPANSION * self.hidden, 1, 'conv3')(activated(y, 'norm3'))
+
+
+class PostActivationUnit(nn.Module):
+  """`relu(proj(x) + norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x))))))))` (ResNet-v1).
+
+  The projection has a norm too; without one the shortcut is x itself. The scale of `norm3` starts at zero.
+  """
+  hidden: int
+  stride: int
+  has_proj: bool
+  dtype: DTypeLike
+  style: Style
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """`[B, H, W, I]` to `[B, H / stride, W / stride, 4 hidden]`, in the compute dtype."""
+    def normed(x: Array, features: int, side: int, names: tuple[str, str], stride: int = 1,
+               scale: float = 1.) -> Array:
+      x = StdConv(features, side, self.dtype, self.style, stride, name=names[0])(x)
+      return GroupNorm(NORM_GROUPS, self.style.norm_eps, initializers.constant(scale), name=names[1])(x)
+
+    wide = EXPANSION * self.hidden
+    shortcut = normed(x, wide, 1, ('proj', 'proj_norm'), self.stride) if self.has_proj else x.astype(jnp.float32)
+    y = relu(normed(x, self.hidden, 1, ('conv1', 'norm1'))).astype(self.dtype)
+    y = relu(normed(y, self.hidden, 3, ('conv2', 'norm2'), self.stride)).astype(self.dtype)
+    return relu(shortcut + normed(y, wide, 1, ('conv3', 'norm3'), scale=0.)).astype(self.dtype)
+
+
+class Stage(nn.Module):
+  """Units of one width; the first has the stride and a projection."""
+  units: int
+  hidden: int
+  stride: int
+  dtype: DTypeLike
+  style: Style
+  remat: Remat
+  is_hybrid: bool
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    kind: Any = PostActivationUnit if self.is_hybrid else PreActivationUnit
+    unit = kind if self.remat is Remat.NONE else nn.remat(kind)
+    for i in range(self.units):
+      is_first = i == 0
+      x = unit(self.hidden, self.stride if is_first else 1, is_first, self.dtype, self.style, name=f'unit{i + 1}')(x)
+      x = constrain_batch(x)
+    return x
+
+
+class Network(nn.Module):
+  """Root and stages; of BiT, or of the stem of a hybrid, which has other units and a norm after the root."""
+  layers: tuple[int, ...]
+  width: int
+  dtype: DTypeLike
+  style: Style
+  remat: Remat
+  is_hybrid: bool
+
+  @nn.compact
+  def __call__(self, image: Array) -> Array:
+    """`[B, H, W, 3]` to the last map; BiT's is normed and activated, f32."""
+    style = self.style
+    x = StdConv(self.width, 7, self.dtype, style, 2, name='root')(image)
+    if self.is_hybrid:
+      x = relu(GroupNorm(NORM_GROUPS, style.norm_eps, name='root_norm')(x)).astype(self.dtype)
+    x = max_pool(x, style=style)
+    for i, units in enumerate(self.layers):
+      x = Stage(units, self.width * 2 ** i, 2 if i else 1, self.dtype, style, self.remat, self.is_hybrid,
+                name=f'stage{i + 1}')(x)
+    return x if self.is_hybrid else relu(GroupNorm(NORM_GROUPS, style.norm_eps, name='norm')(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNet:
+  """BiT, a `core.api.Backbone`; made by `build`. Images of any size."""
+  settings: schema.ResNet
+
+  def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
+    """Parameters, and `{}`; of `image [B, H, W, 3]` only the shape is read."""
+    return initial(self._network, key, jnp.zeros((1, *image.shape[1:]))), {}
+
+  def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
+            key: Key | None) -> tuple[Features, PyTree]:
+    """Features (f32) of `image [B, H, W, 3]` f32: the last map, and its mean; and `state` as it is."""
+    del train, key
+    x_BhwD = applied(self._network, params, image)
+    num_images, h, w, width = x_BhwD.shape
+    pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
+    return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), state
+
+  @property
+  def _network(self) -> Network:
+    s = self.settings
+    style = Style(s.var_eps, std_eps=0., norm_eps=BIT_NORM_EPS, is_same=False)
+    return Network(s.layers, s.width, jnp.dtype(s.dtype.value), style, s.remat, is_hybrid=False)
+
+
+def build(model: schema.ResNet, image_px: tuple[int, int]) -> ResNet:
+  """The backbone of these settings.
+
+  Raises:
+    UserError: lists all settings that do not fit together.
+  """
+  if wrong := [*model_options.faults(model, image_px)]:
+    raise UserError('\n'.join(wrong))
+  return ResNet(model)
+
+
+def stem(settings: schema.ResNetStem, *, dtype: DTypeLike, remat: Remat) -> Network:
+  """The network of a hybrid's stem."""
+  style = Style(settings.var_eps, settings.std_eps, HYBRID_NORM_EPS, is_same=True)
+  return Network(settings.layers, settings.width, dtype, style, remat, is_hybrid=True)

@@ -1,0 +1,142 @@
+"""Self-distillation without labels: DINO (Caron et al. 2021, arXiv 2104.14294), with DINOv2's centring as an option.
+
+The student sees two large and several small crops of an image, the teacher the large ones; the student is to say of
+each crop what the teacher says of another. The teacher is a running mean of the student.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.config.schema import Centering
+from vit_jax.core.api import Backbone, View
+from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
+from vit_jax.models.projector import Projector
+from vit_jax.objectives.views import Encoder
+
+TEACHER, CENTER = 'teacher', 'center'
+SINKHORN_ROUNDS = 3  # DINOv2
+INFORMATION = 'information'
+"""Name of the metric that falls to 0 when the teacher collapses."""
+
+
+class Rates(NamedTuple):
+  """What changes over the run: functions of the step."""
+  teacher_temperature: Schedule
+  momentum: Schedule
+
+
+class Dino:
+  """Objective: `L = mean over teacher crops t and other crops s of -sum_k P_t(k) log P_s(k)` (eqs. 1 to 3).
+
+    P_s = softmax(g_s / T_s)        P_t = softmax((g_t - c) / T_t)
+    after the update, with m of the step:    teacher <- m teacher + (1 - m) student    (section 3.1)
+    c <- m_c c + (1 - m_c) mean of g_t over the whole batch and both crops             (eq. 4)
+
+  With Sinkhorn centring P_t is `sinkhorn(g_t / T_t)` instead, over the whole batch, and c stays 0.
+
+  Metrics beside the loss, in nats: `teacher_entropy`, `student_entropy` (of the large crops), `kl` of the two (loss
+  minus teacher's entropy), `information` (`H(mean of P_t) - mean of H(P_t)`: 0 when the teacher gives one answer to
+  all, flat or peaked), `below_uniform` (`ln K - loss`: 0 for flat answers); and `center_norm`.
+
+  extra: `teacher/{backbone, projector}`, `center [1, K]`.
+  """
+
+  def __init__(self, backbone: Backbone, projector: Projector, *, student_temperature: float, rates: Rates,
+               centering: Centering, center_momentum: float):
+    self._backbone, self._projector, self._rates = backbone, projector, rates
+    self._student_temperature, self._centering = student_temperature, centering
+    self._center_momentum = center_momentum
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys, image = split_key(key, 'backbone', 'projector'), batch['views_global'][:, 0]
+    params, _ = self._backbone.init(keys['backbone'], image)
+    width = jax.eval_shape(lambda: self._backbone.apply(params, {}, image, train=False, key=None)[0].pooled).shape[-1]
+    params = {'backbone': params, 'projector': self._projector.init(keys['projector'], width)}
+    return params, {TEACHER: jax.tree.map(lambda x: x + 0., params),
+                    CENTER: jnp.zeros((1, self._projector.prototypes))}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    views, mask_B = batch['views_global'], batch.get('mask')
+    keys = split_key(key, 'global', 'local')
+    student_BVK = self._outputs(params, views, train=True, key=keys['global'])
+    if 'views_local' in batch:
+      local_BVK = self._outputs(params, batch['views_local'], train=True, key=keys['local'])
+      student_BVK = jnp.concatenate([student_BVK, local_BVK], axis=1)
+    teacher_BtK = jax.lax.stop_gradient(self._outputs(extra[TEACHER], views, train=False, key=None))
+    targets_BtK = self._targets(teacher_BtK, extra[CENTER], mask_B, step)
+    log_p_BVK = jax.nn.log_softmax(student_BVK / self._student_temperature)
+    loss_B = cross_entropy(targets_BtK, log_p_BVK)
+    weight_B = jnp.ones(views.shape[0]) if mask_B is None else mask_B
+    stats = {'sum': jnp.where(weight_B[:, None, None] > 0, teacher_BtK, 0.).sum((0, 1))[None],
+             'count': teacher_BtK.shape[1] * weight_B.sum()}
+    return LossOut(weighted_mean(loss_B, mask_B), self._health(targets_BtK, log_p_BVK, loss_B, extra, mask_B), stats)
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    momentum, center = self._rates.momentum(step), extra[CENTER]
+    if self._centering is Centering.MEAN:
+      mean_1K = stats['sum'] / jnp.maximum(stats['count'], 1.)
+      center = self._center_momentum * center + (1. - self._center_momentum) * mean_1K
+    return {TEACHER: jax.tree.map(lambda t, p: momentum * t + (1. - momentum) * p, extra[TEACHER], params),
+            CENTER: center}
+
+  def views(self) -> dict[str, View]:
+    return {'student': Encoder(self._backbone), 'teacher': Encoder(self._backbone, under=TEACHER)}
+
+  def _outputs(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
+    """Outputs `[B, V, K]` of `views [B, V, H, W, 3]`; the rows of an image stay together, on its device."""
+    num_images, num_views = views.shape[:2]
+    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=train,
+                                       key=key)
+    return self._projector.apply(params['projector'], features.pooled).reshape(num_images, num_views, -1)
+
+  def _targets(self, teacher_BtK: Array, center_1K: Array, mask_B: Array | None, step: Array) -> Array:
+    """P_t, `[B, 2, K]`."""
+    temperature = self._rates.teacher_temperature(step)
+    if self._centering is not Centering.SINKHORN:
+      return jax.nn.softmax((teacher_BtK - center_1K[None]) / temperature)
+    rows = teacher_BtK.reshape(-1, teacher_BtK.shape[-1]) / temperature
+    mask_R = None if mask_B is None else jnp.repeat(mask_B, teacher_BtK.shape[1])
+    return sinkhorn(rows, mask_R, rounds=SINKHORN_ROUNDS).reshape(teacher_BtK.shape)
+
+  def _health(self, targets_BtK: Array, log_p_BVK: Array, loss_B: Array, extra: Extra,
+              mask_B: Array | None) -> dict[str, Mean]:
+    num_teacher = targets_BtK.shape[1]
+    own_BtK = log_p_BVK[:, :num_teacher]
+    teacher_B, student_B = entropy(targets_BtK).mean(1), -(jnp.exp(own_BtK) * own_BtK).sum(-1).mean(1)
+    weight_B = jnp.ones_like(loss_B) if mask_B is None else mask_B
+    mean_K = jnp.where(weight_B[:, None] > 0, targets_BtK.mean(1), 0.).sum(0) / jnp.maximum(weight_B.sum(), 1.)
+    each = {'teacher_entropy': teacher_B, 'student_entropy': student_B, 'kl': loss_B - teacher_B,
+            INFORMATION: entropy(mean_K) - teacher_B, 'below_uniform': jnp.log(targets_BtK.shape[-1]) - loss_B,
+            'center_norm': jnp.broadcast_to(jnp.linalg.norm(extra[CENTER]), loss_B.shape)}
+    return {name: weighted_mean(jax.lax.stop_gradient(values_B), mask_B) for name, values_B in each.items()}
+
+
+def cross_entropy(targets_BtK: Array, log_p_BVK: Array) -> Array:
+  """Mean of `-sum_k P_t log P_s` over pairs of a teacher crop and another student crop, `[B]`."""
+  pairs_BtV = -jnp.einsum('btk,bvk->btv', targets_BtK, log_p_BVK, precision=jax.lax.Precision.HIGHEST)
+  num_teacher, num_student = pairs_BtV.shape[1:]
+  counts_tV = 1. - jnp.eye(num_teacher, num_student)
+  return (pairs_BtV * counts_tV[None]).sum((1, 2)) / counts_tV.sum()
+
+
+def entropy(p: Array) -> Array:
+  """`-sum_k p log p` over the last axis, in nats; 0 log 0 is 0."""
+  return -(p * jnp.log(jnp.where(p > 0., p, 1.))).sum(-1)
+
+
+def sinkhorn(logits_RK: Array, mask_R: Array | None = None, *, rounds: int) -> Array:
+  """Probabilities `[R, K]` near `exp(logits)` in whose sum over rows all prototypes are about equal (Sinkhorn-Knopp).
+
+  Each round divides the columns by their sums, then the rows by theirs; in logarithms, so that no temperature
+  overflows. Rows with mask 0 take no part; they are left as the softmax by the others' columns.
+  """
+  out_R1 = jnp.zeros((logits_RK.shape[0], 1)) if mask_R is None else jnp.where(mask_R > 0, 0., -jnp.inf)[:, None]
+  log_q_RK = logits_RK
+  for _ in range(rounds):
+    log_q_RK = log_q_RK - jax.nn.logsumexp(log_q_RK + out_R1, axis=0, keepdims=True)
+    log_q_RK = log_q_RK - jax.nn.logsumexp(log_q_RK, axis=1, keepdims=True)
+  return jnp.exp(log_q_RK)

@@ -1,0 +1,120 @@
+"""Masked patch prediction (ViT paper, arXiv 2010.11929, Appendix B.1.2): BERT's task on patches.
+
+Half of the patches of each image are corrupted, after the embedding: with probability .8 a patch becomes a learned
+mask token, with .1 another patch, and else it stays. From the final token of each corrupted patch its mean colour is
+predicted, 3 bits a channel. Where the paper does not say: exactly the given share of each image is corrupted, the
+other patch is one of the same image, and the mask token begins as N(0, .02).
+"""
+from __future__ import annotations
+
+from typing import assert_never
+
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+
+from vit_jax.config.schema import PatchTarget
+from vit_jax.core.api import TokenBackbone, View
+from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.models.dense import dense
+from vit_jax.objectives import patches
+from vit_jax.objectives.views import Encoder
+
+LEVELS = 8                   # 3 bits
+NUM_COLORS = LEVELS ** 3     # 512
+CELLS = 4                    # a patch is shrunk to 4 x 4 for `colors`
+MASK_STDDEV = .02
+
+
+def color_classes(pixels: Array) -> Array:
+  """Colours `[..., 3]` in [0, 1] to classes `64 r + 8 g + b`, each channel in 8 equal steps, i32."""
+  levels = jnp.clip(jnp.floor(pixels * LEVELS), 0, LEVELS - 1).astype(jnp.int32)
+  return (levels[..., 0] * LEVELS + levels[..., 1]) * LEVELS + levels[..., 2]
+
+
+class MaskedPatch:
+  """Objective: cross-entropy of the colours of corrupted patches, in nats, or the mean squared error of their pixels.
+
+  Parameters beside the backbone: `mask_token [1, 1, D]`, `decoder/{kernel [D, n], bias [n]}` with n = 512, 16 * 512
+  or 3 P^2. With `colors` the loss is the mean over the 16 predictions of a patch.
+  """
+
+  def __init__(self, backbone: TokenBackbone, *, patch: int, target: PatchTarget, corrupted: float, masked: float,
+               swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float]):
+    """`mean` and `std` are what pictures were normalised with."""
+    self._backbone, self._patch, self._target, self._corrupted = backbone, patch, target, corrupted
+    self._masked, self._swapped, self._mean, self._std = masked, swapped, mean, std
+
+  @property
+  def num_outputs(self) -> int:
+    """Width n of the prediction of a patch."""
+    match self._target:
+      case PatchTarget.COLOR:
+        return NUM_COLORS
+      case PatchTarget.COLORS:
+        return CELLS ** 2 * NUM_COLORS
+      case PatchTarget.PIXELS:
+        return 3 * self._patch ** 2
+      case _:
+        assert_never(self._target)
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys = split_key(key, 'backbone', 'decoder', 'mask_token')
+    params, _ = self._backbone.init(keys['backbone'], batch['image'])
+    width = jax.eval_shape(lambda: self._backbone.embed(params, batch['image'])).shape[-1]
+    kernel = initializers.xavier_uniform()(keys['decoder'], (width, self.num_outputs))
+    return {'backbone': params, 'decoder': {'kernel': kernel, 'bias': jnp.zeros(self.num_outputs)},
+            'mask_token': MASK_STDDEV * jax.random.normal(keys['mask_token'], (1, 1, width))}, {}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    del extra, step
+    keys = split_key(key, 'corrupt', 'encoder')
+    image, backbone, mask_B = batch['image'], params['backbone'], batch.get('mask')
+    grid = image.shape[1] // self._patch, image.shape[2] // self._patch
+    tokens_BND, choice = self.corrupt(self._backbone.embed(backbone, image), params['mask_token'], keys['corrupt'])
+    features = self._backbone.encode(backbone, tokens_BND, self._backbone.positions(backbone, grid), grid=grid,
+                                     train=True, key=keys['encoder'])
+    tokens_BnD = patches.pick(features.tokens, choice.chosen)
+    predicted_Rn = dense(tokens_BnD.reshape(-1, tokens_BnD.shape[-1]), params['decoder']['kernel'],
+                         params['decoder']['bias'])
+    image_BnP = patches.pick(patches.patchify(image, self._patch), choice.chosen)
+    if self._target is PatchTarget.PIXELS:
+      error_Bn = jnp.square(predicted_Rn.reshape(image_BnP.shape) - image_BnP).mean(-1)
+      return LossOut(weighted_mean(error_Bn.mean(-1), mask_B), {}, {})
+    wanted_BnG = self.classes(image_BnP)
+    log_p_BnGC = jax.nn.log_softmax(predicted_Rn.reshape(*wanted_BnG.shape, NUM_COLORS))
+    nll_BnG = -jnp.take_along_axis(log_p_BnGC, wanted_BnG[..., None], -1)[..., 0]
+    hits_BnG = (jnp.argmax(log_p_BnGC, -1) == wanted_BnG).astype(jnp.float32)
+    return LossOut(weighted_mean(nll_BnG.mean((1, 2)), mask_B),
+                   {'accuracy': weighted_mean(hits_BnG.mean((1, 2)), mask_B)}, {})
+
+  def corrupt(self, tokens: Array, mask_token: Array, key: Key) -> tuple[Array, patches.Choice]:
+    """Tokens `[B, N, D]` with some corrupted, and which."""
+    num_images, num_patches, _ = tokens.shape
+    keys = split_key(key, 'choice', 'fate', 'other')
+    num_chosen = num_patches - patches.num_kept(num_patches, self._corrupted)
+    choice = patches.draw(keys['choice'], num_images=num_images, num_patches=num_patches, num_chosen=num_chosen)
+    away_BN = jax.random.randint(keys['other'], (num_images, num_patches), 1, max(num_patches, 2))
+    others_BND = patches.pick(tokens, (jnp.arange(num_patches)[None] + away_BN) % num_patches)
+    fate_BN = jnp.where(choice.rank < num_chosen, jax.random.uniform(keys['fate'], (num_images, num_patches)), 1.)
+    is_masked_BN1 = (fate_BN < self._masked)[..., None]
+    is_swapped_BN1 = (fate_BN < self._masked + self._swapped)[..., None]
+    mixed_BND = jnp.where(is_masked_BN1, mask_token.astype(tokens.dtype),
+                          jnp.where(is_swapped_BN1, others_BND, tokens))
+    return mixed_BND, choice
+
+  def classes(self, image_BnP: Array) -> Array:
+    """Colour classes `[B, n, G] i32` of patches `[B, n, 3 P^2]` as the network gets them; G cells a patch."""
+    mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 1, 3) for x in (self._mean, self._std))
+    cells = CELLS if self._target is PatchTarget.COLORS else 1
+    side, shape = self._patch // cells, image_BnP.shape[:2]
+    cut = image_BnP.reshape(*shape, cells, side, cells, side, 3).mean((3, 5))
+    return color_classes(cut * std + mean).reshape(*shape, -1)
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    del params, stats, step
+    return extra
+
+  def views(self) -> dict[str, View]:
+    return {'student': Encoder(self._backbone)}

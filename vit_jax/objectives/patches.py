@@ -1,0 +1,66 @@
+"""Pictures as patches, and which of them are hidden or corrupted: what MAE and masked patch prediction share."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.core.types import Array, Key
+
+EPS = 1e-6  # MAE: added to the variance of a patch
+
+
+class Choice(NamedTuple):
+  """Some patches of each image. `chosen [B, n] i32` and `others [B, N - n] i32` are patch numbers in random order;
+  `rank [B, N] i32` is the place of each patch in chosen and others, one after the other."""
+  chosen: Array
+  others: Array
+  rank: Array
+
+
+def patchify(image: Array, patch: int) -> Array:
+  """`[B, H, W, 3]` to `[B, N, P * P * 3]`: patches in raster order, in each the order row, column, channel."""
+  num_images, height, width, _ = image.shape
+  cut = image.reshape(num_images, height // patch, patch, width // patch, patch, 3).swapaxes(2, 3)
+  return cut.reshape(num_images, -1, patch * patch * 3)
+
+
+def unpatchify(patches: Array, patch: int, *, grid: tuple[int, int]) -> Array:
+  """The inverse of `patchify` for a grid `(h, w)`."""
+  num_images, (h, w) = patches.shape[0], grid
+  cut = patches.reshape(num_images, h, w, patch, patch, 3).swapaxes(2, 3)
+  return cut.reshape(num_images, h * patch, w * patch, 3)
+
+
+def strip(patches: Array, patch: int) -> Array:
+  """Patches `[B, n, P * P * 3]` side by side as pictures `[B, P, n * P, 3]`: a backbone embeds them as it does any."""
+  return unpatchify(patches, patch, grid=(1, patches.shape[1]))
+
+
+def pick(patches: Array, numbers: Array) -> Array:
+  """Patches or tokens `[B, N, ...]` at `numbers [B, n]`."""
+  return jnp.take_along_axis(patches, numbers[..., None], axis=1)
+
+
+def num_kept(num_patches: int, share: float) -> int:
+  """How many of the patches are left when this share is taken: `int(N (1 - share))`, safe from rounding."""
+  return int(num_patches * (1. - share) + 1e-6)
+
+
+def choose(noise: Array, num_chosen: int) -> Choice:
+  """The `num_chosen` patches of each image with the smallest `noise [B, N]` (MAE, section 3: shuffle, then cut)."""
+  order_BN = jnp.argsort(noise, axis=1)
+  return Choice(order_BN[:, :num_chosen], order_BN[:, num_chosen:], jnp.argsort(order_BN, axis=1))
+
+
+def draw(key: Key, *, num_images: int, num_patches: int, num_chosen: int) -> Choice:
+  """A choice for each image by itself, uniform among all of this size."""
+  return choose(jax.random.uniform(key, (num_images, num_patches)), num_chosen)
+
+
+def moments(patches: Array) -> tuple[Array, Array]:
+  """Mean and deviation `sqrt(var + 1e-6)` of each patch, `[B, N, 1]`; the variance is unbiased, as in MAE."""
+  mean = patches.mean(-1, keepdims=True)
+  variance = jnp.square(patches - mean).sum(-1, keepdims=True) / (patches.shape[-1] - 1)
+  return mean, jnp.sqrt(variance + EPS)

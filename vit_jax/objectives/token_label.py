@@ -1,0 +1,127 @@
+"""Token labelling (LV-ViT, Jiang et al. 2021, arXiv 2104.10858): each patch token learns a target of its own.
+
+Targets come with the batch: `token_labels [B, N, k]` are classes, `token_scores [B, N, k]` their weights, of each
+token. A token whose weights are all 0 (nothing of the picture is there) does not count. Where we differ from the
+authors' code: the class target is the image's label (as in the paper, eq. 3), and MixToken's partner is the
+neighbour in a pair of rows, as for all mixing here.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.core.api import TokenBackbone, View
+from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
+from vit_jax.objectives import losses
+from vit_jax.objectives.supervised import Head
+
+DENSE_SHARE = .5  # of the tokens' logits at inference; LV-ViT
+
+
+class TokenLabel:
+  """Objective: `L = H(y_cls, softmax(z_cls)) + beta mean_n H(y_n, softmax(z_n))` (eq. 3), in nats.
+
+  z_cls is `head` on the pooled features, z_n is `aux` on token n. With `mix` a box of tokens is exchanged with
+  another image after the embedding (MixToken, section 3.2) and back after the last block; the class target is mixed
+  by area. Inference adds half of the largest token logit of each class: `z_cls + max_n z_n / 2`.
+  """
+
+  def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, *, patch: int, num_classes: int,
+               dense_weight: float, mix: bool, label_smoothing: float):
+    self._backbone, self._head, self._aux, self._patch = backbone, head, aux, patch
+    self._num_classes, self._dense_weight, self._mix = num_classes, dense_weight, mix
+    self._smoothing = label_smoothing
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys, image = split_key(key, 'backbone', 'head', 'aux'), batch['image']
+    params, _ = self._backbone.init(keys['backbone'], image)
+    width = jax.eval_shape(lambda: self._backbone.apply(params, {}, image, train=False, key=None)[0].pooled).shape[-1]
+    return {'backbone': params, 'head': self._head.init(keys['head'], width, self._num_classes),
+            'aux': self._aux.init(keys['aux'], width, self._num_classes)}, {}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    del extra, step
+    keys, image, mask_B = split_key(key, 'mix', 'encoder'), batch['image'], batch.get('mask')
+    backbone, grid = params['backbone'], (image.shape[1] // self._patch, image.shape[2] // self._patch)
+    kept_BN = self._kept(keys['mix'], image.shape[0], grid, mask_B)
+    tokens_BND = exchange(self._backbone.embed(backbone, image), kept_BN)
+    features = self._backbone.encode(backbone, tokens_BND, self._backbone.positions(backbone, grid), grid=grid,
+                                     train=True, key=keys['encoder'])
+    logits_BC = self._head.apply(params['head'], features.pooled)
+    targets_BC, share_B1 = losses.targets(batch, self._num_classes), kept_BN.mean(1, keepdims=True)
+    mixed_BC = share_B1 * targets_BC + (1. - share_B1) * swap_pairs(targets_BC)
+    class_B = losses.softmax_xent(logits_BC, losses.smooth(mixed_BC, self._smoothing))
+    dense_B = self._dense(params['aux'], exchange(features.tokens, kept_BN), batch)
+    return LossOut(weighted_mean(class_B + self._dense_weight * dense_B, mask_B), {
+        'accuracy': weighted_mean(losses.hit(logits_BC, mixed_BC), mask_B),
+        'class_loss': weighted_mean(class_B, mask_B), 'dense_loss': weighted_mean(dense_B, mask_B)}, {})
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    del params, stats, step
+    return extra
+
+  def views(self) -> dict[str, View]:
+    return {'student': Both(self._backbone, self._head, self._aux)}
+
+  def _kept(self, key: Key, num_images: int, grid: tuple[int, int], mask_B: Array | None) -> Array:
+    """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one."""
+    if not self._mix:
+      return jnp.ones((num_images, grid[0] * grid[1]))
+    kept_BN = jnp.broadcast_to(draw_kept(key, grid)[None], (num_images, grid[0] * grid[1]))
+    return kept_BN if mask_B is None else jnp.where(swap_pairs(mask_B)[:, None] > 0, kept_BN, 1.)
+
+  def _dense(self, aux: Params, tokens_BND: Array, batch: Batch) -> Array:
+    """Mean over the tokens with a target of their cross-entropy, `[B]`."""
+    logits_RC = self._aux.apply(aux, tokens_BND.reshape(-1, tokens_BND.shape[-1]))
+    labels_Rk, scores_Rk = (batch[name].reshape(logits_RC.shape[0], -1) for name in ('token_labels', 'token_scores'))
+    nll_R = sparse_xent(logits_RC, labels_Rk, scores_Rk)
+    nll_BN, counts_BN = (x.reshape(tokens_BND.shape[:2]) for x in (nll_R, scores_Rk.sum(-1) > 0))
+    return nll_BN.sum(1) / jnp.maximum(counts_BN.sum(1), 1)
+
+
+class Both:
+  """A view on a classifier with a head on its tokens too."""
+
+  def __init__(self, backbone: TokenBackbone, head: Head, aux: Head):
+    self._backbone, self._head, self._aux = backbone, head, aux
+
+  def select(self, params: Params, extra: Extra) -> PyTree:
+    del extra
+    return {name: params[name] for name in ('backbone', 'head', 'aux')}
+
+  def predict(self, selected: PyTree, image: Array) -> Outputs:
+    features, _ = self._backbone.apply(selected['backbone'], {}, image, train=False, key=None)
+    num_images, num_tokens, width = features.tokens.shape
+    dense_RC = self._aux.apply(selected['aux'], features.tokens.reshape(-1, width))
+    best_BC = dense_RC.reshape(num_images, num_tokens, -1).max(1)
+    return Outputs(self._head.apply(selected['head'], features.pooled) + DENSE_SHARE * best_BC, features)
+
+
+def sparse_xent(logits_RC: Array, labels_Rk: Array, scores_Rk: Array) -> Array:
+  """`-sum_k s_k log softmax(z)[l_k] / sum_k s_k`, `[R]` f32; 0 where all s are 0. A class may be there twice."""
+  z_RC = logits_RC.astype(jnp.float32)
+  weight_R1 = scores_Rk.sum(-1, keepdims=True)
+  scores_Rk = scores_Rk / jnp.where(weight_R1 > 0, weight_R1, 1.)
+  log_p_Rk = jnp.take_along_axis(z_RC, labels_Rk, -1) - jax.nn.logsumexp(z_RC, -1, keepdims=True)
+  return -(scores_Rk * log_p_Rk).sum(-1)
+
+
+def swap_pairs(x: Array) -> Array:
+  """Rows 0 and 1, 2 and 3, ... exchanged; their number is even."""
+  return x.reshape(-1, 2, *x.shape[1:])[:, ::-1].reshape(x.shape)
+
+
+def exchange(tokens_BND: Array, kept_BN: Array) -> Array:
+  """Tokens with those at `kept` 0 taken from the other row of the pair. Its own inverse."""
+  return jnp.where(kept_BN[..., None] > 0, tokens_BND, swap_pairs(tokens_BND))
+
+
+def draw_kept(key: Key, grid: tuple[int, int]) -> Array:
+  """`[N] f32`: 0 in a box, as cutmix draws it with Beta(1, 1), but on the token grid; 1 around it."""
+  area_key, center_key = jax.random.split(key)
+  sides_2 = jnp.floor(jnp.sqrt(jax.random.uniform(area_key)) * jnp.array(grid, jnp.float32))
+  center_2 = jax.random.randint(center_key, (2,), 0, jnp.array(grid))
+  low_2, high_2 = center_2 - sides_2 // 2, center_2 + sides_2 // 2
+  row_h, column_w = ((jnp.arange(grid[i]) >= low_2[i]) & (jnp.arange(grid[i]) < high_2[i]) for i in (0, 1))
+  return 1. - (row_h[:, None] & column_w[None, :]).astype(jnp.float32).reshape(-1)

@@ -1,0 +1,67 @@
+"""Says aloud when a metric of the train step has been too low for too long. Knows no task."""
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import jax
+
+from vit_jax.core.errors import UserError
+from vit_jax.record.writer import Writer
+from vit_jax.train.hooks import value
+from vit_jax.train.loop import Done
+from vit_jax.train.state import TrainState
+
+log = logging.getLogger('vit_jax.train')
+
+
+class Watch(NamedTuple):
+  """What to look at, and when it is too low.
+
+  metric: its name in the step's metrics.
+  below: the least value that is still well; not a number counts as too low.
+  setting: where `below` comes from.
+  lasting: steps in a row that are one alarm.
+  after: steps at the start of the run that do not count.
+  stops: whether an alarm ends the run.
+  advice: what would be right, a sentence without its full stop.
+  """
+  metric: str
+  below: float
+  setting: str
+  lasting: int
+  after: int
+  stops: bool
+  advice: str
+
+
+class Alarm:
+  """Hook: logs one alarm for each time that a metric stays low, as an `alarm` event too; ends the run if it is to.
+
+  The count of steps begins anew where a run goes on.
+  """
+  every = 0
+
+  def __init__(self, watch: Watch, writer: Writer):
+    self._watch, self._writer, self._low = watch, writer, 0
+
+  def on_metrics(self, done: Done) -> None:
+    watch = self._watch
+    if done.step <= watch.after:
+      return
+    now = value(jax.device_get(done.metrics.means[watch.metric]))
+    self._low = 0 if now >= watch.below else self._low + 1
+    if self._low != watch.lasting:
+      return
+    others = {name: value(mean) for name, mean in jax.device_get(done.metrics.means).items()}
+    text = '\n'.join([
+        f'ALARM at step {done.step:,}: train/{watch.metric}={now:.4g} has been below {watch.setting}={watch.below:g} '
+        f'for {watch.lasting:,} steps.', '  ' + ', '.join(f'{name} {number:.4g}' for name, number in others.items()),
+        f'  {watch.advice}.'])
+    self._writer.event('alarm', step=done.step, metric=watch.metric, value=now, below=watch.below)
+    if watch.stops:
+      raise UserError(text)
+    log.warning('%s', text)
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    raise AssertionError('never due')
