@@ -95,11 +95,11 @@ def shown_overrides(name: str, config: schema.Config) -> set[str]:
   doc = ast.get_docstring(ast.parse(pathlib.Path(files.find(name)).read_text())) or ''
   found = set()
   for path in re.findall(r'--config\.([a-z_0-9.]+)=', doc):
-    *parts, field = path.split('.')
     value: Any = config
-    for part in parts:
+    for part in path.split('.'):
+      if dataclasses.is_dataclass(value):
+        found.add(f'{owner(type(value), part).__name__}.{part}')
       value = value[part] if isinstance(value, dict) else getattr(value, part)
-    found.add(f'{owner(type(value), field).__name__}.{field}')
   return found
 
 

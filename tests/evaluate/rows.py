@@ -12,9 +12,6 @@ from vit_jax.core.types import Array, Batch, Features, Outputs, PyTree
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.store import Store
 
-MESHES = [(1, 'one'), (6, 'one'), (40, 'one'), (8, 'data=8'), (16, 'data=2,tensor=4')]
-"""Batch sizes and meshes; none divides the sizes of the splits."""
-
 
 class Loader:
   """Rows of features and labels, padded with rows that are not finite; those in `bad` cannot be decoded."""

@@ -86,6 +86,87 @@ def hf_models() -> dict[str, Any]:
   }
 
 
+def npz_shapes(*, attention: int, norm: int, mlp: int, prefix: str = '', positions: str = 'pos_embedding',
+               rows: int = 16, has_cls: bool = False, stem: tuple[int, ...] = (8, 8, 3), has_map: bool = False,
+               units: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
+  """Names and shapes of an npz of vision_transformer or big_vision, of width 32, depth 2, 4 heads.
+
+  `attention`, `norm` and `mlp` are the numbers of the attention, the second norm and the MLP in a block.
+  """
+  def attend(name: str) -> dict[str, tuple[int, ...]]:
+    split = {f'{name}/{part}/{leaf}': shape for part in ('query', 'key', 'value')
+             for leaf, shape in (('kernel', (32, 4, 8)), ('bias', (4, 8)))}
+    return split | {f'{name}/out/kernel': (4, 8, 32), f'{name}/out/bias': (32,)}
+
+  def normed(name: str) -> dict[str, tuple[int, ...]]:
+    return {f'{name}/{leaf}': (32,) for leaf in ('scale', 'bias')}
+
+  def dense(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    return {f'{name}/kernel': (inputs, outputs), f'{name}/bias': (outputs,)}
+
+  found = {'embedding/kernel': (*stem, 32), 'embedding/bias': (32,), positions: (1, rows, 32)}
+  found |= {'cls': (1, 1, 32)} if has_cls else {}
+  for i in range(2):
+    block = f'Transformer/encoderblock_{i}'
+    found |= normed(f'{block}/LayerNorm_0') | normed(f'{block}/LayerNorm_{norm}')
+    found |= attend(f'{block}/MultiHeadDotProductAttention_{attention}')
+    found |= dense(f'{block}/MlpBlock_{mlp}/Dense_0', 32, 128) | dense(f'{block}/MlpBlock_{mlp}/Dense_1', 128, 32)
+  found |= normed('Transformer/encoder_norm') | dense('head', 32, 7)
+  if has_map:
+    found |= {'MAPHead_0/probe': (1, 1, 32)} | attend('MAPHead_0/MultiHeadDotProductAttention_0')
+    found |= normed('MAPHead_0/LayerNorm_0') | dense('MAPHead_0/MlpBlock_0/Dense_0', 32, 128)
+    found |= dense('MAPHead_0/MlpBlock_0/Dense_1', 128, 32)
+  if units:
+    found |= {'conv_root/kernel': (7, 7, 3, 64), 'gn_root/scale': (64,), 'gn_root/bias': (64,)}
+  inputs = 64
+  for stage, count in enumerate(units):
+    hidden = 64 * 2 ** stage
+    for unit in range(count):
+      name = f'block{stage + 1}/unit{unit + 1}'
+      shapes = {'conv1': (1, 1, inputs, hidden), 'conv2': (3, 3, hidden, hidden), 'conv3': (1, 1, hidden, 4 * hidden)}
+      shapes |= {} if unit else {'conv_proj': (1, 1, inputs, 4 * hidden)}
+      found |= {f'{name}/{conv}/kernel': shape for conv, shape in shapes.items()}
+      for norm_name, size in (('gn1', hidden), ('gn2', hidden), ('gn3', 4 * hidden), ('gn_proj', 4 * hidden)):
+        if norm_name != 'gn_proj' or not unit:
+          # Some published files have these as [1, 1, 1, C].
+          shape = (size,) if unit else (1, 1, 1, size)
+          found |= {f'{name}/{norm_name}/scale': shape, f'{name}/{norm_name}/bias': shape}
+      inputs = 4 * hidden
+  return {prefix + name: shape for name, shape in found.items()}
+
+
+def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
+  """timm's networks, and what they are to read through timm's own reader of these files."""
+  from timm.models.vision_transformer import VisionTransformer
+  from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
+  tanh = {**TINY, 'act_layer': 'gelu_tanh'}
+  mean = {'class_token': False, 'global_pool': 'avg', 'fc_norm': False}
+  hybrid = functools.partial(HybridEmbed, backbone=_resnetv2((1, 2)))
+  paper = {'attention': 1, 'norm': 2, 'mlp': 3, 'positions': 'Transformer/posembed_input/pos_embedding'}
+  newer = {'attention': 0, 'norm': 1, 'mlp': 0}
+  return {
+      'npz_vit': (VisionTransformer(**tanh), npz_shapes(**paper, rows=17, has_cls=True)),
+      'npz_mean': (VisionTransformer(**tanh, **mean), npz_shapes(**paper)),
+      'npz_hybrid': (VisionTransformer(**{**tanh, 'patch_size': 1, 'embed_layer': hybrid}),
+                     npz_shapes(**paper, rows=17, has_cls=True, stem=(1, 1, 512), units=(1, 2))),
+      'npz_big_vision': (VisionTransformer(**tanh, **mean), npz_shapes(**newer, prefix='params/')),
+      'npz_two_towers': (VisionTransformer(**{**tanh, 'num_classes': 7}, class_token=False, global_pool='map'),
+                         npz_shapes(**newer, prefix='params/img/', has_map=True)),
+  }
+
+
+def read_npz(model: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+  """Gives a model the drawn weights through timm's reader of npz files."""
+  from timm.models.vision_transformer import _load_weights
+  tensors = {name: drawn.tensor(name, shape) for name, shape in shapes.items()}
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / 'weights.npz'
+    np.savez(path, **tensors)
+    _load_weights(model, str(path))
+  model.eval()
+  return tensors
+
+
 def saved_names(model: Any, tensors: dict[str, np.ndarray]) -> dict[str, str]:
   """What `save_pretrained` calls each tensor: another layout of names than that of the classes.
 
@@ -137,6 +218,10 @@ def main() -> None:
     for kind, value in outputs(name, model, px).items():
       held[f'{name}/{kind}'] = value
     print(name, {k.split('/')[1]: v.shape for k, v in held.items() if k.startswith(f'{name}/')})
+  for name, (model, shapes) in npz_models().items():
+    read_npz(model, shapes)
+    held[f'{name}/about'] = np.array(json.dumps({'px': 32, 'shapes': shapes, 'config': {}, 'saved_names': {}}))
+    held[f'{name}/logits'] = outputs('timm', model, 32)['logits']
   np.savez_compressed(HERE / 'golden.npz', **held)
   print((HERE / 'golden.npz').stat().st_size, 'bytes')
 

@@ -33,6 +33,9 @@ def write(name: str, folder: pathlib.Path, *, as_saved: bool = False) -> pathlib
     joined = {k.replace('gate_proj', 'weights_in'): np.concatenate([x, tensors[k.replace('gate_proj', 'up_proj')]])
               for k, x in tensors.items() if '.gate_proj.' in k}
     tensors = {name: tensors[k] for k, name in known['saved_names'].items()} | joined
+  if name.startswith('npz'):
+    np.savez(folder / 'model.npz', **tensors)
+    return folder / 'model.npz'
   path = folder / 'model.safetensors'
   files.write_safetensors(path, tensors)
   if known['config']:
@@ -41,7 +44,7 @@ def write(name: str, folder: pathlib.Path, *, as_saved: bool = False) -> pathlib
 
 
 def load(name: str, folder: pathlib.Path, **more: Any) -> weights.Weights:
-  said = '' if name.startswith('hf') else 'heads=4'
+  said = 'heads=4' if name.startswith('timm') else ''
   return weights.load(str(write(name, folder, **more)), model=said, preprocess='half')
 
 

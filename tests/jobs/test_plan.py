@@ -28,13 +28,13 @@ def run(workdir: pathlib.Path, *words: str) -> dict:
 
 def subject(config: str, topology: str, *overrides: str) -> plan.Subject:
   loaded = files.load(config, list(overrides))
-  return plan.Subject(loaded, topologies.parse(topology), loaded.data.num_examples, loaded.data.num_classes, False)
+  there = topologies.parse(topology, slices=loaded.mesh.slices)
+  return plan.Subject(loaded, there, loaded.data.num_examples, loaded.data.num_classes, False)
 
 
 def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_000) -> plan_compile.Answer:
-  rows = [compiled.Collective('all-reduce', 3, sent, sent)]
-  return plan_compile.Answer(None, 2**29, 2**29, 0, int(peak_gib * 2**30), compiled.Costs(cycles, 0, rows), 1., 2.,
-                             'TPU v3')
+  costs = compiled.NOTHING._replace(cycles=cycles, collectives=[compiled.Collective('all-reduce', 3, sent, sent)])
+  return plan_compile.Answer(None, 2**29, 2**29, 0, int(peak_gib * 2**30), costs, 1., 2., 'TPU v3')
 
 
 @pytest.fixture
@@ -94,6 +94,46 @@ def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: p
   assert found['estimated_step_ms'] == pytest.approx(100.) and found['collectives_ms'] == pytest.approx(1.)
   assert found['step_ms_with_collectives'] == pytest.approx(101.) and found['step_ms_source'] == 'compiler_cycles'
   assert found['mfu'] == pytest.approx(found['flops_per_step'] / 512 / 61.5e12 / .1)
+
+
+def test_loops_of_no_known_length_are_said_with_their_time_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+  costs = answer().costs._replace(unknown=compiled.Unknown(4, 94_000, ['jit(_beta)/jit(_gamma)']))
+  found = planned(monkeypatch, answer()._replace(costs=costs))
+  (row,) = (line for line in plan_table.render(found).splitlines() if 'loops of no known length' in line)
+  assert '| 0.1 ms ' in row and '4, that end by chance or by data' in row and 'jit(_beta)/jit(_gamma)' in row
+  assert found.to_json()['unknown_loops'] == {'loops': 4, 'cycles': 94_000, 'sources': ['jit(_beta)/jit(_gamma)']}
+  assert 'loops of no known length' not in plan_table.render(planned(monkeypatch, answer()))
+
+
+def test_what_goes_between_slices_is_listed_and_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+  rows = [*answer().costs.collectives, compiled.Collective(compiled.BETWEEN_SLICES, 2, 2**20, 2**20)]
+  given = answer()._replace(costs=answer().costs._replace(collectives=rows))
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  monkeypatch.setattr(plan_compile, 'ask', lambda request: given)
+  one = subject('vit_l16_jft:mesh=v5e:16x16', 'v5e:16x16', 'mesh.slices=2')
+  assert one.topology.num_devices == one.request().parse().num_devices == 512
+  found = plan.make(one)
+  text, content = plan_table.render(found), found.to_json()
+  assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'network of the data centre' in text
+  assert any(line.split('|')[1].strip() == 'between slices' and line.split('|')[5].strip() == '-'
+             for line in text.splitlines() if line.count('|') == 6)
+  assert content['slices'] == 2 and content['collectives_ms'] == pytest.approx(.7)
+  assert content['collectives'][-1] == {'kind': 'between slices', 'count': 2, 'bytes': 2**20, 'sent_bytes': 2**20}
+
+
+def test_slices_that_do_not_divide_the_mesh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+  words = ['--config=vit_l16_jft', '--topology=v5e:4x4', '--config.mesh.slices=2', '--config.mesh.fsdp=32']
+  assert main.run(['--job=plan', *words]) == 2
+  assert 'mesh.slices=2 does not divide data=1' in capsys.readouterr().err
+
+
+def test_gpus_that_are_not_here_leave_the_arithmetic(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: ['/dev/nvidia0', '/dev/nvidia1'])
+  found = run(tmp_path, '--config=vit_l16_jft', '--topology=h200:8')
+  assert not found['compiled'] and found['fits'] and found['estimated_step_ms'] > 0
+  assert 'A program for h200:8 is compiled only where so many such GPUs are, and this machine has 2.' in (
+      capsys.readouterr().out)
 
 
 def test_a_program_that_does_not_fit_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +225,27 @@ def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
 def test_the_tpu_compiler_counts_cycles_and_collectives(tmp_path: pathlib.Path) -> None:
   found = run(tmp_path, *TINY, '--topology=v3:2x2', '--config.model.execution=scan')
   assert found['fits'] and found['step_ms_source'] == 'compiler_cycles' and found['estimated_step_ms'] > 0
-  assert {row['kind'] for row in found['collectives']} == {'all-reduce'}
+  assert {row['kind'] for row in found['collectives']} == {'all-reduce'} and not found['unknown_loops']['loops']
+
+
+@pytest.mark.slow  # 30 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_the_tpu_compiler_plans_several_slices(tmp_path: pathlib.Path) -> None:
+  found = run(tmp_path, *TINY, '--topology=v5e:2x2', '--config.mesh.slices=2', '--config.mesh.fsdp=2')
+  assert found['num_devices'] == 8 and found['mesh'] == {'data': 4, 'fsdp': 2, 'tensor': 1}
+  between = {row['kind']: row for row in found['collectives']}['between slices']
+  params = found['num_params'] * 4
+  assert 0 < between['sent_bytes'] < params * 1.2  # gradients, scattered over fsdp as far as they are
+
+
+@pytest.mark.slow  # 60 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_all_loops_of_a_step_over_all_devices_are_counted(tmp_path: pathlib.Path) -> None:
+  words = ['--config=vit_s16_i1k', '--config.model.execution=scan', '--config.model.dtype=bf16',
+           '--config.data.recipe.mixup=0', '--config.batch_size=256', '--config.mesh.fsdp=-1', '--config.mesh.data=1']
+  found = run(tmp_path, *words, '--topology=v5e:4x4')
+  assert found['fits'] and found['unknown_loops']['loops'] == 0
+  assert found['mfu'] < 1 and {row['kind'] for row in found['collectives']} >= {'all-gather', 'all-reduce'}
 
 
 @pytest.mark.slow  # 60 s: shapes of thirty full-size runs

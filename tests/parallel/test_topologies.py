@@ -25,6 +25,20 @@ def test_an_unknown_topology_lists_the_known_ones(text: str) -> None:
   assert f'--topology={text}: no such topology' in said and '16x16' in said and 'v3-512' in said and 'cpu:N' in said
 
 
+def test_several_slices_have_the_devices_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = topologies.parse('v5e:16x16', slices=3)
+  assert (found.num_devices, found.label) == (768, '3 slices of v5e:16x16')
+  assert topologies.parse('v5e:16x16').label == 'v5e:16x16' and topologies.parse('cpu:8', slices=2).num_devices == 8
+
+
+def test_gpus_are_planned_for_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: [])
+  assert 'this machine has none.' in topologies.missing(topologies.parse('h200:1'))
+  monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: ['/dev/nvidia0'])
+  assert topologies.missing(topologies.parse('h200:1')) == '' and 'has 1.' in topologies.missing(
+      topologies.parse('h200:2'))
+
+
 def test_the_nearest_name_is_suggested() -> None:
   with pytest.raises(UserError, match='did you mean v3-512?'):
     topologies.parse('v3-513')

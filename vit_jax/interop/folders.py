@@ -61,7 +61,7 @@ def transformers_config(weights: Weights) -> dict[str, Any]:
       'architectures': [headed[kind] if weights.num_classes else bare[kind]], 'model_type': kind,
       'hidden_size': m.width, 'num_hidden_layers': m.depth, 'num_attention_heads': m.heads,
       'hidden_act': ACTIVATION[m.gelu], 'layer_norm_eps': m.norm_eps, 'patch_size': m.patch, 'num_channels': 3,
-      'image_size': _side(p), 'qkv_bias': True, 'hidden_dropout_prob': 0., 'attention_probs_dropout_prob': 0.,
+      'image_size': _side(p), 'qkv_bias': m.qkv_bias, 'hidden_dropout_prob': 0., 'attention_probs_dropout_prob': 0.,
       'initializer_range': .02, 'dtype': 'float32'}
   if kind.startswith('dinov2'):
     found |= {'mlp_ratio': 4 if m.swiglu else m.mlp // m.width, 'use_swiglu_ffn': m.swiglu,
@@ -143,8 +143,8 @@ def _timm_vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
     arguments['init_values'] = m.layer_scale
   if m.registers:
     arguments['reg_tokens'] = m.registers
-  if m.qk_norm:
-    arguments['qk_norm'] = True
+  arguments |= {'qk_norm': True} if m.qk_norm else {}
+  arguments |= {} if m.qkv_bias else {'qkv_bias': False}
   if m.pool is not Pool.CLS:
     arguments |= {'class_token': False, 'global_pool': 'map' if m.pool is Pool.MAP else 'avg', 'fc_norm': False}
   if m.swiglu:

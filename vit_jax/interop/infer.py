@@ -95,7 +95,8 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
       positions=Positions.LEARNED if 'backbone/positions' in leaves else Positions.SINCOS2D,
       registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
       layer_scale=LAYER_SCALE if 'backbone/blocks/scale1' in leaves else 0.,
-      qk_norm='backbone/blocks/attn/query_norm/scale' in leaves)
+      qk_norm='backbone/blocks/attn/query_norm/scale' in leaves,
+      qkv_bias='backbone/blocks/attn/query/bias' in leaves)
   query = leaves['backbone/blocks/attn/query/kernel']
   heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(found)
   _check_heads(heads, width, said=hints.heads)

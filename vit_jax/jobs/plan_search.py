@@ -57,8 +57,8 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
   """All combinations that the batch and the devices allow, the fastest expected first."""
   config, n = plan.parts.config, plan.subject.topology.num_devices
   shards = n // config.mesh.tensor if config.mesh.tensor > 0 else n
-  sizes = sorted({f for f in (1, 8, 32, 128, max(1, config.mesh.fsdp)) 
-                  if shards % f == 0 and shards // f % config.mesh.slices == 0})
+  sizes = sorted(f for f in {1, 8, 32, 128, max(1, config.mesh.fsdp)}
+                 if shards % f == 0 and shards // f % config.mesh.slices == 0)
   steps = [a for a in (1, 2, 4, 8, 16) if config.batch_size % (shards * a) == 0]
   held = {fsdp: _held_bytes(plan, fsdp) for fsdp in sizes}
   if model_options.has_statistics(config.model):

@@ -68,7 +68,8 @@ def run(where: str, given: Sequence[str], *, top: str, as_json: bool, overlay: b
   num_wrong = 0
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
-    logits = iter(network.logits([one.image for one in good], prepared=True) if good else [])
+    images = [one.image for one in good if one.image is not None]
+    logits = iter(network.logits(images, prepared=True) if images else [])
     for one in batch:
       found = [] if one.image is None else network.rank(next(logits), top=int(top or 5))
       print(_as_json(one, found) if as_json else _as_text(one, found), flush=True,

@@ -62,10 +62,10 @@ class Stem:
     """Parameters, and running statistics or `{}`; the size of the image does not matter."""
     image, network = jnp.zeros((1, self.patch, self.patch, 3)), self._network(train=False)
     if network is None:
-      return initial(self._patches, key, image), {}
+      return initial(self._patches, key, image[None]), {}
     keys = split_key(key, 'patches', 'network')
     variables = network.init(keys['network'], image)
-    of_patches = initial(self._patches, keys['patches'], network.apply(variables, image))
+    of_patches = initial(self._patches, keys['patches'], network.apply(variables, image)[None])
     return {**variables['params'], **of_patches}, variables.get(STATE, {})
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
@@ -80,13 +80,14 @@ class Stem:
       image, state = constrain_batch(image), changed.get(STATE, {})
     p = self.patch // stem_stride(self.settings)
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
-    patches = image.reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
-    tokens_RD = applied(self._patches, {name: params[name] for name in PATCHES}, patches.reshape(-1, p, p, channels))
-    return constrain_batch(tokens_RD.reshape(num_images, h * w, -1)), state
+    patches = image.astype(self.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
+    own = {name: params[name] for name in PATCHES}
+    tokens_BND = applied(self._patches, own, patches.reshape(num_images, h * w, p, p, channels))
+    return constrain_batch(tokens_BND), state
 
   @property
   def _patches(self) -> Dense:
-    return Dense((self.width,), self.dtype, initializers.lecun_normal())
+    return Dense((self.width,), self.dtype, initializers.lecun_normal(), lead=2)
 
   def _network(self, *, train: bool) -> nn.Module | None:
     match self.settings:

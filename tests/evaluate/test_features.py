@@ -1,0 +1,165 @@
+"""Features of a split, and the store they are kept in: whole, of these weights, and of nothing else."""
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.evaluate import rows
+from vit_jax.core.errors import UserError
+from vit_jax.evaluate.store import Layout, Store
+
+FEATURES, LABEL = rows.clusters(37, classes=3, width=5, seed=0)
+
+
+def by_example(split: rows.Split, scale: float = 1.) -> np.ndarray:
+  """The features in the order of the source, from all parts; every example once."""
+  found = np.full(FEATURES.shape, np.nan, np.float32)
+  table = split.table(rows.weights(scale))
+  for part in table:
+    good = part.mask > 0
+    assert np.isnan(found[part.example[good]]).all()
+    found[part.example[good]] = part.features[good]
+    np.testing.assert_array_equal(part.label[good], LABEL[part.example[good]])
+  return found
+
+
+@pytest.mark.parametrize(('size', 'mesh'), [(6, 'one'), (40, 'one'), (8, 'data=8'), (16, 'data=2,tensor=4')])
+@pytest.mark.parametrize('kept', ['in memory', 'on disk'])
+def test_every_example_is_there_once(size: int, mesh: str, kept: str, tmp_path: pathlib.Path) -> None:
+  folder = tmp_path if kept == 'on disk' else None
+  np.testing.assert_array_equal(by_example(rows.split(rows.Loader(FEATURES, LABEL, size), mesh, folder=folder)), FEATURES)
+
+
+def test_placed_rows_are_the_split_with_padding_beyond_its_end() -> None:
+  split = rows.split(rows.Loader(FEATURES, LABEL, 16), 'data=2,tensor=4')
+  table = split.table(rows.weights())
+  placed = split.place(table, 16, 32)  # a part has 24 rows
+  assert placed['features'].shape == (2, 16, 5) and placed['mask'].shape == (2, 16)
+  layout = Layout(37, 16, 2, (0, 1))
+  for part in range(2):
+    examples = layout.examples(part)[16:24]
+    good = examples < 37
+    np.testing.assert_array_equal(np.asarray(placed['example'])[part, :8][good], examples[good])
+    np.testing.assert_array_equal(np.asarray(placed['features'])[part, :8][good], FEATURES[examples[good]])
+    np.testing.assert_array_equal(placed['mask'][part], np.r_[good, np.zeros(8)])
+
+
+def test_a_layout_says_where_examples_are() -> None:
+  layout = Layout(37, 12, 3, (0, 1, 2))
+  every = np.concatenate([layout.examples(part) for part in range(3)])
+  assert sorted(every) == list(range(48)) and layout.num_rows == 16
+  for part in range(3):
+    parts, places = layout.find(layout.examples(part))
+    assert (parts == part).all() and (places == np.arange(16)).all()
+
+
+def test_features_are_taken_once_for_all_evaluations_of_a_job() -> None:
+  loader, store = rows.Loader(FEATURES, LABEL, 6), Store(None)
+  one, two = (rows.split(loader, store=store) for _ in range(2))
+  assert one.table(rows.weights()) is two.table(rows.weights()) and loader.passes == 1
+  two.table(rows.weights(2.))
+  assert loader.passes == 2
+  rows.split(loader, store=store, reader='another').table(rows.weights(2.))
+  assert loader.passes == 3
+
+
+def test_the_next_job_reads_them_from_disk_mapped(tmp_path: pathlib.Path) -> None:
+  by_example(rows.split(rows.Loader(FEATURES, LABEL, 8), 'data=8', folder=tmp_path))
+  again = rows.Loader(FEATURES, LABEL, 8)
+  split = rows.split(again, 'data=8', folder=tmp_path)
+  np.testing.assert_array_equal(by_example(split), FEATURES)
+  assert again.passes == 0 and isinstance(split.table(rows.weights())[0].features, np.memmap)
+
+
+@pytest.mark.parametrize(('size', 'mesh'), [(6, 'one'), (16, 'data=2,tensor=4')])
+def test_other_batches_and_devices_read_them_too(size: int, mesh: str, tmp_path: pathlib.Path) -> None:
+  by_example(rows.split(rows.Loader(FEATURES, LABEL, 8, bad=(4, 36)), 'data=8', folder=tmp_path))
+  again = rows.Loader(FEATURES, LABEL, size)
+  found = by_example(rows.split(again, mesh, folder=tmp_path))
+  assert again.passes == 0 and np.flatnonzero(np.isnan(found[:, 0])).tolist() == [4, 36]
+  good = ~np.isnan(found)
+  np.testing.assert_array_equal(found[good], FEATURES[good])
+
+
+def test_only_the_newest_weights_stay_on_disk(tmp_path: pathlib.Path) -> None:
+  split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path)
+  for scale in (1., 2., 3.):
+    np.testing.assert_array_equal(by_example(split, scale), FEATURES * np.float32(scale))
+  assert len(list(tmp_path.glob('*/*'))) == 1 and not list(tmp_path.rglob('*.part'))
+
+
+def only(folder: pathlib.Path, ending: str) -> pathlib.Path:
+  [found] = folder.rglob(f'*{ending}')
+  return found
+
+
+@pytest.mark.parametrize(('ending', 'how'), [
+    ('.features.npy', 'flipped'), ('.rows.npy', 'flipped'), ('.features.npy', 'cut'), ('.features.npy', 'missing'),
+    ('.json', 'cut'), ('.json', 'missing')])
+def test_damaged_or_partial_features_are_taken_again(ending: str, how: str, tmp_path: pathlib.Path,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+  by_example(rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path))
+  path = only(tmp_path, ending)
+  content = bytearray(path.read_bytes())
+  content[-9] ^= 1
+  match how:
+    case 'missing':
+      path.unlink()
+    case 'cut':
+      path.write_bytes(content[:-20])
+    case _:
+      path.write_bytes(content)
+  again = rows.Loader(FEATURES, LABEL, 6)
+  with caplog.at_level(logging.WARNING):
+    np.testing.assert_array_equal(by_example(rows.split(again, folder=tmp_path)), FEATURES)
+  assert again.passes == 1 and ('.json', 'missing') == (ending, how) or 'damaged' in caplog.text or (
+      'cannot be read' in caplog.text)
+
+
+def test_features_of_other_weights_are_refused(tmp_path: pathlib.Path) -> None:
+  split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'a')
+  split.table(rows.weights(2.))
+  other = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b')
+  other.table(rows.weights())
+  right, wrong = only(tmp_path / 'b', '.json').parent, only(tmp_path / 'a', '.json').parent
+  shutil.rmtree(right)
+  shutil.copytree(wrong, right)
+  with pytest.raises(UserError, match='is of features by other weights .digest .* in a folder of their name; want .* '
+                                      'removed'):
+    rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b').table(rows.weights())
+
+
+def test_features_of_other_data_in_a_folder_of_this_name_are_refused(tmp_path: pathlib.Path) -> None:
+  rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path).table(rows.weights())
+  path = only(tmp_path, '.json')
+  info = json.loads(path.read_text())
+  info['identity']['data'] = 'elsewhere'
+  path.write_text(json.dumps(info))
+  with pytest.raises(UserError, match='is of other features than its folder says .data differ'):
+    rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path).table(rows.weights())
+
+
+def test_weights_that_are_not_finite_are_named_and_nothing_is_kept(tmp_path: pathlib.Path) -> None:
+  split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path, name='evals.knn')
+  with pytest.raises(UserError, match='evals.knn: the outputs of 37 images are not finite; these weights hold nan or '
+                                      'inf: backbone/scale'):
+    split.table(rows.weights(float('nan')))
+  assert not [path for path in tmp_path.rglob('*') if path.is_file()]
+
+
+def test_features_that_overflow_are_told_from_bad_weights() -> None:
+  huge = np.full((5, 2), 3e38, np.float32)
+  with pytest.raises(UserError, match='the outputs of 5 images are not finite; all weights are finite'):
+    rows.split(rows.Loader(huge, np.zeros(5, np.int32), 6)).table(rows.weights(10.))
+
+
+def test_a_split_without_examples_is_refused() -> None:
+  with pytest.raises(UserError, match='evals.knn has no examples to evaluate; want a split with at least one'):
+    rows.split(rows.Loader(FEATURES[:0], LABEL[:0], 6), name='evals.knn')
+  with pytest.raises(UserError, match='none of its 3 examples can be counted'):
+    rows.split(rows.Loader(FEATURES[:3], LABEL[:3], 6, bad=(0, 1, 2))).table(rows.weights())
