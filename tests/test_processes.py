@@ -170,6 +170,6 @@ def test_rows_that_are_no_neighbours_come_together_as_the_global_batch() -> None
 
 def workers(workdir: pathlib.Path) -> list[int]:
   """Process ids of the Python processes of a run, in order."""
-  listed = subprocess.run(['ps', '-eo', 'pid,args'], capture_output=True, text=True, check=True).stdout
+  listed = subprocess.run(['ps', '-ewwo', 'pid,args'], capture_output=True, text=True, check=True).stdout
   rows = [line.split(None, 1) for line in listed.splitlines()[1:]]
   return sorted(int(pid) for pid, args in rows if args.startswith(sys.executable) and f'--workdir={workdir} ' in args)

@@ -53,7 +53,7 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
   """Self-attention of one sequence `[m, D]`, head by head."""
   out, extra = p['out']['bias'], len(y) - GRID[0] * GRID[1]
   for a in range(s.heads):
-    q, k, v = (y @ p[n]['kernel'][:, a] + p[n]['bias'][a] for n in ('query', 'key', 'value'))
+    q, k, v = (y @ p[n]['kernel'][:, a] + (p[n]['bias'][a] if s.qkv_bias else 0.) for n in ('query', 'key', 'value'))
     if s.qk_norm:
       q, k = _norm(q, p['query_norm']), _norm(k, p['key_norm'])
     logits = q @ k.T
@@ -83,26 +83,29 @@ def _block(z: np.ndarray, p: PyTree, s: schema.ViT, sequences: list[list[int]]) 
   for tokens in sequences:
     attended[tokens] = _attention(y[tokens], p['attn'], s)
   if s.parallel:
-    return z + attended + _mlp(y, p['mlp'], swiglu=s.swiglu)
-  z = z + attended * p.get('scale1', 1.)
-  return z + _mlp(_norm(z, p['norm2']), p['mlp'], swiglu=s.swiglu) * p.get('scale2', 1.)
+    return z + s.branch_scale * (attended + _mlp(y, p['mlp'], swiglu=s.swiglu))
+  z = z + s.branch_scale * attended * p.get('scale1', 1.)
+  return z + s.branch_scale * _mlp(_norm(z, p['norm2']), p['mlp'], swiglu=s.swiglu) * p.get('scale2', 1.)
 
 
 def _learned(table: PyTree, s: schema.ViT) -> np.ndarray:
   """Positions `[M, D]` of the whole sequence."""
   if s.positions is Positions.LEARNED:
-    has_cls = s.pool is Pool.CLS
-    return np.concatenate([table[0, :has_cls], np.zeros((s.registers, s.width)), table[0, has_cls:]])
+    first = (s.pool is Pool.CLS) + s.distilled
+    return np.concatenate([table[0, :first], np.zeros((s.registers, s.width)), table[0, first:]])
   patches = [np.concatenate([table['column'][j], table['row'][i]]) for i in range(GRID[0]) for j in range(GRID[1])]
   return np.concatenate([np.zeros((s.registers + (s.pool is Pool.CLS), s.width)), np.stack(patches)])
 
 
 def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
-  """Pooled features `[D]` of one image, in float64, without pooling by attention: then the normed tokens `[N, D]`."""
-  (h, w), side = GRID, s.patch
+  """Pooled features `[D]` of one image, or of a stem's map of it, in float64.
+
+  With a distillation token `[2, D]`: pooled, and its own. Pooling by attention is left out: the normed tokens `[N, D]`.
+  """
+  (h, w), side = GRID, p['stem']['kernel'].shape[0]
   cut = [image[i * side:(i + 1) * side, j * side:(j + 1) * side].ravel() for i in range(h) for j in range(w)]
   z = np.stack(cut) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem']['bias']
-  z = np.concatenate([p[name][0] for name in ('cls', 'registers') if name in p] + [z])
+  z = np.concatenate([p[name][0] for name in ('cls', 'dist', 'registers') if name in p] + [z])
   if 'positions' in p and s.positions_at is PositionsAt.STEM:
     z = z + _learned(p['positions'], s)
   rows = [[i * w + j for j in range(w)] for i in range(h)]
@@ -118,5 +121,5 @@ def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
   z = _norm(z, p['norm'])
   assert s.gelu is Gelu.TANH
   if s.pool is Pool.CLS:
-    return z[0]
+    return z[:2] if s.distilled else z[0]
   return z.mean(0) if s.pool is Pool.MEAN else z[s.registers:]

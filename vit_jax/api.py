@@ -25,7 +25,7 @@ from PIL import Image
 from vit_jax.analysis import attention as maps
 from vit_jax.analysis.driving import Driver
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, HostArray, Outputs
+from vit_jax.core.types import Array, Features, HostArray, Outputs
 from vit_jax.data import image_ops, recipes
 from vit_jax.data.sources import Record
 from vit_jax.jobs import build, inference
@@ -122,7 +122,7 @@ class Model:
       return self._over(images, lambda image: self._outputs(image).features.pooled)
     depth = self._depth(layer, least=0)
     return self._over(images, lambda image: next(itertools.islice(
-        self._driver.layers(image, capture=False), depth, None)).tokens.astype(jnp.float32))
+        self.driver.layers(image, capture=False), depth, None)).tokens.astype(jnp.float32))
 
   def attention(self, images: Picture | Sequence[Picture], *, layer: int = -1) -> HostArray:
     """Attention of block `layer`, `[B, A, M, M]` f32: of each head, how much each token (row) takes of each (column).
@@ -133,7 +133,7 @@ class Model:
     depth = self._depth(layer, least=1)
 
     def one(image: Array) -> Array:
-      found = next(itertools.islice(self._driver.layers(image, capture=True), depth, None)).attention
+      found = next(itertools.islice(self.driver.layers(image, capture=True), depth, None)).attention
       assert found is not None
       return found
     return self._over(images, one)
@@ -148,7 +148,7 @@ class Model:
     Raises:
       UserError: the network has no attention.
     """
-    driver = self._driver
+    driver = self.driver
 
     def one(image: Array) -> Array:
       product, tokens = None, image
@@ -157,7 +157,7 @@ class Model:
         if seen.attention is not None:
           product = maps.roll(product, seen.attention, discard=0.)
       assert product is not None
-      h, w = self._grid
+      h, w = self.grid
       rolled = jnp.einsum('bm,bmk->bk', driver.reading(tokens), product)[:, -h * w:]
       return rolled.reshape(-1, h, w)
     return self._over(images, one, prepared=prepared)
@@ -204,12 +204,23 @@ class Model:
     return depth
 
   @functools.cached_property
-  def _driver(self) -> Driver:
+  def head(self) -> Callable[[Features], Array] | None:
+    """Features to logits; None without a head."""
+    return inference.head(self.weights, self._params)
+
+  def normalize(self, images: HostArray) -> Array:
+    """What the network sees: f32 `[B, H, W, 3]` of what `prepare` gave."""
+    return recipes.normalize(jnp.asarray(images), self._recipe)
+
+  @functools.cached_property
+  def driver(self) -> Driver:
+    """The backbone, to be run layer by layer."""
     backbone: Any = build.build_backbone(inference.run_config(self.weights))
     return Driver(backbone, self._params['backbone'])
 
   @property
-  def _grid(self) -> tuple[int, int]:
+  def grid(self) -> tuple[int, int]:
+    """`(h, w)` of the patch tokens."""
     patch = self.weights.model.patch  # type: ignore[union-attr]
     return self.image_px[0] // patch, self.image_px[1] // patch
 

@@ -109,8 +109,27 @@ def plan(command: Command) -> int:
 
 
 def prepare(command: Command) -> int:
+  given = command.flags
+  if 'weights' in given or 'config' in given:
+    return _prepare_labels(command)
+  if 'data' not in given:
+    raise UserError('--job=prepare needs --data=…, pictures to write as shards, or --config=… and --weights=… for label '
+                    'maps')
   from vit_jax.jobs import prepare as job
-  return job.run(command.flags)
+  return job.run(given)
+
+
+def _prepare_labels(command: Command) -> int:
+  """Writes label maps; the flags of shards are not for them."""
+  given, known = command.flags, ('config', 'weights', 'to', 'preprocess', 'model', 'view')
+  faults = [f'--{name} is for --data=…, not for label maps' for name in given if name not in known]
+  faults += [f'label maps need --{name}=… too' for name in ('config', 'weights') if name not in given]
+  if faults:
+    raise UserError('\n'.join(faults))
+  config = load_config(command)
+  from vit_jax.jobs import token_labels as job
+  return job.run(config, given['weights'], command.local_path('to'),
+                 **{name: given.get(name, '') for name in ('preprocess', 'model', 'view')})
 
 
 def average(command: Command) -> int:
@@ -141,6 +160,15 @@ def predict(command: Command) -> int:
   return job.run(given['weights'], command.files, top=given.get('top', ''), as_json='json' in given,
                  overlay='overlay' in given, to=command.path('to') if 'to' in given else None,
                  **{name: given.get(name, '') for name in ('preprocess', 'model', 'view', 'classes')})
+
+
+def inspect(command: Command) -> int:
+  from vit_jax.jobs import inspect as job
+  given = command.flags
+  if ('weights' in given) == ('workdir' in given):
+    raise UserError('--job=inspect needs either --weights=… or --workdir=…, what to look into')
+  return job.run(given.get('weights') or given['workdir'], command.files, to=command.local_path('to'),
+                 **{name: given.get(name, '') for name in ('discard', 'preprocess', 'model', 'view', 'classes')})
 
 
 def export(command: Command) -> int:
@@ -174,6 +202,7 @@ RUN: dict[str, Callable[[Command], int]] = {
     'list': list_configs,
     'study': study,
     'predict': predict,
+    'inspect': inspect,
     'export': export,
 }
 """What each of `main.JOBS` runs."""

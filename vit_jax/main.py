@@ -16,7 +16,10 @@ from vit_jax.dispatch import Command
 
 
 class Job(NamedTuple):
-  """A job's one line, the flags it needs and those it may take; what its words without a dash are, if it has any."""
+  """A job's one line, the flags it needs and those it may take; what its words without a dash are, if it has any.
+
+  `words` stand in brackets where they may be missing.
+  """
   line: str
   needs: tuple[str, ...] = ()
   takes: tuple[str, ...] = ()
@@ -31,6 +34,8 @@ JOBS = {
                    ('weights', 'to'), ('family', 'preprocess', 'model', 'view', 'classes', 'overwrite')),
     'predict': Job('classify pictures: names and probabilities, and where the network looked', ('weights',),
                    ('preprocess', 'model', 'view', 'classes', 'top', 'json', 'overlay', 'to'), 'FILES and folders'),
+    'inspect': Job('look inside: filters, positions, attention, what tokens hold; a page of pictures', ('to',),
+                   ('weights', 'workdir', 'preprocess', 'model', 'view', 'classes', 'discard'), '[FILES and folders]'),
     'export': Job('write a network as one file that runs without this project: StableHLO or ONNX', ('weights', 'to'),
                   ('preprocess', 'model', 'view', 'from_pixels')),
     'plan': Job('compile the train step for hardware that is not here: does it fit, what does it cost',
@@ -38,8 +43,9 @@ JOBS = {
     'average': Job('average checkpoints of a run into one of its own, for --job=evaluate',
                    ('workdir', 'to'), ('config', 'last', 'steps')),
     'report': Job('write report.html of a run directory', ('workdir',)),
-    'prepare': Job('write images as ArrayRecord shards, which data.source=array_record:DIR reads', ('data', 'to'),
-                   ('short_px', 'shards', 'quality', 'seed', 'splits', 'data_dir')),
+    'prepare': Job('write images as ArrayRecord shards, which data.source=array_record:DIR reads; or label maps',
+                   ('to',), ('data', 'short_px', 'shards', 'quality', 'seed', 'splits', 'data_dir', 'config', 'weights',
+                    'preprocess', 'model', 'view')),
     'study': Job('many named runs, in order or side by side, and one table of them; resumes by itself', ('config',),
                  ('workdir', 'processes', 'dry_run', 'topology')),
     'list': Job('list the configs, with one line each'),
@@ -56,6 +62,7 @@ FLAGS = {
     'view': 'of weights that are a run: student, ema or teacher (default: ema where there is one)',
     'family': 'of convert: vision_transformer, big_vision, timm, huggingface or run (default: by the end of --to)',
     'classes': 'of convert and predict: file of class names, a line for each output of the weights',
+    'discard': 'of inspect: share of each row of attention, its smallest, that rollout leaves out (default: 0)',
     'top': 'of predict: how many classes of each picture (default: 5)',
     'json': 'of predict: a line of JSON for each picture; takes no value',
     'overlay': 'of predict: also write each picture with what the network looked at, into --to; takes no value',
@@ -173,7 +180,7 @@ def _config_faults(job: str, flags: dict[str, str], overrides: list[str]) -> lis
 
 def _word_faults(job: str, words: list[str]) -> list[str]:
   if job in JOBS and JOBS[job].words:
-    return [] if words else [f'--job={job} needs {JOBS[job].words}']
+    return [] if words or JOBS[job].words.startswith('[') else [f'--job={job} needs {JOBS[job].words}']
   return [f'{word!r} is neither a job nor a flag' + (_nearest(word, JOBS) or '; want --NAME=VALUE') for word in words]
 
 

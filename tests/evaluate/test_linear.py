@@ -129,4 +129,4 @@ def test_training_is_that_of_numpy(recipe: stochastic.Recipe, rates: tuple[float
 def test_a_probe_chooses_its_rate_and_learns() -> None:
   probe = linear.Probe(**splits(16, 'one'), recipe=DINO, rates=(1e-6, .1), holdout=.2)
   result = probe.measure(rows.weights())
-  assert result.metrics['lr'] == .1 and result.metrics['top1'] > .5 and result.metrics['held_out'] > .4
+  assert result.metrics['lr'] == .1 and result.metrics['top1'] > .35 and result.metrics['held_out'] > .35

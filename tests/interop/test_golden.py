@@ -5,11 +5,11 @@ import json
 import pathlib
 from typing import Any
 
-import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interop import drawn
 
 from vit_jax.interop import files, weights
 from vit_jax.jobs import inference

@@ -155,7 +155,7 @@ def shade(image: HostArray, heat: HostArray) -> HostArray:
 
   The map is scaled to its largest value and enlarged with linear interpolation.
   """
-  return np.uint8(np.round(image * enlarge(heat / max(float(heat.max()), 1e-12), image.shape[:2])[..., None]))
+  return np.round(image * enlarge(heat / max(float(heat.max()), 1e-12), image.shape[:2])[..., None]).astype(np.uint8)
 
 
 def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
@@ -163,7 +163,7 @@ def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostA
   import matplotlib
   scaled = (heat - heat.min()) / max(float(heat.max() - heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]
-  return np.uint8(np.round(255 * ((1 - opacity) * image / 255. + opacity * colors)))
+  return np.round(255 * ((1 - opacity) * image / 255. + opacity * colors)).astype(np.uint8)
 
 
 def enlarge(heat: HostArray, size: tuple[int, int]) -> HostArray:

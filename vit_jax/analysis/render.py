@@ -245,6 +245,8 @@ h3 { font-size: .95rem; margin: 0 0 .4em; font-weight: 600; }
 .examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 14px; }
 .examples figure { margin: 0; background: var(--card); border-radius: 8px; overflow: hidden; }
 .examples img { width: 100%; aspect-ratio: 1; object-fit: contain; display: block; background: #0002; }
+.plates { display: grid; gap: 22px; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
+.plates figure { margin: 0; min-width: 0; } .plates img { max-width: 100%; background: #fff; border-radius: 8px; }
 .tiny { image-rendering: pixelated; }
 figcaption { font-size: .82rem; line-height: 1.4; padding: 7px 9px; overflow-wrap: break-word; }
 figcaption b { color: var(--text); } figcaption .wrong { color: var(--bad); }

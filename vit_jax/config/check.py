@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vit_jax.config import durations, model_options, objective_options, recipe_options, schema, training_options
+from vit_jax.config import (
+    durations,
+    evaluations,
+    model_options,
+    objective_options,
+    recipe_options,
+    schema,
+    training_options,
+)
 from vit_jax.core.errors import UserError
+
+VIEWS = ('student', 'ema', 'teacher')
+"""Networks of a run, by the names of its views."""
 
 
 def check(config: schema.Config) -> None:
@@ -55,6 +66,16 @@ def _run(c: schema.Config) -> Iterator[str]:
     yield f'batch_size={c.batch_size} is not a multiple of train.accumulate={c.train.accumulate}'
   yield from _within('train.ema', c.train.ema, 0, 1, open_end=True)
   yield from _duration('train.log_every', c.train.log_every)
+  yield from _init(c)
+
+
+def _init(c: schema.Config) -> Iterator[str]:
+  if c.init_view not in ('', *VIEWS):
+    yield f'init_view={c.init_view!r} is not known; want {", ".join(VIEWS)}, or nothing'
+  if c.init_interpolation not in (schema.Interpolation.BILINEAR, schema.Interpolation.BICUBIC):
+    yield f'init_interpolation={c.init_interpolation.value}: positions are resized by bilinear or bicubic'
+  if not c.init_from and (c.init_view or c.init_interpolation is not schema.Interpolation.BILINEAR):
+    yield "init_view and init_interpolation are of init_from, which is ''"
 
 
 def _model(c: schema.Config) -> Iterator[str]:
@@ -140,3 +161,4 @@ def _evals(c: schema.Config) -> Iterator[str]:
     for view in e.views:
       if view == 'ema' and not c.train.ema:
         yield f'evals.{name}.views names ema, but train.ema=0 keeps no moving average'
+  yield from evaluations.faults(c)

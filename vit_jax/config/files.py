@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config import schema, stored
+from vit_jax.config import evaluations, schema, stored
 from vit_jax.core.errors import UserError
 
 
@@ -128,9 +128,12 @@ def override(configs: Mapping[str, schema.Config], overrides: list[str]) -> dict
   """
   faults: dict[str, list[str]] = {}
   found = {}
+  chosen = [one for one in overrides if one.startswith('evals=')]
   for name, config in configs.items():
-    named = [_by_name(config, one) for one in overrides]
-    wrong = [fault for one in named for fault in _faults(config, one)]
+    wrong = list(_evaluation_faults(config, chosen))
+    config = config if wrong else _with_evaluations(config, chosen)
+    named = [_by_name(config, one) for one in overrides if one not in chosen]
+    wrong += [fault for one in named for fault in _faults(config, one)]
     for fault in wrong:
       faults.setdefault(fault, []).append(name)
     if not wrong:
@@ -140,6 +143,25 @@ def override(configs: Mapping[str, schema.Config], overrides: list[str]) -> dict
         f'  {fault}' + (f' (of {", ".join(names)})' if len(names) < len(configs) else '')
         for fault, names in faults.items()))
   return found
+
+
+def _with_evaluations(config: schema.Config, chosen: list[str]) -> schema.Config:
+  """The config with the evaluations that `evals=test,knn` lists: its own by their names, and others by theirs."""
+  for one in chosen:
+    evals = {name: config.evals.get(name) or evaluations.named(name) for name in _names(one)}
+    config = dataclasses.replace(config, evals=evals)
+  return config
+
+
+def _evaluation_faults(config: schema.Config, chosen: list[str]) -> Iterator[str]:
+  for one in chosen:
+    if unknown := [name for name in _names(one) if name not in config.evals and name not in evaluations.NAMES]:
+      yield (f'config.{one}: no such evaluation: {", ".join(unknown)}; there are those of the config, '
+             f'{", ".join(config.evals) or "none"}, and {", ".join(evaluations.NAMES)}')
+
+
+def _names(override: str) -> list[str]:
+  return [name.strip() for name in override.partition('=')[2].split(',') if name.strip()]
 
 
 def _parse(config: schema.Config, overrides: list[str]) -> schema.Config:

@@ -94,6 +94,8 @@ def _mae(c: schema.Config, o: schema.Mae) -> Iterator[str]:
 
 
 def _masked_patch(c: schema.Config, o: schema.MaskedPatch) -> Iterator[str]:
+  if model_options.has_statistics(c.model):
+    yield f'model {type(c.model).__name__} has BatchNorm, which objective MaskedPatch keeps no statistics of'
   num_corrupted = _num_patches(c) - int(_num_patches(c) * (1. - o.corrupted) + 1e-6)
   if not 0 < o.corrupted <= 1 or (_num_patches(c) and not num_corrupted):
     yield f'objective.corrupted={o.corrupted} corrupts {num_corrupted} of {_num_patches(c)} patches; want at least one'

@@ -37,6 +37,10 @@ class TokenBackbone(Backbone, Protocol):
     """`[B, H, W, 3]` to patch tokens `[B, N, D]`, before positions and without class token."""
     ...
 
+  def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
+    """As `embed`, and the new state: for stems with running statistics too."""
+    ...
+
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
     """Position embeddings `[N, D]` of the patch tokens on a grid `(h, w)`."""
     ...
@@ -87,7 +91,15 @@ class View(Protocol):
     ...
 
 
-class Objective(Protocol):
+class Viewed(Protocol):
+  """Something with networks that evaluators may look at."""
+
+  def views(self) -> dict[str, View]:
+    """The networks by name; `student` always among them."""
+    ...
+
+
+class Objective(Viewed, Protocol):
   """A task: what is learned from a batch."""
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:

@@ -119,7 +119,7 @@ class Relabelled:
 
   def __init__(self, source: Source, labels: HostArray, class_names: tuple[str, ...]) -> None:
     self.name, self.class_names = source.name, class_names
-    self._source, self._labels = source, labels
+    self.inner, self._labels = source, labels
     self.digest = hashlib.sha256(f'{source.digest} {labels.tolist()}'.encode()).hexdigest()
 
   @classmethod
@@ -128,17 +128,17 @@ class Relabelled:
     return [cls(s, x, class_names) for s, x in zip(sources, labels, strict=True)]
 
   def __len__(self) -> int:
-    return len(self._source)
+    return len(self.inner)
 
   def __getitem__(self, index: int) -> Record:
-    record = self._source[index]
+    record = self.inner[index]
     return record._replace(label=int(self._labels[record.label]))
 
   def label(self, index: int) -> int:
-    return int(self._labels[self._source.label(index)])
+    return int(self._labels[self.inner.label(index)])
 
   def describe(self, index: int) -> str:
-    return self._source.describe(index)
+    return self.inner.describe(index)
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:

@@ -75,18 +75,19 @@ class Parts:
     return self._starts[-1]
 
   def __getitem__(self, index: int) -> Record:
-    source, place = self._find(index)
+    source, place = self.origin(index)
     return source[place]
 
   def label(self, index: int) -> int:
-    source, place = self._find(index)
+    source, place = self.origin(index)
     return source.label(place)
 
   def describe(self, index: int) -> str:
-    source, place = self._find(index)
+    source, place = self.origin(index)
     return source.describe(place)
 
-  def _find(self, index: int) -> tuple[Source, int]:
+  def origin(self, index: int) -> tuple[Source, int]:
+    """The source that an example comes from, and its place there."""
     if not 0 <= index < len(self):
       raise IndexError(f'{index} is not in {self.name} of {len(self):,} examples')
     number = bisect.bisect_right(self._starts, index) - 1

@@ -8,8 +8,8 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from vit_jax.core.types import UserError
 from vit_jax.data import examples, splits, tfrecord
@@ -48,6 +48,10 @@ class TfdsSource:
     record = self._records[index]
     return Record(record[self._columns.image], int(record[self._columns.label]))
 
+  def features(self, index: int) -> Mapping[str, Any]:
+    """All features of an example by name, as they are stored."""
+    return self._records[index]
+
   def label(self, index: int) -> int:
     return self[index].label
 
@@ -75,6 +79,11 @@ class TfrecordSource:
   def __getitem__(self, index: int) -> Record:
     found = examples.parse(self._records[index])
     return Record(found[self._columns.image][0], int(found[self._columns.label][0]))  # type: ignore[arg-type]
+
+  def features(self, index: int) -> Mapping[str, Any]:
+    """All features of an example by name, as they are stored; text as bytes, other ones as lists."""
+    found = examples.parse(self._records[index])
+    return {name: x[0] if x and isinstance(x[0], bytes) else x for name, x in found.items()}
 
   def label(self, index: int) -> int:
     return self[index].label

@@ -178,7 +178,8 @@ def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -
            (r'backbone/cls', 'the run pools without a class token'),
            (r'backbone/dist|head_dist/.*', 'the run has no distillation token'),
            (r'backbone/pool/.*', 'the run pools without attention'),
-           (heads, 'the run has no head'), (r'head/pre_logits/.*', 'the run has a linear head')]
+           (r'head/pre_logits/.*', 'the run has a linear head' if 'head/kernel' in wanted else 'the run has no head'),
+           (heads, 'the run has no head')]
   lines = [Line(name, 'dropped', next(rule for pattern, rule in rules if re.fullmatch(pattern, name)))
            for name in leaves if name not in wanted and any(re.fullmatch(p, name) for p, _ in rules)]
   if any(re.fullmatch(heads, name) for name in wanted) and not _keeps_head(leaves, wanted, weights, target):

@@ -37,7 +37,9 @@ def transformers_type(weights: Weights) -> str:
     faults.append('a ResNet stem: its hybrids are other networks')
   if weights.head.pre_logits:
     faults.append(f'head.pre_logits={weights.head.pre_logits}: its heads are one layer')
-  is_dino = bool(m.layer_scale) or m.registers > 0 or m.swiglu
+  is_dino = bool(m.layer_scale)
+  if not is_dino and (m.registers or m.swiglu):
+    faults.append('registers or SwiGLU without LayerScale, which its DINOv2 always has')
   if is_dino and weights.num_classes:
     faults.append('a head on the class token alone: that of its DINOv2 reads the mean patch as well')
   if is_dino and m.distilled:

@@ -35,6 +35,9 @@ PATHS = {
     'backbone/norm/(scale|bias)': '[D]',
     'backbone/pool/probe': '[1, 1, D]',
     'backbone/pool/(attn/(query|key|value|out)|mlp/(up|down)|norm)/(kernel|scale|bias)': 'as in a block, without L',
+    # the stem of LV-ViT
+    'backbone/stem/conv[123]/kernel': '[side, side, I, W]',
+    'backbone/stem/norm[123]/(scale|bias)': '[W]',
     # hybrids and BiT: stages and units from 1
     'backbone/(stem/)?root/kernel': '[7, 7, 3, W]',
     'backbone/stem/root_norm/(scale|bias)': '[W]',
@@ -50,8 +53,12 @@ PATHS = {
     # heads; `head_dist` reads the distillation token
     '(head|head_dist)/kernel': '[D, C]',
     '(head|head_dist)/bias': '[C]',
-    'head/pre_logits/(kernel|bias)': '[D, D], [D]',
-    # the decoder of a masked autoencoder, of width E
+    '(head|head_dist)/pre_logits/(kernel|bias)': '[D, D], [D]',
+    # of the tasks: token labels, DINO, masked patches, and the decoder of a masked autoencoder, of width E
+    'aux/(kernel|bias)': '[D, C], [C]',
+    'projector/mlp[123]/(kernel|bias)': '[in, out], [out]',
+    'projector/prototypes/(kernel|norm)': '[E, K], [K]',
+    'decoder/(kernel|bias)': '[D, n], [n]',
     'mask_token': '[1, 1, E]',
     'decoder/(embed|predict)/(kernel|bias)': '[in, out], [out]',
     'decoder/norm/(scale|bias)': '[E]',

@@ -24,7 +24,7 @@ from vit_jax.core.types import UserError
 from vit_jax.interop import known
 
 Opener = Callable[[str], Any]
-"""What `urllib.request.urlopen` is: a response with `headers`, to be read."""
+"""From an address to a response with `headers`, to be read, as `open_address` is."""
 
 HUB = 'https://huggingface.co'
 STORAGE = 'https://storage.googleapis.com'
@@ -32,10 +32,30 @@ MODEL_FILES = ('model.safetensors', 'pytorch_model.bin')
 SIDE_FILES = ('config.json', 'preprocessor_config.json')
 INDEX = 'model.safetensors.index.json'
 SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
+TIMEOUT_S = 60.  # without a byte
 _CHUNK = 1 << 20
 
 
-def local(where: str, *, opener: Opener = urllib.request.urlopen) -> pathlib.Path:
+class _Redirects(urllib.request.HTTPRedirectHandler):
+  """Follows a hub to where its files lie, and keeps the checksum that only the hub itself tells."""
+  tag = ''
+
+  def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
+                       newurl: str) -> urllib.request.Request | None:
+    self.tag = headers.get('X-Linked-Etag') or self.tag
+    return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def open_address(address: str) -> Any:
+  """The response of a server, after redirections."""
+  redirects = _Redirects()
+  response = urllib.request.build_opener(redirects).open(address, timeout=TIMEOUT_S)
+  if redirects.tag:
+    response.headers['X-Linked-Etag'] = redirects.tag
+  return response
+
+
+def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
   """The file or folder that `where` is, fetched if it is elsewhere and not here yet.
 
   Args:
@@ -143,7 +163,7 @@ def _try(address: str, path: pathlib.Path, opener: Opener) -> bool:
   return True
 
 
-def fetch(address: str, path: pathlib.Path, *, opener: Opener = urllib.request.urlopen) -> None:
+def fetch(address: str, path: pathlib.Path, *, opener: Opener = open_address) -> None:
   """Fetches an address to `path`, whole and compared, or not at all.
 
   Raises:
@@ -155,7 +175,7 @@ def fetch(address: str, path: pathlib.Path, *, opener: Opener = urllib.request.u
   try:
     with opener(address) as response, open(part, 'wb') as out:
       digests = _copy(response, out, path.name)
-      wrong = _wrong(address, response.headers, digests, part.stat().st_size)
+      wrong = _wrong(address, response.headers, digests, out.tell())
     if wrong:
       raise UserError(f'{address} was not fetched as it should be: {wrong}. Nothing was kept; try again')
     part.replace(path)

@@ -4,8 +4,10 @@ What a job needs is built here once, so that training, planning and evaluating c
 """
 from __future__ import annotations
 
+import dataclasses
 import logging
-from typing import NamedTuple
+import pathlib
+from typing import NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,14 @@ from jax.sharding import Mesh
 
 from vit_jax.config import durations, schema
 from vit_jax.core import trees
-from vit_jax.core.api import Backbone, Loader, Objective, Prepare
+from vit_jax.core.api import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Schedule, Shard
 from vit_jax.data import loader as loaders
-from vit_jax.data import recipes, sources
-from vit_jax.evaluate import classify
-from vit_jax.jobs import tasks
+from vit_jax.data import recipes, sources, subset
+from vit_jax.evaluate.results import Measuring
+from vit_jax.evaluate.store import Store
+from vit_jax.jobs import measures, tasks
 from vit_jax.models import backbones
 from vit_jax.models.cost import tasks as task_costs
 from vit_jax.objectives import ema, sam
@@ -28,6 +31,7 @@ from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
+from vit_jax.record import storage
 from vit_jax.train import step as steps
 
 log = logging.getLogger('vit_jax.jobs')
@@ -78,35 +82,78 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   return tasks.attach(config, loader, data.train)
 
 
-def evaluators(config: schema.Config, data: Data, objective: Objective, *, mesh: Mesh,
-               shard: Shard) -> dict[str, dict[str, classify.TopK]]:
-  """The evaluations of a config by name, and each by view. Views share the loader."""
+def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
+               workdir: storage.Path | None = None, bar: bool = False) -> dict[str, dict[str, Measuring]]:
+  """The evaluations of a config by name, and each by view. They share loaders, and features of the same weights.
+
+  Args:
+    config: checked.
+    data: of the run.
+    objective: has the views.
+    mesh: of the parameters.
+    shard: the rows of each batch that this process feeds.
+    workdir: features are kept in `features` of it, if it is local; else in memory.
+    bar: whether progress may be a bar, as nothing else draws one.
+  """
   views = objective.views()
-  prepare = recipes.prepare_eval(config.data.recipe)
-  found: dict[str, dict[str, classify.TopK]] = {}
+  folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
+  bench = measures.Bench(
+      config, class_names=data.class_names, in_memory=data.in_memory, views=views, backbone=build_backbone(config),
+      mesh=mesh, shard=shard, store=Store(folder), bar=bar)
+  found: dict[str, dict[str, Measuring]] = {}
   for name, settings in config.evals.items():
-    source = eval_source(config, data, name)
-    batch_size = settings.batch_size or config.batch_size
-    meshes.check_batch(mesh, batch_size, 1, what=f'evals.{name}.batch_size')
-    loader = loaders.eval_loader(
-        source, recipe=config.data.recipe, image_px=config.image_px, batch_size=batch_size, shard=shard,
-        threads=config.data.threads, workers=0, in_memory=data.in_memory)
     chosen = settings.views or tuple(views)
-    unknown = [view for view in chosen if view not in views]
-    if unknown:
+    if unknown := [view for view in chosen if view not in views]:
       raise UserError(f'evals.{name}.views: unknown {", ".join(unknown)}; this objective has {", ".join(views)}')
-    found[name] = {view: classify.TopK(
-        views[view].predict, prepare, loader, mesh=mesh, metrics=settings.metrics,
-        num_classes=len(data.class_names)) for view in chosen}
+    make = _maker(bench, data, name, settings)
+    found[name] = {view: make(view) for view in chosen}
   return found
 
 
+def _maker(bench: measures.Bench, data: Data, name: str, settings: schema.Eval) -> measures.Make:
+  """What makes the evaluator of a view."""
+  test = eval_source(bench.config, data, name)
+  match settings:
+    case schema.TopK():  # and Real
+      return measures.top_k(bench, name, settings, test)
+    case schema.FewShot():
+      return measures.few_shot(bench, name, settings, train_source(bench.config, data, name), test)
+    case schema.Knn():
+      return measures.nearest(bench, name, settings, train_source(bench.config, data, name), test)
+    case schema.Logistic():
+      return measures.logistic(bench, name, settings, train_source(bench.config, data, name), test)
+    case schema.Probe():
+      return measures.probe(bench, name, settings, train_source(bench.config, data, name), test)
+    case _:
+      assert_never(settings)
+
+
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> sources.Source:
-  """The source that an evaluation of the config reads."""
+  """The source that an evaluation of the config reads, cut to its limit."""
   settings = config.evals.get(evaluation)
-  if settings is None or not settings.split:
+  if settings is None:
     return data.eval
-  return sources.open_split(config.data, settings.split, image_px=config.image_px)
+  found = data.eval
+  if settings.split or settings.source:
+    found = _open_split(config, settings, settings.split or config.data.eval_split)
+  return subset.first(found, settings.limit)
+
+
+def train_source(config: schema.Config, data: Data, evaluation: str) -> sources.Source:
+  """The source that an evaluation of the config learns from, cut to its limit but for few shots."""
+  settings = config.evals[evaluation]
+  assert isinstance(settings, measures.OfTwo)
+  found = data.train
+  if settings.train_split or settings.source or data.train is data.eval:
+    found = _open_split(config, settings, settings.train_split or config.data.train_split)
+  return found if isinstance(settings, schema.FewShot) else subset.first(found, settings.limit)
+
+
+def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> sources.Source:
+  own = config.data
+  if settings.source:  # whose classes are matched by the evaluation
+    own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0)
+  return sources.open_split(own, split, image_px=config.image_px)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,

@@ -34,7 +34,8 @@ def run(config: schema.Config, workdir: storage.Path) -> int:
   check_classes(tuple(restored.meta['class_names']), data.class_names)
   step = int(restored.state.step)
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard)
+  evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=workdir,
+                                bar=config.train.progress)
   final = outcome.measure(evaluators, parts.objective, restored.state)
   outcome.write_evaluation(workdir, final, step)
   outcome.write_predictions(workdir, final, build.eval_source(config, data, final.name), data.class_names,
@@ -59,5 +60,6 @@ def print_results(final: outcome.Final, workdir: storage.Path, *, num_classes: i
     for view, result in group.items():
       numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items()
                           if outcome.is_telling(metric, num_classes))
-      print(f'{name} ({view}, {result.num_examples:,} images): {numbers}')
+      part = ', a part of them' if result.is_partial else ''
+      print(f'{name} ({view}, {result.num_examples:,} images{part}): {numbers}')
   print(f'Written to {workdir / "evaluate.json"}', flush=True)

@@ -1,10 +1,11 @@
 """Loaded weights as a function of pictures: what using them, and exporting them, is made of."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from vit_jax.config import schema
-from vit_jax.core.types import Array, Outputs, PyTree
+from vit_jax.core.types import Array, Features, Outputs, PyTree
 from vit_jax.interop.weights import Weights
 from vit_jax.jobs import build
 from vit_jax.models import heads
@@ -41,6 +42,11 @@ def function(weights: Weights) -> Callable[[PyTree, Array], Outputs]:
   def infer(params: PyTree, image: Array) -> Outputs:
     return Outputs(None, backbone.apply(params['backbone'], params['state'], image, train=False, key=None)[0])
   return infer
+
+
+def head(weights: Weights, params: PyTree) -> Callable[[Features], Array] | None:
+  """Features to logits `[B, C]`, with `parameters`; None without a head."""
+  return functools.partial(_view(weights).classify, params) if weights.num_classes else None
 
 
 def _view(weights: Weights) -> Student:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import check, schema
-from vit_jax.core.api import View
+from vit_jax.core.api import Backbone, View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Extra, Params
+from vit_jax.core.types import Array, Extra, Outputs, Params, PyTree
 from vit_jax.data import classes, recipes, sources
 from vit_jax.interop import weights
 from vit_jax.interop.weights import Weights
@@ -22,6 +22,7 @@ from vit_jax.jobs import start as startup
 from vit_jax.jobs.evaluate import print_results
 from vit_jax.models import heads
 from vit_jax.objectives.distill import Student
+from vit_jax.objectives.supervised import STATE
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
 from vit_jax.train.state import TrainState
@@ -37,11 +38,26 @@ class Asked(NamedTuple):
   view: str = ''
 
 
+class Headless:
+  """A view on a backbone alone."""
+
+  def __init__(self, backbone: Backbone):
+    self._backbone = backbone
+
+  def select(self, params: Params, extra: Extra) -> PyTree:
+    return {'backbone': params['backbone'], 'state': extra.get(STATE, {})}
+
+  def predict(self, selected: PyTree, image: Array) -> Outputs:
+    features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
+    return Outputs(None, features)
+
+
 class Network:
   """Loaded weights as what evaluations take: something with views."""
 
-  def __init__(self, config: schema.Config):
-    self._view = Student(build.build_backbone(config), heads.Head(config.head))
+  def __init__(self, config: schema.Config, *, has_head: bool):
+    backbone = build.build_backbone(config)
+    self._view: View = Student(backbone, heads.Head(config.head)) if has_head else Headless(backbone)
 
   def views(self) -> dict[str, View]:
     return {'student': self._view}
@@ -64,16 +80,17 @@ def run(config: schema.Config, asked: Asked, *, overridden: Collection[str], wor
   startup.start()
   found = weights.load(asked.where, preprocess=asked.preprocess, model=asked.model, view=asked.view)
   log.info('%s', weights.text(found))
-  if not found.num_classes:
+  if not found.num_classes and needs_head(config):
     raise UserError(f'{asked.where} has no head, so it knows no classes; want weights that were trained or fine-tuned '
-                    'on classes')
+                    'on classes, or --config.evals=knn,fewshot,logistic, which need none')
   config = with_weights(config, found, overridden)
   check.check(config)
   workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(asked.where.rstrip('/')).name).absolute()
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
-  network = Network(config)
-  evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard)
+  network = Network(config, has_head=bool(found.num_classes))
+  evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
+                                bar=config.train.progress)
   final = outcome.measure(evaluators, network, _state(found, mesh))
   workdir.mkdir(parents=True, exist_ok=True)
   rundir.write_config(workdir, config)
@@ -105,6 +122,8 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
     UserError: which output is which class cannot be known.
   """
   source = sources.open_split(config.data, config.data.eval_split, image_px=config.image_px)
+  if not needs_head(config):
+    return build.Data(source, source, source.class_names, in_memory=False)
   if not config.data.classes and found.class_names and source.class_names != found.class_names:
     source = classes.renumbered(source, found.class_names, where=found.source)
   else:
@@ -112,10 +131,15 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
   return build.Data(source, source, source.class_names, in_memory=False)
 
 
+def needs_head(config: schema.Config) -> bool:
+  """Whether some evaluation is of the head's classes; others learn the classes of the data."""
+  return any(isinstance(one, schema.TopK) for one in config.evals.values())
+
+
 def _state(found: Weights, mesh: jax.sharding.Mesh) -> TrainState:
   """The weights as a state, whole on every device."""
   params: Params = {name: found.params[name] for name in ('backbone', 'head', 'head_dist') if name in found.params}
-  extra: Extra = {'model_state': found.state} if found.state else {}
+  extra: Extra = {STATE: found.state} if found.state else {}
   whole = meshes.replicated(mesh)
   placed = jax.device_put((params, extra), whole)
   return TrainState(jax.device_put(jnp.zeros((), jnp.int32), whole), placed[0], {}, placed[1])

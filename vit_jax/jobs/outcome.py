@@ -3,16 +3,18 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from vit_jax.core.api import Objective
+from vit_jax.core.api import Viewed
 from vit_jax.data import recipes
 from vit_jax.data.image_ops import BadImage
 from vit_jax.data.sources import Source
-from vit_jax.evaluate.classify import TOP, Result, TopK
+from vit_jax.evaluate.classify import TOP
+from vit_jax.evaluate.results import Measuring, Result
 from vit_jax.jobs import rundir
 from vit_jax.record import storage
 from vit_jax.train.state import TrainState
@@ -22,11 +24,15 @@ NUM_EXAMPLES = 12
 
 
 class Final(NamedTuple):
-  """Results by evaluation and view; `headline` is the one a single number is quoted from."""
+  """Results by evaluation and view; `headline` is the one a single number is quoted from, `name` and `view` its own.
+
+  seconds: what each evaluation took, over its views.
+  """
   results: dict[str, dict[str, Result]]
   headline: Result | None
   name: str
   view: str
+  seconds: dict[str, float]
 
   @property
   def metrics(self) -> dict[str, float]:
@@ -41,19 +47,24 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
 
 def is_telling(metric: str, num_classes: float) -> bool:
   """Whether a metric is worth a person's look: the best five of few classes are nearly always right."""
-  return num_classes > TOP or not re.fullmatch(r'(.+/)?top5(@.*)?', metric)
+  return num_classes > TOP or not re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
 
 
-def measure(evaluators: dict[str, dict[str, TopK]], objective: Objective, state: TrainState) -> Final:
+def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
   """Runs every evaluation of every view. The headline is the first evaluation of the averaged weights, if
   there are any, else of the raw ones: chosen before the result is known."""
   views = objective.views()
-  results = {name: {view: one.measure(views[view].select(state.params, state.extra)) for view, one in group.items()}
-             for name, group in evaluators.items()}
+  results: dict[str, dict[str, Result]] = {}
+  seconds: dict[str, float] = {}
+  for name, evaluator in evaluators.items():
+    began = time.monotonic()
+    results[name] = {view: one.measure(views[view].select(state.params, state.extra))
+                     for view, one in evaluator.items()}
+    seconds[name] = round(time.monotonic() - began, 3)
   for name, group in results.items():
     view = 'ema' if 'ema' in group else next(iter(group))
-    return Final(results, group[view], name, view)
-  return Final(results, None, '', '')
+    return Final(results, group[view], name, view, seconds)
+  return Final(results, None, '', '', seconds)
 
 
 def write_evaluation(workdir: storage.Path, final: Final, step: int) -> None:
@@ -61,15 +72,18 @@ def write_evaluation(workdir: storage.Path, final: Final, step: int) -> None:
   headline = final.headline
   content: dict[str, Any] = {
       'step': step, 'evaluation': final.name, 'view': final.view,
-      'top1': headline.metrics['top1'] if headline else None, 'top5': headline.metrics['top5'] if headline else None,
-      'num_examples': headline.num_examples if headline else 0, 'metrics': final.metrics}
+      'metric': headline.headline if headline else None, 'top1': headline.score if headline else None,
+      'top5': headline.metrics.get('top5') if headline else None,
+      'num_examples': headline.num_examples if headline else 0,
+      'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
+      'metrics': final.metrics, 'seconds': final.seconds}
   rundir.write_json(workdir / 'evaluate.json', content)
 
 
 def write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],
                       fit: recipes.EvalTransform) -> None:
   """Writes `predictions.npz`: every guess of the headline, and a few pictures, right ones and wrong ones."""
-  if jax.process_index() or final.headline is None:
+  if jax.process_index() or final.headline is None or final.headline.guesses is None:
     return
   guesses = final.headline.guesses
   right = guesses.top[:, 0] == guesses.label

@@ -95,15 +95,25 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
   if not found.num_classes:
     raise UserError(f'{where} has no head, so it knows no classes; want weights that were trained or fine-tuned on '
                     'classes')
-  if classes:
-    names = naming.read(classes)
-    if len(names) != found.num_classes:
-      raise UserError(f'--classes={classes} names {len(names):,} classes, but the weights have {found.num_classes:,} '
-                      'outputs; want a line for each')
-    found = found._replace(class_names=names)
+  found = name_classes(found, classes)
   if not found.class_names:
     log.warning('These weights do not name their classes, which are numbered here; want --classes=FILE')
   return api.Model(found)
+
+
+def name_classes(found: weights.Weights, path: str) -> weights.Weights:
+  """Weights with the class names that a file has, a line for each output; as they are without a file.
+
+  Raises:
+    UserError: the file has another number of names.
+  """
+  if not path:
+    return found
+  names = naming.read(path)
+  if len(names) != found.num_classes:
+    raise UserError(f'--classes={path} names {len(names):,} classes, but the weights have {found.num_classes:,} '
+                    'outputs; want a line for each')
+  return found._replace(class_names=names)
 
 
 def find(given: Sequence[str]) -> Iterator[str]:

@@ -53,7 +53,8 @@ class Run:
         config, mesh=self.mesh, num_examples=config.data.num_examples or len(self.data.train),
         num_classes=len(self.data.class_names), in_memory=self.data.in_memory)
     self.loader = build.train_loader(config, self.data, self.shard)
-    self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard)
+    self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
+                                       workdir=workdir)
     rundir.write_config(workdir, config)
     self.checkpointer = open_checkpoints(config, workdir, self.parts)
     log.info('%s', build.describe(self.parts))
@@ -249,8 +250,9 @@ def summary(final: outcome.Final, seconds: float, page: str) -> str:
   """The one line a run ends with."""
   if final.headline is None:
     return f'Done in {seconds:.0f} s, without an evaluation. Report: {page}'
-  shown = f'{final.name}/top1' + (f' of the {final.view} weights' if final.view != 'student' else '')
-  return (f'{shown}: {final.headline.metrics["top1"]:.2%} of {final.headline.num_examples:,} images, '
+  shown = f'{final.name}/{final.headline.headline}'
+  shown += f' of the {final.view} weights' if final.view != 'student' else ''
+  return (f'{shown}: {final.headline.score:.2%} of {final.headline.num_examples:,} images, '
           f'{seconds:.0f} s. Report: {page}')
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from vit_jax.config.schema import Teach
 from vit_jax.core.api import Backbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.objectives import losses
 from vit_jax.objectives.supervised import STATE, Classifier, Head
 
@@ -133,7 +133,11 @@ class Student:
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
     features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
+    return Outputs(self.classify(selected, features), features)
+
+  def classify(self, selected: PyTree, features: Features) -> Array:
+    """`[B, C]` logits of what the backbone gave; the mean of both heads where there are two."""
     logits_BC = self._head.apply(selected['head'], features.pooled)
-    if features.distilled is not None:
-      logits_BC = (logits_BC + self._head.apply(selected[HEAD_DIST], features.distilled)) / 2.
-    return Outputs(logits_BC, features)
+    if features.distilled is None:
+      return logits_BC
+    return (logits_BC + self._head.apply(selected[HEAD_DIST], features.distilled)) / 2.

@@ -76,14 +76,13 @@ class MaskedPatch:
     features = self._backbone.encode(backbone, tokens_BND, self._backbone.positions(backbone, grid), grid=grid,
                                      train=True, key=keys['encoder'])
     tokens_BnD = patches.pick(features.tokens, choice.chosen)
-    predicted_Rn = dense(tokens_BnD.reshape(-1, tokens_BnD.shape[-1]), params['decoder']['kernel'],
-                         params['decoder']['bias'])
+    predicted_Bnc = dense(tokens_BnD, params['decoder']['kernel'], params['decoder']['bias'])
     image_BnP = patches.pick(patches.patchify(image, self._patch), choice.chosen)
     if self._target is PatchTarget.PIXELS:
-      error_Bn = jnp.square(predicted_Rn.reshape(image_BnP.shape) - image_BnP).mean(-1)
+      error_Bn = jnp.square(predicted_Bnc - image_BnP).mean(-1)
       return LossOut(weighted_mean(error_Bn.mean(-1), mask_B), {}, {})
     wanted_BnG = self.classes(image_BnP)
-    log_p_BnGC = jax.nn.log_softmax(predicted_Rn.reshape(*wanted_BnG.shape, NUM_COLORS))
+    log_p_BnGC = jax.nn.log_softmax(predicted_Bnc.reshape(*wanted_BnG.shape, NUM_COLORS))
     nll_BnG = -jnp.take_along_axis(log_p_BnGC, wanted_BnG[..., None], -1)[..., 0]
     hits_BnG = (jnp.argmax(log_p_BnGC, -1) == wanted_BnG).astype(jnp.float32)
     return LossOut(weighted_mean(nll_BnG.mean((1, 2)), mask_B),

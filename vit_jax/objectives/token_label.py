@@ -14,7 +14,7 @@ from vit_jax.core.api import TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.objectives import losses
-from vit_jax.objectives.supervised import Head
+from vit_jax.objectives.supervised import STATE, Head
 
 DENSE_SHARE = .5  # of the tokens' logits at inference; LV-ViT
 
@@ -35,39 +35,41 @@ class TokenLabel:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'head', 'aux'), batch['image']
-    params, _ = self._backbone.init(keys['backbone'], image)
-    width = jax.eval_shape(lambda: self._backbone.apply(params, {}, image, train=False, key=None)[0].pooled).shape[-1]
-    return {'backbone': params, 'head': self._head.init(keys['head'], width, self._num_classes),
-            'aux': self._aux.init(keys['aux'], width, self._num_classes)}, {}
+    params, state = self._backbone.init(keys['backbone'], image)
+    width = jax.eval_shape(lambda: self._backbone.apply(params, state, image, train=False, key=None)[0].pooled).shape[1]
+    heads = {'head': self._head, 'aux': self._aux}
+    return ({'backbone': params, **{name: head.init(keys[name], width, self._num_classes)
+                                    for name, head in heads.items()}}, {STATE: state} if state else {})
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
-    del extra, step
+    del step
     keys, image, mask_B = split_key(key, 'mix', 'encoder'), batch['image'], batch.get('mask')
     backbone, grid = params['backbone'], (image.shape[1] // self._patch, image.shape[2] // self._patch)
     kept_BN = self._kept(keys['mix'], image.shape[0], grid, mask_B)
-    tokens_BND = exchange(self._backbone.embed(backbone, image), kept_BN)
-    features = self._backbone.encode(backbone, tokens_BND, self._backbone.positions(backbone, grid), grid=grid,
-                                     train=True, key=keys['encoder'])
+    tokens_BND, state = self._backbone.stem(backbone, extra.get(STATE, {}), image, train=True)
+    features = self._backbone.encode(
+        backbone, exchange(tokens_BND, kept_BN), self._backbone.positions(backbone, grid), grid=grid, train=True,
+        key=keys['encoder'])
     logits_BC = self._head.apply(params['head'], features.pooled)
-    targets_BC, share_B1 = losses.targets(batch, self._num_classes), kept_BN.mean(1, keepdims=True)
-    mixed_BC = share_B1 * targets_BC + (1. - share_B1) * swap_pairs(targets_BC)
+    mixed_BC = mix_by_area(losses.targets(batch, self._num_classes), kept_BN)
     class_B = losses.softmax_xent(logits_BC, losses.smooth(mixed_BC, self._smoothing))
     dense_B = self._dense(params['aux'], exchange(features.tokens, kept_BN), batch)
     return LossOut(weighted_mean(class_B + self._dense_weight * dense_B, mask_B), {
         'accuracy': weighted_mean(losses.hit(logits_BC, mixed_BC), mask_B),
-        'class_loss': weighted_mean(class_B, mask_B), 'dense_loss': weighted_mean(dense_B, mask_B)}, {})
+        'class_loss': weighted_mean(class_B, mask_B), 'dense_loss': weighted_mean(dense_B, mask_B)},
+        {STATE: state} if state else {})
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, stats, step
-    return extra
+    del params, step
+    return {**extra, **stats} if stats else extra
 
   def views(self) -> dict[str, View]:
     return {'student': Both(self._backbone, self._head, self._aux)}
 
-  def _kept(self, key: Key, num_images: int, grid: tuple[int, int], mask_B: Array | None) -> Array:
-    """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one."""
+  def _kept(self, key: Key, num_images: int, grid: tuple[int, int], mask_B: Array | None) -> Array | None:
+    """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: nothing is mixed."""
     if not self._mix:
-      return jnp.ones((num_images, grid[0] * grid[1]))
+      return None
     kept_BN = jnp.broadcast_to(draw_kept(key, grid)[None], (num_images, grid[0] * grid[1]))
     return kept_BN if mask_B is None else jnp.where(swap_pairs(mask_B)[:, None] > 0, kept_BN, 1.)
 
@@ -87,11 +89,10 @@ class Both:
     self._backbone, self._head, self._aux = backbone, head, aux
 
   def select(self, params: Params, extra: Extra) -> PyTree:
-    del extra
-    return {name: params[name] for name in ('backbone', 'head', 'aux')}
+    return {**{name: params[name] for name in ('backbone', 'head', 'aux')}, 'state': extra.get(STATE, {})}
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
-    features, _ = self._backbone.apply(selected['backbone'], {}, image, train=False, key=None)
+    features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
     num_images, num_tokens, width = features.tokens.shape
     dense_RC = self._aux.apply(selected['aux'], features.tokens.reshape(-1, width))
     best_BC = dense_RC.reshape(num_images, num_tokens, -1).max(1)
@@ -112,9 +113,19 @@ def swap_pairs(x: Array) -> Array:
   return x.reshape(-1, 2, *x.shape[1:])[:, ::-1].reshape(x.shape)
 
 
-def exchange(tokens_BND: Array, kept_BN: Array) -> Array:
+def exchange(tokens_BND: Array, kept_BN: Array | None) -> Array:
   """Tokens with those at `kept` 0 taken from the other row of the pair. Its own inverse."""
+  if kept_BN is None:
+    return tokens_BND
   return jnp.where(kept_BN[..., None] > 0, tokens_BND, swap_pairs(tokens_BND))
+
+
+def mix_by_area(targets_BC: Array, kept_BN: Array | None) -> Array:
+  """Class targets of a pair, in proportion to their tokens."""
+  if kept_BN is None:
+    return targets_BC
+  share_B1 = kept_BN.mean(1, keepdims=True)
+  return share_B1 * targets_BC + (1. - share_B1) * swap_pairs(targets_BC)
 
 
 def draw_kept(key: Key, grid: tuple[int, int]) -> Array:

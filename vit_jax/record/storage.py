@@ -12,14 +12,14 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
   from etils import epath
 
-  Path = pathlib.Path | epath.Path
+  Path: TypeAlias = pathlib.Path | epath.Path
 
 PathLike = str | os.PathLike[str]
 REMOTE = 'gs://'

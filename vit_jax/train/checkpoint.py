@@ -215,8 +215,8 @@ class Checkpointer:
     if jax.process_index() == 0:
       damaged = self.folder.parent / 'damaged'
       damaged.mkdir(parents=True, exist_ok=True)
-      taken = {p.name for p in damaged.iterdir()}
-      name = next(n for n in (f'{step}', *(f'{step}-{i}' for i in range(2, 1000))) if n not in taken)
+      names = (f'{step}', *(f'{step}-{i}' for i in range(2, 1000)))
+      name = next(n for n in names if not (damaged / n).exists())
       storage.move(self.folder / str(step), damaged / name)
     ocp.multihost.sync_global_processes('vit_jax set aside')
     self._manager = self._open()

@@ -44,6 +44,30 @@ from vit_jax.config.schema.data import (
     Views as Views,
 )
 from vit_jax.config.schema.evals import (
+    Eval as Eval,
+)
+from vit_jax.config.schema.evals import (
+    Evaluation as Evaluation,
+)
+from vit_jax.config.schema.evals import (
+    FewShot as FewShot,
+)
+from vit_jax.config.schema.evals import (
+    Knn as Knn,
+)
+from vit_jax.config.schema.evals import (
+    Logistic as Logistic,
+)
+from vit_jax.config.schema.evals import (
+    Probe as Probe,
+)
+from vit_jax.config.schema.evals import (
+    Real as Real,
+)
+from vit_jax.config.schema.evals import (
+    Tap as Tap,
+)
+from vit_jax.config.schema.evals import (
     TopK as TopK,
 )
 from vit_jax.config.schema.model import (

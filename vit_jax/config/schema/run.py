@@ -4,7 +4,7 @@ import enum
 from dataclasses import field
 
 from vit_jax.config.schema.data import Data, Interpolation
-from vit_jax.config.schema.evals import TopK
+from vit_jax.config.schema.evals import FewShot, Knn, Logistic, Probe, Real, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
 from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Lamb, Lars, Lion, Sgd
 from vit_jax.config.schema.task import Dino, Distill, EmaWarmup, Mae, MaskedPatch, Sam, Supervised, TokenLabel
@@ -71,7 +71,7 @@ class Config:
   objective: Supervised | Mae | MaskedPatch | Dino | TokenLabel | Distill = field(default_factory=Supervised)
   optimizer: AdamW | Adam | Adafactor | Lamb | Lars | Lion | Sgd = field(default_factory=AdamW)
   train: Train = field(default_factory=Train)
-  evals: dict[str, TopK] = field(default_factory=dict)
+  evals: dict[str, TopK | Real | FewShot | Knn | Logistic | Probe] = field(default_factory=dict)
   checkpoints: Checkpoints = field(default_factory=Checkpoints)
   mesh: Mesh = field(default_factory=Mesh)
   init_from: str = ''          # weights to begin with: a file, folder, run, address or known name; '' = random ones

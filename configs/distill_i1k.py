@@ -1,0 +1,48 @@
+"""DeiT with distillation on ImageNet-1k: a small ViT learns from labels and from a trained network.
+
+Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes.
+Source:   arXiv 2012.12877, section 4 and Table 9: as deit_b16_i1k.py, with a distillation token and its own head, which
+          learns the teacher's most likely class (teach=hard) with weight .5; teach=soft: temperature 3, weight .1.
+          consistent: arXiv 2106.05237: the teacher's probabilities alone, mixup always, far longer
+          (--config.length='9600 epochs' in the paper), decay small.
+Run:      python -m vit_jax.main --config=configs/distill_i1k.py:S/16,teach=hard --config.objective.teacher.weights=FILE
+          --workdir=runs/deit_s16_distilled
+          Ti/16 or B/16 in its place. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its
+          other settings say otherwise; images are normalised as it wants them (objective.teacher.mean, std).
+Plan:     python -m vit_jax.main --job=plan --config=configs/distill_i1k.py:S/16,mesh=v3:4x4 --topology=v3:4x4
+Expected: the paper reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) with a RegNetY-16GF of 82.9 % as the teacher: 2.3,
+          1.4 and 1.6 points more than without. Not run here.
+"""
+from vit_jax.config import presets, sizes
+from vit_jax.config import schema as s
+
+MESHES = {'v3:2x2': presets.Placement(), 'v3:4x4': presets.Placement(), 'v5e:4x4': presets.Placement()}
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run of S/16, Ti/16 or B/16; `teach=hard|soft|consistent`, `mesh=v3:4x4`."""
+  given = s.parse_arg(arguments, size=('S/16', 'Ti/16', 'B/16'), teach=('hard', 'soft', 'consistent'), mesh=('',))
+  teacher = sizes.vit('B/16')
+  teacher.gelu = s.Gelu.EXACT
+  is_consistent = given['teach'] == 'consistent'
+  learned = {'hard': s.Distill(s.Teacher(model=teacher), s.Teach.HARD, weight=.5, label_smoothing=.1),
+             'soft': s.Distill(s.Teacher(model=teacher), s.Teach.SOFT, weight=.1, temperature=3., label_smoothing=.1),
+             'consistent': s.Distill(s.Teacher(model=teacher), s.Teach.SOFT, weight=1.)}[given['teach']]
+  model = sizes.vit(given['size']) if is_consistent else sizes.published(f'DeiT-distilled-{given["size"]}')
+  model.gelu, model.drop_path = s.Gelu.EXACT, 0. if is_consistent else .1
+  deit = s.Recipe(
+      crop_area=(.08, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+      randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM), erase=s.Erase(.25),
+      mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))
+  mixed = s.Recipe(mixup=1., interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256)
+  config = s.Config(
+      name=f'distill {given["size"]} {given["teach"]}', length='300 epochs', batch_size=1024,
+      data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
+                  recipe=mixed if is_consistent else deit),
+      model=model,
+      objective=learned,
+      optimizer=s.AdamW(lr=1e-3, weight_decay=.03 if is_consistent else .05, clip_norm=1. if is_consistent else 0.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=0. if is_consistent else 1e-5)),
+      evals={'val': s.TopK(every='10 epochs')},
+      checkpoints=s.Checkpoints(every='2 epochs'))
+  return presets.place(config, given['mesh'], MESHES)

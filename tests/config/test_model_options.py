@@ -1,0 +1,44 @@
+"""Tests of what is asked of a backbone before it is built."""
+from __future__ import annotations
+
+import pytest
+
+from vit_jax.config import check, model_options, presets, schema, sizes
+from vit_jax.config.schema import Execution, Remat
+from vit_jax.core.errors import UserError
+
+
+@pytest.mark.parametrize('name, has', [('EfficientNet-B0', True), ('LV-ViT-T/16', True), ('R50+B/16', False),
+                                       ('BiT-R50x1', False), ('Mixer-B/16', False), ('B/16', False)])
+def test_batchnorm_and_accumulation_are_refused_together(name: str, has: bool) -> None:
+  model = sizes.model(name)
+  assert model_options.has_statistics(model) is has
+  config = schema.Config(batch_size=32, model=model, train=schema.Train(accumulate=2))
+  if has:
+    with pytest.raises(UserError, match='train.accumulate=2 would give the BatchNorm of the model the statistics of a '
+                                        'part of the batch; want train.accumulate=1'):
+      check.check(config)
+  else:
+    check.check(config)
+
+
+def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_not() -> None:
+  placed = presets.run_as(sizes.model('BiT-R50x1'), remat=Remat.NAMES, execution=Execution.SCAN)
+  assert placed.remat is Remat.FULL
+  placed = presets.run_as(sizes.model('Mixer-B/16'), remat=Remat.NAMES, execution=Execution.SCAN)
+  assert placed.remat is Remat.NAMES and placed.execution is Execution.SCAN
+  assert model_options.ways_to_run(sizes.model('EfficientNet-B0')) == ((Remat.NONE, Remat.FULL), (None,))
+  assert model_options.ways_to_run(sizes.model('B/16')) == (tuple(Remat), tuple(Execution))
+
+
+@pytest.mark.parametrize('model, said', [
+    (schema.ResNet(layers=()), 'model.layers=() has no stage; want a number of units for each, such as 3,4,6,3'),
+    (schema.ResNet(width=16), 'model.width=16 is not a multiple of the 32 groups of its norms'),
+    (schema.EfficientNet(depth_factor=0.), 'model.depth_factor=0.0 is not positive'),
+    (schema.Mixer(patch=15), 'image_px=(224, 224) is not a multiple of model.patch=15'),
+    (schema.ViT(stem=schema.ResNetStem(), patch=24), 'model.patch=24 is not a multiple of the 16 px'),
+    (schema.ViT(distilled=True, pool=schema.Pool.MAP), 'but model.pool=map has none')])
+def test_faults_reach_the_check_of_a_config(model: schema.Model, said: str) -> None:
+  with pytest.raises(UserError) as error:
+    check.check(schema.Config(model=model))
+  assert said in str(error.value)

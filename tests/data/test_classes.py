@@ -1,0 +1,69 @@
+"""Classes of the data as places in a longer list."""
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+from data import pictures
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data import classes, sources
+
+LINES = ('n01440764 tench, Tinca tinca', 'n01443537 goldfish, Carassius auratus', 'n02012849 crane',
+         'n03126707 crane', 'n04243546 slot, one-armed bandit')
+
+
+@pytest.mark.parametrize(('own', 'places'), [
+    (['n01443537', 'n04243546'], (1, 4)), (['goldfish, Carassius auratus', 'N01440764'], (1, 0)),
+    (['n02012849 crane', 'n03126707'], (2, 3)), (['slot,_one-armed_bandit'], (4,))])
+def test_a_class_is_a_whole_line_its_first_word_or_what_follows(own: list[str], places: tuple[int, ...]) -> None:
+  assert classes.match(own, LINES, where='x') == places
+
+
+def test_what_is_not_there_or_could_be_several_is_listed() -> None:
+  with pytest.raises(UserError, match=r"do not match x: 1 of its 3 classes are not there: cat; 1 could be several: crane. "
+                                      r"It has 5 lines such as 'n01440764 tench"):
+    classes.match(['cat', 'crane', 'n01440764'], LINES, where='x')
+
+
+def write(folder: pathlib.Path, *names: str) -> None:
+  for split in ('train', 'test'):
+    for i, name in enumerate(names):
+      (folder / split / name).mkdir(parents=True)
+      (folder / split / name / 'a.png').write_bytes(pictures.encode(pictures.picture(i)))
+
+
+def test_a_folder_with_some_of_the_classes_has_labels_of_all(tmp_path: pathlib.Path) -> None:
+  write(tmp_path / 'set', 'n04243546', 'n01443537')
+  (tmp_path / 'words.txt').write_text('# in the order of the outputs\n\n' + '\n'.join(LINES) + '\n')
+  data = schema.Data(source=f'folder:{tmp_path / "set"}', classes=str(tmp_path / 'words.txt'))
+  found = sources.open_sources(data, image_px=(12, 12))
+  assert found.class_names == LINES and found.eval.class_names == LINES
+  assert sorted(found.eval.label(i) for i in range(2)) == [1, 4]
+  for i in range(2):
+    assert found.train[i].label == found.train.label(i)
+    assert ('n01443537' in found.train.describe(i)) == (found.train.label(i) == 1)
+  plain = sources.open_sources(schema.Data(source=data.source), image_px=(12, 12))
+  assert plain.train.digest != found.train.digest
+
+
+def test_each_source_of_a_mixture_goes_by_the_list(tmp_path: pathlib.Path) -> None:
+  write(tmp_path / 'a', 'n04243546')
+  write(tmp_path / 'b', 'n01443537')
+  (tmp_path / 'words.txt').write_text('\n'.join(LINES))
+  data = schema.Data(source=f'mix:0.5*folder:{tmp_path / "a"},0.5*folder:{tmp_path / "b"}',
+                     classes=str(tmp_path / 'words.txt'))
+  found = sources.open_sources(data, image_px=(12, 12))
+  assert found.class_names == LINES
+  np.testing.assert_array_equal([found.train.label(i) for i in range(2)], [4, 1])
+
+
+@pytest.mark.parametrize(('text', 'says'), [
+    (None, 'cannot be read: No such file'), ('\n# nothing\n', 'lists no class'), ('a\nb\na\n', 'lists a twice')])
+def test_a_file_that_is_no_list_is_refused(text: str | None, says: str, tmp_path: pathlib.Path) -> None:
+  if text is not None:
+    (tmp_path / 'words.txt').write_text(text)
+  with pytest.raises(UserError, match=f'data.classes=.*{says}'):
+    classes.read(str(tmp_path / 'words.txt'))

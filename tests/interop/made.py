@@ -1,0 +1,40 @@
+"""Small networks with random weights, as `interop.weights` loads them."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from interop import drawn
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Interpolation
+from vit_jax.core import trees
+from vit_jax.interop import weights
+from vit_jax.interop.preprocess import Preprocess
+from vit_jax.interop.report import Report
+
+MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=10, channels_mlp=40)
+DECODER = schema.Mae(decoder_width=16, decoder_depth=2, decoder_heads=2)
+CLASSES = tuple(f'n{i:08d} kind {i}, sort {i}' for i in range(7))
+HOW = Preprocess(36, (32, 32), Interpolation.BICUBIC, True, (.5, .5, .5), (.5, .5, .5), 'made')
+
+
+def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.Head | None = None,
+            decoder: schema.Mae | None = None, preprocess: Preprocess = HOW, class_names: tuple[str, ...] = CLASSES,
+            **changes: Any) -> weights.Weights:
+  """Weights of a network; `changes` are settings of its model."""
+  model, head = dataclasses.replace(model, **changes), head or schema.Head()
+  shapes = trees.flatten(weights.expected(model, head, num_classes, decoder, preprocess.image_px,
+                                          with_dist=getattr(model, 'distilled', False)))
+  params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
+  return weights.Weights(model, head, num_classes, params, {}, decoder, preprocess, class_names, 'made', 'made', Report())
+
+
+def assert_same(a: weights.Weights, b: weights.Weights) -> None:
+  """Every bit of every parameter."""
+  one, two = trees.flatten(a.params), trees.flatten(b.params)
+  assert one.keys() == two.keys()
+  for name, leaf in one.items():
+    assert leaf.shape == two[name].shape and np.asarray(leaf).tobytes() == np.asarray(two[name]).tobytes(), name

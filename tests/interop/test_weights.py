@@ -1,0 +1,167 @@
+"""A file is loaded whole or not at all, and what is wrong with it is said."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from interop import made
+
+from vit_jax.config.schema import Gelu, Interpolation, Pool
+from vit_jax.core.errors import UserError
+from vit_jax.interop import files, saving, weights
+
+Tensors = dict[str, np.ndarray]
+
+
+def file(folder: pathlib.Path, found: Tensors, name: str = 'net.safetensors') -> str:
+  files.write_safetensors(folder / name, found)
+  return str(folder / name)
+
+
+def timm(**changes: object) -> Tensors:
+  return saving.to_tensors(made.network(**changes), 'timm')
+
+
+def test_every_parameter_is_told_of(tmp_path: pathlib.Path) -> None:
+  found = weights.load(file(tmp_path, timm()), model='heads=4')
+  assert {line.what for line in found.report.lines} == {'taken'}
+  assert len(found.report.lines) == 24 and 'Tensors: 24 taken' in weights.text(found)
+  made.assert_same(found, made.network())
+  assert found.num_classes == 7 and found.class_names == () and found.family == 'timm'
+  assert json.loads(json.dumps(found.report.plain()))['tensors'][0]['what'] == 'taken'
+
+
+@pytest.mark.parametrize(('name', 'value', 'says'), [
+    ('blocks.1.mlp.fc1.weight', np.ones((47, 32)), r'blocks.1.mlp.fc1.weight gives \[32, 47\], others \[32, 48\], of'),
+    ('norm.weight', np.ones(31), r'~ backbone/norm/scale: float32\[31\] in the file, float32\[32\] in the network'),
+    ('head.weight', np.ones((7, 30)), r'~ head/kernel: float32\[30, 7\] in the file, float32\[32, 7\] in the network'),
+    ('blocks.0.attn.qkv.weight', np.ones((95, 32)), r'blocks.0.attn.qkv.weight is float32\[95, 32\], from which'),
+    ('pos_embed', np.ones((1, 19, 32)), '18 positions are no square grid; say for which images they are: --model=image'),
+    ('fc_norm.weight', np.ones(32), 'it normalises after pooling; networks here normalise before'),
+    ('norm_pre.weight', np.ones(32), 'it has a norm before the first block, as CLIP has'),
+    ('blocks.0.attn.q_bias', np.ones(32), 'it is a BEiT'),
+    ('extra.weight', np.ones(3), '1 tensors have no place in this network:\n  extra.weight')])
+def test_a_tensor_that_does_not_fit_is_an_error_that_names_it(
+    name: str, value: np.ndarray, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=r'cannot be used: [\s\S]*' + says):
+    weights.load(file(tmp_path, timm() | {name: value.astype(np.float32)}), model='heads=4')
+
+
+@pytest.mark.parametrize(('name', 'says'), [
+    ('norm.bias', '- backbone/norm/bias float32[32]: only in the network'),
+    ('head.bias', '- head/bias float32[7]: only in the network'),
+    ('blocks.0.norm2.weight', 'backbone/blocks/norm2/scale: there is nothing for layers 0 of 2'),
+    ('patch_embed.proj.bias', '- backbone/stem/bias')])
+def test_a_missing_tensor_is_an_error_that_names_it(name: str, says: str, tmp_path: pathlib.Path) -> None:
+  found = timm()
+  del found[name]
+  with pytest.raises(UserError) as caught:
+    weights.load(file(tmp_path, found), model='heads=4')
+  assert says in str(caught.value)
+
+
+def test_a_file_without_a_head_has_no_classes(tmp_path: pathlib.Path) -> None:
+  found = weights.load(file(tmp_path, {k: x for k, x in timm().items() if not k.startswith('head')}), model='heads=4')
+  assert found.num_classes == 0 and 'head' not in found.params and 'no head' in weights.text(found)
+
+
+def test_heads_that_nothing_tells_are_asked_for(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  with pytest.raises(UserError, match='the file does not say how many attention heads it has; say so: --model=heads=N'):
+    weights.load(path)
+  with pytest.raises(UserError, match='5 heads do not divide the width 32'):
+    weights.load(path, model='heads=5')
+  with pytest.raises(UserError, match="'gelu=soft' is not known|config arguments"):
+    weights.load(path, model='gelu=soft')
+  said = weights.load(path, model='heads=4,gelu=tanh,norm_eps=1e-5').model
+  assert (said.gelu, said.norm_eps) == (Gelu.TANH, 1e-5)
+  np.savez(tmp_path / 'a.npz', **saving.to_tensors(made.network(), 'vision_transformer'))
+  with pytest.raises(UserError, match='--model=heads=8, but the file splits its kernels into 4 heads'):
+    weights.load(str(tmp_path / 'a.npz'), model='heads=8')
+
+
+def test_a_head_of_zeros_and_numbers_that_are_none_are_warned_of(tmp_path: pathlib.Path) -> None:
+  found = timm()
+  found['head.weight'] = np.zeros_like(found['head.weight'])
+  found['norm.bias'] = np.full_like(found['norm.bias'], np.nan)
+  warnings = weights.load(file(tmp_path, found), model='heads=4').report.warnings
+  assert any('the head is all zeros' in w for w in warnings) and 'not finite: backbone/norm/bias' in warnings
+
+
+def test_positions_without_a_row_for_the_class_token_get_one_of_zeros(tmp_path: pathlib.Path) -> None:
+  found = timm()
+  found['pos_embed'] = found['pos_embed'][:, 1:]
+  loaded = weights.load(file(tmp_path, found), model='heads=4')
+  table = loaded.params['backbone']['positions']
+  assert table.shape == (1, 17, 32) and not table[:, 0].any()
+  np.testing.assert_array_equal(table[:, 1:], found['pos_embed'])
+  assert loaded.report.of('folded')[0].rule == 'the file has none for the first 1: zeros'
+
+
+def test_positions_of_registers_are_added_to_them(tmp_path: pathlib.Path) -> None:
+  found = timm(registers=3)
+  own = np.random.default_rng(0).random((1, 3, 32)).astype(np.float32)
+  table = found['pos_embed']
+  found['pos_embed'] = np.concatenate([table[:, :1], own, table[:, 1:]], axis=1)
+  loaded = weights.load(file(tmp_path, found), model='heads=4').params['backbone']
+  np.testing.assert_array_equal(loaded['positions'], table)
+  np.testing.assert_array_equal(loaded['registers'], found['reg_token'] + own)
+
+
+def test_a_grid_that_is_not_square_is_told_by_the_size_of_its_images(tmp_path: pathlib.Path) -> None:
+  how = made.HOW._replace(image_px=(16, 40))
+  path = file(tmp_path, timm(preprocess=how))
+  with pytest.raises(UserError, match='10 positions are no square grid'):
+    weights.load(path, model='heads=4')
+  assert weights.load(path, model='heads=4,image=16x40').preprocess.image_px == (16, 40)
+
+
+def test_what_lies_beside_a_file_tells_what_it_cannot(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  (tmp_path / 'config.json').write_text(json.dumps({
+      'architecture': 'vit_x', 'num_classes': 7, 'model_args': {'num_heads': 4, 'act_layer': 'gelu_tanh'},
+      'pretrained_cfg': {'input_size': [3, 32, 32], 'mean': [.1, .2, .3], 'std': [.4, .5, .6], 'crop_pct': .875,
+                         'interpolation': 'bilinear'}, 'label_names': [f'c{i}' for i in range(7)]}))
+  found = weights.load(path)
+  assert (found.model.heads, found.model.gelu) == (4, Gelu.TANH) and found.class_names[2] == 'c2'
+  p = found.preprocess
+  assert (p.mean, p.std, p.resize_px, p.interpolation) == ((.1, .2, .3), (.4, .5, .6), 36, Interpolation.BILINEAR)
+  assert 'mean, std, resize, interpolation, antialias by config.json' in p.rule
+  assert weights.load(path, preprocess='half').preprocess.rule.startswith('mean, std by --preprocess')
+
+
+def test_class_names_that_do_not_fit_the_head_are_left_out_and_said(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(), str(tmp_path / 'a.npz'))
+  beside = tmp_path / 'a.npz.json'
+  beside.write_text(json.dumps(json.loads(beside.read_text()) | {'class_names': ['x', 'y']}))
+  found = weights.load(str(tmp_path / 'a.npz'))
+  assert found.class_names == () and '2 class names beside the file do not fit the 7 outputs' in str(found.report.warnings)
+
+
+@pytest.mark.parametrize('pool', [Pool.MEAN, Pool.MAP])
+def test_the_pooling_is_that_of_the_weights(pool: Pool, tmp_path: pathlib.Path) -> None:
+  assert weights.load(file(tmp_path, timm(pool=pool)), model='heads=4').model.pool is pool
+
+
+def test_a_damaged_neighbour_is_an_error_not_a_guess(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  (tmp_path / 'config.json').write_text('{"model_type": "vit"')
+  with pytest.raises(UserError, match='config.json cannot be understood: .*; put it right, or move it away'):
+    weights.load(path, model='heads=4')
+
+
+def test_a_run_without_a_checkpoint_a_missing_view_and_a_flipped_byte_are_said(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'empty' / 'checkpoints').mkdir(parents=True)
+  with pytest.raises(UserError, match='has no whole checkpoint yet'):
+    weights.load(str(tmp_path / 'empty'))
+  saving.save(made.network(), str(tmp_path / 'run'), family='run')
+  with pytest.raises(UserError, match="has no view 'teacher'; it has student"):
+    weights.load(str(tmp_path / 'run'), view='teacher')
+  with pytest.raises(UserError, match='is a run, whose config says all that --model could'):
+    weights.load(str(tmp_path / 'run'), model='heads=4')
+  meta = tmp_path / 'run' / 'checkpoints' / '0' / 'meta' / 'metadata'
+  meta.write_text(meta.read_text().replace('"step": 0', '"step": 1'))
+  with pytest.raises(UserError, match='checkpoint 0 of .* is damaged: its description is damaged'):
+    weights.load(str(tmp_path / 'run'))

@@ -1,0 +1,85 @@
+"""`convert` on the command line: what it prints, writes, and refuses to write."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from interop import made
+
+from vit_jax import main
+from vit_jax.interop import saving, weights
+
+
+def convert(*words: str) -> int:
+  return main.run(['convert', *words])
+
+
+@pytest.fixture
+def timm(tmp_path: pathlib.Path) -> pathlib.Path:
+  path = tmp_path / 'in' / 'net.safetensors'
+  path.parent.mkdir()
+  saving.save(made.network(class_names=()), str(path))
+  return path
+
+
+def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: pathlib.Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'words.txt').write_text('\n'.join(made.CLASSES))
+  assert convert(f'--weights={timm}', f'--to={tmp_path / "out.npz"}', f'--classes={tmp_path / "words.txt"}') == 0
+  said = capsys.readouterr().out
+  assert 'ViT of width 32, depth 2, 4 heads' in said and 'Tensors: 24 taken' in said and 'Images: short side to 36' in said
+  assert said.endswith(f'Written to {tmp_path / "out.npz"}, read back, every bit the same.\n')
+  again = weights.load(str(tmp_path / 'out.npz'))
+  made.assert_same(again, made.network())
+  assert again.class_names == made.CLASSES
+  report = json.loads((tmp_path / 'out.npz.json').read_text())['report']
+  assert len(report['tensors']) == 24 and {t['what'] for t in report['tensors']} == {'taken'}
+
+
+def truncated(path: pathlib.Path) -> None:
+  np.savez(path, **saving.to_tensors(made.network(), 'vision_transformer'))
+  path.write_bytes(path.read_bytes()[:5000])
+
+
+def misshapen(path: pathlib.Path) -> None:
+  found = saving.to_tensors(made.network(), 'vision_transformer')
+  np.savez(path, **found | {'Transformer/encoder_norm/scale': np.ones(31, np.float32)})
+
+
+def evil(path: pathlib.Path) -> None:
+  path.write_bytes(b'\x80\x02cposix\nsystem\n(U\x05touchtR.')
+
+
+@pytest.mark.parametrize(('write', 'says'), [
+    (truncated, 'is damaged or cut short (5,000 bytes)'),
+    (misshapen, '~ backbone/norm/scale: float32[31] in the file, float32[32] in the network'),
+    (evil, 'is refused: it asks to run posix.system'),
+    (lambda p: p.write_text('These are my notes.'), "it is text: 'These are my notes.'"),
+    (lambda p: p.write_text('<!DOCTYPE html><title>404</title>'), 'it is a web page'),
+    (lambda p: None, 'there is no file or folder'),
+], ids=['truncated', 'wrong shape', 'code', 'text', 'html', 'missing'])
+def test_bad_input_is_a_message_and_nothing_is_written(
+    write, says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'in').mkdir()
+  write(tmp_path / 'in' / 'a.npz')
+  assert convert(f'--weights={tmp_path / "in" / "a.npz"}', f'--to={tmp_path / "out.npz"}') == 2
+  captured = capsys.readouterr()
+  assert captured.err.startswith('error: ') and says in captured.err and 'Traceback' not in captured.err
+  assert [p.name for p in tmp_path.iterdir()] == ['in']
+
+
+@pytest.mark.parametrize(('words', 'says'), [
+    (['--family=timm', '--to=x.npz'], '--to=x.npz with --family=timm: want a folder or .safetensors'),
+    (['--to=x.npz', '--classes=words.txt'], 'has 2 lines, but the head has 7 outputs'),
+    (['--to=net.safetensors'], 'exists; want another place, or --overwrite'),
+    (['--to=x.npz', '--preprocess=soft'], "'soft' is not known")])
+def test_what_cannot_be_is_said(words: list[str], says: str, timm: pathlib.Path, capsys: pytest.CaptureFixture[str],
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir(timm.parent)
+  pathlib.Path('words.txt').write_text('a\nb\n')
+  before = {p.name: p.read_bytes() for p in timm.parent.iterdir()}
+  assert convert(f'--weights={timm}', *words) == 2
+  assert says in capsys.readouterr().err
+  assert {p.name: p.read_bytes() for p in timm.parent.iterdir()} == before

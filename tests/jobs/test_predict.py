@@ -1,0 +1,148 @@
+"""Classifying files: what is printed, what is skipped, and what the exit status says."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import loaded
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import api, main
+from vit_jax.core.errors import UserError
+from vit_jax.interop import weights as interop
+from vit_jax.jobs import predict
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+  """Weights by the name of a small network."""
+  monkeypatch.setattr(interop, 'load', lambda where, **_: loaded.weights(
+      where.removesuffix('-unnamed').removesuffix('-headless'), names='-unnamed' not in where,
+      num_classes=0 if '-headless' in where else loaded.CLASSES))
+  monkeypatch.setattr(interop, 'text', lambda found: 'what was loaded')
+
+
+@pytest.fixture
+def pictures(tmp_path: pathlib.Path) -> list[str]:
+  """Five pictures in folders, and what is none."""
+  found = []
+  for name, image in zip(('a/1.png', 'a/2.jpg', 'b/c/1.png', 'b/3.webp', '4.bmp'), loaded.pictures(5), strict=True):
+    path = tmp_path / 'in' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path)
+    found.append(str(path))
+  (tmp_path / 'in' / 'a' / 'notes.txt').write_text('none')
+  return found
+
+
+def run(*words: str) -> int:
+  return main.run(['predict', '--weights=vit', *words])
+
+
+def test_files_and_folders_are_classified_in_order(
+    tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(pictures[4], str(tmp_path / 'in' / 'a'), str(tmp_path / 'in' / 'b'), '--top=2') == 0
+  lines = capsys.readouterr().out.splitlines()
+  want = [pictures[i] for i in (4, 0, 1, 3, 2)]
+  assert lines[::3] == want
+  model = api.Model(loaded.weights('vit'))
+  for i, path in enumerate(want):
+    for line, guess in zip(lines[3 * i + 1:3 * i + 3], model.classify(path, top=2)[0], strict=True):
+      assert line == f'  {100 * guess.probability:6.2f} %  {guess.name}'
+
+
+def test_json_is_a_line_for_each_file(pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(*pictures[:2], '--json', '--top', '3') == 0
+  rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert [row['file'] for row in rows] == pictures[:2] and all(len(row['classes']) == 3 for row in rows)
+  assert set(rows[0]['classes'][0]) == {'label', 'name', 'probability'}
+  chances = [guess['probability'] for guess in rows[0]['classes']]
+  assert chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
+
+
+def test_what_cannot_be_read_is_told_and_skipped(
+    tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture) -> None:
+  (tmp_path / 'page.jpg').write_text('<html>not here</html>')
+  (tmp_path / 'cut.jpg').write_bytes(pathlib.Path(pictures[1]).read_bytes()[:300])
+  bad = [str(tmp_path / name) for name in ('page.jpg', 'cut.jpg', 'none.png')]
+  assert run(bad[0], pictures[0], bad[1], bad[2], pictures[4], '--top=1') == 2
+  out, err = capsys.readouterr()
+  assert out.splitlines()[::2] == [pictures[0], pictures[4]]
+  assert f'{bad[0]}: not a picture' in err and f'{bad[1]}: the JPEG ends early' in err
+  assert f'{bad[2]}: No such file or directory' in err and '3 of 5 files could not be read' in caplog.text
+  assert run(bad[0], pictures[0], '--json') == 2
+  rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert rows[0]['error'].startswith('not a picture') and 'classes' in rows[1]
+
+
+def test_only_unreadable_files_are_no_crash(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(str(tmp_path / 'none.png'), '--overlay', f'--to={tmp_path / "out"}') == 2
+  assert capsys.readouterr().out == '' and not (tmp_path / 'out').exists()
+
+
+def test_any_number_of_files_gives_the_same(
+    pictures: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+  assert run(*pictures * 2, '--json') == 0
+  many = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  monkeypatch.setattr(api, 'BATCH', 3)
+  assert run(*pictures * 2, '--json') == 0
+  few = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert [row['file'] for row in few] == pictures * 2
+  for a, b in zip(many, few, strict=True):
+    np.testing.assert_allclose([g['probability'] for g in a['classes']], [g['probability'] for g in b['classes']],
+                               rtol=1e-4)
+
+
+def test_overlays_show_where_the_network_looked(
+    tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+  assert run(str(tmp_path / 'in'), '--overlay', f'--to={tmp_path / "out"}') == 0
+  assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == ['1.png', '1_2.png', '2.png', '3.png', '4.png']
+  shown, model = np.asarray(Image.open(tmp_path / 'out' / '2.png')).astype(float), api.Model(loaded.weights('vit'))
+  plain = model.prepare(pictures[1]).astype(float)
+  assert shown.shape == (32, 48, 3)
+  changed = np.abs(shown - plain).mean(-1).reshape(2, 16, 3, 16).mean((1, 3))
+  heat = model.rollout(pictures[1])[0]
+  assert changed[np.unravel_index(heat.argmax(), heat.shape)] > 0 and np.ptp(changed) > 1
+
+
+def test_names_come_from_a_file_if_the_weights_have_none(
+    tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture) -> None:
+  assert run(pictures[0], '--weights=vit-unnamed', '--top=1') == 0
+  assert 'class ' in capsys.readouterr().out and 'do not name their classes' in caplog.text
+  (tmp_path / 'names').write_text('\n'.join(f'n{i} sort {i}' for i in range(loaded.CLASSES)))
+  assert run(pictures[0], '--weights=vit-unnamed', f'--classes={tmp_path / "names"}', '--top=1') == 0
+  assert ' sort ' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('words', 'said'), [
+    (['--top=0', 'a.jpg'], '--top=0 is no number of classes; want 1 or more'),
+    (['--to=x', 'a.jpg'], '--to=.*x is for --overlay'),
+    ([], '--job=predict needs FILES and folders'),
+    (['--weights=vit-headless', 'a.jpg'], 'vit-headless has no head, so it knows no classes'),
+    (['--classes=NAMES', 'a.jpg'], 'names 2 classes, but the weights have 7 outputs'),
+    (['--config=digits', 'a.jpg'], '--config is not for --job=predict'),
+    (['EMPTY'], 'EMPTY holds no picture; want files that end in .jpg'),
+])
+def test_mistakes_are_said(
+    words: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'NAMES').write_text('a\nb\n')
+  (tmp_path / 'EMPTY').mkdir()
+  assert run(*words) == 2
+  import re
+  assert re.search(said, capsys.readouterr().err)
+
+
+def test_other_jobs_take_no_files() -> None:
+  with pytest.raises(UserError, match="'a.jpg' is neither a job nor a flag"):
+    main.parse(['evaluate', '--workdir=x', 'a.jpg'])
+
+
+def test_files_with_one_name_get_overlays_of_their_own() -> None:
+  found = predict.name_overlays(['a/x.jpg', 'b/x.png', 'x_2.jpg', 'c/x.jpg'], pathlib.Path('o'))
+  assert [str(path) for path in found.values()] == ['o/x.png', 'o/x_2.png', 'o/x_2_2.png', 'o/x_3.png']

@@ -1,0 +1,114 @@
+"""Distillation: both losses against NumPy, the second head, and a teacher that sees what the student sees."""
+from __future__ import annotations
+
+from typing import Any
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Teach
+from vit_jax.models import heads, vit
+from vit_jax.objectives.distill import Distill, Trained
+
+CLASSES = 5
+RNG = np.random.default_rng(0)
+BATCH = {'image': RNG.normal(size=(4, 8, 8, 3)).astype(np.float32), 'label': np.array([0, 1, 2, 3], np.int32),
+         'mask': np.array([1., 1., 1., 0.], np.float32)}
+STUDENT = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, distilled=True)
+HALF, OTHER = ((.5,) * 3, (.5,) * 3), ((.4, .45, .5), (.2, .3, .4))
+
+
+def task(teach: Teach = Teach.SOFT, *, weight: float = .3, distilled: bool = True) -> Distill:
+  teacher = Trained(fakes.PlainNet(), fakes.LinearHead(), mean=OTHER[0], std=OTHER[1], seen_mean=HALF[0],
+                    seen_std=HALF[1])
+  backbone: Any = vit.build(STUDENT, (8, 8)) if distilled else fakes.PlainNet()
+  head: Any = heads.Head(schema.Head()) if distilled else fakes.LinearHead()
+  return Distill(backbone, head, teacher, num_classes=CLASSES, teach=teach, weight=weight, temperature=2.,
+                 label_smoothing=.1)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+def teacher_logits(extra: Any) -> np.ndarray:
+  """Of the pictures as the teacher wants them, in float64."""
+  pixels = BATCH['image'].astype(np.float64) * .5 + .5
+  own = ((pixels - OTHER[0]) / OTHER[1]).reshape(4, -1)
+  kernel = np.asarray(extra['trained']['backbone']['kernel'], np.float64)
+  return np.tanh(own @ kernel) @ np.asarray(extra['trained']['head']['kernel'], np.float64)
+
+
+@pytest.mark.parametrize('teach', Teach)
+@pytest.mark.parametrize('distilled', [True, False])
+def test_the_loss_is_that_of_numpy(teach: Teach, *, distilled: bool) -> None:
+  one = task(teach, distilled=distilled)
+  params, extra = jax.jit(one.init)(jax.random.key(0), BATCH)
+  assert ('head_dist' in params) is distilled
+  for i, name in enumerate(n for n in ('head', 'head_dist') if n in params):
+    params[name]['kernel'] = jax.random.normal(jax.random.key(i), (16, CLASSES))
+  out = jax.jit(one.loss)(params, extra, BATCH, jax.random.key(1), jnp.asarray(0))
+  net = vit.build(STUDENT, (8, 8)) if distilled else fakes.PlainNet()
+  features, _ = jax.jit(lambda: net.apply(params['backbone'], {}, BATCH['image'], train=False, key=None))()
+  kernels = {name: np.asarray(params[name]['kernel'], np.float64) for name in params if name != 'backbone'}
+  own = np.asarray(features.pooled, np.float64) @ kernels['head']
+  taught = np.asarray(features.distilled, np.float64) @ kernels['head_dist'] if distilled else own
+  teacher = teacher_logits(extra)
+  target = .9 * np.eye(CLASSES)[BATCH['label']] + .1 / CLASSES
+  labels = -(target * np.log(softmax(own))).sum(-1)
+  if teach is Teach.SOFT:
+    p, q = softmax(teacher / 2), softmax(taught / 2)
+    of_teacher = 4 * (p * np.log(p / q)).sum(-1)
+  else:
+    of_teacher = -np.log(softmax(taught))[np.arange(4), teacher.argmax(-1)]
+  assert float(out.loss.value) == pytest.approx((.7 * labels + .3 * of_teacher)[:3].mean(), rel=1e-4)
+  got = {name: float(mean.value) for name, mean in out.metrics.items()}
+  assert got == pytest.approx({
+      'accuracy': (own.argmax(-1) == BATCH['label'])[:3].mean(), 'labels_loss': labels[:3].mean(),
+      'teacher_accuracy': (teacher.argmax(-1) == BATCH['label'])[:3].mean(), 'teacher_loss': of_teacher[:3].mean(),
+      'agreement': (taught.argmax(-1) == teacher.argmax(-1))[:3].mean()}, rel=1e-4)
+
+
+def test_the_teacher_never_changes_and_gets_no_gradient() -> None:
+  one = task(distilled=False)
+  params, extra = one.init(jax.random.key(0), BATCH)
+  gradient = jax.jit(jax.grad(lambda e: one.loss(params, e, BATCH, jax.random.key(1), jnp.asarray(0)).loss.sum))(extra)
+  assert not any(g.any() for g in jax.tree.leaves(gradient))
+  after = one.after_update(jax.tree.map(lambda x: x + 1, params), extra, {}, jnp.asarray(0))
+  assert after is extra
+
+
+def test_inference_takes_the_mean_of_both_heads() -> None:
+  one = task()
+  params, extra = jax.jit(one.init)(jax.random.key(0), BATCH)
+  params['head']['bias'], params['head_dist']['bias'] = jnp.arange(5.), jnp.arange(5.)[::-1] * 3
+  view = one.views()['student']
+  out = jax.jit(view.predict)(view.select(params, extra), BATCH['image'])
+  np.testing.assert_allclose(out.logits[0], (np.arange(5.) + 3 * np.arange(5.)[::-1]) / 2, rtol=1e-5)
+  assert set(one.views()) == {'student'}
+
+
+def test_consistent_teaching_leaves_the_labels_out() -> None:
+  one = task(weight=1., distilled=False)
+  params, extra = one.init(jax.random.key(0), BATCH)
+  loss = jax.jit(one.loss)
+  a, b = (float(loss(params, extra, {**BATCH, 'label': label}, jax.random.key(1), jnp.asarray(0)).loss.value)
+          for label in (BATCH['label'], BATCH['label'][::-1].copy()))
+  assert a == b > 0
+
+
+def test_running_statistics_of_the_student_are_kept() -> None:
+  teacher = Trained(fakes.BatchNormNet(), fakes.LinearHead(), mean=HALF[0], std=HALF[1], seen_mean=HALF[0],
+                    seen_std=HALF[1])
+  one = Distill(fakes.BatchNormNet(), fakes.LinearHead(), teacher, num_classes=CLASSES, teach=Teach.HARD, weight=.5,
+                temperature=1., label_smoothing=0.)
+  params, extra = one.init(jax.random.key(0), BATCH)
+  assert set(extra) == {'trained', 'model_state'} and 'state' in extra['trained']
+  out = jax.jit(one.loss)(params, extra, BATCH, jax.random.key(1), jnp.asarray(0))
+  after = one.after_update(params, extra, out.stats, jnp.asarray(0))
+  assert after['trained'] is extra['trained'] and np.abs(after['model_state']['mean']).max() > 0

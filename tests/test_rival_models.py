@@ -1,0 +1,67 @@
+"""BiT, hybrids, Mixer and EfficientNet on a mesh: every parameter has a rule, and a step gives the same on any mesh."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import programs
+import pytest
+
+from vit_jax.config import schema, sizes
+from vit_jax.core import trees
+from vit_jax.data import recipes
+from vit_jax.jobs import build
+from vit_jax.parallel import rules
+
+DATA = programs.batch(size=32, px=16)
+SPLIT = 'data=2,fsdp=2,tensor=2'
+VIT = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=48)
+MODELS: dict[str, schema.Model] = {
+    **networks.MODELS, 'efficientnet': schema.EfficientNet(width_factor=.25, depth_factor=.1, dropout=0., drop_path=0.),
+    'lv': dataclasses.replace(VIT, stem=schema.ConvStem(width=8), qkv_bias=False, branch_scale=.5),
+    'hybrid': dataclasses.replace(VIT, stem=schema.ResNetStem((1,), width=32))}
+NAMES = ['BiT-R50x1', 'R+Ti/16', 'R26+S/32', 'R50+B/16', 'Mixer-B/16', 'EfficientNet-B0', 'LV-ViT-T/16',
+         'DeiT-distilled-Ti/16']
+
+
+def config(model: schema.Model) -> schema.Config:
+  return schema.Config(image_px=(16, 16), batch_size=32, model=model)
+
+
+@functools.cache
+def after(name: str, settings: str) -> object:
+  c = config(MODELS[name])
+  task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
+  prepare = recipes.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
+  program = programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=DATA,
+                           optimizer=schema.Sgd(clip_norm=1.))
+  state, metrics = programs.run(program, programs.MESHES[settings], DATA, 2)
+  return state, metrics.means
+
+
+@pytest.mark.parametrize('name', ['mixer', 'lv', pytest.param('hybrid', marks=pytest.mark.slow(reason='20 s')),
+                                  pytest.param('resnet', marks=pytest.mark.slow(reason='20 s')),
+                                  pytest.param('efficientnet', marks=pytest.mark.slow(reason='60 s'))])
+def test_steps_agree_on_one_device_and_on_a_mesh_split_three_ways(name: str) -> None:
+  programs.assert_close(after(name, SPLIT), after(name, 'one'))
+
+
+def test_the_statistics_of_a_split_batch_are_those_of_the_whole() -> None:
+  state, _ = after('lv', SPLIT)
+  found = trees.flatten(state.extra)
+  assert len(found) == 6 and all(np.abs(leaf).max() > 0 for leaf in found.values()), found.keys()
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> None:
+  model, mesh = sizes.model(name), programs.mesh(programs.MESHES[SPLIT])
+  c = schema.Config(model=model)
+  params, _ = jax.eval_shape(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+  specs = trees.flatten(rules.param_specs({'backbone': params}, rules.backbone(model), mesh))
+  leaves = trees.flatten({'backbone': params})
+  whole = [n for n, spec in specs.items() if n.endswith('kernel') and not any(spec) and leaves[n].size > 10_000]
+  assert not whole

@@ -1,0 +1,99 @@
+"""Evaluations as papers do them, by name, and which settings of evaluations go together."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from vit_jax.config import schema
+
+DINO_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, .1)
+"""Learning rates that DINOv2's linear evaluation tries (arXiv 2304.07193), for 256 examples a step; DINO took .001."""
+LAST_FOUR = (-4, -3, -2, -1)
+
+
+def dino_probe() -> schema.Probe:
+  """DINO's linear probe of a ViT-S: class tokens of the last four blocks, SGD for 100 epochs, with DINOv2's rates."""
+  return schema.Probe(epochs=100, warmup_epochs=0, train_batch_size=1024, rates=DINO_RATES, trust=0., batch_norm=False,
+                      tap=schema.Tap(LAST_FOUR))
+
+
+NAMES: dict[str, Callable[[], schema.Eval]] = {
+    'topk': schema.TopK, 'real': schema.Real, 'fewshot': schema.FewShot, 'knn': schema.Knn, 'logistic': schema.Logistic,
+    'probe_mae': schema.Probe, 'probe_dino': dino_probe}
+"""What `--config.evals=knn,logistic` may list beside the evaluations that a config has."""
+
+
+def named(name: str) -> schema.Eval:
+  """The evaluation of one of `NAMES`."""
+  return NAMES[name]()
+
+
+def faults(c: schema.Config) -> Iterator[str]:
+  """What is wrong with the evaluations of a config, each with its value and what would be right."""
+  best = c.checkpoints.keep_best.split('/')[0]
+  for name, one in c.evals.items():
+    where = f'evals.{name}'
+    if one.limit < 0:
+      yield f'{where}.limit={one.limit} is negative; want a number of examples, or 0 for all'
+    if one.limit and name == best:
+      yield (f'{where}.limit={one.limit} makes its numbers partial ones, but checkpoints.keep_best='
+             f'{c.checkpoints.keep_best!r} goes by them; want limit=0')
+    match one:
+      case schema.TopK():
+        yield from _top_k(where, one)
+      case schema.FewShot():
+        yield from _few_shot(where, one)
+      case schema.Knn():
+        yield from _knn(where, one)
+      case schema.Logistic():
+        yield from _positive(f'{where}.l2', one.l2)
+        yield from _counts(where, one, 'max_steps')
+        yield from _held_out(where, one)
+      case schema.Probe():
+        yield from _probe(where, one)
+
+
+def _top_k(where: str, one: schema.TopK) -> Iterator[str]:
+  if isinstance(one, schema.Real) and one.classes:
+    yield f'{where}.classes={one.classes}: ReaL labels are numbers of ImageNet classes; want none'
+
+
+def _few_shot(where: str, one: schema.FewShot) -> Iterator[str]:
+  yield from _positive(f'{where}.shots', one.shots)
+  yield from _positive(f'{where}.l2', (one.l2,))
+  if one.l2_sweep:
+    yield from _positive(f'{where}.l2_sweep', one.l2_sweep)
+  yield from _counts(where, one, 'num_seeds')
+
+
+def _knn(where: str, one: schema.Knn) -> Iterator[str]:
+  yield from _positive(f'{where}.neighbours', one.neighbours)
+  yield from _positive(f'{where}.temperature', (one.temperature,))
+  if one.headline not in one.neighbours:
+    yield f'{where}.headline={one.headline} is not among neighbours={one.neighbours}; want one of them'
+
+
+def _probe(where: str, one: schema.Probe) -> Iterator[str]:
+  yield from _positive(f'{where}.rates', one.rates)
+  yield from _counts(where, one, 'epochs', 'train_batch_size')
+  yield from _held_out(where, one)
+  for name, low, high in (('warmup_epochs', 0, one.epochs), ('rate_per', 0, float('inf')), ('momentum', 0, 1),
+                          ('trust', 0, float('inf'))):
+    value = getattr(one, name)
+    if not low <= value <= high:
+      yield f'{where}.{name}={value} is out of range; want {low} to {high}'
+
+
+def _held_out(where: str, one: schema.Logistic | schema.Probe) -> Iterator[str]:
+  if not 0 < one.holdout < 1:
+    yield f'{where}.holdout={one.holdout} is no part of the examples; want more than 0 and less than 1'
+
+
+def _positive(name: str, values: tuple[float, ...]) -> Iterator[str]:
+  if not values or not all(value > 0 for value in values):
+    yield f'{name}={values}: want at least one number, and all above 0'
+
+
+def _counts(where: str, one: schema.Evaluation, *names: str) -> Iterator[str]:
+  for name in names:
+    if (value := getattr(one, name)) < 1:
+      yield f'{where}.{name}={value} is too small; want at least 1'

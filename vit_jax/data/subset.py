@@ -1,0 +1,57 @@
+"""Some examples of a source, in any order, and what an example was before it became part of something else."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.data.mixture import Relabelled
+from vit_jax.data.sources import Parts, Record, Source
+
+
+class Subset:
+  """The examples `rows` of a source."""
+
+  def __init__(self, source: Source, rows: Sequence[int] | np.ndarray, *, name: str) -> None:
+    self.name, self.class_names, self._source = name, source.class_names, source
+    self._rows = np.asarray(rows, np.int64)
+    self.digest = hashlib.sha256(source.digest.encode() + self._rows.tobytes()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> Record:
+    return self._source[int(self._rows[index])]
+
+  def label(self, index: int) -> int:
+    return self._source.label(int(self._rows[index]))
+
+  def describe(self, index: int) -> str:
+    return self._source.describe(int(self._rows[index]))
+
+  def origin(self, index: int) -> tuple[Source, int]:
+    """The source that the example comes from, and its place there."""
+    return self._source, int(self._rows[index])
+
+
+def first(source: Source, num: int) -> Source:
+  """The first examples of a source, at most `num`; 0 = all of it."""
+  if not 0 < num < len(source):
+    return source
+  return Subset(source, np.arange(num), name=f'{source.name}[:{num}]')
+
+
+def labels(source: Source) -> np.ndarray:
+  """The class of each example, `[S] i32`; a source of records reads them all."""
+  return np.array([source.label(i) for i in range(len(source))], np.int32)
+
+
+def origin(source: Source, index: int) -> tuple[Source, int]:
+  """The stored source that an example comes from, and its place there, behind all parts and subsets."""
+  while isinstance(source, Parts | Subset | Relabelled):
+    if isinstance(source, Relabelled):
+      source = source.inner
+    else:
+      source, index = source.origin(index)
+  return source, index

@@ -1,0 +1,60 @@
+"""Batches with other targets than their source's own: classes of a network, one or any of several."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vit_jax.core.api import EvalLoader
+from vit_jax.core.types import Batch
+
+Lists = Sequence[Sequence[int]]
+"""For each of several things, classes, any of which is right; none means that it does not count."""
+
+
+class Retargeted:
+  """An `EvalLoader` whose batches have `labels [B, C]`, 1 for each right class, in place of what the source says.
+
+  Args:
+    inner: the loader.
+    by_class: classes of the network for each class of the source.
+    by_example: for each example, in place of those of its class; None = as the class says.
+    num_classes: C.
+  """
+
+  def __init__(self, inner: EvalLoader, *, by_class: Lists, num_classes: int, by_example: Lists | None = None) -> None:
+    assert by_example is None or len(by_example) == inner.num_examples
+    self.num_examples = inner.num_examples
+    self._inner, self._by_example, self._num_classes = inner, by_example, num_classes
+    self._by_class = by_class
+    self._first = np.array([one[0] if one else 0 for one in by_class], np.int32)
+
+  @property
+  def num_bad(self) -> int:
+    """Images that could not be decoded so far."""
+    return self._inner.num_bad
+
+  def batches(self) -> Iterator[Batch]:
+    """Those of the inner loader; `label` is the (first) class of the network that the source's class is."""
+    for batch in self._inner.batches():
+      lists, rows = (self._by_class, batch['label']) if self._by_example is None else (self._by_example, batch['index'])
+      labels = np.zeros((len(rows), self._num_classes), np.float32)
+      for row, which in enumerate(rows.tolist()):
+        labels[row, list(lists[which])] = 1.
+      yield {**batch, 'label': self._first[batch['label']], 'labels': labels}
+
+  def describe(self, index: int) -> str:
+    """A name a person can find the example by."""
+    return self._inner.describe(index)
+
+  def close(self) -> None:
+    """Stops workers and frees what they held."""
+    self._inner.close()
+
+
+def present(by_class: Lists, label: np.ndarray, num_classes: int) -> np.ndarray:
+  """Which classes of the network the examples with these labels have, `[C]` bool."""
+  found = np.zeros(num_classes, bool)
+  for one in np.unique(label).tolist():
+    found[list(by_class[one])] = True
+  return found
