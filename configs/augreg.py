@@ -10,12 +10,12 @@ Levels:   none, light1, light2, medium1, medium2, strong1, strong2 by the paper'
 Run:      python -m vit_jax.main --config=configs/augreg.py:B/16,i21k,medium1,wd=0.1,mesh=v3:8x8 --workdir=runs/augreg
 Plan:     python -m vit_jax.main --job=plan --config=configs/augreg.py:B/16,i21k,mesh=v3:8x8 --topology=v3:8x8
 Expected: ImageNet top-1 after 300 epochs of i21k and fine-tuning at 384 px: Ti/16 78.22 %, S/16 83.73 %, B/16 85.49 %,
-          L/16 85.59 % (their Table 3, recommended settings). Not run here.
+          L/16 85.59 %, R50+L/32 85.99 % (their Table 3, recommended settings). Not run here.
 """
 from vit_jax.config import augreg, presets, sizes
 from vit_jax.config import schema as s
 
-SIZES = ('B/16', 'Ti/16', 'S/32', 'S/16', 'B/32', 'L/16')
+SIZES = ('B/16', 'Ti/16', 'S/32', 'S/16', 'B/32', 'L/16', 'R+Ti/16', 'R26+S/32', 'R50+L/32')
 _SMALL, _LARGE = presets.Placement(), presets.Placement(fsdp=8)
 MESHES = {'v3:8x8': _SMALL, 'v3:16x16': _LARGE, 'v5e:8x8': _SMALL, 'v4:2x4x4': _SMALL}
 
@@ -30,7 +30,8 @@ def get_config(arguments: str = '') -> s.Config:
   data = (s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841, recipe=recipe) if many else
           s.Data(source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation',
                  num_examples=1_268_355, num_classes=1_000, recipe=recipe))
-  model = sizes.vit(given['size'])
+  size = given['size']
+  model = sizes.published(size) if size in sizes.PUBLISHED else sizes.vit(size)
   model.dropout = model.drop_path = .1 if given['reg'] == 'on' else 0.
   config = s.Config(
       name=f'augreg {given["size"]} {given["data"]} {given["aug"]}', length=f'{given["epochs"]} epochs',

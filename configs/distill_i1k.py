@@ -10,8 +10,8 @@ Run:      python -m vit_jax.main --config=configs/distill_i1k.py:S/16,teach=hard
           Ti/16 or B/16 in its place. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its
           other settings say otherwise; images are normalised as it wants them (objective.teacher.mean, std).
 Plan:     python -m vit_jax.main --job=plan --config=configs/distill_i1k.py:S/16,mesh=v3:4x4 --topology=v3:4x4
-Expected: the paper reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) with a RegNetY-16GF of 82.9 % as the teacher: 2.3,
-          1.4 and 1.6 points more than without. Not run here.
+Expected: the paper reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) with a RegNetY-16GF of 82.9 % as the teacher:
+          2.3, 1.4 and 1.6 points more than without. Not run here.
 """
 from vit_jax.config import presets, sizes
 from vit_jax.config import schema as s

@@ -1,7 +1,7 @@
 """Measures weights on a set of pictures: top-1, top-5, NLL.
 
-Data:     a folder, a TFDS set or prepared shards. Where a folder has some of the classes only, or the weights do not name
-          theirs, --config.data.classes=FILE lists them in the order of the outputs, a line each: n01440764 tench
+Data:     a folder, a TFDS set or prepared shards. Where a folder has some of the classes only, or the weights do not
+          name theirs, --config.data.classes=FILE lists them in the order of the outputs: n01440764 tench, a line each
 Source:   images are resized, cropped and normalised as the weights want it, unless --preprocess= or
           --config.data.recipe.… says otherwise.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=FILE \

@@ -3,8 +3,8 @@
 Data:     PATH/{train,val|test}/<class>/*.{jpg,jpeg,png,webp,bmp}, or PATH/<class>/… (then 10 % are held out).
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
 Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
-          --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture; --config.image_px=64,64
-          other pictures.
+          --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture, also a rival such as
+          --config=configs/from_folder.py:EfficientNet-B0; --config.image_px=64,64 other pictures.
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
           gets better ends by itself with --config.train.early_stop.metric=test/top1@ema, after
           --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.least_gain=0.

@@ -9,10 +9,10 @@ Run:      python -m vit_jax.main --config=configs/mae_i1k.py:L/16,mesh=v3:8x8 --
           B/16 or H/14 in its place. Then configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16, and
           python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=runs/mae_l16 for probes.
 Plan:     python -m vit_jax.main --job=plan --config=configs/mae_i1k.py:L/16,mesh=v3:8x8 --topology=v3:8x8
-          An image and step costs 58.9 GFLOP (B), 125 (L) and 292 (H): 56, 34 and 29 % of a step of supervised
-          training, of which the encoder is 25 to 26 %.
-Expected: the paper reports, fine-tuned / linear probe: B/16 83.6 / 68.0 %, L/16 85.9 / 75.8 %, H/14 86.9 / 76.6 % (1,600
-          epochs). Not run here.
+          An image and step costs 58.2 GFLOP (B), 124 (L) and 291 (H): 55, 34 and 29 % of one of supervised training;
+          the encoder alone is 25 %.
+Expected: the paper reports, fine-tuned / linear probe: B/16 83.6 / 68.0 %, L/16 85.9 / 75.8 %, H/14 86.9 / 76.6 %
+          (1,600 epochs). Not run here.
 """
 from vit_jax.config import presets, sizes
 from vit_jax.config import schema as s

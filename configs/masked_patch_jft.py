@@ -6,8 +6,8 @@ Source:   arXiv 2010.11929, Appendix B.1.2: half of the patches corrupted (80/10
 Run:      python -m vit_jax.main --config=configs/masked_patch_jft.py:mesh=v3:16x16 --workdir=runs/masked
           target=colors predicts 4 x 4 colours a patch, target=pixels the patch itself, the paper's other two.
 Plan:     python -m vit_jax.main --job=plan --config=configs/masked_patch_jft.py:mesh=v3:16x16 --topology=v3:16x16
-Expected: the paper reports 79.9 % on ImageNet after fine-tuning: 2 points above training from scratch, 4 below supervised
-          pre-training; the other targets a little less. Not run here.
+Expected: the paper reports 79.9 % on ImageNet after fine-tuning: 2 points above training from scratch, 4 below
+          supervised pre-training; the other targets a little less. Not run here.
 """
 from vit_jax.config import presets, sizes
 from vit_jax.config import schema as s

@@ -21,7 +21,8 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=('g/14', 'G/14'), mesh=('',))
   size = given['size']
   model = sizes.vit(size)
-  model.pool, model.dtype = s.Pool.MAP, s.DType.BF16
+  # A pod run on any mesh: products in bf16, quick to compile, activations small.
+  model.pool, model.dtype, model.execution, model.remat = s.Pool.MAP, s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
   return presets.place(s.Config(
       name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384,
       data=s.Data(source='folder:JFT-3B', num_examples=3_000_000_000, num_classes=29_593,

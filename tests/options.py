@@ -66,8 +66,9 @@ def used() -> dict[str, set[str]]:
 
   A setting is used where it is not at its default; where the docstring of a config shows an override of it; and where a
   run has a part of its class and runs are without one by default: an optimiser, a task, or a part that is switched on.
+  What the code makes itself counts for an optimiser too, such as the linear probe's LARS.
   """
-  found: dict[str, set[str]] = {}
+  found = _made_by_code()
   for name in files.list_names():
     for spec in specs(name):
       try:
@@ -78,6 +79,19 @@ def used() -> dict[str, set[str]]:
         _collect(config, spec, found)
       for option in shown_overrides(name, next(iter(runs.values()))):
         found.setdefault(option, set()).add(name)
+  return found
+
+
+def _made_by_code() -> dict[str, set[str]]:
+  found: dict[str, set[str]] = {}
+  kinds = {kind.__name__: kind for kind in schema.Optimizer.__subclasses__()}
+  for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
+    where = str(path.relative_to(ROOT / 'vit_jax'))
+    made = set(re.findall(r'\bschema\.(\w+)\(\w', path.read_text())) & kinds.keys()
+    for name in made if not where.startswith('config') else ():
+      for f in dataclasses.fields(kinds[name]):
+        if owner(kinds[name], f.name) is kinds[name]:
+          found.setdefault(f'{name}.{f.name}', set()).add(where)
   return found
 
 
@@ -133,7 +147,9 @@ def _is_used(value: Any, field: dataclasses.Field[Any]) -> bool:
   own = owner(kind, field.name)
   if ONLY_WITH.get(f'{own.__name__}.{field.name}', lambda part: False)(value):
     return True
-  if own is kind and (kind not in usual() or kind in OFF and value != kind()):
+  if kind in OFF:
+    return now != getattr(kind(), field.name) or value != kind()
+  if own is kind and kind is not schema.PathRule and kind not in usual():
     return True
   if field.default_factory is not dataclasses.MISSING:
     return now != field.default_factory()

@@ -1,4 +1,4 @@
-"""The table of settings: each is named in a test, but for those listed here with the reason."""
+"""The table of settings: each is named in a test and used by a config, but for those listed here with the reason."""
 from __future__ import annotations
 
 import options
@@ -7,6 +7,23 @@ NOT_BY_NAME = {
     'Adafactor.b2_power',  # the recurrence test takes the default
     'Views.global_area',   # likewise the crops of the views
 }
+
+WITHOUT_A_CONFIG = {
+    'said for a machine, for data or for an occasion, not by a recipe': {
+        'Config.init_interpolation', 'Data.data_dir', 'Data.holdout', 'Data.holdout_seed', 'Data.workers',
+        'Data.threads', 'Data.max_bad_images', 'Train.on_nonfinite', 'Train.progress', 'Train.profile',
+        'Train.dump_hlo', 'Evaluation.limit', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.tensor', 'Mesh.slices'},
+    'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'ViT.attention_dropout'},
+    'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
+        'Optimizer.layer_groups', 'PathRule.lr'},
+}
+PROBE = 'Probe.'  # a linear probe is asked for where weights are measured, not while training
+
+
+def test_every_setting_is_used_by_a_config() -> None:
+  excused = set().union(*WITHOUT_A_CONFIG.values())
+  unused = {row.name for row in options.table() if not row.configs and not row.name.startswith(PROBE)}
+  assert unused <= excused, unused - excused
 
 
 def test_every_setting_is_named_in_a_test() -> None:
@@ -18,3 +35,7 @@ def test_every_setting_is_named_in_a_test() -> None:
 def test_the_table_finds_the_configs_that_set_an_option() -> None:
   rows = {row.name: row for row in options.table()}
   assert 'digits' in rows['ViT.patch'].configs and 'from_folder:Axial-ViT-B/32' in rows['ViT.axial'].configs
+  assert 'vit_b16_i1k:mesh=v3:2x2' in rows['Train.accumulate'].configs  # by an argument of the config
+  assert 'from_folder' in rows['Supervised.class_weights'].configs  # by an override that the docstring shows
+  assert rows['Lars.trust'].configs == ['evaluate/stochastic.py']
+  assert 'dino_i1k' in rows['Views.grayscale'].configs and 'mae_i1k' not in rows['Views.grayscale'].configs

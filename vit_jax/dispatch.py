@@ -113,8 +113,8 @@ def prepare(command: Command) -> int:
   if 'weights' in given or 'config' in given:
     return _prepare_labels(command)
   if 'data' not in given:
-    raise UserError('--job=prepare needs --data=…, pictures to write as shards, or --config=… and --weights=… for label '
-                    'maps')
+    raise UserError('--job=prepare needs --data=…, pictures to write as shards, or --config=… and --weights=… for '
+                    'label maps')
   from vit_jax.jobs import prepare as job
   return job.run(given)
 
@@ -144,6 +144,10 @@ def report(command: Command) -> int:
   workdir = command.path('workdir')
   if not workdir.is_dir():
     raise UserError(f'--workdir={workdir} is no directory; want that of a run')
+  if (workdir / 'runs').is_dir() and not (workdir / 'config.json').is_file():
+    from vit_jax.jobs import study_table
+    print(study_table.show(workdir))
+    return 0
   print(f'Report: {job.write_report(workdir)}')
   return 0
 

@@ -57,7 +57,7 @@ FLAGS = {
     'data': 'what to prepare: folder:PATH or tfds:NAME[/CONFIG][:VERSION]',
     'to': 'where to write',
     'weights': 'a weight file, a folder, a run, gs://…, https://…, hf://OWNER/NAME, or a known name: ViT-B_16-i21k',
-    'preprocess': 'of weights: half, imagenet or clip; resize=248,image=224 (default: as the weights or their name say)',
+    'preprocess': 'of weights: half, imagenet or clip; resize=248,image=224 (default: as they or their name say)',
     'model': 'of weights, what tensors cannot say: heads=6,gelu=exact,norm_eps=1e-6',
     'view': 'of weights that are a run: student, ema or teacher (default: ema where there is one)',
     'family': 'of convert: vision_transformer, big_vision, timm, huggingface or run (default: by the end of --to)',

@@ -5,8 +5,8 @@ import pathlib
 
 import numpy as np
 import pytest
-from data import pictures
 
+from tests.data import pictures
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import classes, sources
@@ -23,8 +23,9 @@ def test_a_class_is_a_whole_line_its_first_word_or_what_follows(own: list[str], 
 
 
 def test_what_is_not_there_or_could_be_several_is_listed() -> None:
-  with pytest.raises(UserError, match=r"do not match x: 1 of its 3 classes are not there: cat; 1 could be several: crane. "
-                                      r"It has 5 lines such as 'n01440764 tench"):
+  says = (r"do not match x: 1 of its 3 classes are not there: cat; 1 could be several: crane. "
+          r"It has 5 lines such as 'n01440764 tench")
+  with pytest.raises(UserError, match=says):
     classes.match(['cat', 'crane', 'n01440764'], LINES, where='x')
 
 

@@ -32,7 +32,8 @@ def by_example(split: rows.Split, scale: float = 1.) -> np.ndarray:
 @pytest.mark.parametrize('kept', ['in memory', 'on disk'])
 def test_every_example_is_there_once(size: int, mesh: str, kept: str, tmp_path: pathlib.Path) -> None:
   folder = tmp_path if kept == 'on disk' else None
-  np.testing.assert_array_equal(by_example(rows.split(rows.Loader(FEATURES, LABEL, size), mesh, folder=folder)), FEATURES)
+  split = rows.split(rows.Loader(FEATURES, LABEL, size), mesh, folder=folder)
+  np.testing.assert_array_equal(by_example(split), FEATURES)
 
 
 def test_placed_rows_are_the_split_with_padding_beyond_its_end() -> None:
@@ -117,8 +118,8 @@ def test_damaged_or_partial_features_are_taken_again(ending: str, how: str, tmp_
   again = rows.Loader(FEATURES, LABEL, 6)
   with caplog.at_level(logging.WARNING):
     np.testing.assert_array_equal(by_example(rows.split(again, folder=tmp_path)), FEATURES)
-  assert again.passes == 1 and ('.json', 'missing') == (ending, how) or 'damaged' in caplog.text or (
-      'cannot be read' in caplog.text)
+  said = 'damaged' in caplog.text or 'cannot be read' in caplog.text
+  assert again.passes == 1 and said is ((ending, how) != ('.json', 'missing'))
 
 
 def test_features_of_other_weights_are_refused(tmp_path: pathlib.Path) -> None:

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from interop import drawn
 
+from tests.interop import drawn
 from vit_jax.config import schema
 from vit_jax.config.schema import Interpolation
 from vit_jax.core import trees
@@ -29,7 +29,8 @@ def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.H
   shapes = trees.flatten(weights.expected(model, head, num_classes, decoder, preprocess.image_px,
                                           with_dist=getattr(model, 'distilled', False)))
   params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
-  return weights.Weights(model, head, num_classes, params, {}, decoder, preprocess, class_names, 'made', 'made', Report())
+  return weights.Weights(model, head, num_classes, params, {}, decoder, preprocess, class_names, 'made', 'made',
+                         Report())
 
 
 def assert_same(a: weights.Weights, b: weights.Weights) -> None:

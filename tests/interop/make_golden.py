@@ -76,7 +76,8 @@ def hf_models() -> dict[str, Any]:
              'decoder_intermediate_size': 64, 'mask_ratio': 0.}
   return {
       'hf_vit': t.ViTForImageClassification(t.ViTConfig(**HF)),
-      'hf_vit_tanh': t.ViTForImageClassification(t.ViTConfig(**HF, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-3)),
+      'hf_vit_tanh': t.ViTForImageClassification(t.ViTConfig(
+          **HF, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-3)),
       'hf_vit_bare': t.ViTModel(t.ViTConfig(**HF)),
       'hf_deit': t.DeiTForImageClassificationWithTeacher(t.DeiTConfig(**HF)),
       'hf_mae': t.ViTMAEForPreTraining(t.ViTMAEConfig(**{k: v for k, v in HF.items() if k != 'num_labels'}, **decoder)),

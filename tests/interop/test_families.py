@@ -7,8 +7,8 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-from interop import made
 
+from tests.interop import made
 from vit_jax.config.schema import Gelu, Pool
 from vit_jax.core.errors import UserError
 from vit_jax.interop import families, infer, names, saving, tables
@@ -65,7 +65,8 @@ def test_both_numberings_of_vision_transformer_are_read() -> None:
     lambda t: {f'opt/target/{name}': x for name, x in t.items()} | {'opt/state/step': np.ones(1)},
     lambda t: {f'params/img/{name}': x for name, x in t.items()} | {
         'params/txt/head/kernel': np.ones(3), 'params/t': np.ones(1), 'params/b': np.ones(1)},
-    lambda t: {f'params/{name}': x for name, x in t.items()} | {'opt/0/mu/head/kernel': np.ones(3), 'chrono/steps': np.ones(1)},
+    lambda t: {f'params/{name}': x for name, x in t.items()} | {
+        'opt/0/mu/head/kernel': np.ones(3), 'chrono/steps': np.ones(1)},
     stacked,
     lambda t: {f'params/{name}': x for name, x in stacked(t).items()},
     lambda t: renamed(t, *((f'^(Transformer.*){new}', rf'\1{old}') for old, new in LINEN)),

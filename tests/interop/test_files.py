@@ -88,7 +88,7 @@ def test_a_flipped_byte_is_noticed(kind: str, tmp_path: pathlib.Path) -> None:
     (b'', 'it is empty'),
     (b'<!DOCTYPE html><html><body>404</body></html>', 'it is a web page, as a server sends it instead of a file'),
     (b'\n  <html>', 'it is a web page'),
-    (b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n', 'it is a pointer of Git LFS; fetch the file itself'),
+    (b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n', 'it is a pointer of Git LFS'),
     (b'{"model_type": "vit"}', 'it is JSON'),
     (b'These are notes, not weights.\n', "it is text: 'These are notes, not weights.'"),
     (b'\x93NUMPY\x01\x00', 'it is a single NumPy array'),

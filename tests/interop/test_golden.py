@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interop import drawn
 
+from tests.interop import drawn
 from vit_jax.interop import files, weights
 from vit_jax.jobs import inference
 from vit_jax.models.mae_decoder import Decoder

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interop import made
 
+from tests.interop import made
 from vit_jax.config import durations, schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
@@ -18,9 +18,13 @@ from vit_jax.models import backbones
 
 LAYERS = {'positions_at': PositionsAt.LAYERS}
 VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': True, 'swiglu': True}, {'pool': Pool.MAP},
-        {'pool': Pool.MEAN, 'axial': True}, {'positions': Positions.LEARNED2D}, {'positions': Positions.RELATIVE}, LAYERS,
-        {**LAYERS, 'positions': Positions.LEARNED2D}, {'stem': schema.ResNetStem((2,))}, {'stem': schema.ConvStem()}]
-TASKS = [schema.MaskedPatch(), schema.Dino(prototypes=8, hidden=8, bottleneck=8, learned_norm=True), schema.TokenLabel()]
+        {'pool': Pool.MEAN, 'axial': True}, {'positions': Positions.LEARNED2D}, {'positions': Positions.RELATIVE},
+        LAYERS, {**LAYERS, 'positions': Positions.LEARNED2D}, {'stem': schema.ResNetStem((2,))},
+        {'stem': schema.ConvStem()}]
+TASKS = [schema.MaskedPatch(), schema.Dino(prototypes=8, hidden=8, bottleneck=8, learned_norm=True),
+         schema.TokenLabel()]
+TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'VISION_TRANSFORMER', 'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE',
+          'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU')
 
 
 def paths() -> set[str]:
@@ -36,7 +40,8 @@ def paths() -> set[str]:
     batch = {'image': jnp.zeros((2, 32, 32, 3)), 'views_global': jnp.zeros((2, 2, 32, 32, 3))}
     found |= trees.flatten(jax.eval_shape(lambda b=built, x=batch: b.init(jax.random.key(0), x)[0])).keys()
   for model in (made.MIXER, schema.ResNet((1, 1)), schema.EfficientNet()):
-    like = jax.eval_shape(lambda m=model: backbones.build(m, (32, 32)).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0])
+    backbone, image = backbones.build(model, (32, 32)), jnp.zeros((1, 32, 32, 3))
+    like = jax.eval_shape(lambda b=backbone, x=image: b.init(jax.random.key(0), x)[0])
     found |= {f'backbone/{name}' for name in trees.flatten(like)}
   return found
 
@@ -48,8 +53,7 @@ def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
   assert unlisted == [] and idle == []
 
 
-@pytest.mark.parametrize('table', ['TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'VISION_TRANSFORMER', 'BIG_VISION', 'FLAX_MIXER',
-                                   'HUGGINGFACE', 'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU'])
+@pytest.mark.parametrize('table', TABLES)
 def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
   entries = getattr(names, table)
   ours = [entry.ours.format(s=1, u=1) for entry in entries]

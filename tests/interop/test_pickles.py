@@ -96,7 +96,8 @@ def test_tensors_are_views_of_storages_and_may_lie_inside_of_other_things(
 
 
 def test_of_several_networks_the_one_for_use_is_read_or_the_one_asked_for(tmp_path: pathlib.Path) -> None:
-  write(tmp_path / 'a.pth', {'student': {'a': Tensor(STORAGE, (1,), (1,))}, 'teacher': {'b': Tensor(STORAGE, (2,), (1,))}})
+  one, two = Tensor(STORAGE, (1,), (1,)), Tensor(STORAGE, (2,), (1,))
+  write(tmp_path / 'a.pth', {'student': {'a': one}, 'teacher': {'b': two}})
   assert files.read(tmp_path / 'a.pth').keys() == {'b'}
   assert files.read(tmp_path / 'a.pth', branch='student').keys() == {'a'}
   with pytest.raises(UserError, match="the file has no 'ema'; it has student, teacher"):

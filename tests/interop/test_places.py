@@ -84,8 +84,8 @@ def test_a_model_of_the_hub_becomes_a_folder_with_what_tells_of_it(cache: pathli
   assert places.local('google/vit-base-patch16-224', opener=web) == folder and len(web.asked) == asked
   old = Web({'https://huggingface.co/timm/vit_x/resolve/main/pytorch_model.bin': CONTENT})
   assert 'pytorch_model.bin' in files_in(places.local('timm/vit_x', opener=old))
-  assert places.local('hf://a/b/sub.npz', opener=Web({'https://huggingface.co/a/b/resolve/main/sub.npz': b'1'})).name == (
-      'sub.npz')
+  one = Web({'https://huggingface.co/a/b/resolve/main/sub.npz': b'1'})
+  assert places.local('hf://a/b/sub.npz', opener=one).name == 'sub.npz'
 
 
 def test_shards_are_fetched_by_their_index() -> None:
@@ -119,10 +119,14 @@ def test_published_checksums_that_are_right_are_accepted() -> None:
   assert places.local(address, opener=web).read_bytes() == CONTENT
 
 
+def refusal(code: int, reason: str) -> urllib.error.HTTPError:
+  return urllib.error.HTTPError('a', code, reason, {}, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(('error', 'says'), [
     (urllib.error.URLError('no route'), 'cannot be fetched: no route; fetch it on a machine with a network'),
-    (urllib.error.HTTPError('a', 401, 'Unauthorized', {}, None), 'the server says 401 Unauthorized; fetch it with your'),  # type: ignore[arg-type]
-    (urllib.error.HTTPError('a', 500, 'Broken', {}, None), 'the server says 500 Broken')])  # type: ignore[arg-type]
+    (refusal(401, 'Unauthorized'), 'the server says 401 Unauthorized; fetch it with your account'),
+    (refusal(500, 'Broken'), 'the server says 500 Broken')])
 def test_what_a_server_or_the_network_says_is_passed_on(error: Exception, says: str, cache: pathlib.Path) -> None:
   def broken(address: str) -> None:
     raise error
@@ -157,7 +161,8 @@ class Server(http.server.BaseHTTPRequestHandler):
     if self.path.startswith('/hub/'):
       self.send_response(302)
       self.send_header('Location', self.path.removeprefix('/hub'))
-      self.send_header('X-Linked-Etag', '"' + (hashlib.sha256(CONTENT).hexdigest() if 'good' in self.path else '0' * 64) + '"')
+      tag = hashlib.sha256(CONTENT).hexdigest() if 'good' in self.path else '0' * 64
+      self.send_header('X-Linked-Etag', f'"{tag}"')
       self.end_headers()
       return
     self.send_response(200 if 'missing' not in self.path else 404)

@@ -30,8 +30,8 @@ def test_the_first_rule_that_knows_a_value_decides_it_and_is_named() -> None:
 def test_the_usual_of_a_family_is_a_warning() -> None:
   found, warnings = preprocess.decide([], family='timm', own_px=(224, 224))
   assert found.mean == (.5, .5, .5) and found.resize_px == 248
-  assert warnings == ('nothing says how images are to be normalised: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5) is what is '
-                      'usual for timm; if that is wrong, say --preprocess=half, imagenet or clip',)
+  assert warnings == ('nothing says how images are to be normalised: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5) is what '
+                      'is usual for timm; if that is wrong, say --preprocess=half, imagenet or clip',)
   assert preprocess.decide(preprocess.parse('half'), family='timm', own_px=None)[1] == ()
 
 
@@ -42,12 +42,16 @@ def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherw
 
 
 @pytest.mark.parametrize(('name', 'mean', 'resize', 'how'), [
-    ('vit_tiny_patch16_224.safetensors', .5, 248, 'bicubic'), ('deit_tiny_patch16_224-a1311bcf.pth', .485, 248, 'bicubic'),
-    ('timm/vit_base_patch16_224.augreg2_in21k_ft_in1k', .5, 248, 'bicubic'), ('mae_pretrain_vit_base.pth', .485, 256, 'bicubic'),
-    ('dino_deitsmall16_pretrain.pth', .485, 256, 'bicubic'), ('hf://timm/vit_small_patch16_224.dino', .485, 256, 'bicubic'),
+    ('vit_tiny_patch16_224.safetensors', .5, 248, 'bicubic'),
+    ('deit_tiny_patch16_224-a1311bcf.pth', .485, 248, 'bicubic'),
+    ('timm/vit_base_patch16_224.augreg2_in21k_ft_in1k', .5, 248, 'bicubic'),
+    ('mae_pretrain_vit_base.pth', .485, 256, 'bicubic'), ('dino_deitsmall16_pretrain.pth', .485, 256, 'bicubic'),
+    ('hf://timm/vit_small_patch16_224.dino', .485, 256, 'bicubic'),
     ('dinov2_vits14_reg4_pretrain.pth', .485, 224, 'bicubic'), ('ViT-B_16.npz', .5, 0, 'bilinear'),
-    ('R50+ViT-L_32.npz', .5, 0, 'bilinear'), ('mixer_b16_224', .5, 256, 'bicubic'), ('vit_small_r26_s32_224', .5, 248, 'bicubic'),
-    ('Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_224.npz', .5, 0, 'bilinear')])
+    ('R50+ViT-L_32.npz', .5, 0, 'bilinear'), ('mixer_b16_224', .5, 256, 'bicubic'),
+    ('vit_small_r26_s32_224', .5, 248, 'bicubic'),
+    ('Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_224.npz', .5, 0,
+     'bilinear')])
 def test_published_names_say_how(name: str, mean: float, resize: int, how: str) -> None:
   found = decide(preprocess.by_name(name))
   assert (found.mean[0], found.resize_px, found.interpolation.value) == (mean, resize, how)
@@ -55,7 +59,8 @@ def test_published_names_say_how(name: str, mean: float, resize: int, how: str) 
 
 
 def test_other_names_say_nothing() -> None:
-  for name in ('model.safetensors', 'weights.npz', 'vit_base_patch16_clip_224', 'vit_base_patch16_siglip_224', 'demining.pth'):
+  for name in ('model.safetensors', 'weights.npz', 'vit_base_patch16_clip_224', 'vit_base_patch16_siglip_224',
+               'demining.pth'):
     assert preprocess.by_name(name) == []
   assert decide(preprocess.by_name('vit_base_patch16_384'), px=(384, 384)).resize_px == 384
 
@@ -87,7 +92,8 @@ def test_transformers_files_tell_of_heads_gelu_epsilon_size_and_classes(tmp_path
 
 @pytest.mark.parametrize(('content', 'px', 'resize'), [
     ({'size': {'height': 224, 'width': 192}}, (224, 192), 0), ({'size': [224, 192]}, (224, 192), 0),
-    ({'size': {'shortest_edge': 256}, 'do_center_crop': True, 'crop_size': {'height': 224, 'width': 224}}, (224, 224), 256),
+    ({'size': {'shortest_edge': 256}, 'do_center_crop': True, 'crop_size': {'height': 224, 'width': 224}},
+     (224, 224), 256),
     ({'size': 256, 'do_center_crop': True, 'crop_size': 224}, (224, 224), 256)])
 def test_sizes_in_all_the_ways_they_have_been_written(
     content: dict, px: tuple[int, int], resize: int, tmp_path: pathlib.Path) -> None:

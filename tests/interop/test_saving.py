@@ -7,8 +7,8 @@ import pathlib
 
 import numpy as np
 import pytest
-from interop import made
 
+from tests.interop import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions
 from vit_jax.core.errors import UserError
@@ -109,7 +109,7 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize(('family', 'name', 'changes', 'says'), [
     ('vision_transformer', 'a.npz', {'registers': 2}, 'no place for 1 of the parameters:\n  backbone/registers'),
-    ('huggingface', 'f', {'pool': Pool.MEAN}, 'transformers has no such network: pool=mean: its ViTs read the class token'),
+    ('huggingface', 'f', {'pool': Pool.MEAN}, 'has no such network: pool=mean: its ViTs read the class token'),
     ('huggingface', 'f', {'registers': 2}, 'registers or SwiGLU without LayerScale'),
     ('huggingface', 'f', {'layer_scale': .1}, 'that of its DINOv2 reads the mean patch as well'),
     ('huggingface', 'f', HYBRID, 'a ResNet stem'),

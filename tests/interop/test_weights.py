@@ -6,8 +6,8 @@ import pathlib
 
 import numpy as np
 import pytest
-from interop import made
 
+from tests.interop import made
 from vit_jax.config.schema import Gelu, Interpolation, Pool
 from vit_jax.core.errors import UserError
 from vit_jax.interop import files, saving, weights
@@ -38,7 +38,7 @@ def test_every_parameter_is_told_of(tmp_path: pathlib.Path) -> None:
     ('norm.weight', np.ones(31), r'~ backbone/norm/scale: float32\[31\] in the file, float32\[32\] in the network'),
     ('head.weight', np.ones((7, 30)), r'~ head/kernel: float32\[30, 7\] in the file, float32\[32, 7\] in the network'),
     ('blocks.0.attn.qkv.weight', np.ones((95, 32)), r'blocks.0.attn.qkv.weight is float32\[95, 32\], from which'),
-    ('pos_embed', np.ones((1, 19, 32)), '18 positions are no square grid; say for which images they are: --model=image'),
+    ('pos_embed', np.ones((1, 19, 32)), '18 positions are no square grid; say for which images they are'),
     ('fc_norm.weight', np.ones(32), 'it normalises after pooling; networks here normalise before'),
     ('norm_pre.weight', np.ones(32), 'it has a norm before the first block, as CLIP has'),
     ('blocks.0.attn.q_bias', np.ones(32), 'it is a BEiT'),
@@ -137,7 +137,8 @@ def test_class_names_that_do_not_fit_the_head_are_left_out_and_said(tmp_path: pa
   beside = tmp_path / 'a.npz.json'
   beside.write_text(json.dumps(json.loads(beside.read_text()) | {'class_names': ['x', 'y']}))
   found = weights.load(str(tmp_path / 'a.npz'))
-  assert found.class_names == () and '2 class names beside the file do not fit the 7 outputs' in str(found.report.warnings)
+  assert found.class_names == ()
+  assert '2 class names beside the file do not fit the 7 outputs' in str(found.report.warnings)
 
 
 @pytest.mark.parametrize('pool', [Pool.MEAN, Pool.MAP])

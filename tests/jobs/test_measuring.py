@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from data import pictures
-from interop import made
 
+from tests.data import pictures
+from tests.interop import made
 from vit_jax import main
 from vit_jax.data import image_ops
 from vit_jax.interop import saving, weights
@@ -61,7 +61,8 @@ def read(workdir: pathlib.Path) -> dict:
   return json.loads((workdir / 'evaluate.json').read_text())
 
 
-@pytest.mark.parametrize(('file', 'words'), [('named.npz', []), ('nameless.npz', ['--config.data.classes={root}/words.txt'])])
+@pytest.mark.parametrize(('file', 'words'), [
+    ('named.npz', []), ('nameless.npz', ['--config.data.classes={root}/words.txt'])])
 def test_a_folder_with_some_classes_is_measured_by_their_names(
     file: str, words: list[str], here: pathlib.Path, tmp_path: pathlib.Path) -> None:
   words = [word.format(root=here) for word in words]

@@ -9,7 +9,7 @@ import pytest
 from vit_jax.config.schema import Gelu
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
-from vit_jax.models import layers, pointwise
+from vit_jax.models import pointwise
 from vit_jax.models.layers import applied, initial
 from vit_jax.models.pool import AttentionPool
 

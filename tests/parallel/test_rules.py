@@ -70,8 +70,9 @@ def test_a_factored_moment_keeps_the_axes_it_has(mesh: Mesh, shape: tuple[int, .
 
 @pytest.mark.parametrize('small', [
     only('count', leaf(dtype=jnp.int32)), only('centre', leaf(1, 65_536)), only('model_state/norm/mean', leaf(2048)),
-    only('model_state/blocks/norm/var', leaf(24, 2048)), only('mask', leaf(1, 1, 96)), {}])
-def test_counters_centres_and_running_statistics_are_whole(mesh: Mesh, small: PyTree) -> None:
+    only('model_state/blocks/norm/var', leaf(24, 2048)), only('mask', leaf(1, 1, 96)),
+    only('inner/trained/head/kernel', leaf(128, 10)), {}])
+def test_small_things_and_trained_networks_of_another_shape_are_whole(mesh: Mesh, small: PyTree) -> None:
   found = jax.tree.leaves(follow(small, mesh), is_leaf=lambda x: isinstance(x, PartitionSpec))
   assert found == [WHOLE] * len(jax.tree.leaves(small))
 

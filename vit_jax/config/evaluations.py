@@ -1,6 +1,7 @@
 """Evaluations as papers do them, by name, and which settings of evaluations go together."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from vit_jax.config import schema
@@ -8,6 +9,8 @@ from vit_jax.config import schema
 DINO_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, .1)
 """Learning rates that DINOv2's linear evaluation tries (arXiv 2304.07193), for 256 examples a step; DINO took .001."""
 LAST_FOUR = (-4, -3, -2, -1)
+FROZEN = schema.FewShot | schema.Knn | schema.Logistic | schema.Probe
+"""Evaluations that learn from frozen features."""
 
 
 def dino_probe() -> schema.Probe:
@@ -29,9 +32,12 @@ def named(name: str) -> schema.Eval:
 
 def faults(c: schema.Config) -> Iterator[str]:
   """What is wrong with the evaluations of a config, each with its value and what would be right."""
+  yield from _head(c)
   best = c.checkpoints.keep_best.split('/')[0]
   for name, one in c.evals.items():
     where = f'evals.{name}'
+    if isinstance(one, FROZEN) and one.tap.patches and not one.tap.blocks:
+      yield f'{where}.tap.patches=true is the mean patch token after the last of tap.blocks; want these, such as -1'
     if one.limit < 0:
       yield f'{where}.limit={one.limit} is negative; want a number of examples, or 0 for all'
     if one.limit and name == best:
@@ -50,6 +56,24 @@ def faults(c: schema.Config) -> Iterator[str]:
         yield from _held_out(where, one)
       case schema.Probe():
         yield from _probe(where, one)
+
+
+def _head(c: schema.Config) -> Iterator[str]:
+  """What is wrong with a head that is a linear probe."""
+  head = c.head
+  if not head.probe:
+    given = {'tap': bool(head.tap.blocks) or head.tap.patches, 'batch_norm': head.batch_norm}
+    yield from (f'head.{name} is for linear probes; want head.probe=true too' for name, is_set in given.items() if is_set)
+    return
+  if not any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/norm/scale')
+             for rule in c.optimizer.rules):
+    yield ("head.probe=true trains the head alone; want optimizer.rules with PathRule('backbone/.*', "
+           "frozen_until='100 %')")
+  if head.batch_norm and c.train.accumulate > 1:
+    yield (f'train.accumulate={c.train.accumulate} would give head.batch_norm the statistics of a part of the batch; '
+           'want train.accumulate=1')
+  if head.tap.patches and not head.tap.blocks:
+    yield 'head.tap.patches=true is the mean patch token after the last of head.tap.blocks; want these, such as -1'
 
 
 def _top_k(where: str, one: schema.TopK) -> Iterator[str]:

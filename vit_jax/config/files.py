@@ -114,7 +114,7 @@ def read(spec: str) -> schema.Config | schema.Study:
 def known_settings(spec: str) -> list[str]:
   """Names of the settings of a config, or of any where there is none of this name, for what a mistake is told."""
   try:
-    found = load_study(spec, []).runs.values()
+    found = list(load_study(spec, []).runs.values())
   except UserError:
     found = [schema.Config()]
   return list(dict.fromkeys(setting.name for config in found for setting in fields(config)))

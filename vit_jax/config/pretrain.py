@@ -21,15 +21,15 @@ def jft(name: str, size: str, *, epochs: int, lr: float, arguments: str, meshes:
 
   Args:
     name: of the run.
-    size: of the ViT, as `sizes.vit` knows it.
+    size: of the model, as `sizes.model` knows it.
     epochs: over 303 M images.
     lr: highest learning rate.
     arguments: of the config; `mesh=…` lays the run out.
     meshes: what `mesh` may be.
   """
-  model = sizes.vit(size)
   # A pod run on any mesh: products in bf16, quick to compile, activations small.
-  model.dtype, model.execution, model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
+  model = presets.run_as(sizes.model(size), remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  model.dtype = s.DType.BF16
   return _placed(s.Config(
       name=name, length=f'{epochs} epochs', batch_size=BATCH_SIZE,
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from vit_jax.config import schema
 
@@ -41,10 +42,11 @@ def faults(config: schema.Config) -> Iterator[str]:
 
 def _off(r: schema.Recipe) -> Iterator[str]:
   """Settings of parts that are switched off."""
-  parts = {'randaugment': ('layers=0', r.randaugment.layers == 0, r.randaugment, schema.RandAugment()),
-           'erase': ('probability=0', r.erase.probability == 0, r.erase, schema.Erase()),
-           'jitter': ('no spread', not any(_spreads(r.jitter)), r.jitter, schema.Jitter()),
-           'views': ('on=false', not r.views.on, r.views, schema.Views())}
+  parts: dict[str, tuple[str, bool, Any, Any]] = {
+      'randaugment': ('layers=0', r.randaugment.layers == 0, r.randaugment, schema.RandAugment()),
+      'erase': ('probability=0', r.erase.probability == 0, r.erase, schema.Erase()),
+      'jitter': ('no spread', not any(_spreads(r.jitter)), r.jitter, schema.Jitter()),
+      'views': ('on=false', not r.views.on, r.views, schema.Views())}
   for name, (switch, is_off, part, usual) in parts.items():
     if is_off and part != usual:
       changed = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) != getattr(usual, f.name)]

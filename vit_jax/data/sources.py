@@ -2,7 +2,8 @@
 
 A source knows nothing of recipes, batches or order; it has a fixed order of its own and pickles small, since
 loader processes get a copy. Kinds: `digits`, `synthetic`, `folder:PATH`, `tfds:NAME[/CONFIG][:VERSION]`,
-`array_record:DIR` (see `prepared.py`), and `mix:0.7*SOURCE,0.3*SOURCE` (see `mixture.py`).
+`vtab:TASK` (see `vtab.py`), `array_record:DIR` (see `prepared.py`), and `mix:0.7*SOURCE,0.3*SOURCE` (see
+`mixture.py`).
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from vit_jax.config import schema
 from vit_jax.core.types import HostArray, UserError
 from vit_jax.data import splits
 
-KINDS = ('digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION], array_record:DIR, '
+KINDS = ('digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION], vtab:TASK, array_record:DIR, '
          'mix:WEIGHT*SOURCE,WEIGHT*SOURCE')
 
 
@@ -164,6 +165,9 @@ def _opener(name: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     case 'tfds', True:
       from vit_jax.data import tfds_source
       return tfds_source.opener(where, data_dir=data.data_dir)
+    case 'vtab', True:
+      from vit_jax.data import vtab
+      return vtab.opener(where, data_dir=data.data_dir)
     case 'array_record', True:
       from vit_jax.data import prepared
       return prepared.opener(where)

@@ -32,7 +32,8 @@ class Hints(NamedTuple):
 
   def over(self, other: Hints) -> Hints:
     """These, and where they know nothing the others."""
-    return Hints(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+    return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
+                 self.norm_eps or other.norm_eps, self.image_px or other.image_px)
 
 
 def parse(text: str) -> Hints:

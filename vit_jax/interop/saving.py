@@ -183,8 +183,8 @@ def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, Host
   kind = folders.transformers_type(weights)
   found = dict(tensors)
   if kind.startswith('dinov2'):
-    found['embeddings.mask_token'] = np.zeros((1, weights.model.width), np.float32)  # type: ignore[union-attr]
-    return found
+    width = tensors['embeddings.cls_token'].shape[-1]
+    return found | {'embeddings.mask_token': np.zeros((1, width), np.float32)}
   if weights.decoder:
     found['decoder.decoder_pos_embed'] = _decoder_positions(weights)
   if weights.num_classes or weights.decoder:

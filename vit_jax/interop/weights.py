@@ -179,7 +179,7 @@ def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: 
   def init() -> Params:
     key, image = jax.random.key(0), jnp.zeros((1, *image_px, 3))
     params, state = backbone.init(key, image)
-    found = {'backbone': params}
+    found: Params = {'backbone': params}
     if num_classes:
       width = backbone.apply(params, state, image, train=False, key=None)[0].pooled.shape[-1]
       found['head'] = heads.Head(head).init(key, width, num_classes)

@@ -24,7 +24,7 @@ from vit_jax.data import recipes, sources, subset
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.jobs import measures, tasks
-from vit_jax.models import backbones
+from vit_jax.models import backbones, probe
 from vit_jax.models.cost import tasks as task_costs
 from vit_jax.objectives import ema, sam
 from vit_jax.optim import optimizers, schedules
@@ -98,8 +98,8 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
   bench = measures.Bench(
-      config, class_names=data.class_names, in_memory=data.in_memory, views=views, backbone=build_backbone(config),
-      mesh=mesh, shard=shard, store=Store(folder), bar=bar)
+      config, class_names=data.class_names, in_memory=data.in_memory, views=views,
+      backbone=backbones.build(config.model, config.image_px), mesh=mesh, shard=shard, store=Store(folder), bar=bar)
   found: dict[str, dict[str, Measuring]] = {}
   for name, settings in config.evals.items():
     chosen = settings.views or tuple(views)
@@ -184,7 +184,9 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
 
 
 def build_backbone(config: schema.Config) -> Backbone:
-  return backbones.build(config.model, config.image_px)
+  """The network under the head, for a linear probe frozen."""
+  backbone = backbones.build(config.model, config.image_px)
+  return probe.Frozen(backbone, config.head.tap, config.head.batch_norm) if config.head.probe else backbone
 
 
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,

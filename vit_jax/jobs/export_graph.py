@@ -81,6 +81,11 @@ class Writer:
           inner, (), operands)
     if name in AS_IS:
       return operands
+    if name == 'platform_index':  # of forms for different devices, the one for any
+      return [np.array(equation.params['platforms'].index(None), np.int32)]
+    if name == 'cond' and not isinstance(operands[0], Value):
+      chosen = equation.params['branches'][int(operands[0])]
+      return self.write(chosen.jaxpr, chosen.consts, operands[1:])
     is_open = any(not isinstance(side, int) for variable in equation.outvars for side in variable.aval.shape)
     if not is_open and not any(isinstance(operand, Value) for operand in operands):
       found = equation.primitive.bind(*operands, **equation.params)

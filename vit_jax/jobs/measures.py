@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import __version__
-from vit_jax.config import schema
+from vit_jax.config import evaluations, schema
 from vit_jax.core import taps
 from vit_jax.core.api import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
@@ -21,8 +21,7 @@ from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.parallel import mesh as meshes
 
-OfTwo = schema.FewShot | schema.Knn | schema.Logistic | schema.Probe
-"""Settings of evaluations that learn from a training split."""
+OfTwo = evaluations.FROZEN
 Make = Callable[[str], Measuring]
 """From the name of a view to its evaluator."""
 
@@ -85,7 +84,8 @@ class Bench:
     pictures = (self.config.image_px, recipe.eval_resize_px, recipe.interpolation, recipe.antialias, recipe.mean,
                 recipe.std)
     identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
-                'network': repr(self.config.model), 'view': view, 'tap': repr(settings.tap), 'code': __version__}
+                'network': repr((self.config.model, self.config.head)), 'view': view,
+                'tap': repr(settings.tap), 'code': __version__}
     return Split(
         self._reader(name, settings.tap, view), self.prepare, self.loader(source, size, in_memory=in_memory),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ def with_weights(config: schema.Config, found: Weights, overridden: Collection[s
   p, recipe = found.preprocess, config.data.recipe
   own = {'eval_resize_px': p.resize_px, 'interpolation': p.interpolation, 'antialias': p.antialias, 'mean': p.mean,
          'std': p.std}
-  kept = {name: value for name, value in own.items() if f'data.recipe.{name}' not in overridden}
+  kept: dict[str, Any] = {name: value for name, value in own.items() if f'data.recipe.{name}' not in overridden}
   image_px = config.image_px if 'image_px' in overridden else p.image_px
   return dataclasses.replace(
       config, model=found.model, head=found.head, image_px=image_px,

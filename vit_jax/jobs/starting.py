@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,25 +29,33 @@ TRAINED = ('trained', 'inner/trained')
 """Where distillation has its teacher."""
 
 
+class Given(NamedTuple):
+  """Arrays that take the place of random ones, by path name in the parameters and in `extra`, and what is told."""
+  params: dict[str, np.ndarray]
+  extra: dict[str, np.ndarray]
+  told: dict[str, object]
+
+
 def begin(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...], workdir: storage.Path) -> TrainState:
   """The state of step 0; what was taken from weights is logged, and written to `init.json`.
 
   Raises:
-    UserError: weights are asked for that cannot be had, or do not fit.
+    UserError: weights are asked for that cannot be had, or do not fit; before anything is on a device.
   """
-  state = parts.program.init_fn()
-  told = {}
+  given: dict[str, Given] = {}
   if config.init_from:
-    state, told['init_from'] = _from_weights(config, parts, class_names, state)
+    given['init_from'] = _from_weights(config, parts, class_names)
   if isinstance(config.objective, schema.Distill):
-    state, told['teacher'] = _with_teacher(config.objective.teacher, config, parts, class_names, state)
-  if told:
-    rundir.write_json(workdir / 'init.json', told)
+    given['teacher'] = _teacher(config.objective.teacher, config, parts, class_names)
+  state = parts.program.init_fn()
+  for one in given.values():
+    state = state._replace(params=_replaced(state.params, one.params), extra=_replaced(state.extra, one.extra))
+  if given:
+    rundir.write_json(workdir / 'init.json', {name: one.told for name, one in given.items()})
   return state
 
 
-def _from_weights(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...],
-                  state: TrainState) -> tuple[TrainState, dict[str, object]]:
+def _from_weights(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...]) -> Given:
   found = weights.load(config.init_from, view=config.init_view)
   log.info('%s', weights.text(found))
   for text in adapt.preprocessing_differs(found, config.data.recipe):
@@ -54,17 +63,14 @@ def _from_weights(config: schema.Config, parts: build.Parts, class_names: tuple[
   target = Target(config.model, config.image_px, parts.program.abstract_state.params, class_names)
   fitted = adapt.adapt(found, target, interpolation=config.init_interpolation)
   log.info('Into this run:\n%s', fitted.report.text())
-  params = {name: np.asarray(leaf) for name, leaf in trees.flatten(fitted.params).items()}
-  statistics = {name: np.asarray(leaf) for name, leaf in trees.flatten(fitted.state).items()}
+  params, statistics = _leaves(fitted.params), _leaves(fitted.state)
   extra = {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()}
   extra |= {f'{place}/{name}': leaf for place in STATES for name, leaf in statistics.items()}
-  state = state._replace(params=_replaced(state.params, params), extra=_replaced(state.extra, extra))
-  return state, _told(found, fitted)
+  return Given(params, extra, _told(found, fitted))
 
 
-def _with_teacher(teacher: schema.Teacher, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...],
-                  state: TrainState) -> tuple[TrainState, dict[str, object]]:
-  """The state with the trained teacher of distillation in `extra`."""
+def _teacher(teacher: schema.Teacher, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...]) -> Given:
+  """The trained teacher of distillation, which is part of `extra`."""
   if not teacher.weights:
     raise UserError("objective.teacher.weights='': distillation learns from a trained network; want a weight file")
   found = weights.load(teacher.weights)
@@ -78,9 +84,13 @@ def _with_teacher(teacher: schema.Teacher, config: schema.Config, parts: build.P
   like = {name: trained[name] for name in ('backbone', 'head')}
   fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None),
                        interpolation=config.init_interpolation)
-  leaves = {**trees.flatten(fitted.params), **{f'state/{k}': x for k, x in trees.flatten(fitted.state).items()}}
-  placed = {f'{place}/{name}': np.asarray(leaf) for place in TRAINED for name, leaf in leaves.items()}
-  return state._replace(extra=_replaced(state.extra, placed)), _told(found, fitted)
+  leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
+  return Given({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
+               _told(found, fitted))
+
+
+def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
+  return {name: np.asarray(leaf) for name, leaf in trees.flatten(tree).items()}
 
 
 def check_order(found: Weights, class_names: tuple[str, ...], *, is_listed: bool) -> None:

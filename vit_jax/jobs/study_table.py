@@ -35,6 +35,21 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   return str(workdir / 'table.html')
 
 
+def show(workdir: pathlib.Path) -> str:
+  """The table of a study as text, and where its page is.
+
+  Raises:
+    UserError: there is none yet.
+  """
+  path = workdir / 'table.csv'
+  if not path.is_file():
+    raise UserError(f'{workdir} holds a study without a table yet; it is written when the study ends or is stopped')
+  rows = list(csv.reader(io.StringIO(path.read_text())))
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+  return '\n'.join([*lines, f'Page: {workdir / "table.html"}'])
+
+
 def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
   """The rows of the study's own table, or one a run."""
   rows = study.table(results) if study.table else [_row(name, result) for name, result in results.items()]

@@ -1,8 +1,8 @@
 """Parts of networks of convolutions: convolution, weight standardisation, GroupNorm, pooling.
 
-Activations are `[B, H, W, C]`, kernels `[height, width, inputs, outputs]`, depthwise ones with 1 for inputs. A convolution computes in
-its `dtype`, norms in f32. `SAME` padding gives half of a side rounded up at stride 2, and pads the end more
-than the start; the symmetric one of PyTorch gives the same side and other values.
+Activations are `[B, H, W, C]`, kernels `[height, width, inputs, outputs]`, depthwise ones with 1 for inputs. A
+convolution computes in its `dtype`, norms in f32. `SAME` padding gives half of a side rounded up at stride 2, and
+pads the end more than the start; the symmetric one of PyTorch gives the same side and other values.
 """
 from __future__ import annotations
 
@@ -49,11 +49,9 @@ def convolve(x: Array, kernel: Array, *, stride: int, is_same: bool) -> Array:
   """
   side = kernel.shape[0]
   if side > 1:
-    pads = padding(x.shape[1:3], side, stride, is_same=is_same)
+    pads = padding((x.shape[1], x.shape[2]), side, stride, is_same=is_same)
     return lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=LAYOUT)
-  x = x[:, ::stride, ::stride]
-  y_RO = dense(x.reshape(-1, x.shape[-1]), kernel[0, 0], jnp.zeros(kernel.shape[-1], x.dtype))
-  return y_RO.reshape(*x.shape[:3], -1)
+  return dense(x[:, ::stride, ::stride], kernel[0, 0], jnp.zeros(kernel.shape[-1], x.dtype))
 
 
 def standardised(kernel: Array, *, var_eps: float, std_eps: float) -> Array:
@@ -93,7 +91,7 @@ def max_pool(x: Array, *, style: Style) -> Array:
 
 
 class Conv(nn.Module):
-  """A convolution with `kernel`, without bias; padding SAME, or half of the kernel on both sides. Depthwise at will."""
+  """A convolution with `kernel`, without bias; padding SAME, or half of the kernel on both sides."""
   features: int
   side: int
   dtype: DTypeLike
@@ -107,7 +105,7 @@ class Conv(nn.Module):
     shape = (self.side, self.side, 1 if self.is_depthwise else x.shape[-1], self.features)
     kernel = self.param('kernel', self.kernel_init, shape).astype(self.dtype)
     if self.is_depthwise:
-      pads = padding(x.shape[1:3], self.side, self.stride, is_same=self.is_same)
+      pads = padding((x.shape[1], x.shape[2]), self.side, self.stride, is_same=self.is_same)
       return depthwise(x.astype(self.dtype), kernel, self.stride, pads)
     return convolve(x.astype(self.dtype), kernel, stride=self.stride, is_same=self.is_same)
 

@@ -74,7 +74,7 @@ def _gradient_by_taps(x: Array, kernel: Array, dy: Array, *, stride: int, pads: 
   side, padded = kernel.shape[0], _padded(x, pads)
 
   def of_tap(t: Array) -> Array:
-    products = _shifted(padded, t, side, dy.shape[1:3], stride) * dy
+    products = _shifted(padded, t, side, (dy.shape[1], dy.shape[2]), stride) * dy
     return products.sum((0, 1, 2), dtype=jnp.float32).astype(dy.dtype)
 
   dkernel = lax.map(of_tap, jnp.arange(side * side)).reshape(kernel.shape)

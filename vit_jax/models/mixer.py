@@ -10,7 +10,8 @@ widths of the MLPs over tokens and over channels):
   norm/{scale,bias} [D]
 
 The MLP over tokens is for one number of tokens: larger images need parameters as `grow` makes them, and settings
-whose `tokens_mlp` has grown too. Features are the normed tokens and their mean, f32. Knows no mesh, no task and no weight format.
+whose `tokens_mlp` has grown too. Features are the normed tokens and their mean, f32. Knows no mesh, no task and no
+weight format.
 """
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
 from vit_jax.models import fit, stack
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
 from vit_jax.models.pointwise import gelu
+from vit_jax.models.stems import Stem
 
 lecun_normal = initializers.lecun_normal()
 
@@ -45,11 +47,12 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
-    """`[R, I]` to `[R, I]`."""
+    """`[B, M, I]` to `[B, M, I]`."""
     keys = (None, None) if key is None else tuple(jax.random.split(key))
-    hidden_RF = checkpoint_name(Dense((self.hidden,), self.dtype, lecun_normal, name='up')(x), 'mlp')
-    hidden_RF = dropout(gelu(hidden_RF, self.gelu), self.dropout, keys[0])
-    return dropout(Dense((x.shape[-1],), self.dtype, lecun_normal, name='down')(hidden_RF), self.dropout, keys[1])
+    hidden_BMF = checkpoint_name(Dense((self.hidden,), self.dtype, lecun_normal, lead=2, name='up')(x), 'mlp')
+    hidden_BMF = dropout(gelu(hidden_BMF, self.gelu), self.dropout, keys[0])
+    down = Dense((x.shape[-1],), self.dtype, lecun_normal, lead=2, name='down')
+    return dropout(down(hidden_BMF), self.dropout, keys[1])
 
 
 class Block(nn.Module):
@@ -62,24 +65,23 @@ class Block(nn.Module):
   dtype: DTypeLike
 
   @nn.compact
-  def __call__(self, x: Array, *, num_images: int, rate: Array | None, dropout_key: Key | None) -> Array:
+  def __call__(self, x: Array, *, rate: Array | None, dropout_key: Key | None) -> Array:
     """One block.
 
     Args:
-      x: `[B * N, D]` in the compute dtype.
-      num_images: B.
+      x: `[B, N, D]` in the compute dtype.
       rate: f32 scalar, probability that a branch is dropped for an image; None = never.
       dropout_key: None switches dropout and stochastic depth off.
     """
     keys = (None,) * 4 if dropout_key is None else tuple(jax.random.split(dropout_key, 4))
-    y_BND = LayerNorm(self.norm_eps, name='norm1')(x).reshape(num_images, -1, x.shape[-1])
-    y_RN = y_BND.swapaxes(1, 2).reshape(-1, y_BND.shape[1])
-    y_RN = Mlp(self.tokens_mlp, self.gelu, self.dropout, self.dtype, name='tokens')(y_RN, keys[0])
-    y_RD = y_RN.reshape(num_images, x.shape[-1], -1).swapaxes(1, 2).reshape(x.shape)
-    x = checkpoint_name(x + drop_path(y_RD, rate, keys[1], num_images=num_images), 'residual')
-    y_RD = LayerNorm(self.norm_eps, name='norm2')(x)
-    y_RD = Mlp(self.channels_mlp, self.gelu, self.dropout, self.dtype, name='channels')(y_RD, keys[2])
-    return x + drop_path(y_RD, rate, keys[3], num_images=num_images)
+    y_BND, num_images = LayerNorm(self.norm_eps, name='norm1')(x), x.shape[0]
+    y_BDN = y_BND.astype(self.dtype).swapaxes(1, 2)
+    y_BDN = Mlp(self.tokens_mlp, self.gelu, self.dropout, self.dtype, name='tokens')(y_BDN, keys[0])
+    y_BND = drop_path(y_BDN.swapaxes(1, 2), rate, keys[1], num_images=num_images)
+    x = checkpoint_name(x + y_BND, 'residual')
+    y_BND = LayerNorm(self.norm_eps, name='norm2')(x)
+    y_BND = Mlp(self.channels_mlp, self.gelu, self.dropout, self.dtype, name='channels')(y_BND, keys[2])
+    return x + drop_path(y_BND, rate, keys[3], num_images=num_images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +95,12 @@ class Mixer:
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
     s = self.settings
     keys = split_key(key, 'stem', 'blocks', 'norm')
-    num_tokens = (self.image_px[0] // s.patch) * (self.image_px[1] // s.patch)
+    tokens = jnp.zeros((1, (self.image_px[0] // s.patch) * (self.image_px[1] // s.patch), s.width))
 
     def init_block(key: Key) -> Params:
-      return initial(self._block, key, jnp.zeros((num_tokens, s.width)), num_images=1, rate=None, dropout_key=None)
+      return initial(self._block, key, tokens, rate=None, dropout_key=None)
 
-    return {'stem': initial(self._stem, keys['stem'], jnp.zeros((1, s.patch, s.patch, 3))),
+    return {'stem': self._stem.init(keys['stem'])[0],
             'blocks': jax.vmap(init_block)(jax.random.split(keys['blocks'], s.depth)),
             'norm': initial(self._norm, keys['norm'], jnp.zeros((1, s.width)))}, {}
 
@@ -109,47 +111,41 @@ class Mixer:
     Raises:
       UserError: if patches do not tile the image, or the parameters are for another number of tokens.
     """
-    s, num_images = self.settings, image.shape[0]
-    patches, grid = self._cut(image)
+    s = self.settings
+    if wrong := fit.untiled((image.shape[1], image.shape[2]), s.patch):
+      raise UserError(wrong)
+    grid = image.shape[1] // s.patch, image.shape[2] // s.patch
     num_known = params['blocks']['tokens']['up']['kernel'].shape[1]
     if grid[0] * grid[1] != num_known:
       raise UserError(f'image_px={image.shape[1]} x {image.shape[2]} gives {grid[0] * grid[1]} tokens, but the MLP '
                       f'over tokens of these parameters is for {num_known}.')
     is_random = train and (s.dropout > 0. or s.drop_path > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
-    x_RD = constrain_batch(applied(self._stem, params['stem'], patches))
-    x_RD = self._run(params['blocks'], x_RD, num_images=num_images, key=key if is_random else None)
-    x_BND = applied(self._norm, params['norm'], x_RD).reshape(num_images, -1, s.width)
+    x_BND, _ = self._stem.apply(params['stem'], {}, image, train=train)
+    x_BND = self._run(params['blocks'], x_BND, key=key if is_random else None)
+    x_BND = applied(self._norm, params['norm'], x_BND)
     return Features(x_BND, constrain_batch(x_BND.mean(1)), grid), state
 
-  def _cut(self, image: Array) -> tuple[Array, tuple[int, int]]:
-    """Patches `[B * N, P, P, 3]`, and their grid."""
-    patch = self.settings.patch
-    if wrong := fit.untiled((image.shape[1], image.shape[2]), patch):
-      raise UserError(wrong)
-    h, w = image.shape[1] // patch, image.shape[2] // patch
-    patches = image.reshape(-1, h, patch, w, patch, 3).transpose(0, 1, 3, 2, 4, 5)
-    return patches.reshape(-1, patch, patch, 3), (h, w)
-
-  def _run(self, params: Params, x_RD: Array, *, num_images: int, key: Key | None) -> Array:
+  def _run(self, params: Params, x_BND: Array, *, key: Key | None) -> Array:
     """All blocks. Kernels are cast before they are cut, so that a sharded one is gathered once, and cast."""
     s = self.settings
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      return constrain_batch(applied(self._block, params, x, num_images=num_images, rate=rate, dropout_key=key))
+      return constrain_batch(applied(self._block, params, x, rate=rate, dropout_key=key))
 
     cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
     rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
-    return stack.run(layer, cast, x_RD, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
+    return stack.run(layer, cast, x_BND, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
 
   @property
   def _dtype(self) -> DTypeLike:
     return jnp.dtype(self.settings.dtype.value)
 
   @property
-  def _stem(self) -> Dense:
-    return Dense((self.settings.width,), self._dtype, lecun_normal)
+  def _stem(self) -> Stem:
+    s = self.settings
+    return Stem(schema.PatchStem(), s.patch, s.width, self._dtype, s.remat)
 
   @property
   def _norm(self) -> LayerNorm:

@@ -65,8 +65,9 @@ class Stem:
       return initial(self._patches, key, image[None]), {}
     keys = split_key(key, 'patches', 'network')
     variables = network.init(keys['network'], image)
-    of_patches = initial(self._patches, keys['patches'], network.apply(variables, image)[None])
-    return {**variables['params'], **of_patches}, variables.get(STATE, {})
+    image, state = network.apply(variables, image, mutable=[STATE])
+    of_patches = initial(self._patches, keys['patches'], image[None])
+    return {**variables['params'], **of_patches}, state.get(STATE, {})
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """`[B, H, W, 3]` to patch tokens `[B, N, D]` in the compute dtype, and the new running statistics.

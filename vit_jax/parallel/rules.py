@@ -178,7 +178,7 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
 
   A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
   without one axis (factored moments). Anything else (counters, centres, running statistics) stays whole on every
-  device, if it is small.
+  device, if it is small or below the key `TRAINED`.
 
   Raises:
     ValueError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
@@ -203,7 +203,7 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   if stray:
     raise ValueError('These leaves follow no parameter, and are too much to be whole on every device:\n'
                      + '\n'.join(stray) + "\nWant paths that end in a parameter's path, with its shape; else scalars, "
-                     f'or vectors of at most {MOST_WHOLE_BYTES:,} bytes')
+                     f'vectors of at most {MOST_WHOLE_BYTES:,} bytes, or what never changes below the key {TRAINED!r}')
   return found
 
 

@@ -65,9 +65,6 @@ from vit_jax.config.schema.evals import (
     Real as Real,
 )
 from vit_jax.config.schema.evals import (
-    Tap as Tap,
-)
-from vit_jax.config.schema.evals import (
     TopK as TopK,
 )
 from vit_jax.config.schema.model import (
@@ -114,6 +111,9 @@ from vit_jax.config.schema.model import (
 )
 from vit_jax.config.schema.model import (
     ResNetStem as ResNetStem,
+)
+from vit_jax.config.schema.model import (
+    Tap as Tap,
 )
 from vit_jax.config.schema.model import (
     ViT as ViT,

@@ -112,7 +112,8 @@ class InMemory(enum.Enum):
 @dataclasses.dataclass
 class Data:
   """Where images come from, and how they are read."""
-  # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | array_record:DIR | mix:0.7*SOURCE,0.3*SOURCE
+  # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | vtab:TASK | array_record:DIR |
+  # mix:0.7*SOURCE,0.3*SOURCE
   source: str = 'digits'
   train_split: str = 'train'   # TFDS syntax: train[:98%]
   eval_split: str = 'test'

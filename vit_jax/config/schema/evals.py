@@ -2,13 +2,7 @@
 import dataclasses
 from dataclasses import field
 
-
-@dataclasses.dataclass
-class Tap:
-  """Where in a network features are read; by default what its head sees."""
-  # After these blocks, normalised and pooled as after the last, in a row; from 1, or from the end: -4,-3,-2,-1 (DINO).
-  blocks: tuple[int, ...] = ()
-  patches: bool = False          # and the mean patch token of the last of them (DINO's ViT-B)
+from vit_jax.config.schema.model import Tap
 
 
 @dataclasses.dataclass

@@ -154,7 +154,18 @@ Model = ViT | ResNet | Mixer | EfficientNet
 
 
 @dataclasses.dataclass
+class Tap:
+  """Where in a network features are read; by default what its head sees."""
+  # After these blocks, normalised and pooled as after the last, in a row; from 1, or from the end: -4,-3,-2,-1 (DINO).
+  blocks: tuple[int, ...] = ()
+  patches: bool = False               # and the mean patch token of the last of them (DINO's ViT-B)
+
+
+@dataclasses.dataclass
 class Head:
   """Classification head."""
   pre_logits: int = 0                 # width of a tanh layer before the logits; 0 = linear head
   bias_init: float = 0.               # e.g. -10 for sigmoid losses with many classes
+  probe: bool = False                 # a linear probe: the backbone only evaluates, and no gradient reaches it
+  tap: Tap = field(default_factory=Tap)  # of a probe: what it sees
+  batch_norm: bool = False            # of a probe: of what it sees, without scale and bias (MAE)

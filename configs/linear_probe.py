@@ -1,0 +1,44 @@
+"""Linear probe of frozen weights on ImageNet-1k with augmentation, by the protocol of MAE or DINO.
+
+Data:     tfds:imagenet2012; any other by --config.data.source=folder:PATH
+Source:   protocol=mae: arXiv 2111.06377, Table 10 (LARS, BatchNorm without scale and bias, batch 16,384, 90 epochs; 50
+          of L and H); dino: arXiv 2104.14294, section 4.1 (SGD, class tokens of the last four blocks, of B the last one's
+          with the mean patch token, batch 1,024, 100 epochs)
+Run:      python -m vit_jax.main --config=configs/linear_probe.py:B/16 --config.init_from=FILE --workdir=runs/probe
+          …/linear_probe.py:S/16,protocol=dino; the head begins at zero here, at a normal of deviation .01 there
+Plan:     the backbone runs forward only: B/16 35 GFLOP an image
+Expected: MAE 1,600 epochs: B/16 68.0, L/16 75.8, H/14 76.6; DINO: S/16 77.0, B/16 78.2 (the papers)
+"""
+import dataclasses
+
+from vit_jax.config import finetune, sizes
+from vit_jax.config import schema as s
+from vit_jax.config.evaluations import LAST_FOUR
+
+FROZEN = (s.PathRule('backbone/.*', frozen_until='100 %'),)
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run: the model, then protocol=…."""
+  given = s.parse_arg(arguments, model=finetune.MODELS, protocol=('mae', 'dino'))
+  size = given['model'].rpartition('-')[2][:1]
+  network = sizes.model(given['model'])
+  if isinstance(network, s.ViT):
+    network = dataclasses.replace(network, gelu=s.Gelu.EXACT)
+  recipe = s.Recipe(
+      crop_area=(.08, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+      mean=(.485, .456, .406), std=(.229, .224, .225))
+  config = s.Config(
+      name=f'probe {given["model"]} {given["protocol"]}', batch_size=16_384,
+      length='50 epochs' if size in 'LH' else '90 epochs',
+      data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
+                  recipe=recipe),
+      model=network, head=s.Head(probe=True, batch_norm=True),
+      optimizer=s.Lars(lr=.1, lr_per=256, rules=FROZEN, schedule=s.Schedule(warmup='10 epochs')),
+      evals={'val': s.TopK(every='10 epochs')})
+  if given['protocol'] == 'mae':
+    return config
+  tap = s.Tap((-1,), patches=True) if size == 'B' else s.Tap(LAST_FOUR)
+  return dataclasses.replace(
+      config, batch_size=1_024, length='100 epochs', head=s.Head(probe=True, tap=tap),
+      optimizer=s.Sgd(lr=.001, lr_per=256, clip_norm=0., rules=FROZEN, schedule=s.Schedule(warmup='0 steps')))

@@ -1,0 +1,83 @@
+"""Settings of tasks that make no sense are refused, each with what would be right."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+
+C, V = schema.Config, schema.ViT
+MODEL = V(patch=4, width=32, depth=1, heads=2, mlp=16)
+VIEWS = schema.Data(recipe=schema.Recipe(views=schema.Views(on=True, local_px=8)))
+SINKHORN = schema.Centering.SINKHORN
+
+
+def config(objective: schema.Objective, **settings: Any) -> C:
+  data = {'data': VIEWS} if isinstance(objective, schema.Dino) else {}
+  return C(**({'image_px': (16, 16), 'model': MODEL, 'objective': objective} | data | settings))
+
+
+def model(**changes: Any) -> V:
+  return dataclasses.replace(MODEL, **changes)
+
+
+def recipe(**settings: Any) -> schema.Data:
+  return schema.Data(recipe=schema.Recipe(**settings))
+
+
+TASKS = (schema.Mae(), schema.MaskedPatch(), schema.Dino(), schema.TokenLabel(),
+         schema.Distill(schema.Teacher(model=MODEL)))
+
+
+@pytest.mark.parametrize('objective', TASKS, ids=lambda o: type(o).__name__)
+def test_the_defaults_are_fine(objective: schema.Objective) -> None:
+  check.check(config(objective))
+
+
+@pytest.mark.parametrize(('given', 'said'), [
+    (config(schema.Supervised(label_smoothing=1.)), 'label_smoothing=1.0 is out of range; want 0 to below 1'),
+    (config(schema.Mae(hidden=.99)), 'hidden=0.99 leaves 0 of 16 patches visible; want some visible and some hidden'),
+    (config(schema.Mae(decoder_width=30, decoder_heads=4)), 'decoder_width=30 is not a multiple of objective.decoder_'),
+    (config(schema.Mae(decoder_width=30, decoder_heads=3)), 'decoder_width=30 is not a multiple of 4'),
+    (config(schema.Mae(decoder_depth=0)), 'decoder_depth=0 is too small; want more than 0'),
+    (config(schema.Mae(), model=model(positions=schema.Positions.RELATIVE)), 'model.positions=relative does not go wi'),
+    (config(schema.Mae(), model=model(stem=schema.ResNetStem(()))), 'model.stem=ResNetStem does not go with objective'),
+    (config(schema.Mae(), model=schema.ResNet()), 'objective Mae works on patch tokens, which model ResNet does not g'),
+    (config(schema.Mae(), evals={'val': schema.TopK()}), 'evals.val measures the guesses of a head, which objective M'),
+    (config(schema.Mae(), head=schema.Head(pre_logits=3)), 'head is set, but objective Mae has none'),
+    (config(schema.Mae(), data=recipe(mixup=.2)), 'mixup and cutmix mix labels, which objective Mae does not use; wan'),
+    (config(schema.MaskedPatch(corrupted=0.)), 'corrupted=0.0 corrupts 0 of 16 patches; want at least one'),
+    (config(schema.MaskedPatch(masked=.8, swapped=.3)), 'want both at least 0 and their sum at most 1'),
+    (config(schema.MaskedPatch(schema.PatchTarget.COLORS), model=model(patch=2)), 'model.patch=2 is not a multiple of'),
+    (config(schema.MaskedPatch(), model=model(stem=schema.ConvStem())), 'BatchNorm, which objective MaskedPatch keeps'),
+    (config(schema.Dino(), data=schema.Data()), 'several crops of an image; want data.recipe.views.on=true'),
+    (config(schema.Dino(student_temperature=0.)), 'student_temperature=0.0 is too small; want more than 0'),
+    (config(schema.Dino(teacher_temperature=schema.Ramp(0., .07))), 'teacher_temperature.start=0.0 is out of range'),
+    (config(schema.Dino(momentum=schema.Ramp(.9, 1.1))), 'objective.momentum.end=1.1 is out of range; want 0 to 1'),
+    (config(schema.Dino(momentum=schema.Ramp(.9, 1., until='soon'))), "objective.momentum.until: 'soon' is no"),
+    (config(schema.Dino(center_momentum=1.)), 'objective.center_momentum=1.0 is out of range'),
+    (config(schema.Dino(centering=SINKHORN, center_momentum=.5)), 'center_momentum=0.5 changes nothing with objective'),
+    (config(schema.Dino(centering=SINKHORN), train=schema.Train(accumulate=2)), 'accumulate=2 shows it in parts; want'),
+    (config(schema.Dino(collapse=schema.Collapse(below=-1.))), 'collapse.below=-1.0 is negative; want nats of at leas'),
+    (config(schema.Dino(collapse=schema.Collapse(lasting='3'))), "objective.collapse.lasting: '3' is no duration"),
+    (config(schema.Dino(), model=model(positions=schema.Positions.RELATIVE)), 'relative cannot be resized to local cr'),
+    (config(schema.Dino(), model=schema.EfficientNet()), 'EfficientNet has BatchNorm, which mixes the crops'),
+    (config(schema.Dino(), model=schema.Mixer(patch=4)), 'model Mixer takes images of one size, but local crops have'),
+    (config(schema.TokenLabel(dense_weight=0.)), 'objective.dense_weight=0.0 is too small'),
+    (config(schema.TokenLabel(map_grid=(0, 3))), 'map_grid=(0, 3): want rows,columns of at least 1'),
+    (config(schema.TokenLabel(), data=recipe(cutmix=1., rotate_degrees=3.)), 'recipe.cutmix, rotate_degrees moves or'),
+    (config(schema.TokenLabel(), batch_size=6, train=schema.Train(accumulate=2)), 'but a microbatch has 3 images; wan'),
+    (config(schema.Distill(weight=1.5)), 'objective.weight=1.5 is out of range; want 0 to 1'),
+    (config(schema.Distill(temperature=3.)), 'objective.temperature=3.0 changes nothing with objective.teach=hard'),
+    (config(schema.Distill(weight=1., label_smoothing=.1)), 'label_smoothing=0.1 changes nothing with objective.weigh'),
+    (config(schema.Distill(schema.Teacher(model=model(patch=5)))), 'objective.teacher.image_px=(16, 16) is not a mult'),
+    (config(schema.Distill(schema.Teacher(std=(0., 1., 1.)))), 'objective.teacher.std=(0.0, 1.0, 1.0): want positive'),
+    (config(schema.Distill(schema.Teacher(model=MODEL)), data=VIEWS), 'which objective Distill does not take; want fa'),
+])
+def test_what_makes_no_sense_is_refused(given: C, said: str) -> None:
+  with pytest.raises(UserError) as error:
+    check.check(given)
+  assert said in str(error.value)

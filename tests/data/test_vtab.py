@@ -1,0 +1,134 @@
+"""The tasks of VTAB: which examples are in which split, and which class an example has."""
+from __future__ import annotations
+
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.data import vtab_sets
+from vit_jax.config import schema
+from vit_jax.config.vtab import GROUPS
+from vit_jax.core.types import UserError
+from vit_jax.data import image_ops, sources, tfds_source, vtab
+from vit_jax.data.vtab_tasks import SETS, TASKS, bin_of
+
+pytest.importorskip('tensorflow_datasets')
+
+SIZES = {  # train, val and test as published (arXiv 1910.04867, Table 1 and the authors' data)
+    'caltech101': (2754, 306, 6084), 'cifar100': (45_000, 5000, 10_000), 'dtd': (1880, 1880, 1880),
+    'flowers102': (1020, 1020, 6149), 'pets': (2944, 736, 3669), 'sun397': (76_128, 10_875, 21_750),
+    'svhn': (65_931, 7326, 26_032), 'patch_camelyon': (262_144, 32_768, 32_768), 'eurosat': (16_200, 5400, 5400),
+    'resisc45': (18_900, 6300, 6300), 'retinopathy': (35_126, 10_906, 42_670), 'clevr/count': (63_000, 7000, 15_000),
+    'clevr/distance': (63_000, 7000, 15_000), 'dmlab': (65_550, 22_628, 22_735), 'kitti/distance': (6347, 423, 711),
+    'dsprites/x_position': (589_824, 73_728, 73_728), 'dsprites/orientation': (589_824, 73_728, 73_728),
+    'smallnorb/azimuth': (24_300, 12_150, 12_150), 'smallnorb/elevation': (24_300, 12_150, 12_150)}
+CLASSES = (102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 4, 16, 16, 18, 9)
+SMALL = 10  # examples of each stored split
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  root = tmp_path_factory.mktemp('vtab')
+  for dataset, fixture in vtab_sets.FIXTURES.items():
+    vtab_sets.write(dataset, root, dict.fromkeys(fixture.published, SMALL))
+  return root
+
+
+def open_split(data_dir: pathlib.Path, task: str, split: str) -> sources.Source:
+  return sources.open_split(schema.Data(source=f'vtab:{task}', data_dir=str(data_dir)), split, image_px=(8, 8))
+
+
+def test_there_are_nineteen_tasks_in_three_groups() -> None:
+  assert list(TASKS) == list(SIZES) and [task.num_classes for task in TASKS.values()] == list(CLASSES)
+  assert [sum(task.group == group for task in TASKS.values()) for group in GROUPS] == [7, 4, 8]
+  assert set(vtab_sets.FIXTURES) == set(SETS) == {task.dataset for task in TASKS.values()}
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_splits_have_the_published_sizes_and_share_nothing(task: str) -> None:
+  own, counts = SETS[TASKS[task].dataset], vtab_sets.FIXTURES[TASKS[task].dataset].published
+  found = {split: vtab.ranges(own, counts, split) for split in vtab.SPLITS}
+  sizes = {split: sum(r.stop - r.start for r in ranges) for split, ranges in found.items()}
+  train, val, test = SIZES[task]
+  assert sizes == {'train': train, 'val': val, 'test': test, 'trainval': train + val, 'train800': 800, 'val200': 200,
+                   'train800val200': 1000}
+  [one], [two], [three] = found['train'], found['val'], found['test']
+  for a, b in ((one, two), (one, three), (two, three)):
+    assert a.split != b.split or a.stop <= b.start or b.stop <= a.start
+  assert found['train800val200'] == [one._replace(stop=one.start + 800), two._replace(stop=two.start + 200)]
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_an_example_has_the_class_that_its_features_say(task: str, data_dir: pathlib.Path) -> None:
+  rule = vtab_sets.FIXTURES[TASKS[task].dataset].classes[task]
+  seen = set()
+  for number, split in enumerate(vtab_sets.FIXTURES[TASKS[task].dataset].published):
+    stored = vtab.VtabSource(_builder(data_dir, TASKS[task].dataset), split, TASKS[task])
+    labels = sorted(stored.label(i) for i in range(len(stored)))  # files have an order of their own
+    assert labels == sorted(rule(i) for i in range(number * SMALL, number * SMALL + SMALL))
+    seen |= set(labels)
+    assert all(stored[i].label == stored.label(i) for i in (0, SMALL - 1))
+  assert seen <= set(range(TASKS[task].num_classes)) and len(seen) > 1
+
+
+def _builder(data_dir: pathlib.Path, dataset: str) -> object:
+  import tensorflow_datasets as tfds
+  return tfds.builder_from_directory(tfds_source.find(dataset, data_dir=str(data_dir)))
+
+
+def test_a_depth_on_an_edge_is_in_the_bin_below() -> None:
+  assert [bin_of(x, (0., 8., 8.5)) for x in (.1, 8., 8.1, 8.5, 8.6)] == [0, 0, 1, 1, 2]
+
+
+def test_pictures_come_as_they_are_stored_but_masks_as_black_and_white(data_dir: pathlib.Path) -> None:
+  pets = open_split(data_dir, 'pets', 'test')[0].image
+  assert isinstance(pets, bytes) and image_ops.decode(pets).shape == (12, 15, 3)
+  sprite = image_ops.as_rgb(open_split(data_dir, 'dsprites/orientation', 'train')[3].image)
+  assert sprite.shape == (16, 16, 3) and set(np.unique(sprite)) == {0, 255}
+  norb = image_ops.as_rgb(open_split(data_dir, 'smallnorb/azimuth', 'test')[3].image)
+  assert norb.shape == (16, 16, 3) and (norb[..., 0] == norb[..., 2]).all()
+
+
+def test_a_split_is_parts_of_what_is_stored(data_dir: pathlib.Path) -> None:
+  whole = open_split(data_dir, 'eurosat', 'trainval')
+  assert len(whole) == 8 and whole.name == 'vtab:eurosat/trainval' and len(whole.class_names) == 10
+  test = open_split(data_dir, 'eurosat', 'test')
+  assert [test.describe(i) for i in range(2)] == ['vtab:eurosat/train[8]', 'vtab:eurosat/train[9]']
+  both = open_split(data_dir, 'smallnorb/elevation', 'trainval')
+  assert len(both) == 15 and both.describe(14) == 'vtab:smallnorb/elevation/test[4]'
+  copy = pickle.loads(pickle.dumps(whole))
+  assert copy[7] == whole[7] and copy.class_names == whole.class_names
+  assert whole.digest != test.digest != open_split(data_dir, 'smallnorb/azimuth', 'trainval').digest
+
+
+def test_a_set_that_is_too_small_is_refused(data_dir: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='train800val200 wants 800 examples of train, but there are 9; want the whole'):
+    open_split(data_dir, 'caltech101', 'train800val200')
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_a_set_that_is_not_there_is_told_how_to_get(task: str, tmp_path: pathlib.Path) -> None:
+  dataset = TASKS[task].dataset
+  manual = dataset.startswith(('resisc45', 'diabetic'))
+  with pytest.raises(UserError) as raised:
+    open_split(tmp_path, task, 'train800')
+  text = str(raised.value)
+  assert text.startswith(f'VTAB task {task}: tfds:{dataset} is not prepared in {tmp_path}. To get it')
+  assert text.endswith(f'python -m vit_jax.data.tfds_build {dataset} {tmp_path}')
+  assert ('by hand' in text and f'into {tmp_path}/downloads/manual; then' in text) is manual
+
+
+def test_an_unknown_task_gets_the_nearest_one() -> None:
+  with pytest.raises(UserError, match=r"VTAB has no task 'clevr/counts'; did you mean clevr/count\? There are: cal"):
+    sources.open_split(schema.Data(source='vtab:clevr/counts'), 'train', image_px=(8, 8))
+
+
+def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import sources\n'
+          f'data = schema.Data(source="vtab:kitti/distance", data_dir={str(data_dir)!r})\n'
+          'sources.open_split(data, "train", image_px=(8, 8))[0]\nassert "tensorflow" not in sys.modules')
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=120)

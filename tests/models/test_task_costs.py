@@ -1,0 +1,67 @@
+"""What tasks cost: published figures, and what XLA counts."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.config import schema, sizes
+from vit_jax.models import cost, vit
+from vit_jax.models.cost import tasks
+from vit_jax.models.mae_decoder import Decoder
+from vit_jax.objectives.mae import Mae
+
+PX = (224, 224)
+
+
+def gflops(objective: schema.Objective, name: str = 'B/16', num_classes: int = 1000, **views: Any) -> float:
+  return tasks.train_flops(objective, sizes.model(name), PX, head=schema.Head(), num_classes=num_classes,
+                           views=schema.Views(**views)) / 1e9
+
+
+@pytest.mark.parametrize(('name', 'gmacs'), [('B/16', 9.78), ('L/16', 20.8), ('H/14', 48.6)])
+def test_mae_costs_what_was_counted_for_the_authors_code(name: str, gmacs: float) -> None:
+  # Which embeds all patches, here only the visible ones: .35, .6 and 1.3 GFLOP a product less.
+  assert gflops(schema.Mae(), name) == pytest.approx(6 * gmacs, rel=.012)
+
+
+@pytest.mark.parametrize(('name', 'want'), [('S/16', 114.), ('B/16', 436.)])
+def test_dino_costs_what_was_counted_for_the_authors_code(name: str, want: float) -> None:
+  assert gflops(schema.Dino(), name) == pytest.approx(want, rel=.01)
+
+
+def test_small_crops_add_their_part() -> None:
+  both, fewer = (gflops(schema.Dino(prototypes=1, hidden=1, bottleneck=1), num_local=n) for n in (8, 0))
+  small = sum(cost.forward_flops(sizes.vit('B/16'), (96, 96), head=schema.Head(), num_classes=0).values())
+  assert both - fewer == pytest.approx(8 * 3 * small / 1e9, rel=1e-3)
+
+
+def test_the_count_of_a_masked_autoencoder_is_that_of_xla() -> None:
+  model = schema.ViT(patch=16, width=256, depth=2, heads=4, mlp=512, positions=schema.Positions.SINCOS2D_MAE)
+  task = Mae(vit.build(model, PX), Decoder(128, 2, 4, model), patch=16, hidden=.75, normalized=False)
+  image = jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32)
+  params, _ = jax.eval_shape(lambda key: task.init(key, {'image': jnp.zeros(image.shape)}), jax.random.key(0))
+
+  def predict(params: Any, image: jax.Array) -> jax.Array:
+    return task.predict(params, image, task.draw(jax.random.key(0), image), train=False, key=None)
+
+  counted = jax.jit(predict).lower(params, image).cost_analysis()['flops']
+  analytic = tasks.train_flops(schema.Mae(decoder_width=128, decoder_depth=2, decoder_heads=4), model, PX,
+                               head=schema.Head(), num_classes=0, views=schema.Views()) / 3
+  assert counted == pytest.approx(analytic, rel=.05)  # norms, softmax and GELU are left out here
+
+
+def test_masked_patches_token_labels_and_teachers_add_their_part() -> None:
+  model, plain = sizes.vit('B/16'), gflops(schema.Supervised())
+  color = gflops(schema.MaskedPatch(), num_classes=0)
+  assert (gflops(schema.MaskedPatch(schema.PatchTarget.COLORS), num_classes=0) - color) * 1e9 == pytest.approx(
+      6 * 98 * 768 * 15 * 512)
+  assert (gflops(schema.TokenLabel()) - plain) * 1e9 == pytest.approx(6 * 196 * 768 * 1000)
+  teacher = schema.Teacher(model=dataclasses.replace(model, depth=6))
+  half = sum(cost.forward_flops(teacher.model, PX, head=schema.Head(), num_classes=1000).values())
+  assert (gflops(schema.Distill(teacher)) - plain) * 1e9 == pytest.approx(half)
+  distilled = gflops(schema.Distill(teacher), 'DeiT-distilled-B/16')
+  assert distilled > gflops(schema.Distill(teacher)) + 6 * 768 * 1000 / 1e9
