@@ -2,8 +2,8 @@
 
 Data:     tfds:imagenet2012; any other by --config.data.source=folder:PATH
 Source:   protocol=mae: arXiv 2111.06377, Table 10 (LARS, BatchNorm without scale and bias, batch 16,384, 90 epochs; 50
-          of L and H); dino: arXiv 2104.14294, section 4.1 (SGD, class tokens of the last four blocks, of B the last one's
-          with the mean patch token, batch 1,024, 100 epochs)
+          of L and H); dino: arXiv 2104.14294, section 4.1 (SGD, class tokens of the last four blocks, of B that of the
+          last with the mean patch token, batch 1,024, 100 epochs)
 Run:      python -m vit_jax.main --config=configs/linear_probe.py:B/16 --config.init_from=FILE --workdir=runs/probe
           …/linear_probe.py:S/16,protocol=dino; the head begins at zero here, at a normal of deviation .01 there
 Plan:     the backbone runs forward only: B/16 35 GFLOP an image

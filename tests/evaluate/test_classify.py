@@ -10,6 +10,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema, training_options
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Features, Outputs
 from vit_jax.evaluate import classify
 
@@ -41,11 +42,19 @@ def predict(selected: object, image: jax.Array) -> Outputs:
   return Outputs(image[:, 0, 0], Features(image[:, 0], image[:, 0, 0], (1, 1)))
 
 
+def prepare(batch: Batch, key: jax.Array, step: jax.Array) -> Batch:
+  return batch
+
+
+def evaluator(loader: Loader, mesh: str | schema.Mesh = 'one', **more: object) -> classify.TopK:
+  settings = programs.MESHES[mesh] if isinstance(mesh, str) else mesh
+  return classify.TopK(predict, prepare, loader, mesh=programs.mesh(settings),
+                       **{'metrics': MORE, 'num_classes': CLASSES, **more})
+
+
 def measure(size: int, settings: schema.Mesh, labels: np.ndarray | None = None) -> dict[str, float]:
-  prepare = lambda batch, key, step: batch
-  one = classify.TopK(predict, prepare, Loader(size, labels), mesh=programs.mesh(settings), metrics=MORE)
-  result = one.measure({})
-  assert result.num_examples == SIZE
+  result = evaluator(Loader(size, labels), settings).measure({})
+  assert result.num_examples == SIZE and result.headline == 'top1' and not result.is_partial
   return result.metrics
 
 
@@ -92,6 +101,67 @@ def test_a_network_that_is_sure_and_right_is_calibrated_and_a_boastful_one_is_no
   assert error([.9, .9], [1, 0]) == pytest.approx(.4)
   assert error([.5, .5], [1, 0]) == 0.
   assert error([.99, .51], [0, 1]) == pytest.approx((.99 + .49) / 2, rel=1e-6)
+
+
+def test_only_allowed_classes_are_guessed() -> None:
+  allowed = np.array([True, False, True, False, False, False, False])
+  result = evaluator(Loader(6), allowed=allowed).measure({})
+  p = probabilities() * allowed
+  p /= p.sum(-1, keepdims=True)
+  assert result.metrics['top1'] == pytest.approx((p.argmax(-1) == LABEL).mean())
+  assert set(result.guesses.top[:, 0].tolist()) <= {0, 2}
+  np.testing.assert_allclose(result.guesses.probability[:, 0], p.max(-1), rtol=1e-5)
+
+
+def test_an_example_without_any_right_class_does_not_count() -> None:
+  labels = np.eye(CLASSES, dtype=np.float32)[LABEL]
+  labels[::3] = 0.
+  result = evaluator(Loader(16, labels), 'data=8').measure({})
+  keep = np.arange(SIZE) % 3 > 0
+  assert result.num_examples == keep.sum()
+  assert result.metrics['top1'] == pytest.approx((LOGITS.argmax(-1) == LABEL)[keep].mean())
+  assert sorted(result.guesses.index.tolist()) == np.flatnonzero(keep).tolist()
+
+
+def test_a_quick_look_says_so_in_every_number() -> None:
+  result = evaluator(Loader(40), limit=SIZE).measure({})
+  assert result.is_partial and set(result.metrics) == {
+      f'{name}.partial37' for name in ('top1', 'top5', 'nll', *MORE)} and result.headline == 'top1.partial37'
+
+
+def test_weights_of_other_classes_are_refused() -> None:
+  with pytest.raises(UserError, match='evals.test: the weights predict 7 classes, the labels are of 9; want weights '
+                                      'with a head for these classes'):
+    evaluator(Loader(6), num_classes=9, name='evals.test').measure({})
+
+
+def test_weights_without_a_head_are_refused() -> None:
+  def headless(selected: object, image: jax.Array) -> Outputs:
+    return predict(selected, image)._replace(logits=None)
+  one = classify.TopK(headless, prepare, Loader(6), mesh=programs.mesh(programs.MESHES['one']), metrics=(),
+                      num_classes=CLASSES, name='evals.test')
+  with pytest.raises(UserError, match='evals.test: these weights have no head, so they predict no classes; want'):
+    one.measure({})
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+  def scaled(selected: dict[str, jax.Array], image: jax.Array) -> Outputs:
+    return predict(selected, image * selected['head'])
+  one = classify.TopK(scaled, prepare, Loader(6), mesh=programs.mesh(programs.MESHES['one']), metrics=(),
+                      num_classes=CLASSES, name='evals.test')
+  with pytest.raises(UserError, match='evals.test: the outputs of 37 images are not finite; these weights hold nan or '
+                                      'inf: head'):
+    one.measure({'head': jnp.float32(np.nan), 'other': jnp.ones(3)})
+  assert one.measure({'head': jnp.float32(1.)}).num_examples == SIZE
+
+
+def test_nothing_to_count_is_refused() -> None:
+  class Empty(Loader):
+    num_examples = 0
+  with pytest.raises(UserError, match='evals.test has no examples to evaluate; want a split with at least one'):
+    evaluator(Empty(6), name='evals.test')
+  with pytest.raises(UserError, match='none of its 37 examples can be counted: they cannot be decoded, or have no label'):
+    evaluator(Loader(6, np.zeros((SIZE, CLASSES), np.float32))).measure({})
 
 
 def test_a_config_may_name_what_there_is() -> None:

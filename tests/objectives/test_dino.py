@@ -139,6 +139,13 @@ def test_prototypes_have_unit_length_whatever_their_kernel_and_norms_can_be_lear
   assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 
 
+@pytest.mark.parametrize(('width', 'want'), [(384, 22_352_128), (768, 23_138_560)])
+def test_the_projector_has_the_size_of_the_authors(width: int, want: int) -> None:
+  projector = Projector(65_536, 2048, 256, True, jnp.float32)
+  shapes = jax.eval_shape(lambda key: projector.init(key, width), jax.random.key(0))
+  assert trees.num_elements(shapes) == want
+
+
 def test_sinkhorn_is_that_of_the_authors_and_takes_large_logits() -> None:
   logits = RNG.normal(size=(6, K))
   q = np.exp(logits).T / np.exp(logits).sum()

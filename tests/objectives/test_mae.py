@@ -108,6 +108,13 @@ def test_the_encoder_costs_at_most_three_tenths() -> None:
   assert .2 < part / whole < .3
 
 
+@pytest.mark.parametrize(('size', 'millions'), [('B/16', 26.0), ('L/16', 26.1), ('H/14', 26.2)])
+def test_the_decoder_has_the_size_of_the_authors(size: str, millions: float) -> None:
+  decoder = Decoder(512, 8, 16, sizes.vit(size))
+  shapes = jax.eval_shape(lambda key: (decoder.init(key), decoder.init_mask(key)), jax.random.key(0))
+  assert round(trees.num_elements(shapes) / 1e6, 1) == millions
+
+
 @pytest.mark.parametrize(('num_patches', 'share', 'want'), [(196, .75, 49), (256, .75, 64), (10, .9, 1), (10, .6, 4)])
 def test_the_number_of_visible_patches(num_patches: int, share: float, want: int) -> None:
   assert patches.num_kept(num_patches, share) == want

@@ -58,7 +58,10 @@ def test_the_first_the_last_and_every_third_step_are_logged_with_their_own_value
   values = record.rows[2][1]
   assert values['train/loss'] == 6. and values['train/lr'] == pytest.approx(.6) and values['train/epoch'] == 1.5
   assert values['train/grad_norm'] == 1. and values['train/images_per_s'] > 0 and values['train/mfu'] > 0
-  assert [name for name, _ in record.events] == ['norms'] * 4
+  assert [name for name, _ in record.events] == ['norms', 'goodput'] * 4
+  assert [fields['step'] for _, fields in record.events[1::2]] == [1, 3, 6, 8]
+  seconds = [fields['seconds']['step'] for _, fields in record.events[1::2]]
+  assert seconds == sorted(set(seconds)) and seconds[0] > 0
 
 
 def test_stop_names_step_loss_path_layer_and_examples() -> None:
@@ -116,5 +119,7 @@ def test_a_checkpoint_is_judged_by_metrics_of_its_own_step_and_made_once() -> No
     save.on_state(step, STATE)
     save.on_state(step, STATE)
   assert saver.saves == [(1, {}), (2, {'test/top1': .2}), (3, {})]
-  assert record.events[-1] == ('checkpoint', {'step': 3, 'params_digest': 'digest 3'})
+  assert record.events[-2] == ('checkpoint', {'step': 3, 'params_digest': 'digest 3'})
+  name, fields = record.events[-1]
+  assert name == 'goodput' and fields['step'] == 3 and fields['seconds'].keys() >= {'checkpoint', 'evaluate'}
   assert record.rows == [(2, {'test/top1': .2})]

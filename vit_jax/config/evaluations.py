@@ -63,7 +63,7 @@ def _head(c: schema.Config) -> Iterator[str]:
   head = c.head
   if not head.probe:
     given = {'tap': bool(head.tap.blocks) or head.tap.patches, 'batch_norm': head.batch_norm}
-    yield from (f'head.{name} is for linear probes; want head.probe=true too' for name, is_set in given.items() if is_set)
+    yield from (f'head.{name} is for linear probes; want head.probe=true too' for name in given if given[name])
     return
   if not any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/norm/scale')
              for rule in c.optimizer.rules):

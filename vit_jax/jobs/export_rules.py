@@ -12,10 +12,8 @@ from vit_jax.jobs.export_graph import Rules, Value, Writer
 
 OPSET = 18  # reductions take their axes as an input; in every onnxruntime from 1.14 on
 SAME_NAME = {
-    'add': 'Add', 'add_any': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'min': 'Min', 'neg': 'Neg',
-    'exp': 'Exp', 'log': 'Log', 'tanh': 'Tanh', 'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf', 'abs': 'Abs',
-    'sign': 'Sign', 'floor': 'Floor', 'pow': 'Pow', 'gt': 'Greater', 'ge': 'GreaterOrEqual', 'lt': 'Less',
-    'le': 'LessOrEqual', 'eq': 'Equal', 'sin': 'Sin', 'cos': 'Cos'}
+    'add': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'neg': 'Neg', 'exp': 'Exp', 'tanh': 'Tanh',
+    'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf'}
 """Operations without settings, that broadcast over sides of 1."""
 
 
@@ -38,14 +36,6 @@ def _integer_pow(w: Writer, equation: Any, x: Value) -> list[Value]:
 def _convert_element_type(w: Writer, equation: Any, x: Value) -> list[Value]:
   kind = w.helper.np_dtype_to_tensor_dtype(np.dtype(equation.params['new_dtype']))
   return [w.arithmetic('Cast', [x], to=kind)]
-
-
-def _select_n(w: Writer, equation: Any, which: Value, no: Any, yes: Any) -> list[Value]:
-  return [w.arithmetic('Where', [which, yes, no])]
-
-
-def _clamp(w: Writer, equation: Any, least: Any, x: Any, most: Any) -> list[Value]:
-  return [w.arithmetic('Min', [w.arithmetic('Max', [x, least]), most])]
 
 
 def _reshape(w: Writer, equation: Any, x: Any) -> list[Value]:
@@ -80,7 +70,10 @@ def _slice(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 def _cut(w: Writer, x: Value, starts: Sequence[Any], stops: Sequence[Any], strides: Sequence[int],
          shape: Sequence[Any]) -> Value:
+  """A part of a tensor; itself where that is all of it."""
   axes = [i for i, side in enumerate(x.shape) if (starts[i], stops[i], strides[i]) != (0, side, 1)]
+  if not axes:
+    return x
   bounds = [w.tensor(np.array([values[i] for i in axes], np.int64)) for values in (starts, stops)]
   steps = w.tensor(np.array([strides[i] for i in axes], np.int64))
   return w.node('Slice', x.name, *bounds, w.tensor(np.array(axes, np.int64)), steps, shape=shape)
@@ -97,28 +90,43 @@ def _split(w: Writer, equation: Any, x: Any) -> list[Value]:
   return cut
 
 
-def _dynamic_slice(w: Writer, equation: Any, x: Any, *starts: Any) -> list[Value]:
-  if any(isinstance(start, Value) for start in starts):
-    raise UserError('the network cuts a tensor at a place that depends on the image')
-  shape, sizes = equation.invars[0].aval.shape, equation.params['slice_sizes']
-  begin = [min(int(s), side - size) if isinstance(side, int) else 0
-           for s, side, size in zip(starts, shape, sizes, strict=True)]
-  stops = [side if side == size else b + size for b, side, size in zip(begin, shape, sizes, strict=True)]
-  return [_cut(w, w.whole(x, shape), begin, stops, [1] * len(shape), equation.outvars[0].aval.shape)]
-
-
 def _gather(w: Writer, equation: Any, x: Any, indices: Any) -> list[Value]:
-  """One place that is known beforehand, as in `x[:, 0]`."""
+  """Places that are known beforehand and make a grid, as in `x[:, 0]` and `x[:, ::2, ::2]`."""
   numbers, sizes = equation.params['dimension_numbers'], equation.params['slice_sizes']
-  shape = equation.invars[0].aval.shape
-  if isinstance(indices, Value) or math.prod(np.shape(indices)[:-1]) != 1:
-    raise UserError('the network gathers from several places, which this export has no ONNX for')
-  starts, stops = [0] * len(shape), [side if side == size else size for side, size in zip(shape, sizes, strict=True)]
-  for place, start in zip(numbers.start_index_map, np.ravel(indices), strict=True):
-    starts[place], stops[place] = int(start), int(start) + sizes[place]
-  cut = _cut(w, w.whole(x, shape), starts, stops, [1] * len(shape), [
-      side if side == size else size for side, size in zip(shape, sizes, strict=True)])
-  return [w.reshaped(cut, equation.outvars[0].aval.shape)]
+  shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+  along = {} if isinstance(indices, Value) else _grid(np.asarray(indices), numbers.start_index_map)
+  if isinstance(indices, Value) or along is None or not set(along.values()) <= set(numbers.collapsed_slice_dims):
+    raise UserError('the network gathers from places that are no grid, which this export has no ONNX for')
+  starts, stops = [0] * len(shape), list(shape)
+  for place, start in zip(numbers.start_index_map, np.reshape(indices, (-1, np.shape(indices)[-1]))[0], strict=True):
+    if place not in along.values():
+      starts[place], stops[place] = int(start), int(start) + sizes[place]
+  found = _cut(w, w.whole(x, shape), starts, stops, [1] * len(shape), [
+      side if place in along.values() else size for place, (side, size) in enumerate(zip(shape, sizes, strict=True))])
+  for axis, place in along.items():
+    picked = np.moveaxis(indices, axis, 0).reshape(np.shape(indices)[axis], -1, np.shape(indices)[-1])[
+        :, 0, numbers.start_index_map.index(place)].astype(np.int64)
+    found = w.node('Gather', found.name, w.tensor(picked), axis=place, shape=[
+        len(picked) if i == place else side for i, side in enumerate(found.shape)])
+  kept = [place for place in range(len(shape)) if place in along.values() or place not in numbers.collapsed_slice_dims]
+  found = w.reshaped(found, [found.shape[place] for place in kept])
+  slices = iter(i for i, place in enumerate(kept) if place not in along.values())
+  picks = iter(kept.index(along[axis]) for axis in sorted(along))
+  order = [next(slices) if i in numbers.offset_dims else next(picks) for i in range(len(out))] if along else range(
+      len(kept))
+  return [w.reshaped(w.transposed(found, list(order)), out)]
+
+
+def _grid(indices: np.ndarray, places: Sequence[int]) -> dict[int, int] | None:
+  """For each side of a grid of places `[*grid, sides]` the side of the tensor that it runs along; None for no grid."""
+  found: dict[int, int] = {}
+  for number, place in enumerate(places):
+    one = indices[..., number]
+    axes = [axis for axis in range(one.ndim) if np.any(one != np.take(one, [0], axis))]
+    if len(axes) > 1 or (axes and axes[0] in found):
+      return None
+    found |= {axis: place for axis in axes}
+  return found if all(side == 1 or axis in found for axis, side in enumerate(indices.shape[:-1])) else None
 
 
 def _pad(w: Writer, equation: Any, x: Any, fill: Any) -> list[Value]:
@@ -195,28 +203,18 @@ def _reduce_window_max(w: Writer, equation: Any, x: Any, *_: Any) -> list[Value]
   return [w.transposed(found, (0, 2, 3, 1))]
 
 
-def _reduce_window(w: Writer, equation: Any, x: Any, start: Any) -> list[Value]:
-  inner = equation.params['jaxpr'].eqns
-  if len(inner) != 1 or inner[0].primitive.name != 'max' or isinstance(start, Value) or np.isfinite(start):
-    raise UserError('the network pools in another way than by maxima, which this export has no ONNX for')
-  return _reduce_window_max(w, equation, x)
-
-
 RULES = Rules(SAME_NAME, {
     'square': _square,
     'rsqrt': _rsqrt,
     'erfc': _erfc,
     'integer_pow': _integer_pow,
     'convert_element_type': _convert_element_type,
-    'select_n': _select_n,
-    'clamp': _clamp,
     'reshape': _reshape,
     'broadcast_in_dim': _broadcast_in_dim,
     'transpose': _transpose,
     'concatenate': _concatenate,
     'slice': _slice,
     'split': _split,
-    'dynamic_slice': _dynamic_slice,
     'gather': _gather,
     'pad': _pad,
     'reduce_sum': _reduce_sum,
@@ -224,7 +222,6 @@ RULES = Rules(SAME_NAME, {
     'dot_general': _dot_general,
     'conv_general_dilated': _conv_general_dilated,
     'reduce_window_max': _reduce_window_max,
-    'reduce_window': _reduce_window,
     'squeeze': _reshape,
     'expand_dims': _reshape,
 })
