@@ -23,7 +23,8 @@ from vit_jax.config import schema as s
 MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(), 'v5e:8x8': presets.Placement(),
           'v4:4x4x4': presets.Placement()}
 DECAYED = ('.*/kernel', 'backbone/cls', 'backbone/positions')
-"""What has two axes or more in the authors' code."""
+"""What has two axes or more in the authors' code, where the lengths of prototypes do so too."""
+LENGTHS = ('projector/prototypes/norm',)
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -31,6 +32,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=('S/16', 'S/8', 'B/16'), mesh=('',))
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, .1
+  learned_norm = given['size'] != 'B/16'
   config = s.Config(
       name=f'dino {given["size"]}', length='300 epochs', batch_size=1024,
       data=s.Data(
@@ -39,10 +41,11 @@ def get_config(arguments: str = '') -> s.Config:
               views=s.Views(on=True), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
               mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
-      objective=s.Dino(learned_norm=given['size'] == 'S/16'),
+      objective=s.Dino(learned_norm=learned_norm),
       optimizer=s.AdamW(
-          lr=5e-4, lr_per=256, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), decayed=DECAYED, clip_norm=0.,
-          clip_tensor=3., schedule=s.Schedule(s.Decay.COSINE, warmup='10 epochs', end_lr=1e-6),
+          lr=5e-4, lr_per=256, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0., clip_tensor=3.,
+          decayed=DECAYED + (LENGTHS if learned_norm else ()),
+          schedule=s.Schedule(s.Decay.COSINE, warmup='10 epochs', end_lr=1e-6),
           rules=(s.PathRule('projector/prototypes/.*', frozen_until='1 epoch'),)),
       evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},
       checkpoints=s.Checkpoints(every='5 epochs'))

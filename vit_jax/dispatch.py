@@ -162,7 +162,7 @@ def predict(command: Command) -> int:
   from vit_jax.jobs import predict as job
   given = command.flags
   return job.run(given['weights'], command.files, top=given.get('top', ''), as_json='json' in given,
-                 overlay='overlay' in given, to=command.path('to') if 'to' in given else None,
+                 overlay='overlay' in given, to=command.local_path('to') if 'to' in given else None,
                  **{name: given.get(name, '') for name in ('preprocess', 'model', 'view', 'classes')})
 
 
@@ -180,7 +180,7 @@ def export(command: Command) -> int:
   hardware.use_cpu()  # so that a file does not depend on what is here
   from vit_jax.jobs import export as job
   given = command.flags
-  return job.run(given['weights'], command.path('to'), from_pixels='from_pixels' in given,
+  return job.run(given['weights'], command.local_path('to'), from_pixels='from_pixels' in given,
                  **{name: given.get(name, '') for name in ('preprocess', 'model', 'view')})
 
 

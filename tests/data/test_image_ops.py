@@ -125,3 +125,21 @@ def test_shift_moves_and_fills_with_zeros() -> None:
   np.testing.assert_array_equal(moved[2:, :-3], image[:-2, 3:])
   assert not moved[:2].any() and not moved[:, -3:].any()
   np.testing.assert_array_equal(image_ops.shift(image, down_px=0, right_px=0), image)
+
+
+def test_a_window_has_the_shape_of_the_picture_and_any_place() -> None:
+  rng = np.random.default_rng(0)
+  windows = [image_ops.window_crop((320, 200), rng=rng, area=(.64, .64)) for _ in range(300)]
+  assert {(w.height, w.width) for w in windows} == {(256, 160)}
+  assert {min(w.top for w in windows), min(w.left for w in windows)} == {0}
+  assert max(w.top for w in windows) == 64 and max(w.left for w in windows) == 40
+  areas = [w.height * w.width / 64000 for w in (image_ops.window_crop((320, 200), rng=rng, area=(.25, 1.))
+                                               for _ in range(300))]
+  assert .24 < min(areas) < .3 and .95 < max(areas) <= 1.
+
+
+def test_a_window_is_what_resizing_first_and_cropping_gives() -> None:
+  image = np.linspace(0, 255, 160 * 160 * 3).reshape(160, 160, 3).astype(np.uint8)
+  window = image_ops.window_crop((160, 160), rng=np.random.default_rng(1), area=(.64, .64))
+  cut = image_ops.resize(image_ops.cut(image, window), (128, 128), antialias=False)
+  np.testing.assert_array_equal(cut, image[window.top:window.top + 128, window.left:window.left + 128])

@@ -160,7 +160,8 @@ def test_nothing_to_count_is_refused() -> None:
     num_examples = 0
   with pytest.raises(UserError, match='evals.test has no examples to evaluate; want a split with at least one'):
     evaluator(Empty(6), name='evals.test')
-  with pytest.raises(UserError, match='none of its 37 examples can be counted: they cannot be decoded, or have no label'):
+  with pytest.raises(UserError, match='none of its 37 examples can be counted: they cannot be decoded, or have no '
+                                      'label'):
     evaluator(Loader(6, np.zeros((SIZE, CLASSES), np.float32))).measure({})
 
 

@@ -165,6 +165,19 @@ def test_a_network_of_another_kind_does_not_fit() -> None:
     fit(made.network(made.MIXER), target())
 
 
+def test_a_mixer_grows_to_whole_multiples_of_its_image_and_to_nothing_else() -> None:
+  found = made.network(made.MIXER)
+  fitted = fit(found, target(made.MIXER, px=(64, 96), names=made.CLASSES, tokens_mlp=60))
+  assert told(fitted)['backbone/blocks/tokens/up/kernel'] == (
+      'resized', '2 x 3 copies on the diagonal, for 8 x 12 tokens')
+  assert {name for name, (what, _) in told(fitted).items() if what == 'resized'} == {
+      f'backbone/blocks/tokens/{part}/{leaf}' for part in ('up', 'down') for leaf in ('kernel', 'bias')}
+  kernel = np.asarray(fitted.params['backbone']['blocks']['tokens']['up']['kernel'])
+  assert (kernel != 0).sum() == 6 * found.params['backbone']['blocks']['tokens']['up']['kernel'].size
+  with pytest.raises(UserError, match='blocks/tokens/up/kernel: .*2, 16, 10.* in the weights, .*2, 24, 10'):
+    fit(found, target(made.MIXER, px=(32, 48)))
+
+
 def test_images_that_a_run_normalises_otherwise_are_told() -> None:
   recipe = schema.Recipe(mean=(.485, .456, .406), std=(.5, .5, .5))
   said = adapt.preprocessing_differs(made.network(), recipe)

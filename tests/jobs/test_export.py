@@ -56,7 +56,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path: pathlib.Path, capsys: pytest.Cap
   assert 'image [batch, 32, 48, 3] float32 to logits' in said and 'run on 1 and 3 images, it differs' in said
   model = onnx.load(str(tmp_path / 'a.onnx'))
   about = {p.key: p.value for p in model.metadata_props}
-  assert about['opset'] == '18' == str(model.opset_import[0].version) and json.loads(about['classes'])[6] == 'kind 6'
+  assert about['opset'] == '20' == str(model.opset_import[0].version) and json.loads(about['classes'])[6] == 'kind 6'
   assert about['resize'] == 'short side to 40 px, then the middle 32 x 48, bicubic, antialiased'
   assert about['values'] == '(RGB / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]' and about['source'] == 'small vit'
   stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

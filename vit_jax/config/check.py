@@ -112,7 +112,8 @@ def _data(c: schema.Config) -> Iterator[str]:
   if d.in_memory is schema.InMemory.YES and r.crop is not schema.Crop.RESIZE:
     yield (f'data.in_memory=yes holds images of one size, but data.recipe.crop={r.crop.value} crops from the stored '
            'picture; want data.recipe.crop=resize or data.in_memory=no')
-  if d.data_dir and 'tfds:' not in d.source:
+  read = [d.source, *(e.source for e in c.evals.values())]
+  if d.data_dir and not any(kind in source for source in read for kind in ('tfds:', 'vtab:')):
     yield (f'data.data_dir={d.data_dir!r} is where sets of TFDS lie, but data.source={d.source!r} is none; want no '
            'data_dir')
   if d.in_memory is schema.InMemory.YES and d.workers:

@@ -43,12 +43,10 @@ def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence
   found: list[s.Row] = []
   for label, cells in published.CELLS.items():
     values = ours.get(label, [])
-    note = f'{num_tasks} of {len(vtab.TASKS)} tasks' if label == VTAB and values else ''
-    if any(vtab.is_partial(result) for result in results.values()):
-      note = ', '.join(filter(None, [note, 'partial: a part of the examples']))
     found.append({
         'set': label, f'{name} here': vtab.spread_text(values), 'runs': len(values),
-        'status': HERE if values else PUBLISHED, 'note': note,
+        'status': HERE if values else PUBLISHED,
+        'note': f'{num_tasks} of {len(vtab.TASKS)} tasks' if label == VTAB and values else '',
         **dict(zip(published.COLUMNS, map(str, cells), strict=True))})
   return found
 

@@ -111,8 +111,6 @@ def rows(results: s.Results, tasks: Sequence[str]) -> list[s.Row]:
     if members := [task for task in tasks if TASKS[task][0] == group]:
       found.append(_mean(results, f'mean of {group}', group, members, of=sum(g == group for g, _ in TASKS.values())))
   found.append(_mean(results, f'VTAB-{len(TASKS)}', 'all', tasks, of=len(TASKS)))
-  if any(is_partial(result) for result in results.values()):
-    found = [{**row, 'partial': 'some runs were measured on a part of the test split'} for row in found]
   return found
 
 
@@ -121,11 +119,6 @@ def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
   known = [one for one in (scores(results, task) for task in tasks) if one]
   seeds = [seed for seed in known[0] if all(seed in one for one in known)] if known else []
   return [statistics.fmean(one[seed] for one in known) for seed in seeds], len(known)
-
-
-def is_partial(result: s.Result) -> bool:
-  """Whether a run was measured on a part of a split."""
-  return any(one.limit for one in result.config.evals.values())
 
 
 def _mean(results: s.Results, name: str, group: str, tasks: Sequence[str], *, of: int) -> s.Row:

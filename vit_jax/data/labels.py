@@ -2,7 +2,7 @@
 
 The loader attaches the maps as they are stored; after the recipe's geometry has written the box of each example, its
 part of the map is sampled at the centres of the tokens. So a crop, flip or shift, on host or device, needs no more
-than its box.
+than its box. What RandAugment moves is not followed, as in LV-ViT.
 """
 from __future__ import annotations
 

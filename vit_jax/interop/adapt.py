@@ -17,9 +17,9 @@ from vit_jax.interop import resize, tables
 from vit_jax.interop.infer import Leaves
 from vit_jax.interop.report import Line, Report
 from vit_jax.interop.weights import Weights, describe
-from vit_jax.models import posemb
+from vit_jax.models import mixer, posemb
 
-POSITIONS, STEM = 'backbone/positions', 'backbone/stem/kernel'
+BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
 NUMERICS = ('gelu', 'norm_eps')
 """Settings that no shape shows, and that the weights are wrong without."""
 
@@ -65,6 +65,9 @@ def adapt(weights: Weights, target: Target, *, interpolation: Interpolation) -> 
     lines += more
   elif STEM in leaves and STEM in wanted and leaves[STEM].shape != wanted[STEM].shape:
     leaves, more = _patches(leaves, target.model)
+    lines += more
+  if isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer):
+    leaves, more = _grown(leaves, weights, target)
     lines += more
   leaves, more = _dropped(leaves, wanted, weights, target)
   lines += more
@@ -168,6 +171,22 @@ def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
     return leaves, []
   return ({**leaves, STEM: resize.patches(kernel, new)},
           [Line(STEM, 'resized', f'patches of {kernel.shape[0]} to {new} px, by pseudo-inverse')])
+
+
+def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
+  """Leaves of a Mixer for an image that is a whole number of times as large, in both directions."""
+  assert isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer)
+  grid, new = ((px[0] // model.patch, px[1] // model.patch) for model, px in (
+      (weights.model, weights.preprocess.image_px), (target.model, target.image_px)))
+  times = new[0] // grid[0], new[1] // grid[1]
+  if grid == new or (grid[0] * times[0], grid[1] * times[1]) != new:
+    return leaves, []  # what is then different is told with all other differences
+  backbone = trees.unflatten({name.removeprefix(BACKBONE): leaf for name, leaf in leaves.items()
+                              if name.startswith(BACKBONE)})
+  grown = {BACKBONE + name: np.asarray(leaf) for name, leaf in trees.flatten(mixer.grow(backbone, grid, times=times)
+                                                                             ).items()}
+  rule = f'{times[0]} x {times[1]} copies on the diagonal, for {new[0]} x {new[1]} tokens'
+  return {**leaves, **grown}, [Line(name, 'resized', rule) for name in grown if grown[name].shape != leaves[name].shape]
 
 
 def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:

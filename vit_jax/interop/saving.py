@@ -134,6 +134,8 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
     leaves = _without_class_row(leaves)
   if family in ('timm', 'huggingface'):
     leaves = infer.without_heads(leaves)
+  if family == 'timm' and isinstance(weights.model, schema.ViT) and weights.model.registers:
+    leaves = _with_register_rows(leaves, weights.model)
   tensors, homeless = tables.write(leaves, table)
   if homeless:
     raise UserError(f'files of {family} have no place for {len(homeless)} of the parameters:\n'
@@ -176,6 +178,15 @@ def _without_class_row(leaves: Leaves) -> Leaves:
     return leaves
   table = leaves['backbone/positions']
   return {**leaves, 'backbone/cls': leaves['backbone/cls'] + table[:, :1], 'backbone/positions': table[:, 1:]}
+
+
+def _with_register_rows(leaves: Leaves, model: schema.ViT) -> Leaves:
+  """Leaves with a position of zeros for each register: timm's have one where the class token has."""
+  table, first = leaves.get('backbone/positions'), (model.pool is schema.Pool.CLS) + model.distilled
+  if table is None:
+    return leaves
+  rows = np.zeros((1, model.registers, table.shape[2]), np.float32)
+  return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
 
 
 def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, HostArray]:

@@ -37,9 +37,11 @@ class Rules(NamedTuple):
 
   same_name: those without settings, that broadcast over sides of 1: the ONNX operation.
   by_name: `(writer, equation, *operands)` to the results.
+  functions: likewise of whole functions of ours that have a gradient of their own, by the function's name.
   """
   same_name: Mapping[str, str]
   by_name: Mapping[str, Callable[..., list[Value]]]
+  functions: Mapping[str, Callable[..., list[Value]]]
 
 
 class Writer:
@@ -75,6 +77,9 @@ class Writer:
 
   def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
     name = equation.primitive.name
+    function = self._rules.functions.get(_function_name(equation)) if name == 'custom_vjp_call' else None
+    if function and any(isinstance(operand, Value) for operand in operands):
+      return function(self, equation, *operands)
     if name in INLINED:
       inner = equation.params[INLINED[name]]
       return self.write(inner.jaxpr, inner.consts, operands) if hasattr(inner, 'jaxpr') else self.write(
@@ -172,6 +177,12 @@ class Writer:
   def arithmetic(self, kind: str, operands: Sequence[Any], **settings: Any) -> Value:
     values = [self.value(operand) for operand in operands]
     return self.node(kind, *(value.name for value in values), shape=_broadcast([v.shape for v in values]), **settings)
+
+
+def _function_name(equation: Any) -> str:
+  """What a function with a gradient of its own is called; '' where the trace does not say, and it is inlined."""
+  info = getattr(equation.params['call_jaxpr'].jaxpr, 'debug_info', None)
+  return str(getattr(info, 'func_src_info', None) or '').partition(' ')[0]
 
 
 def digest(array: Any) -> str:

@@ -15,7 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params
 from vit_jax.jobs import export_graph, export_rules
 
-IR_VERSION = 8  # of the file format; that of OPSET's release of ONNX
+IR_VERSION = 9  # of the file format; that of OPSET's release of ONNX
 MOST_BYTES = 1_900_000_000  # of parameters inside the file; more of them lie beside it, as a protobuf ends at 2 GiB
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.core.errors import UserError
 from vit_jax.jobs.export_graph import Rules, Value, Writer
 
-OPSET = 18  # reductions take their axes as an input; in every onnxruntime from 1.14 on
+OPSET = 20  # the first with GELU; onnxruntime knows it from 1.17 on
 SAME_NAME = {
     'add': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'neg': 'Neg', 'exp': 'Exp', 'tanh': 'Tanh',
     'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf'}
@@ -203,6 +203,34 @@ def _reduce_window_max(w: Writer, equation: Any, x: Any, *_: Any) -> list[Value]
   return [w.transposed(found, (0, 2, 3, 1))]
 
 
+def _layer_norm(w: Writer, equation: Any, x: Any, scale: Any, bias: Any) -> list[Value]:
+  """`models.pointwise.layer_norm`; its epsilon is the number that the trace adds before the root."""
+  eps = next(v.val for e in equation.params['call_jaxpr'].eqns if e.primitive.name == 'add'
+             for v in e.invars if hasattr(v, 'val'))
+  whole = w.whole(x, equation.invars[0].aval.shape)
+  return [w.node('LayerNormalization', whole.name, w.value(scale).name, w.value(bias).name, shape=whole.shape,
+                 axis=-1, epsilon=float(eps))]
+
+
+def _gelu(w: Writer, equation: Any, x: Any) -> list[Value]:
+  """`models.pointwise.gelu`, in the form that the trace has."""
+  used = {e.primitive.name for e in equation.params['call_jaxpr'].eqns}
+  return [w.arithmetic('Gelu', [x], approximate='tanh' if 'tanh' in used else 'none')]
+
+
+def _attend(w: Writer, equation: Any, *operands: Any) -> list[Value]:
+  """`models.attend.attend` of query, key and value `[B, M, A, K]`, as `plain_attend` has it."""
+  query, key, value = (w.whole(x, v.aval.shape) for x, v in zip(operands, equation.invars, strict=True))
+  num_images, num_asking, heads, side = query.shape
+  scaled = w.arithmetic('Mul', [w.transposed(query, (0, 2, 1, 3)), np.float32(side ** -.5)])
+  keys, num_asked = w.transposed(key, (0, 2, 3, 1)), key.shape[1]
+  logits = w.node('MatMul', scaled.name, keys.name, shape=(num_images, heads, num_asking, num_asked))
+  weights = w.node('Softmax', logits.name, shape=logits.shape, axis=-1)
+  values = w.transposed(value, (0, 2, 1, 3))
+  mixed = w.node('MatMul', weights.name, values.name, shape=(num_images, heads, num_asking, side))
+  return [w.transposed(mixed, (0, 2, 1, 3))]
+
+
 RULES = Rules(SAME_NAME, {
     'square': _square,
     'rsqrt': _rsqrt,
@@ -224,4 +252,4 @@ RULES = Rules(SAME_NAME, {
     'reduce_window_max': _reduce_window_max,
     'squeeze': _reshape,
     'expand_dims': _reshape,
-})
+}, {'layer_norm': _layer_norm, 'gelu': _gelu, 'attend': _attend})

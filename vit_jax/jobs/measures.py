@@ -65,11 +65,13 @@ class Bench:
 
   def loader(self, source: sources.Source, batch_size: int, *, in_memory: bool) -> EvalLoader:
     """The loader of a source; one for all evaluations of the same."""
-    key = (source.digest, batch_size)
+    key, data, px = (source.digest, batch_size), self.config.data, self.config.image_px
     if key not in self._loaders:
+      in_memory = in_memory and self._in_memory and loaders.fits_in_memory(
+          source, recipe=data.recipe, image_px=px, choice=data.in_memory)
       self._loaders[key] = loaders.eval_loader(
-          source, recipe=self.config.data.recipe, image_px=self.config.image_px, batch_size=batch_size,
-          shard=self._shard, threads=self.config.data.threads, workers=0, in_memory=in_memory and self._in_memory)
+          source, recipe=data.recipe, image_px=px, batch_size=batch_size, shard=self._shard, threads=data.threads,
+          workers=0, in_memory=in_memory)
     return self._loaders[key]
 
   def splits(self, name: str, settings: OfTwo, train: sources.Source, test: sources.Source,

@@ -46,8 +46,9 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
 
 
 def is_telling(metric: str, num_classes: float) -> bool:
-  """Whether a metric is worth a person's look: the best five of few classes are nearly always right."""
-  return num_classes > TOP or not re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
+  """Whether a metric is worth a person's look: the best five of few classes are nearly always right; not each seed."""
+  is_sure = num_classes <= TOP and re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
+  return not is_sure and not re.search(r'_seed\d+', metric)
 
 
 def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:

@@ -28,7 +28,7 @@ _NOTHING = writer.Run([], [], 0, 0)
 # Title, unit of y, names of metrics, factor, logarithmic.
 _FIGURES = (
   ('Loss', 'nats', r'train/loss|[^/]+/(nll|loss)(@.*)?', 1., False),
-  ('Accuracy', '%', r'train/accuracy|.+/top1(@.*)?', 100., False),
+  ('Accuracy', '%', r'train/accuracy|.+/(top1(_k20)?|10shot)([.]partial\d+)?(@.*)?', 100., False),
   ('Learning rate', 'learning rate', r'train/lr', 1., False),
   ('Gradient norm', 'L2 norm', r'train/grad_norm', 1., True),
   ('Speed', 'images/s', r'train/images_per_s', 1., False),

@@ -57,6 +57,8 @@ def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
   if rows and unknown:
     raise UserError(f'The figures of {study.name} name columns that its table has not: {", ".join(sorted(unknown))}; '
                     f'it has {", ".join(_columns(rows))}')
+  if any(one.limit for result in results.values() for one in result.config.evals.values()):
+    rows = [{**row, 'partial': 'some runs were measured on a part of their split'} for row in rows]
   return rows
 
 

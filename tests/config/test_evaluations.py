@@ -1,0 +1,80 @@
+"""Settings of evaluations: faults are found before anything runs, and evaluations can be had by name."""
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from vit_jax.config import check, evaluations, files, schema
+from vit_jax.config.schema import FewShot, Head, Knn, Logistic, PathRule, Probe, Real, Sgd, Tap, TopK
+from vit_jax.core.errors import UserError
+
+FROZEN = Sgd(rules=(PathRule('backbone/.*', frozen_until='100 %'),))
+GOOD = schema.Config(evals={
+    'top': TopK(only_present=True, classes='map', source='folder:x'), 'real': Real(labels='real.json', limit=5),
+    'few': FewShot(train_split='train[:65000]', num_seeds=2, l2_sweep=(1., 2.)), 'knn': Knn(headline=10),
+    'log': Logistic(max_steps=3, tolerance=.1), 'mae': Probe(), 'dino': evaluations.dino_probe()})
+
+
+def test_a_config_with_all_evaluations_is_right() -> None:
+  check.check(GOOD)
+  check.check(dataclasses.replace(GOOD, optimizer=FROZEN, head=Head(probe=True, batch_norm=True, tap=Tap((-1,), True))))
+
+
+@pytest.mark.parametrize(('one', 'message'), [
+    (TopK(limit=-1), 'evals.x.limit=-1 is negative; want a number of examples, or 0'),
+    (TopK(every='soon'), "evals.x.every: 'soon' is no duration"),
+    (Real(classes='map'), 'evals.x.classes=map: ReaL labels are numbers of ImageNet classes'),
+    (FewShot(shots=(5, 0)), r'evals.x.shots=\(5, 0\): want at least one number, and all above 0'),
+    (FewShot(l2=0.), r'evals.x.l2=\(0.0,\): want'), (FewShot(l2_sweep=(-1.,)), 'evals.x.l2_sweep'),
+    (FewShot(num_seeds=0), 'evals.x.num_seeds=0 is too small; want at least 1'),
+    (Knn(neighbours=()), r'evals.x.neighbours=\(\): want at least one'),
+    (Knn(temperature=0.), 'evals.x.temperature'),
+    (Knn(neighbours=(5,)), r'evals.x.headline=20 is not among neighbours=\(5,\)'),
+    (Logistic(l2=()), 'evals.x.l2'), (Logistic(holdout=1.), 'evals.x.holdout=1.0 is no part of the examples'),
+    (Logistic(max_steps=0), 'evals.x.max_steps=0'), (Probe(rates=(0.,)), 'evals.x.rates'),
+    (Probe(epochs=5, warmup_epochs=6), 'evals.x.warmup_epochs=6 is out of range; want 0 to 5'),
+    (Probe(train_batch_size=0), 'evals.x.train_batch_size=0'), (Probe(rate_per=-1), 'evals.x.rate_per=-1 is out of'),
+    (Probe(momentum=2.), 'evals.x.momentum=2.0'), (Probe(trust=-1.), 'evals.x.trust=-1.0'),
+    (Knn(tap=Tap(patches=True)), 'evals.x.tap.patches=true is the mean patch token after the last of tap.blocks')])
+def test_a_fault_is_named_with_what_would_be_right(one: schema.Eval, message: str) -> None:
+  with pytest.raises(UserError, match=message):
+    check.check(schema.Config(evals={'x': one}))
+
+
+@pytest.mark.parametrize(('changes', 'message'), [
+    ({'head': Head(batch_norm=True)}, 'head.batch_norm is for linear probes; want head.probe=true too'),
+    ({'head': Head(tap=Tap((-1,)))}, 'head.tap is for linear probes'),
+    ({'head': Head(probe=True)}, 'head.probe=true trains the head alone; want optimizer.rules with PathRule'),
+    ({'head': Head(probe=True, batch_norm=True), 'optimizer': FROZEN, 'train': schema.Train(accumulate=2)},
+     'train.accumulate=2 would give head.batch_norm the statistics of a part of the batch'),
+    ({'head': Head(probe=True, tap=Tap(patches=True)), 'optimizer': FROZEN}, 'head.tap.patches=true is the mean'),
+    ({'evals': {'x': TopK(limit=9)}, 'checkpoints': schema.Checkpoints(keep_best='x/top1')},
+     "evals.x.limit=9 makes its numbers partial ones, but checkpoints.keep_best='x/top1' goes by them")])
+def test_settings_that_do_not_go_together_are_named(changes: dict, message: str) -> None:
+  with pytest.raises(UserError, match=message):
+    check.check(dataclasses.replace(schema.Config(), **changes))
+
+
+def test_a_run_gets_evaluations_by_their_names_and_overrides_reach_into_them() -> None:
+  config = files.load('digits', ['evals=test,knn,probe_dino', 'evals.knn.limit=50', 'evals.knn.tap.blocks=-2,-1',
+                                 'evals.knn.neighbours=5,20', 'evals.test.every=3 epochs'])
+  assert list(config.evals) == ['test', 'knn', 'probe_dino'] and config.evals['test'].batch_size == 360
+  assert config.evals['knn'] == Knn(limit=50, neighbours=(5, 20), tap=Tap((-2, -1)))
+  assert config.evals['probe_dino'].tap.blocks == (-4, -3, -2, -1) and config.evals['test'].every == '3 epochs'
+  assert list(files.load('digits', []).evals) == ['test']
+
+
+def test_an_unknown_evaluation_and_a_setting_of_another_one_are_both_told() -> None:
+  with pytest.raises(UserError) as raised:
+    files.load('digits', ['evals=test,nearest', 'optimizer.lrr=1'])
+  assert 'config.optimizer.lrr: no such setting' in str(raised.value)
+  assert ('config.evals=test,nearest: no such evaluation: nearest; there are those of the config, test, and topk, real,'
+          in str(raised.value))
+  with pytest.raises(UserError, match='config.evals.knn.shots: no such setting'):
+    files.load('digits', ['evals=knn', 'evals.knn.shots=5'])
+
+
+@pytest.mark.parametrize('name', evaluations.NAMES)
+def test_a_named_evaluation_is_a_right_one(name: str) -> None:
+  check.check(schema.Config(evals={name: evaluations.named(name)}))

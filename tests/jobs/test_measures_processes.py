@@ -1,0 +1,65 @@
+"""Evaluations of one run by one, two and four processes: the same numbers, whoever took the features."""
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import runs
+
+from tests.jobs.test_measures import CONFIG
+from tests.test_processes import LAUNCH, PROGRAM, environment
+
+pytestmark = pytest.mark.slow(reason='a run and six evaluations of it, most by several processes: about 3 min')
+
+
+def launch(workdir: pathlib.Path, processes: int, *extra: str) -> str:
+  """Runs the program on four devices of so many processes; what it printed."""
+  command = [*LAUNCH, str(processes), str(4 // processes), '--', sys.executable, *PROGRAM,
+             f'--config={workdir.parent / "tiny.py"}', f'--workdir={workdir}', *extra]
+  process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             start_new_session=True)
+  return runs.finish(process, timeout_s=600)
+
+
+def metrics(workdir: pathlib.Path) -> dict[str, float]:
+  return json.loads((workdir / 'evaluate.json').read_text())['metrics']
+
+
+def features(workdir: pathlib.Path) -> dict[str, int]:
+  return {str(path): path.stat().st_mtime_ns for path in (workdir / 'features').rglob('*.npy')}
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A run, without features beside it."""
+  folder = tmp_path_factory.mktemp('processes')
+  (folder / 'tiny.py').write_text(CONFIG)
+  launch(folder / 'run', 1, '--job=train')
+  shutil.rmtree(folder / 'run' / 'features')
+  return folder / 'run'
+
+
+def test_the_number_of_processes_changes_no_result(run: pathlib.Path) -> None:
+  launch(run, 1, '--job=evaluate')
+  want = metrics(run)
+  for processes in (2, 4):
+    shutil.rmtree(run / 'features')
+    launch(run, processes, '--job=evaluate')
+    assert metrics(run) == pytest.approx(want, abs=1e-6), processes
+    parts = sorted(path.name for path in (run / 'features').rglob('*.features.npy'))
+    assert set(parts) == {f'{part:05d}-of-00004.features.npy' for part in range(4)}
+
+
+def test_features_taken_by_some_processes_serve_others_and_other_batches(run: pathlib.Path) -> None:
+  shutil.rmtree(run / 'features', ignore_errors=True)
+  launch(run, 2, '--job=evaluate', '--config.evals=knn,few')
+  want, before = metrics(run), features(run)
+  for processes, size in ((4, 80), (1, 12)):
+    launch(run, processes, '--job=evaluate', '--config.evals=knn,few', f'--config.evals.knn.batch_size={size}',
+           f'--config.evals.few.batch_size={size}')
+    assert metrics(run) == pytest.approx(want, abs=1e-6), (processes, size)
+    assert features(run) == before

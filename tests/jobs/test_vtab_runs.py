@@ -1,0 +1,72 @@
+"""Tasks of VTAB from the sets of TFDS to the table, with a tiny network on tiny pictures."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from tests.data import vtab_sets
+from vit_jax.config import files, schema, vtab
+from vit_jax.core.errors import UserError
+from vit_jax.data.vtab_tasks import SETS, TASKS
+from vit_jax.jobs import study_table, train
+
+pytest.importorskip('tensorflow_datasets')
+
+OVERRIDES = [
+    'length=3 steps', 'batch_size=16', 'image_px=8,8', 'model.patch=4', 'model.width=16', 'model.depth=1',
+    'model.heads=2', 'model.mlp=16', 'optimizer.schedule.warmup=1 steps', 'evals.test.batch_size=40',
+    'train.progress=false']
+
+
+def sizes(dataset: str) -> dict[str, int]:
+  """Enough for 800 and 200, and a few to test on."""
+  parts, needed = SETS[dataset].parts, {'train': 800, 'val': 200, 'test': 37}
+  found: dict[str, int] = {}
+  for part, rule in parts.items():
+    found[rule.split] = max(found.get(rule.split, 0), -(-needed[part] * 100 // (rule.stop - rule.start)))
+  return found | {split: 1 for split in vtab_sets.FIXTURES[dataset].published if split not in found}
+
+
+def run(task: str, data_dir: pathlib.Path, workdir: pathlib.Path) -> schema.Result:
+  vtab_sets.write(TASKS[task].dataset, data_dir, sizes(TASKS[task].dataset))
+  study = files.load_study(f'vtab:Ti/16,seeds=1,tasks={task}', [*OVERRIDES, f'data.data_dir={data_dir}'])
+  [(name, config)] = study.runs.items()
+  assert train.run(config, workdir) == 0
+  final = json.loads((workdir / 'final.json').read_text())
+  [part] = [rule for split, rule in SETS[TASKS[task].dataset].parts.items() if split == 'test']
+  num = sizes(TASKS[task].dataset)[part.split]
+  assert final['num_examples'] == {'test': part.stop * num // 100 - part.start * num // 100}
+  assert 0 <= final['metrics']['test/top1'] <= 1 and final['step'] == 3
+  result = schema.Result(config, str(workdir), 3, 1., 1, 1., final['metrics'], final['metrics']['test/top1'])
+  [row, *means] = study_table.make_rows(study, {name: result})
+  assert row['task'] == task and row['runs'] == 1 and means[-1]['tasks'] == '1 of 19'
+  return result
+
+
+@pytest.mark.parametrize('task', ['smallnorb/azimuth', 'kitti/distance'])
+def test_a_task_runs_from_its_set_to_the_table(task: str, tmp_path: pathlib.Path) -> None:
+  run(task, tmp_path / 'sets', tmp_path / 'run')
+
+
+@pytest.mark.slow(reason='17 runs and the sets they are on: about four minutes')
+@pytest.mark.parametrize('task', [task for task in vtab.TASKS if task not in ('smallnorb/azimuth', 'kitti/distance')])
+def test_every_other_task_runs_too(task: str, tmp_path: pathlib.Path) -> None:
+  run(task, tmp_path / 'sets', tmp_path / 'run')
+
+
+def test_a_task_whose_set_is_not_there_says_how_to_get_it(tmp_path: pathlib.Path) -> None:
+  config = files.load_study('vtab:Ti/16,seeds=1,tasks=resisc45', [f'data.data_dir={tmp_path}']).runs['resisc45_seed0']
+  with pytest.raises(UserError, match='VTAB task resisc45: .* is not prepared .* by hand .* python -m vit_jax.data'):
+    train.run(config, tmp_path / 'run')
+
+
+def test_a_table_is_printed_from_the_directory_of_a_study(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='holds a study without a table yet'):
+    study_table.show(tmp_path)
+  study = files.load_study('transfer:L/16,tasks=pets', [])
+  study_table.write(tmp_path, study, {}, {})
+  text = study_table.show(tmp_path).splitlines()
+  assert text[0].split('  ')[0] == 'set' and 'published only' in text[1] and '88.55 ± 0.04' in text[1]
+  assert text[-1] == f'Page: {tmp_path}/table.html'
