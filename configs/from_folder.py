@@ -8,7 +8,6 @@ Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=con
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
           gets better ends by itself with --config.train.early_stop.metric=test/top1@ema, after
           --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.least_gain=0.
-          Few pictures are learned by heart later with --config.model.dropout=.1 --config.model.attention_dropout=.1.
           Several folders: --config.data.source=mix:0.7*folder:A,0.3*folder:B; where each has classes of its own, also
           --config.data.mix_classes=apart.
 Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.

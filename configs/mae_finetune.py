@@ -7,7 +7,7 @@ Source:   arXiv 2111.06377, Table 9, and its code for what goes by size: AdamW, 
           learned, beginning with the fixed ones of pre-training. Here the final norm is that of pre-training; there it
           is a new one.
 Run:      python -m vit_jax.main --config=configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16 --workdir=runs/ft
-          --config.init_from takes weight files too; --config.optimizer.layer_groups=timm counts layers as timm does.
+          --config.init_from takes weight files too.
 Plan:     python -m vit_jax.main --job=plan --config=configs/mae_finetune.py:L/16,mesh=v3:8x8 --topology=v3:8x8
 Expected: the paper reports top-1 83.6 % (B/16), 85.9 % (L/16), 86.9 % (H/14) after 1,600 epochs of pre-training; over
           five seeds 83.57 +- .08 and 85.87 +- .07 (its repository). Not run here.

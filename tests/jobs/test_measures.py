@@ -77,7 +77,8 @@ def test_evaluating_again_gives_the_same_and_reads_features_from_disk(
   after = load(done / 'evaluate.json')['metrics']
   assert after == {name: value for name, value in before.items() if name.startswith(('knn', 'few'))}
   assert files == {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.npy')}
-  assert 'knn (ema, 90 images): top1_k5' in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert 'knn (ema, 90 images): top1_k5' in out and '2shot_std' in out and '_seed' not in out
 
 
 def test_a_quick_look_is_marked_in_every_output(done: pathlib.Path, capsys: pytest.CaptureFixture) -> None:

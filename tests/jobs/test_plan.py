@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import subprocess
 
 import pytest
 
@@ -218,6 +219,13 @@ def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
     plan_compile.ask(plan_compile.Request(config, 'cpu:2', 1437, -10, False))
   with pytest.raises(UserError, match='^batch_size=127 is not a multiple of 2 batch shards'):
     plan_compile.ask(plan_compile.Request(dataclasses.replace(config, batch_size=127), 'cpu:2', 1437, 10, False))
+
+
+def test_a_compiler_that_is_killed_says_what_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+  killed = subprocess.CompletedProcess('', -9, stdout='noise')
+  monkeypatch.setattr(plan_compile.subprocess, 'run', lambda *args, **kwargs: killed)
+  with pytest.raises(UserError, match=r'compiling for cpu:2 failed \(status -9\):\nit was killed, .* out of memory'):
+    plan_compile.ask(plan_compile.Request(files.load('digits', []), 'cpu:2', 1437, 10, False))
 
 
 @pytest.mark.slow  # 30 s

@@ -46,7 +46,7 @@ def test_files_and_folders_are_classified_in_order(
   assert run(pictures[4], str(tmp_path / 'in' / 'a'), str(tmp_path / 'in' / 'b'), '--top=2') == 0
   lines = capsys.readouterr().out.splitlines()
   want = [pictures[i] for i in (4, 0, 1, 3, 2)]
-  assert lines[::3] == want
+  assert lines[::3] == want and list(predict.find([str(tmp_path / 'in')])) == sorted(pictures)
   model = api.Model(loaded.weights('vit'))
   for i, path in enumerate(want):
     for line, guess in zip(lines[3 * i + 1:3 * i + 3], model.classify(path, top=2)[0], strict=True):

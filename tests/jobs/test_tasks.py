@@ -121,16 +121,15 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
   collapsed = schema.Dino(prototypes=8, hidden=8, bottleneck=4, centering=schema.Centering.NONE,
                           teacher_temperature=hot,
                           collapse=schema.Collapse(lasting='3 steps', after='1 steps'))
-  assert train.run(config(collapsed, steps=6), tmp_path / 'heard') == 0
+  assert train.run(config(collapsed, steps=40), tmp_path / 'heard') == 0
   assert 'ALARM at step 4: train/information=' in caplog.text and 'Want a lower objective.teacher_temp' in caplog.text
   alarms = [e for e in writer.read(tmp_path / 'heard').events if e['event'] == 'alarm']
   assert [e['step'] for e in alarms] == [4] and alarms[0]['value'] < .05
   rows = [row for row in writer.read(tmp_path / 'heard').rows if 'train/kl' in row]
-  # The student has not followed yet after so few steps: its loss is still off that of a uniform guess.
-  assert abs(rows[-1]['train/below_uniform']) < .5 and rows[-1]['train/teacher_entropy'] > .99 * np.log(8)
+  assert abs(rows[-1]['train/below_uniform']) < .05 and rows[-1]['train/teacher_entropy'] > .99 * np.log(8)
   stops = dataclasses.replace(collapsed.collapse, then=schema.OnCollapse.STOP)
   with pytest.raises(UserError, match=r'ALARM at step 4'):
-    train.run(config(dataclasses.replace(collapsed, collapse=stops), steps=6), tmp_path / 'stopped')
+    train.run(config(dataclasses.replace(collapsed, collapse=stops), steps=40), tmp_path / 'stopped')
 
 
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ the 10 of the same seed. Every classifier is measured on the whole test split.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -99,13 +99,8 @@ class FewShot:
       faults.check_counted(self._test.name, total, self._test.num_examples)
       for name, value in self._names(one.num, right / total, fitted.left_out):
         scores.setdefault(name, []).append(value)
-    metrics = {name: statistics.fmean(values) for name, values in scores.items()}
-    for one in self._draws:
-      metrics[f'{one.num}shot_seed{one.seed}'] = scores[f'{one.num}shot'][one.seed]
-      if len(scores[f'{one.num}shot']) > 1:
-        metrics[f'{one.num}shot_std'] = statistics.stdev(scores[f'{one.num}shot'])
     headline = f'{max(one.num for one in self._draws)}shot'
-    return Result(named(metrics, self._limit), total, None, mark(headline, self._limit))
+    return Result(named(summed_up(scores), self._limit), total, None, mark(headline, self._limit))
 
   def _names(self, num: int, accuracy: HostArray, left_out: HostArray) -> list[tuple[str, float]]:
     """Names and values of one draw; of equals on the shots, the strongest penalty is chosen."""
@@ -134,6 +129,17 @@ class FewShot:
     right = [_count_right(placed['features'], placed['label'], placed['mask'], fitted.mean.astype(np.float32),
                           fitted.std.astype(np.float32), w.astype(np.float32)) for w in fitted.weights]
     return np.array([int(r[0]) for r in jax.device_get(right)]), int(right[0][1])
+
+
+def summed_up(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+  """The mean of each number over seeds; of `…shot` also the deviation (of a sample) and each seed's own."""
+  found: dict[str, float] = {}
+  for name, values in scores.items():
+    found[name] = statistics.fmean(values)
+    if name.endswith('shot') and len(values) > 1:
+      found[f'{name}_std'] = statistics.stdev(values)
+      found |= {f'{name}_seed{seed}': value for seed, value in enumerate(values)}
+  return found
 
 
 def gather(placed: dict[str, Array], mesh: jax.sharding.Mesh) -> dict[str, HostArray]:

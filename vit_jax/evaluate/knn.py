@@ -23,7 +23,7 @@ from vit_jax.evaluate.results import Result, mark, named
 log = logging.getLogger('vit_jax.evaluate')
 
 BLOCK = 8192       # training examples at a time
-TEST_ROWS = 256    # test examples of a part at a time: similarities take 8 MiB a device
+TEST_ROWS = 1024   # test examples of a part at a time: similarities take 32 MiB a device
 TOP = 5
 
 

@@ -136,15 +136,15 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
   """
   setting, held_out = settings[0], math.nan
   if len(settings) > 1:
-    chooses = jnp.asarray(hold_out(num_examples, holdout))[data.example]
-    fitted = fit(data._replace(weight=jnp.where(chooses, 0., data.weight)), settings)
-    counts = [count_right(Linear(kernel, bias), data.features, data.label, jnp.where(chooses, data.weight, 0.))
-              for kernel, bias in zip(*fitted, strict=True)]
+    kept, chooses = _divide(data.weight, data.example, hold_out(num_examples, holdout))
+    fitted = fit(data._replace(weight=kept), settings)
+    counts = [count_right(Linear(fitted.kernel[i], fitted.bias[i]), data.features, data.label, chooses)
+              for i in range(len(settings))]
     right = [int(one[0]) for one in jax.device_get(counts)]
     setting = prefer(s for s, r in zip(settings, right, strict=True) if r == max(right))
     held_out = max(right) / max(1, int(counts[0][2]))
-  kernel, bias = fit(data, [setting])
-  return Choice(Linear(kernel[0], bias[0]), setting, held_out)
+  fitted = fit(data, [setting])
+  return Choice(Linear(fitted.kernel[0], fitted.bias[0]), setting, held_out)
 
 
 def hold_out(num_examples: int, part: float) -> HostArray:
@@ -153,6 +153,13 @@ def hold_out(num_examples: int, part: float) -> HostArray:
   mixed = np.random.Generator(np.random.Philox(key=0)).permutation(num_examples)
   found[mixed[:math.ceil(part * num_examples)]] = True
   return found
+
+
+@jax.jit
+def _divide(weight: Array, example: Array, held_out_S: Array) -> tuple[Array, Array]:
+  """Weights of the examples that are trained on, and of those held out."""
+  chooses = held_out_S[example]
+  return jnp.where(chooses, 0., weight), jnp.where(chooses, weight, 0.)
 
 
 @jax.jit

@@ -74,8 +74,9 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
   start = {'kernel': INIT_STDDEV * jax.random.normal(jax.random.key(0), (width, num_classes)),
            'bias': jnp.zeros(num_classes)}
   params = jax.tree.map(lambda x: jnp.tile(x[None], (len(rates),) + (1,) * x.ndim), start)
-  carry = (params, jax.vmap(_optimizer(recipe, lengths).init)(params), Statistics(jnp.zeros(width), jnp.ones(width)),
-           jnp.zeros((), jnp.int32))
+  # On the host: arrays of one process do not go with those of all.
+  carry = jax.device_get((params, jax.vmap(_optimizer(recipe, lengths).init)(params),
+                          Statistics(jnp.zeros(width), jnp.ones(width)), jnp.zeros((), jnp.int32)))
   for epoch in range(recipe.epochs):
     mixed = np.random.Generator(np.random.Philox(key=epoch)).permutation(rows)
     batches = mixed[:len(rows) // size * size].reshape(-1, size)

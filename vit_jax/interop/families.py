@@ -42,6 +42,7 @@ UNKNOWN_PARTS = {
     r'norm_pre\.': 'it has a norm before the first block, as CLIP has; no network here has one',
     r'.*\.(q_bias|v_bias|relative_position\w*)|rel_pos\w*': 'it is a BEiT, whose attention has other biases',
     r'.*rope.*': 'it has rotary positions, which no network here has',
+    r'stages\..*running_mean': 'it is a ResNet with BatchNorm; that of BiT has GroupNorm',
 }
 """Why some tensors cannot be had, by pattern of their names."""
 
@@ -52,7 +53,7 @@ def recognise(tensors: Tensors) -> Recognised:
   Raises:
     UserError: these are the names of no family.
   """
-  for place in (_of_flax, _of_huggingface, _of_timm):
+  for place in (_of_bit, _of_flax, _of_huggingface, _of_timm):
     if found := place(tensors):
       return found
   shown = ', '.join(sorted(tensors)[:6])
@@ -124,6 +125,11 @@ def _unstacked(tensors: Tensors) -> Tensors:
   return found
 
 
+def _of_bit(tensors: Tensors) -> Recognised | None:
+  is_one = 'resnet/root_block/standardized_conv2d/kernel' in tensors
+  return Recognised('bit', names.BIT, tensors, (), Hints()) if is_one else None
+
+
 # transformers
 
 _HF_PREFIX = r'^(vit|deit|dinov2|dinov2_with_registers|vit_mae)\.'
@@ -175,10 +181,7 @@ def _gates_joined(tensors: Tensors) -> Tensors:
 
 # timm, DeiT, MAE, DINO, DINOv2
 
-_TIMM_DROPS = {
-    r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision',
-    r'.*num_batches_tracked': 'a counter',
-}
+_TIMM_DROPS = {r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision'}
 
 
 def _of_timm(tensors: Tensors) -> Recognised | None:
@@ -188,6 +191,11 @@ def _of_timm(tensors: Tensors) -> Recognised | None:
       kept = {name.removeprefix(prefix): x for name, x in kept.items()}
   if 'stem.proj.weight' in kept and any('.mlp_tokens.' in name for name in kept):
     return Recognised('timm', names.TIMM_MIXER, kept, (), TORCH)
+  kept, counters = _dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
+  if 'stem.conv.weight' in kept and 'stages.0.blocks.0.conv1.weight' in kept:
+    return Recognised('timm', names.TIMM_BIT, kept, counters, Hints())
+  if 'conv_stem.weight' in kept:
+    return Recognised('efficientnet', names.TIMM_EFFICIENTNET, kept, counters, Hints())
   if 'patch_embed.proj.weight' not in kept:
     return None
   family = _branch(kept)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.config import schema, sizes, vit_options
+from vit_jax.config import rival_sizes, schema, sizes, vit_options
 from vit_jax.config.schema import Gelu, Pool, Positions
 from vit_jax.core.types import HostArray, UserError
+from vit_jax.models import efficientnet_blocks
 
 Leaves = dict[str, HostArray]
 LAYER_SCALE = 1e-5  # any but 0 says that the factors are there; how they began does not matter any more
@@ -67,6 +68,8 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
     return _mixer(leaves, hints)
   if 'backbone/root/kernel' in leaves:
     return schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
+  if 'backbone/stem/conv/kernel' in leaves:
+    return _efficientnet(leaves)
   wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
             'backbone/blocks/norm1/scale')
   if missing := [name for name in wanted if name not in leaves]:
@@ -133,6 +136,27 @@ def _mixer(leaves: Leaves, hints: Hints) -> schema.Mixer:
       tokens_mlp=leaves['backbone/blocks/tokens/up/kernel'].shape[-1],
       channels_mlp=leaves['backbone/blocks/channels/up/kernel'].shape[-1],
       gelu=hints.gelu or default.gelu, norm_eps=hints.norm_eps or default.norm_eps)
+
+
+def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
+  """The published one with these channels and blocks."""
+  found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
+  channels = leaves['backbone/stem/conv/kernel'].shape[-1]
+  for name in rival_sizes.EFFICIENTNET:
+    one = rival_sizes.efficientnet(name)
+    blocks = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
+              for s, stage in enumerate(efficientnet_blocks.stages(one), 1) for block in stage}
+    if blocks == found and efficientnet_blocks.scaled(efficientnet_blocks.STEM, one.width_factor) == channels:
+      return one
+  raise UserError(f'it is an EfficientNet with {channels} channels in its stem and {len(found)} blocks; known are '
+                  f'{", ".join(rival_sizes.EFFICIENTNET)}')
+
+
+def efficientnet_px(model: schema.EfficientNet) -> tuple[int, int]:
+  """Size of the images that the published network of these factors is for."""
+  px = next(px for width, depth, px, _ in rival_sizes.EFFICIENTNET.values()
+            if (width, depth) == (model.width_factor, model.depth_factor))
+  return px, px
 
 
 def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:

@@ -32,3 +32,7 @@ CONV = Layout(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 
 """PyTorch's `Conv2d.weight [out, in, height, width]`, against `[height, width, in, out]`."""
 VECTOR = Layout(lambda x: x.reshape(-1), _same)
 """GroupNorm arrays that some files keep as `[1, 1, 1, C]`."""
+POINT = Layout(lambda x: x.reshape(x.shape[-2:]), lambda x: x[None, None])
+"""A dense layer kept as a convolution of side 1, `[1, 1, in, out]`."""
+POINT_CONV = Layout(lambda x: x[:, :, 0, 0].T, lambda x: x.T[:, :, None, None])
+"""Likewise in PyTorch, `[out, in, 1, 1]`."""

@@ -2,13 +2,14 @@
 
 `PATHS` lists our own path names, which are a public format. A table holds, for one family, an `Entry` for each of
 ours, and is used in both directions by `tables.py`. In a pattern `{i}` counts layers from 0 (our leaf is stacked over
-them), `{s}` and `{u}` count stages and units from 1, `{s0}` and `{u0}` from 0.
+them), `{s}` and `{u}` count stages and units from 1, `{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}`
+count stages as `{s}` and `{s0}` do, but leave out the first. Running statistics are named by their paths below `state`.
 """
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from vit_jax.interop.layouts import CONV, DENSE, SAME, VECTOR, Layout
+from vit_jax.interop.layouts import CONV, DENSE, POINT, POINT_CONV, SAME, VECTOR, Layout
 
 PATHS = {
     # Vision Transformer; leaves under `blocks` are stacked, depth first
@@ -66,7 +67,7 @@ PATHS = {
 }
 """Patterns of our path names, with shapes. Axis letters: `core/types.py`. The networks' own files say when each is."""
 
-FAMILIES = ('vision_transformer', 'big_vision', 'timm', 'huggingface')
+FAMILIES = ('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit')
 """Families that can be read and written; `mae`, `dino` and `dinov2` are read, in timm's names."""
 
 
@@ -261,3 +262,53 @@ _HF_GATED = (*_torch(f'{_BLOCKS}/mlp/gate', 'encoder.layer.{i}.mlp.weights_in', 
              *_torch(f'{_BLOCKS}/mlp/up', 'encoder.layer.{i}.mlp.weights_in', part=(1, 2)),
              *_torch(f'{_BLOCKS}/mlp/down', 'encoder.layer.{i}.mlp.weights_out'))
 HUGGINGFACE_DINO_SWIGLU: Table = (*(e for e in HUGGINGFACE_DINO if '/mlp/' not in e.ours), *_HF_GATED)
+
+
+def _bit_unit(ours: str, theirs: str) -> list[Entry]:
+  """A unit of BiT: what is normed before each of its convolutions lies with it."""
+  found = [Entry(f'{ours}/proj/kernel', f'{theirs}/a/proj/standardized_conv2d/kernel', SAME)]
+  for i, letter in enumerate('abc', 1):
+    found += [Entry(f'{ours}/conv{i}/kernel', f'{theirs}/{letter}/standardized_conv2d/kernel', SAME),
+              Entry(f'{ours}/norm{i}/scale', f'{theirs}/{letter}/group_norm/gamma', VECTOR),
+              Entry(f'{ours}/norm{i}/bias', f'{theirs}/{letter}/group_norm/beta', VECTOR)]
+  return found
+
+
+BIT: Table = (
+    Entry('backbone/root/kernel', 'resnet/root_block/standardized_conv2d/kernel', SAME),
+    *_bit_unit('backbone/stage{s}/unit{u}', 'resnet/block{s}/unit{u2}'),
+    Entry('backbone/norm/scale', 'resnet/group_norm/gamma', VECTOR),
+    Entry('backbone/norm/bias', 'resnet/group_norm/beta', VECTOR),
+    Entry('head/kernel', 'resnet/head/conv2d/kernel', POINT), Entry('head/bias', 'resnet/head/conv2d/bias', SAME),
+)
+TIMM_BIT: Table = (
+    Entry('backbone/root/kernel', 'stem.conv.weight', CONV),
+    *(entry for entry in _timm_unit('backbone/stage{s}/unit{u}', 'stages.{s0}.blocks.{u0}')
+      if 'proj_norm' not in entry.ours),
+    *_torch_norm('backbone/norm', 'norm'), *_torch('head', 'head.fc', layout=POINT_CONV),
+)
+
+
+def _conv_norm(ours: str, conv: str, norm: str) -> list[Entry]:
+  """A convolution and its BatchNorm, whose running statistics are of the state."""
+  return [Entry(f'backbone/{ours}/conv/kernel', f'{conv}.weight', CONV), *_torch_norm(f'backbone/{ours}/norm', norm),
+          Entry(f'state/{ours}/norm/mean', f'{norm}.running_mean', SAME),
+          Entry(f'state/{ours}/norm/var', f'{norm}.running_var', SAME)]
+
+
+def _gate(ours: str, theirs: str) -> list[Entry]:
+  return [*_torch(f'backbone/{ours}/gate/down', f'{theirs}.se.conv_reduce', layout=POINT_CONV),
+          *_torch(f'backbone/{ours}/gate/up', f'{theirs}.se.conv_expand', layout=POINT_CONV)]
+
+
+_FIRST, _LATER = 'blocks.0.{u0}', 'blocks.{t0}.{u0}'
+TIMM_EFFICIENTNET: Table = (
+    *_conv_norm('stem', 'conv_stem', 'bn1'), *_conv_norm('top', 'conv_head', 'bn2'), *_torch('head', 'classifier'),
+    *_conv_norm('stage1/block{u}/depthwise', f'{_FIRST}.conv_dw', f'{_FIRST}.bn1'),
+    *_gate('stage1/block{u}', _FIRST), *_conv_norm('stage1/block{u}/project', f'{_FIRST}.conv_pw', f'{_FIRST}.bn2'),
+    *_conv_norm('stage{t}/block{u}/expand', f'{_LATER}.conv_pw', f'{_LATER}.bn1'),
+    *_conv_norm('stage{t}/block{u}/depthwise', f'{_LATER}.conv_dw', f'{_LATER}.bn2'),
+    *_gate('stage{t}/block{u}', _LATER),
+    *_conv_norm('stage{t}/block{u}/project', f'{_LATER}.conv_pwl', f'{_LATER}.bn3'),
+)
+"""Blocks of the first stage do not expand, so that their convolutions have other names."""

@@ -62,8 +62,14 @@ USUAL: dict[str, dict[str, Any]] = {
     'mae': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
     'dino': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
     'dinov2': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
+    'bit': {**NORMS['half'], **_TF, 'resize': 0},
+    'efficientnet': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
 }
 """What is usual in each family."""
+
+_BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 1., 'image_px': (448, 448)}
+_CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934, 'b6': .942, 'b7': .949, 'b8': .954,
+          'l2': .96}
 
 BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
     (r'.*(dinov2).*', USUAL['dinov2']),
@@ -73,6 +79,14 @@ BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
     (r'mixer_.*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
     (r'vit_(tiny|small|base|large)_(patch|r)\w*_384([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': 1.}),
     (r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip))\w*_224([._-].*)?', USUAL['timm']),
+    (r'resnetv2_\w+_bit.*', _BIT),
+    (r'bit-m-r\d+x\d+-ilsvrc2012', {**USUAL['bit'], 'image_px': (480, 480)}),
+    (r'bit-m-r\d+x\d+', USUAL['bit']),
+    *((rf'tf_efficientnet_{size}[._]ap([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': crop})  # AdvProp
+      for size, crop in _CROPS.items()),
+    (r'tf_efficientnet_l2\w*[._-].*475.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .936, 'image_px': (475, 475)}),
+    *((rf'tf_efficientnet_{size}([._-].*)?', {**NORMS['imagenet'], **_PILLOW, 'resize': crop})
+      for size, crop in _CROPS.items()),
     (r'(r\d*\+)?vit-\w+.*|(r\d*_)?(ti|s|b|l)_\d+-i\d+k-.*', USUAL['vision_transformer']),
 )
 """By published names in lower case, the first that fits; sources: the default configs of timm, and VT's README."""

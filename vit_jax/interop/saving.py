@@ -77,10 +77,12 @@ def _family(weights: Weights, path: pathlib.Path, family: str) -> str:
   if not family:
     is_plain = not isinstance(weights.model, schema.ViT) or (
         weights.model.pool is not schema.Pool.MAP and weights.model.positions is schema.Positions.LEARNED)
+    if isinstance(weights.model, schema.ResNet) and suffix == '.npz':
+      return 'bit'
     by_suffix = {'.npz': 'vision_transformer' if is_plain and weights.family != 'big_vision' else 'big_vision',
                  '': 'huggingface'}
     return by_suffix.get(suffix, 'timm')
-  wanted = {'vision_transformer': ('.npz',), 'big_vision': ('.npz',), 'timm': ('', *TORCH_SUFFIXES),
+  wanted = {'vision_transformer': ('.npz',), 'bit': ('.npz',), 'big_vision': ('.npz',), 'timm': ('', *TORCH_SUFFIXES),
             'huggingface': ('',), 'run': ('',)}[family]
   if suffix not in wanted:
     shown = ' or '.join(s or 'a folder' for s in wanted)
@@ -128,7 +130,7 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
   Raises:
     UserError: lists the parameters that it has no place for.
   """
-  leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
+  leaves = _leaves(weights)
   table = _table(weights, family)
   if family == 'big_vision':
     leaves = _without_class_row(leaves)
@@ -150,7 +152,18 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
   return tensors
 
 
+def _leaves(weights: Weights) -> Leaves:
+  """Parameters and running statistics, by path."""
+  whole = {**weights.params, **({'state': weights.state} if weights.state else {})}
+  return {name: np.asarray(leaf) for name, leaf in trees.flatten(whole).items()}
+
+
 def _table(weights: Weights, family: str) -> Table:
+  """The table of a family that is for this kind of network; one for another kind has no place for it."""
+  if isinstance(weights.model, schema.ResNet):
+    return names.TIMM_BIT if family == 'timm' else names.BIT
+  if isinstance(weights.model, schema.EfficientNet):
+    return names.TIMM_EFFICIENTNET if family == 'timm' else ()
   is_mixer = isinstance(weights.model, schema.Mixer)
   is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
   match family:
@@ -161,6 +174,8 @@ def _table(weights: Weights, family: str) -> Table:
       if kind.startswith('dinov2'):
         return names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
       return names.HUGGINGFACE
+    case 'bit':
+      return ()
     case 'big_vision':
       return names.FLAX_MIXER if is_mixer else names.BIG_VISION
     case _:
@@ -220,7 +235,7 @@ def _compare(weights: Weights, again: Weights) -> list[str]:
   Raises:
     UserError: a parameter differs.
   """
-  wanted, found = trees.flatten(weights.params), trees.flatten(again.params)
+  wanted, found = _leaves(weights), _leaves(again)
   if again.family == 'big_vision':
     wanted, found = _without_class_row(wanted), _without_class_row(found)
   wrong = [name for name in wanted.keys() | found.keys()

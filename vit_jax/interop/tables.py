@@ -12,7 +12,10 @@ from vit_jax.core.types import HostArray
 from vit_jax.interop.names import Entry, Table
 
 Tensors = Mapping[str, HostArray]
-_COUNTERS = {'i': r'(?P<i>\d+)', 's': r'(?P<s>\d+)', 'u': r'(?P<u>\d+)', 's0': r'(?P<s0>\d+)', 'u0': r'(?P<u0>\d+)'}
+_COUNTERS = {'i': r'(?P<i>\d+)', 's': r'(?P<s>\d+)', 'u': r'(?P<u>\d+)', 's0': r'(?P<s0>\d+)', 'u0': r'(?P<u0>\d+)',
+             'u2': r'(?P<u2>\d{2,})', 't': r'(?P<t>[2-9]|[1-9]\d+)', 't0': r'(?P<t0>[1-9]\d*)'}
+_FROM_ONE = {'s': 0, 'u': 0, 's0': 1, 'u0': 1, 'u2': 0, 't': 0, 't0': 1}
+"""What has to be added to each counter of stages and units so that it counts from 1."""
 _PLACE = re.compile(r'\{(\w+)\}')
 
 
@@ -107,16 +110,14 @@ def _match(pattern: str, name: str) -> dict[str, int] | None:
   if found is None:
     return None
   counted = {key: int(value) for key, value in found.groupdict().items()}
-  for one, zero in (('s', 's0'), ('u', 'u0')):
-    if one in counted:
-      counted[zero] = counted[one] - 1
-    elif zero in counted:
-      counted[one] = counted[zero] + 1
+  for key, value in tuple(counted.items()):
+    same = [other for other in _FROM_ONE if key in _FROM_ONE and other[0] == key[0]]
+    counted |= {other: value + _FROM_ONE[key] - _FROM_ONE[other] for other in same}
   return counted
 
 
 def _fill(pattern: str, counted: Mapping[str, int]) -> str:
-  return _PLACE.sub(lambda found: str(counted[found[1]]), pattern)
+  return _PLACE.sub(lambda found: f'{counted[found[1]]:02d}' if found[1] == 'u2' else str(counted[found[1]]), pattern)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ class Weights(NamedTuple):
   decoder: settings of a masked autoencoder's decoder, if there is one.
   preprocess: what its images must go through.
   class_names: of the head's outputs, in their order; () = not known.
-  family: what it was read from: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, or `run`.
+  family: what it was read from: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, `efficientnet`, or `run`.
   source: where it came from.
   report: what became of every tensor.
   """
@@ -121,15 +121,19 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
                             decoder_heads=decoder.decoder_heads if decoder else 0)
   leaves, lines, own_px = _placed(leaves, model, hints)
   head, num_classes = _head(leaves)
+  if isinstance(model, schema.EfficientNet) and not hints.image_px:
+    hints = hints._replace(image_px=infer.efficientnet_px(model))
   image_px = own_px or hints.image_px or (224, 224)
   _check_whole(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
   rules = [*explicit, *told.rules, *preparing.by_name(path.name), *preparing.by_name(where)]
+  rules += [preparing.Said('its size', {'image_px': hints.image_px})] if hints.image_px else []
   decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
   names, more = _names(told.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
   report = Report((*taken, *lines, *known.dropped), (), (*warnings, *more, *_doubts(leaves)))
-  return Weights(model, head, num_classes, trees.unflatten(leaves), {}, decoder, decided, names, known.family, where,
-                 report)
+  params = trees.unflatten(leaves)
+  state = params.pop('state', {})
+  return Weights(model, head, num_classes, params, state, decoder, decided, names, known.family, where, report)
 
 
 def _check_all_placed(found: tables.Found) -> None:
@@ -173,13 +177,13 @@ def _head(leaves: Leaves) -> tuple[schema.Head, int]:
 
 def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: schema.Mae | None,
              image_px: tuple[int, int], *, with_dist: bool) -> Params:
-  """Shapes of all parameters of a network."""
+  """Shapes of all parameters of a network, and of its running statistics under `state` where it has any."""
   backbone = backbones.build(model, image_px)
 
   def init() -> Params:
     key, image = jax.random.key(0), jnp.zeros((1, *image_px, 3))
     params, state = backbone.init(key, image)
-    found: Params = {'backbone': params}
+    found: Params = {'backbone': params, **({'state': state} if state else {})}
     if num_classes:
       width = backbone.apply(params, state, image, train=False, key=None)[0].pooled.shape[-1]
       found['head'] = heads.Head(head).init(key, width, num_classes)

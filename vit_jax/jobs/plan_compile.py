@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,8 @@ def ask(request: Request) -> Answer:
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode or not answer.exists():
       tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
+      if done.returncode == -signal.SIGKILL:
+        tail = 'it was killed, as happens where this machine runs out of memory: a full-size model takes a few GiB'
       raise UserError(f'compiling for {topology.label} failed (status {done.returncode}):\n{tail}')
     return decode(json.loads(answer.read_text()))
 

@@ -117,7 +117,7 @@ def name_classes(found: weights.Weights, path: str) -> weights.Weights:
 
 
 def find(given: Sequence[str]) -> Iterator[str]:
-  """Files as they are given, and of folders all pictures in and below them, by name.
+  """Files as they are given, and of folders all pictures in and below them, by path.
 
   Raises:
     UserError: a folder holds no picture.
@@ -126,8 +126,8 @@ def find(given: Sequence[str]) -> Iterator[str]:
     if not os.path.isdir(name):
       yield name
       continue
-    below = [os.path.join(at, file) for at, folders, files in os.walk(name) if folders.sort() is None
-             for file in sorted(files) if file.lower().endswith(folder.EXTENSIONS)]
+    below = sorted(os.path.join(at, file) for at, _, files in os.walk(name) for file in files
+                   if file.lower().endswith(folder.EXTENSIONS))
     if not below:
       raise UserError(f'{name} holds no picture; want files that end in {" ".join(folder.EXTENSIONS)}')
     yield from below

@@ -150,10 +150,10 @@ class Coordinator:
 
   def _execute(self, tasks: list[study_runs.Task]) -> None:
     """Returns when each task is done, has failed, or this process was asked to stop."""
-    waiting = [task for task in tasks if not task.is_done]
+    waiting = list(tasks)
     while self._active or (waiting and not self._stopped_by):
       for task in [] if self._stopped_by else list(waiting):
-        if task.is_done:  # by another process
+        if task.is_done:  # before, or by another process
           waiting.remove(task)
         elif len(self._active) < self._processes and (process := study_runs.begin(task, self._environ)):
           waiting.remove(task)
