@@ -43,9 +43,8 @@ def images(px: int) -> torch.Tensor:
 
 def timm_models() -> dict[str, Any]:
   import timm
-  from timm.layers import StdConv2d, SwiGLUPacked
+  from timm.layers import SwiGLUPacked
   from timm.models.mlp_mixer import MlpMixer
-  from timm.models.resnetv2 import ResNetV2
   from timm.models.vision_transformer import VisionTransformer
   from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
 
@@ -53,8 +52,6 @@ def timm_models() -> dict[str, Any]:
     embed = functools.partial(HybridEmbed, backbone=_resnetv2(layers))
     return VisionTransformer(**{**TINY, 'patch_size': patch, 'embed_layer': embed})
 
-  bit = ResNetV2(layers=(1, 2), num_classes=7, stem_type='fixed', conv_layer=functools.partial(StdConv2d, eps=1e-10))
-  net = timm.create_model('tf_efficientnet_b0', num_classes=7)
   deit = timm.models.deit.VisionTransformerDistilled(**TINY)
   return {
       'timm_vit': VisionTransformer(**TINY),
@@ -68,7 +65,6 @@ def timm_models() -> dict[str, Any]:
                                        init_values=.1, mlp_ratio=3.),
       'timm_hybrid': hybrid((1, 2), 1),
       'timm_hybrid_root': hybrid((), 4),
-      'timm_bit': bit, 'timm_efficientnet': net,
       'timm_mixer': MlpMixer(num_classes=7, img_size=32, patch_size=8, num_blocks=2, embed_dim=32),
   }
 
@@ -140,30 +136,8 @@ def npz_shapes(*, attention: int, norm: int, mlp: int, prefix: str = '', positio
   return {prefix + name: shape for name, shape in found.items()}
 
 
-def bit_shapes(units: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-  """Names and shapes of an npz of BiT."""
-  def unit(name: str, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    convs = {'a': (1, 1, inputs, hidden), 'b': (3, 3, hidden, hidden), 'c': (1, 1, hidden, 4 * hidden)}
-    norms = {'a': inputs, 'b': hidden, 'c': hidden}
-    return {f'{name}/{k}/standardized_conv2d/kernel': shape for k, shape in convs.items()} | {
-        f'{name}/{k}/group_norm/{leaf}': (size,) for k, size in norms.items() for leaf in ('gamma', 'beta')}
-
-  found, inputs = {'root_block/standardized_conv2d/kernel': (7, 7, 3, 64)}, 64
-  for stage, count in enumerate(units):
-    for i in range(count):
-      name, hidden = f'block{stage + 1}/unit{i + 1:02d}', 64 * 2 ** stage
-      found |= unit(name, inputs, hidden)
-      found |= {} if i else {f'{name}/a/proj/standardized_conv2d/kernel': (1, 1, inputs, 4 * hidden)}
-      inputs = 4 * hidden
-  found |= {'group_norm/gamma': (inputs,), 'group_norm/beta': (inputs,), 'head/conv2d/kernel': (1, 1, inputs, 7),
-            'head/conv2d/bias': (7,)}
-  return {f'resnet/{name}': shape for name, shape in found.items()}
-
-
 def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
   """timm's networks, and what they are to read through timm's own reader of these files."""
-  from timm.layers import StdConv2d
-  from timm.models.resnetv2 import ResNetV2
   from timm.models.vision_transformer import VisionTransformer
   from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
   tanh = {**TINY, 'act_layer': 'gelu_tanh'}
@@ -171,9 +145,7 @@ def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
   hybrid = functools.partial(HybridEmbed, backbone=_resnetv2((1, 2)))
   paper = {'attention': 1, 'norm': 2, 'mlp': 3, 'positions': 'Transformer/posembed_input/pos_embedding'}
   newer = {'attention': 0, 'norm': 1, 'mlp': 0}
-  bit = ResNetV2(layers=(1, 2), num_classes=7, stem_type='fixed', conv_layer=functools.partial(StdConv2d, eps=1e-10))
   return {
-      'npz_bit': (bit, bit_shapes((1, 2))),
       'npz_vit': (VisionTransformer(**tanh), npz_shapes(**paper, rows=17, has_cls=True)),
       'npz_mean': (VisionTransformer(**tanh, **mean), npz_shapes(**paper)),
       'npz_hybrid': (VisionTransformer(**{**tanh, 'patch_size': 1, 'embed_layer': hybrid}),
@@ -186,13 +158,12 @@ def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
 
 def read_npz(model: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
   """Gives a model the drawn weights through timm's reader of npz files."""
-  from timm.models import resnetv2, vision_transformer
-  reader = resnetv2 if 'resnet/head/conv2d/bias' in shapes else vision_transformer
+  from timm.models.vision_transformer import _load_weights
   tensors = {name: drawn.tensor(name, shape) for name, shape in shapes.items()}
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'weights.npz'
     np.savez(path, **tensors)
-    reader._load_weights(model, str(path))
+    _load_weights(model, str(path))
   model.eval()
   return tensors
 
