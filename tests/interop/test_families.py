@@ -128,7 +128,7 @@ def test_the_head_of_hugging_faces_dinov2_is_left_out_and_said() -> None:
 
 
 def test_each_family_has_its_own_gelu_and_epsilon() -> None:
-  hints = {family: families.recognise(tensors(family)).hints for family in names.FAMILIES}
+  hints = {family: families.recognise(tensors(family)).hints for family in names.FAMILIES if family != 'bit'}
   assert {f: (h.gelu, h.norm_eps) for f, h in hints.items()} == {
       'vision_transformer': (Gelu.TANH, 1e-6), 'big_vision': (Gelu.TANH, 1e-6), 'timm': (Gelu.EXACT, 1e-6),
       'huggingface': (Gelu.EXACT, 1e-12)}

@@ -23,8 +23,8 @@ VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': Tr
         {'stem': schema.ConvStem()}]
 TASKS = [schema.MaskedPatch(), schema.Dino(prototypes=8, hidden=8, bottleneck=8, learned_norm=True),
          schema.TokenLabel()]
-TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'VISION_TRANSFORMER', 'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE',
-          'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU')
+TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'TIMM_BIT', 'TIMM_EFFICIENTNET', 'BIT', 'VISION_TRANSFORMER',
+          'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE', 'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU')
 
 
 def paths() -> set[str]:
@@ -41,8 +41,8 @@ def paths() -> set[str]:
     found |= trees.flatten(jax.eval_shape(lambda b=built, x=batch: b.init(jax.random.key(0), x)[0])).keys()
   for model in (made.MIXER, schema.ResNet((1, 1)), schema.EfficientNet()):
     backbone, image = backbones.build(model, (32, 32)), jnp.zeros((1, 32, 32, 3))
-    like = jax.eval_shape(lambda b=backbone, x=image: b.init(jax.random.key(0), x)[0])
-    found |= {f'backbone/{name}' for name in trees.flatten(like)}
+    params, state = jax.eval_shape(lambda b=backbone, x=image: b.init(jax.random.key(0), x))
+    found |= trees.flatten({'backbone': params, 'state': state}).keys()
   return found
 
 
@@ -56,7 +56,7 @@ def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
 @pytest.mark.parametrize('table', TABLES)
 def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
   entries = getattr(names, table)
-  ours = [entry.ours.format(s=1, u=1) for entry in entries]
+  ours = [entry.ours.format(s=1, u=1, t=2) for entry in entries]
   assert len(set(ours)) == len(ours) and len({(e.theirs, e.part) for e in entries}) == len(entries)
   assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in names.PATHS)] == []
 

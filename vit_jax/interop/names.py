@@ -51,6 +51,9 @@ PATHS = {
     'backbone/stage[0-9]+/block[0-9]+/(expand|depthwise|project)/(conv/kernel|norm/(scale|bias))':
         '[side, side, I, O], [C]',
     'backbone/stage[0-9]+/block[0-9]+/gate/(down|up)/(kernel|bias)': '[in, out], [out]',
+    # running statistics of BatchNorm, in the stem of LV-ViT and in EfficientNet
+    'state/stem/norm[123]/(mean|var)': '[W]',
+    'state/(stem|top|stage[0-9]+/block[0-9]+/(expand|depthwise|project))/norm/(mean|var)': '[C]',
     # heads; `head_dist` reads the distillation token
     '(head|head_dist)/kernel': '[D, C]',
     '(head|head_dist)/bias': '[C]',
