@@ -17,7 +17,8 @@ from vit_jax.config import schema as s
 
 SIZES = ('B/16', 'Ti/16', 'S/32', 'S/16', 'B/32', 'L/16', 'R+Ti/16', 'R26+S/32', 'R50+L/32')
 _SMALL, _LARGE = presets.Placement(), presets.Placement(fsdp=8)
-MESHES = {'v3:8x8': _SMALL, 'v3:16x16': _LARGE, 'v5e:8x8': _SMALL, 'v4:2x4x4': _SMALL}
+MESHES = {'v3:8x8': _SMALL, 'v3:16x16': _LARGE, 'v5e:8x8': _SMALL, 'v4:2x4x4': _SMALL,
+          'gpu:8': presets.Placement(fsdp=8, accumulate=2)}
 
 
 def get_config(arguments: str = '') -> s.Config:

@@ -16,11 +16,12 @@ from vit_jax.config import schema as s
 
 def get_config() -> s.Config:
   """The run."""
-  views = s.Views(on=True, num_local=4, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.))
+  views = s.Views(on=True, num_local=2, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.), solarize=(0., .1, 0.),
+                  grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5))
   return s.Config(
-      name='dino_cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
+      name='dino_cifar10', length='3 epochs', batch_size=64, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(views=views, eval_resize_px=32)),
-      model=s.ViT(patch=4, width=64, depth=4, heads=4, mlp=128, pool=s.Pool.MEAN),
+      model=s.ViT(patch=8, width=96, depth=3, heads=3, mlp=192, pool=s.Pool.MEAN),
       objective=s.Dino(
           prototypes=1024, hidden=256, bottleneck=64, momentum=s.Ramp(.99, 1.),
           teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR)),
@@ -28,5 +29,6 @@ def get_config() -> s.Config:
           lr=1e-3, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0., clip_tensor=3.,
           schedule=s.Schedule(warmup='10 %', end_lr=1e-6),
           rules=(s.PathRule('projector/prototypes/.*', frozen_until='5 %'),)),
-      evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:40%]', batch_size=500)},
+      evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
+                          batch_size=500)},
       checkpoints=s.Checkpoints(every='20 %'))

@@ -13,12 +13,13 @@ from vit_jax.config import schema as s
 
 def get_config() -> s.Config:
   """The run."""
+  few = {'train_split': 'train[:10%]', 'split': 'test[:20%]', 'batch_size': 500}
   return s.Config(
-      name='mae_cifar10', length='20 epochs', batch_size=256, image_px=(32, 32),
+      name='mae_cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),
-      model=s.ViT(patch=4, width=96, depth=4, heads=3, mlp=384, pool=s.Pool.MEAN, positions=s.Positions.SINCOS2D_MAE),
-      objective=s.Mae(decoder_width=64, decoder_depth=1, decoder_heads=4),
-      optimizer=s.AdamW(lr=1.5e-3, b2=.95, weight_decay=.05, clip_norm=0., schedule=s.Schedule(warmup='10 %')),
-      evals={'knn': s.Knn(every='20 %', train_split='train[:40%]', batch_size=500),
-             'logistic': s.Logistic(every='50 %', train_split='train[:40%]', batch_size=500)},
+      model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN, positions=s.Positions.SINCOS2D_MAE),
+      objective=s.Mae(decoder_width=48, decoder_depth=1, decoder_heads=4),
+      optimizer=s.AdamW(lr=2e-3, b2=.95, weight_decay=.05, clip_norm=0., schedule=s.Schedule(warmup='10 %')),
+      evals={'knn': s.Knn(every='20 %', **few),
+             'logistic': s.Logistic(every='100 %', l2=(1e-4, 1e-3, 1e-2, .1), **few)},
       checkpoints=s.Checkpoints(every='20 %'))

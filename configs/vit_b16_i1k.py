@@ -14,6 +14,7 @@ MESHES = {
     'v3:8x8': presets.Placement(),
     'v3:16x16': presets.Placement(fsdp=8),
     'v5e:8x8': presets.Placement(),
+    'gpu:8': presets.Placement(accumulate=2),
 }
 
 

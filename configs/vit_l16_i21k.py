@@ -17,6 +17,7 @@ MESHES = {
     'v3:8x8': presets.Placement(fsdp=8),
     'v3:16x16': presets.Placement(fsdp=8),
     'v5e:8x8': presets.Placement(fsdp=8),
+    'gpu:8': presets.Placement(fsdp=8, accumulate=2),
 }
 
 

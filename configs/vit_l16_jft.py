@@ -21,6 +21,7 @@ MESHES = {
     'v3:16x16': presets.Placement(fsdp=8),
     'v4:4x4x8': presets.Placement(fsdp=8),
     'v5e:16x16': presets.Placement(fsdp=16),
+    'gpu:8': presets.Placement(fsdp=8, accumulate=2),
 }
 
 

@@ -23,6 +23,7 @@ MESHES = {
     'v3:2x2': presets.Placement(),
     'v3:4x4': presets.Placement(),
     'v5e:2x4': presets.Placement(),
+    'gpu:8': presets.Placement(),
 }
 
 

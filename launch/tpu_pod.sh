@@ -138,7 +138,7 @@ worker() {
 slice_state() {
   local out
   if out="$(queue describe --format='value(state.state)' 2>&1)"; then
-    tail -n 1 <<< "$out"
+    tail -n 1 <<< "${out:-of no known state}"  # there is one: not to be requested again
   elif ! grep -qiE 'NOT_FOUND|not found|was not found|does not exist' <<< "$out"; then
     fail "the queue cannot be read: $out"
   fi

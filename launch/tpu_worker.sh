@@ -156,7 +156,8 @@ start() {
   export_place
   export PATH="$VENV/bin:$PATH" PYTHONUNBUFFERED=1
   setsid nohup bash "$ROOT/launch/tpu_worker.sh" job "${command[@]}" >> "$JOB/log" 2>&1 < /dev/null &
-  for _ in {1..50}; do if [ -s "$JOB/pid" ]; then break; fi; sleep 0.1; done
+  # The job writes its pid once it can be told to stop.
+  while ! [ -s "$JOB/pid" ] && kill -0 $! 2>/dev/null; do sleep 0.1; done
   echo "STARTED $(hostname)"
 }
 
@@ -174,13 +175,13 @@ job() {
 }
 
 follow() {
-  local pid
+  local until_end=()
   if [ ! -e "$JOB/log" ]; then return; fi
-  tail --lines="+$1" --follow=name --sleep-interval="$PAUSE_S" "$JOB/log" 2>/dev/null &
-  pid=$!
-  while is_running; do sleep "$PAUSE_S"; done
-  sleep "$PAUSE_S"  # for what tail has not read yet
-  kill "$pid"
+  # With --pid, tail reads once more after the end of the job: nothing of its last words is lost.
+  if is_running; then
+    until_end=(--follow=name --sleep-interval="$PAUSE_S" --pid="$(cat "$JOB/pid")")
+  fi
+  tail --lines="+$1" ${until_end[@]+"${until_end[@]}"} "$JOB/log" 2>/dev/null
 }
 
 status() {

@@ -112,6 +112,26 @@ def test_attention_is_that_of_the_block_and_rolls_out(name: str) -> None:
     np.testing.assert_allclose(rolled.reshape(2, 6), product[:, 0, 1:], rtol=1e-4)
 
 
+def test_relevance_is_of_the_class_that_is_asked_for(vit: api.Model) -> None:
+  images = loaded.pictures(2)
+  first = [vit.rank(row, top=2)[0].label for row in vit.logits(images)]
+  own = vit.relevance(images)
+  assert own.shape == (2, 2, 3)
+  np.testing.assert_allclose(own[1], vit.relevance(images[1], of_class=first[1])[0], rtol=1e-5)
+  np.testing.assert_array_equal(vit.relevance(images[0], of_class='kind 1'), vit.relevance(images[0], of_class=1))
+  assert np.abs(vit.relevance(images[0], of_class=0) - vit.relevance(images[0], of_class=1)).max() > 0
+
+
+def test_a_class_is_found_by_number_synset_and_synonym() -> None:
+  model = api.Model(loaded.weights('vit')._replace(
+      num_classes=3, class_names=('n02123045 tabby, tabby cat', 'n02123394 Persian cat', 'tabby')))
+  assert [model.find_class(name) for name in (1, '1', 'Tabby Cat', 'n02123394', 'tabby')] == [1, 1, 0, 1, 2]
+  for name, said in (('cat', "no classes are called 'cat'; want a number, or the name of one"),
+                     ('persian', 'such as persian cat'), ('3', 'class 3: the network has 3; want 0 to 2')):
+    with pytest.raises(UserError, match=said):
+      model.find_class(name)
+
+
 @pytest.mark.parametrize(('name', 'call', 'said'), [
     ('vit', lambda m: m.features(loaded.pictures(1), layer=3), 'layer=3: the network has 2 blocks; want 0 to 2'),
     ('vit', lambda m: m.attention(loaded.pictures(1), layer=0), 'want 1 to 2, or -1'),
@@ -130,6 +150,8 @@ def test_what_cannot_be_is_said(name: str, call: object, said: str) -> None:
 def test_weights_without_a_head_classify_nothing() -> None:
   model = api.Model(loaded.weights('vit', num_classes=0))
   assert model.features(loaded.pictures(2)).shape == (2, 32)
+  with pytest.raises(UserError, match='small vit has no head, so it knows no classes; want rollout'):
+    model.relevance(loaded.pictures(1))
   with pytest.raises(UserError, match='small vit has no head, so it knows no classes; want features'):
     model.classify(loaded.pictures(1))
 

@@ -10,6 +10,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.core import trees
 from vit_jax.data import recipes
 from vit_jax.jobs import build
 
@@ -78,3 +79,11 @@ def test_parameters_lie_where_the_rules_say() -> None:
   average = state.extra['ema']['backbone']['blocks']['attn']['query']['kernel']
   assert mu.sharding == query.sharding == average.sharding
   assert np.asarray(state.step) == 0 and all(x.committed for x in jax.tree.leaves(state))
+
+
+def test_state_is_made_in_shards_and_is_whole_on_no_device() -> None:
+  c = config(width=128, mlp=512, execution=schema.Execution.SCAN)
+  parts = build.parts(c, mesh=programs.mesh(programs.MESHES['fsdp=8']), num_examples=100, num_classes=8, in_memory=True)
+  memory = parts.program.init_fn.lower().compile().memory_analysis()
+  whole = trees.num_bytes(parts.program.abstract_state)
+  assert memory.output_size_in_bytes < .2 * whole and memory.temp_size_in_bytes < .1 * whole

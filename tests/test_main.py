@@ -35,6 +35,8 @@ def test_overrides_are_collected() -> None:
      ['--job=train needs --workdir', 'config.optimizer.rl: no such setting', 'config.seed=x: want a whole number']),
     (['--config=digitz'], ['needs --workdir', "There is no config 'digitz'. Did you mean digits?"]),
     (['list', '--workdir=x'], ['--workdir is not for --job=list, which takes: no flags']),
+    (['report', '--workdir=/tmp,/tmp'], ['one page of several runs belongs to none of them', '--to=FILE.html']),
+    (['report', '--workdir=/tmp,/nothing/here'], ['--workdir=/nothing/here is no directory']),
     (['report', '--workdir=x', '--config.a=1'], ['--config.a=1 is not for --job=report']),
     (['--config', '--workdir=x'], ['--config has no value; want --config=VALUE']),
 ])

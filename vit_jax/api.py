@@ -4,6 +4,7 @@
     model.classify('cat.jpg')[0][0].name
     model.features(['cat.jpg', 'dog.jpg'])             # [2, 768]
     model.attention('cat.jpg', layer=12)               # [1, 12, 197, 197]
+    model.relevance('cat.jpg', of_class='tabby')       # [1, 14, 14]
 
 Pictures are PIL images, numpy arrays `[H, W, 3]`, `[H, W]` or `[B, H, W, 3]` of uint8, paths or encoded bytes; one
 of them or a list. They are resized, cropped and normalised as the weights want it. What comes back is numpy, with
@@ -11,9 +12,11 @@ a row for each picture.
 """
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.analysis import attention as maps
+from vit_jax.analysis import inspection
 from vit_jax.analysis.driving import Driver
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, HostArray, Outputs
@@ -162,6 +166,45 @@ class Model:
       return rolled.reshape(-1, h, w)
     return self._over(images, one, prepared=prepared)
 
+  def relevance(self, images: Picture | Sequence[Picture], *, of_class: int | str | None = None) -> HostArray:
+    """Which patches speak for a class: `[B, h, w]` f32, from attention and its gradient (arXiv 2103.15679).
+
+    Args:
+      images: of any size; the network is run back an image at a time.
+      of_class: number or name of the class; None = the one that is predicted for each picture.
+
+    Raises:
+      UserError: the network has no head or no attention, or there is no such class.
+    """
+    if self.head is None:
+      raise UserError(f'{self.weights.source} has no head, so it knows no classes; want rollout()')
+    chosen = None if of_class is None else self.find_class(of_class)
+    return np.stack([inspection.relevance(self.driver, np.asarray(self.normalize(self.prepare(image)[None])),
+                                          grid=self.grid, logits=self.head, of_class=chosen)
+                     for image in listed(images)])
+
+  def find_class(self, named: int | str) -> int:
+    """Number of the class of a number or a name: the whole of it, or one of its words or synonyms.
+
+    Raises:
+      UserError: there is none, or there are several.
+    """
+    names, count = self.weights.class_names, self.weights.num_classes
+    if isinstance(named, int) or named.isdecimal():
+      if int(named) < count:
+        return int(named)
+      raise UserError(f'class {named}: the network has {count}; want 0 to {count - 1}')
+    wanted = named.casefold()
+    found = ([i for i, name in enumerate(names) if name.casefold() == wanted]
+             or [i for i, name in enumerate(names) if wanted in _synonyms(name.casefold())])
+    if len(found) == 1:
+      return found[0]
+    shown = ', '.join(f'{i} ({names[i]})' for i in found[:6])
+    near = difflib.get_close_matches(wanted, [one for name in names for one in _synonyms(name.casefold())], n=3)
+    raise UserError(f'{len(found) or "no"} classes are called {named!r}' + (f': {shown}' if shown else '')
+                    + '; want a number, or the name of one' + (f', such as {", ".join(near)}' if near else '')
+                    + ('' if names else '; these weights have no names (--classes=FILE)'))
+
   @property
   def num_layers(self) -> int:
     blocks = self.weights.params['backbone'].get('blocks')
@@ -256,6 +299,13 @@ def decode(image: Picture) -> HostArray:
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'{what} is no picture; want uint8 of shape [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path '
                   'or the bytes of a file')
+
+
+def _synonyms(name: str) -> list[str]:
+  """What a class may be called: of 'n02123045 tabby, tabby cat' the number of its synset, and each name."""
+  synset, _, rest = name.partition(' ')
+  is_synset = re.fullmatch(r'n\d{8}', synset) is not None
+  return ([synset] if is_synset else []) + re.split(r',\s*', rest if is_synset else name)
 
 
 def _room(num: int, most: int) -> int:

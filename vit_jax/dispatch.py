@@ -141,14 +141,17 @@ def average(command: Command) -> int:
 
 def report(command: Command) -> int:
   from vit_jax.jobs import report as job
-  workdir = command.path('workdir')
-  if not workdir.is_dir():
-    raise UserError(f'--workdir={workdir} is no directory; want that of a run')
+  workdirs = [storage.open_path(part) for part in command.flags['workdir'].split(',')]
+  if absent := [str(one) for one in workdirs if not one.is_dir()]:
+    raise UserError(f'--workdir={",".join(absent)} is no directory; want that of a run, or several, A,B')
+  if len(workdirs) > 1 and 'to' not in command.flags:
+    raise UserError('one page of several runs belongs to none of them; say where to write it: --to=FILE.html')
+  workdir = workdirs[0]
   if (workdir / 'runs').is_dir() and not (workdir / 'config.json').is_file():
     from vit_jax.jobs import study_table
     print(study_table.show(workdir))
     return 0
-  print(f'Report: {job.write_report(workdir)}')
+  print(f"Report: {job.write_report(workdirs, command.flags.get('to'))}")
   return 0
 
 
@@ -172,7 +175,8 @@ def inspect(command: Command) -> int:
   if ('weights' in given) == ('workdir' in given):
     raise UserError('--job=inspect needs either --weights=… or --workdir=…, what to look into')
   return job.run(given.get('weights') or given['workdir'], command.files, to=command.local_path('to'),
-                 **{name: given.get(name, '') for name in ('discard', 'preprocess', 'model', 'view', 'classes')})
+                 **{name: given.get(name, '')
+                    for name in ('discard', 'of_class', 'preprocess', 'model', 'view', 'classes')})
 
 
 def export(command: Command) -> int:

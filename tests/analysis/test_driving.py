@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.interop import drawn, test_golden
+from vit_jax import api
 from vit_jax.analysis import driving
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
@@ -15,6 +18,7 @@ from vit_jax.models import vit
 
 PX = (16, 24)
 TINY = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48)
+GOLDEN = np.load(pathlib.Path(__file__).with_name('attention.npz'))  # by `make_attention.py`
 IMAGE = jax.random.normal(jax.random.key(1), (2, *PX, 3))
 
 
@@ -34,6 +38,14 @@ def test_the_last_layer_finishes_as_apply_does(changes: dict[str, object]) -> No
   np.testing.assert_allclose(own.finish(layers[-1].tokens, grid=(2, 3)).pooled, want, rtol=1e-3, atol=1e-4)
   assert [layer.depth for layer in layers] == [0, 1, 2, 3] and layers[0].attention is None
   assert all(np.allclose(layer.attention.sum(-1), 1, atol=1e-5) for layer in layers[1:])
+
+
+@pytest.mark.parametrize('name', GOLDEN.files)
+def test_attention_is_that_of_transformers(name: str, tmp_path: pathlib.Path) -> None:
+  own = api.Model(test_golden.load(name, tmp_path)).driver
+  _, *layers = own.layers(jnp.asarray(drawn.image(32)), capture=True)
+  assert GOLDEN[name].shape == (len(layers), 2, 4, *[layers[0].tokens.shape[1]] * 2)
+  np.testing.assert_allclose(np.stack([layer.attention for layer in layers]), GOLDEN[name], rtol=0, atol=1e-5)
 
 
 def test_gradients_by_attention_are_those_of_finite_differences() -> None:

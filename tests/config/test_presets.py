@@ -24,6 +24,15 @@ def test_no_mesh_leaves_the_config_as_it_is() -> None:
   assert presets.place(config, '', KNOWN) is config
 
 
+@pytest.mark.parametrize('mesh', ['gpu:8', 'A100:8', 'h100:8', 'h200:8'])
+def test_one_placement_serves_all_kinds_of_gpu(mesh: str) -> None:
+  known = {'gpu:8': presets.Placement(fsdp=8, accumulate=2)}
+  after = presets.place(s.Config(name='mine'), mesh, known)
+  assert (after.mesh.fsdp, after.train.accumulate) == (8, 2)
+  with pytest.raises(UserError, match='mesh=h100:4: mine has no placement of that name; known: gpu:8'):
+    presets.place(s.Config(name='mine'), 'h100:4', known)
+
+
 def test_an_unknown_mesh_lists_the_known_ones() -> None:
   with pytest.raises(UserError, match=r'mesh=v9: mine has no placement of that name; known: v3:2x2\..*--search'):
     presets.place(s.Config(name='mine'), 'v9', KNOWN)

@@ -87,6 +87,21 @@ def test_maps_follow_flips_and_shifts_on_the_device() -> None:
     np.testing.assert_allclose(got, on_map(np.stack([rows, columns], -1)[whole]), atol=.12)
 
 
+@pytest.mark.parametrize('box', [(.2, .1, .7, .9), (.1, .8, .9, .3)])
+def test_a_map_of_a_picture_turned_by_a_quarter_is_cut_to_the_turned_targets(box: tuple[float, ...]) -> None:
+  y0, x0, y1, x1 = box
+
+  def cut(stored: np.ndarray, box: tuple[float, ...], grid: tuple[int, int]) -> np.ndarray:
+    done = labels.cut({'box': jnp.array([box]), 'token_labels': jnp.asarray(stored.reshape(1, -1, 1)),
+                       'token_scores': jnp.ones((1, stored.size, 1))}, stored=stored.shape, grid=grid)
+    dense = jax.nn.one_hot(done['token_labels'], PLACES.size) * done['token_scores'][..., None]
+    return np.asarray(dense.sum(2)).reshape(*grid, -1)
+
+  upright = cut(PLACES.reshape(STORED), box, GRID)
+  turned = cut(np.rot90(PLACES.reshape(STORED)), (1 - x1, y0, 1 - x0, y1), GRID[::-1])
+  np.testing.assert_allclose(turned, np.rot90(upright), atol=1e-4)
+
+
 def test_tokens_beyond_the_picture_have_no_target() -> None:
   batch = {'box': jnp.array([[-.5, 0., .5, 1.]]), 'token_labels': jnp.asarray(PLACES),
            'token_scores': jnp.ones(PLACES.shape)}

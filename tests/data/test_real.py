@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -37,6 +40,47 @@ def test_a_score_is_exact(path: str) -> None:
   for i in wrong:
     guess[i] = next(c for c in range(1000) if c not in labels[i])
   assert real.score(guess, labels) == .9
+
+
+def write_guesses(folder: pathlib.Path, guess: np.ndarray) -> pathlib.Path:
+  """A line an image, in an order of no meaning."""
+  order = np.random.default_rng(1).permutation(len(guess))
+  path = folder / 'guesses.txt'
+  path.write_text('\n'.join(f'val/ILSVRC2012_val_{i + 1:08}.JPEG {guess[i]}' for i in order))
+  return path
+
+
+def test_a_file_of_guesses_with_a_known_score_gets_exactly_it(
+    path: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  guess = np.array([one[-1] if one else 7 for one in LISTS])
+  guess[np.flatnonzero(SIZES)[:4_700]] = [
+      next(c for c in range(1000) if c not in LISTS[i]) for i in np.flatnonzero(SIZES)[:4_700]]
+  assert real.main([path, str(write_guesses(tmp_path, guess))]) == 0
+  assert capsys.readouterr().out == (
+      'ReaL top-1 0.900000: 47,000 images scored by 54,007 labels, 3,000 have none\n')
+
+
+@pytest.mark.parametrize(('text', 'message'), [
+    ('ILSVRC2012_val_00000001.JPEG 65\ncat.jpg 7', "line 2: 'cat.jpg 7' is no guess; want an image and its class"),
+    ('ILSVRC2012_val_00000001.JPEG 1000', 'is no guess'), ('ILSVRC2012_val_00050001.JPEG 1', 'is no guess'),
+    ('ILSVRC2012_val_00000007.JPEG,1\nILSVRC2012_val_00000007.JPEG,2', 'line 2: there is a guess for image 00000007'),
+    ('ILSVRC2012_val_00000001.JPEG 1', 'no guess for 49,999 of 50,000 images, such as ILSVRC2012_val_00000002; want')])
+def test_a_file_that_does_not_guess_each_image_once_is_refused(
+    text: str, message: str, path: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'guesses.txt').write_text(text)
+  assert real.main([path, str(tmp_path / 'guesses.txt')]) == 2
+  assert message in capsys.readouterr().err
+  assert real.main([path]) == 2 and 'want two files' in capsys.readouterr().err
+
+
+@pytest.mark.skipif('REAL_JSON' not in os.environ, reason='REAL_JSON does not say where real.json of the authors is')
+def test_the_authors_file_has_the_known_counts_and_scores_itself(tmp_path: pathlib.Path) -> None:
+  path = os.environ['REAL_JSON']
+  labels = real.read(path)
+  assert real.count(labels) == (46_837, 3_163, 57_553, 9)
+  guess = write_guesses(tmp_path, np.array([one[0] if one else 0 for one in labels]))
+  done = subprocess.run([sys.executable, '-m', 'vit_jax.data.real', path, str(guess)], capture_output=True, text=True)
+  assert done.stdout == 'ReaL top-1 1.000000: 46,837 images scored by 57,553 labels, 3,163 have none\n', done.stderr
 
 
 def validation(folder: pathlib.Path, numbers: list[int], name: str = 'ILSVRC2012_val_{:08}.JPEG') -> sources.Source:

@@ -14,7 +14,7 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
   """f32: near 1 for scales of norms, small for other vectors, and of about unit gain for matrices and kernels."""
   unit = np.random.default_rng(zlib.crc32(name.encode())).random(shape) * 2. - 1.
   is_scale = len(shape) == 1 and name.endswith(('weight', 'scale', 'gamma', 'lambda1'))
-  if is_scale or name.endswith('running_var'):
+  if is_scale or name.endswith(('running_var', 'norm/var')):
     return (1. + .2 * unit).astype(np.float32)
   if len(shape) <= 1 or 'token' in name or 'embed' in name.rsplit('.', 1)[-1]:
     return (.3 * unit).astype(np.float32)

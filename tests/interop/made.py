@@ -16,6 +16,8 @@ from vit_jax.interop.report import Report
 
 MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
 MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=10, channels_mlp=40)
+BIT = schema.ResNet((1, 2), 32)
+EFFICIENTNET = schema.EfficientNet()  # a published one, as only these are known by their shapes
 DECODER = schema.Mae(decoder_width=16, decoder_depth=2, decoder_heads=2)
 CLASSES = tuple(f'n{i:08d} kind {i}, sort {i}' for i in range(7))
 HOW = Preprocess(36, (32, 32), Interpolation.BICUBIC, True, (.5, .5, .5), (.5, .5, .5), 'made')
@@ -29,13 +31,14 @@ def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.H
   shapes = trees.flatten(weights.expected(model, head, num_classes, decoder, preprocess.image_px,
                                           with_dist=getattr(model, 'distilled', False)))
   params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
-  return weights.Weights(model, head, num_classes, params, {}, decoder, preprocess, class_names, 'made', 'made',
+  state = params.pop('state', {})
+  return weights.Weights(model, head, num_classes, params, state, decoder, preprocess, class_names, 'made', 'made',
                          Report())
 
 
 def assert_same(a: weights.Weights, b: weights.Weights) -> None:
-  """Every bit of every parameter."""
-  one, two = trees.flatten(a.params), trees.flatten(b.params)
+  """Every bit of every parameter and running statistic."""
+  one, two = (trees.flatten({**x.params, 'state': x.state}) for x in (a, b))
   assert one.keys() == two.keys()
   for name, leaf in one.items():
     assert leaf.shape == two[name].shape and np.asarray(leaf).tobytes() == np.asarray(two[name]).tobytes(), name

@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))
 import drawn  # noqa: E402
 
 TINY = {'img_size': 32, 'patch_size': 8, 'embed_dim': 32, 'depth': 2, 'num_heads': 4, 'num_classes': 7}
+BIT_CHANNELS = (256, 512)
 HF = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'intermediate_size': 48, 'image_size': 32,
       'patch_size': 8, 'num_labels': 7}
 
@@ -41,6 +42,13 @@ def images(px: int) -> torch.Tensor:
   return torch.from_numpy(drawn.image(px)).permute(0, 3, 1, 2).contiguous()
 
 
+def bit() -> Any:
+  from timm.layers import StdConv2d
+  from timm.models.resnetv2 import ResNetV2
+  return ResNetV2((1, 2), BIT_CHANNELS, num_classes=7, stem_type='fixed',
+                  conv_layer=functools.partial(StdConv2d, eps=1e-8))
+
+
 def timm_models() -> dict[str, Any]:
   import timm
   from timm.layers import SwiGLUPacked
@@ -54,6 +62,7 @@ def timm_models() -> dict[str, Any]:
 
   deit = timm.models.deit.VisionTransformerDistilled(**TINY)
   return {
+      'timm_bit': bit(), 'timm_efficientnet': timm.create_model('tf_efficientnet_b0', num_classes=7),
       'timm_vit': VisionTransformer(**TINY),
       'timm_deit_distilled': deit,
       'timm_registers': VisionTransformer(**TINY, reg_tokens=3, init_values=.1, no_embed_class=True),
@@ -136,6 +145,28 @@ def npz_shapes(*, attention: int, norm: int, mlp: int, prefix: str = '', positio
   return {prefix + name: shape for name, shape in found.items()}
 
 
+def bit_shapes() -> dict[str, tuple[int, ...]]:
+  """Names and shapes of an npz of BiT with units (1, 2), a root of 64 channels and 7 classes."""
+  def normed(name: str, size: int) -> dict[str, tuple[int, ...]]:
+    return {f'{name}/group_norm/{leaf}': (1, 1, 1, size) for leaf in ('gamma', 'beta')}
+
+  found, inputs = {'resnet/root_block/standardized_conv2d/kernel': (7, 7, 3, 64)}, 64
+  for stage, count in enumerate((1, 2), 1):
+    outputs = BIT_CHANNELS[stage - 1]
+    hidden = outputs // 4
+    for unit in range(1, count + 1):
+      name = f'resnet/block{stage}/unit{unit:02d}'
+      for letter, shape in zip('abc', ((1, 1, inputs, hidden), (3, 3, hidden, hidden), (1, 1, hidden, outputs)),
+                               strict=True):
+        found[f'{name}/{letter}/standardized_conv2d/kernel'] = shape
+        found |= normed(f'{name}/{letter}', shape[2])
+      if unit == 1:
+        found[f'{name}/a/proj/standardized_conv2d/kernel'] = (1, 1, inputs, outputs)
+      inputs = outputs
+  head = {'resnet/head/conv2d/kernel': (1, 1, inputs, 7), 'resnet/head/conv2d/bias': (7,)}
+  return found | normed('resnet', inputs) | head
+
+
 def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
   """timm's networks, and what they are to read through timm's own reader of these files."""
   from timm.models.vision_transformer import VisionTransformer
@@ -146,6 +177,7 @@ def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
   paper = {'attention': 1, 'norm': 2, 'mlp': 3, 'positions': 'Transformer/posembed_input/pos_embedding'}
   newer = {'attention': 0, 'norm': 1, 'mlp': 0}
   return {
+      'npz_bit': (bit(), bit_shapes()),
       'npz_vit': (VisionTransformer(**tanh), npz_shapes(**paper, rows=17, has_cls=True)),
       'npz_mean': (VisionTransformer(**tanh, **mean), npz_shapes(**paper)),
       'npz_hybrid': (VisionTransformer(**{**tanh, 'patch_size': 1, 'embed_layer': hybrid}),
@@ -156,14 +188,15 @@ def npz_models() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
   }
 
 
-def read_npz(model: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def read_npz(name: str, model: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
   """Gives a model the drawn weights through timm's reader of npz files."""
-  from timm.models.vision_transformer import _load_weights
+  from timm.models import resnetv2, vision_transformer
+  reader = resnetv2 if name == 'npz_bit' else vision_transformer
   tensors = {name: drawn.tensor(name, shape) for name, shape in shapes.items()}
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'weights.npz'
     np.savez(path, **tensors)
-    _load_weights(model, str(path))
+    reader._load_weights(model, str(path))
   model.eval()
   return tensors
 
@@ -218,9 +251,9 @@ def main() -> None:
         'saved_names': saved_names(model, tensors) if name.startswith('hf') else {}}, default=str))
     for kind, value in outputs(name, model, px).items():
       held[f'{name}/{kind}'] = value
-    print(name, {k.split('/')[1]: v.shape for k, v in held.items() if k.startswith(f'{name}/')})
+    print(name, {k.split('/')[1]: v.shape for k, v in held.items() if k.startswith(f'{name}/')}, value.std())
   for name, (model, shapes) in npz_models().items():
-    read_npz(model, shapes)
+    read_npz(name, model, shapes)
     held[f'{name}/about'] = np.array(json.dumps({'px': 32, 'shapes': shapes, 'config': {}, 'saved_names': {}}))
     held[f'{name}/logits'] = outputs('timm', model, 32)['logits']
   np.savez_compressed(HERE / 'golden.npz', **held)

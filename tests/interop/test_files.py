@@ -111,6 +111,21 @@ def test_a_zip_of_other_things_and_an_array_of_objects_are_refused(tmp_path: pat
     files.read(tmp_path / 'b.npz')
 
 
+def safetensors(path: pathlib.Path, **entry: object) -> None:
+  header = json.dumps({'w': {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]} | entry}).encode()
+  path.write_bytes(struct.pack('<Q', len(header)) + header + bytes(8))
+
+
+@pytest.mark.parametrize('entry', [
+    {'data_offsets': 'here'}, {'data_offsets': [0, 9]}, {'data_offsets': [0, 7]}, {'shape': [3]}, {'shape': 'two'}])
+def test_a_header_that_cannot_be_is_damage(entry: dict, tmp_path: pathlib.Path) -> None:
+  safetensors(tmp_path / 'a')
+  assert files.read(tmp_path / 'a')['w'].tolist() == [0, 0]
+  safetensors(tmp_path / 'a', **entry)
+  with pytest.raises(UserError, match='is damaged or cut short'):
+    files.read(tmp_path / 'a')
+
+
 def test_a_missing_file_and_one_without_tensors_are_said(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match='cannot be read: No such file'):
     files.read(tmp_path / 'no.npz')

@@ -17,6 +17,7 @@ from vit_jax.models.mae_decoder import Decoder
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('golden.npz'))
 NAMES = sorted({name.split('/')[0] for name in GOLDEN.files})
+CONVOLUTIONAL = ('bit', 'efficientnet')
 CLOSE = 1e-4
 
 
@@ -44,7 +45,7 @@ def write(name: str, folder: pathlib.Path, *, as_saved: bool = False) -> pathlib
 
 
 def load(name: str, folder: pathlib.Path, **more: Any) -> weights.Weights:
-  said = 'heads=4' if name.startswith('timm') else ''
+  said = 'image=32' if name.endswith(CONVOLUTIONAL) else 'heads=4' if name.startswith('timm') else ''
   return weights.load(str(write(name, folder, **more)), model=said, preprocess='half')
 
 

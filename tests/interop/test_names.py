@@ -12,7 +12,7 @@ from tests.interop import made
 from vit_jax.config import durations, schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
-from vit_jax.interop import names, tables, weights
+from vit_jax.interop import conv_names, names, tables, weights
 from vit_jax.jobs import tasks
 from vit_jax.models import backbones
 
@@ -55,17 +55,17 @@ def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
 
 @pytest.mark.parametrize('table', TABLES)
 def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
-  entries = getattr(names, table)
+  entries = getattr(names, table, ()) or getattr(conv_names, table)
   ours = [entry.ours.format(s=1, u=1, t=2) for entry in entries]
   assert len(set(ours)) == len(ours) and len({(e.theirs, e.part) for e in entries}) == len(entries)
   assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in names.PATHS)] == []
 
 
-@pytest.mark.parametrize('layout', ['SAME', 'DENSE', 'CONV', 'VECTOR'])
+@pytest.mark.parametrize('layout', ['SAME', 'DENSE', 'CONV', 'VECTOR', 'POINT', 'POINT_CONV'])
 def test_a_layout_is_undone_by_its_inverse(layout: str) -> None:
   from vit_jax.interop import layouts
   one = getattr(layouts, layout)
-  shape = {'CONV': (5, 3, 2, 4), 'DENSE': (5, 3)}.get(layout, (6,))
+  shape = {'CONV': (5, 3, 2, 4), 'DENSE': (5, 3), 'POINT': (1, 1, 5, 3), 'POINT_CONV': (5, 3, 1, 1)}.get(layout, (6,))
   array = np.random.default_rng(0).random(shape)
   np.testing.assert_array_equal(one.write(one.read(array)), array)
   np.testing.assert_array_equal(layouts.CONV.read(np.ones((5, 3, 2, 4))).shape, (2, 4, 3, 5))

@@ -8,6 +8,7 @@ import io
 import json
 import pathlib
 import threading
+import types
 import urllib.error
 from collections.abc import Iterator
 
@@ -117,6 +118,40 @@ def test_published_checksums_that_are_right_are_accepted() -> None:
   address = f'https://h/net-{sha[:8]}.pth'
   web = Web({address: CONTENT}, {'X-Linked-Etag': f'"{sha}"', 'x-goog-hash': f'crc32c=AAAA,md5={md5}'})
   assert places.local(address, opener=web).read_bytes() == CONTENT
+
+
+def test_what_no_server_knows_is_a_message(cache: pathlib.Path) -> None:
+  for where, address in (('https://h/none.npz', 'https://h/none.npz'),
+                         ('hf://a/b/none.npz', 'https://huggingface.co/a/b/resolve/main/none.npz')):
+    with pytest.raises(UserError, match=f'{address} does not exist: its server knows no such file'):
+      places.local(where, opener=Web({}))
+  assert files_in(cache) == []
+
+
+class Terminal(io.StringIO):
+  """A standard error that a person looks at."""
+
+  def isatty(self) -> bool:
+    return True
+
+
+def test_a_long_download_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+  large = bytes(11 << 20)
+  clock = iter(range(100))
+  monkeypatch.setattr(places, 'time', types.SimpleNamespace(monotonic=lambda: float(next(clock))))
+  for screen, name, wanted in ((Terminal(), 'a.npz', f'\ra.npz [=={" " * 28}] 1 of 11 MiB\r'),
+                               (io.StringIO(), 'b.npz', f'b.npz [{"=" * 30}] 11 of 11 MiB\n')):
+    monkeypatch.setattr(places, 'sys', types.SimpleNamespace(stderr=screen))
+    places.local(f'https://h/{name}', opener=Web({f'https://h/{name}': large}))
+    assert wanted in screen.getvalue()
+  assert screen.getvalue() == wanted  # a line every ten seconds
+
+
+def test_a_damaged_index_of_shards_is_said(tmp_path: pathlib.Path) -> None:
+  for content, says in (('{', 'is no index of shards'), ('{"weight_map": {"a": "../../key"}}', "names '../../key'")):
+    (tmp_path / places.INDEX).write_text(content)
+    with pytest.raises(UserError, match=says):
+      places.weight_files(tmp_path)
 
 
 def refusal(code: int, reason: str) -> urllib.error.HTTPError:

@@ -58,9 +58,24 @@ def test_published_names_say_how(name: str, mean: float, resize: int, how: str) 
   assert 'mean, std' in found.rule and 'by the name' in found.rule
 
 
+@pytest.mark.parametrize(('name', 'mean', 'px', 'resize', 'how'), [
+    ('BiT-M-R50x1-ILSVRC2012.npz', .5, 480, 0, 'bilinear'), ('BiT-S-R101x1.npz', .5, 224, 0, 'bilinear'),
+    ('resnetv2_50x1_bit.goog_in21k_ft_in1k', .5, 448, 448, 'bilinear'),
+    ('resnetv2_152x4_bitm', .5, 480, 480, 'bilinear'), ('resnetv2_101x3_bit.goog_in21k', .5, 224, 256, 'bilinear'),
+    ('resnetv2_50x1_bit.goog_distilled_in1k', .5, 224, 256, 'bicubic'),
+    ('resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k_384', .5, 384, 384, 'bicubic'),
+    ('tf_efficientnet_b0.ap_in1k', .5, 224, 256, 'bicubic'),
+    ('tf_efficientnet_b0-0af12548.pth', .485, 224, 256, 'bicubic'),
+    ('timm/tf_efficientnet_l2.ns_jft_in1k_475', .485, 475, 507, 'bicubic')])
+def test_published_names_of_convolutional_networks_say_how_and_for_which_size(
+    name: str, mean: float, px: int, resize: int, how: str) -> None:
+  found = decide(preprocess.by_name(name), px=None)
+  assert (found.mean[0], found.image_px, found.resize_px, found.interpolation.value) == (mean, (px, px), resize, how)
+
+
 def test_other_names_say_nothing() -> None:
   for name in ('model.safetensors', 'weights.npz', 'vit_base_patch16_clip_224', 'vit_base_patch16_siglip_224',
-               'demining.pth'):
+               'demining.pth', 'resnetv2_50x1_bit', 'resnetv2_50'):
     assert preprocess.by_name(name) == []
   assert decide(preprocess.by_name('vit_base_patch16_384'), px=(384, 384)).resize_px == 384
 

@@ -12,7 +12,7 @@ from tests.interop import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions
 from vit_jax.core.errors import UserError
-from vit_jax.interop import files, saving, weights
+from vit_jax.interop import files, folders, saving, weights
 
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
 
@@ -75,6 +75,48 @@ def test_a_mixer_comes_back(family: str, name: str, tmp_path: pathlib.Path) -> N
   assert again.model == found.model
 
 
+@pytest.mark.parametrize(('model', 'family', 'name'), [
+    (made.BIT, 'bit', 'a.npz'), (made.BIT, 'timm', 'a.pth'), (made.EFFICIENTNET, 'timm', 'a.safetensors'),
+    (made.EFFICIENTNET, 'timm', 'folder')])
+def test_a_convolutional_network_comes_back_with_its_running_statistics(
+    model: schema.Model, family: str, name: str, tmp_path: pathlib.Path) -> None:
+  found = made.network(model)
+  assert bool(found.state) == (model is made.EFFICIENTNET)
+  again = there_and_back(found, tmp_path / name, family)
+  made.assert_same(found, again)
+  assert (again.model, again.class_names) == (model, made.CLASSES)
+  assert again.preprocess._replace(rule='') == found.preprocess._replace(rule='')
+
+
+def test_running_statistics_are_part_of_a_run(tmp_path: pathlib.Path) -> None:
+  found = made.network(schema.EfficientNet(width_factor=.25, depth_factor=.3))
+  made.assert_same(found, there_and_back(found, tmp_path / 'run', 'run'))
+
+
+def test_names_of_convolutional_networks_are_those_of_their_files(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(made.BIT), str(tmp_path / 'a.npz'))
+  found = {name: x.shape for name, x in files.read(tmp_path / 'a.npz').items()}
+  assert found['resnet/block2/unit02/b/standardized_conv2d/kernel'] == (3, 3, 64, 64)
+  assert found['resnet/block1/unit01/a/proj/standardized_conv2d/kernel'] == (1, 1, 32, 128)
+  assert found['resnet/head/conv2d/kernel'] == (1, 1, 256, 7)
+  saving.save(made.network(made.EFFICIENTNET), str(tmp_path / 'b.pth'))
+  found = {name: x.shape for name, x in files.read(tmp_path / 'b.pth').items()}
+  assert found['blocks.0.0.bn1.running_var'] == (32,) and found['blocks.6.0.conv_dw.weight'] == (1152, 1, 3, 3)
+  assert found['blocks.1.1.se.conv_reduce.weight'] == (6, 144, 1, 1) and found['classifier.weight'] == (7, 1280)
+
+
+def test_a_folder_for_timm_says_its_name_for_the_network() -> None:
+  sizes = {'resnetv2_50x1_bit': schema.ResNet(), 'resnetv2_152x4_bit': schema.ResNet((3, 8, 36, 3), 256),
+           'tf_efficientnet_b0': made.EFFICIENTNET, 'tf_efficientnet_l2': schema.EfficientNet(4.3, 5.3)}
+  for name, model in sizes.items():
+    config = folders.timm_config(made.network()._replace(model=model))
+    assert (config['architecture'], config['global_pool'], config['model_args']) == (name, 'avg', {})
+    assert config['pretrained_cfg']['classifier'] == ('head.fc' if 'bit' in name else 'classifier')
+  for model in (made.BIT, schema.EfficientNet(width_factor=.25)):
+    with pytest.raises(UserError, match='timm has no name for this .*; want a single .safetensors file'):
+      folders.timm_config(made.network()._replace(model=model))
+
+
 @pytest.mark.parametrize(('family', 'name'), [('timm', 'a.pth'), ('huggingface', 'folder'), ('run', 'folder')])
 def test_a_masked_autoencoder_comes_back_with_its_decoder(family: str, name: str, tmp_path: pathlib.Path) -> None:
   found = made.network(num_classes=0, decoder=made.DECODER, class_names=())
@@ -103,6 +145,8 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
           'vit.encoder.layer.0.output.dense.bias', 'classifier.weight'} <= found.keys()
   config = json.loads((tmp_path / 'm' / 'config.json').read_text())
   assert config['architectures'] == ['ViTForImageClassification'] and config['id2label']['3'] == made.CLASSES[3]
+  report = json.loads((tmp_path / 'm' / 'weights.json').read_text())
+  assert (report['source'], report['tensors']) == ('made', [])
   processor = json.loads((tmp_path / 'm' / 'preprocessor_config.json').read_text())
   assert processor['size'] == {'shortest_edge': 36} and processor['crop_size'] == {'height': 32, 'width': 32}
 
@@ -115,6 +159,7 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
     ('huggingface', 'f', HYBRID, 'a ResNet stem'),
     ('timm', 'f', {**HYBRID}, r'timm has no hybrid with the stem \(1,\)'),
     ('timm', 'a.npz', {}, '--to=a.npz with --family=timm: want a folder or .safetensors or .pth or .pt or .bin'),
+    ('bit', 'a.npz', {}, 'files of bit have no place for 24 of the parameters'),
     ('keras', 'a.npz', {}, '--family=keras: want one of vision_transformer, big_vision')])
 def test_what_a_family_cannot_hold_is_said_and_nothing_is_written(
     family: str, name: str, changes: dict, says: str, tmp_path: pathlib.Path) -> None:

@@ -13,8 +13,8 @@ from PIL import Image
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.interop import names
-from vit_jax.jobs import inspect
+from vit_jax.interop import names, runs
+from vit_jax.jobs import build, inspect, tasks
 from vit_jax.models import vit
 
 RNG = np.random.default_rng(0)
@@ -88,10 +88,46 @@ def test_two_networks_are_compared_and_a_bad_file_is_told(weights: list[str], pi
   assert {'net0.npz/pooled', 'net1.npz/pooled'} <= set(np.load(tmp_path / 'out' / 'arrays.npz').files)
 
 
+def test_relevance_may_be_for_a_chosen_class(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+  few = sorted(map(str, pathlib.Path(pictures).rglob('*.png')))[:2]
+  found = {}
+  for name in ('0', '1', '2'):
+    assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
+                     f'--of_class={name}', f'--to={tmp_path / name}', *few]) == 0
+    found[name] = np.load(tmp_path / name / 'arrays.npz')['relevance']
+  assert np.abs(found['0'] - found['1']).max() > 0 and np.abs(found['2'] - found['1']).max() > 0
+  assert 'relevance of patches for class 2' in (tmp_path / '2' / 'report.html').read_text()
+  assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--of_class=3', f'--to={tmp_path}']) == 2
+  assert 'class 3: the network has 3; want 0 to 2' in capsys.readouterr().err
+
+
 def test_without_pictures_the_input_layer_is_shown(weights: list[str], tmp_path: pathlib.Path) -> None:
   assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
                    f'--to={tmp_path}']) == 0
   assert {p.stem for p in tmp_path.glob('*.png')} == {'filters', 'positions'}
+
+
+def test_a_masked_autoencoder_paints_what_it_did_not_see(pictures: str, tmp_path: pathlib.Path) -> None:
+  config = schema.Config(
+      image_px=(32, 32), data=schema.Data(recipe=schema.Recipe(mean=(.4, .5, .6), std=(.3, .2, .25))),
+      model=schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=32, pool=schema.Pool.MEAN,
+                       positions=schema.Positions.SINCOS2D_MAE),
+      objective=schema.Mae(hidden=.5, decoder_width=16, decoder_depth=1, decoder_heads=2))
+  task = tasks.build_mae(config.objective, build.build_backbone(config))
+  params, _ = task.init(jax.random.key(0), {'image': jnp.zeros((1, 32, 32, 3))})
+  runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=('a', 'b'), image_px=(32, 32))
+  few = sorted(map(str, pathlib.Path(pictures).rglob('*.png')))[:2]
+  assert main.run(['inspect', f'--workdir={tmp_path / "run"}', f'--to={tmp_path / "out"}', *few]) == 0
+  assert {'reconstructions', 'heads', 'maps'} <= {p.stem for p in (tmp_path / 'out').glob('*.png')}
+  assert '50% of the patches are hidden' in (tmp_path / 'out' / 'report.html').read_text()
+  arrays = np.load(tmp_path / 'out' / 'arrays.npz')
+  pixels = np.stack([np.asarray(Image.open(path).resize((32, 32), Image.Resampling.BILINEAR)) for path in few])
+  assert arrays['predicted'].shape == pixels.shape and arrays['predicted'].dtype == np.uint8
+  by_patch = arrays['hidden'].reshape(2, 4, 8, 4, 8)
+  assert (by_patch.min((2, 4)) == by_patch.max((2, 4))).all() and (by_patch.mean((1, 2, 3, 4)) == .5).all()
+  means = [x.reshape(2, 4, 8, 4, 8, 3).mean((2, 4)) for x in (arrays['predicted'].astype(float), pixels)]
+  assert np.abs(means[0] - means[1]).mean() < 12  # a prediction has the mean of its true patch
 
 
 def test_a_share_that_is_none_and_a_missing_network_are_told(tmp_path: pathlib.Path,

@@ -58,7 +58,10 @@ def test_evaluations_run_now_and_then_and_at_the_end(done: pathlib.Path) -> None
   final, evaluation = load(done / 'final.json'), load(done / 'evaluate.json')
   assert final['num_examples'] == {'knn': 90, 'few': 90, 'test': 360, 'log': 90, 'probe': 90}
   assert evaluation['metric'] == 'top1_k20' and evaluation['top1'] == final['metrics']['knn/top1_k20@ema']
-  assert evaluation['partial'] is False and set(evaluation['seconds']) == set(final['num_examples'])
+  assert evaluation['partial'] is False
+  seconds, of_features = evaluation['seconds'], evaluation['feature_seconds']
+  assert set(seconds) == set(of_features) == set(final['num_examples']) and of_features['test'] == 0
+  assert all(0 < of_features[name] < seconds[name] for name in ('knn', 'few', 'probe'))
   assert {'knn/top5_k5', 'few/2shot_std@ema', 'few/1shot_seed1@ema', 'probe/lr@ema'} <= set(final['metrics'])
   assert final['metrics']['knn/top1_k5'] > .3 and not (done / 'predictions.npz').exists()
 
@@ -79,6 +82,7 @@ def test_evaluating_again_gives_the_same_and_reads_features_from_disk(
   assert files == {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.npy')}
   out = capsys.readouterr().out
   assert 'knn (ema, 90 images): top1_k5' in out and '2shot_std' in out and '_seed' not in out
+  assert 'knn took ' in out and 'for features' not in out
 
 
 def test_a_quick_look_is_marked_in_every_output(done: pathlib.Path, capsys: pytest.CaptureFixture) -> None:

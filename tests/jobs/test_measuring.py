@@ -77,6 +77,16 @@ def test_a_folder_with_some_classes_is_measured_by_their_names(
   assert config['data']['recipe']['eval_resize_px'] == 36 and config['model']['width'] == 32
 
 
+def test_what_learns_from_features_goes_by_the_classes_of_the_folder(here: pathlib.Path,
+                                                                     tmp_path: pathlib.Path) -> None:
+  words = ['--config.evals=test,knn', '--config.data.train_split=test[1:]', '--config.evals.knn.neighbours=1,3',
+           '--config.evals.knn.headline=1']
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', *words) == 0
+  found = read(tmp_path)
+  assert found['metrics']['test/top1'] == pytest.approx(by_hand(here)['top1']) and found['metric'] == 'top1'
+  assert found['metrics']['knn/top1_k1'] >= 8 / 9  # all but the first are their own neighbours
+
+
 def test_preprocessing_is_that_of_the_weights_unless_a_person_says_otherwise(
     here: pathlib.Path, tmp_path: pathlib.Path) -> None:
   assert evaluate(here, 'named.npz', f'--workdir={tmp_path / "a"}', '--config.data.recipe.mean=.3,.3,.3') == 0
@@ -94,7 +104,8 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
 
 
 @pytest.mark.parametrize(('file', 'words', 'says'), [
-    ('nameless.npz', [], 'knows 7 classes, the data has 3; want data.classes=FILE with a line for each output'),
+    ('nameless.npz', [], 'knows 7 classes, the data has 3; want data.classes=FILE with a line for each output, in '
+                         'their order. Where the weights know other classes than the data: --config.evals=knn,fewshot'),
     ('named.npz', ['--config.model.depth=3'], 'the weights say what network they are'),
     ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt cannot be read'),
     ('headless.npz', [], 'has no head, so it knows no classes')])

@@ -106,7 +106,7 @@ def test_loops_of_no_known_length_are_said_with_their_time_and_place(monkeypatch
   assert 'loops of no known length' not in plan_table.render(planned(monkeypatch, answer()))
 
 
-def test_what_goes_between_slices_is_listed_and_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
   rows = [*answer().costs.collectives, compiled.Collective(compiled.BETWEEN_SLICES, 2, 2**20, 2**20)]
   given = answer()._replace(costs=answer().costs._replace(collectives=rows))
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
@@ -116,10 +116,15 @@ def test_what_goes_between_slices_is_listed_and_in_no_time(monkeypatch: pytest.M
   found = plan.make(one)
   text, content = plan_table.render(found), found.to_json()
   assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'network of the data centre' in text
-  assert any(line.split('|')[1].strip() == 'between slices' and line.split('|')[5].strip() == '-'
+  ms = 1e3 * 2**20 / 3.125e9
+  assert any([cell.strip() for cell in line.split('|')][1:6:4] == ['between slices', f'{ms:.2f}']
              for line in text.splitlines() if line.count('|') == 6)
+  assert f'| {ms:.3f} ms ' in text and 'at 3.125 GB/s a device; in no other figure' in text
+  assert content['between_slices_ms'] == pytest.approx(ms)
   assert content['slices'] == 2 and content['collectives_ms'] == pytest.approx(.7)
   assert content['collectives'][-1] == {'kind': 'between slices', 'count': 2, 'bytes': 2**20, 'sent_bytes': 2**20}
+  unknown = plan.make(subject('vit_l16_jft', 'v3:16x16', 'mesh.slices=2'))
+  assert unknown.between_slices_ms is None and '| -  ' in plan_table.collectives(unknown)
 
 
 def test_slices_that_do_not_divide_the_mesh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,16 @@ def test_parameters_and_their_average_are_those_of_the_file(names: tuple[str, ..
   assert fates == ({'taken'} if names == NAMES else {'taken', 'new', 'dropped'}) and told['source'].endswith('a.npz')
 
 
+def test_running_statistics_begin_as_those_of_the_file(tmp_path: pathlib.Path) -> None:
+  small = schema.EfficientNet(width_factor=.25, depth_factor=.3)
+  how = made.HOW._replace(resize_px=0, image_px=config().image_px)
+  given = made.network(small, num_classes=len(NAMES), class_names=NAMES, preprocess=how)
+  saving.save(given, str(tmp_path / 'net'), family='run')
+  _, state = begin(config(model=small, init_from=str(tmp_path / 'net')), tmp_path)
+  assert_equal(state.params, given.params)
+  assert_equal(state.extra['inner']['model_state'], given.state)
+
+
 def test_without_weights_a_run_begins_as_it_did(tmp_path: pathlib.Path) -> None:
   parts, state = begin(config(), tmp_path)
   assert_equal(state, parts.program.init_fn())

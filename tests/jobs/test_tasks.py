@@ -130,6 +130,10 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
   stops = dataclasses.replace(collapsed.collapse, then=schema.OnCollapse.STOP)
   with pytest.raises(UserError, match=r'ALARM at step 4'):
     train.run(config(dataclasses.replace(collapsed, collapse=stops), steps=40), tmp_path / 'stopped')
+  well = dataclasses.replace(collapsed, centering=schema.Centering.MEAN, teacher_temperature=schema.Ramp(.04, .04))
+  assert train.run(config(well, steps=40), tmp_path / 'well') == 0
+  record = writer.read(tmp_path / 'well')
+  assert 'alarm' not in {e['event'] for e in record.events} and record.rows[-1]['train/information'] > .05
 
 
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from tests.data import vtab_sets
+from vit_jax import main
 from vit_jax.config import files, schema, vtab
 from vit_jax.core.errors import UserError
 from vit_jax.data.vtab_tasks import SETS, TASKS
@@ -60,6 +61,26 @@ def test_a_task_whose_set_is_not_there_says_how_to_get_it(tmp_path: pathlib.Path
   config = files.load_study('vtab:Ti/16,seeds=1,tasks=resisc45', [f'data.data_dir={tmp_path}']).runs['resisc45_seed0']
   with pytest.raises(UserError, match='VTAB task resisc45: .* is not prepared .* by hand .* python -m vit_jax.data'):
     train.run(config, tmp_path / 'run')
+
+
+@pytest.mark.slow(reason='a study of two runs in processes of their own: about a minute')
+def test_a_study_tells_what_lacks_goes_on_without_it_and_later_with_it(tmp_path: pathlib.Path,
+                                                                       capsys: pytest.CaptureFixture[str]) -> None:
+  sets, folder = tmp_path / 'sets', tmp_path / 'study'
+  words = ['study', '--config=vtab:Ti/16,seeds=1,tasks=smallnorb/azimuth+eurosat', f'--workdir={folder}',
+           f'--config.data.data_dir={sets}', *(f'--config.{one}' for one in OVERRIDES)]
+  vtab_sets.write('smallnorb', sets, sizes('smallnorb'))
+  assert main.run(words) == 2
+  out = capsys.readouterr().out
+  assert 'VTAB task eurosat: tfds:eurosat/rgb is not prepared' in out and '1 of 2 runs are done, 1 failed' in out
+  assert f'python -m vit_jax.data.tfds_build eurosat/rgb {sets}' in (folder / 'table.html').read_text()
+  first = (folder / 'runs' / 'smallnorb-azimuth_seed0' / 'final.json').stat().st_mtime_ns
+  vtab_sets.write('eurosat/rgb', sets, sizes('eurosat/rgb'))
+  assert main.run(words) == 0 and '2 of 2 runs are done' in capsys.readouterr().out
+  assert (folder / 'runs' / 'smallnorb-azimuth_seed0' / 'final.json').stat().st_mtime_ns == first
+  assert main.run(['report', f'--workdir={folder}']) == 0
+  out = capsys.readouterr().out
+  assert 'mean of structured' in out and 'VTAB-19' in out and '2 of 19' in out
 
 
 def test_a_table_is_printed_from_the_directory_of_a_study(tmp_path: pathlib.Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASH = shutil.which('bash') or '/bin/bash'
+HANGS_S = 300
+"""No script takes so long, however busy the machine is."""
 
 GCLOUD = r"""
 printf '%s\n' "$*" >> "$FAKE/calls"
@@ -64,7 +66,7 @@ class Machines:
 
   def run(self, script: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([BASH, str(ROOT / 'launch' / script), *arguments], env={**self.env, **env}, text=True,
-                          capture_output=True, check=False, timeout=60, cwd=self.folder)
+                          capture_output=True, check=False, timeout=HANGS_S, cwd=self.folder)
 
   @property
   def calls(self) -> list[str]:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from launch.machines import BASH, NOTE, ROOT, Machines
+from launch.machines import BASH, HANGS_S, NOTE, ROOT, Machines
 
 JOB = {'SLURM_JOB_ID': '12345', 'SLURM_JOB_NODELIST': 'gpu[07-09]', 'SLURM_JOB_NUM_NODES': '3'}
 SRUN = NOTE + r'''
@@ -73,6 +73,6 @@ def test_a_warning_of_slurm_reaches_the_program_which_saves(slurm: Machines, num
     while job.stdout.readline() != 'ready\n':
       pass
     job.send_signal(number)
-    out, _ = job.communicate(timeout=20)
+    out, _ = job.communicate(timeout=HANGS_S)
   assert job.returncode == 75 and 'saved\n' in out
   assert slurm.count('scontrol requeue 12345') == 1

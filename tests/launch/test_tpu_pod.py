@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from launch.machines import BASH, CURL, GCLOUD, NOTE, ROOT, Machines
+from launch.machines import BASH, CURL, GCLOUD, HANGS_S, NOTE, ROOT, Machines
 
 WHERE = ('--name=pod', '--type=v3-32', '--zone=here', '--poll_s=0')
 # An environment that needs no install.
@@ -51,8 +51,10 @@ def test_a_run_is_requested_started_on_all_hosts_shown_fetched_and_its_slice_del
 
 
 def test_a_preempted_slice_is_requested_again_and_75_starts_the_job_again(pod: Machines) -> None:
-  status, out, err = launch(pod, 'case $run in 1) echo SUSPENDED > "$FAKE/states"; exit 143 ;; '
-                            '2) echo saved; exit 75 ;; 3) echo all done ;; esac')
+  # Once preempted, a host does nothing more: the first one is the last to end, and the state changes in one step.
+  preempted = ('if [ "$INDEX" = 0 ]; then until [ -e "$FAKE/host1/vit_jax_job/status" ]; do sleep .05; done; '
+               'echo SUSPENDED > "$FAKE/next"; mv "$FAKE/next" "$FAKE/states"; fi; exit 143')
+  status, out, err = launch(pod, f'case $run in 1) {preempted} ;; 2) echo saved; exit 75 ;; 3) echo all done ;; esac')
   assert status == 0, err
   assert 'preempted; requesting it again' in err and 'stopped and saved; starting it again' in err
   assert out.count('saved\n') == 1 and out.count('all done\n') == 1
@@ -87,6 +89,15 @@ def test_a_request_that_keeps_failing_is_told_with_its_state(pod: Machines) -> N
   status, _, err = launch(pod, 'true', '--max_failures=1')
   assert status == 2 and 'the request failed 2 times' in err
   assert pod.count('queued-resources create') == 2
+
+
+def test_a_slice_of_no_known_state_is_waited_for_and_not_requested_again(pod: Machines) -> None:
+  (pod.folder / 'states').write_text('\nACTIVE\n')
+  for host in ('host0', 'host1'):
+    (pod.folder / host).mkdir()
+  status, _, err = launch(pod, 'true')
+  assert status == 0 and 'slice pod: of no known state' in err
+  assert pod.count('create') == 0
 
 
 @pytest.mark.parametrize(('name', 'text', 'message'), [
@@ -177,14 +188,14 @@ def test_a_person_may_leave_the_job_goes_on_and_is_taken_up_again(pod: Machines)
     while first.stdout.readline() != 'begun\n':
       pass
     os.killpg(first.pid, signal.SIGINT)  # as Ctrl-C does
-    _, err = first.communicate(timeout=20)
+    _, err = first.communicate(timeout=HANGS_S)
   assert first.returncode == 130 and 'the job goes on' in err
   with subprocess.Popen(command, env=pod.env, cwd=pod.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                         text=True) as second:
     assert second.stdout is not None
     first_line = second.stdout.readline()  # its output is shown from the beginning
     (pod.folder / 'go').touch()
-    out, err = second.communicate(timeout=30)
+    out, err = second.communicate(timeout=HANGS_S)
   assert second.returncode == 0 and (first_line, out) == ('begun\n', 'done\n') and 'the job runs already' in err
   assert (pod.folder / 'runs0').read_text().count('x') == 1
 

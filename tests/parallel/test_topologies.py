@@ -10,7 +10,8 @@ from vit_jax.parallel import topologies
 @pytest.mark.parametrize(('text', 'name', 'devices', 'cores'), [
     ('v3:16x16', 'v3:16x16', 512, 512), ('v3-512', 'v3:16x16', 512, 512), ('v4-256', 'v4:4x4x8', 128, 256),
     ('v4:4x4x4', 'v4:4x4x4', 64, 128), ('v5litepod-16', 'v5e:4x4', 16, 16), ('v6e-256', 'v6e:16x16', 256, 256),
-    ('V5P-8', 'v5p:2x2x1', 4, 8), ('cpu:7', 'cpu:7', 7, 7), ('h200:3', 'h200:3', 3, 3)])
+    ('V5P-8', 'v5p:2x2x1', 4, 8), ('cpu:7', 'cpu:7', 7, 7), ('h200:3', 'h200:3', 3, 3),
+    ('gpu:8', 'gpu:8', 8, 8)])
 def test_a_slice_is_known_by_its_grid_or_by_the_name_it_is_rented_under(
     text: str, name: str, devices: int, cores: int) -> None:
   found = topologies.parse(text)

@@ -1,7 +1,9 @@
 """Progress of one piece of work: lines now and then, with the time left."""
 from __future__ import annotations
 
+import io
 import logging
+import sys
 
 import pytest
 
@@ -18,10 +20,11 @@ class Time:
     return self.s
 
 
-@pytest.mark.parametrize('active', [True, False])
-def test_a_line_now_and_then_says_how_long_it_will_take(active: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(('active', 'bar'), [(True, False), (True, True), (False, True)])
+def test_a_line_now_and_then_says_how_long_it_will_take(active: bool, bar: bool,
+                                                        caplog: pytest.LogCaptureFixture) -> None:
   time = Time()
-  with caplog.at_level(logging.INFO), tally.Tally('evals.knn (x)', 1_000, unit='images', bar=False, active=active,
+  with caplog.at_level(logging.INFO), tally.Tally('evals.knn (x)', 1_000, unit='images', bar=bar, active=active,
                                                   now=time) as one:
     for second in range(1, 26):
       time.s = float(second)
@@ -31,12 +34,18 @@ def test_a_line_now_and_then_says_how_long_it_will_take(active: bool, caplog: py
   ] if active else [])
 
 
-def test_where_nothing_else_draws_there_is_progress_with_the_rate(capsys: pytest.CaptureFixture) -> None:
+class Terminal(io.StringIO):
+  def isatty(self) -> bool:
+    return True
+
+
+def test_a_terminal_on_which_nothing_else_draws_has_a_bar_with_the_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  monkeypatch.setattr(sys, 'stdout', Terminal())
   time = Time()
-  with tally.Tally('x', 40, unit='images', bar=True, active=True, now=time) as one:
+  with caplog.at_level(logging.INFO), tally.Tally('evals.knn (x)', 40, unit='images', bar=True, active=True,
+                                                  now=time) as one:
     time.s = 2.
-    one.update(20)
-    time.s = 13.
     one.update(48)
-  out = capsys.readouterr().out
-  assert 'step 20/40  10 images/s' in out and 'step 40/40' in out
+  assert [record.message for record in caplog.records] == ['evals.knn (x): 40 images']
+  assert '40/40' in (shown := sys.stdout.getvalue()) and '20 images/s' in shown

@@ -44,7 +44,8 @@ class Measured(NamedTuple):
 
 
 def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, int], patch_px: tuple[float, float],
-            num_close: int, discard: float, logits: Logits | None, has_relevance: bool) -> Measured:
+            num_close: int, discard: float, logits: Logits | None, has_relevance: bool,
+            of_class: int | None = None) -> Measured:
   """Runs the network over images and collects everything.
 
   Args:
@@ -55,7 +56,8 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
     num_close: K, images to look at closely, the first ones.
     discard: of `attention.rollout`.
     logits: the head; None without one.
-    has_relevance: also the relevance for the class that is predicted (twice the work, an image at a time).
+    has_relevance: also the relevance for a class (twice the work, an image at a time).
+    of_class: number of that class; None = the one that is predicted for each image.
   """
   parts: list[dict[str, HostArray]] = []
   num_images = 0
@@ -63,7 +65,8 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
     close = max(0, min(num_close - num_images, len(batch)))
     found = _measure_batch(driver, batch, grid=grid, patch_px=patch_px, close=close, discard=discard, logits=logits)
     if has_relevance and logits is not None:
-      each = [relevance(driver, image[None], grid=grid, logits=logits) for image in batch[:close]]
+      each = [relevance(driver, image[None], grid=grid, logits=logits, of_class=of_class)
+              for image in batch[:close]]
       found['relevance'] = np.array(each, np.float32).reshape(close, *grid)
     parts.append(found)
     num_images += len(batch)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.analysis import embeddings, figures, render
+from vit_jax.analysis import embeddings, figures, reconstruction, render
 from vit_jax.analysis.attention import keep_mass
 from vit_jax.analysis.inspection import Measured
 from vit_jax.core.types import HostArray
@@ -25,7 +25,9 @@ class Seen(NamedTuple):
 
   shown: `[K, H, W, 3]` u8, pictures as the network is given them; `images` are all S of them.
   paths, labels, guesses: of all pictures; no guesses without a head, labels '' without folders.
-  filters: `[P, P, 3, D]`; positions: `[N, D]`; each None where there is none to show.
+  of_class: name of the class that relevance is for; '' = the one that is predicted for each picture.
+  filters: `[P, P, 3, D]`; positions: `[N, D]`; painted: what a masked autoencoder makes of the pictures shown; each
+    None where there is none to show.
   """
   name: str
   family: str
@@ -38,6 +40,8 @@ class Seen(NamedTuple):
   positions: HostArray | None
   measured: Measured | None
   images: HostArray
+  painted: reconstruction.Painted | None
+  of_class: str
 
 
 class Picture(NamedTuple):
@@ -73,6 +77,7 @@ def _chapters(seen: Sequence[Seen]) -> Iterator[tuple[str, Iterator[Picture]]]:
   yield 'What the input layer has learned', _input(seen)
   if seen[0].measured is None:
     return
+  yield 'What it paints', _paintings(seen)
   yield 'Where it looks', _maps(seen)
   yield 'Attention by depth', _by_depth(seen)
   yield 'Tokens by depth', _tokens(seen)
@@ -101,6 +106,17 @@ def _input(seen: Sequence[Seen]) -> Iterator[Picture]:
           'centre).', one, seen))
 
 
+def _paintings(seen: Sequence[Seen]) -> Iterator[Picture]:
+  for one in seen:
+    if one.painted is None:
+      continue
+    captions = [_caption(one, i) for i in range(len(one.shown))]
+    yield Picture(_named('reconstructions', one, seen), reconstruction.sheet(one.shown, one.painted, captions), _says(
+        f'Masked autoencoding (arXiv 2111.06377, Figure 2): {one.painted.hidden.mean():.0%} of the patches are hidden, '
+        'and painted from the others. Where patches were normalised for training, each prediction has the mean and '
+        'deviation of the true patch.', one, seen))
+
+
 def _maps(seen: Sequence[Seen]) -> Iterator[Picture]:
   for one in seen:
     m = one.measured
@@ -115,8 +131,8 @@ def _maps(seen: Sequence[Seen]) -> Iterator[Picture]:
       captions.append(_caption(one, i))
     yield Picture(_named('maps', one, seen), figures.contact_sheet(rows, captions=captions, heads=heads), _says(
         'Attention rollout over all layers, as colours and as light (ViT paper, Figure 6); relevance of patches for '
-        'the class that is predicted (arXiv 2103.15679); the first three principal components of the final patch '
-        'tokens of all these pictures as red, green and blue (DINOv2, Figure 1).', one, seen))
+        f'{one.of_class or "the class that is predicted"} (arXiv 2103.15679); the first three principal components of '
+        'the final patch tokens of all these pictures as red, green and blue (DINOv2, Figure 1).', one, seen))
     yield Picture(_named('heads', one, seen), _head_sheet(one, m), _says(
         f'Each head of the last block from where the network reads, and the patches that hold {MASS:.0%} of it (DINO, '
         'Figure 1).', one, seen))

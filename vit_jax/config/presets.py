@@ -1,6 +1,7 @@
 """Placements of a config on known hardware: mesh, what is computed again, how the blocks run.
 
-Hardware is spelled as the planner spells it, `v3:16x16`; the names that clouds sell it under are aliases.
+Hardware is spelled as the planner spells it, `v3:16x16`; the names that clouds sell it under are aliases. `gpu:8` is
+eight GPUs of any kind with 80 GB or more.
 Knows no devices, and imports no jax.
 """
 from __future__ import annotations
@@ -25,6 +26,7 @@ ALIASES = {
            (1, '1x1'), (4, '2x2'), (8, '2x4'), (16, '4x4'), (32, '4x8'), (64, '8x8'), (128, '8x16'),
            (256, '16x16'))},
 }
+GPUS = ('a100', 'h100', 'h200')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +44,15 @@ def canonical(text: str) -> str:
 
 
 def place(config: schema.Config, mesh: str, known: Mapping[str, Placement]) -> schema.Config:
-  """The config laid out for `mesh`, such as `v3:16x16` or `v3-512`; '' leaves it as it is.
+  """The config laid out for `mesh`, such as `v3:16x16`, `v3-512` or `h100:8`; '' leaves it as it is.
 
   Raises:
     UserError: lists the meshes that the config knows.
   """
   if not mesh:
     return config
-  found = known.get(canonical(mesh))
+  kind, _, size = canonical(mesh).partition(':')
+  found = known.get(f'{"gpu" if kind in GPUS else kind}:{size}')
   if found is None:
     raise UserError(f'mesh={mesh}: {config.name} has no placement of that name; known: {", ".join(known)}. For other '
                     'hardware set config.mesh.fsdp, config.model.remat and config.model.execution, and try them with '

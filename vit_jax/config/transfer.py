@@ -40,13 +40,14 @@ def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence
   ours: dict[str, list[float]] = {REAL: real_scores(results)}
   ours |= {ROWS[dataset]: list(final_scores(results, dataset).values()) for dataset in datasets}
   ours[VTAB], num_tasks = vtab.mean(results, tasks)
+  notes = {VTAB: f'{num_tasks} of {len(vtab.TASKS)} tasks' if num_tasks else '', COST: 'of pre-training'}
   found: list[s.Row] = []
   for label, cells in published.CELLS.items():
     values = ours.get(label, [])
     found.append({
         'set': label, f'{name} here': vtab.spread_text(values), 'runs': len(values),
         'status': HERE if values else PUBLISHED,
-        'note': f'{num_tasks} of {len(vtab.TASKS)} tasks' if label == VTAB and values else '',
+        'note': notes.get(label, ''),
         **dict(zip(published.COLUMNS, map(str, cells), strict=True))})
   return found
 

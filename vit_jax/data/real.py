@@ -2,12 +2,16 @@
 
 `real.json` is a list of 50,000 lists of classes, in the order of the images' numbers; 3,163 are empty, and those
 images do not count. An image is found by the number in its file's name, so the order of a source does not matter.
+
+`python -m vit_jax.data.real real.json GUESSES` scores guesses of any program: a line an image, its name and a class.
 """
 from __future__ import annotations
 
 import json
 import pathlib
 import re
+import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +69,49 @@ def score(guess: HostArray, labels: Labels) -> float:
   return float(np.mean(hits))
 
 
+def read_guesses(path: str) -> HostArray:
+  """Classes `[50,000]` of a file with lines such as `ILSVRC2012_val_00000293.JPEG 65`.
+
+  Raises:
+    UserError: it cannot be read, a line is another thing, or an image is not there or there twice.
+  """
+  try:
+    lines = pathlib.Path(path).expanduser().read_text().splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'{path} cannot be read: {getattr(error, "strerror", None) or error}') from error
+  found = np.full(NUM_IMAGES, -1)
+  for at, line in enumerate(lines, 1):
+    number, words = _NUMBER.search(line), line.replace(',', ' ').split()
+    place = int(number[1]) - 1 if number else -1
+    if not (0 <= place < NUM_IMAGES and words[-1].isdecimal() and int(words[-1]) < NUM_CLASSES):
+      raise UserError(f'{path}, line {at}: {line!r} is no guess; want an image and its class, from 0 to '
+                      f'{NUM_CLASSES - 1}: `ILSVRC2012_val_00000293.JPEG 65`')
+    if found[place] >= 0:
+      raise UserError(f'{path}, line {at}: there is a guess for image {place + 1:08} already; want one each')
+    found[place] = int(words[-1])
+  missing = np.flatnonzero(found < 0)
+  if missing.size:
+    raise UserError(f'{path} has no guess for {missing.size:,} of {NUM_IMAGES:,} images, such as '
+                    f'ILSVRC2012_val_{missing[0] + 1:08}; want a line for each')
+  return found
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Scores a file of guesses; exit status."""
+  try:
+    if len(arguments) != 2:
+      raise UserError('want two files: python -m vit_jax.data.real real.json GUESSES')
+    labels = read(arguments[0])
+    guess = read_guesses(arguments[1])
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  num_scored, num_empty, num_labels, _ = count(labels)
+  print(f'ReaL top-1 {score(guess, labels):.6f}: {num_scored:,} images scored by {num_labels:,} labels, {num_empty:,} '
+        'have none')
+  return 0
+
+
 def of_source(source: Source, path: str) -> Labels:
   """The lists for the examples of a source, in its order.
 
@@ -106,3 +153,7 @@ def _own(stored: Source, index: int, source: Source) -> tuple[int, ...]:
     raise UserError(f'{source.name} has no feature {FEATURE}; want tfds:imagenet2012_real, or evals.….labels=real.json '
                     'with the validation images')
   return tuple(int(c) for c in np.atleast_1d(record[FEATURE]))
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -52,6 +53,8 @@ class Split:
     self._identity, self._bar = identity, bar
     self._shard = meshes.local_rows(mesh)
     self._layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
+    self.spent_s = 0.
+    """Seconds that the last `table` took to take features; 0 = they were there."""
 
   @property
   def layout(self) -> Layout:
@@ -69,8 +72,10 @@ class Split:
     """
     weights = trees.digest({name: selected[name] for name in ('backbone', 'state') if name in selected})
     table = self._store.find(self._identity, weights, self._layout)
+    began, self.spent_s = time.monotonic(), 0.
     if table is None:
       table = self._store.make(self._identity, weights, self._layout, self._extract(selected))
+      self.spent_s = time.monotonic() - began
     return table
 
   def place(self, table: Table, start: int = 0, stop: int | None = None) -> dict[str, Array]:

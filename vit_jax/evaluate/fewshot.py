@@ -100,7 +100,8 @@ class FewShot:
       for name, value in self._names(one.num, right / total, fitted.left_out):
         scores.setdefault(name, []).append(value)
     headline = f'{max(one.num for one in self._draws)}shot'
-    return Result(named(summed_up(scores), self._limit), total, None, mark(headline, self._limit))
+    return Result(named(summed_up(scores), self._limit), total, None, mark(headline, self._limit),
+                  self._train.spent_s + self._test.spent_s)
 
   def _names(self, num: int, accuracy: HostArray, left_out: HostArray) -> list[tuple[str, float]]:
     """Names and values of one draw; of equals on the shots, the strongest penalty is chosen."""

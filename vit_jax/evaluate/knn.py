@@ -62,7 +62,8 @@ class Knn:
     faults.check_counted(self._test.name, int(total), self._test.num_examples)
     metrics = {f'{name}_k{k}': float(right[i, j]) / int(total) for i, k in enumerate(self._ks)
                for j, name in enumerate(('top1', 'top5'))}
-    return Result(named(metrics, self._limit), int(total), None, mark(f'top1_k{self._headline}', self._limit))
+    return Result(named(metrics, self._limit), int(total), None, mark(f'top1_k{self._headline}', self._limit),
+                  self._train.spent_s + self._test.spent_s)
 
   def neighbours(self, selected: PyTree, features: Array) -> tuple[Array, Array]:
     """Similarity and label of the best neighbours of `features [G, R, D]`: `[G, R, max(k)]` each, the best first.

@@ -73,7 +73,7 @@ class Logistic:
     data, test = _place(self._train, self._test, selected)
     best = choose(self._fit, data, self._penalties, num_examples=self._train.num_examples, holdout=self._holdout,
                   prefer=max)
-    return _result(self._test, test, best, 'l2', self._limit)
+    return _result(self._train, self._test, test, best, 'l2', self._limit)
 
   def _fit(self, data: Data, penalties: Sequence[float]) -> Linear:
     """Classifiers for all penalties, as many at once as fit."""
@@ -114,7 +114,7 @@ class Probe:
     data, test = _place(self._train, self._test, selected, standardize=False)
     best = choose(self._fit, data, self._rates, num_examples=self._train.num_examples, holdout=self._holdout,
                   prefer=min)
-    return _result(self._test, test, best, 'lr', self._limit)
+    return _result(self._train, self._test, test, best, 'lr', self._limit)
 
   def _fit(self, data: Data, rates: Sequence[float]) -> Linear:
     with self._train.count('steps', self._recipe.num_steps(int(data.weight.sum()))) as tally:
@@ -201,10 +201,10 @@ def _standardize(features: Array, mean: Array, std: Array) -> Array:
   return (features - mean[None, None]) / std[None, None]
 
 
-def _result(split: Split, test: Data, best: Choice, name: str, limit: int) -> Result:
+def _result(train_split: Split, split: Split, test: Data, best: Choice, name: str, limit: int) -> Result:
   right, top, total = jax.device_get(count_right(best.linear, test.features, test.label, test.weight)).tolist()
   faults.check_counted(split.name, total, split.num_examples)
   metrics = {'top1': right / total, 'top5': top / total, name: best.setting}
   if not math.isnan(best.held_out):
     metrics['held_out'] = best.held_out
-  return Result(named(metrics, limit), total, None, mark('top1', limit))
+  return Result(named(metrics, limit), total, None, mark('top1', limit), train_split.spent_s + split.spent_s)

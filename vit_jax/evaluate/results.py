@@ -32,11 +32,13 @@ class Result(NamedTuple):
   num_examples: that count; undecodable ones do not.
   guesses: row by row, of evaluators that give them.
   headline: the metric that a single number is quoted from; '' = none is a fraction of examples that are right.
+  features_s: seconds that taking features took; 0 = none were needed, or they were there.
   """
   metrics: dict[str, float]
   num_examples: int
   guesses: Guesses | None
   headline: str
+  features_s: float = 0.
 
   @property
   def score(self) -> float:

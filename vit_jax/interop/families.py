@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.types import HostArray, UserError
-from vit_jax.interop import names
+from vit_jax.interop import conv_names, names
 from vit_jax.interop.infer import Hints, Leaves
 from vit_jax.interop.names import Table
 from vit_jax.interop.report import Line
@@ -127,7 +127,7 @@ def _unstacked(tensors: Tensors) -> Tensors:
 
 def _of_bit(tensors: Tensors) -> Recognised | None:
   is_one = 'resnet/root_block/standardized_conv2d/kernel' in tensors
-  return Recognised('bit', names.BIT, tensors, (), Hints()) if is_one else None
+  return Recognised('bit', conv_names.BIT, tensors, (), Hints()) if is_one else None
 
 
 # transformers
@@ -193,9 +193,9 @@ def _of_timm(tensors: Tensors) -> Recognised | None:
     return Recognised('timm', names.TIMM_MIXER, kept, (), TORCH)
   kept, counters = _dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
   if 'stem.conv.weight' in kept and 'stages.0.blocks.0.conv1.weight' in kept:
-    return Recognised('timm', names.TIMM_BIT, kept, counters, Hints())
+    return Recognised('timm', conv_names.TIMM_BIT, kept, counters, Hints())
   if 'conv_stem.weight' in kept:
-    return Recognised('efficientnet', names.TIMM_EFFICIENTNET, kept, counters, Hints())
+    return Recognised('efficientnet', conv_names.TIMM_EFFICIENTNET, kept, counters, Hints())
   if 'patch_embed.proj.weight' not in kept:
     return None
   family = _branch(kept)

@@ -92,8 +92,8 @@ def _explained(path: pathlib.Path, size: int) -> Iterator[None]:
     yield
   except pickles.Refused as error:
     raise UserError(f'{path} is refused: {error}') from None
-  except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, IndexError, struct.error,
-          NotImplementedError) as error:
+  except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError,
+          struct.error, RuntimeError, MemoryError) as error:  # RuntimeError: encrypted, nested too deep
     if isinstance(error, UserError):
       raise
     raise UserError(f'{path} is damaged or cut short ({size:,} bytes): {str(error) or type(error).__name__}; fetch it '

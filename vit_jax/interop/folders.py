@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.config import schema
+from vit_jax.config import rival_sizes, schema
 from vit_jax.config.schema import Gelu, Interpolation, Pool
 from vit_jax.core.types import UserError
 from vit_jax.interop.preprocess import Preprocess
@@ -18,6 +18,10 @@ TIMM_HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_sm
                 ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
                 ((3, 4, 6, 3), 1024): 'vit_large_r50_s32_224'}
 """By stages of the stem and width."""
+TIMM_BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
+TIMM_ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
+             schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
+"""First and last layer by timm's names."""
 
 
 def transformers_type(weights: Weights) -> str:
@@ -109,13 +113,18 @@ def timm_config(weights: Weights) -> dict[str, Any]:
   crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'} if p.resize_px else {
       'crop_pct': 1., 'crop_mode': 'squash'}
   interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
+  first, last = TIMM_ENDS[type(m)]
+  is_conv = isinstance(m, schema.ResNet | schema.EfficientNet)
+  if first == 'patch_embed.proj' and isinstance(getattr(m, 'stem', None), schema.ResNetStem):
+    first = 'patch_embed.backbone.stem.conv'
   found: dict[str, Any] = {
-      'architecture': name, 'num_classes': weights.num_classes, 'num_features': getattr(m, 'width', 0),
-      'global_pool': arguments.get('global_pool', 'token'), 'model_args': arguments,
+      'architecture': name, 'num_classes': weights.num_classes,
+      'global_pool': arguments.get('global_pool', 'token' if isinstance(m, schema.ViT) else 'avg'),
+      'model_args': arguments,
       'pretrained_cfg': {'tag': 'vit_jax', 'custom_load': False, 'input_size': [3, *p.image_px],
-                         'fixed_input_size': True, 'interpolation': interpolation, **crop, 'mean': list(p.mean),
+                         'fixed_input_size': not is_conv, 'interpolation': interpolation, **crop, 'mean': list(p.mean),
                          'std': list(p.std), 'num_classes': weights.num_classes, 'pool_size': None,
-                         'first_conv': 'patch_embed.proj', 'classifier': 'head'}}
+                         'first_conv': first, 'classifier': last}}
   return found | ({'label_names': list(weights.class_names)} if weights.class_names else {})
 
 
@@ -134,6 +143,14 @@ def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
       sizes = {512: 's', 768: 'b', 1024: 'l'}
       if m.width in sizes and p.image_px == (224, 224):
         return f'mixer_{sizes[m.width]}{m.patch}_224', {'act_layer': TIMM_ACTIVATION[m.gelu]}
+    case schema.ResNet():
+      if found := next((name for name in TIMM_BITS if rival_sizes.resnet(f'R{name}') == schema.ResNet(
+          m.layers, m.width)), ''):
+        return f'resnetv2_{found}_bit', {}
+    case schema.EfficientNet():
+      if found := next((name for name, (width, depth, *_) in rival_sizes.EFFICIENTNET.items()
+                        if (width, depth) == (m.width_factor, m.depth_factor)), ''):
+        return f'tf_efficientnet_{found.lower()}', {}
   raise UserError(f'timm has no name for this {type(m).__name__}; want a single .safetensors file')
 
 

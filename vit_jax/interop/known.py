@@ -29,6 +29,9 @@ NAMES: dict[str, str] = {
         'ViT-B_16', 'ViT-B_32', 'ViT-S_16', 'ViT-S_32')},
     **{f'{model}-i21k': f'gs://mixer_models/imagenet21k/{model}.npz' for model in ('Mixer-B_16', 'Mixer-L_16')},
     **{f'{model}-i1k': f'gs://mixer_models/imagenet1k/{model}.npz' for model in ('Mixer-B_16', 'Mixer-L_16')},
+    **{f'BiT-{data}-R{size}{tuned}': f'gs://bit_models/BiT-{data}-R{size}{tuned}.npz' for data in 'SM'
+       for size in ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4') for tuned in ('', '-ILSVRC2012')
+       if data == 'M' or not tuned},
     **{f'vit_s16_i1k_{epochs}ep': f'gs://big_vision/vit_s16_i1k_{epochs}ep.npz' for epochs in (90, 150, 300)},
     **{name: f'{_FB}/deit/{name}-{digest}.pth' for name, digest in _DEIT.items()},
     **{f'deit_3_{size}': f'{_FB}/deit/deit_3_{size}.pth' for size in (

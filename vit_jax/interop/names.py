@@ -1,4 +1,5 @@
-"""What every parameter is called: here, and in each family of weight files. The only place that knows.
+"""What every parameter is called: here, and in each family of weight files. With `conv_names.py`, where the networks
+without tokens are, the only place that knows.
 
 `PATHS` lists our own path names, which are a public format. A table holds, for one family, an `Entry` for each of
 ours, and is used in both directions by `tables.py`. In a pattern `{i}` counts layers from 0 (our leaf is stacked over
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vit_jax.interop.layouts import CONV, DENSE, POINT, POINT_CONV, SAME, VECTOR, Layout
+from vit_jax.interop.layouts import CONV, DENSE, SAME, VECTOR, Layout
 
 PATHS = {
     # Vision Transformer; leaves under `blocks` are stacked, depth first
@@ -85,13 +86,14 @@ class Entry(NamedTuple):
 Table = tuple[Entry, ...]
 
 
-def _torch(ours: str, theirs: str, *, layout: Layout = DENSE, part: tuple[int, int] = (0, 1)) -> list[Entry]:
+def layer(ours: str, theirs: str, *, layout: Layout = DENSE, part: tuple[int, int] = (0, 1)) -> list[Entry]:
   """Kernel and bias of a PyTorch layer."""
   return [Entry(f'{ours}/kernel', f'{theirs}.weight', layout, part),
           Entry(f'{ours}/bias', f'{theirs}.bias', SAME, part)]
 
 
-def _torch_norm(ours: str, theirs: str) -> list[Entry]:
+def norm(ours: str, theirs: str) -> list[Entry]:
+  """Scale and bias of a PyTorch norm."""
   return [Entry(f'{ours}/scale', f'{theirs}.weight', SAME), Entry(f'{ours}/bias', f'{theirs}.bias', SAME)]
 
 
@@ -107,18 +109,18 @@ def _flax_norm(ours: str, theirs: str, layout: Layout = SAME) -> list[Entry]:
 def _timm_block(ours: str, theirs: str) -> list[Entry]:
   """A transformer block with query, key and value in one matrix, in this order."""
   qkv = [entry for i, name in enumerate(('query', 'key', 'value'))
-         for entry in _torch(f'{ours}/attn/{name}', f'{theirs}.attn.qkv', part=(i, 3))]
-  return [*qkv, *_torch(f'{ours}/attn/out', f'{theirs}.attn.proj'),
-          *_torch_norm(f'{ours}/norm1', f'{theirs}.norm1'), *_torch_norm(f'{ours}/norm2', f'{theirs}.norm2'),
-          *_torch(f'{ours}/mlp/up', f'{theirs}.mlp.fc1'), *_torch(f'{ours}/mlp/down', f'{theirs}.mlp.fc2')]
+         for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attn.qkv', part=(i, 3))]
+  return [*qkv, *layer(f'{ours}/attn/out', f'{theirs}.attn.proj'),
+          *norm(f'{ours}/norm1', f'{theirs}.norm1'), *norm(f'{ours}/norm2', f'{theirs}.norm2'),
+          *layer(f'{ours}/mlp/up', f'{theirs}.mlp.fc1'), *layer(f'{ours}/mlp/down', f'{theirs}.mlp.fc2')]
 
 
-def _timm_unit(ours: str, theirs: str) -> list[Entry]:
+def timm_unit(ours: str, theirs: str) -> list[Entry]:
   """A bottleneck unit; `proj` exists in a stage's first."""
   found = [Entry(f'{ours}/{a}/kernel', f'{theirs}.{b}.weight', CONV)
            for a, b in (('conv1', 'conv1'), ('conv2', 'conv2'), ('conv3', 'conv3'), ('proj', 'downsample.conv'))]
   for a, b in (('norm1', 'norm1'), ('norm2', 'norm2'), ('norm3', 'norm3'), ('proj_norm', 'downsample.norm')):
-    found += _torch_norm(f'{ours}/{a}', f'{theirs}.{b}')
+    found += norm(f'{ours}/{a}', f'{theirs}.{b}')
   return found
 
 
@@ -126,43 +128,43 @@ _BLOCKS = 'backbone/blocks'
 _STEM = 'patch_embed.backbone'
 
 TIMM: Table = (
-    *_torch('backbone/stem', 'patch_embed.proj', layout=CONV),
+    *layer('backbone/stem', 'patch_embed.proj', layout=CONV),
     Entry('backbone/stem/root/kernel', f'{_STEM}.stem.conv.weight', CONV),
-    *_torch_norm('backbone/stem/root_norm', f'{_STEM}.stem.norm'),
-    *_timm_unit('backbone/stem/stage{s}/unit{u}', _STEM + '.stages.{s0}.blocks.{u0}'),
+    *norm('backbone/stem/root_norm', f'{_STEM}.stem.norm'),
+    *timm_unit('backbone/stem/stage{s}/unit{u}', _STEM + '.stages.{s0}.blocks.{u0}'),
     Entry('backbone/cls', 'cls_token', SAME), Entry('backbone/dist', 'dist_token', SAME),
     Entry('backbone/registers', 'reg_token', SAME), Entry('backbone/positions', 'pos_embed', SAME),
     *_timm_block(_BLOCKS, 'blocks.{i}'),
-    *_torch_norm(f'{_BLOCKS}/attn/query_norm', 'blocks.{i}.attn.q_norm'),
-    *_torch_norm(f'{_BLOCKS}/attn/key_norm', 'blocks.{i}.attn.k_norm'),
+    *norm(f'{_BLOCKS}/attn/query_norm', 'blocks.{i}.attn.q_norm'),
+    *norm(f'{_BLOCKS}/attn/key_norm', 'blocks.{i}.attn.k_norm'),
     Entry(f'{_BLOCKS}/scale1', 'blocks.{i}.ls1.gamma', SAME), Entry(f'{_BLOCKS}/scale2', 'blocks.{i}.ls2.gamma', SAME),
-    *_torch_norm('backbone/norm', 'norm'),
+    *norm('backbone/norm', 'norm'),
     Entry('backbone/pool/probe', 'attn_pool.latent', SAME),
-    *_torch('backbone/pool/attn/query', 'attn_pool.q'),
-    *_torch('backbone/pool/attn/key', 'attn_pool.kv', part=(0, 2)),
-    *_torch('backbone/pool/attn/value', 'attn_pool.kv', part=(1, 2)),
-    *_torch('backbone/pool/attn/out', 'attn_pool.proj'), *_torch_norm('backbone/pool/norm', 'attn_pool.norm'),
-    *_torch('backbone/pool/mlp/up', 'attn_pool.mlp.fc1'), *_torch('backbone/pool/mlp/down', 'attn_pool.mlp.fc2'),
-    *_torch('head', 'head'), *_torch('head_dist', 'head_dist'),
-    *_torch('decoder/embed', 'decoder_embed'), *_timm_block('decoder/blocks', 'decoder_blocks.{i}'),
-    *_torch_norm('decoder/norm', 'decoder_norm'), *_torch('decoder/predict', 'decoder_pred'),
+    *layer('backbone/pool/attn/query', 'attn_pool.q'),
+    *layer('backbone/pool/attn/key', 'attn_pool.kv', part=(0, 2)),
+    *layer('backbone/pool/attn/value', 'attn_pool.kv', part=(1, 2)),
+    *layer('backbone/pool/attn/out', 'attn_pool.proj'), *norm('backbone/pool/norm', 'attn_pool.norm'),
+    *layer('backbone/pool/mlp/up', 'attn_pool.mlp.fc1'), *layer('backbone/pool/mlp/down', 'attn_pool.mlp.fc2'),
+    *layer('head', 'head'), *layer('head_dist', 'head_dist'),
+    *layer('decoder/embed', 'decoder_embed'), *_timm_block('decoder/blocks', 'decoder_blocks.{i}'),
+    *norm('decoder/norm', 'decoder_norm'), *layer('decoder/predict', 'decoder_pred'),
     Entry('mask_token', 'mask_token', SAME),
 )
 """Also of DeiT, MAE, DINO and DINOv2."""
 
-_GATED = (*_torch(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1', part=(0, 2)),
-          *_torch(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1', part=(1, 2)))
+_GATED = (*layer(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1', part=(0, 2)),
+          *layer(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1', part=(1, 2)))
 TIMM_SWIGLU: Table = (*(e for e in TIMM if not e.ours.startswith(f'{_BLOCKS}/mlp/up')), *_GATED)
 """With a gate: gate and value in one matrix, the gate first."""
 
 TIMM_MIXER: Table = (
-    *_torch('backbone/stem', 'stem.proj', layout=CONV),
-    *_torch_norm(f'{_BLOCKS}/norm1', 'blocks.{i}.norm1'), *_torch_norm(f'{_BLOCKS}/norm2', 'blocks.{i}.norm2'),
-    *_torch(f'{_BLOCKS}/tokens/up', 'blocks.{i}.mlp_tokens.fc1'),
-    *_torch(f'{_BLOCKS}/tokens/down', 'blocks.{i}.mlp_tokens.fc2'),
-    *_torch(f'{_BLOCKS}/channels/up', 'blocks.{i}.mlp_channels.fc1'),
-    *_torch(f'{_BLOCKS}/channels/down', 'blocks.{i}.mlp_channels.fc2'),
-    *_torch_norm('backbone/norm', 'norm'), *_torch('head', 'head'),
+    *layer('backbone/stem', 'stem.proj', layout=CONV),
+    *norm(f'{_BLOCKS}/norm1', 'blocks.{i}.norm1'), *norm(f'{_BLOCKS}/norm2', 'blocks.{i}.norm2'),
+    *layer(f'{_BLOCKS}/tokens/up', 'blocks.{i}.mlp_tokens.fc1'),
+    *layer(f'{_BLOCKS}/tokens/down', 'blocks.{i}.mlp_tokens.fc2'),
+    *layer(f'{_BLOCKS}/channels/up', 'blocks.{i}.mlp_channels.fc1'),
+    *layer(f'{_BLOCKS}/channels/down', 'blocks.{i}.mlp_channels.fc2'),
+    *norm('backbone/norm', 'norm'), *layer('head', 'head'),
 )
 
 
@@ -231,26 +233,26 @@ FLAX_MIXER: Table = (
 def _hf_block(ours: str, theirs: str, *, norm1: str, norm2: str, up: str, down: str) -> list[Entry]:
   """A block of transformers, in the names its files have had from the beginning and are still written with."""
   attention = [entry for name in ('query', 'key', 'value')
-               for entry in _torch(f'{ours}/attn/{name}', f'{theirs}.attention.attention.{name}')]
-  return [*attention, *_torch(f'{ours}/attn/out', f'{theirs}.attention.output.dense'),
-          *_torch_norm(f'{ours}/norm1', f'{theirs}.{norm1}'), *_torch_norm(f'{ours}/norm2', f'{theirs}.{norm2}'),
-          *_torch(f'{ours}/mlp/up', f'{theirs}.{up}'), *_torch(f'{ours}/mlp/down', f'{theirs}.{down}')]
+               for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attention.attention.{name}')]
+  return [*attention, *layer(f'{ours}/attn/out', f'{theirs}.attention.output.dense'),
+          *norm(f'{ours}/norm1', f'{theirs}.{norm1}'), *norm(f'{ours}/norm2', f'{theirs}.{norm2}'),
+          *layer(f'{ours}/mlp/up', f'{theirs}.{up}'), *layer(f'{ours}/mlp/down', f'{theirs}.{down}')]
 
 
 _OLD = {'norm1': 'layernorm_before', 'norm2': 'layernorm_after', 'up': 'intermediate.dense', 'down': 'output.dense'}
 _DINO = {'norm1': 'norm1', 'norm2': 'norm2', 'up': 'mlp.fc1', 'down': 'mlp.fc2'}
 _HF_EMBEDDINGS: Table = (
-    *_torch('backbone/stem', 'embeddings.patch_embeddings.projection', layout=CONV),
+    *layer('backbone/stem', 'embeddings.patch_embeddings.projection', layout=CONV),
     Entry('backbone/cls', 'embeddings.cls_token', SAME), Entry('backbone/dist', 'embeddings.distillation_token', SAME),
     Entry('backbone/registers', 'embeddings.register_tokens', SAME),
     Entry('backbone/positions', 'embeddings.position_embeddings', SAME),
-    *_torch_norm('backbone/norm', 'layernorm'),
+    *norm('backbone/norm', 'layernorm'),
 )
 _HF_HEADS: Table = (
-    *_torch('head', 'classifier'), *_torch('head_dist', 'distillation_classifier'),
-    *_torch('decoder/embed', 'decoder.decoder_embed'),
+    *layer('head', 'classifier'), *layer('head_dist', 'distillation_classifier'),
+    *layer('decoder/embed', 'decoder.decoder_embed'),
     *_hf_block('decoder/blocks', 'decoder.decoder_layers.{i}', **_OLD),
-    *_torch_norm('decoder/norm', 'decoder.decoder_norm'), *_torch('decoder/predict', 'decoder.decoder_pred'),
+    *norm('decoder/norm', 'decoder.decoder_norm'), *layer('decoder/predict', 'decoder.decoder_pred'),
     Entry('mask_token', 'decoder.mask_token', SAME),
 )
 HUGGINGFACE: Table = (*_HF_EMBEDDINGS, *_hf_block(_BLOCKS, 'encoder.layer.{i}', **_OLD), *_HF_HEADS)
@@ -261,57 +263,7 @@ HUGGINGFACE_DINO: Table = (
     Entry(f'{_BLOCKS}/scale1', 'encoder.layer.{i}.layer_scale1.lambda1', SAME),
     Entry(f'{_BLOCKS}/scale2', 'encoder.layer.{i}.layer_scale2.lambda1', SAME),
 )
-_HF_GATED = (*_torch(f'{_BLOCKS}/mlp/gate', 'encoder.layer.{i}.mlp.weights_in', part=(0, 2)),
-             *_torch(f'{_BLOCKS}/mlp/up', 'encoder.layer.{i}.mlp.weights_in', part=(1, 2)),
-             *_torch(f'{_BLOCKS}/mlp/down', 'encoder.layer.{i}.mlp.weights_out'))
+_HF_GATED = (*layer(f'{_BLOCKS}/mlp/gate', 'encoder.layer.{i}.mlp.weights_in', part=(0, 2)),
+             *layer(f'{_BLOCKS}/mlp/up', 'encoder.layer.{i}.mlp.weights_in', part=(1, 2)),
+             *layer(f'{_BLOCKS}/mlp/down', 'encoder.layer.{i}.mlp.weights_out'))
 HUGGINGFACE_DINO_SWIGLU: Table = (*(e for e in HUGGINGFACE_DINO if '/mlp/' not in e.ours), *_HF_GATED)
-
-
-def _bit_unit(ours: str, theirs: str) -> list[Entry]:
-  """A unit of BiT: what is normed before each of its convolutions lies with it."""
-  found = [Entry(f'{ours}/proj/kernel', f'{theirs}/a/proj/standardized_conv2d/kernel', SAME)]
-  for i, letter in enumerate('abc', 1):
-    found += [Entry(f'{ours}/conv{i}/kernel', f'{theirs}/{letter}/standardized_conv2d/kernel', SAME),
-              Entry(f'{ours}/norm{i}/scale', f'{theirs}/{letter}/group_norm/gamma', VECTOR),
-              Entry(f'{ours}/norm{i}/bias', f'{theirs}/{letter}/group_norm/beta', VECTOR)]
-  return found
-
-
-BIT: Table = (
-    Entry('backbone/root/kernel', 'resnet/root_block/standardized_conv2d/kernel', SAME),
-    *_bit_unit('backbone/stage{s}/unit{u}', 'resnet/block{s}/unit{u2}'),
-    Entry('backbone/norm/scale', 'resnet/group_norm/gamma', VECTOR),
-    Entry('backbone/norm/bias', 'resnet/group_norm/beta', VECTOR),
-    Entry('head/kernel', 'resnet/head/conv2d/kernel', POINT), Entry('head/bias', 'resnet/head/conv2d/bias', SAME),
-)
-TIMM_BIT: Table = (
-    Entry('backbone/root/kernel', 'stem.conv.weight', CONV),
-    *(entry for entry in _timm_unit('backbone/stage{s}/unit{u}', 'stages.{s0}.blocks.{u0}')
-      if 'proj_norm' not in entry.ours),
-    *_torch_norm('backbone/norm', 'norm'), *_torch('head', 'head.fc', layout=POINT_CONV),
-)
-
-
-def _conv_norm(ours: str, conv: str, norm: str) -> list[Entry]:
-  """A convolution and its BatchNorm, whose running statistics are of the state."""
-  return [Entry(f'backbone/{ours}/conv/kernel', f'{conv}.weight', CONV), *_torch_norm(f'backbone/{ours}/norm', norm),
-          Entry(f'state/{ours}/norm/mean', f'{norm}.running_mean', SAME),
-          Entry(f'state/{ours}/norm/var', f'{norm}.running_var', SAME)]
-
-
-def _gate(ours: str, theirs: str) -> list[Entry]:
-  return [*_torch(f'backbone/{ours}/gate/down', f'{theirs}.se.conv_reduce', layout=POINT_CONV),
-          *_torch(f'backbone/{ours}/gate/up', f'{theirs}.se.conv_expand', layout=POINT_CONV)]
-
-
-_FIRST, _LATER = 'blocks.0.{u0}', 'blocks.{t0}.{u0}'
-TIMM_EFFICIENTNET: Table = (
-    *_conv_norm('stem', 'conv_stem', 'bn1'), *_conv_norm('top', 'conv_head', 'bn2'), *_torch('head', 'classifier'),
-    *_conv_norm('stage1/block{u}/depthwise', f'{_FIRST}.conv_dw', f'{_FIRST}.bn1'),
-    *_gate('stage1/block{u}', _FIRST), *_conv_norm('stage1/block{u}/project', f'{_FIRST}.conv_pw', f'{_FIRST}.bn2'),
-    *_conv_norm('stage{t}/block{u}/expand', f'{_LATER}.conv_pw', f'{_LATER}.bn1'),
-    *_conv_norm('stage{t}/block{u}/depthwise', f'{_LATER}.conv_dw', f'{_LATER}.bn2'),
-    *_gate('stage{t}/block{u}', _LATER),
-    *_conv_norm('stage{t}/block{u}/project', f'{_LATER}.conv_pwl', f'{_LATER}.bn3'),
-)
-"""Blocks of the first stage do not expand, so that their convolutions have other names."""

@@ -95,8 +95,7 @@ def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
   if not path.is_dir():
     return [path]
   if (path / INDEX).is_file():
-    names = sorted(set(json.loads((path / INDEX).read_text())['weight_map'].values()))
-    return [path / name for name in names]
+    return [path / name for name in _shard_names(path / INDEX)]
   for name in MODEL_FILES:
     if (path / name).is_file():
       return [path / name]
@@ -116,10 +115,7 @@ def cache() -> pathlib.Path:
 
 def _file(address: str, opener: Opener) -> pathlib.Path:
   name = urllib.parse.unquote(address.partition('?')[0].rstrip('/').rsplit('/', 1)[-1])
-  path = cache() / hashlib.sha256(address.encode()).hexdigest()[:16] / name
-  if not path.exists():
-    fetch(address, path, opener=opener)
-  return path
+  return _once(address, cache() / hashlib.sha256(address.encode()).hexdigest()[:16] / name, opener)
 
 
 def _model(name: str, opener: Opener) -> pathlib.Path:
@@ -144,20 +140,37 @@ def _model(name: str, opener: Opener) -> pathlib.Path:
 def _shards(address: str, folder: pathlib.Path, opener: Opener, name: str) -> None:
   if not _try(f'{address}/{INDEX}', folder / INDEX, opener):
     raise UserError(f'hf://{name} has none of {", ".join((*MODEL_FILES, INDEX))}')
-  for shard in sorted(set(json.loads((folder / INDEX).read_text())['weight_map'].values())):
+  for shard in _shard_names(folder / INDEX):
     _once(f'{address}/{shard}', folder / shard, opener)
 
 
+def _shard_names(index: pathlib.Path) -> list[str]:
+  """The files that an index of shards names, which lie beside it.
+
+  Raises:
+    UserError: it is damaged, or names a file elsewhere.
+  """
+  try:
+    found = sorted(set(json.loads(index.read_text())['weight_map'].values()))
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise UserError(f'{index} is no index of shards: {error}; fetch it again') from error
+  if odd := [name for name in found if not isinstance(name, str) or pathlib.PurePath(name).name != name]:
+    raise UserError(f'{index} names {odd[0]!r}, which is no file beside it')
+  return found
+
+
 def _once(address: str, path: pathlib.Path, opener: Opener) -> pathlib.Path:
-  if not path.exists():
-    fetch(address, path, opener=opener)
+  """A file that must exist, fetched if it is not here yet."""
+  if not _try(address, path, opener):
+    raise UserError(f'{address} does not exist: its server knows no such file; want another address or name')
   return path
 
 
 def _try(address: str, path: pathlib.Path, opener: Opener) -> bool:
-  """Fetches a file that may not exist; whether it does."""
+  """Fetches a file that may not exist, if it is not here yet; whether it does."""
   try:
-    _once(address, path, opener)
+    if not path.exists():
+      fetch(address, path, opener=opener)
   except FileNotFoundError:
     return False
   return True

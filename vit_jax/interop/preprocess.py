@@ -67,7 +67,8 @@ USUAL: dict[str, dict[str, Any]] = {
 }
 """What is usual in each family."""
 
-_BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 1., 'image_px': (448, 448)}
+_BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR}
+_BIT_TUNED = r'resnetv2_{}_bit(m|\.goog_in21k_ft_in1k)'
 _CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934, 'b6': .942, 'b7': .949, 'b8': .954,
           'l2': .96}
 
@@ -79,9 +80,13 @@ BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
     (r'mixer_.*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
     (r'vit_(tiny|small|base|large)_(patch|r)\w*_384([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': 1.}),
     (r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip))\w*_224([._-].*)?', USUAL['timm']),
-    (r'resnetv2_\w+_bit.*', _BIT),
+    (_BIT_TUNED.format('152x4'), {**_BIT, 'resize': 1., 'image_px': (480, 480)}),
+    (r'resnetv2_152x2_bit\.goog_teacher_in21k_ft_in1k_384', {**_BIT, **_PILLOW, 'resize': 1., 'image_px': (384, 384)}),
+    (r'resnetv2_\w+_bit\.goog_(teacher_in21k_ft|distilled)_in1k', {**_BIT, **_PILLOW, 'resize': .875}),
+    (_BIT_TUNED.format(r'\w+'), {**_BIT, 'resize': 1., 'image_px': (448, 448)}),
+    (r'resnetv2_\w+_bit(m_in21k|\.goog_in21k)', {**_BIT, 'resize': .875}),
     (r'bit-m-r\d+x\d+-ilsvrc2012', {**USUAL['bit'], 'image_px': (480, 480)}),
-    (r'bit-m-r\d+x\d+', USUAL['bit']),
+    (r'bit-[ms]-r\d+x\d+', USUAL['bit']),
     *((rf'tf_efficientnet_{size}[._]ap([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': crop})  # AdvProp
       for size, crop in _CROPS.items()),
     (r'tf_efficientnet_l2\w*[._-].*475.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .936, 'image_px': (475, 475)}),

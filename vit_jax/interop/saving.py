@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.types import HostArray, UserError
-from vit_jax.interop import files, folders, infer, names, runs, tables
+from vit_jax.interop import conv_names, files, folders, infer, names, runs, tables
 from vit_jax.interop.infer import Leaves
 from vit_jax.interop.names import Table
 from vit_jax.interop.weights import Weights, load
@@ -22,6 +22,8 @@ from vit_jax.models import posemb
 
 FAMILIES = (*names.FAMILIES, 'run')
 TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
+REPORT = 'weights.json'
+"""Of a folder; beside a single file it is part of `FILE.json`."""
 _TRAINING = ('dropout', 'drop_path', 'attention_dropout', 'dtype', 'execution', 'remat', 'layer_scale')
 """Settings of a model that say nothing of its function; of LayerScale it is whether there is one."""
 
@@ -99,19 +101,25 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
                            data=schema.Data(recipe=recipe), objective=weights.decoder or schema.Supervised())
     path.mkdir()
     runs.write(path, config, weights.params, weights.state, class_names=weights.class_names, image_px=p.image_px)
+    (path / REPORT).write_text(json.dumps(_report(weights), indent=2) + '\n')
     return
   configs = _configs(weights, path, family)
   tensors = to_tensors(weights, family)
   if configs:
     path.mkdir()
     files.write_safetensors(path / 'model.safetensors', tensors)
-    for name, content in configs.items():
+    for name, content in (configs | {REPORT: _report(weights)}).items():
       (path / name).write_text(json.dumps(content, indent=2) + '\n')
     return
   writer = {'.npz': files.write_npz, '.safetensors': files.write_safetensors}.get(path.suffix, files.write_torch)
   writer(path, tensors)
   content = folders.ours(weights, written_as=family)
   path.with_name(f'{path.name}.json').write_text(json.dumps(content, indent=2) + '\n')
+
+
+def _report(weights: Weights) -> dict[str, Any]:
+  """What became of every tensor when these weights were loaded."""
+  return {'source': weights.source, 'family': weights.family, **weights.report.plain()}
 
 
 def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any]:
@@ -161,9 +169,9 @@ def _leaves(weights: Weights) -> Leaves:
 def _table(weights: Weights, family: str) -> Table:
   """The table of a family that is for this kind of network; one for another kind has no place for it."""
   if isinstance(weights.model, schema.ResNet):
-    return names.TIMM_BIT if family == 'timm' else names.BIT
+    return conv_names.TIMM_BIT if family == 'timm' else conv_names.BIT
   if isinstance(weights.model, schema.EfficientNet):
-    return names.TIMM_EFFICIENTNET if family == 'timm' else ()
+    return conv_names.TIMM_EFFICIENTNET if family == 'timm' else ()
   is_mixer = isinstance(weights.model, schema.Mixer)
   is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
   match family:

@@ -134,7 +134,9 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> sources.S
   if settings is None:
     return data.eval
   found = data.eval
-  if settings.split or settings.source:
+  # Weights bring classes of their own, which what learns from features does not go by.
+  is_own = isinstance(settings, measures.OfTwo) and data.train is data.eval
+  if settings.split or settings.source or is_own:
     found = _open_split(config, settings, settings.split or config.data.eval_split)
   return subset.first(found, settings.limit)
 

@@ -62,4 +62,6 @@ def print_results(final: outcome.Final, workdir: storage.Path, *, num_classes: i
                           if outcome.is_telling(metric, num_classes))
       part = ', a part of them' if result.is_partial else ''
       print(f'{name} ({view}, {result.num_examples:,} images{part}): {numbers}')
+    of_features = f', {s:.1f} s of it for features' if (s := final.feature_seconds[name]) else ''
+    print(f'{name} took {final.seconds[name]:.1f} s{of_features}')
   print(f'Written to {workdir / "evaluate.json"}', flush=True)

@@ -2,7 +2,8 @@
 
 Writes into a folder `report.html`, which opens without a network, a PNG for each picture in it, the numbers by depth as
 `numbers.csv` and everything as `arrays.npz` (with several weights, names begin with the model's). Attention is
-collected on the explicit path, layer by layer; training and evaluation are not touched by any of it.
+collected on the explicit path, layer by layer; training and evaluation are not touched by any of it. Weights with
+the decoder of a masked autoencoder also paint what is hidden from them, as `reconstructions.png`.
 """
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ import jax
 import numpy as np
 
 from vit_jax import api
-from vit_jax.analysis import embeddings, inspection, inspection_page
+from vit_jax.analysis import embeddings, inspection, inspection_page, reconstruction
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image_ops import BadImage
 from vit_jax.interop import weights
-from vit_jax.jobs import predict
+from vit_jax.jobs import build, inference, predict, tasks
 from vit_jax.jobs import start as startup
 
 log = logging.getLogger('vit_jax.jobs')
@@ -38,8 +39,8 @@ class Pictures(NamedTuple):
   labels: list[str]
 
 
-def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, preprocess: str, model: str, view: str,
-        classes: str) -> int:
+def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, of_class: str, preprocess: str, model: str,
+        view: str, classes: str) -> int:
   """Inspects networks on pictures.
 
   Args:
@@ -47,6 +48,7 @@ def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, pre
     given: files and folders of pictures; none = only what needs no picture.
     to: folder to write to; made if missing.
     discard: of attention rollout, share of each row's smallest entries that is left out, as text; '' = 0.
+    of_class: number or name of the class that relevance is for; '' = the predicted one.
     preprocess, model, view: as `interop.weights.load` has them.
     classes: file of class names, a line for each output; '' = those of the weights.
 
@@ -60,12 +62,13 @@ def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, pre
   names = [part.strip() for part in where.split(',') if part.strip()]
   found = [weights.load(name, preprocess=preprocess, model=model, view=view) for name in names]
   networks = [api.Model(predict.name_classes(one, classes)) for one in found]
+  of_classes = [network.find_class(of_class) if of_class else None for network in networks]
   log.info('Attention is collected on the explicit path, one layer of %d images at a time.', BATCH)
   to.mkdir(parents=True, exist_ok=True)
   seen, num_bad = [], 0
-  for name, network in zip(_short_names(names), networks, strict=True):
+  for name, network, number in zip(_short_names(names), networks, of_classes, strict=True):
     images, pictures, num_bad = _read(network, paths)
-    seen.append(_inspect(name, network, images, pictures, discard=share))
+    seen.append(_inspect(name, network, images, pictures, discard=share, of_class=number))
     log.info('%s: %d pictures, %.0f s so far.', name, len(images), time.monotonic() - began)
   _write_numbers(to, seen)
   page = inspection_page.write(to, seen)
@@ -105,7 +108,7 @@ def _read(network: api.Model, paths: Sequence[str]) -> tuple[HostArray, Pictures
 
 
 def _inspect(name: str, network: api.Model, images: HostArray, pictures: Pictures, *,
-             discard: float) -> inspection_page.Seen:
+             discard: float, of_class: int | None) -> inspection_page.Seen:
   driver, grid = network.driver, network.grid
   params = jax.device_get(network.weights.params['backbone'])
   measured = None
@@ -113,13 +116,25 @@ def _inspect(name: str, network: api.Model, images: HostArray, pictures: Picture
     batches = (np.asarray(network.normalize(images[i:i + BATCH])) for i in range(0, len(images), BATCH))
     patch_px = (network.image_px[0] / grid[0], network.image_px[1] / grid[1])
     measured = inspection.measure(driver, batches, grid=grid, patch_px=patch_px, num_close=CLOSE, discard=discard,
-                                  logits=network.head, has_relevance=True)
+                                  logits=network.head, has_relevance=True, of_class=of_class)
   positions = np.asarray(driver.backbone.positions(params, grid))  # type: ignore[attr-defined]
   guesses = []
   if measured is not None and measured.logits is not None:
     guesses = [network.rank(row, top=1)[0].name for row in measured.logits]
   return inspection_page.Seen(name, network.weights.family, images[:CLOSE], pictures.paths, pictures.labels, guesses,
-                              grid, _filters(params), positions if positions.any() else None, measured, images)
+                              grid, _filters(params), positions if positions.any() else None, measured, images,
+                              _paint(network, images[:CLOSE]),
+                              '' if of_class is None else network.class_names[of_class])
+
+
+def _paint(network: api.Model, images: HostArray) -> reconstruction.Painted | None:
+  """What a masked autoencoder makes of pictures `[K, H, W, 3]` u8; None of weights without its decoder."""
+  weights = network.weights
+  if weights.decoder is None or 'decoder' not in weights.params or not len(images):
+    return None
+  task = tasks.build_mae(weights.decoder, build.build_backbone(inference.run_config(weights)))
+  found = jax.jit(task.reconstruct)(weights.params, network.normalize(images), jax.random.key(0))
+  return reconstruction.paint(*jax.device_get(found), mean=weights.preprocess.mean, std=weights.preprocess.std)
 
 
 def _filters(params: dict) -> HostArray | None:
@@ -138,6 +153,8 @@ def _write_numbers(to: pathlib.Path, seen: Sequence[inspection_page.Seen]) -> No
     prefix = '' if len(seen) == 1 else f'{one.name}/'
     if one.filters is not None:
       arrays[f'{prefix}filter_components'], _ = embeddings.filter_components(one.filters, FILTERS)
+    if one.painted is not None:
+      arrays |= {f'{prefix}{key}': value for key, value in one.painted._asdict().items()}
     if one.measured is None:
       continue
     arrays |= {f'{prefix}{key}': value for key, value in one.measured._asdict().items() if value is not None}

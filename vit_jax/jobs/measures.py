@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -20,6 +21,8 @@ from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.parallel import mesh as meshes
+
+log = logging.getLogger('vit_jax.jobs')
 
 OfTwo = evaluations.FROZEN
 Make = Callable[[str], Measuring]
@@ -109,7 +112,12 @@ def top_k(bench: Bench, name: str, settings: schema.TopK, source: sources.Source
   own, network, where = source.class_names, bench.class_names, f'evals.{name}'
   by_class = class_map.find(own, network, path=settings.classes, where=where)
   inner = bench.loader(source, bench.batch_size(name, settings), in_memory=True)
-  by_example = real.of_source(source, settings.labels) if isinstance(settings, schema.Real) else None
+  by_example = None
+  if isinstance(settings, schema.Real):
+    by_example = real.of_source(source, settings.labels)
+    counts = real.count(by_example)
+    log.info('%s: %s images have %s ReaL labels, %s have none and do not count.', where, f'{counts.num_scored:,}',
+             f'{counts.num_labels:,}', f'{counts.num_empty:,}')
   is_same = by_class == tuple((i,) for i in range(len(network))) and by_example is None
   loader = inner if is_same else targets.Retargeted(
       inner, by_class=by_class, num_classes=len(network), by_example=by_example)

@@ -29,6 +29,9 @@ from vit_jax.train.state import TrainState
 
 log = logging.getLogger('vit_jax.jobs')
 
+_LEARNING = ('Where the weights know other classes than the data: --config.evals=knn,fewshot,logistic learns those of '
+             'the data from features')
+
 
 class Asked(NamedTuple):
   """What a person says of weights on the command line; '' is nothing."""
@@ -124,10 +127,13 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
   source = sources.open_split(config.data, config.data.eval_split, image_px=config.image_px)
   if not needs_head(config):
     return build.Data(source, source, source.class_names, in_memory=False)
-  if not config.data.classes and found.class_names and source.class_names != found.class_names:
-    source = classes.renumbered(source, found.class_names, where=found.source)
-  else:
-    starting.check_order(found, source.class_names, is_listed=bool(config.data.classes))
+  try:
+    if not config.data.classes and found.class_names and source.class_names != found.class_names:
+      source = classes.renumbered(source, found.class_names, where=found.source)
+    else:
+      starting.check_order(found, source.class_names, is_listed=bool(config.data.classes))
+  except UserError as error:
+    raise UserError(f'{error}. {_LEARNING}') from None
   return build.Data(source, source, source.class_names, in_memory=False)
 
 

@@ -40,6 +40,11 @@ class Final(NamedTuple):
     return {metric_name(e, metric, view): value for e, views in self.results.items()
             for view, result in views.items() for metric, value in result.metrics.items()}
 
+  @property
+  def feature_seconds(self) -> dict[str, float]:
+    """Of `seconds`, those that went into taking features."""
+    return {name: round(sum(one.features_s for one in group.values()), 3) for name, group in self.results.items()}
+
 
 def metric_name(evaluation: str, metric: str, view: str) -> str:
   return f'{evaluation}/{metric}' + ('' if view == 'student' else f'@{view}')
@@ -77,7 +82,8 @@ def write_evaluation(workdir: storage.Path, final: Final, step: int) -> None:
       'top5': headline.metrics.get('top5') if headline else None,
       'num_examples': headline.num_examples if headline else 0,
       'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
-      'metrics': final.metrics, 'seconds': final.seconds}
+      'metrics': final.metrics, 'seconds': final.seconds,
+      'feature_seconds': final.feature_seconds}
   rundir.write_json(workdir / 'evaluate.json', content)
 
 

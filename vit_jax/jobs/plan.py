@@ -130,11 +130,21 @@ class Plan:
   def collectives_ms(self) -> float:
     """All collectives one after the other, around one ring of neighbours, hidden behind nothing.
 
-    Without what goes between slices, over a network whose speed is the data centre's.
+    Without what goes between slices.
     """
     rows = self.answer.costs.collectives if self.answer else []
     sent = sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
     return 1e3 * sent / self.subject.topology.chip.ring_bytes_s
+
+  @property
+  def between_slices_ms(self) -> float | None:
+    """What goes between slices, over the data centre's network; in no other figure. None: its speed is not known."""
+    rows = self.answer.costs.collectives if self.answer else []
+    sent = sum(row.sent_bytes for row in rows if row.kind == compiled.BETWEEN_SLICES)
+    rate = self.subject.topology.chip.between_bytes_s
+    if not sent:
+      return 0.
+    return 1e3 * sent / rate if rate else None
 
   def mfu(self, step_ms: float) -> float:
     topology = self.subject.topology
@@ -158,6 +168,7 @@ class Plan:
         'temp_bytes': answer.temp_bytes if answer else None,
         'estimated_step_ms': step, 'step_ms_source': 'compiler_cycles' if self.has_cycles else 'assumed_mfu',
         'assumed_mfu': None if self.has_cycles else ASSUMED_MFU, 'collectives_ms': self.collectives_ms,
+        'between_slices_ms': self.between_slices_ms,
         'step_ms_with_collectives': both, 'roofline_ms': self.roofline_ms,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params),
         'flops_per_step': self.flops_per_step, 'mfu': None if step is None else self.mfu(step),

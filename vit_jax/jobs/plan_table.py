@@ -111,6 +111,9 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if plan.answer:
     yield 'collectives', f'{_short(plan.collectives_ms)} ms', \
         f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, nothing hidden'
+  if between := plan.between_slices_ms:
+    yield 'between slices', f'{_short(between)} ms', \
+        f"the data centre's network at {chip.between_bytes_s / 1e9:g} GB/s a device; in no other figure"
 
   def added(value: str) -> str:
     return f'; {value} with all collectives added' if plan.answer else ''
@@ -138,13 +141,15 @@ TRUST = ('How far to trust it: memory is what the compiler reserves. The step is
 
 def collectives(plan: plans.Plan) -> str:
   assert plan.answer is not None
-  rows = [(row.kind, f'{row.calls:,}', f'{row.num_bytes / 2**20:,.1f}', f'{row.sent_bytes / 2**20:,.1f}',
-           '-' if row.kind == compiled.BETWEEN_SLICES
-           else f'{row.sent_bytes / plan.subject.topology.chip.ring_bytes_s * 1e3:.2f}')
-          for row in plan.answer.costs.collectives]
+  chip = plan.subject.topology.chip
+  rows = []
+  for row in plan.answer.costs.collectives:
+    rate = chip.between_bytes_s if row.kind == compiled.BETWEEN_SLICES else chip.ring_bytes_s
+    rows.append((row.kind, f'{row.calls:,}', f'{row.num_bytes / 2**20:,.1f}', f'{row.sent_bytes / 2**20:,.1f}',
+                 f'{1e3 * row.sent_bytes / rate:.2f}' if rate else '-'))
   shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms'), rows) if rows else 'None.'
   if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
-    shown += '\n\nBetween slices it goes over the network of the data centre; that time is in no figure here.'
+    shown += '\n\nBetween slices it goes over the network of the data centre; that time is in no sum here.'
   return f'{shown}\n\n{TRUST}' if plan.has_cycles else shown
 
 

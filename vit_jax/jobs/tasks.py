@@ -34,9 +34,7 @@ def build(config: schema.Config, backbone: Backbone, num_classes: int, *, length
           backbone, head, num_classes=num_classes, loss=task.loss, label_smoothing=task.label_smoothing,
           threshold=task.threshold, class_weights=task.class_weights)
     case schema.Mae():
-      tokens, model = _tokens(backbone)
-      decoder = Decoder(task.decoder_width, task.decoder_depth, task.decoder_heads, model)
-      return mae.Mae(tokens, decoder, patch=model.patch, hidden=task.hidden, normalized=task.normalized)
+      return build_mae(task, backbone)
     case schema.MaskedPatch():
       tokens, model = _tokens(backbone)
       return masked_patch.MaskedPatch(
@@ -58,6 +56,13 @@ def build(config: schema.Config, backbone: Backbone, num_classes: int, *, length
           temperature=task.temperature, label_smoothing=task.label_smoothing)
     case _:
       assert_never(task)
+
+
+def build_mae(task: schema.Mae, backbone: Backbone) -> mae.Mae:
+  """Masked autoencoding, of which more can be seen than of other tasks."""
+  tokens, model = _tokens(backbone)
+  decoder = Decoder(task.decoder_width, task.decoder_depth, task.decoder_heads, model)
+  return mae.Mae(tokens, decoder, patch=model.patch, hidden=task.hidden, normalized=task.normalized)
 
 
 def rules(config: schema.Config) -> list[sharding.Rule]:

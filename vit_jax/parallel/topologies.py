@@ -31,6 +31,7 @@ class Chip(NamedTuple):
   ring_bytes_s: what a device sends around one ring of neighbours in both directions together.
   clock_hz: of the cycles that the compiler counts; 0 = it counts none.
   cores: cores a device, for core-days.
+  between_bytes_s: its share of its host's way to other slices; 0 = not known.
   """
   platform: str
   hbm_gib: float
@@ -39,19 +40,21 @@ class Chip(NamedTuple):
   ring_bytes_s: float
   clock_hz: float = 0.
   cores: int = 1
+  between_bytes_s: float = 0.
 
 
 # Peaks, memory and its bandwidth, links: Cloud TPU documentation; v2, v3: Jouppi et al. 2020 (CACM 63(7)), half a
-# chip; links of v3 (70 GB/s) and v4 (50 GB/s): Jouppi et al. 2023, Table 4, a core getting half of its chip's.
+# chip; links of v3 (70 GB/s) and v4 (50 GB/s): Jouppi et al. 2023, Table 4, a core getting half of its chip's. Between
+# slices: the documentation has 6.4 Tbit/s for 256 chips of v5e, 25.6 Tbit/s for 256 of v6e.
 CHIPS = {
     'v2': Chip('tpu', 7.48, 22.5e12, 350e9, 62e9, .70e9),
     'v3': Chip('tpu', 15.48, 61.5e12, 450e9, 70e9, .94e9),
     'v4': Chip('tpu', 30.75, 275e12, 1228e9, 100e9, 1.05e9, 2),
-    'v5e': Chip('tpu', 15.75, 197e12, 819e9, 100e9, 1.5e9),
+    'v5e': Chip('tpu', 15.75, 197e12, 819e9, 100e9, 1.5e9, between_bytes_s=3.125e9),
     'v5p': Chip('tpu', 95.73, 459e12, 2765e9, 200e9, 1.75e9, 2),
-    'v6e': Chip('tpu', 31.24, 918e12, 1640e9, 200e9, 1.75e9),
+    'v6e': Chip('tpu', 31.24, 918e12, 1640e9, 200e9, 1.75e9, between_bytes_s=12.5e9),
     # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction.
-    'a100': Chip('gpu', 76., 312e12, 2039e9, 300e9),
+    **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9)),  # `gpu`: the least of them
     'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9),
     'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9),
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.

@@ -1,10 +1,12 @@
 """Progress of one piece of work inside a job: a bar on a terminal, a log line now and then elsewhere.
 
-A run that trains has a bar of its own, and two cannot share a terminal: there it is lines.
+A run that trains has a bar of its own, and two cannot share a terminal: there it is lines. Each line names the work;
+above a bar one does.
 """
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -33,7 +35,10 @@ class Tally:
     self._name, self._total, self._unit, self._now = name, total, unit, now
     self._active, self._began_s = active, now()
     self._said_s = self._began_s
-    self._bar = Progress(total, start=0, shown=active, now=now) if bar else None
+    self._bar: Progress | None = None
+    if bar and active and sys.stdout.isatty():
+      log.info('%s: %s %s', name, f'{total:,}', unit)
+      self._bar = Progress(total, start=0, shown=True, now=now)
 
   def __enter__(self) -> Tally:
     return self
