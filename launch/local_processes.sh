@@ -70,7 +70,7 @@ end_all() {
   done
 }
 
-# shellcheck disable=SC2317  # called by the trap below
+# shellcheck disable=SC2317,SC2329  # called by the trap below
 on_signal() {
   if [ -n "$asked" ]; then deadline=$SECONDS; return; fi
   asked=1
@@ -106,7 +106,7 @@ note_end() {
   fi
 }
 
-# shellcheck disable=SC2317  # called by the trap below
+# shellcheck disable=SC2317,SC2329  # called by the trap below
 finish() {
   local i
   trap '' INT TERM

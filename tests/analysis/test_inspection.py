@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax.analysis import attention as maps
 from vit_jax.analysis import attention_numbers as numbers
-from vit_jax.analysis import driving, inspection, spectra
+from vit_jax.analysis import driving, figures, inspection, spectra
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Features
 from vit_jax.models import vit
@@ -67,3 +67,14 @@ def test_relevance_is_for_the_class_that_is_predicted_unless_another_is_asked_fo
   other = inspection.relevance(DRIVER, IMAGES[:1], grid=GRID, logits=logits, of_class=(chosen + 1) % 7)
   np.testing.assert_allclose(WHOLE.relevance[0], own, rtol=1e-4, atol=1e-6)
   assert np.abs(own - other).max() > 1e-4 and own.min() >= 0
+
+
+def test_a_few_tokens_that_gather_attention_do_not_hide_the_others() -> None:
+  image = np.full((28, 28, 3), 200, np.uint8)
+  heat = np.full((14, 14), .1)
+  heat[5:8, 5:8], heat[0, 0], heat[0, -1] = .5, 50., 40.
+  lit = figures.shade(image, heat)[..., 0]
+  assert lit[12, 12] == 200 and lit[0, 0] == 200 and lit[20, 4] == 40
+  once = np.zeros((14, 14))
+  once[7, 7] = 1.
+  assert figures.shade(image, once)[14, 14, 0] > 100 and figures.shade(image, np.zeros((14, 14))).max() == 0

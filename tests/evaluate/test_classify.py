@@ -149,8 +149,8 @@ def test_weights_that_are_not_finite_are_named() -> None:
     return predict(selected, image * selected['head'])
   one = classify.TopK(scaled, prepare, Loader(6), mesh=programs.mesh(programs.MESHES['one']), metrics=(),
                       num_classes=CLASSES, name='evals.test')
-  with pytest.raises(UserError, match='evals.test: the outputs of 37 images are not finite; these weights hold nan or '
-                                      'inf: head'):
+  with pytest.raises(UserError, match='evals.test: the outputs of 6 images of a batch are not finite; these weights '
+                                      'hold nan or inf: head; want others'):
     one.measure({'head': jnp.float32(np.nan), 'other': jnp.ones(3)})
   assert one.measure({'head': jnp.float32(1.)}).num_examples == SIZE
 

@@ -45,6 +45,9 @@ def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherw
     ('vit_tiny_patch16_224.safetensors', .5, 248, 'bicubic'),
     ('deit_tiny_patch16_224-a1311bcf.pth', .485, 248, 'bicubic'),
     ('timm/vit_base_patch16_224.augreg2_in21k_ft_in1k', .5, 248, 'bicubic'),
+    ('deit3_base_patch16_224.fb_in1k', .485, 248, 'bicubic'),
+    ('deit3_base_patch16_224.fb_in22k_ft_in1k', .485, 224, 'bicubic'),
+    ('deit_3_base_224_21k.pth', .485, 224, 'bicubic'),
     ('mae_pretrain_vit_base.pth', .485, 256, 'bicubic'), ('dino_deitsmall16_pretrain.pth', .485, 256, 'bicubic'),
     ('hf://timm/vit_small_patch16_224.dino', .485, 256, 'bicubic'),
     ('dinov2_vits14_reg4_pretrain.pth', .485, 224, 'bicubic'), ('ViT-B_16.npz', .5, 0, 'bilinear'),
@@ -75,7 +78,9 @@ def test_published_names_of_convolutional_networks_say_how_and_for_which_size(
 
 def test_other_names_say_nothing() -> None:
   for name in ('model.safetensors', 'weights.npz', 'vit_base_patch16_clip_224', 'vit_base_patch16_siglip_224',
-               'demining.pth', 'resnetv2_50x1_bit', 'resnetv2_50'):
+               'demining.pth', 'resnetv2_50x1_bit', 'resnetv2_50', 'vit_base_patch16_clip_384.openai_ft_in1k',
+               'vit_base_patch16_siglip_384.webli', 'vit_base_patch16_224_miil.in21k', 'mixer_b16_224.miil_in21k',
+               'vit_base_patch16_224.bamboo', 'vit_base_patch16_rope_224.naver_in1k'):
     assert preprocess.by_name(name) == []
   assert decide(preprocess.by_name('vit_base_patch16_384'), px=(384, 384)).resize_px == 384
 

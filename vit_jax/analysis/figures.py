@@ -153,17 +153,26 @@ def scatter(places: HostArray, labels: Sequence[str], *, title: str) -> bytes:
 def shade(image: HostArray, heat: HostArray) -> HostArray:
   """`image [H, W, 3]` uint8 dimmed where `heat [h, w]` is low, as in the ViT paper's Figure 6; uint8.
 
-  The map is scaled to its largest value and enlarged with linear interpolation.
+  The map is scaled so that its largest 3 % are fully lit, and enlarged with linear interpolation.
   """
-  return np.round(image * enlarge(heat / max(float(heat.max()), 1e-12), image.shape[:2])[..., None]).astype(np.uint8)
+  return np.round(image * enlarge(heat / max(_bright(heat), 1e-12), image.shape[:2])[..., None]).astype(np.uint8)
 
 
 def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
-  """`image [H, W, 3]` uint8 under the colours of `heat [h, w]`, scaled between its extremes; uint8."""
+  """`image [H, W, 3]` uint8 under the colours of `heat [h, w]`, from its least value to its largest 3 %; uint8."""
   import matplotlib
-  scaled = (heat - heat.min()) / max(float(heat.max() - heat.min()), 1e-12)
+  scaled = (heat - heat.min()) / max(_bright(heat) - float(heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]
   return np.round(255 * ((1 - opacity) * image / 255. + opacity * colors)).astype(np.uint8)
+
+
+def _bright(heat: HostArray) -> float:
+  """The value that 3 % of the cells exceed, so that a few tokens that gather attention do not hide the others.
+
+  Where fewer than that are above all others, as in a thresholded map, it is the largest.
+  """
+  found = float(np.quantile(heat, .97))
+  return found if found > float(heat.min()) else float(heat.max())
 
 
 def enlarge(heat: HostArray, size: tuple[int, int]) -> HostArray:

@@ -45,10 +45,11 @@ class Seen(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """A PNG file, its name without suffix, and what is said under it."""
+  """A PNG file, its name without suffix, and what is said under it; `is_sheet`: it has rows of small pictures."""
   name: str
   png: bytes
   says: str
+  is_sheet: bool = False
 
 
 def write(to: pathlib.Path, seen: Sequence[Seen]) -> str:
@@ -114,7 +115,7 @@ def _paintings(seen: Sequence[Seen]) -> Iterator[Picture]:
     yield Picture(_named('reconstructions', one, seen), reconstruction.sheet(one.shown, one.painted, captions), _says(
         f'Masked autoencoding (arXiv 2111.06377, Figure 2): {one.painted.hidden.mean():.0%} of the patches are hidden, '
         'and painted from the others. Where patches were normalised for training, each prediction has the mean and '
-        'deviation of the true patch.', one, seen))
+        'deviation of the true patch.', one, seen), is_sheet=True)
 
 
 def _maps(seen: Sequence[Seen]) -> Iterator[Picture]:
@@ -132,10 +133,11 @@ def _maps(seen: Sequence[Seen]) -> Iterator[Picture]:
     yield Picture(_named('maps', one, seen), figures.contact_sheet(rows, captions=captions, heads=heads), _says(
         'Attention rollout over all layers, as colours and as light (ViT paper, Figure 6); relevance of patches for '
         f'{one.of_class or "the class that is predicted"} (arXiv 2103.15679); the first three principal components of '
-        'the final patch tokens of all these pictures as red, green and blue (DINOv2, Figure 1).', one, seen))
+        'the final patch tokens of all these pictures as red, green and blue (DINOv2, Figure 1).', one, seen),
+                  is_sheet=True)
     yield Picture(_named('heads', one, seen), _head_sheet(one, m), _says(
         f'Each head of the last block from where the network reads, and the patches that hold {MASS:.0%} of it (DINO, '
-        'Figure 1).', one, seen))
+        'Figure 1).', one, seen), is_sheet=True)
 
 
 def _head_sheet(one: Seen, m: Measured, *, most: int = 6, pictures: int = 6) -> bytes:
@@ -224,10 +226,11 @@ def _features(seen: Sequence[Seen]) -> Iterator[Picture]:
     captions = [_caption(one, i) for i in range(len(rows))]
     sheet = figures.contact_sheet(rows, captions=captions, heads=heads)
     yield Picture(_named('neighbours', one, seen), sheet, _says(
-        'The nearest other pictures by the cosine of their features.', one, seen))
+        'The nearest other pictures by the cosine of their features.', one, seen), is_sheet=True)
 
 
 def _card(picture: Picture) -> str:
   data = base64.b64encode(picture.png).decode()
   says = html.escape(picture.says)
-  return f'<figure><img src="data:image/png;base64,{data}" alt="{says}"><figcaption>{says}</figcaption></figure>'
+  kind = ' class="sheet"' if picture.is_sheet else ''
+  return f'<figure{kind}><img src="data:image/png;base64,{data}" alt="{says}"><figcaption>{says}</figcaption></figure>'

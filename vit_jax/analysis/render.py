@@ -247,6 +247,8 @@ h3 { font-size: .95rem; margin: 0 0 .4em; font-weight: 600; }
 .examples img { width: 100%; aspect-ratio: 1; object-fit: contain; display: block; background: #0002; }
 .plates { display: grid; gap: 22px; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 .plates figure { margin: 0; min-width: 0; } .plates img { max-width: 100%; background: #fff; border-radius: 8px; }
+.plates .sheet { grid-column: 1 / -1; overflow-x: auto; }
+.plates .sheet img { min-width: 700px; width: 100%; max-width: 1000px; }
 .tiny { image-rendering: pixelated; }
 figcaption { font-size: .82rem; line-height: 1.4; padding: 7px 9px; overflow-wrap: break-word; }
 figcaption b { color: var(--text); } figcaption .wrong { color: var(--bad); }

@@ -76,13 +76,13 @@ class TopK:
     with Tally(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as tally:
       for batch in self._loader.batches():
         sums, rows = self._evaluate(selected, batch)
+        faults.check_finite(self._name, int(sums.pop('broken')), selected)
         for name, one in sums.items():
           totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
         kept = rows['mask'] > 0
         parts.append({name: rows[name][kept] for name in _GUESSED})
         done += len(rows['mask'])
         tally.update(done)
-    faults.check_finite(self._name, int(totals['broken']), selected)
     num_counted = round(totals['top1'][1])
     faults.check_counted(self._name, num_counted, total)
     metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}

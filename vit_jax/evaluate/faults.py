@@ -32,14 +32,15 @@ def check_counted(name: str, num_counted: int, num_examples: int) -> None:
 
 
 def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
-  """Raises UserError if outputs are not finite, naming the weights that are not. Every process must call it."""
+  """Raises UserError if outputs of a batch are not finite, and names such weights. Every process must call it."""
   if num_broken:
     names = nonfinite_leaves(selected)
     more = f' and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''
-    why = (f'these weights hold nan or inf: {", ".join(names[:_MOST_NAMES])}{more}' if names else
+    why = (f'these weights hold nan or inf: {", ".join(names[:_MOST_NAMES])}{more}; want others, such as those of an '
+           'earlier checkpoint' if names else
            'all weights are finite, so numbers overflow on the way (dtype, or pictures that are not in the range the '
            'weights want)')
-    raise UserError(f'{name}: the outputs of {num_broken:,} images are not finite; {why}')
+    raise UserError(f'{name}: the outputs of {num_broken:,} images of a batch are not finite; {why}')
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:

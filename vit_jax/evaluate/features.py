@@ -98,18 +98,18 @@ class Split:
   def _extract(self, selected: PyTree) -> Iterator[Rows]:
     """Rows `[P, b, …]` of one batch after the other; each is fetched while the next is computed."""
     waiting: tuple[Array, Array, Batch] | None = None
-    done = num_broken = num_counted = 0
+    done = num_counted = 0
     with self.count('images', self.num_examples) as tally:
       for batch in itertools.chain(self._loader.batches(), [None]):
         ahead = None if batch is None else self._begin(selected, batch)
         if waiting is not None:
           features, counts, rows = waiting
           broken, counted = jax.device_get(counts).tolist()
-          num_broken, num_counted, done = num_broken + broken, num_counted + counted, done + self._layout.batch_size
+          faults.check_finite(self.name, broken, selected)
+          num_counted, done = num_counted + counted, done + self._layout.batch_size
           tally.update(done)
           yield self._fetch(features, rows)
         waiting = ahead
-    faults.check_finite(self.name, num_broken, selected)
     faults.check_counted(self.name, num_counted, self.num_examples)
 
   def _begin(self, selected: PyTree, batch: Batch) -> tuple[Array, Array, Batch]:

@@ -67,6 +67,7 @@ USUAL: dict[str, dict[str, Any]] = {
 }
 """What is usual in each family."""
 
+_AUGREG = r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip|rope|miil|bamboo))\w*_{}([._-].*)?'
 _BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR}
 _BIT_TUNED = r'resnetv2_{}_bit(m|\.goog_in21k_ft_in1k)'
 _CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934, 'b6': .942, 'b7': .949, 'b8': .954,
@@ -75,11 +76,11 @@ _CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934,
 BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
     (r'.*(dinov2).*', USUAL['dinov2']),
     (r'(.*[./_-])?(mae|dino)([._-].*)?', USUAL['mae']),
-    (r'deit.*384.*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),
+    (r'deit(.*384|3.*\.fb_in22k|_3.*_21k).*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),
     (r'deit.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .9}),
-    (r'mixer_.*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
-    (r'vit_(tiny|small|base|large)_(patch|r)\w*_384([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': 1.}),
-    (r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip))\w*_224([._-].*)?', USUAL['timm']),
+    (r'mixer_(?!.*miil).*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
+    (_AUGREG.format(384), {**NORMS['half'], **_PILLOW, 'resize': 1.}),
+    (_AUGREG.format(224), USUAL['timm']),
     (_BIT_TUNED.format('152x4'), {**_BIT, 'resize': 1., 'image_px': (480, 480)}),
     (r'resnetv2_152x2_bit\.goog_teacher_in21k_ft_in1k_384', {**_BIT, **_PILLOW, 'resize': 1., 'image_px': (384, 384)}),
     (r'resnetv2_\w+_bit\.goog_(teacher_in21k_ft|distilled)_in1k', {**_BIT, **_PILLOW, 'resize': .875}),
