@@ -54,7 +54,7 @@ def wait_for_checkpoint(process: subprocess.Popen[str], workdir: pathlib.Path, *
     folder = workdir / 'checkpoints'
     if folder.is_dir() and sum(p.name.isdigit() for p in folder.iterdir()) >= number:
       return
-    assert process.poll() is None, process.communicate()[0][-3000:]
+    assert process.poll() is None, (process.communicate()[0] or '')[-3000:]
     time.sleep(.05)
   raise AssertionError(f'no checkpoint in {timeout_s:.0f} s')
 
@@ -62,7 +62,7 @@ def wait_for_checkpoint(process: subprocess.Popen[str], workdir: pathlib.Path, *
 def wait_for_step(process: subprocess.Popen[str], workdir: pathlib.Path, step: int) -> None:
   """Returns once the record has this step."""
   while not ((workdir / 'metrics.jsonl').exists() and step in losses(workdir)):
-    assert process.poll() is None, process.communicate()[0][-3000:]
+    assert process.poll() is None, (process.communicate()[0] or '')[-3000:]
     time.sleep(.05)
 
 

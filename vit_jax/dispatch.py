@@ -139,6 +139,14 @@ def average(command: Command) -> int:
                  steps=command.flags.get('steps', ''))
 
 
+def bench(command: Command) -> int:
+  config = load_config(command)
+  from vit_jax.jobs import bench as job
+  return job.run(config, search='search' in command.flags,
+                 to=command.local_path('to') if 'to' in command.flags else None,
+                 **{name: command.flags.get(name, '') for name in ('models', 'against', 'turns')})
+
+
 def report(command: Command) -> int:
   from vit_jax.jobs import report as job
   workdirs = [storage.open_path(part) for part in command.flags['workdir'].split(',')]
@@ -206,6 +214,7 @@ RUN: dict[str, Callable[[Command], int]] = {
     'plan': plan,
     'prepare': prepare,
     'average': average,
+    'bench': bench,
     'report': report,
     'list': list_configs,
     'study': study,

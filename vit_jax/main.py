@@ -41,6 +41,8 @@ JOBS = {
                   ('preprocess', 'model', 'view', 'from_pixels')),
     'plan': Job('compile the train step for hardware that is not here: does it fit, what does it cost',
                 ('config', 'topology'), ('workdir', 'search')),
+    'bench': Job('time the parts of a run on this machine: network, step, input; also beside other programs',
+                 ('config',), ('models', 'against', 'turns', 'search', 'to')),
     'average': Job('average checkpoints of a run into one of its own, for --job=evaluate',
                    ('workdir', 'to'), ('config', 'last', 'steps')),
     'report': Job('write report.html of a run directory, or one page of several, with their curves over each other',
@@ -62,7 +64,7 @@ FLAGS = {
     'preprocess': 'of weights: half, imagenet or clip; resize=248,image=224 (default: as they or their name say)',
     'model': 'of weights, what tensors cannot say: heads=6,gelu=exact,norm_eps=1e-6',
     'view': 'of weights that are a run: student, ema or teacher (default: ema where there is one)',
-    'family': 'of convert: vision_transformer, big_vision, timm, huggingface or run (default: by the end of --to)',
+    'family': 'of convert: vision_transformer, big_vision, timm, huggingface, bit or run (default: by the end of --to)',
     'classes': 'of convert and predict: file of class names, a line for each output of the weights',
     'discard': 'of inspect: share of each row of attention, its smallest, that rollout leaves out (default: 0)',
     'of_class': 'of inspect: the class that relevance is for, by number or name (default: the predicted one)',
@@ -82,7 +84,11 @@ FLAGS = {
     'topology': 'hardware to plan for: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8',
     'processes': 'of study: how many runs at once (default: 1)',
     'dry_run': 'of study: say what the runs are and would take, and run nothing; takes no value',
-    'search': 'also look for settings that fit, and the fastest of them; takes no value',
+    'models': 'of bench: networks by name, instead of that of the config: S/16,B/16,Mixer-B/16',
+    'against': 'of bench: timm, timm-compiled, transformers, transformers-compiled, big_vision; NAME=PATH of a Python '
+               'that has it, or of a checkout',
+    'turns': 'of bench: how often everything is timed (default: 7)',
+    'search': 'also look for settings that fit, and the fastest of them; of bench: the largest batch; takes no value',
 }
 SWITCHES = ('search', 'dry_run', 'overwrite', 'json', 'overlay', 'from_pixels')
 """Flags without a value."""

@@ -62,6 +62,17 @@ def test_the_best_penalty_is_chosen_on_what_is_held_out() -> None:
   assert result.num_examples == 37 and held.sum() == 21
 
 
+def test_penalties_that_do_not_fit_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(linear, 'SOLVER_BYTES', 1)
+  probe = logistic_probe(40, 'one')
+  data, _ = linear._place(probe._train, probe._test, rows.weights())
+  found = probe._fit(data, PENALTIES)
+  assert found.kernel.shape == (3, WIDTH, CLASSES)
+  for i, penalty in enumerate(PENALTIES):
+    want = sklearn_fit(penalty, np.ones(101, bool))
+    np.testing.assert_allclose(found.kernel[i], want.coef_.T, atol=2e-3 * np.abs(want.coef_).max())
+
+
 def test_one_penalty_holds_nothing_out() -> None:
   result = logistic_probe(40, 'one', (1e-2,)).measure(rows.weights())
   assert set(result.metrics) == {'top1', 'top5', 'l2'}

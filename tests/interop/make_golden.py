@@ -31,7 +31,7 @@ def fill(model: torch.nn.Module) -> dict[str, np.ndarray]:
   found = {}
   for name, old in model.state_dict().items():
     table = 'decoder_pos_embed' in name
-    new = drawn.decoder_positions(4, old.shape[-1]) if table else drawn.tensor(name, tuple(old.shape))
+    new = drawn.decoder_positions(4, old.shape[-1]) if table else np.asarray(drawn.tensor(name, tuple(old.shape)))
     old.copy_(torch.from_numpy(new))
     found[name] = new
   model.eval()
@@ -148,7 +148,7 @@ def npz_shapes(*, attention: int, norm: int, mlp: int, prefix: str = '', positio
 def bit_shapes() -> dict[str, tuple[int, ...]]:
   """Names and shapes of an npz of BiT with units (1, 2), a root of 64 channels and 7 classes."""
   def normed(name: str, size: int) -> dict[str, tuple[int, ...]]:
-    return {f'{name}/group_norm/{leaf}': (1, 1, 1, size) for leaf in ('gamma', 'beta')}
+    return {f'{name}/group_norm/{leaf}': (size,) for leaf in ('gamma', 'beta')}
 
   found, inputs = {'resnet/root_block/standardized_conv2d/kernel': (7, 7, 3, 64)}, 64
   for stage, count in enumerate((1, 2), 1):

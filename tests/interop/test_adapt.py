@@ -58,6 +58,15 @@ def test_a_head_of_the_same_classes_is_kept() -> None:
   assert 'have no names' in str(fit(found._replace(class_names=()), target(names=made.CLASSES)).report.lines)
 
 
+def test_a_head_of_imagenet_21k_makes_room_for_that_of_a_run() -> None:
+  found = made.network(num_classes=21_843, class_names=(), head=schema.Head(pre_logits=32))
+  assert '21,843 classes' in weights.text(found)
+  rules = {line.name: line.rule for line in fit(found, target()).report.of('dropped')}
+  why = 'a new head: the 21,843 classes of the weights have no names'
+  assert rules == {'head/kernel': why, 'head/bias': why, **dict.fromkeys(
+      ('head/pre_logits/kernel', 'head/pre_logits/bias'), 'the run has a linear head')}
+
+
 def test_positions_of_another_grid_are_resized_without_the_class_token() -> None:
   found = made.network()
   for how in (Interpolation.BILINEAR, Interpolation.BICUBIC):

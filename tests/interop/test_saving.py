@@ -10,9 +10,10 @@ import pytest
 
 from tests.interop import made
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions
+from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions, PositionsAt
 from vit_jax.core.errors import UserError
 from vit_jax.interop import files, folders, saving, weights
+from vit_jax.models import posemb
 
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
 
@@ -190,6 +191,29 @@ def test_what_a_format_does_not_carry_is_listed(tmp_path: pathlib.Path) -> None:
   how = made.HOW._replace(interpolation=Interpolation.BILINEAR, antialias=False)
   _, lost = saving.save(made.network(preprocess=how), str(tmp_path / 'hf'))
   assert lost == ['preprocessing antialias (False, read back True)']
+
+
+@pytest.mark.parametrize(('positions', 'name'), [
+    (Positions.SINCOS2D_MAE, 'a.pth'), (Positions.SINCOS2D_MAE, 'a.npz'), (Positions.SINCOS2D_MAE, 'folder'),
+    (Positions.SINCOS2D, 'a.safetensors')])
+def test_fixed_positions_become_a_table_where_a_format_wants_one(
+    positions: Positions, name: str, tmp_path: pathlib.Path) -> None:
+  found = made.network(positions=positions)
+  _, lost = saving.save(found, str(tmp_path / name))
+  assert lost == [f'that positions are fixed ({positions.value}): they are written as a table']
+  table = weights.load(str(tmp_path / name)).params['backbone']['positions']
+  np.testing.assert_array_equal(table[0, 1:], posemb.FIXED[positions]((4, 4), 32))
+  assert not table[:, 0].any()
+
+
+@pytest.mark.parametrize(('changes', 'says'), [
+    ({'branch_scale': .5}, r'branch_scale=0.5 \(read back: 1.0\)'),
+    ({'positions_at': PositionsAt.SHARED}, 'positions_at=PositionsAt.SHARED'),
+    ({'norm_eps': 1e-5}, r'norm_eps=1e-05 \(read back: 1e-06\)')])
+def test_what_would_be_another_network_is_not_written(changes: dict, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'this format cannot say .*{says}.*: who loads it would have another network'):
+    saving.save(made.network(**changes), str(tmp_path / 'folder'), family='timm')
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_reads_back_otherwise_is_not_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.interop import made
-from vit_jax.config.schema import Gelu, Interpolation, Pool
+from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions
 from vit_jax.core.errors import UserError
 from vit_jax.interop import files, saving, weights
 
@@ -60,6 +60,30 @@ def test_a_missing_tensor_is_an_error_that_names_it(name: str, says: str, tmp_pa
   with pytest.raises(UserError) as caught:
     weights.load(file(tmp_path, found), model='heads=4')
   assert says in str(caught.value)
+
+
+def test_a_network_with_the_tensors_of_another_is_told_apart_by_its_name_or_warned_of(tmp_path: pathlib.Path) -> None:
+  found = saving.to_tensors(made.network(made.EFFICIENTNET), 'timm')
+  warned = weights.load(file(tmp_path, found, 'net.safetensors')).report.warnings
+  assert any('it is taken for one of tf_efficientnet_…' in one for one in warned)
+  assert weights.load(file(tmp_path, found, 'tf_efficientnet_b0-0af12548.pth')).report.warnings == ()
+  with pytest.raises(UserError, match='efficientnet_b0_ra-3dd342df.pth pads as PyTorch does, and has another epsilon'):
+    weights.load(file(tmp_path, found, 'efficientnet_b0_ra-3dd342df.pth'))
+  (tmp_path / 'config.json').write_text(json.dumps({'architecture': 'efficientnet_b0', 'pretrained_cfg': {}}))
+  with pytest.raises(UserError, match='efficientnet_b0 pads as PyTorch does'):
+    weights.load(file(tmp_path, found, 'net.safetensors'))
+
+
+def test_positions_that_are_not_there_are_those_of_big_vision_or_an_error(tmp_path: pathlib.Path) -> None:
+  found = timm()
+  del found['pos_embed']
+  with pytest.raises(UserError, match='it has no position embeddings: they are rotary, or there are none'):
+    weights.load(file(tmp_path, found), model='heads=4')
+  fixed = made.network(pool=Pool.MEAN, positions=Positions.SINCOS2D)
+  np.savez(tmp_path / 'a.npz', **saving.to_tensors(fixed, 'big_vision'))
+  loaded = weights.load(str(tmp_path / 'a.npz'))
+  assert loaded.model.positions is Positions.SINCOS2D
+  assert 'they are taken to be fixed (sincos2d)' in str(loaded.report.warnings)
 
 
 def test_a_file_without_a_head_has_no_classes(tmp_path: pathlib.Path) -> None:

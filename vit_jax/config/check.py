@@ -12,6 +12,7 @@ from vit_jax.config import (
     evaluations,
     model_options,
     objective_options,
+    pseudo_options,
     recipe_options,
     schema,
     training_options,
@@ -119,6 +120,7 @@ def _data(c: schema.Config) -> Iterator[str]:
   if d.in_memory is schema.InMemory.YES and d.workers:
     yield f'data.workers={d.workers} have nothing to do with data.in_memory=yes; want workers=0'
   yield from recipe_options.faults(c)
+  yield from pseudo_options.faults(c)
 
 
 def _optimizer(c: schema.Config) -> Iterator[str]:

@@ -57,6 +57,12 @@ class LabelMaps:
       labels[row], scores[row] = classes[place].reshape(shape[1:]), weights[place].reshape(shape[1:])
     return labels, scores
 
+  def surest(self) -> tuple[HostArray, HostArray]:
+    """Of all examples, the most likely class `[S]` at the first position, and its probability `[S] f16`."""
+    classes, scores = zip(*((classes[:, 0, 0, 0], weights[:, 0, 0, 0]) for classes, weights in self._parts),
+                          strict=True)
+    return np.concatenate(classes), np.concatenate(scores)
+
 
 def read_info(folder: pathlib.Path) -> Info:
   """What `folder/info.json` says.
@@ -74,13 +80,16 @@ def read_info(folder: pathlib.Path) -> Info:
   return Info(**{**saved, 'grid': tuple(saved['grid'])})
 
 
-def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]]) -> bool:
-  """Writes the maps of a source.
+def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
+          share: tuple[int, int] = (0, 1), meet: Callable[[str], None] = lambda place: None) -> bool:
+  """Writes the maps of a source. Several processes that share the folder may each compute some of the parts.
 
   Args:
     folder: to become the directory.
     info: what it will hold.
     compute: examples to `classes [n, h, w, k]` and probabilities `scores [n, h, w, k]`.
+    share: number of this process, and how many there are.
+    meet: of several processes: returns when all have called it with this name.
 
   Returns:
     False if the same is there already.
@@ -93,16 +102,23 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
     if not (folder / INFO).is_file() or (folder / INFO).read_text() != plan:
       raise UserError(f'--to={folder} holds something else; right would be a folder that is not there yet')
     return False
-  part = _begin(folder, plan)
+  meet('label maps seen')
+  part = folder.with_name(f'{folder.name}.part')
+  if not share[0]:
+    _begin(part, plan)
+  meet('label maps begun')
   for number, start in enumerate(range(0, info.num_examples, info.per_part)):
-    if _file(part, 'scores', number).is_file():  # the last of a part
+    if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # the last of a part
       continue
     classes, scores = compute(range(start, min(start + info.per_part, info.num_examples)))
     kind = np.uint16 if info.num_classes <= 2**16 else np.uint32
     _save(_file(part, 'classes', number), classes.astype(kind))
     _save(_file(part, 'scores', number), scores.astype(np.float16))
-  (part / 'plan.json').rename(part / INFO)
-  part.rename(folder)
+  meet('label maps computed')
+  if not share[0]:
+    (part / 'plan.json').rename(part / INFO)
+    part.rename(folder)
+  meet('label maps whole')
   return True
 
 
@@ -115,16 +131,14 @@ def check(info: Info, wanted: Mapping[str, Any], *, folder: pathlib.Path) -> Non
                     'with this config.')
 
 
-def _begin(folder: pathlib.Path, plan: str) -> pathlib.Path:
-  """`DIR.part`, emptied unless it was begun with the same plan."""
-  part = folder.with_name(f'{folder.name}.part')
+def _begin(part: pathlib.Path, plan: str) -> None:
+  """Makes `DIR.part`, emptied unless it was begun with the same plan."""
   part.mkdir(parents=True, exist_ok=True)
   path = part / 'plan.json'
   if not path.is_file() or path.read_text() != plan:
     shutil.rmtree(part)
     part.mkdir()
     path.write_text(plan)
-  return part
 
 
 def _file(folder: pathlib.Path, kind: str, number: int) -> pathlib.Path:

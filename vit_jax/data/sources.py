@@ -110,6 +110,9 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
   if data.num_examples not in (0, len(train)):
     splits.log.warning('data.num_examples=%s, but %s has %s examples', f'{data.num_examples:,}', train.name,
                        f'{len(train):,}')
+  if data.pseudo.source:
+    from vit_jax.data import pseudo
+    train = pseudo.beside(train, data, image_px=image_px)
   return Sources(train, evaluation, train.class_names)
 
 

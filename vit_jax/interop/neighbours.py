@@ -20,10 +20,11 @@ PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
 
 
 class Told(NamedTuple):
-  """What the files beside one tell."""
+  """What the files beside one tell; `architecture` is timm's name of the network."""
   hints: Hints = Hints()
   rules: tuple[Said, ...] = ()
   class_names: tuple[str, ...] = ()
+  architecture: str = ''
 
 
 def read(path: pathlib.Path) -> Told:
@@ -101,7 +102,7 @@ def _timm(c: Mapping[str, Any], name: str) -> Told:
   names = c.get('label_descriptions') or c.get('label_names') or ()
   labels = tuple(names.get(label, label) for label in c.get('label_names', ())) if isinstance(names, Mapping) else names
   return Told(Hints(int(arguments.get('num_heads', 0)), gelu=_activation(act) if act else None, image_px=size),
-              (Said(name, values),), tuple(map(str, labels)))
+              (Said(name, values),), tuple(map(str, labels)), str(c.get('architecture', '')))
 
 
 def _activation(name: str) -> Gelu:

@@ -24,7 +24,8 @@ FAMILIES = (*names.FAMILIES, 'run')
 TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
 REPORT = 'weights.json'
 """Of a folder; beside a single file it is part of `FILE.json`."""
-_TRAINING = ('dropout', 'drop_path', 'attention_dropout', 'dtype', 'execution', 'remat', 'layer_scale')
+_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
+             'remat', 'layer_scale')
 """Settings of a model that say nothing of its function; of LayerScale it is whether there is one."""
 
 
@@ -46,6 +47,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   """
   path = pathlib.Path(to).expanduser()
   family = _family(weights, path, family)
+  weights, notes = _with_table(weights, family)
   if path.exists() and not overwrite:
     raise UserError(f'--to={to} exists; want another place, or --overwrite')
   if path.is_dir() and overwrite and not any(p.name in ('config.json', 'checkpoints') for p in path.iterdir()):
@@ -64,7 +66,21 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
     raise UserError(f'--to={to} cannot be written: {error.strerror or error}') from error
   finally:
     shutil.rmtree(part, ignore_errors=True)
-  return path, lost
+  return path, notes + lost
+
+
+def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
+  """Weights with fixed positions as a table, and that it is so; as they are where a format computes them, too."""
+  m = weights.model
+  if family == 'run' or not isinstance(m, schema.ViT) or m.positions not in posemb.FIXED or (
+      family == 'big_vision' and m.positions is schema.Positions.SINCOS2D):
+    return weights, []
+  h, w = (px // m.patch for px in weights.preprocess.image_px)
+  first = np.zeros(((m.pool is schema.Pool.CLS) + m.distilled, m.width), np.float32)
+  table = np.concatenate([first, posemb.FIXED[m.positions]((h, w), m.width).astype(np.float32)])[None]
+  params = {**weights.params, 'backbone': {**weights.params['backbone'], 'positions': table}}
+  return (weights._replace(model=dataclasses.replace(m, positions=schema.Positions.LEARNED), params=params),
+          [f'that positions are fixed ({m.positions.value}): they are written as a table'])
 
 
 def _family(weights: Weights, path: pathlib.Path, family: str) -> str:
@@ -238,10 +254,10 @@ def _decoder_positions(weights: Weights) -> HostArray:
 
 
 def _compare(weights: Weights, again: Weights) -> list[str]:
-  """What a file does not carry of the weights it was made of.
+  """What a file does not carry of the weights it was made of, and what can be done without.
 
   Raises:
-    UserError: a parameter differs.
+    UserError: a parameter differs, or a setting without which they are another network.
   """
   wanted, found = _leaves(weights), _leaves(again)
   if again.family == 'big_vision':
@@ -251,10 +267,13 @@ def _compare(weights: Weights, again: Weights) -> list[str]:
   if wrong:
     raise UserError('what was written does not come back the same; nothing was kept:\n'
                     + '\n'.join(tables.listed(sorted(wrong))))
-  lost = [f'{field.name} ({getattr(weights.model, field.name)}, read back {getattr(again.model, field.name)})'
-          for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
-          and getattr(weights.model, field.name) != getattr(again.model, field.name)]
-  lost += [f'preprocessing {name} ({value}, read back {getattr(again.preprocess, name)})'
+  changed = [f'{field.name}={getattr(weights.model, field.name)} (read back: {getattr(again.model, field.name)})'
+             for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
+             and getattr(weights.model, field.name) != getattr(again.model, field.name)]
+  if changed:
+    raise UserError(f'this format cannot say {", ".join(changed)}: who loads it would have another network; nothing '
+                    'was kept. Want another format, such as --family=run')
+  lost = [f'preprocessing {name} ({value}, read back {getattr(again.preprocess, name)})'
            for name, value in weights.preprocess._asdict().items()
            if name != 'rule' and value != getattr(again.preprocess, name)]
   return lost + (['class names'] if weights.class_names != again.class_names else [])

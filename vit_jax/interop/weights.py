@@ -116,6 +116,7 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   found = tables.read(known.tensors, known.table)
   _check_all_placed(found)
   model = infer.model(found.leaves, hints)
+  doubts = _unsaid(model, found.leaves, known.family, told, (path.name, where))
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0)
@@ -130,10 +131,32 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
   names, more = _names(told.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  report = Report((*taken, *lines, *known.dropped), (), (*warnings, *more, *_doubts(leaves)))
+  report = Report((*taken, *lines, *known.dropped), (), (*warnings, *doubts, *more, *_doubts(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
   return Weights(model, head, num_classes, params, state, decoder, decided, names, known.family, where, report)
+
+
+def _unsaid(model: schema.Model, leaves: Leaves, family: str, told: neighbours.Told,
+            names: tuple[str, ...]) -> list[str]:
+  """Warnings about networks whose tensors are those of another network too.
+
+  Raises:
+    UserError: it is that other network.
+  """
+  if isinstance(model, schema.EfficientNet):
+    named = [name for one in (told.architecture, *names) if (name := one.rpartition('/')[2].lower())]
+    if other := [name for name in named if name.startswith('efficientnet_')]:
+      raise UserError(f'{other[0]} pads as PyTorch does, and has another epsilon; networks here are those of the '
+                      'authors, tf_efficientnet_…, whose files have the same names')
+    is_known = told != neighbours.Told() or any(name.startswith('tf_efficientnet_') for name in named)
+    return [] if is_known else ['it is taken for one of tf_efficientnet_…; the efficientnet_… of timm have the same '
+                                'tensors, and compute something else']
+  if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves:
+    return []
+  if family != 'big_vision':
+    raise UserError('it has no position embeddings: they are rotary, or there are none, which no network here has')
+  return ['it has no position embeddings; they are taken to be fixed (sincos2d), as those of big_vision are']
 
 
 def _check_all_placed(found: tables.Found) -> None:

@@ -178,7 +178,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
   task = sharpen(config, task, schedule, peak=peak)
   prepare = tasks.prepare(config, recipes.prepare_train(
-      config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory))
+      config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory), num_classes=num_classes)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
       seed=config.seed, accumulate=config.train.accumulate)

@@ -112,7 +112,7 @@ def top_k(bench: Bench, name: str, settings: schema.TopK, source: sources.Source
   own, network, where = source.class_names, bench.class_names, f'evals.{name}'
   by_class = class_map.find(own, network, path=settings.classes, where=where)
   inner = bench.loader(source, bench.batch_size(name, settings), in_memory=True)
-  by_example = None
+  by_example: real.Labels | None = None
   if isinstance(settings, schema.Real):
     by_example = real.of_source(source, settings.labels)
     counts = real.count(by_example)

@@ -18,6 +18,8 @@ from typing import IO, NamedTuple
 from vit_jax.config import schema, stored
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import rundir
+from vit_jax.record import writer
+from vit_jax.train.checkpoint import LOWER_IS_BETTER
 
 OUTPUT = 'output.txt'
 CHILD = ('-m', 'vit_jax.jobs.study_child')
@@ -58,10 +60,23 @@ class Task(NamedTuple):
       final = json.loads((self.folder / 'final.json').read_text())
       evaluation = json.loads((self.folder / 'evaluate.json').read_text())
       return schema.Result(self.config, str(self.folder), final['step'], final['seconds'], final['num_params'],
-                           final['exaflops'], final['metrics'], evaluation['top1'])
+                           final['exaflops'], final['metrics'], evaluation['top1'], self._best())
     except (OSError, ValueError, KeyError) as error:
       raise UserError(f'the results of {self.name} in {self.folder} cannot be read ({type(error).__name__}: {error}); '
                       'want final.json and evaluate.json as the run wrote them, or that folder removed') from error
+
+
+  def _best(self) -> dict[str, float]:
+    """All metrics of the step at which the one that the run watches was best; later rows of a step replace earlier."""
+    watched = self.config.train.early_stop.metric or self.config.checkpoints.keep_best
+    if not watched:
+      return {}
+    steps: dict[float, dict[str, float]] = {}
+    for row in writer.read(self.folder).rows:
+      steps.setdefault(row['step'], {}).update(row)
+    seen = [row for row in steps.values() if watched in row]
+    sign = -1. if watched.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
+    return max(seen, key=lambda row: sign * row[watched]) if seen else {}
 
 
 class Process:

@@ -25,7 +25,8 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   """
   rows = make_rows(study, results)
   figures = study.figures or (() if study.table else (schema.Figure('run', 'headline'),))
-  picture = panels.draw(rows, figures) if rows and figures else b''
+  curves = study.curves(results) if study.curves else []
+  picture = panels.draw(rows, figures, curves) if rows and figures else b''
   workdir.mkdir(parents=True, exist_ok=True)
   rundir.write_text(workdir / 'table.csv', _to_csv(rows))
   rundir.write_text(workdir / 'table.html', _to_page(study.name, rows, picture, missing))

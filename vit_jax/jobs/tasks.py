@@ -11,7 +11,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.api import Backbone, Loader, Objective, Prepare, TokenBackbone
 from vit_jax.core.errors import UserError
-from vit_jax.data import label_maps, labels, recipes
+from vit_jax.data import label_maps, labels, pseudo, recipes
 from vit_jax.data.sources import Source
 from vit_jax.models import backbones, heads, vit
 from vit_jax.models.mae_decoder import Decoder
@@ -85,8 +85,10 @@ def rules(config: schema.Config) -> list[sharding.Rule]:
       assert_never(config.objective)
 
 
-def prepare(config: schema.Config, inner: Prepare) -> Prepare:
-  """What a task does to batches after the recipe has."""
+def prepare(config: schema.Config, inner: Prepare, *, num_classes: int) -> Prepare:
+  """What a task does to batches after the recipe has, and a teacher's labels before it."""
+  if config.data.pseudo.source:
+    return pseudo.softening(inner, num_classes=num_classes)
   match config.objective:
     case schema.TokenLabel():
       assert isinstance(config.model, schema.ViT)
@@ -113,11 +115,14 @@ def attach(config: schema.Config, loader: Loader, source: Source) -> Loader:
           'grid': tuple(task.map_grid), 'top': task.top}, folder=maps.folder)
       return labels.LabelledLoader(loader, maps)
     case _:
-      return loader
+      return pseudo.SoftLoader(loader, source) if isinstance(source, pseudo.Beside) else loader
 
 
 def batch_shapes(config: schema.Config) -> recipes.Shapes:
   """What `attach` adds to an example."""
+  if config.data.pseudo.source:
+    top = config.data.pseudo.top
+    return {'token_labels': ((1, top), np.int32), 'token_scores': ((1, top), np.float32)}
   match config.objective:
     case schema.TokenLabel() as task:
       shape = (task.map_grid[0] * task.map_grid[1], task.top)

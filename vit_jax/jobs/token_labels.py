@@ -15,6 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
@@ -79,7 +80,9 @@ def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source
     def count(done: int) -> None:
       bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - started_s)})
 
-    compute = computing(config, found, source, jax.jit(predict), grid=grid, on_done=count)
+    mesh = meshes.make(config.mesh)
+    compute = computing(found, source, jax.jit(predict), recipe=_recipe(found), batch_size=config.batch_size, mesh=mesh,
+                        threads=config.data.threads, grid=grid, on_done=count)
     is_new = label_maps.write(to, info, compute)
   print(f'{"Written" if is_new else "There already"}: {to} ({len(source):,} maps of {grid[0]} x {grid[1]}). Use them '
         f'by --config.objective.maps={to} --config.objective.map_grid={grid[0]},{grid[1]}')
@@ -91,25 +94,42 @@ def classify_tokens(found: Weights, params: PyTree, image: Array, *, top: int) -
   features, _ = backbone.apply(params['backbone'], params['state'], image, train=False, key=None)
   num_images, num_tokens, width = features.tokens.shape
   logits_RC = head.apply(params['head'], features.tokens.reshape(-1, width))
-  scores_Rk, classes_Rk = jax.lax.top_k(jax.nn.softmax(logits_RC), min(top, logits_RC.shape[-1]))
-  shape = (num_images, num_tokens, top)
-  missing = ((0, 0), (0, top - classes_Rk.shape[-1]))
-  return jnp.pad(classes_Rk, missing).reshape(shape), jnp.pad(scores_Rk, missing).reshape(shape)
+  return most_likely(logits_RC.reshape(num_images, num_tokens, -1), top=top)
 
 
-def computing(config: schema.Config, found: Weights, source: Source, predict: Callable[..., tuple[Array, Array]], *,
-              grid: tuple[int, int], on_done: Callable[[int], None]) -> Compute:
-  """How the maps of some examples are made: read, squash, classify. Pictures that cannot be decoded get zeros."""
-  mesh = meshes.make(config.mesh)
-  meshes.check_batch(mesh, config.batch_size, 1, what='batch_size')
-  shard, recipe = meshes.local_rows(mesh), _recipe(found)
+def most_likely(logits_BNC: Array, *, top: int) -> tuple[Array, Array]:
+  """The most likely classes `[B, N, top] i32` and their probabilities among all; zeros beyond the number of classes."""
+  num = min(top, logits_BNC.shape[-1])
+  scores_BNk, classes_BNk = jax.lax.top_k(jax.nn.softmax(logits_BNC), num)
+  missing = ((0, 0), (0, 0), (0, top - num))
+  return jnp.pad(classes_BNk, missing), jnp.pad(scores_BNk, missing)
+
+
+def computing(found: Weights, source: Source, predict: Callable[..., tuple[Array, Array]], *, recipe: schema.Recipe,
+              batch_size: int, mesh: Mesh, threads: int, grid: tuple[int, int],
+              on_done: Callable[[int], None]) -> Compute:
+  """How the maps of some examples are made: read, resize, classify. Pictures that cannot be decoded get zeros.
+
+  Args:
+    found: the teacher.
+    source: of the examples.
+    predict: parameters and images to `classes [B, N, k]` and `scores [B, N, k]`.
+    recipe: how pictures are resized and normalised.
+    batch_size: over the devices of the mesh, which are all of this process.
+    mesh: where it is computed.
+    threads: that read pictures; 0 = one a core.
+    grid: rows and columns of N.
+    on_done: told how far it is, in examples.
+  """
+  meshes.check_batch(mesh, batch_size, 1, what='batch_size')
+  shard = meshes.local_rows(mesh)
   params = jax.device_put(inference.parameters(found), meshes.replicated(mesh))
   prepare = recipes.prepare_eval(recipe)
 
   def compute(rows: range) -> tuple[HostArray, HostArray]:
     part = sources.Parts([sources.Part(source, rows.start, rows.stop)], name=source.name)
-    loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=config.batch_size,
-                                 shard=shard, threads=config.data.threads, workers=0)
+    loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
+                                 shard=shard, threads=threads, workers=0)
     classes, scores = [], []
     for batch in loader.batches():
       image = meshes.put_batch({'image': batch['image']}, mesh, shard)
@@ -117,7 +137,7 @@ def computing(config: schema.Config, found: Weights, source: Source, predict: Ca
       one = jax.device_get(predict(params, prepared))
       classes.append(one[0])
       scores.append(one[1] * batch['mask'][:, None, None])
-      on_done(min(rows.start + config.batch_size * len(classes), rows.stop))
+      on_done(min(rows.start + batch_size * len(classes), rows.stop))
     loader.close()
     shape = (len(rows), *grid, classes[0].shape[-1])
     return tuple(np.concatenate(x)[:len(rows)].reshape(shape) for x in (classes, scores))  # type: ignore[return-value]

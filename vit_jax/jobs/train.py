@@ -19,7 +19,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.data import recipes
-from vit_jax.jobs import build, outcome, report, rundir, starting, tasks
+from vit_jax.jobs import build, outcome, pseudo_labels, report, rundir, starting, tasks
 from vit_jax.jobs import start as startup
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
@@ -39,6 +39,9 @@ def run(config: schema.Config, workdir: storage.Path) -> int:
   startup.start()
   # Processes of one run may share the directory; process 0 speaks for them.
   with rundir.hold(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
+    if asked := pseudo_labels.ensure(config):
+      print(f'Stopped by {asked} while the teacher labels pictures. The same command goes on from there.', flush=True)
+      return stopping.RESUMABLE
     return Run(config, workdir, began).run()
 
 

@@ -35,6 +35,9 @@ from vit_jax.config.schema.data import (
     OpTable as OpTable,
 )
 from vit_jax.config.schema.data import (
+    Pseudo as Pseudo,
+)
+from vit_jax.config.schema.data import (
     RandAugment as RandAugment,
 )
 from vit_jax.config.schema.data import (

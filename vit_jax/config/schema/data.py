@@ -110,6 +110,19 @@ class InMemory(enum.Enum):
 
 
 @dataclasses.dataclass
+class Pseudo:
+  """Pictures without labels, which a teacher labels before training begins (Noisy Student, arXiv 1911.04252)."""
+  source: str = ''           # like data.source; labels that it has are not used; '' = none
+  split: str = 'train'
+  teacher: str = ''          # its weights: like init_from
+  labels: str = ''           # directory of its answers: written where missing, used where there
+  top: int = 10              # classes of an answer that count, with their probabilities; 1 = hard labels
+  threshold: float = .3      # probability of the most likely class that a picture needs to be taken
+  per_class: int = 0         # pictures taken of each class, the surest ones, with copies where few; 0 = all
+  share: float = .5          # of these pictures in training
+
+
+@dataclasses.dataclass
 class Data:
   """Where images come from, and how they are read."""
   # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | vtab:TASK | array_record:DIR |
@@ -124,6 +137,7 @@ class Data:
   holdout: float = 0.1         # part held out of a source that has a single split
   holdout_seed: int = 0
   mix_classes: MixClasses = MixClasses.SAME
+  pseudo: Pseudo = field(default_factory=Pseudo)
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
   workers: int = 0             # loader processes; 0 = threads of this process

@@ -17,6 +17,8 @@ class Result:
   exaflops: float             # of training, 1e18 floating-point operations
   metrics: dict[str, float]   # as in its final.json: test/top1, test/top1@ema
   headline: float | None      # the one metric a single number is quoted from; None = it has no evaluation
+  # Metrics, and `step`, where the metric of train.early_stop, or else checkpoints.keep_best, was best; {} without one.
+  best: dict[str, float] = field(default_factory=dict)
 
 
 Results = dict[str, Result]
@@ -45,3 +47,5 @@ class Study:
   then: tuple[Callable[[Results], dict[str, Config]], ...] = ()
   table: Callable[[Results], list[Row]] | None = None  # None = a row a run, with all its metrics
   figures: tuple[Figure, ...] = ()
+  # Drawn into the figures as lines through these points, such as fits; the table's rows are then points without lines.
+  curves: Callable[[Results], list[Row]] | None = None

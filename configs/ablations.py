@@ -1,0 +1,88 @@
+"""A study: one ablation of the ViT paper's Appendix D. positions, pool, shape, or optimizer.
+
+Data:     scale=jft: JFT-300M, which is Google's own (point --config.data.source at your data), and TFDS `imagenet2012`
+          for 5-shot accuracy and fine-tuning. scale=small: TFDS `cifar10`, or source=folder:PATH, at 32 px.
+Source:   arXiv 2010.11929, Appendix D: positions (D.4, Table 8), class token or mean (D.3, Figure 9), depth, width, MLP
+          and patch (D.2, Figure 8), Adam or SGD for pre-training ResNets, which are then fine-tuned with SGD, and here
+          with Adam too (D.1, Table 7). Rates by Table 3; those of SGD by BiT (1912.11370); of Adam for
+          fine-tuning a choice made here.
+Run:      python -m vit_jax.main --job=study --config=configs/ablations.py:pool --workdir=runs/pool --dry_run
+          …/ablations.py:shape,small,source=folder:PATH
+Plan:     a run of B/16 on JFT is 224 exaFLOPs; a small one of 600 steps 2.5e-6
+Expected: without positions 61.4, with any 64.0 to 64.3 % (5-shot ImageNet); class token and mean alike, each at its
+          rate; depth pays most, patches next, width least. Not run here.
+"""
+import dataclasses
+
+from vit_jax.config import ablations, finetune, presets, pretrain, sizes, small
+from vit_jax.config import schema as s
+
+RESNETS = ('BiT-R50x1', 'BiT-R152x2')  # Table 7
+RATES = {'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}  # Table 3
+
+
+def get_config(arguments: str = '') -> s.Study:
+  """The study: which, scale, source=…."""
+  given = s.parse_arg(arguments, which=(*ablations.VARIANTS, 'optimizer'), scale=('jft', 'small'), source=('',))
+  which, source = given['which'], given['source']
+  is_small = given['scale'] == 'small'
+  name = f'ablation {which} {given["scale"]}'
+  if which == 'optimizer':
+    first = small_optimizers(source or 'tfds:cifar10') if is_small else optimizers(source)
+    return s.Study(name, first, () if is_small else (tuned,), ablations.rows, ablations.figures(which))
+  if is_small:
+    base = ablations.Base(small.vit(), dataclasses.replace(small.vit(1), patch=8, depth=2), 1e-3,
+                          lambda run, model, rate: small_run(run, model, rate, source or 'tfds:cifar10'))
+  else:
+    base = ablations.Base(sizes.vit('B/16'), s.ViT(patch=32, width=1024, depth=8, heads=16, mlp=2048), 8e-4,
+                          lambda run, model, rate: jft_run(run, model, rate, source))
+  return s.Study(name, ablations.VARIANTS[which](base), table=ablations.rows, figures=ablations.figures(which))
+
+
+def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
+  """7 epochs of JFT, measured by 5-shot accuracy on ImageNet."""
+  config = pretrain.jft(name, 'B/16', epochs=7, lr=rate, arguments='', meshes={})
+  model = presets.run_as(model, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  few = s.FewShot(every='10 %', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,))
+  return dataclasses.replace(
+      config, model=dataclasses.replace(model, dtype=s.DType.BF16), evals={'fewshot': few},
+      data=dataclasses.replace(config.data, source=source or config.data.source))
+
+
+def optimizers(source: str) -> dict[str, s.Config]:
+  """ResNets pre-trained with Adam, and with BiT's SGD."""
+  found = {}
+  for name in RESNETS:
+    config = jft_run(name, sizes.model(name), RATES[name], source)
+    sgd = s.Sgd(lr=.03, lr_per=256, weight_decay=1e-4, schedule=s.Schedule(s.Decay.LINEAR, warmup=pretrain.WARMUP))
+    found |= {f'{name}_adam': config, f'{name}_sgd': dataclasses.replace(config, optimizer=sgd)}
+  return found
+
+
+def tuned(results: s.Results) -> dict[str, s.Config]:
+  """Each of them fine-tuned on ImageNet, with SGD as the paper has it, and with Adam."""
+  found = {}
+  for run, result in results.items():
+    name = run.partition('_')[0]
+    config = finetune.build(sizes.model(name), name, 'imagenet2012', protocol='vit', phase='final', px=0)
+    adam = s.AdamW(lr=3e-5, weight_decay=0., schedule=config.optimizer.schedule)
+    for kind, optimizer in (('sgd', config.optimizer), ('adam', adam)):
+      found[f'{run}_tuned_{kind}'] = dataclasses.replace(config, optimizer=optimizer, init_from=result.workdir)
+  return found
+
+
+def small_optimizers(source: str) -> dict[str, s.Config]:
+  """Each small network with AdamW and with SGD, from scratch."""
+  sgd = s.Sgd(lr=.05, weight_decay=1e-4, schedule=s.Schedule(warmup='10 %'))
+  adam = {f'{name}_adam': small_run(name, make(), 1e-3, source) for name, make in small.NETWORKS.items()}
+  return adam | {name.replace('_adam', '_sgd'): dataclasses.replace(config, optimizer=sgd)
+                 for name, config in adam.items()}
+
+
+def small_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
+  """600 steps of 64 images."""
+  return s.Config(
+      name=name, length='600 steps', batch_size=64, image_px=(small.PX,) * 2,
+      data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=2)), model=model,
+      optimizer=s.AdamW(lr=rate, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10 %')),
+      evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %', keep_latest=1))

@@ -1,0 +1,23 @@
+"""A plain ViT on synthetic pictures, to see how fast this machine is: for `--job=bench`.
+
+Data:     none; pictures of noise, 1,000 classes.
+Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=S/16,B/16 --to=DIR
+          --config=configs/bench.py:bf16 computes in bfloat16, as accelerators want it; --search finds the largest
+          batch; --against=timm,transformers times those in the same run. With pictures of your own:
+          --config.data.source=folder:PATH
+Expected: a table of milliseconds, images/s and utilisation, with what a large product reaches beside it.
+"""
+from vit_jax.config import schema as s
+from vit_jax.config import sizes
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run, in `f32` or `bf16`."""
+  dtype = s.parse_arg(arguments, dtype=('f32', 'bf16'))['dtype']
+  model = sizes.vit('S/16')
+  model.dtype = s.DType.BF16 if dtype == 'bf16' else s.DType.F32
+  return s.Config(
+      name='ViT-S/16', length='100 steps', batch_size=4,
+      data=s.Data(source='synthetic', num_examples=256, num_classes=1_000),
+      model=model,
+      optimizer=s.AdamW(lr=1e-3, weight_decay=.1))

@@ -1,0 +1,71 @@
+"""A study: accuracy against the compute of pre-training, a law for each family, and what the next size would take.
+
+Data:     scale=jft: JFT-300M, which is Google's own (point --config.data.source at your data), and TFDS
+          `imagenet2012` for fine-tuning. scale=small: TFDS `cifar10`, or source=folder:PATH.
+Source:   ViT paper, section 4.4, Figure 5 and Table 6; settings of Table 3 (R200x3, which it leaves out, as R152x2),
+          fine-tuning at 384 px by Table 4. The law, E = c + a C^-b, is that of arXiv 2106.04560 without its shift.
+Run:      python -m vit_jax.main --job=study --config=configs/study_scaling.py --workdir=runs/scaling --dry_run
+          …/study_scaling.py:models=ViT+R50+B/16 takes some networks or families; the table has exaFLOPs (3 x forward x
+          images) beside the published ones, whether a run is on the frontier, and what the law of its family says.
+          …/study_scaling.py:small,source=folder:PATH is a ladder of small networks at 32 px
+Plan:     19,200 exaFLOPs of pre-training; B/32 alone is 56. small: 8 runs, 2e-4 exaFLOPs
+Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With its accuracies the law of ViT is
+          9.9 + 37.3 C^-.346 %. Not run here at this scale.
+"""
+import dataclasses
+
+from vit_jax.config import finetune, pretrain, scaling_study, sizes, small
+from vit_jax.config import schema as s
+from vit_jax.config.scaling_study import Next, Run
+from vit_jax.models import cost
+
+JFT = [Run('B/32', 7, 8e-4), Run('B/16', 7, 8e-4), Run('L/32', 7, 6e-4), Run('L/16', 7, 4e-4), Run('L/16', 14, 4e-4),
+       Run('H/14', 14, 3e-4), Run('R50+B/32', 7, 8e-4), Run('R50+B/16', 7, 8e-4), Run('R50+L/32', 7, 2e-4),
+       Run('R50+L/16', 7, 4e-4), Run('R50+L/16', 14, 4e-4), Run('BiT-R50x1', 7, 1e-3), Run('BiT-R152x2', 7, 6e-4),
+       Run('BiT-R200x3', 14, 6e-4)]
+NEXT = ('ViT-g/14', 'BiT-R200x4')  # of hybrids there is no larger one by name
+SMALL = [Run(f'{family}x{factor}', epochs, 2e-3) for family in ('ViT', 'hybrid') for factor in (1, 2)
+         for epochs in (1, 3)]
+
+
+def get_config(arguments: str = '') -> s.Study:
+  """The study: scale, then source=… models=…."""
+  given = s.parse_arg(arguments, scale=('jft', 'small'), source=('',), models=('',))
+  if given['scale'] == 'small':
+    runs = scaling_study.choose(SMALL, given['models'])
+    first = {run.name: small_run(run, given['source'] or 'tfds:cifar10') for run in runs}
+    return s.Study('scaling of small networks', first, table=lambda results: scaling_study.rows(results, runs, ()),
+                   figures=scaling_study.FIGURES, curves=lambda results: scaling_study.curves(results, runs, ()))
+  runs = scaling_study.choose(JFT, given['models'])
+  first = {run.name: pretrain.jft(run.name, run.model, epochs=run.epochs, lr=run.rate, arguments='', meshes={})
+           for run in runs}
+  if given['source']:
+    first = {name: dataclasses.replace(one, data=dataclasses.replace(one.data, source=given['source']))
+             for name, one in first.items()}
+  following = [Next(name, 14, exaflops(name, 14)) for name in NEXT
+               if any(scaling_study.family(run.model) == scaling_study.family(name) for run in runs)]
+
+  def tune(results: s.Results) -> dict[str, s.Config]:
+    return {run.tuned: dataclasses.replace(finetune.build(
+        sizes.model(run.model), run.model, 'imagenet2012', protocol='vit', phase='final', px=0),
+        init_from=results[run.name].workdir) for run in runs if run.name in results}
+
+  return s.Study('scaling', first, (tune,), lambda results: scaling_study.rows(results, runs, following),
+                 scaling_study.FIGURES, lambda results: scaling_study.curves(results, runs, following))
+
+
+def exaflops(model: str, epochs: int) -> float:
+  """Of pre-training on JFT-300M: 3 x forward x images, at 224 px."""
+  flops = cost.train_flops(sizes.model(model), (224, 224), head=s.Head(), num_classes=18_291)
+  return flops * epochs * 303e6 / 1e18
+
+
+def small_run(run: Run, source: str) -> s.Config:
+  """A run of the small ladder."""
+  family, factor = run.model.split('x')
+  return s.Config(
+      name=run.name, length=f'{run.epochs} epochs', batch_size=64, image_px=(small.PX,) * 2,
+      data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=2)),
+      model={'ViT': small.vit, 'hybrid': small.hybrid}[family](int(factor)),
+      optimizer=s.AdamW(lr=run.rate, weight_decay=.05, schedule=s.Schedule(warmup='10 %')),
+      evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %'))

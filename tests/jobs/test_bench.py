@@ -1,0 +1,126 @@
+"""`--job=bench`: what is timed, the table, ratios, peers that can and that cannot be timed."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from vit_jax import main
+from vit_jax.config import files
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import bench, bench_own, bench_peers
+
+TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '--config.model.width=16',
+        '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
+        '--config.data.num_classes=3', '--config.data.recipe.eval_resize_px=16']
+PEER = """
+import jax, jax.numpy as jnp
+
+class Network:
+  def __init__(self, classes, patch_size, width, depth, mlp_dim, num_heads, pool_type, dtype_mm):
+    assert (patch_size, width, depth, mlp_dim, num_heads, pool_type) == ((8, 8), 16, 1, 16, 2, 'tok')
+    self.classes = classes
+
+  def init(self, key, image):
+    return {'params': {'kernel': jax.random.normal(key, (image.shape[-1], self.classes))}}
+
+  def apply(self, variables, image, train=False, rngs=None):
+    return image.mean((1, 2)) @ variables['params']['kernel'], {}
+
+Model = Network
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
+  """A program with the names and calls of big_vision, and another network."""
+  folder = tmp_path / 'checkout'
+  (folder / 'big_vision' / 'models').mkdir(parents=True)
+  (folder / 'big_vision' / 'models' / 'vit.py').write_text(PEER)
+  return folder
+
+
+def test_all_parts_are_timed_also_beside_a_peer(checkout: pathlib.Path, tmp_path: pathlib.Path,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+  to = tmp_path / 'out'
+  assert main.run(['bench', *TINY, '--turns=2', f'--against=big_vision={checkout}', f'--to={to}']) == 0
+  shown = capsys.readouterr().out
+  found = json.loads((to / 'bench.json').read_text())
+  network = found['networks'][0]
+  by_part = {one['part']: one for one in network['parts']}
+  peers = {part for part in by_part if 'big_vision (jax ' in part}
+  assert set(by_part) - peers == set(bench_own.PARTS)
+  assert {part.split(' of ')[0] for part in peers} == {'forward', 'gradient', 'step'}
+  for one in by_part.values():
+    assert len(one['seconds']) == 2 and one['images_per_s'] == pytest.approx(8 / one['median_s'])
+    assert (one['ratio'] is None) == (one['part'] not in peers)
+  step, peer = by_part['step'], next(by_part[p] for p in peers if p.startswith('step'))
+  ratios = [b / a for a, b in zip(step['seconds'], peer['seconds'], strict=True)]
+  assert peer['ratio'] == pytest.approx(sum(ratios) / 2)
+  assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
+  assert network['matmul_flops'] > 1e9 and found['versions']['jax'] and found['device_kind'] == 'cpu'
+  assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
+
+
+def test_flops_are_those_of_the_models_cost(capsys: pytest.CaptureFixture[str]) -> None:
+  own = bench_own.Own(files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]]))
+  try:
+    # By hand: 4 patches of 192 values and a class token at width 16, an MLP of 16, 3 classes.
+    tokens = 4 * 192 * 16 + 5 * 4 * 16 * 16 + 2 * 5 * 5 * 16 + 5 * 2 * 16 * 16 + 16 * 3
+    assert own.flops() == {'forward': 16 * tokens, **dict.fromkeys(('gradient', 'step', 'together'), 48 * tokens)}
+  finally:
+    own.close()
+
+
+def test_a_peer_that_is_not_there_is_told_and_the_rest_timed(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'empty').mkdir()
+  assert main.run(['bench', *TINY, '--turns=1', f'--against=big_vision={tmp_path / "empty"}']) == 2
+  assert '--against=big_vision cannot be timed: ModuleNotFoundError: No module named' in caplog.text
+  assert '| together |' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('words', 'said'), [
+    (['--against=tim'], '--against=tim: want some of timm, timm-compiled'),
+    (['--against=timm=/nothing/here'], 'there is no /nothing/here; want a Python that has timm'),
+    (['--turns=none'], '--turns=none is no number of turns'),
+    (['--against=timm', '--config.model.registers=2'], 'compares plain ViTs'),
+    (['--models=Q/16'], 'Q/16'),
+])
+def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytest.LogCaptureFixture,
+                                      capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['bench', *TINY, '--turns=1', *words]) == 2
+  assert said in capsys.readouterr().err + caplog.text
+
+
+def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
+  seen = []
+
+  def part(name: str, seconds: float) -> bench_own.Part:
+    def run(count: int) -> float:
+      seen.append((name, count))
+      return count * seconds
+    return run
+
+  found = bench.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, least_s=.5)
+  assert found == {'a': pytest.approx([.1, .1]), 'b': [2., 2.]}
+  assert seen[4:] == [('a', 5), ('b', 1)] * 2
+
+
+def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+  config = files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]])
+  needs = iter([100, 200, 400, 800])
+  monkeypatch.setattr(bench_own, '_bytes', lambda program: next(needs))
+  monkeypatch.setattr(bench_own, '_device_bytes', lambda: 500.)
+  assert bench_own.largest_batch(config) == 32
+  monkeypatch.undo()
+  monkeypatch.setattr(bench_own, '_device_bytes', lambda: 1_000.)
+  with pytest.raises(UserError, match='a batch of 8 does not fit'):
+    bench_own.largest_batch(config)
+
+
+def test_peers_are_only_compared_with_what_they_have() -> None:
+  config = files.load('bench', ['model.swiglu=true'])
+  with pytest.raises(UserError, match='compares plain ViTs .* want --config=bench'):
+    bench_peers.settings(config, 3)

@@ -1,0 +1,64 @@
+"""Noisy Student (Xie et al. 2020, arXiv 1911.04252): rounds of a study in which each student is the next teacher."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from vit_jax.config import schema as s
+
+TEACHER, STUDENT = 'teacher', 'student'
+FIGURES = (s.Figure('round', 'test %', log_x=False),)
+
+
+def name(number: int) -> str:
+  """Of the run of a round; round 0 is the teacher's."""
+  return f'{STUDENT}_{number}' if number else TEACHER
+
+
+def taught(config: s.Config, teacher: str, pseudo: s.Pseudo, number: int) -> s.Config:
+  """The run of a student: as `config`, with pictures that the teacher, a run or a file of weights, has labelled.
+
+  Labels lie in the directory of a run, or beside a file; those of each round have a name of their own.
+  """
+  place = f'{teacher}{"." if teacher.endswith((".npz", ".safetensors", ".pth")) else "/"}pseudo_{number}'
+  return dataclasses.replace(config, name=name(number), data=dataclasses.replace(
+      config.data, pseudo=dataclasses.replace(pseudo, teacher=teacher, labels=place)))
+
+
+def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo], num: int, *,
+           teacher: str = '') -> tuple[dict[str, s.Config], tuple[Callable[[s.Results], dict[str, s.Config]], ...]]:
+  """The runs that can begin at once, and the stages after them.
+
+  Args:
+    students: number of a round, from 0, to its run; that of round 0 is the teacher.
+    pseudo: likewise to the pictures that are labelled for it, from 1.
+    num: rounds with a student.
+    teacher: weights that are there already, in place of round 0; '' = none.
+  """
+  def stage(number: int) -> Callable[[s.Results], dict[str, s.Config]]:
+    def runs(results: s.Results) -> dict[str, s.Config]:
+      before = results.get(name(number - 1))
+      return {name(number): taught(students(number), before.workdir, pseudo(number), number)} if before else {}
+    return runs
+
+  if not teacher:
+    return {TEACHER: students(0)}, tuple(stage(number) for number in range(1, num + 1))
+  return ({name(1): taught(students(1), teacher, pseudo(1), 1)},
+          tuple(stage(number) for number in range(2, num + 1)))
+
+
+def rows(results: s.Results) -> list[s.Row]:
+  """A row a round: the accuracy, and what it gained over the round before and over the first."""
+  found: list[s.Row] = []
+  scores: list[float] = []
+  for run, result in results.items():
+    score = None if result.headline is None else 100 * result.headline
+    number = int(run.partition('_')[2] or 0)
+    found.append({
+        'run': run, 'round': number, 'test %': score,
+        'over its teacher': score - scores[-1] if score is not None and scores else None,
+        'over the first': score - scores[0] if score is not None and scores else None,
+        'steps': result.step, 'images a step': result.config.batch_size, 'parameters': result.num_params,
+        'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
+    scores += [] if score is None else [score]
+  return found

@@ -1,0 +1,31 @@
+"""Which settings of pictures that a teacher labels make no sense, alone or together; part of `check.py`."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vit_jax.config import schema
+
+
+def faults(config: schema.Config) -> Iterator[str]:
+  """Every fault of `config.data.pseudo`, each with its value and what would be right."""
+  p = config.data.pseudo
+  if not p.source:
+    if p != schema.Pseudo():
+      yield "data.pseudo has settings, but data.pseudo.source='' names no pictures; want their source, or no settings"
+    return
+  for name, what in (('teacher', 'the weights that label the pictures'), ('labels', 'a directory for the labels')):
+    if not getattr(p, name):
+      yield f"data.pseudo.{name}='': want {what}"
+  for name, source in (('data.pseudo.source', p.source), ('data.source', config.data.source)):
+    if source.startswith('mix:'):
+      yield f'{name}={source!r} is a mixture, which has no examples in an order; want one source'
+  if not isinstance(config.objective, schema.Supervised | schema.Distill):
+    yield (f'data.pseudo gives classes, which objective {type(config.objective).__name__} does not learn; want '
+           'Supervised or Distill')
+  if config.data.recipe.views.on:
+    yield 'data.pseudo does not go with data.recipe.views.on=true; want one of the two'
+  if p.top < 1 or p.per_class < 0:
+    yield f'data.pseudo has top={p.top} and per_class={p.per_class}; want at least 1 and at least 0'
+  if not 0 <= p.threshold < 1 or not 0 < p.share < 1:
+    yield (f'data.pseudo has threshold={p.threshold} and share={p.share}; want 0 to below 1, and more than 0 to '
+           'below 1')

@@ -1,0 +1,165 @@
+"""A ViT of another program, timed on request: run by `bench_peers.py`, by any Python that has the program.
+
+  python bench_child.py NAME SETTINGS
+
+Reads lines `{"part": "step", "count": 3}` and answers each with `{"seconds": …}`; the first line it writes tells what
+it is, or what is wrong. Of ours it needs nothing.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Beside this file lie others, whose names are those of Python's own modules.
+sys.path[:] = [path for path in sys.path if os.path.abspath(path or '.') != os.path.dirname(os.path.abspath(__file__))]
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def torch_network(name: str, s: dict[str, Any]) -> tuple[str, Any]:
+  """A label and the module, from images `[B, 3, H, W]` to logits."""
+  import torch
+  if name == 'timm':
+    import timm
+    from timm.models.vision_transformer import VisionTransformer
+    mean = {} if s['pool'] == 'cls' else {'class_token': False, 'global_pool': 'avg', 'fc_norm': False}
+    return f'timm {timm.__version__}', VisionTransformer(
+        img_size=tuple(s['px']), patch_size=s['patch'], embed_dim=s['width'], depth=s['depth'], num_heads=s['heads'],
+        mlp_ratio=s['mlp'] / s['width'], num_classes=s['classes'],
+        act_layer='gelu_tanh' if s['tanh'] else None, **mean)
+  import transformers
+  if s['pool'] != 'cls':
+    raise ValueError('its classifier reads the class token; want --config.model.pool=cls')
+  config = transformers.ViTConfig(
+      hidden_size=s['width'], num_hidden_layers=s['depth'], num_attention_heads=s['heads'],
+      intermediate_size=s['mlp'], image_size=s['px'], patch_size=s['patch'], num_labels=s['classes'],
+      hidden_act='gelu_pytorch_tanh' if s['tanh'] else 'gelu', layer_norm_eps=1e-6)
+
+  class Logits(torch.nn.Module):
+    def __init__(self) -> None:
+      super().__init__()
+      self.network = transformers.ViTForImageClassification(config)
+
+    def forward(self, image: Any) -> Any:
+      return self.network(image).logits
+
+  return f'transformers {transformers.__version__}', Logits()
+
+
+def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
+  """Label, what can be called, and what waits for the device."""
+  import torch
+  torch.set_num_threads(s['threads'])
+  torch.set_float32_matmul_precision('highest')
+  device = 'cuda' if s['device'] == 'gpu' else 'cpu'
+  plain, _, compiled = name.partition('-')
+  label, network = torch_network(plain, s)
+  network = network.to(device)
+  forward = torch.compile(network) if compiled else network
+  image = torch.randn(s['batch'], 3, *s['px'], device=device)
+  target = torch.randint(0, s['classes'], (s['batch'],), device=device)
+  optimizer = torch.optim.AdamW(network.parameters(), lr=s['lr'], weight_decay=s['decay'], fused=device == 'cuda')
+  half = torch.autocast(device, torch.bfloat16, enabled=s['dtype'] == 'bfloat16')
+
+  def infer() -> Any:
+    network.eval()
+    with torch.inference_mode(), half:
+      return forward(image)
+
+  def gradient() -> Any:
+    network.train()
+    for parameter in network.parameters():
+      parameter.grad = None
+    with half:
+      loss = torch.nn.functional.cross_entropy(forward(image).float(), target)
+    loss.backward()
+    return loss
+
+  def step() -> Any:
+    loss = gradient()
+    if s['clip']:
+      torch.nn.utils.clip_grad_norm_(network.parameters(), s['clip'])
+    optimizer.step()
+    return loss
+
+  wait = torch.cuda.synchronize if device == 'cuda' else lambda: None
+  kind = 'compiled' if compiled else 'eager'
+  return (f'{label} ({kind}, torch {torch.__version__})', {'forward': infer, 'gradient': gradient, 'step': step}, wait)
+
+
+def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
+  """big_vision's network in a train step under jit, with optax; from a checkout on the path."""
+  import jax
+  import jax.numpy as jnp
+  import optax
+  from big_vision.models import vit
+  network = vit.Model(s['classes'], patch_size=(s['patch'],) * 2, width=s['width'], depth=s['depth'],
+                      mlp_dim=s['mlp'], num_heads=s['heads'], pool_type='tok' if s['pool'] == 'cls' else 'gap',
+                      dtype_mm=s['dtype'])
+  image = jax.random.normal(jax.random.key(0), (s['batch'], *s['px'], 3))
+  target = jax.random.randint(jax.random.key(1), (s['batch'],), 0, s['classes'])
+  chain = [optax.clip_by_global_norm(s['clip'])] if s['clip'] else []
+  optimizer = optax.chain(*chain, optax.adamw(s['lr'], weight_decay=s['decay']))
+  params = jax.jit(network.init)(jax.random.key(2), image)['params']
+  held = {'params': params, 'state': optimizer.init(params), 'last': None}
+
+  def loss(params: Any) -> Any:
+    logits = network.apply({'params': params}, image, train=True, rngs={'dropout': jax.random.key(3)})[0]
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), target).mean()
+
+  infer = jax.jit(lambda params: network.apply({'params': params}, image)[0])
+  differentiate = jax.jit(jax.grad(loss))
+
+  def update(params: Any, state: Any) -> Any:
+    updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+  update = jax.jit(update, donate_argnums=(0, 1))
+
+  def step() -> None:
+    held['params'], held['state'] = update(held['params'], held['state'])
+    held['last'] = held['params']
+
+  def keep(function: Callable[[Any], Any]) -> Callable[[], None]:
+    def call() -> None:
+      held['last'] = function(held['params'])
+    return call
+
+  calls = {'forward': keep(infer), 'gradient': keep(differentiate), 'step': step}
+  return (f'big_vision (jax {jax.__version__})', calls,
+          lambda: jax.block_until_ready(held['last']))
+
+
+def main(name: str, told: str) -> None:
+  """Answers until its input ends."""
+  out = os.fdopen(os.dup(1), 'w')  # what the programs themselves print goes elsewhere
+  os.dup2(2, 1)
+
+  def say(**answer: Any) -> None:
+    print(json.dumps(answer), file=out, flush=True)
+
+  settings = json.loads(told)
+  try:
+    label, calls, wait = big_vision_calls(settings) if name == 'big_vision' else torch_calls(name, settings)
+  except Exception as error:  # whatever is wrong there is told, and the others are timed
+    say(error=f'{type(error).__name__}: {error}')
+    return
+  say(label=label)
+  for line in sys.stdin:
+    wanted = json.loads(line)
+    try:
+      began = time.perf_counter()
+      for _ in range(wanted['count']):
+        calls[wanted['part']]()
+      wait()
+      say(seconds=time.perf_counter() - began)
+    except Exception as error:
+      say(error=f'{type(error).__name__}: {error}')
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
