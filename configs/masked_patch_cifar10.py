@@ -16,7 +16,7 @@ def get_config() -> s.Config:
   """The run."""
   few = {'train_split': 'train[:10%]', 'split': 'test[:20%]', 'batch_size': 500}
   return s.Config(
-      name='masked_patch_cifar10', length='2 epochs', batch_size=128, image_px=(32, 32),
+      name='masked_patch_cifar10', length='80e3 examples', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),
       model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN),
       objective=s.MaskedPatch(),

@@ -33,7 +33,7 @@ def paths() -> set[str]:
   for i, changes in enumerate(VITS):
     one = made.network(**changes, decoder=None if i else made.DECODER,
                        head=schema.Head(pre_logits=32 if i == 2 else 0))
-    found |= trees.flatten(one.params).keys()
+    found |= trees.flatten({**one.params, 'state': one.state}).keys()
   for task in TASKS:
     config = schema.Config(model=made.MODEL, image_px=(32, 32), objective=task)
     built = tasks.build(config, backbones.build(made.MODEL, (32, 32)), 3, lengths=durations.Lengths(10, 10, 10))

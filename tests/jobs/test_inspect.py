@@ -138,3 +138,16 @@ def test_a_share_that_is_none_and_a_missing_network_are_told(tmp_path: pathlib.P
     inspect._parse_share('1.5')
   assert main.run(['inspect', f'--to={tmp_path}']) == 2
   assert 'needs either --weights=… or --workdir=…' in capsys.readouterr().err
+
+
+def test_pictures_of_many_classes_are_shown_on_the_map_themselves(weights: list[str], tmp_path: pathlib.Path) -> None:
+  for i in range(26):
+    folder = tmp_path / 'many' / f'class{i:02d}'
+    folder.mkdir(parents=True)
+    Image.fromarray(np.full((32, 32, 3), (250, 10 * i, 0), np.uint8)).save(folder / 'a.png')
+  assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=32',
+                   f'--to={tmp_path / "out"}', str(tmp_path / 'many')]) == 0
+  drawn = np.asarray(Image.open(tmp_path / 'out' / 'map.png').convert('RGB')).reshape(-1, 3).astype(int)
+  own = [(np.abs(drawn - (250, 10 * i, 0)).max(1) <= 4).sum() for i in range(26)]
+  assert min(own) > 100  # pixels of each picture
+  assert not (tmp_path / 'out' / 'separable.png').exists()  # a picture a class says nothing of neighbours

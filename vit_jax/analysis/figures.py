@@ -126,10 +126,28 @@ def contact_sheet(rows: Sequence[Sequence[HostArray]], *, captions: Sequence[str
       for ax, picture in zip(line, pictures, strict=True):
         ax.imshow(picture, interpolation='nearest' if max(picture.shape[:2]) < 64 else 'antialiased')
         ax.axis('off')
-      line[0].set_title(_short(caption, 14 * len(pictures)), fontsize=6.5, loc='left', pad=2)
+      line[-1].set_title(' ', fontsize=6.5, pad=2)  # keeps the room; the caption itself is wider than its picture
+      line[0].text(0, 1.03, _short(caption, 14 * len(pictures)), transform=line[0].transAxes, fontsize=6.5,
+                   va='bottom').set_in_layout(False)
     for ax, title in zip(axes[0], heads, strict=False):
       ax.text(.98, .98, title, transform=ax.transAxes, fontsize=6, ha='right', va='top', color='white',
               bbox={'facecolor': '#0009', 'edgecolor': 'none', 'pad': 1.5})
+    return _png(figure)
+
+
+def picture_map(places: HostArray, images: HostArray, *, title: str) -> bytes:
+  """Images `[S, H, W, 3]` uint8 themselves at their places `[S, 2]`."""
+  from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+  with _canvas((7.2, 6.)) as (figure, axes):
+    ax = axes[0, 0]
+    ax.scatter(*places.T, s=0)
+    zoom = 30. / max(images.shape[1:3])
+    for place, image in zip(places, images, strict=True):
+      ax.add_artist(AnnotationBbox(OffsetImage(image, zoom=zoom), tuple(place), frameon=False))
+    ax.margins(.06)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.set_title(title, fontsize=9)
     return _png(figure)
 
 

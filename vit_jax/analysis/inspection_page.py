@@ -18,6 +18,7 @@ FILTERS = 28  # ViT paper, Figure 7
 MASS = .6  # of the attention that stays in a thresholded map (DINO)
 NEIGHBOURS = 5
 LEAST_FOR_MAP = 12  # images that a map or classes by depth are drawn of
+MOST_ON_MAP = 200  # that are themselves on the map, where their classes are too many for colours
 
 
 class Seen(NamedTuple):
@@ -198,7 +199,7 @@ def _tokens(seen: Sequence[Seen]) -> Iterator[Picture]:
       unit='linear CKA'),
       'Centred kernel alignment of the mean patch tokens of all pictures (arXiv 1905.00414).')
   labels = np.unique(np.array(seen[0].labels), return_inverse=True)[1]
-  if len(set(seen[0].labels)) > 1 and len(labels) >= LEAST_FOR_MAP:
+  if len(set(seen[0].labels)) > 1 and len(labels) >= LEAST_FOR_MAP and np.bincount(labels).mean() >= 2:
     curves = {}
     for name, m in measured.items():
       shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBOURS) for rows in m.by_depth]
@@ -216,7 +217,9 @@ def _features(seen: Sequence[Seen]) -> Iterator[Picture]:
     if len(one.images) < LEAST_FOR_MAP:
       continue
     places = embeddings.flat_map(one.measured.pooled, seed=0)
-    drawn = figures.scatter(places, list(one.labels), title='Pictures by their features')
+    title, kinds = 'Pictures by their features', len(set(one.labels))
+    drawn = (figures.scatter(places, list(one.labels), title=title) if 1 < kinds <= 24 or len(places) > MOST_ON_MAP
+             else figures.picture_map(places, one.images, title=title))
     yield Picture(_named('map', one, seen), drawn, _says(
         'Features under the head: principal components, then t-SNE. Distances between far groups mean little.', one,
         seen))

@@ -63,8 +63,8 @@ def rows(results: s.Results) -> list[s.Row]:
   """A row a run; `scaled` is what a run of `shape` scales."""
   found: list[s.Row] = []
   for run, result in results.items():
-    few = next((value for name, value in result.metrics.items() if name.startswith('fewshot/') and name.endswith('shot')),
-               result.headline)
+    shots = [value for name, value in result.metrics.items() if name.startswith('fewshot/') and name.endswith('shot')]
+    few = shots[0] if shots else result.headline
     top = next((value for name, value in result.metrics.items() if name.endswith('/top1')), None)
     found.append({
         'run': run, 'scaled': run.partition('_')[0], FEW_SHOT: None if few is None else round(100 * few, 2),
