@@ -51,7 +51,7 @@ def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
 
 def optimizers(source: str) -> dict[str, s.Config]:
   """ResNets pre-trained with Adam, and with BiT's SGD."""
-  found = {}
+  found: dict[str, s.Config] = {}
   for name in RESNETS:
     config = jft_run(name, sizes.model(name), RATES[name], source)
     sgd = s.Sgd(lr=.03, lr_per=256, weight_decay=1e-4, schedule=s.Schedule(s.Decay.LINEAR, warmup=pretrain.WARMUP))
@@ -61,7 +61,7 @@ def optimizers(source: str) -> dict[str, s.Config]:
 
 def tuned(results: s.Results) -> dict[str, s.Config]:
   """Each of them fine-tuned on ImageNet, with SGD as the paper has it, and with Adam."""
-  found = {}
+  found: dict[str, s.Config] = {}
   for run, result in results.items():
     name = run.partition('_')[0]
     config = finetune.build(sizes.model(name), name, 'imagenet2012', protocol='vit', phase='final', px=0)

@@ -8,6 +8,7 @@ Source:   arXiv 2106.04560, sections 3.1 to 3.5, as google-research/big_vision c
 Run:      python -m vit_jax.main --config=configs/vit_g14_jft3b.py --workdir=runs/vit_g14_jft3b
           The cooldown needs no decision beforehand: a run that is stopped early can be given a shorter --config.length.
           size=G/14 trains the 1.8 B one, by the same settings.
+Plan:     python -m vit_jax.main --job=plan --config=configs/vit_g14_jft3b.py:G/14,mesh=v5e:16x16 --topology=v5e:16x16
 Expected: the paper's abstract has 90.45 % on ImageNet after fine-tuning G/14. Not run here.
 """
 from vit_jax.config import presets, sizes

@@ -9,8 +9,8 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py:mesh
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
           without collectives; those one after the other, hidden behind nothing.
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
-          v3:16x16               512   1.42 of 15.48    115.4         32.5   41.7%  1,035,645    33.2        708
-          v5e:16x16              256   1.91 of 15.75     76.7         19.4   39.1%  1,035,645    22.1        235
+          v3:16x16               512   1.48 of 15.48     96.6         32.5   49.8%  1,035,645    27.8        593
+          v5e:16x16              256   2.07 of 15.75     68.2         19.4   44.0%  1,035,645    19.6        209
           v4:4x4x8               128   3.72 of 30.75    135.9         22.7   31.6%  1,035,645    39.1        417
 Expected: the paper reports 87.76 % on ImageNet after fine-tuning at 512 px, and 0.68k TPUv3-core-days. Not run here.
 """

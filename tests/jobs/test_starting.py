@@ -167,6 +167,10 @@ def test_weights_that_do_not_fit_are_a_message(tmp_path: pathlib.Path, capsys: p
               str(tmp_path / 'a.npz'))
   assert train(tmp_path / 'run', f'--config.init_from={tmp_path / "a.npz"}', '--config.length=1 steps') == 2
   assert 'want --config.model.gelu=' in capsys.readouterr().err
+  assert not (tmp_path / 'run').exists()  # nothing is left of a run that never began
+  (tmp_path / 'own').mkdir()
+  assert train(tmp_path / 'own', f'--config.init_from={tmp_path / "a.npz"}', '--config.length=1 steps') == 2
+  assert (tmp_path / 'own').exists()  # a folder that was there stays
 
 
 @pytest.mark.parametrize(('changes', 'says'), [

@@ -143,6 +143,33 @@ def test_later_runs_follow_from_the_results_of_the_first(tmp_path: pathlib.Path)
   assert (tmp_path / 'figure.png').exists()
 
 
+def test_the_best_moment_of_a_run_is_found_in_its_record(tmp_path: pathlib.Path) -> None:
+  watched = config(evals={'val': schema.TopK()}, train=schema.Train(early_stop=schema.EarlyStop('val/top1')))
+  for name, one in {'a': watched, 'b': config()}.items():
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'final.json').write_text(json.dumps({
+        'step': 7, 'seconds': 3.5, 'num_params': 11, 'exaflops': 2e-6, 'metrics': {'val/top1': .3}}))
+    (tmp_path / name / 'evaluate.json').write_text('{"top1": 0.3}')
+    lines = [{'step': 2, 'val/top1': .2}, {'step': 4, 'val/top1': .5}, {'step': 4, 'shots/5shot': .1},
+             {'step': 6, 'val/top1': .5}, {'step': 6, 'shots/5shot': .9}, {'step': 7, 'train/loss': 1.}]
+    (tmp_path / name / 'metrics.jsonl').write_text(''.join(json.dumps(line | {'time_s': 1.}) + '\n' for line in lines))
+    best = study_runs.Task(name, one, tmp_path / name).result().best
+    assert best == ({'step': 4, 'time_s': 1., 'val/top1': .5, 'shots/5shot': .1} if name == 'a' else {})
+
+
+def test_curves_are_drawn_and_not_in_the_table(tmp_path: pathlib.Path) -> None:
+  def curves(results: schema.Results) -> list[schema.Row]:
+    return [{'steps': x, 'headline': x / 9, 'run': 'law'} for x in (1, 9)]
+
+  figures = (schema.Figure('steps', 'headline', series='run', log_x=True),)
+  runs = {'a': config(), 'b': config(rate=.25)}
+  assert start(tmp_path / 'one', schema.Study('mine', runs, figures=figures, curves=curves)) == 0
+  assert start(tmp_path / 'two', schema.Study('mine', runs, figures=figures)) == 0
+  assert len(table(tmp_path / 'one')) == 2
+  pictures = {(tmp_path / name / 'figure.png').read_bytes() for name in ('one', 'two')}
+  assert len(pictures) == 2 and all(one.startswith(b'\x89PNG') for one in pictures)
+
+
 def test_a_stage_without_results_to_choose_by_is_reported(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   failing = schema.Study('two', {'low': config('fault'), 'high': config('crash')}, then=(chosen,))

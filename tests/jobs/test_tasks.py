@@ -120,20 +120,22 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
   hot = schema.Ramp(5., 5.)
   collapsed = schema.Dino(prototypes=8, hidden=8, bottleneck=4, centering=schema.Centering.NONE,
                           teacher_temperature=hot,
-                          collapse=schema.Collapse(lasting='3 steps', after='1 steps'))
+                          collapse=schema.Collapse(lasting='3 steps', after='15 steps'))
   assert train.run(config(collapsed, steps=40), tmp_path / 'heard') == 0
-  assert 'ALARM at step 4: train/information=' in caplog.text and 'Want a lower objective.teacher_temp' in caplog.text
+  assert 'ALARM at step 18: train/information=' in caplog.text and 'Want a lower objective.teacher_temp' in caplog.text
   alarms = [e for e in writer.read(tmp_path / 'heard').events if e['event'] == 'alarm']
-  assert [e['step'] for e in alarms] == [4] and alarms[0]['value'] < .05
+  assert [e['step'] for e in alarms] == [18] and alarms[0]['value'] < .05
   rows = [row for row in writer.read(tmp_path / 'heard').rows if 'train/kl' in row]
   assert abs(rows[-1]['train/below_uniform']) < .05 and rows[-1]['train/teacher_entropy'] > .99 * np.log(8)
   stops = dataclasses.replace(collapsed.collapse, then=schema.OnCollapse.STOP)
-  with pytest.raises(UserError, match=r'ALARM at step 4'):
+  with pytest.raises(UserError, match=r'ALARM at step 18'):
     train.run(config(dataclasses.replace(collapsed, collapse=stops), steps=40), tmp_path / 'stopped')
+  # The same with the usual temperature and centring, and a rate that they can follow: no alarm.
   well = dataclasses.replace(collapsed, centering=schema.Centering.MEAN, teacher_temperature=schema.Ramp(.04, .04))
-  assert train.run(config(well, steps=40), tmp_path / 'well') == 0
+  assert train.run(config(well, steps=40, lr=1e-3), tmp_path / 'well') == 0
   record = writer.read(tmp_path / 'well')
-  assert 'alarm' not in {e['event'] for e in record.events} and record.rows[-1]['train/information'] > .05
+  assert 'alarm' not in {e['event'] for e in record.events}
+  assert min(row['train/information'] for row in record.rows if 'train/information' in row) > .1
 
 
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:

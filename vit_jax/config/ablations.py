@@ -45,14 +45,11 @@ def shape(base: Base) -> dict[str, s.Config]:
   plain = base.shape
   variants: dict[str, s.ViT] = {'base': plain}
   for factor in (2, 4):
-    longer = {'depth': plain.depth * factor}
-    wider = {'width': plain.width * factor, 'heads': plain.heads * factor}
-    deeper = {'mlp': plain.mlp * factor}
-    finer = {'patch': plain.patch // factor}
-    variants |= {f'depth_{factor}': dataclasses.replace(plain, **longer),
-                 f'width_{factor}': dataclasses.replace(plain, **wider),
-                 f'mlp_{factor}': dataclasses.replace(plain, **deeper),
-                 f'patch_{factor}': dataclasses.replace(plain, **finer)}
+    variants |= {
+        f'depth_{factor}': dataclasses.replace(plain, depth=plain.depth * factor),
+        f'width_{factor}': dataclasses.replace(plain, width=plain.width * factor, heads=plain.heads * factor),
+        f'mlp_{factor}': dataclasses.replace(plain, mlp=plain.mlp * factor),
+        f'patch_{factor}': dataclasses.replace(plain, patch=plain.patch // factor)}
   variants['all_2'] = dataclasses.replace(
       plain, depth=plain.depth * 2, width=plain.width * 2, heads=plain.heads * 2, mlp=plain.mlp * 2,
       patch=plain.patch // 2)

@@ -68,7 +68,8 @@ def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> tuple[float, float,
 
 def frontier(points: Iterable[tuple[str, float, float]]) -> list[str]:
   """Of points (name, compute, accuracy), those that no point of the same compute or less reaches; by compute."""
-  best, found = -math.inf, []
+  found: list[str] = []
+  best = -math.inf
   for name, _, accuracy in sorted(points, key=lambda point: (point[1], -point[2])):
     if accuracy > best:
       best, found = accuracy, [*found, name]

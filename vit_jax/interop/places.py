@@ -82,7 +82,7 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
         return local(address, opener=opener)
   near = known.nearest(where)
   raise UserError(f'there is no file or folder {where!r}, and it is no known name'
-                  + (f'; did you mean {" or ".join(near)}?' if near else '') + ' Want a path, gs://…, https://…, '
+                  + (f'; did you mean {" or ".join(near)}?' if near else ';') + ' want a path, gs://…, https://…, '
                   'hf://owner/name, or a name such as ViT-B_16-i21k, timm/vit_… or an AugReg file name')
 
 

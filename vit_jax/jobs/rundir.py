@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -31,11 +32,14 @@ def hold(workdir: storage.PathLike) -> Lock | Lease:
 class Lock:
   """Holds a local run directory; the system lets go of it when the process ends, however it ends.
 
+  A new directory is taken away again if a person's mistake ends the run before it has done anything.
+
   Raises:
     UserError: if another process holds it, or the directory cannot be written.
   """
 
   def __init__(self, workdir: storage.PathLike):
+    self._workdir, self._is_new = os.fspath(workdir), not os.path.exists(workdir)
     try:
       os.makedirs(workdir, exist_ok=True)
       self._file = open(os.path.join(workdir, '.lock'), 'a+')
@@ -60,7 +64,16 @@ class Lock:
 
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
+    if self._is_new and isinstance(error, UserError) and _holds_nothing(self._workdir):
+      shutil.rmtree(self._workdir, ignore_errors=True)
     self._file.close()
+
+
+def _holds_nothing(workdir: str) -> bool:
+  """Whether a run directory has only what every start writes before there is anything to lose."""
+  found = set(os.listdir(workdir))
+  return found <= {'.lock', 'config.json', 'checkpoints'} and not (
+      'checkpoints' in found and os.listdir(os.path.join(workdir, 'checkpoints')))
 
 
 def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from vit_jax.config import schema
+from vit_jax.config import durations, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build, study_runs
@@ -38,6 +38,16 @@ class Cost(NamedTuple):
   flops: float
 
 
+class Known(NamedTuple):
+  """What was found out for earlier runs.
+
+  counts: examples and classes of a source, which may take long to list.
+  sizes: parameters and FLOPs of a network, which take a second or more to trace.
+  """
+  counts: dict[str, tuple[int, int]]
+  sizes: dict[str, tuple[int, float]]
+
+
 class Speed(NamedTuple):
   """FLOP/s of training, and where the figure is from."""
   flops_s: float
@@ -46,7 +56,7 @@ class Speed(NamedTuple):
 
 def describe(study: schema.Study, workdir: pathlib.Path | None, *, topology: str) -> str:
   """The table of all runs. Those that follow from results are shown as if the first choice were the best."""
-  counts: dict[str, tuple[int, int]] = {}
+  known = Known({}, {})
   tasks: dict[str, study_runs.Task] = {}
   costs: dict[str, Cost] = {}
   note = ''
@@ -58,24 +68,34 @@ def describe(study: schema.Study, workdir: pathlib.Path | None, *, topology: str
       break
     for name, config in configs.items():
       tasks[name] = study_runs.Task(name, config, (workdir or pathlib.Path()) / 'runs' / name)
-      costs[name] = estimate(config, counts)
+      costs[name] = estimate(config, known)
   done = {name: task.result() for name, task in tasks.items() if workdir and task.is_done}
   speed = find_speed(done, topology)
   return _table(study.name, costs, done, speed) + note
 
 
-def estimate(config: schema.Config, counts: dict[str, tuple[int, int]]) -> Cost:
-  """The cost of a run. `counts` remembers examples and classes by source, which may take long to list."""
+def estimate(config: schema.Config, known: Known) -> Cost:
+  """The cost of a run; `known` remembers what several runs have in common."""
   key = repr((config.data.source, config.data.train_split, config.data.num_examples, config.data.num_classes))
-  if key not in counts:
-    counts[key] = _counts(config)
-  num_examples, num_classes = counts[key]
+  if key not in known.counts:
+    known.counts[key] = _counts(config)
+  num_examples, num_classes = known.counts[key]
+  key = repr((config.model, config.image_px, config.head, config.objective, config.train.sam, config.data.recipe.views,
+              num_classes))
+  if key not in known.sizes:
+    known.sizes[key] = _size(config, num_examples, num_classes)
+  num_params, flops = known.sizes[key]
+  steps = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size).total_steps
+  return Cost(num_params, flops, steps, flops * steps * config.batch_size)
+
+
+def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[int, float]:
+  """Parameters, and training FLOPs of an image, of a run built in shapes alone."""
   alone = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
   mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
   parts = build.parts(alone, mesh=mesh, num_examples=num_examples, num_classes=num_classes,  # type: ignore[arg-type]
                       in_memory=False)
-  flops, steps = build.train_flops(parts), parts.lengths.total_steps
-  return Cost(trees.num_elements(parts.program.abstract_state.params), flops, steps, flops * steps * config.batch_size)
+  return trees.num_elements(parts.program.abstract_state.params), build.train_flops(parts)
 
 
 def find_speed(done: schema.Results, topology: str) -> Speed:

@@ -1,0 +1,150 @@
+"""The paper's studies as data: which runs, of what, and the tables made of their results."""
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import pytest
+
+from vit_jax.config import ablations, check, data_size, files, noisy, published, scaling_study, schema, small
+from vit_jax.core.errors import UserError
+
+SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
+         'noisy_student', 'noisy_student:cifar10', 'noisy_student:cifar10,teacher=x.npz,model=BiT',
+         *(f'ablations:{which},{scale}' for which in (*ablations.VARIANTS, 'optimizer') for scale in ('jft', 'small'))]
+
+
+def result(config: schema.Config, name: str, headline: float = .5, exaflops: float = 1.,
+           **best: float) -> schema.Result:
+  return schema.Result(config, f'/w/{name}', 9, 1., 11, exaflops, collections.defaultdict(float), headline,
+                       {key.replace('__', '/'): value for key, value in best.items()})
+
+
+def done(study: schema.Study) -> tuple[dict[str, schema.Config], schema.Results]:
+  """All runs of a study with results that are all alike."""
+  runs = dict(study.runs)
+  for stage in study.then:
+    runs |= stage({name: result(config, name) for name, config in runs.items()})
+  return runs, {name: result(config, name) for name, config in runs.items()}
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_all_runs_of_a_study_fit_and_its_figure_has_its_columns(spec: str) -> None:
+  study = files.load_study(spec, [])
+  runs, results = done(study)
+  for config in runs.values():
+    check.check(config)
+  assert study.table is not None
+  rows = study.table(results)
+  columns = {name for row in rows for name in row}
+  assert {name for f in study.figures for name in (f.x, f.y, f.series) if name} <= columns and rows
+  if study.curves:
+    assert study.curves(results)
+
+
+def test_subsets_are_nested_and_all_else_is_the_same() -> None:
+  study = files.load_study('study_data_size:small,source=digits,subsets=300+100,models=ViT+BiT,steps=7', [])
+  assert list(study.runs) == ['ViT_100', 'BiT_100', 'ViT_300', 'BiT_300']
+  assert [run.data.train_split for run in study.runs.values()] == ['train[:100]'] * 2 + ['train[:300]'] * 2
+  one, other = study.runs['BiT_100'], study.runs['BiT_300']
+  assert dataclasses.replace(one, name='', data=other.data) == dataclasses.replace(other, name='')
+  assert one.length == '7 steps' and one.model == small.resnet() and one.data.source == 'digits'
+  assert one.train.early_stop.metric == 'val/top1' and one.data.eval_split == 'train[-2000:]'
+
+
+def test_what_counts_is_the_best_moment_and_who_was_ahead() -> None:
+  runs = files.load_study('study_data_size:small,subsets=100+300,models=ViT+BiT', []).runs
+  val = {'ViT_100': .2, 'BiT_100': .3, 'ViT_300': .6, 'BiT_300': .5}
+  rows = data_size.rows({name: result(config, name, 0., val__top1=val[name], fewshot__5shot=.1, step=4.)
+                         for name, config in runs.items()})
+  assert [(row['model'], row['images'], row['best val %'], row['ahead of ResNets']) for row in rows] == [
+      ('ViT', 100, 20., 'no'), ('BiT', 100, 30., None), ('ViT', 300, 60., 'yes'), ('BiT', 300, 50., None)]
+  assert rows[0]['few-shot %'] == 10. and rows[0]['best at step'] == 4
+
+
+@pytest.mark.parametrize(('spec', 'said'), [
+    ('study_data_size:small,subsets=many', "subsets=many: 'many' is no number of images"),
+    ('study_data_size:small,subsets=0', 'subsets=0: want positive numbers'),
+    ('study_data_size:small,models=ViT+MLP', 'models=ViT.MLP: MLP is none of this study, which has ViT, hybrid, BiT'),
+    ('study_scaling:models=B/32+X/1', "'X/1' begins with no network of this study; want some of ViT, hybrid, ResNet"),
+    ('noisy_student:cifar10,model=X', 'Unknown model size')])
+def test_arguments_that_make_no_sense_are_told(spec: str, said: str) -> None:
+  with pytest.raises(UserError, match=said):
+    files.load_study(spec, [])
+
+
+def test_networks_with_a_plus_in_their_names_can_be_chosen() -> None:
+  study = files.load_study('study_scaling:models=R50+B/16+ResNet+B/32', [])
+  assert list(study.runs) == ['B_32_7ep', 'R50+B_16_7ep', 'BiT-R50x1_7ep', 'BiT-R152x2_7ep', 'BiT-R200x3_14ep']
+
+
+def test_the_scaling_table_has_the_papers_numbers_its_law_and_what_comes_next() -> None:
+  study = files.load_study('study_scaling:models=ViT', [])
+  runs, _ = done(study)
+  paper = {scaling_study.Run(row.model, row.epochs, 0.).name: row for row in published.TABLE_6}
+  results = {}
+  for name, config in runs.items():
+    row = paper[name.removesuffix('_imagenet')]
+    results[name] = result(config, name, row.imagenet / 100, row.exaflops)
+  assert study.table and study.curves
+  rows = study.table(results)
+  measured, predicted = rows[:-1], rows[-1]
+  assert [row['exaFLOPs'] for row in measured] == [row['published exaFLOPs'] for row in measured] == [
+      55, 224, 196, 783, 1567, 4262]
+  assert [row['top-1 %'] for row in measured] == pytest.approx([row['published %'] for row in measured])
+  assert [row['model'] for row in measured if row['on the frontier'] == 'no'] == ['B/16']
+  assert predicted['model'] == 'ViT-g/14' and 6000 < float(predicted['exaFLOPs'] or 0) < 7500
+  assert 88 < float(predicted['law %'] or 0) < float(predicted['at most %'] or 0) < 91
+  drawn = study.curves(results)
+  assert {row['family'] for row in drawn} == {'ViT', 'frontier'}
+  assert max(float(row['exaFLOPs'] or 0) for row in drawn) == pytest.approx(float(predicted['exaFLOPs'] or 0), rel=1e-3)
+  assert runs['B_32_7ep_imagenet'].init_from == '/w/B_32_7ep' and runs['H_14_14ep_imagenet'].image_px == (378, 378)
+
+
+def test_a_student_is_the_next_teacher() -> None:
+  study = files.load_study('noisy_student:cifar10,source=digits', [])
+  runs, results = done(study)
+  assert list(runs) == ['teacher', 'student_1', 'student_2']
+  first, second = (runs[f'student_{number}'].data.pseudo for number in (1, 2))
+  assert (first.teacher, first.labels) == ('/w/teacher', '/w/teacher/pseudo_1')
+  assert (second.teacher, second.labels) == ('/w/student_1', '/w/student_1/pseudo_2')
+  assert first.split == 'train[10%:]' and runs['teacher'].data.train_split == 'train[:10%]'
+  assert runs['student_1'].batch_size * (1 - first.share) == runs['teacher'].batch_size
+  assert not runs['teacher'].data.pseudo.source
+  scores = {'teacher': .5, 'student_1': .6, 'student_2': .58}
+  rows = noisy.rows({name: dataclasses.replace(one, headline=scores[name]) for name, one in results.items()})
+  assert [row['round'] for row in rows] == [0, 1, 2] and rows[0]['over its teacher'] is None
+  assert rows[2]['over its teacher'] == pytest.approx(-2) and rows[2]['over the first'] == pytest.approx(8)
+
+
+def test_rounds_may_begin_with_weights_that_are_there() -> None:
+  study = files.load_study('noisy_student:model=B/16,teacher=a/x.npz,rounds=3', [])
+  runs, _ = done(study)
+  assert list(study.runs) == ['student_1'] and list(runs) == ['student_1', 'student_2', 'student_3']
+  pseudo = runs['student_3'].data.pseudo
+  assert study.runs['student_1'].data.pseudo.labels == 'a/x.npz.pseudo_1'
+  assert pseudo.share == pytest.approx(28 / 29) and runs['student_3'].batch_size == 29 * 2048
+  assert (pseudo.per_class, pseudo.threshold) == (130_000, .3)
+
+
+def test_noisy_student_of_the_paper_goes_from_b7_to_l2() -> None:
+  runs, _ = done(files.load_study('noisy_student', []))
+  factors = {name: run.model.width_factor for name, run in runs.items() if isinstance(run.model, schema.EfficientNet)}
+  assert factors == {'teacher': 2., 'student_1': 4.3, 'student_2': 4.3, 'student_3': 4.3}
+  assert runs['teacher'].image_px == (600, 600) and runs['student_1'].image_px == (475, 475)
+  assert runs['student_1'].data.recipe.randaugment.magnitude == 27.
+
+
+def test_an_ablation_changes_one_thing() -> None:
+  runs = files.load_study('ablations:shape', []).runs
+  base = runs['base'].model
+  assert isinstance(base, schema.ViT) and (base.depth, base.width, base.mlp, base.patch) == (8, 1024, 2048, 32)
+  changed = {name: [f.name for f in dataclasses.fields(base)
+                    if getattr(run.model, f.name) != getattr(base, f.name)] for name, run in runs.items()}
+  assert changed['depth_2'] == ['depth'] and changed['width_4'] == ['width', 'heads'] and changed['mlp_2'] == ['mlp']
+  assert changed['patch_4'] == ['patch'] and set(changed['all_2']) == {'depth', 'width', 'heads', 'mlp', 'patch'}
+  pool = files.load_study('ablations:pool', []).runs
+  assert [run.optimizer.lr for run in pool.values()] == pytest.approx([8e-4, 8e-4, 3e-4])
+  assert len(files.load_study('ablations:positions', []).runs) == 8
+  tuned, _ = done(files.load_study('ablations:optimizer', []))
+  assert isinstance(tuned['BiT-R50x1_sgd_tuned_adam'].optimizer, schema.AdamW) and len(tuned) == 12

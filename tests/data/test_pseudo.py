@@ -1,0 +1,136 @@
+"""Pictures that a teacher has labelled: which are taken, and what a batch has of them."""
+from __future__ import annotations
+
+import pathlib
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, Shard
+from vit_jax.data import label_maps, loader, pseudo, recipes, sources
+
+CLASSES = 10
+RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
+
+
+def by_hand(classes: np.ndarray, scores: np.ndarray, threshold: float, per_class: int) -> list[int]:
+  """The rule, one picture after the other."""
+  taken: list[int] = []
+  for c in sorted(set(classes.tolist())):
+    sure = [i for i in range(len(classes)) if classes[i] == c and scores[i] >= threshold and scores[i] > 0]
+    sure.sort(key=lambda i: (-float(scores[i]), i))
+    taken += [sure[k % len(sure[:per_class])] for k in range(per_class)] if per_class and sure else sure
+  return sorted(taken)
+
+
+@pytest.mark.parametrize('per_class', [0, 1, 7, 40])
+@pytest.mark.parametrize('threshold', [0., .3, .81])
+def test_the_sure_ones_are_taken_and_classes_are_alike(threshold: float, per_class: int) -> None:
+  rng = np.random.default_rng(per_class)
+  classes = rng.choice(6, 137, p=[.5, .3, .1, .06, .04, 0.]).astype(np.uint16)
+  scores = np.round(rng.uniform(0, 1, 137), 2).astype(np.float16)  # with equals
+  scores[5] = 0.
+  rows = pseudo.select(classes, scores, threshold=threshold, per_class=per_class)
+  assert rows.tolist() == by_hand(classes, scores, threshold, per_class)
+  assert 5 not in rows
+  if per_class:
+    counts = np.bincount(classes[rows], minlength=6)
+    assert set(counts.tolist()) <= {0, per_class} and counts[5] == 0
+
+
+def test_none_is_sure_enough() -> None:
+  assert not len(pseudo.select(np.zeros(4, np.uint16), np.full(4, .2, np.float16), threshold=.3, per_class=5))
+
+
+def answers(folder: pathlib.Path, *, top: int = 3, teacher: str = 'runs/teacher') -> tuple[np.ndarray, np.ndarray]:
+  """Label maps of the test split of the digits, whatever the pictures are."""
+  source = sources.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
+  rng = np.random.default_rng(3)
+  scores = np.sort(rng.dirichlet(np.full(CLASSES, .3), len(source)))[:, ::-1][:, :top].astype(np.float16)
+  classes = np.argsort(rng.uniform(size=(len(source), CLASSES)))[:, :top]
+  info = label_maps.Info(source.name, source.digest, len(source), (1, 1), top, CLASSES, 100, {'teacher': teacher})
+  label_maps.write(folder, info, lambda rows: (classes[rows.start:rows.stop, None, None],
+                                               scores[rows.start:rows.stop, None, None]))
+  return classes, scores
+
+
+def data(folder: pathlib.Path, **settings: object) -> schema.Data:
+  given = {'source': 'digits', 'split': 'test', 'teacher': 'runs/teacher', 'labels': str(folder), 'top': 3,
+           'threshold': .6, 'per_class': 9, 'share': .25} | settings
+  return schema.Data(source='digits', recipe=RECIPE, pseudo=schema.Pseudo(**given))  # type: ignore[arg-type]
+
+
+def batches(source: sources.Source, num: int) -> list[Batch]:
+  inner = loader.train_loader(source, recipe=RECIPE, image_px=(8, 8), batch_size=50, seed=0, shard=Shard((0,), 1),
+                              workers=0, threads=1, in_memory=True, max_bad_images=0)
+  assert isinstance(source, pseudo.Beside)
+  soft = pseudo.SoftLoader(inner, source)
+  stream = soft.batches(0)
+  found = [next(stream) for _ in range(num)]
+  soft.close()
+  return found
+
+
+def test_a_batch_has_the_share_and_the_targets_of_both_kinds(tmp_path: pathlib.Path) -> None:
+  classes, scores = answers(tmp_path / 'labels')
+  opened = sources.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
+  train, test = opened.train, opened.eval
+  rows = pseudo.select(classes[:, 0], scores[:, 0], threshold=.6, per_class=9)
+  assert isinstance(train, pseudo.Beside) and len(train) == 1437 + len(rows) and len(rows) % 9 == 0
+  prepare = jax.jit(pseudo.softening(recipes.prepare_train(RECIPE, num_classes=CLASSES, on_device_geometry=True),
+                                     num_classes=CLASSES))
+  num_taught = 0
+  for batch in batches(train, 20):
+    done = prepare({name: jnp.asarray(value) for name, value in batch.items()}, jax.random.key(0), jnp.asarray(0))
+    assert not {'token_labels', 'token_scores'} & done.keys()
+    for row, index in enumerate(batch['index'].tolist()):
+      want = np.zeros(CLASSES)
+      if index < 1437:
+        want[train.label(index)] = 1.
+      else:
+        num_taught += 1
+        place = rows[index - 1437]
+        np.add.at(want, classes[place], scores[place].astype(np.float64))
+        assert (train[index].image == test[place].image).all() and train.label(index) == classes[place, 0]
+        assert train.describe(index) == test.describe(int(place))
+      np.testing.assert_allclose(done['labels'][row], want / want.sum(), atol=1e-3)
+  assert num_taught == 250  # a round of 1,000 has its share exactly
+
+
+def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apart(tmp_path: pathlib.Path) -> None:
+  answers(tmp_path / 'labels')
+  digests = set()
+  for settings in ({}, {'per_class': 5}, {'threshold': .7}, {'share': .5}):
+    train = sources.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8)).train
+    digests.add(train.digest)
+    assert pickle.loads(pickle.dumps(train)).digest == train.digest
+  assert len(digests) == 4
+
+
+@pytest.mark.parametrize(('settings', 'said'), [
+    ({'labels': '/nowhere'}, r'there are no labels in data.pseudo.labels=/nowhere yet'),
+    ({'teacher': 'runs/other'}, r'has labels of the teacher runs/teacher, but data.pseudo.teacher=runs/other'),
+    ({'top': 5}, r'are for something else: top 3, want 5'),
+    ({'split': 'train'}, r'are for something else: digest .*num_examples 360, want 1437'),
+    ({'threshold': .9999}, r'the teacher is sure of none of the 360 pictures .* data.pseudo.threshold=0.9999; want')])
+def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: dict[str, object], said: str) -> None:
+  answers(tmp_path / 'labels')
+  with pytest.raises(UserError, match=said):
+    sources.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8))
+
+
+def test_settings_that_make_no_sense_are_all_told() -> None:
+  wrong = schema.Pseudo(source='mix:1*digits,1*digits', top=0, per_class=-1, threshold=1., share=0.)
+  config = schema.Config(data=schema.Data(pseudo=wrong), objective=schema.Mae())
+  with pytest.raises(UserError) as error:
+    check.check(config)
+  for said in ("data.pseudo.teacher='': want", "data.pseudo.labels='': want", 'is a mixture, which has no examples',
+               'objective Mae does not learn', 'top=0 and per_class=-1', 'threshold=1.0 and share=0.0'):
+    assert said in str(error.value)
+  with pytest.raises(UserError, match="data.pseudo.source='' names no pictures"):
+    check.check(schema.Config(data=schema.Data(pseudo=schema.Pseudo(top=3))))

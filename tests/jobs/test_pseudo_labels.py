@@ -1,0 +1,117 @@
+"""A round of Noisy Student through the main job: a teacher labels, is stopped, goes on, and a student learns."""
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import noisy, schema
+from vit_jax.core.errors import UserError
+from vit_jax.data import label_maps, recipes, sources
+from vit_jax.interop import weights
+from vit_jax.jobs import inference, pseudo_labels, train
+from vit_jax.record import progress, writer
+
+MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
+CONFIG = schema.Config(
+    name='tiny', length='2 steps', batch_size=40, image_px=(16, 16), model=MODEL,
+    data=schema.Data(source='digits', train_split='train[:137]',
+                     recipe=schema.Recipe(crop=schema.Crop.RESIZE, flip=False, mixup=.2)),
+    optimizer=schema.AdamW(lr=1e-2, weight_decay=0.), train=schema.Train(log_every='1 steps', progress=False),
+    checkpoints=schema.Checkpoints(every='100 %'))
+UNLABELLED = schema.Pseudo(source='digits', split='test', top=4, threshold=.1, per_class=30, share=.6)
+"""360 pictures."""
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  workdir = tmp_path_factory.mktemp('runs') / 'teacher'
+  assert train.run(CONFIG, workdir) == 0
+  return workdir
+
+
+def student(teacher: pathlib.Path) -> schema.Config:
+  return noisy.taught(CONFIG, str(teacher), UNLABELLED, 1)
+
+
+def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
+    teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(pseudo_labels, 'PER_PART', 80)
+  update, seen = progress.Progress.update, []
+
+  def stop_at(self: progress.Progress, done: int, values: dict[str, float]) -> None:
+    seen.append(done)
+    if seen == [40, 80, 120, 160, 200]:  # of the first start
+      os.kill(os.getpid(), signal.SIGTERM)
+    update(self, done, values)
+
+  monkeypatch.setattr(progress.Progress, 'update', stop_at)
+  config = student(teacher)
+  labels = pathlib.Path(config.data.pseudo.labels)
+  assert labels == teacher / 'pseudo_1'
+  assert train.run(config, tmp_path / 'student') == 75
+  assert 'Stopped by SIGTERM while the teacher labels pictures' in capsys.readouterr().out
+  assert seen == [40, 80, 120, 160, 200] and not labels.exists()
+  assert sorted(p.name for p in labels.with_name('pseudo_1.part').glob('scores*.npy')) == [
+      'scores-00000.npy', 'scores-00001.npy']
+  seen.clear()
+  assert train.run(config, tmp_path / 'student') == 0
+  assert seen == [200, 240, 280, 320, 360]
+  check_labels(teacher, labels)
+  rows = writer.read(tmp_path / 'student').rows
+  assert [row['step'] for row in rows if 'train/loss' in row] == [1, 2]
+  assert train.run(dataclasses.replace(config, length='3 steps'), tmp_path / 'longer') == 0
+  assert len(seen) == 5  # nothing is labelled twice
+
+
+def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:
+  """The labels are the teacher's own answers to whole pictures, computed one after the other."""
+  found, maps = weights.load(str(teacher)), label_maps.LabelMaps(labels)
+  source = sources.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16))
+  fit = recipes.eval_transform(inference.eval_recipe(found), (16, 16))
+  for place in (0, 79, 80, 359):
+    image = (np.asarray(fit(source[place])['image'], np.float32) / 255 - .5) / .5
+    logits = inference.function(found)(inference.parameters(found), jnp.asarray(image)[None]).logits
+    assert logits is not None
+    odds = np.exp(np.asarray(logits, np.float64)[0])
+    classes, scores = maps.read(np.array([place]))
+    order = np.argsort(-odds)[:4]
+    np.testing.assert_allclose(scores[0, 0], odds[order] / odds.sum(), atol=2e-3)
+    np.testing.assert_allclose(odds[classes[0, 0]], odds[order], rtol=1e-3)
+
+
+def test_several_processes_share_the_parts(tmp_path: pathlib.Path) -> None:
+  info = label_maps.Info('some', 'abc', 11, (1, 1), 2, 10, 2, {'teacher': 't'})
+  asked: dict[int, list[int]] = {0: [], 1: [], 2: []}
+  places: list[str] = []
+
+  def compute(process: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    asked[process].append(rows.start)
+    return np.full((len(rows), 1, 1, 2), rows.start), np.ones((len(rows), 1, 1, 2))
+
+  def meet(place: str) -> None:
+    places.append(place)
+    if place == 'label maps begun':  # the others do their parts before this one goes on
+      for process in (1, 2):
+        label_maps.write(tmp_path / 'maps', info, lambda rows: compute(process, rows), share=(process, 3))  # noqa: B023
+
+  assert label_maps.write(tmp_path / 'maps', info, lambda rows: compute(0, rows), share=(0, 3), meet=meet)
+  assert asked == {0: [0, 6], 1: [2, 8], 2: [4, 10]}
+  assert places == [f'label maps {what}' for what in ('seen', 'begun', 'computed', 'whole')]
+  assert label_maps.LabelMaps(tmp_path / 'maps').read(np.array([10]))[0].ravel().tolist() == [10, 10]
+
+
+def test_a_teacher_of_other_classes_is_refused(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  config = student(teacher)
+  other = dataclasses.replace(config, data=dataclasses.replace(
+      config.data, source='synthetic', train_split='train', pseudo=dataclasses.replace(
+          config.data.pseudo, labels=str(tmp_path / 'labels'))))
+  with pytest.raises(UserError, match='class'):
+    pseudo_labels.ensure(other)
+  assert not pseudo_labels.ensure(CONFIG)
