@@ -19,7 +19,7 @@ def get_config() -> s.Config:
   views = s.Views(on=True, num_local=2, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.), solarize=(0., .1, 0.),
                   grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5))
   return s.Config(
-      name='dino_cifar10', length='80e3 examples', batch_size=64, image_px=(32, 32),
+      name='dino_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(views=views, eval_resize_px=32)),
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN),
       objective=s.Dino(

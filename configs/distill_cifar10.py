@@ -25,7 +25,7 @@ def get_config(arguments: str = '') -> s.Config:
   taught = s.Distill(s.Teacher(model=teacher), s.Teach.SOFT, weight=.9, temperature=2.)
   own = part == 'teacher'
   return s.Config(
-      name=f'distill_cifar10 {part}', length='3 epochs' if own else '12 epochs', batch_size=32 if own else 64,
+      name=f'distill_cifar10 {part}', length='3 epochs' if own else '10 epochs', batch_size=32 if own else 64,
       image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', train_split='train[:4%]', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),
       model=teacher if own else student,
