@@ -16,4 +16,4 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m mypy
-exec "$VENV/bin/python" -m pytest --durations=15 -n "${TEST_WORKERS:-2}" "$@"
+exec "$VENV/bin/python" -m pytest --durations=15 -n "${TEST_WORKERS:-2}" --dist loadgroup "$@"

@@ -18,7 +18,7 @@ from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-
+MOST_RUNS = 24  # of a study
 
 ONLY_WITH: dict[str, Callable[[Any], bool]] = {
     'Schedule.timescale': lambda schedule: schedule.decay is schema.Decay.RSQRT,
@@ -67,7 +67,8 @@ def used() -> dict[str, set[str]]:
 
   A setting is used where it is not at its default; where the docstring of a config shows an override of it; and where a
   run has a part of its class and runs are without one by default: an optimiser, a task, or a part that is switched on.
-  What the code makes itself counts for an optimiser too, such as the linear probe's LARS.
+  What the code makes itself counts for an optimiser too, such as the linear probe's LARS. Of a study with very many
+  runs, which differ in a rate or a seed, every second or third is looked at.
   """
   found = _made_by_code()
   for name in files.list_names():
@@ -76,7 +77,7 @@ def used() -> dict[str, set[str]]:
         runs = files.load_study(spec, []).runs
       except UserError:  # an argument that goes only with others
         continue
-      for config in runs.values():
+      for config in list(runs.values())[::1 + len(runs) // MOST_RUNS]:
         _collect(config, spec, found)
       for option in shown_overrides(name, next(iter(runs.values()))):
         found.setdefault(option, set()).add(name)
@@ -106,12 +107,14 @@ def specs(name: str) -> list[str]:
 
 
 def shown_overrides(name: str, config: schema.Config) -> set[str]:
-  """Settings by `Class.field` that the docstring of a config shows how to override."""
+  """Settings by `Class.field` that the docstring of a config shows how to override, as far as this run has them."""
   doc = ast.get_docstring(ast.parse(pathlib.Path(files.find(name)).read_text())) or ''
   found = set()
   for path in re.findall(r'--config\.([a-z_0-9.]+)=', doc):
     value: Any = config
     for part in path.split('.'):
+      if part not in value if isinstance(value, dict) else not hasattr(value, part):
+        break  # with another argument the config makes a run of another kind
       if dataclasses.is_dataclass(value):
         found.add(f'{owner(type(value), part).__name__}.{part}')
       value = value[part] if isinstance(value, dict) else getattr(value, part)
@@ -172,15 +175,20 @@ def usual() -> frozenset[type]:
   return frozenset(found)
 
 
+def _set_or_read(text: str) -> set[str]:
+  """Words before `=` or a dot, and after a dot."""
+  return {*re.findall(r'(\w+)\s*[=.]', text), *re.findall(r'\.(\w+)', text)}
+
+
 @functools.cache
 def table() -> list[Option]:
   """One row a setting, in the order of the schema."""
-  texts = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / 'tests').rglob('test_*.py'))}
+  words = {str(p.relative_to(ROOT)): _set_or_read(p.read_text()) for p in sorted((ROOT / 'tests').rglob('test_*.py'))}
   uses = used()
   rows = []
   for kind, field in dict.fromkeys((owner(c, f.name), f.name) for c in classes() for f in dataclasses.fields(c)):
     name = f'{kind.__name__}.{field}'
-    named = [path for path, text in texts.items() if re.search(rf'\b{field}\b\s*[=.]|\.{field}\b', text)]
+    named = [path for path, found in words.items() if field in found]
     rows.append(Option(name, named, sorted(uses.get(name, ()), key=lambda spec: (len(spec), spec))))
   return rows
 

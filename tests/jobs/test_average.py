@@ -15,6 +15,8 @@ from vit_jax.jobs import average, build
 from vit_jax.train import checkpoint
 from vit_jax.train.state import TrainState
 
+pytestmark = pytest.mark.xdist_group('test_average')  # in one worker, for what the tests share
+
 SETTINGS = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
             '--config.model.mlp=16', '--config.batch_size=40', '--config.length=7 steps',
             '--config.evals.test.every=7 steps', '--config.evals.test.batch_size=80',

@@ -17,6 +17,8 @@ from vit_jax.interop import names, runs
 from vit_jax.jobs import build, inspect, tasks
 from vit_jax.models import vit
 
+pytestmark = pytest.mark.xdist_group('test_inspect')  # in one worker, for what the tests share
+
 RNG = np.random.default_rng(0)
 
 

@@ -19,6 +19,8 @@ CONFIG = '''
 """Tiny."""
 from vit_jax.config import schema as s
 
+pytestmark = pytest.mark.xdist_group('test_measures')  # in one worker, for what the tests share
+
 def get_config():
   tap = s.Tap(blocks=(-2, -1), patches=True)
   return s.Config(

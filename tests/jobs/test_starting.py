@@ -17,6 +17,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.interop import saving, weights
 from vit_jax.jobs import build, starting
 
+pytestmark = pytest.mark.xdist_group('test_starting')  # in one worker, for what the tests share
+
 SIZE = {'depth': 1, 'width': 16, 'heads': 2, 'mlp': 16}
 TINY = ['--config=digits', *(f'--config.model.{name}={value}' for name, value in SIZE.items()),
         '--config.batch_size=40', '--config.evals.test.batch_size=80', '--config.evals.test.every=50 steps',

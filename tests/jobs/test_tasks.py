@@ -18,6 +18,8 @@ from vit_jax.interop import weights
 from vit_jax.jobs import build, token_labels, train
 from vit_jax.record import writer
 
+pytestmark = pytest.mark.xdist_group('test_tasks')  # in one worker, for what the tests share
+
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CROPS = schema.Recipe(flip=False, views=schema.Views(on=True, num_local=1, local_px=8), eval_resize_px=16)
 STILL = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)

@@ -10,6 +10,8 @@ import pytest
 from vit_jax import main
 from vit_jax.record import writer
 
+pytestmark = pytest.mark.xdist_group('test_train')  # in one worker, for what the tests share
+
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=16', '--config.batch_size=40', '--config.length=12 steps',
         '--config.evals.test.every=5 steps', '--config.evals.test.batch_size=80',

@@ -137,7 +137,7 @@ def override(configs: Mapping[str, schema.Config], overrides: list[str]) -> dict
     for fault in wrong:
       faults.setdefault(fault, []).append(name)
     if not wrong:
-      found[name] = _parse(config, named)
+      found[name] = _parse(config, named) if named else copy.deepcopy(config)
   if faults:
     raise UserError(f'{len(faults)} override{"s" * (len(faults) > 1)} cannot be applied:\n' + '\n'.join(
         f'  {fault}' + (f' (of {", ".join(names)})' if len(names) < len(configs) else '')
