@@ -4,9 +4,10 @@ Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.sou
           evaluations alone.
 Run:      python -m vit_jax.main --config=configs/mae_cifar10.py --workdir=runs/mae_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network as it begins.
-Plan:     1 device, 0.5 M parameters, of which the encoder has 0.45; 20 epochs, about 40 minutes on one CPU core.
-Expected: k-NN and logistic regression well above those of the same network at random. See the README for what was
-          measured.
+Plan:     1 device, 0.14 M parameters, of which the encoder has 0.10; 5 epochs, about 8 minutes of one CPU core (500
+          images/s).
+Expected: on 2,000 test pictures, from 5,000 labelled ones: 36.2 % by 20 nearest neighbours, 44.6 % by logistic
+          regression (measured once, on a folder of JPEG copies, 2 shared CPU cores).
 """
 from vit_jax.config import schema as s
 

@@ -5,7 +5,7 @@ Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.sou
 Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py --workdir=runs/masked_patch_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network as it begins.
-Plan:     1 device, 0.35 M parameters; 8 epochs, about 40 minutes on one CPU core.
+Plan:     1 device, 0.14 M parameters; 80,000 pictures, about 4 minutes of one CPU core (400 images/s).
 Expected: k-NN and logistic regression well above those of the same network at random. See the README for what was
           measured.
 """

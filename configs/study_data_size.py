@@ -5,26 +5,34 @@ Data:     scale=jft: JFT-300M, which is Google's own (point --config.data.source
           set, few-shot accuracy on the same one.
 Source:   ViT paper, section 4.3, Figure 4: 9, 30, 90, 303 M images of JFT; B/32 with half of its hidden sizes too;
           settings of Table 3 for all sizes; early stopping: the best validation accuracy counts, and the 5-shot
-          accuracy of that moment. The subsets of ImageNet are a choice made here.
+          accuracy of that moment. The subsets of ImageNet are a choice made here. scale=sets is Figure 3: ImageNet,
+          ImageNet-21k, JFT, each with the settings of Table 3 (BiT: its own), then fine-tuned on ImageNet.
 Run:      python -m vit_jax.main --job=study --config=configs/study_data_size.py --workdir=runs/data_size --dry_run
-          …/study_data_size.py:small,source=folder:PATH,subsets=500+2000,models=ViT+BiT,steps=600 makes it another one
-Plan:     jft: 20 runs of 518,000 steps, 9,200 exaFLOPs. small: 12 runs of 600 steps of 64 images, 2.5e12 FLOPs each,
+          …/study_data_size.py:small,source=folder:PATH,subsets=500+2000,models=ViT+BiT,steps=600 makes it another one;
+          …/study_data_size.py:sets,models=B/32+L/16+BiT-R50x1
+Plan:     jft: 24 runs of 518,000 steps, 6,750 exaFLOPs. small: 12 runs of 600 steps of 64 images, 2.5e12 FLOPs each,
           about 25 minutes on 2 processor cores
 Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small: see README for what came out.
 """
-from vit_jax.config import data_size, presets, pretrain, sizes, small
+import dataclasses
+
+from vit_jax.config import data_size, files, finetune, presets, pretrain, sizes, small
 from vit_jax.config import schema as s
 
 SUBSETS = {'jft': (9_000_000, 30_000_000, 90_000_000, 303_000_000), 'i1k': (100_000, 300_000, 1_268_355),
            'small': (500, 2_000, 8_000, 40_000)}
 RATES = {'B/32': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4, 'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}  # Table 3
+IMAGES = {'i1k': 1_281_167, 'i21k': 14_197_122, 'jft': 303_000_000}
 HALVED = 'b/32'  # the paper's name of B/32 with all hidden sizes halved
 
 
 def get_config(arguments: str = '') -> s.Study:
   """The study: scale, then source=… subsets=… models=… steps=… (of small)."""
-  given = s.parse_arg(arguments, scale=('jft', 'i1k', 'small'), source=('',), subsets=('',), models=('',), steps=('',))
+  given = s.parse_arg(arguments, scale=('jft', 'i1k', 'small', 'sets'), source=('',), subsets=('',), models=('',),
+                      steps=('',))
   scale, source = given['scale'], given['source']
+  if scale == 'sets':
+    return sets(given['models'])
   subsets = data_size.sizes(given['subsets'], SUBSETS[scale])
   networks: dict[str, s.Model] = {name: make() for name, make in small.NETWORKS.items()}
   if scale != 'small':
@@ -34,6 +42,31 @@ def get_config(arguments: str = '') -> s.Study:
           large_run(name, network, source, is_jft=scale == 'jft')
           for name, network in data_size.chosen(networks, given['models']).items()}
   return s.Study(f'data size {scale}', data_size.runs(base, subsets), table=data_size.rows, figures=data_size.FIGURES)
+
+
+def sets(models: str) -> s.Study:
+  """Figure 3: pre-training on each set, and fine-tuning on ImageNet."""
+  rates = {'B/32': 8e-4, 'B/16': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4, 'H/14': 3e-4}  # of JFT, Table 3
+  names = list(data_size.chosen({name: sizes.model(name) for name in (*rates, 'BiT-R50x1', 'BiT-R152x2')}, models))
+  first: dict[str, s.Config] = {}
+  for name in names:
+    run = name.replace('/', '_')
+    if name not in rates:
+      first |= {f'{run}_{one}': files.load(f'bit_pretrain:{name},{one}', []) for one in IMAGES}
+    else:
+      first |= {f'{run}_i1k': pretrain.i1k(f'{name} i1k', name, arguments='', meshes={}),
+                f'{run}_i21k': pretrain.i21k(f'{name} i21k', name, arguments='', meshes={}),
+                f'{run}_jft': pretrain.jft(f'{name} jft', name, epochs=14 if name == 'H/14' else 7, lr=rates[name],
+                                           arguments='', meshes={})}
+
+  def tune(results: s.Results) -> dict[str, s.Config]:
+    return {f'{name.replace("/", "_")}_{one}_{data_size.TUNED}': dataclasses.replace(finetune.build(
+        sizes.model(name), name, 'imagenet2012', protocol='vit', phase='final', px=0),
+        init_from=results[f'{name.replace("/", "_")}_{one}'].workdir)
+        for name in names for one in IMAGES if f'{name.replace("/", "_")}_{one}' in results}
+
+  return s.Study('pre-training sets', first, (tune,), lambda results: data_size.set_rows(results, IMAGES),
+                 data_size.SET_FIGURES)
 
 
 def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Config:

@@ -9,9 +9,9 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_h14_jft.py:mesh
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
           without collectives; those one after the other, hidden behind nothing.
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
-          v3:16x16               512   3.21 of 15.48    312.6         55.9   41.8%  1,035,645    89.9      1,918
-          v5e:16x16              256   4.09 of 15.75    234.8         41.2   34.7%  1,035,645    67.6        721
-          v4:4x4x8               128   8.37 of 30.75    385.6         39.0   30.3%  1,035,645   110.9      1,183
+          v3:16x16               512   3.47 of 15.48    274.8         55.9   47.5%  1,035,645    79.0      1,686
+          v5e:16x16              256   4.65 of 15.75    175.3         41.2   46.5%  1,035,645    50.4        538
+          v4:4x4x8               128   9.43 of 30.75    289.8         39.0   40.3%  1,035,645    83.4        889
 Expected: the paper reports 88.55 % on ImageNet after fine-tuning at 518 px, and 2.5k TPUv3-core-days. Not run here.
 """
 from vit_jax.config import presets, pretrain

@@ -11,7 +11,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py:mesh
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
           v3:16x16               512   1.48 of 15.48     96.6         32.5   49.8%  1,035,645    27.8        593
           v5e:16x16              256   2.07 of 15.75     68.2         19.4   44.0%  1,035,645    19.6        209
-          v4:4x4x8               128   3.72 of 30.75    135.9         22.7   31.6%  1,035,645    39.1        417
+          v4:4x4x8               128   4.04 of 30.75    106.6         22.7   40.3%  1,035,645    30.7        327
 Expected: the paper reports 87.76 % on ImageNet after fine-tuning at 512 px, and 0.68k TPUv3-core-days. Not run here.
 """
 from vit_jax.config import presets, pretrain

@@ -12,7 +12,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_s16_i1k.py:mesh
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
           without collectives; those one after the other, hidden behind nothing.
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
-          v3:2x2                   8   2.98 of 15.48    236.1          1.1   24.2%    111,477     7.3          2
+          v3:2x2                   8   2.89 of 15.48    235.1          1.1   24.3%    111,477     7.3          2
 Expected: the paper reports top-1 76.5 % / 78.5 % / 80.0 % after 90 / 150 / 300 epochs (ReaL 83.1 / 84.5 / 85.4, v2
           64.2 / 66.4 / 68.3); 6 h 30 min for 90 epochs on eight v3 cores. Not run here.
 """

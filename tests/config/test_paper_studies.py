@@ -10,7 +10,8 @@ from vit_jax.config import ablations, check, data_size, files, noisy, published,
 from vit_jax.core.errors import UserError
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
-         'noisy_student', 'noisy_student:cifar10', 'noisy_student:cifar10,teacher=x.npz,model=BiT',
+         'study_data_size:sets', 'noisy_student', 'noisy_student:cifar10',
+         'noisy_student:cifar10,teacher=x.npz,model=BiT',
          *(f'ablations:{which},{scale}' for which in (*ablations.VARIANTS, 'optimizer') for scale in ('jft', 'small'))]
 
 
@@ -60,6 +61,18 @@ def test_what_counts_is_the_best_moment_and_who_was_ahead() -> None:
   assert [(row['model'], row['images'], row['best val %'], row['ahead of ResNets']) for row in rows] == [
       ('ViT', 100, 20., 'no'), ('BiT', 100, 30., None), ('ViT', 300, 60., 'yes'), ('BiT', 300, 50., None)]
   assert rows[0]['few-shot %'] == 10. and rows[0]['best at step'] == 4
+
+
+def test_sets_of_three_sizes_are_pretrained_on_and_then_imagenet() -> None:
+  study = files.load_study('study_data_size:sets,models=L/16+BiT-R50x1', [])
+  runs, results = done(study)
+  assert list(runs)[:6] == [f'{name}_{one}' for name in ('L_16', 'BiT-R50x1') for one in ('i1k', 'i21k', 'jft')]
+  assert [runs[f'L_16_{one}'].length for one in ('i1k', 'i21k', 'jft')] == ['300 epochs', '90 epochs', '7 epochs']
+  assert runs['L_16_jft_imagenet'].init_from == '/w/L_16_jft' and len(runs) == 12 and study.table
+  rows = study.table({**results, 'L_16_jft_imagenet': result(runs['L_16_jft'], 'x', .875)})
+  assert [(row['model'], row['set'], row['images']) for row in rows[1:3]] == [
+      ('L_16', 'i21k', 14_197_122), ('L_16', 'jft', 303_000_000)]
+  assert rows[2]['ImageNet %'] == 87.5 and len(rows) == 6
 
 
 @pytest.mark.parametrize(('spec', 'said'), [

@@ -1,4 +1,5 @@
-"""The study of data size (ViT paper, arXiv 2010.11929, section 4.3, Figure 4): networks on nested random subsets.
+"""The study of data size (ViT paper, arXiv 2010.11929, section 4.3): sets of three sizes (Figure 3), and networks on
+nested random subsets of one (Figure 4).
 
 Sources keep their examples in an order that was random when they were written (TFDS, prepared shards) or that a hash of
 the names gives (folders), so that the first N are a random subset, and those of a smaller N are among them. All runs of
@@ -14,6 +15,8 @@ from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
 
 VAL, SHOTS = 'val', 'fewshot'
+TUNED, ACCURACY = 'imagenet', 'ImageNet %'
+SET_FIGURES = (s.Figure('images', ACCURACY, series='model', log_x=True),)
 IMAGES, BEST, FEW_SHOT = 'images', 'best val %', 'few-shot %'
 FIGURES = (s.Figure(IMAGES, FEW_SHOT, series='model', log_x=True), s.Figure(IMAGES, BEST, series='model', log_x=True))
 
@@ -75,6 +78,24 @@ def rows(results: s.Results) -> list[s.Row]:
         'last val %': _percent(result.metrics.get(f'{VAL}/top1')), 'best at step': int(result.best.get('step', 0)),
         'steps': result.step, 'parameters': result.num_params, 'exaFLOPs': result.exaflops,
         'seconds': round(result.seconds, 1)})
+  return found
+
+
+def set_rows(results: s.Results, images: Mapping[str, int]) -> list[s.Row]:
+  """A row for each network and set that it was pre-trained on: its accuracy on ImageNet after fine-tuning.
+
+  Args:
+    results: of runs named `NETWORK_SET` and, fine-tuned, `NETWORK_SET_imagenet`.
+    images: of each set.
+  """
+  found: list[s.Row] = []
+  for run, result in results.items():
+    model, _, name = run.rpartition('_')
+    if name in images:
+      tuned = results.get(f'{run}_{TUNED}')
+      found.append({'model': model, 'set': name, IMAGES: images[name],
+                    ACCURACY: _percent(tuned.headline) if tuned else None, 'parameters': result.num_params,
+                    'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
   return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vit_jax.config import schema as s
 
 TEACHER, STUDENT = 'teacher', 'student'
-FIGURES = (s.Figure('round', 'test %', log_x=False),)
+FIGURES = (s.Figure('round', 'test %'),)
 
 
 def name(number: int) -> str:
