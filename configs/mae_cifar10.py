@@ -9,12 +9,14 @@ Plan:     1 device, 0.14 M parameters, of which the encoder has 0.10; 5 epochs, 
 Expected: on 2,000 test pictures, from 5,000 labelled ones: 36.2 % by 20 nearest neighbours, 44.6 % by logistic
           regression (measured once, on a folder of JPEG copies, 2 shared CPU cores).
 """
+from typing import Any
+
 from vit_jax.config import schema as s
 
 
 def get_config() -> s.Config:
   """The run."""
-  few = {'train_split': 'train[:10%]', 'split': 'test[:20%]', 'batch_size': 500}
+  few: dict[str, Any] = {'train_split': 'train[:10%]', 'split': 'test[:20%]', 'batch_size': 500}
   return s.Config(
       name='mae_cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),

@@ -9,12 +9,14 @@ Plan:     1 device, 0.14 M parameters; 80,000 pictures, about 4 minutes of one C
 Expected: k-NN and logistic regression well above those of the same network at random. See the README for what was
           measured.
 """
+from typing import Any
+
 from vit_jax.config import schema as s
 
 
 def get_config() -> s.Config:
   """The run."""
-  few = {'train_split': 'train[:10%]', 'split': 'test[:20%]', 'batch_size': 500}
+  few: dict[str, Any] = {'train_split': 'train[:10%]', 'split': 'test[:20%]', 'batch_size': 500}
   return s.Config(
       name='masked_patch_cifar10', length='80e3 examples', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),

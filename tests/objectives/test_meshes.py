@@ -55,7 +55,8 @@ def batch(c: schema.Config) -> dict[str, np.ndarray]:
 def program(name: str, settings: str = 'one') -> Program:
   c = config(name)
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  prepare = tasks.prepare(c, recipes.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True), num_classes=7)
+  own = recipes.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True)
+  prepare = tasks.prepare(c, own, num_classes=7)
   return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
                         optimizer=schema.AdamW(lr=1e-3, eps=1e-3))
 
