@@ -9,6 +9,10 @@ Levels:   none, light1, light2, medium1, medium2, strong1, strong2 by the paper'
           released weights aug_none, aug_light0, aug_light1, aug_medium1 …: aug_light1 is the paper's light2.
 Run:      python -m vit_jax.main --config=configs/augreg.py:B/16,i21k,medium1,wd=0.1,mesh=v3:8x8 --workdir=runs/augreg
 Plan:     python -m vit_jax.main --job=plan --config=configs/augreg.py:B/16,i21k,mesh=v3:8x8 --topology=v3:8x8
+          2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
+          without collectives; those one after the other, hidden behind nothing.
+          topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
+          v3:8x8                 128   2.92 of 15.48    129.4          6.8   42.4%  1,039,828    37.4        199
 Expected: ImageNet top-1 after 300 epochs of i21k and fine-tuning at 384 px: Ti/16 78.22 %, S/16 83.73 %, B/16 85.49 %,
           L/16 85.59 %, R50+L/32 85.99 % (their Table 3, recommended settings). Not run here.
 """

@@ -156,9 +156,28 @@ def test_weights_without_a_head_classify_nothing() -> None:
     model.classify(loaded.pictures(1))
 
 
+def test_a_file_that_is_no_picture_is_named(vit: api.Model, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'broken.jpg').write_bytes(b'no picture')
+  with pytest.raises(BadImage, match='broken.jpg: '):
+    vit.classify([loaded.pictures(1)[0], tmp_path / 'broken.jpg'])
+
+
 def test_bytes_that_are_no_picture_are_said(vit: api.Model) -> None:
   with pytest.raises(BadImage, match='not a picture'):
     vit.logits(b'<html>')
+
+
+def test_classes_may_be_named_by_a_file_or_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  monkeypatch.setattr(interop, 'load', lambda where, **_: loaded.weights('vit')._replace(class_names=()))
+  count = loaded.weights('vit').num_classes
+  names = [f'n{i:08d} sort {i}' for i in range(count)]
+  (tmp_path / 'words.txt').write_text('\n'.join(names))
+  for classes in (names, tmp_path / 'words.txt', str(tmp_path / 'words.txt')):
+    model = vit_jax.load('x', classes=classes)
+    assert model.class_names == tuple(names) and model.find_class('sort 1') == 1
+  assert f'2 blocks, {count} classes' in repr(model)
+  with pytest.raises(UserError, match=f'classes names 1 classes, but the weights have {count} outputs'):
+    vit_jax.load('x', classes=['a'])
 
 
 def test_load_takes_what_the_reader_of_weights_takes(monkeypatch: pytest.MonkeyPatch) -> None:

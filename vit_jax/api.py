@@ -30,6 +30,7 @@ from vit_jax.analysis import inspection
 from vit_jax.analysis.driving import Driver
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, HostArray, Outputs
+from vit_jax.data import classes as naming
 from vit_jax.data import image_ops, recipes
 from vit_jax.data.sources import Record
 from vit_jax.jobs import build, inference
@@ -48,7 +49,8 @@ class Guess(NamedTuple):
   probability: float
 
 
-def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = '', view: str = '') -> Model:
+def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = '', view: str = '',
+         classes: str | os.PathLike[str] | Sequence[str] = ()) -> Model:
   """The network of a weight file, a folder, a run directory, an address or a known name, ready to use.
 
   Args:
@@ -56,12 +58,28 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
     preprocess: decides over what the weights say of their images, such as `imagenet` or `resize=248,image=224`.
     model: decides what tensors cannot say, such as `heads=6,gelu=exact`.
     view: of a run directory: student, ema or teacher; '' = ema where there is one.
+    classes: names of the outputs in their order, or a file with a line for each; () = those of the weights.
 
   Raises:
     UserError: there is nothing there, or nothing that can be trusted.
   """
   from vit_jax.interop import weights
-  return Model(weights.load(os.fspath(where), preprocess=preprocess, model=model, view=view))
+  is_file = isinstance(classes, str | os.PathLike)
+  names = naming.read(os.fspath(classes), said='classes') if is_file else tuple(classes)  # type: ignore[arg-type]
+  found = weights.load(os.fspath(where), preprocess=preprocess, model=model, view=view)
+  return Model(named(found, names, said=f'classes={classes}' if is_file else 'classes'))
+
+
+def named(found: Weights, names: Sequence[str], *, said: str) -> Weights:
+  """Weights whose outputs have these names; as they are without any. `said` is where the names are from.
+
+  Raises:
+    UserError: the weights have another number of outputs.
+  """
+  if names and len(names) != found.num_classes:
+    raise UserError(f'{said} names {len(names):,} classes, but the weights have {found.num_classes:,} outputs; want a '
+                    'name for each')
+  return found._replace(class_names=tuple(names)) if names else found
 
 
 class Model:
@@ -79,6 +97,11 @@ class Model:
     self._apply = jax.jit(inference.function(weights))
     named = len(weights.class_names) == weights.num_classes
     self.class_names = weights.class_names if named else tuple(f'class {i}' for i in range(weights.num_classes))
+
+  def __repr__(self) -> str:
+    height, width = self.image_px
+    return (f'{type(self.weights.model).__name__} from {self.weights.source}: {height} x {width} px, '
+            f'{self.num_layers} blocks, {self.weights.num_classes} classes')
 
   def classify(self, images: Picture | Sequence[Picture], *, top: int = 5) -> list[list[Guess]]:
     """The `top` most probable classes of each picture, best first.
@@ -203,7 +226,7 @@ class Model:
     near = difflib.get_close_matches(wanted, [one for name in names for one in _synonyms(name.casefold())], n=3)
     raise UserError(f'{len(found) or "no"} classes are called {named!r}' + (f': {shown}' if shown else '')
                     + '; want a number, or the name of one' + (f', such as {", ".join(near)}' if near else '')
-                    + ('' if names else '; these weights have no names (--classes=FILE)'))
+                    + ('' if names else '; these weights have no names, which classes=FILE may give them'))
 
   @property
   def num_layers(self) -> int:
@@ -295,7 +318,11 @@ def decode(image: Picture) -> HostArray:
       return image_ops.decode(image)
     case str() | os.PathLike():
       with open(image, 'rb') as file:
-        return image_ops.decode(file.read())
+        content = file.read()
+      try:
+        return image_ops.decode(content)
+      except image_ops.BadImage as error:
+        raise image_ops.BadImage(f'{os.fspath(image)}: {error}') from error
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'{what} is no picture; want uint8 of shape [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path '
                   'or the bytes of a file')

@@ -70,7 +70,8 @@ FLAGS = {
     'of_class': 'of inspect: the class that relevance is for, by number or name (default: the predicted one)',
     'top': 'of predict: how many classes of each picture (default: 5)',
     'json': 'of predict: a line of JSON for each picture; takes no value',
-    'overlay': 'of predict: also write each picture with what the network looked at, into --to; takes no value',
+    'overlay': 'of predict: also write each picture with what the network looked at, into --to (default: overlays); '
+               'takes no value',
     'from_pixels': 'of export: the input is uint8, and normalised inside; takes no value',
     'overwrite': 'of convert: replace what is there; takes no value',
     'last': 'of average: how many of the newest checkpoints',
@@ -125,7 +126,9 @@ def parse(arguments: Sequence[str]) -> Command:
   first = ['--job', rest.pop(0)] if rest and rest[0] in JOBS else []
   flags, overrides, files, faults = _read([*first, *rest])
   job = flags.pop('job', 'train')
-  faults += _word_faults(job, files) + _job_faults(job, flags, overrides)
+  words = _word_faults(job, files)
+  meant = [name for name in FLAGS if any(f'did you mean --{name}?' in fault for fault in faults)]
+  faults += words or _job_faults(job, flags, overrides, meant)
   if faults:
     raise UserError('\n'.join([*faults, *_config_faults(job, flags, overrides), 'See --help.']))
   return Command(job, flags, overrides, tuple(files))
@@ -172,7 +175,7 @@ def _unknown(name: str, flags: dict[str, str]) -> str:
     found = [one for one in settings if last and one.split('.')[-1] == last[0]]
   if found:
     return f'{said}; the setting of the config is --config.{" or --config.".join(found[:3])}'
-  return said + _nearest(wanted, FLAGS)
+  return said + _nearest(wanted, FLAGS, prefix='--')
 
 
 def _config_faults(job: str, flags: dict[str, str], overrides: list[str]) -> list[str]:
@@ -193,11 +196,13 @@ def _word_faults(job: str, words: list[str]) -> list[str]:
   return [f'{word!r} is neither a job nor a flag' + (_nearest(word, JOBS) or '; want --NAME=VALUE') for word in words]
 
 
-def _job_faults(job: str, flags: dict[str, str], overrides: list[str]) -> list[str]:
+def _job_faults(job: str, flags: dict[str, str], overrides: list[str], meant: Sequence[str]) -> list[str]:
+  """What lacks or does not belong; nothing is said of flags that are `meant` by misspelt ones."""
   if job not in JOBS:
     return [f'--job={job}: no such job{_nearest(job, JOBS)}; there are: {", ".join(JOBS)}']
   needs, takes = JOBS[job].needs, JOBS[job].takes
-  faults = [f'--job={job} needs --{name}: {FLAGS[name]}' for name in needs if not flags.get(name)]
+  faults = [f'--job={job} needs --{name}: {FLAGS[name]}' for name in needs
+            if not flags.get(name) and name not in meant]
   faults += [f'--{name} is not for --job={job}, which takes: {", ".join((*needs, *takes)) or "no flags"}'
              for name in flags if name not in (*needs, *takes)]
   if overrides and 'config' not in (*needs, *takes):
@@ -205,9 +210,9 @@ def _job_faults(job: str, flags: dict[str, str], overrides: list[str]) -> list[s
   return faults
 
 
-def _nearest(word: str, known: Sequence[str] | dict[str, str] | dict[str, Job]) -> str:
+def _nearest(word: str, known: Sequence[str] | dict[str, str] | dict[str, Job], *, prefix: str = '') -> str:
   near = difflib.get_close_matches(word, list(known), 1)
-  return f'; did you mean {near[0]}?' if near else ''
+  return f'; did you mean {prefix}{near[0]}?' if near else ''
 
 
 def help_text() -> str:

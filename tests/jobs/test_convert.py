@@ -31,7 +31,8 @@ def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: path
   said = capsys.readouterr().out
   for part in ('ViT of width 32, depth 2, 4 heads', 'Tensors: 24 taken', 'Images: short side to 36'):
     assert part in said
-  assert said.endswith(f'Written to {tmp_path / "out.npz"}, read back, every bit the same.\n')
+  assert said.endswith(
+      f'Written to {tmp_path / "out.npz"} in the format of vision_transformer, read back, every bit the same.\n')
   again = weights.load(str(tmp_path / 'out.npz'))
   made.assert_same(again, made.network())
   assert again.class_names == made.CLASSES
@@ -73,7 +74,10 @@ def test_bad_input_is_a_message_and_nothing_is_written(
 
 @pytest.mark.parametrize(('words', 'says'), [
     (['--family=timm', '--to=x.npz'], '--to=x.npz with --family=timm: want a folder or .safetensors'),
-    (['--to=x.npz', '--classes=words.txt'], 'has 2 lines, but the head has 7 outputs'),
+    (['--to=x.npz', '--classes=words.txt'], 'names 2 classes, but the weights have 7 outputs'),
+    (['--to=back.foo'], '--to=back.foo ends in .foo; want .npz, .safetensors, .pth, .pt, .bin, or the name of a'),
+    (['--to=x.npz', '--family=big_vison'], 'did you mean big_vision?'),
+    (['--to=x.npz', '--classes=nofile.txt'], '--classes=nofile.txt cannot be read'),
     (['--to=net.safetensors'], 'exists; want another place, or --overwrite'),
     (['--to=x.npz', '--preprocess=soft'], "'soft' is not known")])
 def test_what_cannot_be_is_said(words: list[str], says: str, timm: pathlib.Path, capsys: pytest.CaptureFixture[str],

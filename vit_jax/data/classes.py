@@ -15,8 +15,8 @@ from vit_jax.data.mixture import Relabelled
 from vit_jax.data.sources import Source
 
 
-def read(path: str) -> tuple[str, ...]:
-  """The classes that a file lists, in order.
+def read(path: str, *, said: str = 'data.classes') -> tuple[str, ...]:
+  """The classes that a file lists, in order; `said` is the setting or flag that a person named it by.
 
   Raises:
     UserError: it cannot be read, lists none, or one twice.
@@ -24,11 +24,11 @@ def read(path: str) -> tuple[str, ...]:
   try:
     text = pathlib.Path(path).expanduser().read_text()
   except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'data.classes={path} cannot be read: {getattr(error, "strerror", None) or error}') from error
+    raise UserError(f'{said}={path} cannot be read: {getattr(error, "strerror", None) or error}') from error
   names = tuple(line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('#'))
   twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
   if twice or not names:
-    raise UserError(f'data.classes={path} ' + (f'lists {", ".join(twice[:5])} twice' if twice else 'lists no class')
+    raise UserError(f'{said}={path} ' + (f'lists {", ".join(twice[:5])} twice' if twice else 'lists no class')
                     + '; want a line for each class, in the order of the outputs')
   return names
 

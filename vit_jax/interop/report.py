@@ -35,7 +35,7 @@ class Report(NamedTuple):
               if self.of(what)]
     told = [f'  {line.what:<8}{line.name}' + (f': {line.rule}' if line.rule else '')
             for line in self.lines if line.what != 'taken']
-    return '\n'.join([*self.notes, f'Tensors: {", ".join(counts) or "none"}', *told,
+    return '\n'.join([*self.notes, f'Tensors: {", ".join(counts) or "none"} (those of all blocks as one)', *told,
                       *(f'Warning: {one}' for one in self.warnings)])
 
   def plain(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import pathlib
@@ -45,11 +46,10 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   Raises:
     UserError: the format cannot hold them, `to` exists, or what was read back differs; nothing is left then.
   """
+  check(to, family=family, overwrite=overwrite)
   path = pathlib.Path(to).expanduser()
-  family = _family(weights, path, family)
+  family = choose_family(weights, path, family)
   weights, notes = _with_table(weights, family)
-  if path.exists() and not overwrite:
-    raise UserError(f'--to={to} exists; want another place, or --overwrite')
   if path.is_dir() and overwrite and not any(p.name in ('config.json', 'checkpoints') for p in path.iterdir()):
     raise UserError(f'--to={to} is a folder of other things, and is not overwritten; want another place')
   part = path.with_name(f'.{path.name}.{os.getpid()}.part')
@@ -83,15 +83,31 @@ def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
           [f'that positions are fixed ({m.positions.value}): they are written as a table'])
 
 
-def _family(weights: Weights, path: pathlib.Path, family: str) -> str:
-  """The family to write.
+def check(to: str, *, family: str, overwrite: bool) -> None:
+  """Finds what is wrong with where to write, before anything is read.
 
   Raises:
-    UserError: it is not known, or does not go with the suffix.
+    UserError: the family is not known, the ending is of none, or there is something already.
+  """
+  path = pathlib.Path(to).expanduser()
+  if family and family not in FAMILIES:
+    near = difflib.get_close_matches(family, FAMILIES, 1)
+    raise UserError(f'--family={family}: want one of {", ".join(FAMILIES)}'
+                    + (f'; did you mean {near[0]}?' if near else ''))
+  if not family and re.fullmatch(r'\.[A-Za-z]\w{0,11}', path.suffix) and path.suffix not in ('.npz', *TORCH_SUFFIXES):
+    raise UserError(f'--to={to} ends in {path.suffix}; want {", ".join((".npz", *TORCH_SUFFIXES))}, or the name of a '
+                    'folder without an ending, or --family as well')
+  if path.exists() and not overwrite:
+    raise UserError(f'--to={to} exists; want another place, or --overwrite')
+
+
+def choose_family(weights: Weights, path: pathlib.Path, family: str) -> str:
+  """The family to write: `family`, or '' = by the path.
+
+  Raises:
+    UserError: it does not go with the ending.
   """
   suffix = path.suffix if path.suffix in ('.npz', *TORCH_SUFFIXES) else ''
-  if family and family not in FAMILIES:
-    raise UserError(f'--family={family}: want one of {", ".join(FAMILIES)}')
   if not family:
     is_plain = not isinstance(weights.model, schema.ViT) or (
         weights.model.pool is not schema.Pool.MAP and weights.model.positions is schema.Positions.LEARNED)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 
-from vit_jax.core.errors import UserError
+from vit_jax import api
 from vit_jax.data import classes as naming
 from vit_jax.interop import saving, weights
 from vit_jax.jobs import start as startup
@@ -23,16 +23,15 @@ def run(where: str, to: str, *, family: str, preprocess: str, model: str, view: 
     classes: a file of class names in the order of the outputs; '' = those of the weights.
     overwrite: replaces what is at `to`.
   """
+  saving.check(to, family=family, overwrite=overwrite)
+  names = naming.read(classes, said='--classes') if classes else ()
   startup.start()
   found = weights.load(where, preprocess=preprocess, model=model, view=view)
   print(weights.text(found))
-  if classes:
-    names = naming.read(classes)
-    if len(names) != found.num_classes:
-      raise UserError(f'--classes={classes} has {len(names):,} lines, but the head has {found.num_classes:,} outputs')
-    found = found._replace(class_names=names)
+  found = api.named(found, names, said=f'--classes={classes}')
   path, lost = saving.save(found, to, family=family, overwrite=overwrite)
   for one in lost:
     log.warning('Not carried by this format: %s', one)
-  print(f'Written to {path}, read back, every bit the same.', flush=True)
+  written = saving.choose_family(found, path, family)
+  print(f'Written to {path} in the format of {written}, read back, every bit the same.', flush=True)
   return 0

@@ -22,6 +22,7 @@ from vit_jax import api
 from vit_jax.analysis import embeddings, inspection, inspection_page, reconstruction
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data import classes as naming
 from vit_jax.data.image_ops import BadImage
 from vit_jax.interop import weights
 from vit_jax.jobs import build, inference, predict, tasks
@@ -60,8 +61,9 @@ def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, of_
   startup.start()
   began = time.monotonic()
   names = [part.strip() for part in where.split(',') if part.strip()]
+  class_names = naming.read(classes, said='--classes') if classes else ()
   found = [weights.load(name, preprocess=preprocess, model=model, view=view) for name in names]
-  networks = [api.Model(predict.name_classes(one, classes)) for one in found]
+  networks = [api.Model(api.named(one, class_names, said=f'--classes={classes}')) for one in found]
   of_classes = [network.find_class(of_class) if of_class else None for network in networks]
   log.info('Attention is collected on the explicit path, one layer of %d images at a time.', BATCH)
   to.mkdir(parents=True, exist_ok=True)

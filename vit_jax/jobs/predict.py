@@ -90,30 +90,16 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
   Raises:
     UserError: the weights have no head, or another number of classes than the file names.
   """
+  names = naming.read(classes, said='--classes') if classes else ()
   found = weights.load(where, preprocess=preprocess, model=model, view=view)
   log.info('%s', weights.text(found))
   if not found.num_classes:
     raise UserError(f'{where} has no head, so it knows no classes; want weights that were trained or fine-tuned on '
                     'classes')
-  found = name_classes(found, classes)
+  found = api.named(found, names, said=f'--classes={classes}')
   if not found.class_names:
     log.warning('These weights do not name their classes, which are numbered here; want --classes=FILE')
   return api.Model(found)
-
-
-def name_classes(found: weights.Weights, path: str) -> weights.Weights:
-  """Weights with the class names that a file has, a line for each output; as they are without a file.
-
-  Raises:
-    UserError: the file has another number of names.
-  """
-  if not path:
-    return found
-  names = naming.read(path)
-  if len(names) != found.num_classes:
-    raise UserError(f'--classes={path} names {len(names):,} classes, but the weights have {found.num_classes:,} '
-                    'outputs; want a line for each')
-  return found._replace(class_names=names)
 
 
 def find(given: Sequence[str]) -> Iterator[str]:

@@ -60,7 +60,10 @@ def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
   cooldown = lengths.steps(schedule.cooldown) if schedule.cooldown else 0
   drops = [lengths.steps(drop) for drop in schedule.drops]
   if warmup + cooldown > total:
-    raise UserError(f'warm-up ({warmup:,} steps) and cooldown ({cooldown:,}) are longer than the run ({total:,})')
+    raise UserError(f'optimizer.schedule.warmup={schedule.warmup!r} ({warmup:,} steps) and '
+                    f'optimizer.schedule.cooldown={schedule.cooldown!r} ({cooldown:,}) are longer than the run '
+                    f"({total:,} steps); want a share of it, such as --config.optimizer.schedule.warmup='10 %', or a "
+                    'longer --config.length')
   if drops != sorted(set(drops)) or drops and not warmup <= drops[0] <= drops[-1] < total:
     raise UserError(f'optimizer.schedule.drops={schedule.drops} are steps {drops}; want rising ones from the end of '
                     f'the warm-up ({warmup:,}) to below the end of the run ({total:,})')
