@@ -6,8 +6,9 @@ Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py --workdir=runs/masked_patch_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network as it begins.
 Plan:     1 device, 0.14 M parameters; 80,000 pictures, about 4 minutes of one CPU core (400 images/s).
-Expected: k-NN and logistic regression well above those of the same network at random. See the README for what was
-          measured.
+Expected: not learned in so short a run: 20 nearest neighbours 26.8, 26.3 and 27.6 % after 125, 250 and 375 steps (2,000
+          test pictures, 5,000 labelled ones, JPEG copies), where MAE's like network begins with 29.9 %. Far more
+          epochs are wanted: --config.length='20 epochs'.
 """
 from vit_jax.config import schema as s
 

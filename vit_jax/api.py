@@ -251,11 +251,19 @@ class Model:
       raise UserError('no pictures; want at least one')
     rows = []
     for start in range(0, len(pictures), self._batch_size):
-      batch = np.stack([np.asarray(picture) if prepared else self.prepare(picture)
+      batch = np.stack([np.asarray(picture) if prepared else self._prepare(picture)
                         for picture in pictures[start:start + self._batch_size]])
       padded = np.concatenate([batch, np.repeat(batch[:1], _room(len(batch), self._batch_size) - len(batch), 0)])
       rows.append(np.asarray(function(recipes.normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
     return np.concatenate(rows)
+
+  def _prepare(self, image: Picture) -> HostArray:
+    """As `prepare`; of several files the bad one is named."""
+    try:
+      return self.prepare(image)
+    except image_ops.BadImage as error:
+      raise image_ops.BadImage(f'{os.fspath(image)}: {error}' if isinstance(image, str | os.PathLike)
+                               else str(error)) from error
 
   def _outputs(self, image: Array) -> Outputs:
     return self._apply(self._params, image)
@@ -318,11 +326,7 @@ def decode(image: Picture) -> HostArray:
       return image_ops.decode(image)
     case str() | os.PathLike():
       with open(image, 'rb') as file:
-        content = file.read()
-      try:
-        return image_ops.decode(content)
-      except image_ops.BadImage as error:
-        raise image_ops.BadImage(f'{os.fspath(image)}: {error}') from error
+        return image_ops.decode(file.read())
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'{what} is no picture; want uint8 of shape [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path '
                   'or the bytes of a file')

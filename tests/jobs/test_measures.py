@@ -15,11 +15,11 @@ from vit_jax.data import sources
 from vit_jax.jobs import measures
 from vit_jax.record import writer
 
+pytestmark = pytest.mark.xdist_group('test_measures')  # in one worker, for what the tests share
+
 CONFIG = '''
 """Tiny."""
 from vit_jax.config import schema as s
-
-pytestmark = pytest.mark.xdist_group('test_measures')  # in one worker, for what the tests share
 
 def get_config():
   tap = s.Tap(blocks=(-2, -1), patches=True)

@@ -77,6 +77,8 @@ def run(config: schema.Config, *, models: str, against: str, turns: str, search:
   count = _parse_turns(turns)
   peers = bench_peers.parse(against)
   networks = [(name, _with(config, name)) for name in filter(None, models.split(','))] or [(config.name, config)]
+  for _, one in networks if peers else ():
+    bench_peers.settings(one, 0)
   startup.start()
   reports, failures = [], []
   for name, one in networks:

@@ -70,14 +70,14 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
           'heads': model.heads, 'mlp': model.mlp, 'pool': model.pool.value, 'classes': num_classes,
           'tanh': model.gelu is Gelu.TANH, 'batch': config.batch_size, 'dtype': model.dtype.value,
           'lr': optimizer.lr, 'decay': optimizer.weight_decay, 'clip': optimizer.clip_norm,
-          'device': jax.devices()[0].platform, 'threads': len(os.sched_getaffinity(0))}
+          'threads': len(os.sched_getaffinity(0))}
 
 
 class Child:
   """A peer at work. `label` says what it is, with its version."""
 
   def __init__(self, peer: Peer, config: schema.Config, *, num_classes: int):
-    told = settings(config, num_classes)
+    told = settings(config, num_classes) | {'device': jax.devices()[0].platform}
     is_checkout = peer.where and pathlib.Path(peer.where).is_dir()
     python = sys.executable if is_checkout or not peer.where else peer.where
     environment = dict(os.environ)
