@@ -12,7 +12,7 @@ Run:      python -m vit_jax.main --job=study --config=configs/study_data_size.py
           …/study_data_size.py:sets,models=B/32+L/16+BiT-R50x1
 Plan:     jft: 24 runs of 518,000 steps, 6,750 exaFLOPs. small: 12 runs of 600 steps of 64 images, 2.5e12 FLOPs each,
           about 25 minutes on 2 processor cores
-Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small: see README for what came out.
+Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small: not run to its end here.
 """
 import dataclasses
 
