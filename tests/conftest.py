@@ -26,6 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+# The simulated devices share few threads: of two programs under way at once, each could wait for what the other holds.
+jax.config.update('jax_cpu_enable_async_dispatch', False)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,9 @@ def start() -> None:
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # Orbax drops tasks whose error it has raised already
   if hardware.is_cpu_only():
     keep_freed_memory()
+    if '--xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
+      # These devices share few threads: of two programs under way at once, each could wait for what the other holds.
+      jax.config.update('jax_cpu_enable_async_dispatch', False)
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if cache is None:
     base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
