@@ -122,16 +122,6 @@ def test_relevance_is_of_the_class_that_is_asked_for(vit: api.Model) -> None:
   assert np.abs(vit.relevance(images[0], of_class=0) - vit.relevance(images[0], of_class=1)).max() > 0
 
 
-def test_a_class_is_found_by_number_synset_and_synonym() -> None:
-  model = api.Model(loaded.weights('vit')._replace(
-      num_classes=3, class_names=('n02123045 tabby, tabby cat', 'n02123394 Persian cat', 'tabby')))
-  assert [model.find_class(name) for name in (1, '1', 'Tabby Cat', 'n02123394', 'tabby')] == [1, 1, 0, 1, 2]
-  for name, said in (('cat', "no classes are called 'cat'; want a number, or the name of one"),
-                     ('persian', 'such as persian cat'), ('3', 'class 3: the network has 3; want 0 to 2')):
-    with pytest.raises(UserError, match=said):
-      model.find_class(name)
-
-
 @pytest.mark.parametrize(('name', 'call', 'said'), [
     ('vit', lambda m: m.features(loaded.pictures(1), layer=3), 'layer=3: the network has 2 blocks; want 0 to 2'),
     ('vit', lambda m: m.attention(loaded.pictures(1), layer=0), 'want 1 to 2, or -1'),

@@ -12,11 +12,9 @@ a row for each picture.
 """
 from __future__ import annotations
 
-import difflib
 import functools
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -207,26 +205,12 @@ class Model:
                      for image in listed(images)])
 
   def find_class(self, named: int | str) -> int:
-    """Number of the class of a number or a name: the whole of it, or one of its words or synonyms.
+    """Number of the class of a number or a name, as `data.classes.find` has it.
 
     Raises:
       UserError: there is none, or there are several.
     """
-    names, count = self.weights.class_names, self.weights.num_classes
-    if isinstance(named, int) or named.isdecimal():
-      if int(named) < count:
-        return int(named)
-      raise UserError(f'class {named}: the network has {count}; want 0 to {count - 1}')
-    wanted = named.casefold()
-    found = ([i for i, name in enumerate(names) if name.casefold() == wanted]
-             or [i for i, name in enumerate(names) if wanted in _synonyms(name.casefold())])
-    if len(found) == 1:
-      return found[0]
-    shown = ', '.join(f'{i} ({names[i]})' for i in found[:6])
-    near = difflib.get_close_matches(wanted, [one for name in names for one in _synonyms(name.casefold())], n=3)
-    raise UserError(f'{len(found) or "no"} classes are called {named!r}' + (f': {shown}' if shown else '')
-                    + '; want a number, or the name of one' + (f', such as {", ".join(near)}' if near else '')
-                    + ('' if names else '; these weights have no names, which classes=FILE may give them'))
+    return naming.find(self.weights.class_names, named, count=self.weights.num_classes)
 
   @property
   def num_layers(self) -> int:
@@ -330,13 +314,6 @@ def decode(image: Picture) -> HostArray:
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'{what} is no picture; want uint8 of shape [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path '
                   'or the bytes of a file')
-
-
-def _synonyms(name: str) -> list[str]:
-  """What a class may be called: of 'n02123045 tabby, tabby cat' the number of its synset, and each name."""
-  synset, _, rest = name.partition(' ')
-  is_synset = re.fullmatch(r'n\d{8}', synset) is not None
-  return ([synset] if is_synset else []) + re.split(r',\s*', rest if is_synset else name)
 
 
 def _room(num: int, most: int) -> int:

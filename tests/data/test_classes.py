@@ -68,3 +68,24 @@ def test_a_file_that_is_no_list_is_refused(text: str | None, says: str, tmp_path
     (tmp_path / 'words.txt').write_text(text)
   with pytest.raises(UserError, match=f'data.classes=.*{says}'):
     classes.read(str(tmp_path / 'words.txt'))
+
+
+@pytest.mark.parametrize(('named', 'number'), [
+    (1, 1), ('1', 1), ('n01443537', 1), ('Tench', 0), ('tinca TINCA', 0), ('slot', 4), ('one-armed_bandit', 4),
+    ('n03126707 crane', 3)])
+def test_one_class_is_found_by_number_line_synset_and_synonym(named: int | str, number: int) -> None:
+  assert classes.find(LINES, named, count=5) == number
+
+
+def test_the_whole_line_goes_before_its_parts() -> None:
+  assert classes.find(('n02123045 tabby, tabby cat', 'tabby'), 'tabby', count=2) == 1
+
+
+@pytest.mark.parametrize(('names', 'named', 'says'), [
+    (LINES, 'crane', r"2 classes are called 'crane': 2 \(n02012849 crane\), 3 \(n03126707 crane\); want a number"),
+    (LINES, 'tinch', "no classes are called 'tinch'; want a number, or the name of one, such as tench"),
+    (LINES, 5, 'class 5: the network has 5; want 0 to 4'), (LINES, -1, 'class -1: the network has 5; want 0 to 4'),
+    ((), 'tench', 'these weights have no names, which classes=FILE may give them')])
+def test_no_class_and_several_are_refused(names: tuple[str, ...], named: int | str, says: str) -> None:
+  with pytest.raises(UserError, match=says):
+    classes.find(names, named, count=5)

@@ -5,6 +5,7 @@ first word (the WordNet id), or like what follows. Empty lines and lines that be
 """
 from __future__ import annotations
 
+import difflib
 import pathlib
 from collections.abc import Sequence
 
@@ -41,9 +42,8 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
   """
   places: dict[str, set[int]] = {}
   for i, name in enumerate(names):
-    first, _, rest = name.partition(' ')
-    for key in {name, first, rest.strip()} - {''}:
-      places.setdefault(_key(key), set()).add(i)
+    for key in _parts(name):
+      places.setdefault(key, set()).add(i)
   whole = {_key(name): i for i, name in enumerate(names)}
   found = [{whole[key]} if (key := _key(name)) in whole else places.get(key, set()) for name in own]
   missing = [name for name, at in zip(own, found, strict=True) if not at]
@@ -55,6 +55,41 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
                     + f'. It has {len(names)} lines such as {names[0]!r}; want names of folders that are whole lines, '
                     'their first words, or what follows these')
   return tuple(next(iter(at)) for at in found)
+
+
+def find(names: Sequence[str], named: int | str, *, count: int) -> int:
+  """The number of one class, that a person gives by number or by name: as folders are matched, or a synonym alone.
+
+  Args:
+    names: of the classes, or () where they are not known.
+    named: a number from 0, or a name: the whole of it is looked for first.
+    count: how many classes there are.
+
+  Raises:
+    UserError: there is no such class, or there are several.
+  """
+  if isinstance(named, int) or named.isdecimal():
+    if 0 <= int(named) < count:
+      return int(named)
+    raise UserError(f'class {named}: the network has {count}; want 0 to {count - 1}')
+  wanted = _key(named)
+  called = [_parts(name) | {_key(one) for one in name.partition(' ')[2].split(',')} |
+            {_key(one) for one in name.split(',')} for name in names]
+  found = ([i for i, name in enumerate(names) if _key(name) == wanted]
+           or [i for i, parts in enumerate(called) if wanted in parts])
+  if len(found) == 1:
+    return found[0]
+  shown = ', '.join(f'{i} ({names[i]})' for i in found[:6])
+  near = difflib.get_close_matches(wanted, sorted(set().union(*called)), n=3)
+  raise UserError(f'{len(found) or "no"} classes are called {named!r}' + (f': {shown}' if shown else '')
+                  + '; want a number, or the name of one' + (f', such as {", ".join(near)}' if near else '')
+                  + ('' if names else '; these weights have no names, which classes=FILE may give them'))
+
+
+def _parts(name: str) -> set[str]:
+  """What a folder of a class may be called: the whole line, its first word, or what follows."""
+  first, _, rest = name.partition(' ')
+  return {_key(one) for one in (name, first, rest) if one.strip()}
 
 
 def _key(name: str) -> str:
