@@ -102,8 +102,8 @@ def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]
                       dtype_mm=s['dtype'])
   image = jax.random.normal(jax.random.key(0), (s['batch'], *s['px'], 3))
   target = jax.random.randint(jax.random.key(1), (s['batch'],), 0, s['classes'])
-  chain = [optax.clip_by_global_norm(s['clip'])] if s['clip'] else []
-  optimizer = optax.chain(*chain, optax.adamw(s['lr'], weight_decay=s['decay']))
+  clip = optax.clip_by_global_norm(s['clip']) if s['clip'] else optax.identity()
+  optimizer = optax.chain(clip, optax.adamw(s['lr'], weight_decay=s['decay']))
   params = jax.jit(network.init)(jax.random.key(2), image)['params']
   held = {'params': params, 'state': optimizer.init(params), 'last': None}
 
@@ -130,8 +130,7 @@ def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]
     return call
 
   calls = {'forward': keep(infer), 'gradient': keep(differentiate), 'step': step}
-  return (f'big_vision (jax {jax.__version__})', calls,
-          lambda: jax.block_until_ready(held['last']))
+  return f'big_vision (jax {jax.__version__})', calls, lambda: jax.block_until_ready(held['last'])
 
 
 def main(name: str, told: str) -> None:

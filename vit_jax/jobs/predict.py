@@ -57,10 +57,7 @@ def run(where: str, given: Sequence[str], *, top: str, as_json: bool, overlay: b
   Returns:
     Exit status: 0, or 2 if a file could not be read.
   """
-  if top and (not top.isdecimal() or not int(top)):
-    raise UserError(f'--top={top} is no number of classes; want 1 or more')
-  if to is not None and not overlay:
-    raise UserError(f'--to={to} is for --overlay; predictions are printed')
+  _check(top, to, overlay=overlay)
   paths = list(find(given))
   startup.start()
   network = load(where, preprocess=preprocess, model=model, view=view, classes=classes)
@@ -82,6 +79,13 @@ def run(where: str, given: Sequence[str], *, top: str, as_json: bool, overlay: b
   if num_wrong:
     log.error('%s of %s files could not be read and were skipped.', f'{num_wrong:,}', f'{len(paths):,}')
   return 2 if num_wrong else 0
+
+
+def _check(top: str, to: pathlib.Path | None, *, overlay: bool) -> None:
+  if top and (not top.isdecimal() or not int(top)):
+    raise UserError(f'--top={top} is no number of classes; want 1 or more')
+  if to is not None and not overlay:
+    raise UserError(f'--to={to} is for --overlay; predictions are printed')
 
 
 def load(where: str, *, preprocess: str, model: str, view: str, classes: str) -> api.Model:
