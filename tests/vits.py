@@ -37,8 +37,13 @@ def shapes_of(settings: schema.ViT) -> Params:
 
 def parameters(settings: schema.ViT) -> Params:
   """Random parameters, in which nothing is zero or one: a mistake anywhere shows."""
+  return drawn(shapes_of(settings), deviation=.2)
+
+
+def drawn(shapes: Params, *, deviation: float) -> Params:
+  """Arrays of these shapes, normal, f32, the same each time."""
   rng = np.random.default_rng(0)
-  return jax.tree.map(lambda x: jnp.asarray(.2 * rng.normal(size=x.shape), jnp.float32), shapes_of(settings))
+  return jax.tree.map(lambda x: jnp.asarray(deviation * rng.normal(size=x.shape), jnp.float32), shapes)
 
 
 def _norm(x: np.ndarray, p: PyTree) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import vits
 
 from vit_jax.config import schema
 from vit_jax.core import taps
@@ -17,9 +18,7 @@ IMAGE = jax.random.uniform(jax.random.key(0), (3, 16, 24, 3))
 
 @pytest.fixture(scope='module')
 def params() -> dict:
-  rng = np.random.default_rng(0)
-  shapes, _ = jax.eval_shape(MODEL.init, jax.random.key(0), IMAGE)
-  return jax.tree.map(lambda x: (.3 * rng.normal(size=x.shape)).astype(np.float32), shapes)
+  return vits.drawn(jax.eval_shape(MODEL.init, jax.random.key(0), IMAGE)[0], deviation=.3)
 
 
 @pytest.fixture(scope='module')

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import vits
 
 from vit_jax.config import schema
 from vit_jax.core import taps
@@ -22,9 +23,7 @@ IMAGE = jax.random.normal(jax.random.key(0), (6, 8, 8, 3))
 
 @pytest.fixture(scope='module')
 def params() -> dict:
-  rng = np.random.default_rng(0)
-  shapes, _ = jax.eval_shape(MODEL.init, jax.random.key(0), IMAGE)
-  return jax.tree.map(lambda x: (.3 * rng.normal(size=x.shape)).astype(np.float32), shapes)
+  return vits.drawn(jax.eval_shape(MODEL.init, jax.random.key(0), IMAGE)[0], deviation=.3)
 
 
 @pytest.fixture(scope='module')
