@@ -21,13 +21,16 @@ import buckets
 import jax
 import pytest
 
+from vit_jax.jobs import start
+
 # Run in the background, the tests would ignore Ctrl-C, and so would all they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-# The simulated devices share few threads: of two programs under way at once, each could wait for what the other holds.
-jax.config.update('jax_cpu_enable_async_dispatch', False)
+start.widen_pool(8)
+jax.devices()
+del os.environ['PJRT_NPROC']  # programs that tests start have a device or two
 
 
 @pytest.fixture(autouse=True)

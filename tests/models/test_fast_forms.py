@@ -61,6 +61,15 @@ def test_layer_norm_equals_its_plain_form_and_gradient(shape: tuple[int, ...]) -
               x, scale, bias, atol=1e-5)
 
 
+@pytest.mark.parametrize('offset', [0., 3., -20.])
+def test_one_pass_over_a_row_finds_what_two_find(offset: float) -> None:
+  x = jax.random.normal(jax.random.key(0), (6, 1024)) + offset
+  for own, other in zip(pointwise._in_one_pass(x, 1e-6), pointwise._in_two_passes(x, 1e-6), strict=True):
+    np.testing.assert_allclose(own, other, rtol=1e-6 * (1. + offset ** 2), atol=1e-6)
+  mean, inverse = pointwise._in_one_pass(jnp.full((1, 8), 1000.1), 1e-6)
+  assert jnp.isfinite(inverse).all() and float(inverse[0, 0]) > 1.
+
+
 def test_layer_norm_of_bf16_gives_back_a_gradient_of_bf16() -> None:
   x = jax.random.normal(jax.random.key(0), (6, 32), jnp.bfloat16)
   dx, dscale, dbias = gradients(lambda *a: pointwise.layer_norm(*a, 1e-6), x, jnp.ones(32), jnp.zeros(32))

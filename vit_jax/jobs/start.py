@@ -5,6 +5,7 @@ import ctypes
 import logging
 import os
 import pathlib
+import re
 import sys
 import traceback
 from types import TracebackType
@@ -14,6 +15,7 @@ import jax
 from vit_jax.jobs import hardware
 from vit_jax.parallel import hosts
 
+THREADS_PER_DEVICE = 8
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 
 
@@ -31,9 +33,8 @@ def start() -> None:
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # Orbax drops tasks whose error it has raised already
   if hardware.is_cpu_only():
     keep_freed_memory()
-    if '--xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
-      # These devices share few threads: of two programs under way at once, each could wait for what the other holds.
-      jax.config.update('jax_cpu_enable_async_dispatch', False)
+    if found := re.search(r'--xla_force_host_platform_device_count=(\d+)', os.environ.get('XLA_FLAGS', '')):
+      widen_pool(int(found[1]))
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if cache is None:
     base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
@@ -44,6 +45,16 @@ def start() -> None:
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 speaks for all; warnings are each one's own
   if jax.distributed.is_initialized():
     sys.excepthook = _fail
+
+
+def widen_pool(num_devices: int) -> None:
+  """Gives simulated devices threads enough not to wait for one another for ever; call before a device is touched.
+
+  XLA's pool has as many threads as there are devices. One that runs two collectives at a time, as along two axes of a
+  mesh, takes two threads and waits on both: then another finds none, and all wait.
+  """
+  os.environ.setdefault('PJRT_NPROC', str(THREADS_PER_DEVICE * num_devices))
+  jax.config.update('jax_cpu_enable_async_dispatch', False)  # nor do two programs ever take them at once
 
 
 def keep_freed_memory() -> None:

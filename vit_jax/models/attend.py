@@ -61,13 +61,15 @@ def attend(query: Array, key: Array, value: Array) -> Array:
 
 def _forward(query: Array, key: Array, value: Array) -> tuple[Array, Saved]:
   dtype = query.dtype
-  logits_BAMQ = jnp.einsum('bmak,bqak->bamq', key, _scaled(query))
+  logits_BAMQ = jnp.einsum('bmak,bqak->bamq', key, scaled(query))
   largest_BA1Q = jax.lax.stop_gradient(logits_BAMQ.max(2, keepdims=True))
   weights_BAMQ = jnp.exp((logits_BAMQ - largest_BA1Q).astype(jnp.float32)).astype(dtype)
   with_ones = jnp.concatenate([value, jnp.ones((*value.shape[:-1], 1), dtype)], axis=-1)
-  sums_BAJQ = jnp.einsum('bmak,bamq->bakq', with_ones, weights_BAMQ).astype(jnp.float32)
-  inverse_BA1Q = 1. / sums_BAJQ[:, :, -1:]
-  mixed_BAKQ = checkpoint_name((sums_BAJQ[:, :, :-1] * inverse_BA1Q).astype(dtype), 'attention')
+  sums_BAJQ = jnp.einsum('bmak,bamq->bakq', with_ones, weights_BAMQ)
+  # Cut before they are widened: the product itself is then stored in the compute dtype.
+  inverse_BA1Q = 1. / sums_BAJQ[:, :, -1:].astype(jnp.float32)
+  mixed_BAKQ = (sums_BAJQ[:, :, :-1].astype(jnp.float32) * inverse_BA1Q).astype(dtype)
+  mixed_BAKQ = checkpoint_name(mixed_BAKQ, 'attention')
   return mixed_BAKQ.transpose(0, 3, 1, 2), (query, key, value, weights_BAMQ, inverse_BA1Q, mixed_BAKQ)
 
 
@@ -79,12 +81,12 @@ def _backward(saved: Saved, dmixed: Array) -> tuple[Array, Array, Array]:
   dmixed_BAKQ = dmixed_BAKQ.astype(dtype)
   dweights_BAMQ = jnp.einsum('bmak,bakq->bamq', value, dmixed_BAKQ).astype(jnp.float32)
   dlogits_BAMQ = (weights_BAMQ.astype(jnp.float32) * (dweights_BAMQ - shared_BA1Q)).astype(dtype)
-  dquery = _scaled(jnp.einsum('bamq,bmak->bqak', dlogits_BAMQ, key))
-  dkey = _scaled(jnp.einsum('bamq,bqak->bmak', dlogits_BAMQ, query))
+  dquery = scaled(jnp.einsum('bamq,bmak->bqak', dlogits_BAMQ, key))
+  dkey = scaled(jnp.einsum('bamq,bqak->bmak', dlogits_BAMQ, query))
   return dquery, dkey, jnp.einsum('bamq,bakq->bmak', weights_BAMQ, dmixed_BAKQ)
 
 
-def _scaled(x: Array) -> Array:
+def scaled(x: Array) -> Array:
   """`x / sqrt(K)`, computed in f32, in the dtype of `x`."""
   return (x.astype(jnp.float32) * x.shape[-1] ** -.5).astype(x.dtype)
 

@@ -30,20 +30,31 @@ def plain_layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
   Returns:
     The shape of `x`, f32; all of it is computed in f32.
   """
-  return _normalised(x, eps)[0] * _last(scale, x) + _last(bias, x)
+  x = x.astype(jnp.float32)
+  mean, inverse = _in_two_passes(x, eps)
+  return (x - mean) * inverse * _last(scale, x) + _last(bias, x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-  """Equal to `plain_layer_norm`; keeps `x` as it is, its mean and its deviation."""
-  return plain_layer_norm(x, scale, bias, eps)
+  """Equal to `plain_layer_norm`; keeps `x` as it is, its mean and its deviation.
+
+  Elsewhere than on a CPU both are found in one pass over `x`, in which a compiler can join what makes `x`.
+  """
+  return _norm_forward(x, scale, bias, eps)[0]
 
 
-def _normalised(x: Array, eps: float) -> tuple[Array, Array, Array]:
-  x = x.astype(jnp.float32)
+def _in_two_passes(x: Array, eps: float) -> tuple[Array, Array]:
+  """Mean and inverse deviation of f32 rows."""
   mean = x.mean(-1, keepdims=True)
-  inverse = jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
-  return (x - mean) * inverse, mean, inverse
+  return mean, jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
+
+
+def _in_one_pass(x: Array, eps: float) -> tuple[Array, Array]:
+  """The same, by `var = E[x^2] - E[x]^2`: less exact by about `1 + mean^2 / var` times the rounding of f32."""
+  mean = x.mean(-1, keepdims=True)
+  variance = jnp.maximum(jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean), 0.)
+  return mean, jax.lax.rsqrt(variance + eps)
 
 
 def _last(vector: Array, x: Array) -> Array:
@@ -51,8 +62,10 @@ def _last(vector: Array, x: Array) -> Array:
 
 
 def _norm_forward(x: Array, scale: Array, bias: Array, eps: float) -> tuple[Array, tuple[Array, ...]]:
-  unit, mean, inverse = _normalised(x, eps)
-  return unit * _last(scale, x) + _last(bias, x), (x, scale, mean, inverse)
+  wide = x.astype(jnp.float32)
+  mean, inverse = jax.lax.platform_dependent(
+      wide, cpu=functools.partial(_in_two_passes, eps=eps), default=functools.partial(_in_one_pass, eps=eps))
+  return (wide - mean) * inverse * _last(scale, x) + _last(bias, x), (x, scale, mean, inverse)
 
 
 def _norm_backward(eps: float, saved: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array]:
