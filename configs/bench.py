@@ -2,8 +2,9 @@
 
 Data:     none; pictures of noise, 1,000 classes.
 Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=S/16,B/16 --to=DIR
-          --config=configs/bench.py:bf16 computes in bfloat16, as accelerators want it; --search finds the largest
-          batch; --against=timm,transformers times those in the same run. With pictures of your own:
+          --config=configs/bench.py:bf16 computes in bfloat16, as accelerators want it, and then
+          --config.model.attention=cudnn attends by cuDNN's kernel on GPUs; --search finds the largest batch;
+          --against=timm,transformers times those in the same run. With pictures of your own:
           --config.data.source=folder:PATH
 Expected: a table of milliseconds, images/s and utilisation, with what a large product reaches beside it.
 """

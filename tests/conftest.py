@@ -8,12 +8,13 @@ import socket
 import sys
 from collections.abc import Iterator
 
-os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')  # cuda: by launch/gpu_check.sh
 # Tests are mostly compilation: level 0 halves it, and keeps the arithmetic. On a busy machine eight devices may wait
 # for one another longer than the 40 s after which XLA would end the process.
-os.environ['XLA_FLAGS'] = ' '.join((
-    os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=0',
-    '--xla_cpu_collective_call_terminate_timeout_seconds=600'))
+if os.environ['JAX_PLATFORMS'] == 'cpu':
+  os.environ['XLA_FLAGS'] = ' '.join((
+      os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=0',
+      '--xla_cpu_collective_call_terminate_timeout_seconds=600'))
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 

@@ -144,7 +144,7 @@ def bench(command: Command) -> int:
   from vit_jax.jobs import bench as job
   return job.run(config, search='search' in command.flags,
                  to=command.local_path('to') if 'to' in command.flags else None,
-                 **{name: command.flags.get(name, '') for name in ('models', 'against', 'turns')})
+                 **{name: command.flags.get(name, '') for name in ('models', 'px', 'against', 'turns')})
 
 
 def report(command: Command) -> int:

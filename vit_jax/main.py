@@ -42,7 +42,7 @@ JOBS = {
     'plan': Job('compile the train step for hardware that is not here: does it fit, what does it cost',
                 ('config', 'topology'), ('workdir', 'search')),
     'bench': Job('time the parts of a run on this machine: network, step, input; also beside other programs',
-                 ('config',), ('models', 'against', 'turns', 'search', 'to')),
+                 ('config',), ('models', 'px', 'against', 'turns', 'search', 'to')),
     'average': Job('average checkpoints of a run into one of its own, for --job=evaluate',
                    ('workdir', 'to'), ('config', 'last', 'steps')),
     'report': Job('write report.html of a run directory, or one page of several, with their curves over each other',
@@ -86,6 +86,7 @@ FLAGS = {
     'processes': 'of study: how many runs at once (default: 1)',
     'dry_run': 'of study: say what the runs are and would take, and run nothing; takes no value',
     'models': 'of bench: networks by name, instead of that of the config: S/16,B/16,Mixer-B/16',
+    'px': 'of bench: sides of images in px, each of them timed: 64,128,224',
     'against': 'of bench: timm, timm-compiled, transformers, transformers-compiled, big_vision; NAME=PATH of a Python '
                'that has it, or of a checkout',
     'turns': 'of bench: how often everything is timed (default: 7)',

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from vit_jax.config import check, model_options, presets, schema, sizes
-from vit_jax.config.schema import Execution, Remat
+from vit_jax.config.schema import AttentionKernel, Execution, Remat
 from vit_jax.core.errors import UserError
 
 
@@ -37,7 +37,15 @@ def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_n
     (schema.EfficientNet(depth_factor=0.), 'model.depth_factor=0.0 is not positive'),
     (schema.Mixer(patch=15), 'image_px=(224, 224) is not a multiple of model.patch=15'),
     (schema.ViT(stem=schema.ResNetStem(), patch=24), 'model.patch=24 is not a multiple of the 16 px'),
-    (schema.ViT(distilled=True, pool=schema.Pool.MAP), 'but model.pool=map has none')])
+    (schema.ViT(distilled=True, pool=schema.Pool.MAP), 'but model.pool=map has none'),
+    (schema.ViT(attention=AttentionKernel.CUDNN),
+     'model.attention=cudnn multiplies bf16 only, but model.dtype=float32; want model.dtype=bfloat16'),
+    (schema.ViT(attention=AttentionKernel.CUDNN, width=60, heads=5, dtype=schema.DType.BF16),
+     'knows heads of 8, 16, … 256 channels, but model.width=60 gives model.heads=5 12 each'),
+    (schema.ViT(attention=AttentionKernel.SPLASH, positions=schema.Positions.RELATIVE),
+     'model.attention=splash never holds the weights that relative positions would change; want model.attention=xla'),
+    (schema.ViT(attention=AttentionKernel.SPLASH, attention_dropout=.1),
+     'model.attention=splash never holds the weights that attention_dropout would change')])
 def test_faults_reach_the_check_of_a_config(model: schema.Model, said: str) -> None:
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=model))

@@ -57,11 +57,12 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
   assert set(by_part) - beside == set(bench_own.PARTS)
   assert {part.split(' of ')[0] for part in beside} == {'forward', 'gradient', 'step'}
   for one in by_part.values():
-    assert len(one['seconds']) == 2 and one['images_per_s'] == pytest.approx(8 / one['median_s'])
-    assert (one['ratio'] is None) == (one['part'] not in beside)
+    assert len(one['processor_s']) == len(one['seconds']) == 2 and min(one['processor_s']) > 0
+    assert one['images_per_s'] == pytest.approx(8 / one['median_s'])
+    assert (one['ratio'] is None) == (one['processor_ratio'] is None) == (one['part'] not in beside)
   step, peer = by_part['step'], next(by_part[p] for p in beside if p.startswith('step'))
-  ratios = [b / a for a, b in zip(step['seconds'], peer['seconds'], strict=True)]
-  assert peer['ratio'] == pytest.approx(sum(ratios) / 2)
+  for ratio, of in (('ratio', 'seconds'), ('processor_ratio', 'processor_s')):
+    assert peer[ratio] == pytest.approx(sum(b / a for a, b in zip(step[of], peer[of], strict=True)) / 2)
   assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
   assert network['matmul_flops'] > 1e9 and found['versions']['jax'] and found['device_kind'] == 'cpu'
   assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
@@ -80,6 +81,8 @@ def test_flops_are_those_of_the_models_cost(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(('words', 'said'), [
     (['--against=tim'], '--against=tim: want some of timm, timm-compiled'),
     (['--against=timm=/nothing/here'], 'there is no /nothing/here; want a Python that has timm'),
+    (['--px=16,no'], "--px=16,no: 'no' is no side of images in pixels"),
+    (['--px=16,20'], 'patch'),
     (['--turns=none'], '--turns=none is no number of turns'),
     (['--against=timm', '--config.model.registers=2'], 'compares plain ViTs'),
     (['--models=Q/16'], 'Q/16'),
@@ -90,17 +93,25 @@ def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytes
   assert said in capsys.readouterr().err + caplog.text
 
 
+def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['bench', *TINY, '--px=24,16', '--turns=1', f'--to={tmp_path}']) == 0
+  found = json.loads((tmp_path / 'bench.json').read_text())['networks']
+  assert [(one['model'], one['px']) for one in found] == [('ViT-S/16 at 24 px', 24), ('ViT-S/16 at 16 px', 16)]
+  assert found[0]['parts'][0]['flops'] > 2 * found[1]['parts'][0]['flops']
+  assert (tmp_path / 'sizes.png').read_bytes()[:4] == b'\x89PNG' and 'ViT-S/16 at 24 px' in capsys.readouterr().out
+
+
 def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
   seen = []
 
   def part(name: str, seconds: float) -> bench_own.Part:
-    def run(count: int) -> float:
+    def run(count: int) -> bench_own.Spent:
       seen.append((name, count))
-      return count * seconds
+      return bench_own.Spent(count * seconds, 3 * count * seconds)
     return run
 
   found = bench.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, least_s=.5)
-  assert found == {'a': pytest.approx([.1, .1]), 'b': [2., 2.]}
+  assert found == {'a': [pytest.approx((.1, .3))] * 2, 'b': [(2., 6.)] * 2}
   assert seen[4:] == [('a', 5), ('b', 1)] * 2
 
 

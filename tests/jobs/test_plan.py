@@ -15,7 +15,7 @@ from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build, plan, plan_compile, plan_search, plan_table
 from vit_jax.models import cost
-from vit_jax.parallel import compiled, topologies
+from vit_jax.parallel import compiled, operations, topologies
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
@@ -71,6 +71,14 @@ def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
   assert 'Time and cost (not measured on a TPU)' in text and 'TPUv3-core-days, ViT paper, Table 2' in text
 
 
+def test_the_dearest_operations_are_named_and_the_rest_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+  parts = [operations.Operation('backward', 'Block/mlp/up/dot_general', 48, 47_000_000)]
+  parts += [operations.Operation('forward', f'part{i}', 1, 1_000_000) for i in range(plan_table.OPERATIONS + 3)]
+  text = plan_table.render(planned(monkeypatch, answer()._replace(operations=parts)))
+  assert '| backward | Block/mlp/up/dot_general | 48    | 50.00 | 50.0% |' in text
+  assert '| forward  | all others               | 4     | 4.26  | 4.3%  |' in text
+
+
 def test_state_is_split_over_fsdp(no_compiler: None) -> None:
   whole = plan.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2', 'mesh.fsdp=1')).memory
   split = plan.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2')).memory
@@ -104,6 +112,29 @@ def test_loops_of_no_known_length_are_said_with_their_time_and_place(monkeypatch
   assert '| 0.1 ms ' in row and '4, that end by chance or by data' in row and 'jit(_beta)/jit(_gamma)' in row
   assert found.to_json()['unknown_loops'] == {'loops': 4, 'cycles': 94_000, 'sources': ['jit(_beta)/jit(_gamma)']}
   assert 'loops of no known length' not in plan_table.render(planned(monkeypatch, answer()))
+
+
+def test_kernels_without_cycles_are_named_and_no_time_is_better_than_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+  costs = answer().costs._replace(kernels=[compiled.Kernel('splash_mha_fwd', 24), compiled.Kernel('other', 1_200)])
+  found = planned(monkeypatch, answer()._replace(costs=costs))
+  cells = {row[1].strip(): row[2].strip() for row in (line.split('|') for line in plan_table.render(found).splitlines())
+           if len(row) == 5}
+  assert cells['step'] == '> 100.0 ms' and cells['core-days'].startswith('> ') and cells['MFU'].startswith('< ')
+  text = plan_table.render(found)
+  assert '24 x splash_mha_fwd, 1,200 x other: of these the compiler counts no cycles' in text
+  assert found.to_json()['uncounted_kernels'] == {'splash_mha_fwd': 24, 'other': 1_200}
+  tried = [plan_search.Tried(plan_search.candidates(found)[0], found, 'fits')]
+  assert '> 101.0' in plan_search.render(tried)
+  without = plan_table.render(planned(monkeypatch, answer()))
+  assert '> ' not in without and '| kernels' not in without
+
+
+def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
+    no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
+  words = ['--config.model.attention=splash', '--config.model.dtype=bfloat16', '--job=plan']
+  assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
+  assert 'model.attention=splash does not compile for v3 with dtype=bfloat16' in capsys.readouterr().err
+  assert plan.abstract_parts(subject('vit_l16_jft:mesh=v3:16x16', 'v5e:16x16', 'model.attention=splash'))
 
 
 def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +270,16 @@ def test_the_tpu_compiler_counts_cycles_and_collectives(tmp_path: pathlib.Path) 
   found = run(tmp_path, *TINY, '--topology=v3:2x2', '--config.model.execution=scan')
   assert found['fits'] and found['step_ms_source'] == 'compiler_cycles' and found['estimated_step_ms'] > 0
   assert {row['kind'] for row in found['collectives']} == {'all-reduce'} and not found['unknown_loops']['loops']
+
+
+@pytest.mark.slow  # 40 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_the_tpu_compiler_takes_splash_on_any_mesh_and_saves_what_it_gives(tmp_path: pathlib.Path) -> None:
+  words = [*TINY, '--topology=v5e:2x4', '--config.model.attention=splash', '--config.model.dtype=bfloat16',
+           '--config.model.execution=scan', '--config.model.depth=3', '--config.mesh.data=2', '--config.mesh.fsdp=2',
+           '--config.mesh.tensor=2']
+  found = run(tmp_path, *words, '--config.model.remat=names')
+  assert found['fits'] and sorted(found['uncounted_kernels'].values()) == [3, 3]  # forward once, backward once
 
 
 @pytest.mark.slow  # 30 s

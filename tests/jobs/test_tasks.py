@@ -15,7 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data import builtin, label_maps, recipes
 from vit_jax.data.sources import Record
 from vit_jax.interop import weights
-from vit_jax.jobs import build, token_labels, train
+from vit_jax.jobs import build, tasks, token_labels, train
 from vit_jax.record import writer
 
 pytestmark = pytest.mark.xdist_group('test_tasks')  # in one worker, for what the tests share
@@ -32,6 +32,12 @@ def config(objective: schema.Objective, steps: int = 2, lr: float = 1e-2, **chan
       data=schema.Data(source='digits', recipe=recipe), optimizer=schema.AdamW(lr=lr, weight_decay=0.),
       train=schema.Train(log_every='1 steps', progress=False), checkpoints=schema.Checkpoints(every='100 %'))
   return dataclasses.replace(found, **changes)
+
+
+def test_a_teacher_is_among_the_networks_of_a_run_by_its_place_in_the_config() -> None:
+  distil = schema.Distill(teacher=schema.Teacher(model=schema.ViT(width=32)))
+  assert tasks.models(config(distil)) == {'model': MODEL, 'objective.teacher.model': schema.ViT(width=32)}
+  assert tasks.models(config(schema.Supervised())) == {'model': MODEL}
 
 
 def params(run: pathlib.Path, view: str = 'student') -> dict[str, np.ndarray]:

@@ -53,6 +53,16 @@ def test_attention_in_bf16_is_as_near_to_f32_as_its_plain_form() -> None:
   assert all(a < 2 * b + 2e-3 for a, b in zip(fast, plain, strict=True)), (fast, plain)
 
 
+def test_both_layouts_of_attention_are_the_same() -> None:
+  dmixed = jax.random.normal(jax.random.key(3), QKV[0].shape)
+  heads, keys = attend._heads_first(*QKV), attend._keys_first(*QKV)
+  for own, other in zip(heads, keys, strict=True):
+    np.testing.assert_allclose(attend._swapped(own).swapaxes(2, 3), other, rtol=1e-5, atol=1e-6)
+  for own, other in zip(attend._pull_heads_first(*QKV, *heads, dmixed), attend._pull_keys_first(*QKV, *keys, dmixed),
+                        strict=True):
+    np.testing.assert_allclose(own, other, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize('shape', [(6, 32), (2, 3, 32)])
 def test_layer_norm_equals_its_plain_form_and_gradient(shape: tuple[int, ...]) -> None:
   x = 3. * jax.random.normal(jax.random.key(0), shape) + 5.

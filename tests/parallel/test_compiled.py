@@ -87,6 +87,23 @@ def test_collectives_are_counted_by_kind_with_their_bytes() -> None:
       'collective-permute': (15, 15 * 128, 15 * 128)}    # its type names operand, result and two counters
 
 
+KERNEL = """%splash_fwd.12 = (f32[4,8]{1,0}) custom-call(%x), custom_call_target="tpu_custom_call", attributes={m={
+"xprof_metadata":"{\\"block\\": 256}"
+}}, metadata={op_name="jit(step)/splash_fwd"}, backend_config={"custom_call_config":{"body":"TUzvUg"}}
+  %q.1 ="""
+
+
+def test_kernels_without_cycles_are_counted_by_name_and_hide_nothing_that_follows() -> None:
+  """Their metadata takes several lines, which begin at the margin."""
+  assert read().kernels == []
+  text = TEXT.replace('KNOWN', 'backend_config={"known_trip_count":{"n":"5"}}').replace('%q.1 =', KERNEL)
+  found = compiled.read(text, num_devices=8)
+  assert found.kernels == [compiled.Kernel('splash_fwd', 15)]
+  assert found._replace(kernels=[]) == read()
+  counted = compiled.read(text.replace('"body"', '"estimated_cycles":"7","body"'), num_devices=8)
+  assert counted.kernels == [] and counted.cycles == read().cycles + 15 * 7
+
+
 def test_a_loop_of_unknown_length_is_counted_once_and_said() -> None:
   assert read('').unknown == compiled.Unknown(1, 3 * 10, ['jit(_beta)']) and read('').cycles == 3 * 10 + 100
 

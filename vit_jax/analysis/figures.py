@@ -92,6 +92,19 @@ def lines(curves: Mapping[str, tuple[HostArray, HostArray]], *, xlabel: str, yla
     return _png(figure)
 
 
+def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArray]]]], *, xlabel: str,
+           is_log: bool) -> bytes:
+  """Side by side, by title: the name of its y axis, and curves `(x [n], y [n])` by name; with `is_log` y is."""
+  with _canvas((4.6 * len(tables), 3.6), (1, len(tables))) as (figure, axes):
+    for ax, (title, (ylabel, curves)) in zip(axes[0], tables.items(), strict=True):
+      for number, (name, (x, y)) in enumerate(curves.items()):
+        ax.plot(x, y, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name, marker='o', markersize=3)
+      if is_log:
+        ax.set_yscale('log')
+      _dress(ax, xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
+    return _png(figure)
+
+
 def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str, ylabel: str, title: str) -> bytes:
   """A panel a model, in it a line `[n]` for each of its depths `[L + 1, n]`, coloured by depth."""
   import matplotlib

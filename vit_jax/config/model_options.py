@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from vit_jax.config import resnet_options, schema, vit_options
-from vit_jax.config.schema import Execution, Remat
+from vit_jax.config.schema import AttentionKernel, Execution, Remat
 
+MOST_CUDNN_WIDTH = 256  # of a head, on Hopper and later
 UNIT_REMAT = (Remat.NONE, Remat.FULL)
 """What networks of convolutions know: their units keep everything, or only what they got."""
 
@@ -79,6 +80,24 @@ def _vit(m: schema.ViT, image_px: tuple[int, int]) -> Iterator[str]:
   yield from _tiles(m.patch, image_px)
   yield from _rates(m)
   yield from vit_options.faults(m)
+  yield from _attention(m)
+
+
+def _attention(m: schema.ViT) -> Iterator[str]:
+  """What a kernel of attention cannot do. Of what only the devices can tell, see `parallel/kernels.py`."""
+  if m.attention is AttentionKernel.XLA:
+    return
+  own = f'model.attention={m.attention.value}'
+  if m.positions is schema.Positions.RELATIVE or m.attention_dropout:
+    what = 'relative positions' if m.positions is schema.Positions.RELATIVE else 'attention_dropout'
+    yield f'{own} never holds the weights that {what} would change; want model.attention=xla'
+  if m.attention is AttentionKernel.CUDNN and m.dtype is not schema.DType.BF16:
+    yield (f'{own} multiplies bf16 only, but model.dtype={m.dtype.value}; want model.dtype=bfloat16, or '
+           'model.attention=xla')
+  width = m.width // max(1, m.heads)
+  if m.attention is AttentionKernel.CUDNN and (width % 8 or width > MOST_CUDNN_WIDTH):
+    yield (f'{own} knows heads of 8, 16, … {MOST_CUDNN_WIDTH} channels, but model.width={m.width} gives '
+           f'model.heads={m.heads} {width} each; want model.attention=xla')
 
 
 def _mixer(m: schema.Mixer, image_px: tuple[int, int]) -> Iterator[str]:

@@ -70,6 +70,12 @@ def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(present, spec)))
 
 
+def mesh_platform() -> str:
+  """What jax calls the devices of the current mesh: cpu, gpu or tpu; '' without a mesh, or if it does not say."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else ''
+
+
 def constrain_batch(x: Array) -> Array:
   """Keeps the leading dimension of `x` split over the batch axes and the others whole."""
   return constrain(x, (BATCH_AXES,) + (None,) * (x.ndim - 1))

@@ -1,26 +1,27 @@
-"""How many pictures a second one core makes ready, recipe by recipe: `python -m vit_jax.data.speed FOLDER`.
+"""How many pictures a second one core makes ready, recipe by recipe: `python -m vit_jax.data.speed SET [SET ...]`.
 
-FOLDER holds pictures (see `folder.py`); a few hundred are read into memory first, so that the disk does not count.
-Recipes take turns, a chunk each, and the median over the turns is given: a machine that is busy now and then
-slows all of them.
+A SET is a folder of pictures (see `folder.py`) or of shards that `--job=prepare` wrote (see `prepared.py`). Reading,
+decoding, geometry and colours count, in processor seconds, so that the disk does not. Recipes and sets take turns, a
+chunk each, and the median over the turns is given: a machine that is busy now and then slows all of them.
 """
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.config import augreg, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import prefetch, recipes, sources
-from vit_jax.data.sources import Record
+from vit_jax.data import prefetch, prepared, recipes, sources
+from vit_jax.data.sources import Source
 
-NUM_PICTURES, CHUNK, TURNS = 200, 40, 9
+NUM_PICTURES, CHUNK, TURNS = 500, 40, 9
 IMAGE_PX = (224, 224)
 _TIMM = schema.RandAugment(2, 9., .5, .5, schema.OpTable.TIMM)
 
@@ -46,44 +47,62 @@ RECIPES: dict[str, schema.Recipe] = {
 
 
 class Speed(NamedTuple):
-  """Pictures a second of one core: median, least and most over the turns."""
+  """Pictures a second of one core: median, least and most over the turns; `ratio` to the first set, by the turn."""
   median: float
   least: float
   most: float
+  ratio: float
 
 
-def measure(records: Sequence[Record], *, turns: int, chunk: int,
-            image_px: tuple[int, int] = IMAGE_PX) -> dict[str, Speed]:
-  """Each recipe's host part, in turns, in one thread; processor seconds count, not the clock."""
-  rates: dict[str, list[float]] = {name: [] for name in RECIPES}
+def measure(sets: Mapping[str, Source], *, turns: int, chunk: int,
+            image_px: tuple[int, int] = IMAGE_PX) -> dict[str, dict[str, Speed]]:
+  """The host part of each recipe on each set, in turns, in one thread; processor seconds count, not the clock."""
+  rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in RECIPES}
   transforms = {name: recipes.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
   for turn in range(turns + 1):
     rng = np.random.default_rng(turn)
-    chosen = [records[i] for i in rng.integers(0, len(records), chunk)]
+    places = rng.random(chunk)
     for name, transform in transforms.items():
-      started_s = time.process_time()
-      for record in chosen:
-        transform(record, rng)
-      if turn:  # the first one warms up
-        rates[name].append(chunk / max(1e-9, time.process_time() - started_s))
-  return {name: Speed(statistics.median(r), min(r), max(r)) for name, r in rates.items()}
+      for one, source in sets.items():
+        started_s = time.process_time()
+        for i in (places * min(len(source), NUM_PICTURES)).astype(int).tolist():
+          transform(source[i], rng)
+        if turn:  # the first one warms up
+          rates[name][one].append(chunk / max(1e-9, time.process_time() - started_s))
+  first = next(iter(sets))
+  return {one: {name: _speed(found[one], found[first]) for name, found in rates.items()} for one in sets}
+
+
+def _speed(rates: Sequence[float], first: Sequence[float]) -> Speed:
+  ratios = [a / b for a, b in zip(rates, first, strict=True)]
+  return Speed(statistics.median(rates), min(rates), max(rates), statistics.median(ratios))
+
+
+def open_set(where: str) -> Source:
+  """The training pictures of a folder of pictures, or of shards.
+
+  Raises:
+    UserError: it is neither.
+  """
+  kind = 'array_record' if (pathlib.Path(where) / prepared.INFO).is_file() else 'folder'
+  return sources.open_split(schema.Data(source=f'{kind}:{where}'), 'train', image_px=IMAGE_PX)
 
 
 def main(arguments: Sequence[str]) -> int:
-  """Prints the table of a folder of pictures."""
-  if len(arguments) != 1:
-    print('usage: python -m vit_jax.data.speed FOLDER', file=sys.stderr)
+  """Prints a table for each set."""
+  if not arguments:
+    print('usage: python -m vit_jax.data.speed SET [SET ...], folders of pictures or of shards', file=sys.stderr)
     return 2
   prefetch.quieten_cv2()
   try:
-    source = sources.open_split(schema.Data(source=f'folder:{arguments[0]}'), 'train', image_px=IMAGE_PX)
+    sets = {where: open_set(where) for where in arguments}
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  records = [source[i] for i in range(min(len(source), NUM_PICTURES))]
-  print(f'{"images/s and core, to 224 px":<30}{"median":>8}{"least":>8}{"most":>8}')
-  for name, speed in measure(records, turns=TURNS, chunk=CHUNK).items():
-    print(f'{name:<30}' + ''.join(f'{x:>8,.0f}' for x in speed))
+  for where, speeds in measure(sets, turns=TURNS, chunk=CHUNK).items():
+    print(f'{where}\n{"images/s and core, to 224 px":<30}{"median":>8}{"least":>8}{"most":>8}{"ratio":>8}')
+    for name, speed in speeds.items():
+      print(f'{name:<30}' + ''.join(f'{x:>8,.0f}' for x in speed[:3]) + f'{speed.ratio:>8.2f}')
   return 0
 
 

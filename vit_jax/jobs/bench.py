@@ -1,7 +1,8 @@
 """`--job=bench`: how fast the parts of a config are on this machine, and beside other programs in the same run.
 
 Everything takes turns, so that a machine that is busy now and then slows all alike; medians over the turns are given,
-and ratios are medians of the turns' own ratios. What is timed is what runs: the train step is that of `train`.
+and ratios are medians of the turns' own ratios. On CPUs the processors' seconds are given beside the clock's: other
+programs on the machine change these less. What is timed is what runs: the train step is that of `train`.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import jax
 
 from vit_jax.config import check, schema, sizes
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import bench_own, bench_peers, plan_table, train
+from vit_jax.jobs import bench_own, bench_peers, bench_sizes, plan_table, train
 from vit_jax.jobs import start as startup
 from vit_jax.record import clock
 
@@ -33,15 +34,18 @@ class Row(NamedTuple):
   """What was seen of one part of one network.
 
   part: of `bench_own.PARTS`, or 'step of timm' and the like.     images: of a call.
-  seconds: of a call, one for each turn.                          flops: of a call, analytic; 0 where none are counted.
-  ratio: how much faster ours is than a peer, median over the turns; 0 for our own.
+  seconds: of a call, one for each turn.                          processor_s: likewise, of the processors.
+  flops: of a call, analytic; 0 where none are counted.
+  ratio: how much faster ours is than a peer, median over the turns; 0 for our own.     processor_ratio: likewise.
   """
   model: str
   part: str
   images: int
   seconds: list[float]
+  processor_s: list[float]
   flops: float
   ratio: float = 0.
+  processor_ratio: float = 0.
 
   @property
   def median_s(self) -> float:
@@ -56,29 +60,34 @@ class Report(NamedTuple):
   compiled: bench_own.Compiled
   peak_flops: float
   matmul_flops: float
+  px: int = 0
 
 
-def run(config: schema.Config, *, models: str, against: str, turns: str, search: bool, to: pathlib.Path | None) -> int:
+def run(config: schema.Config, *, models: str, px: str, against: str, turns: str, search: bool,
+        to: pathlib.Path | None) -> int:
   """Times networks and prints a table.
 
   Args:
     config: of a train run; its model, batch, data and optimiser are timed.
     models: names with commas, as `config.sizes.model` has them, instead of the config's own.
+    px: sides of square images with commas, instead of the config's own; each network is timed at each.
     against: names of `bench_peers.PEERS` with commas; `NAME=PATH` says where: a Python that has the package, or for
       big_vision a checkout.
     turns: how often everything is timed, as text; '' = 7.
     search: also look for the largest batch whose step fits in memory, a power of two.
-    to: folder for `bench.md` and `bench.json`; None = only printed.
+    to: folder for `bench.md` and `bench.json`, and `sizes.png` of several sides; None = only printed.
 
   Returns:
     Exit status: 0, or 2 if a peer could not be timed.
   """
-  check.check(config)
   count = _parse_turns(turns)
   peers = bench_peers.parse(against)
   networks = [(name, _with(config, name)) for name in filter(None, models.split(','))] or [(config.name, config)]
-  for _, one in networks if peers else ():
-    bench_peers.settings(one, 0)
+  networks = [pair for name, one in networks for pair in bench_sizes.at_each(name, one, px)]
+  for _, one in networks:
+    check.check(one)
+    if peers:
+      bench_peers.settings(one, 0)
   startup.start()
   reports, failures = [], []
   for name, one in networks:
@@ -95,6 +104,8 @@ def run(config: schema.Config, *, models: str, against: str, turns: str, search:
     to.mkdir(parents=True, exist_ok=True)
     (to / 'bench.md').write_text(text + '\n', encoding='utf-8')
     (to / 'bench.json').write_text(json.dumps(describe(reports, failures), indent=2) + '\n', encoding='utf-8')
+    if len({report.px for report in reports}) > 1:
+      (to / 'sizes.png').write_bytes(bench_sizes.figure(reports))
   return 2 if failures else 0
 
 
@@ -106,7 +117,7 @@ def _parse_turns(text: str) -> int:
 
 def _with(config: schema.Config, name: str) -> schema.Config:
   """The config with another network, in the dtype and way of running of its own."""
-  kept = {field: getattr(config.model, field) for field in ('dtype', 'execution', 'remat', 'pool')
+  kept = {field: getattr(config.model, field) for field in ('dtype', 'execution', 'remat', 'pool', 'attention')
           if hasattr(config.model, field)}
   model = sizes.model(name.removeprefix('ViT-'))
   return dataclasses.replace(config, name=name, model=dataclasses.replace(
@@ -128,43 +139,54 @@ def _measure(name: str, config: schema.Config, peers: Sequence[bench_peers.Peer]
         continue
       children.append(child)
       parts |= {f'{part} of {child.label}': run_part for part, run_part in child.parts().items()}
-    seconds = take_turns(parts, turns=turns, least_s=LEAST_S)
+    spent = take_turns(parts, turns=turns, least_s=LEAST_S)
   finally:
     own.close()
     for child in children:
       child.close()
-  matmul = seconds.pop(bench_own.MATMUL)
-  rows = []
-  for part, each in seconds.items():
-    ours, _, label = part.partition(' of ')
-    ratio = statistics.median(b / a for a, b in zip(seconds[ours], each, strict=True)) if label else 0.
-    rows.append(Row(name, part, config.batch_size, each, flops.get(ours, 0.), ratio))
+  matmul = statistics.median(one.clock_s for one in spent.pop(bench_own.MATMUL))
+  rows = [_row(name, part, spent, images=config.batch_size, flops=flops) for part in spent]
   device = jax.devices()[0].device_kind
   return Report(name, config.batch_size, rows, own.compiled, clock.find_peak_flops(device, jax.device_count()) or 0.,
-                own.matmul_flops / statistics.median(matmul)), failures
+                own.matmul_flops / matmul, config.image_px[0]), failures
 
 
-def take_turns(parts: Mapping[str, bench_own.Part], *, turns: int, least_s: float) -> dict[str, list[float]]:
-  """Seconds of a call of each part, a number for each turn; a turn calls a part as often as `least_s` asks."""
+def _row(model: str, part: str, spent: Mapping[str, Sequence[bench_own.Spent]], *, images: int,
+         flops: Mapping[str, float]) -> Row:
+  ours, _, label = part.partition(' of ')
+  row = Row(model, part, images, [one.clock_s for one in spent[part]], [one.processor_s for one in spent[part]],
+            flops.get(ours, 0.))
+  if not label:
+    return row
+  pairs = list(zip(spent[ours], spent[part], strict=True))
+  return row._replace(ratio=statistics.median(b.clock_s / a.clock_s for a, b in pairs),
+                      processor_ratio=statistics.median(b.processor_s / max(a.processor_s, 1e-9) for a, b in pairs))
+
+
+def take_turns(parts: Mapping[str, bench_own.Part], *, turns: int,
+               least_s: float) -> dict[str, list[bench_own.Spent]]:
+  """Seconds of a call of each part, one for each turn; a turn calls a part as often as `least_s` asks."""
   counts = {}
   for name, part in parts.items():
     part(1)  # compiles, fills caches
-    counts[name] = max(1, round(least_s / max(part(1), 1e-9)))
-  seconds: dict[str, list[float]] = {name: [] for name in parts}
+    counts[name] = max(1, round(least_s / max(part(1).clock_s, 1e-9)))
+  spent: dict[str, list[bench_own.Spent]] = {name: [] for name in parts}
   for turn in range(turns):
     log.info('Turn %d of %d.', turn + 1, turns)
     for name, part in parts.items():
-      seconds[name].append(part(counts[name]) / counts[name])
-  return seconds
+      spent[name].append(bench_own.Spent(*(seconds / counts[name] for seconds in part(counts[name]))))
+  return spent
 
 
 def render(reports: Sequence[Report]) -> str:
   """Tables of what was seen, in Markdown."""
   lines = [f'{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} processors; medians of '
            f'{len(reports[0].rows[0].seconds)} turns, least and most of them in brackets.', '']
+  on_cpu = jax.default_backend() == 'cpu'
   lines.append(plan_table.table(
-      ['network', 'part', 'batch', 'ms', 'images/s', 'GFLOP/s', 'MFU', 'of a matmul', 'ours is faster'],
-      [_cells(report, row) for report in reports for row in report.rows]))
+      ['network', 'part', 'batch', 'ms', 'images/s', 'GFLOP/s', 'MFU', 'of a matmul', 'ours is faster',
+       *(['processor ms', 'ours is faster'] if on_cpu else [])],
+      [_cells(report, row) + (_processor_cells(row) if on_cpu else []) for report in reports for row in report.rows]))
   lines += ['', plan_table.table(
       ['network', 'compiling the step: cold', 'from the cache', 'memory of the step', 'a large matmul'],
       [[r.model, f'{r.compiled.cold_s:.1f} s', f'{r.compiled.cached_s:.1f} s', f'{r.compiled.bytes / 2**30:.2f} GiB',
@@ -173,12 +195,20 @@ def render(reports: Sequence[Report]) -> str:
 
 
 def _cells(report: Report, row: Row) -> list[str]:
-  low, high = min(row.seconds), max(row.seconds)
   rate = row.flops / row.median_s
-  return [row.model, row.part, f'{row.images:,}', f'{1e3 * row.median_s:,.1f} ({1e3 * low:,.1f} – {1e3 * high:,.1f})',
-          f'{row.images / row.median_s:,.1f}', f'{rate / 1e9:,.0f}' if rate else '–',
+  return [row.model, row.part, f'{row.images:,}', _ms(row.seconds), f'{row.images / row.median_s:,.1f}',
+          f'{rate / 1e9:,.0f}' if rate else '–',
           f'{rate / report.peak_flops:.1%}' if rate and report.peak_flops else '–',
           f'{rate / report.matmul_flops:.1%}' if rate else '–', f'{row.ratio:.2f} x' if row.ratio else '–']
+
+
+def _processor_cells(row: Row) -> list[str]:
+  return [_ms(row.processor_s), f'{row.processor_ratio:.2f} x' if row.processor_ratio else '–']
+
+
+def _ms(seconds: Sequence[float]) -> str:
+  median, low, high = (1e3 * found(seconds) for found in (statistics.median, min, max))
+  return f'{median:,.1f} ({low:,.1f} – {high:,.1f})'
 
 
 def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, Any]:
@@ -187,7 +217,8 @@ def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, An
       'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), 'command': sys.argv,
       'versions': train.versions(), 'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
       'failures': list(failures),
-      'networks': [{'model': r.model, 'batch_size': r.batch_size, 'peak_flops': r.peak_flops or None,
+      'networks': [{'model': r.model, 'px': r.px, 'batch_size': r.batch_size, 'peak_flops': r.peak_flops or None,
                     'matmul_flops': r.matmul_flops, **r.compiled._asdict(),
                     'parts': [{**row._asdict(), 'median_s': row.median_s, 'images_per_s': row.images / row.median_s,
-                               'ratio': row.ratio or None} for row in r.rows]} for r in reports]}
+                               'ratio': row.ratio or None, 'processor_ratio': row.processor_ratio or None}
+                              for row in r.rows]} for r in reports]}

@@ -2,8 +2,8 @@
 
   python bench_child.py NAME SETTINGS
 
-Reads lines `{"part": "step", "count": 3}` and answers each with `{"seconds": …}`; the first line it writes tells what
-it is, or what is wrong. Of ours it needs nothing.
+Reads lines `{"part": "step", "count": 3}` and answers each with `{"clock_s": …, "processor_s": …}`; the first line it
+writes tells what it is, or what is wrong. Of ours it needs nothing.
 """
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ def main(name: str, told: str) -> None:
   for line in sys.stdin:
     wanted = json.loads(line)
     try:
-      began = time.perf_counter()
+      clock_s, processor_s = time.perf_counter(), time.process_time()
       for _ in range(wanted['count']):
         calls[wanted['part']]()
       wait()
-      say(seconds=time.perf_counter() - began)
+      say(clock_s=time.perf_counter() - clock_s, processor_s=time.process_time() - processor_s)
     except Exception as error:
       say(error=f'{type(error).__name__}: {error}')
 

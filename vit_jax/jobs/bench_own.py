@@ -19,8 +19,15 @@ from vit_jax.models import cost
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import topologies
 
-Part = Callable[[int], float]
-"""Runs a part so many times, one after the other, and gives the seconds until the last is done."""
+
+class Spent(NamedTuple):
+  """Seconds until the last of some calls is done: by the clock, and of the processors (this process, all threads)."""
+  clock_s: float
+  processor_s: float
+
+
+Part = Callable[[int], Spent]
+"""Runs a part so many times, one after the other."""
 PARTS = ('forward', 'gradient', 'step', 'input', 'together')
 MATMUL = 'matmul'
 _SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product
@@ -98,24 +105,33 @@ class Own:
   def _next(self) -> Batch:
     return meshes.put_batch(next(self._rows), self.mesh, self.shard)
 
-  def _read(self, count: int) -> float:
-    began = time.perf_counter()
+  def _read(self, count: int) -> Spent:
+    began = _now()
     for _ in range(count):
       next(self._rows)
-    return time.perf_counter() - began
+    return _since(began)
 
   def close(self) -> None:
     self.loader.close()
 
 
 def _repeat(call: Callable[[], Any]) -> Part:
-  def run(count: int) -> float:
-    began, last = time.perf_counter(), None
+  def run(count: int) -> Spent:
+    began, last = _now(), None
     for _ in range(count):
       last = call()
     jax.block_until_ready(last)
-    return time.perf_counter() - began
+    return _since(began)
   return run
+
+
+def _now() -> Spent:
+  return Spent(time.perf_counter(), time.process_time())
+
+
+def _since(began: Spent) -> Spent:
+  now = _now()
+  return Spent(now.clock_s - began.clock_s, now.processor_s - began.processor_s)
 
 
 def measure_compilation(lowered: jax.stages.Lowered) -> Compiled:

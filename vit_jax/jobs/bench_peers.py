@@ -19,7 +19,7 @@ import jax
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, Positions
 from vit_jax.core.errors import UserError
-from vit_jax.jobs.bench_own import Part
+from vit_jax.jobs.bench_own import Part, Spent
 
 PEERS = ('timm', 'timm-compiled', 'transformers', 'transformers-compiled', 'big_vision')
 CHILD = pathlib.Path(__file__).with_name('bench_child.py')
@@ -97,8 +97,8 @@ class Child:
     """What it can be timed at: `forward`, `gradient` and `step`, as ours."""
     return {name: functools.partial(self._time, name) for name in ('forward', 'gradient', 'step')}
 
-  def _time(self, part: str, count: int) -> float:
-    return self._ask({'part': part, 'count': count})['seconds']
+  def _time(self, part: str, count: int) -> Spent:
+    return Spent(**self._ask({'part': part, 'count': count}))
 
   def _ask(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
     """Sends a line, unless it is None, and reads the answer.

@@ -29,6 +29,7 @@ from vit_jax.models.cost import tasks as task_costs
 from vit_jax.objectives import ema, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.record import storage
@@ -170,6 +171,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
     in_memory: images come in one size from memory; the device does the geometry.
   """
   meshes.check_batch(mesh, config.batch_size, config.train.accumulate, what='batch_size')
+  for name, model in tasks.models(config).items():
+    kernels.check(model, mesh, name=name)
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
   task = build_objective(config, backbone, num_classes, lengths=lengths)

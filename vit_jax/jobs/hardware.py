@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import MutableMapping
 
-from vit_jax.parallel import topologies
+from vit_jax.parallel import xla_flags
 
 _TPU_VARIABLES = ('TPU_ACCELERATOR_TYPE', 'TPU_WORKER_ID', 'TPU_NAME', 'COLAB_TPU_ADDR', 'TPU_WORKER_HOSTNAMES')
 _GOOGLE_VENDOR = '0x1ae0'  # PCI vendor of TPUs
@@ -18,14 +18,13 @@ _GPU_PLUGINS = ('jax_cuda13_plugin', 'jax_cuda12_plugin')
 
 
 def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> None:
-  """Sets `JAX_PLATFORMS` where libtpu is installed and no TPU is here, else how it compiles; what is set stays."""
-  if importlib.util.find_spec('libtpu') is None:
+  """Sets XLA's switches, and `JAX_PLATFORMS` where libtpu is installed and no TPU is here; what is set stays."""
+  is_tpu, has_gpu = has_tpu(environ, root), (root / 'dev/nvidiactl').exists()
+  xla_flags.choose(environ, 'tpu' if is_tpu else 'gpu' if has_gpu else 'cpu')
+  if importlib.util.find_spec('libtpu') is None or is_tpu or environ.get('JAX_PLATFORMS'):
     return
-  if has_tpu(environ, root):
-    environ.setdefault('LIBTPU_INIT_ARGS', topologies.TPU_FLAGS)
-  elif not environ.get('JAX_PLATFORMS'):
-    has_gpu = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
-    environ['JAX_PLATFORMS'] = 'cuda,cpu' if has_gpu else 'cpu'
+  can_use = has_gpu and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
+  environ['JAX_PLATFORMS'] = 'cuda,cpu' if can_use else 'cpu'
 
 
 def has_tpu(environ: MutableMapping[str, str], root: pathlib.Path) -> bool:

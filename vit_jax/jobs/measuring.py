@@ -23,6 +23,7 @@ from vit_jax.jobs.evaluate import print_results
 from vit_jax.models import heads
 from vit_jax.objectives.distill import Student
 from vit_jax.objectives.supervised import STATE
+from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
 from vit_jax.train.state import TrainState
@@ -91,6 +92,7 @@ def run(config: schema.Config, asked: Asked, *, overridden: Collection[str], wor
   workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(asked.where.rstrip('/')).name).absolute()
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
+  kernels.check(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress)

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from vit_jax.config import check, schema
 from vit_jax.core import trees
@@ -117,6 +117,11 @@ class Plan:
     return bool(self.answer and self.answer.costs.cycles and self.subject.topology.chip.clock_hz)
 
   @property
+  def uncounted(self) -> list[compiled.Kernel]:
+    """Kernels whose cycles are missing in the step's time, which is then too short."""
+    return self.answer.costs.kernels if self.answer and self.has_cycles else []
+
+  @property
   def step_ms(self) -> float | None:
     """Without collectives: from the compiler's cycles, else at the assumed MFU; None if it does not fit."""
     chip = self.subject.topology.chip
@@ -180,6 +185,8 @@ class Plan:
         'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
         'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes,
                          'sent_bytes': row.sent_bytes} for row in answer.costs.collectives] if answer else [],
+        'operations': [one._asdict() for one in answer.operations] if answer else [],
+        'uncounted_kernels': {kernel.name: kernel.calls for kernel in self.uncounted},
         'unknown_loops': answer.costs.unknown._asdict() if answer else None,
         'lower_s': answer.lower_s if answer else None, 'compile_s': answer.compile_s if answer else None,
         'overflow': answer.overflow._asdict() if answer and answer.overflow else None, 'versions': versions(),
@@ -216,7 +223,8 @@ def make(subject: Subject) -> Plan:
 def abstract_parts(subject: Subject) -> build.Parts:
   """The run on a mesh without devices."""
   sizes = meshes.shape(subject.config.mesh, subject.topology.num_devices)
-  mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes))
+  device = AbstractDevice(subject.topology.kind, None, subject.topology.chip.platform)
+  mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
   return build.parts(subject.config, mesh=mesh, num_examples=subject.num_examples,  # type: ignore[arg-type]
                      num_classes=subject.num_classes, in_memory=subject.in_memory)
 

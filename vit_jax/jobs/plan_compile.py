@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.parallel import compiled, topologies
+from vit_jax.parallel import compiled, operations, topologies
 
 FAILURE_LINES = 12
 """Lines of the compiler's own output that an error shows."""
@@ -41,6 +42,7 @@ class Answer(NamedTuple):
   """The compiled step of one device; bytes. `overflow` is set, and the rest 0, if it does not fit.
 
   peak_bytes: most that lives at once, arguments included.
+  operations: those with cycles, most first.
   """
   overflow: compiled.Overflow | None = None
   argument_bytes: int = 0
@@ -51,6 +53,7 @@ class Answer(NamedTuple):
   lower_s: float = 0.
   compile_s: float = 0.
   device_kind: str = ''
+  operations: Sequence[operations.Operation] = ()
 
 
 def ask(request: Request) -> Answer:
@@ -80,9 +83,11 @@ def decode(content: dict) -> Answer:
   """An answer from its JSON."""
   if 'error' in content:
     raise UserError(content['error'])
-  lost, (cycles, unknown, rows) = content.pop('overflow'), content.pop('costs')
-  costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows])
-  return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, **content)
+  lost, (cycles, unknown, rows, kernels) = content.pop('overflow'), content.pop('costs')
+  costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows],
+                         [compiled.Kernel(*row) for row in kernels])
+  parts = [operations.Operation(*row) for row in content.pop('operations')]
+  return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts, **content)
 
 
 def measure(request: Request) -> Answer:
@@ -114,9 +119,10 @@ def measure(request: Request) -> Answer:
   whole = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
            - memory.alias_size_in_bytes)
   peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else whole
+  text = program.as_text() or ''
   return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
-                compiled.read(program.as_text() or '', num_devices=topology.num_devices), lower_s, compile_s,
-                devices[0].device_kind)
+                compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, devices[0].device_kind,
+                operations.read(text))
 
 
 def main(asked: str, answer: str) -> None:

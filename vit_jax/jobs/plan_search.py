@@ -155,7 +155,7 @@ def best(tried: list[Tried]) -> Tried | None:
 def render(tried: list[Tried]) -> str:
   """What was tried, and the settings of the fastest."""
   rows = [(_name(t.candidate), f'{t.plan.peak_gib:.2f}' if t.plan else '-',
-           '-' if t.step_ms is None else f'{t.step_ms:.1f}', t.note) for t in tried]
+           '-' if t.step_ms is None else f'{_more(t)}{t.step_ms:.1f}', t.note) for t in tried]
   compiled = sum(t.plan is not None for t in tried)
   parts = ['\n## Search (not measured)',
            plan_table.table(('settings', 'peak GiB', 'ms a step with collectives', 'verdict'), rows)]
@@ -164,7 +164,12 @@ def render(tried: list[Tried]) -> str:
     return '\n\n'.join([*parts, f'None of the {compiled} compiled fits; want more devices, or a smaller batch_size or '
                                 'model.'])
   return '\n\n'.join([*parts, f'Fastest of the {compiled} compiled that fits: {_name(found.candidate)}; '
-                              f'{found.step_ms:.1f} ms a step.\n{found.candidate.flags()}'])
+                              f'{_more(found)}{found.step_ms:.1f} ms a step.\n{found.candidate.flags()}'])
+
+
+def _more(one: Tried) -> str:
+  """What is put before a time in which kernels are missing."""
+  return '> ' if one.plan and one.plan.uncounted else ''
 
 
 def to_json(tried: list[Tried]) -> dict[str, Any]:

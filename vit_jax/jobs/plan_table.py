@@ -12,6 +12,8 @@ from vit_jax.jobs import plan as plans
 from vit_jax.parallel import compiled
 
 GIB = 2**30
+OPERATIONS = 24
+"""Rows of the table of operations."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -35,6 +37,8 @@ def render(plan: plans.Plan) -> str:
       verdict(plan), *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
       *_section(plan, 'Time and cost', table(('figure', 'value', 'how known'), list(time_rows(plan))))]
   if plan.answer and not plan.answer.overflow:
+    if plan.has_cycles:
+      sections += _section(plan, 'Where the cycles of one step go', operations(plan))
     sections += _section(plan, 'Collectives of one step, one device', collectives(plan))
   sections += _section(plan, 'Parameters', parameters(plan))
   return '\n\n'.join(sections)
@@ -106,8 +110,12 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
            'input')
   else:
     how = f'FLOPs at an assumed MFU of {plans.ASSUMED_MFU:.0%}'
-  yield 'step', f'{_short(step)} ms', how
+  more, less = ('> ', '< ') if plan.uncounted else ('', '')
+  yield 'step', f'{more}{_short(step)} ms', how
   both = step + plan.collectives_ms
+  if plan.uncounted:
+    named = ', '.join(f'{kernel.calls:,} x {kernel.name}' for kernel in plan.uncounted)
+    yield 'kernels', 'not known', f'{named}: of these the compiler counts no cycles, so they are in no time here'
   if plan.answer:
     yield 'collectives', f'{_short(plan.collectives_ms)} ms', \
         f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, nothing hidden'
@@ -118,10 +126,10 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   def added(value: str) -> str:
     return f'; {value} with all collectives added' if plan.answer else ''
 
-  yield 'MFU', f'{plan.mfu(step):.1%}', f'at the step{added(f"{plan.mfu(both):.1%}")}'
-  yield 'hours', _short(step * total / 3.6e6), f'all steps{added(_short(both * total / 3.6e6))}'
-  yield 'core-days', _short(plan.core_days(step)), \
-      f'{plan.subject.topology.num_cores} cores{added(_short(plan.core_days(both)))}'
+  yield 'MFU', f'{less}{plan.mfu(step):.1%}', f'at the step{added(f"{less}{plan.mfu(both):.1%}")}'
+  yield 'hours', more + _short(step * total / 3.6e6), f'all steps{added(more + _short(both * total / 3.6e6))}'
+  yield 'core-days', more + _short(plan.core_days(step)), \
+      f'{plan.subject.topology.num_cores} cores{added(more + _short(plan.core_days(both)))}'
   paper = plans.PAPER_CORE_DAYS.get(plan.parts.config.name)
   if paper:
     yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; to be compared on v3 only'
@@ -137,6 +145,19 @@ TRUST = ('How far to trust it: memory is what the compiler reserves. The step is
          'was checked once, on the published code of a 90-epoch S/16 run on eight v3 cores: 201 ms, where the '
          'published hours imply 194 to 226. Other generations are not checked. A core-day is one core for one day: a '
          'device of v2, v3, v5e and v6e is one core, of v4 and v5p two.')
+
+
+def operations(plan: plans.Plan) -> str:
+  """The dearest operations, by where in the program they come from, and what is left; all are in `plan.json`."""
+  assert plan.answer is not None
+  found, whole = plan.answer.operations, plan.answer.costs.cycles
+  rows = [(one.phase, one.place, f'{one.calls:,}', one.cycles) for one in found[:OPERATIONS]]
+  for phase in ('forward', 'recomputed', 'backward', 'update'):
+    left = [one for one in found[OPERATIONS:] if one.phase == phase]
+    rows += [(phase, 'all others', f'{sum(one.calls for one in left):,}', sum(one.cycles for one in left))] * bool(left)
+  clock = plan.subject.topology.chip.clock_hz
+  return table(('phase', 'from', 'calls', 'ms', 'share'),
+               [(*row[:3], f'{1e3 * row[3] / clock:.2f}', f'{row[3] / whole:.1%}') for row in rows])
 
 
 def collectives(plan: plans.Plan) -> str:

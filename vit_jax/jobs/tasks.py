@@ -58,6 +58,12 @@ def build(config: schema.Config, backbone: Backbone, num_classes: int, *, length
       assert_never(task)
 
 
+def models(config: schema.Config) -> dict[str, schema.Model]:
+  """Settings of all networks that a run computes, by where they are in its config: its own, and a teacher's."""
+  task, found = config.objective, {'model': config.model}
+  return found | ({'objective.teacher.model': task.teacher.model} if isinstance(task, schema.Distill) else {})
+
+
 def build_mae(task: schema.Mae, backbone: Backbone) -> mae.Mae:
   """Masked autoencoding, of which more can be seen than of other tasks."""
   tokens, model = _tokens(backbone)

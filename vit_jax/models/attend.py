@@ -1,13 +1,14 @@
 """The weighted sum of attention (ViT paper, Appendix A, eqs. 6 and 7), in a plain form and in a fast one.
 
-Both compute the same; the second is the one in use where the weights are not wanted themselves. It differs in four
-things, each found by reading the compiled programs of a TPU:
+Both compute the same; the second is the one in use where the weights are not wanted themselves. It differs in that
+weights are kept before they are divided by their sum, in the compute dtype, and that its gradient is written by hand:
+it needs the weights, the result and the sums, and `sum_k p dp = sum_k o do`. What else differs is chosen when a
+program is lowered for a platform:
 
-  Logits lie keys first, `[B, A, M, Q]`, so that products of 64 wide heads need no transposed copy of the weights.
-  Weights are kept before they are divided by their sum, in the compute dtype.
-  The sum comes out of the product with the values, to which a column of ones is appended: a head's width is padded to
-  128 there anyway.
-  The gradient is written by hand: it needs the weights, the result and the sums, and `sum_k p dp = sum_k o do`.
+  CPU: heads before tokens, so that each product is one of plain matrices.
+  elsewhere, found by reading the compiled programs of a TPU: logits lie keys first, `[B, A, M, Q]`, so that products of
+    64 wide heads need no transposed copy of the weights. Their sum comes out of the product with the values, to which
+    a column of ones is appended: a head's width is padded to 128 there anyway.
 
 Knows nothing of parameters, positions or dropout.
 """
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.core.types import Array
 
 Saved = tuple[Array, Array, Array, Array, Array, Array]
+"""Query, key, value, and what `_keys_first` gives; on a CPU what `_heads_first` gives, which has the same shapes."""
 
 
 def attention_weights(query: Array, key: Array, *, relative: Array | None = None) -> Array:
@@ -60,6 +63,19 @@ def attend(query: Array, key: Array, value: Array) -> Array:
 
 
 def _forward(query: Array, key: Array, value: Array) -> tuple[Array, Saved]:
+  weights, inverse, mixed = lax.platform_dependent(query, key, value, cpu=_heads_first, default=_keys_first)
+  mixed = checkpoint_name(mixed, 'attention')
+  mixed_BQAK = lax.platform_dependent(
+      mixed, cpu=lambda x: _by_head(_swapped(x)), default=lambda x: x.transpose(0, 3, 1, 2))
+  return mixed_BQAK, (query, key, value, weights, inverse, mixed)
+
+
+def _backward(saved: Saved, dmixed: Array) -> tuple[Array, Array, Array]:
+  return lax.platform_dependent(*saved, dmixed, cpu=_pull_heads_first, default=_pull_keys_first)
+
+
+def _keys_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+  """Weights before division `[B, A, M, Q]`, one over their sums `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
   dtype = query.dtype
   logits_BAMQ = jnp.einsum('bmak,bqak->bamq', key, scaled(query))
   largest_BA1Q = jax.lax.stop_gradient(logits_BAMQ.max(2, keepdims=True))
@@ -69,12 +85,11 @@ def _forward(query: Array, key: Array, value: Array) -> tuple[Array, Saved]:
   # Cut before they are widened: the product itself is then stored in the compute dtype.
   inverse_BA1Q = 1. / sums_BAJQ[:, :, -1:].astype(jnp.float32)
   mixed_BAKQ = (sums_BAJQ[:, :, :-1].astype(jnp.float32) * inverse_BA1Q).astype(dtype)
-  mixed_BAKQ = checkpoint_name(mixed_BAKQ, 'attention')
-  return mixed_BAKQ.transpose(0, 3, 1, 2), (query, key, value, weights_BAMQ, inverse_BA1Q, mixed_BAKQ)
+  return weights_BAMQ, inverse_BA1Q, mixed_BAKQ
 
 
-def _backward(saved: Saved, dmixed: Array) -> tuple[Array, Array, Array]:
-  query, key, value, weights_BAMQ, inverse_BA1Q, mixed_BAKQ = saved
+def _pull_keys_first(query: Array, key: Array, value: Array, weights_BAMQ: Array, inverse_BA1Q: Array,
+                     mixed_BAKQ: Array, dmixed: Array) -> tuple[Array, Array, Array]:
   dtype = query.dtype
   dmixed_BAKQ = dmixed.transpose(0, 2, 3, 1).astype(jnp.float32) * inverse_BA1Q
   shared_BA1Q = (dmixed_BAKQ * mixed_BAKQ.astype(jnp.float32)).sum(2, keepdims=True)
@@ -84,6 +99,42 @@ def _backward(saved: Saved, dmixed: Array) -> tuple[Array, Array, Array]:
   dquery = scaled(jnp.einsum('bamq,bmak->bqak', dlogits_BAMQ, key))
   dkey = scaled(jnp.einsum('bamq,bqak->bmak', dlogits_BAMQ, query))
   return dquery, dkey, jnp.einsum('bamq,bakq->bmak', weights_BAMQ, dmixed_BAKQ)
+
+
+def _heads_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+  """The same as `_keys_first`, each with its last two axes in the other order, `_swapped`."""
+  query_BAQK, key_BAMK, value_BAMK = _by_head(scaled(query)), _by_head(key), _by_head(value)
+  logits_BAQM = jnp.einsum('baqk,bamk->baqm', query_BAQK, key_BAMK)
+  largest_BAQ1 = jax.lax.stop_gradient(logits_BAQM.max(3, keepdims=True))
+  weights_BAQM = jnp.exp((logits_BAQM - largest_BAQ1).astype(jnp.float32)).astype(query.dtype)
+  inverse_BAQ1 = 1. / weights_BAQM.sum(3, keepdims=True, dtype=jnp.float32)
+  mixed_BAQK = jnp.einsum('baqm,bamk->baqk', weights_BAQM, value_BAMK).astype(jnp.float32) * inverse_BAQ1
+  return _swapped(weights_BAQM), _swapped(inverse_BAQ1), _swapped(mixed_BAQK.astype(query.dtype))
+
+
+def _pull_heads_first(query: Array, key: Array, value: Array, weights: Array, inverse: Array, mixed: Array,
+                      dmixed: Array) -> tuple[Array, Array, Array]:
+  dtype = query.dtype
+  weights_BAQM, inverse_BAQ1, mixed_BAQK = _swapped(weights), _swapped(inverse), _swapped(mixed)
+  dmixed_BAQK = _by_head(dmixed).astype(jnp.float32) * inverse_BAQ1
+  shared_BAQ1 = (dmixed_BAQK * mixed_BAQK.astype(jnp.float32)).sum(3, keepdims=True)
+  dmixed_BAQK = dmixed_BAQK.astype(dtype)
+  dweights_BAQM = jnp.einsum('baqk,bamk->baqm', dmixed_BAQK, _by_head(value)).astype(jnp.float32)
+  dlogits_BAQM = (weights_BAQM.astype(jnp.float32) * (dweights_BAQM - shared_BAQ1)).astype(dtype)
+  dquery_BAQK = scaled(jnp.einsum('baqm,bamk->baqk', dlogits_BAQM, _by_head(key)))
+  dkey_BAMK = jnp.einsum('baqm,baqk->bamk', dlogits_BAQM, _by_head(scaled(query)))
+  dvalue_BAMK = jnp.einsum('baqm,baqk->bamk', weights_BAQM, dmixed_BAQK)
+  return _by_head(dquery_BAQK), _by_head(dkey_BAMK), _by_head(dvalue_BAMK)
+
+
+def _by_head(x: Array) -> Array:
+  """`[B, M, A, K]` to `[B, A, M, K]`, and back."""
+  return x.transpose(0, 2, 1, 3)
+
+
+def _swapped(x: Array) -> Array:
+  """`[B, A, I, J]` called `[B, A, J, I]`, without a number moving: branches for platforms must agree in shapes."""
+  return x.reshape(*x.shape[:2], x.shape[3], x.shape[2])
 
 
 def scaled(x: Array) -> Array:

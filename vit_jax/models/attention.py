@@ -1,7 +1,7 @@
 """Multi-head attention (ViT paper, Appendix A, eqs. 5-8; arXiv 1706.03762).
 
-How the weighted sum is computed is known to `attend.py` alone; projections are `layers.Dense`. What is known here of
-position is the relative term of the ViT paper's Appendix D.4.
+How the weighted sum is computed is known to `attend.py` and `attend_kernels.py` alone; projections are `layers.Dense`.
+What is known here of position is the relative term of the ViT paper's Appendix D.4.
 """
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
+from vit_jax.config.schema import AttentionKernel
 from vit_jax.core.types import Array, Key
-from vit_jax.models.attend import attend, attention_weights, combine
+from vit_jax.models import attend_kernels
+from vit_jax.models.attend import attention_weights, combine
 from vit_jax.models.layers import Dense, LayerNorm, dropout, xavier_uniform
 
 RELATIVE_STDDEV = .02  # as the absolute positions; the paper does not say
@@ -52,6 +54,7 @@ class Attention(nn.Module):
     norm_eps: of these.
     dropout: probability that a weight is dropped.
     relative: number N of patch tokens that have relative positions; 0 = none have.
+    kernel: what computes the weighted sum where the weights themselves are not wanted.
   """
   heads: int
   dtype: DTypeLike
@@ -60,6 +63,7 @@ class Attention(nn.Module):
   dropout: float
   relative: int
   qkv_bias: bool = True
+  kernel: AttentionKernel = AttentionKernel.XLA
 
   @nn.compact
   def __call__(self, x: Array, context: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
@@ -95,7 +99,7 @@ class Attention(nn.Module):
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)
       mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
-      mixed_BQAK = attend(query, key, value)
+      mixed_BQAK = attend_kernels.attend(query, key, value, kernel=self.kernel)
     y_BQD = Dense((x.shape[-1],), self.dtype, xavier_uniform, lead=2, name='out')(mixed_BQAK)
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config.schema import Gelu
+from vit_jax.config.schema import AttentionKernel, Gelu
 from vit_jax.core.types import Array, Key
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, xavier_uniform
@@ -69,6 +69,7 @@ class Block(nn.Module):
   parallel: bool
   qkv_bias: bool = True
   branch_scale: float = 1.
+  attention: AttentionKernel = AttentionKernel.XLA
 
   @nn.compact
   def __call__(self, x: Array, *, num_images: int, num_sequences: int, rate: Array | None,
@@ -91,7 +92,7 @@ class Block(nn.Module):
     num_keys = 5 + (self.attention_dropout > 0.)
     keys = (None,) * 6 if dropout_key is None else tuple(jax.random.split(dropout_key, num_keys))
     attn = Attention(self.heads, self.dtype, self.qk_norm, self.norm_eps, self.attention_dropout, self.relative,
-                     self.qkv_bias, name='attn')
+                     self.qkv_bias, self.attention, name='attn')
     mlp = Mlp(self.mlp, self.gelu, self.swiglu, self.dropout, self.dtype, name='mlp')
     normed = LayerNorm(self.norm_eps, name='norm1')(x)
     y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, nudge=nudge,

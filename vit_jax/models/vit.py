@@ -295,7 +295,7 @@ class ViT:
 
     def one() -> Block:
       return Block(s.heads, s.mlp, s.gelu, s.norm_eps, s.dropout, self._dtype, s.attention_dropout, s.qk_norm,
-                   relative, s.swiglu, s.layer_scale, s.parallel, s.qkv_bias, s.branch_scale)
+                   relative, s.swiglu, s.layer_scale, s.parallel, s.qkv_bias, s.branch_scale, s.attention)
 
     return AxialBlock(one(), one()) if s.axial else one()
 

@@ -6,6 +6,7 @@ The compiler's own totals count a loop's body once.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from vit_jax.parallel import hlo
@@ -19,6 +20,7 @@ _ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
 _MEGASCALE = '_xla_megascale_transfer_type'
 _LISTED = (*KINDS, BETWEEN_SLICES)
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KERNEL = 'custom_call_target="tpu_custom_call"'  # what Pallas compiles to
 
 
 class Collective(NamedTuple):
@@ -44,22 +46,30 @@ class Unknown(NamedTuple):
   sources: list[str]
 
 
+class Kernel(NamedTuple):
+  """A kernel that is not the compiler's own, of whose cycles it says nothing; `calls` in one step of one device."""
+  name: str
+  calls: int
+
+
 class Costs(NamedTuple):
-  """Of one step on one device. `cycles` 0 = the compiler counts none."""
+  """Of one step on one device. `cycles` 0 = the compiler counts none; those of `kernels` are in no case contained."""
   cycles: int
   unknown: Unknown
   collectives: list[Collective]
+  kernels: list[Kernel]
 
 
-NOTHING = Costs(0, Unknown(0, 0, []), [])
+NOTHING = Costs(0, Unknown(0, 0, []), [], [])
 
 
 def read(text: str, *, num_devices: int) -> Costs:
-  """Cycles and collectives of a compiled program's text (`compiled.as_text()`)."""
+  """Cycles, collectives and foreign kernels of a compiled program's text (`compiled.as_text()`)."""
   program = hlo.parse(text)
   cycles, unknown_loops, unknown_cycles = 0, 0, 0
   sources: dict[str, None] = {}
   found: dict[str, tuple[str, int, int, int]] = {}
+  kernels: Counter[str] = Counter()
 
   def visit(name: str, times: int, is_fused: bool, is_sure: bool) -> None:
     nonlocal cycles, unknown_loops, unknown_cycles
@@ -67,6 +77,8 @@ def read(text: str, *, num_devices: int) -> Costs:
       counted = None if is_fused else _CYCLES.search(one.text)
       own = times * int(counted[1]) if counted else 0
       cycles, unknown_cycles = cycles + own, unknown_cycles + own * (not is_sure)
+      if not counted and _KERNEL in one.text:
+        kernels[re.sub(r'[.\d]+$', '', one.name)] += times
       kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
       if kind in _LISTED:
         key, entry = _collective(one, kind, times, name, num_devices)
@@ -79,7 +91,8 @@ def read(text: str, *, num_devices: int) -> Costs:
               is_sure and trips is not None)
 
   visit(program.entry, 1, False, True)
-  return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found))
+  return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found),
+               [Kernel(*row) for row in kernels.items()])
 
 
 def _source(loop: Instruction) -> str:

@@ -115,7 +115,9 @@ def parse(text: str) -> Program:
   computations: dict[str, list[Instruction]] = {}
   entry, current = '', None
   for line in text.splitlines():
-    if not line.startswith(' '):
+    if current and line != '}' and not line.startswith(' '):  # of a kernel, whose metadata has lines of its own
+      current[-1] = current[-1]._replace(text=current[-1].text + line)
+    elif not line.startswith(' '):
       head = _COMPUTATION.match(line)
       current = computations.setdefault(head[2], []) if head else None
       entry = head[2] if head and head[1] else entry

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import presets
 from vit_jax.core.errors import UserError
+from vit_jax.parallel import xla_flags
 
 if TYPE_CHECKING:
   import jax
@@ -65,13 +66,6 @@ _CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'
 _PODS = ('2x2', '4x4', '4x8', '8x8', '8x16', '16x16', '16x32', '32x32')
 GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v4': _CUBES, 'v5e': _FLAT, 'v5p': _CUBES, 'v6e': _FLAT}
 _DEVICES_A_CHIP = {'v2': 2, 'v3': 2}
-
-
-# The TPU compiler may overlap gathering a sharded kernel with the product that wants it, by cutting the product into
-# one part a device and adding the parts up in memory. It does so where fsdp takes all devices, and loses by it: a step
-# of L/16 with 64 images a device, fsdp=16 on v5e:4x4, is 823 ms with it, 393 without (cycles of libtpu 0.0.52).
-TPU_FLAGS = '--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
-"""`LIBTPU_INIT_ARGS` of runs and plans alike, unless it is set, be it to nothing. A libtpu ends at a flag it lacks."""
 
 
 class Topology(NamedTuple):
@@ -135,7 +129,7 @@ def environment(topology: Topology) -> dict[str, str]:
   match topology.chip.platform:
     case 'tpu':  # the compiler without a TPU: ask no metadata server, share the library, compute on the CPU
       return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-              'LIBTPU_INIT_ARGS': os.environ.get('LIBTPU_INIT_ARGS', TPU_FLAGS),
+              'LIBTPU_INIT_ARGS': os.environ.get('LIBTPU_INIT_ARGS', xla_flags.defaults('tpu')),
               'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
     case 'cpu':
       flags = re.sub(r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))

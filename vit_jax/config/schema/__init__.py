@@ -71,6 +71,9 @@ from vit_jax.config.schema.evals import (
     TopK as TopK,
 )
 from vit_jax.config.schema.model import (
+    AttentionKernel as AttentionKernel,
+)
+from vit_jax.config.schema.model import (
     ConvStem as ConvStem,
 )
 from vit_jax.config.schema.model import (

@@ -54,6 +54,18 @@ class Remat(enum.Enum):
   FULL = 'full'    # save nothing but the block's input
 
 
+class AttentionKernel(enum.Enum):
+  """What computes attention in training, evaluation and benchmarks, on the devices it is for; elsewhere XLA does."""
+  XLA = 'xla'        # the form of `models/attend.py`: everywhere, and of any width and dtype
+  CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
+  SPLASH = 'splash'  # jax's own in Pallas: TPUs; bf16 from v4 on
+
+  @property
+  def platform(self) -> str:
+    """What jax calls the devices that it is for; '' = all."""
+    return {AttentionKernel.XLA: '', AttentionKernel.CUDNN: 'gpu', AttentionKernel.SPLASH: 'tpu'}[self]
+
+
 @dataclasses.dataclass
 class PatchStem:
   """Patches are cut from the image itself (ViT paper, eq. 1)."""
@@ -108,6 +120,7 @@ class ViT:
   stem: PatchStem | ResNetStem | ConvStem = field(default_factory=PatchStem)
   qkv_bias: bool = True               # query, key and value have a bias
   branch_scale: float = 1.            # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
+  attention: AttentionKernel = AttentionKernel.XLA
 
 
 @dataclasses.dataclass

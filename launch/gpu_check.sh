@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Checks the program on a machine with one NVIDIA GPU, then times it. Not run on a GPU yet.
+# Usage text below; README.md in this folder says more.
+set -uo pipefail
+
+usage() {
+  cat <<'TEXT'
+bash launch/gpu_check.sh [DIR] [FLAGS]
+
+  DIR                    where everything is written; default: runs/gpu
+  --python=PYTHON        one that has all it needs; without it, .venv is made and gets jax for GPUs and the test extra
+  --extra=gpu            of setup.py: gpu (CUDA 13) or gpu12 (CUDA 12)
+  --wheels=FOLDER        install from the wheels there, without a network; setuptools is to be among them
+  --torch=PYTHON         one that has torch for CUDA and timm, to time beside ours
+  --models=S/16,B/16,L/16
+  --batch_sizes=256,256,128   of each of them
+  --turns=7              how often everything is timed
+  --only=tests,bench,search,switches
+                         tests: kernels, steps, weights of others;  bench: attention by XLA and by cuDNN at the batch
+                         sizes above;  search: both at the largest batch that fits;  switches: the second network with
+                         each switch of XLA for GPUs (vit_jax/parallel/xla_flags.py)
+
+Writes DIR/summary.txt (a line a part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each part,
+and a folder with bench.md and bench.json of each timing. A part that fails does not end the others. Exit status: 0 all
+is well, 1 a part failed, 2 something is to be put right first.
+TEXT
+}
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+# part NAME COMMAND…: runs it, with a log of its own and a line in the summary.
+part() {
+  local name="$1" began="$SECONDS" said=ok
+  shift
+  printf '%s … ' "$name"
+  if ! "$@" < /dev/null > "$to/$name.log" 2>&1; then
+    said=failed failures=$((failures + 1))
+  fi
+  printf '%s, %d s\n' "$said" "$((SECONDS - began))"
+  printf '%-7s %5d s  %s\n' "$said" "$((SECONDS - began))" "$name" >> "$to/summary.txt"
+  [ "$said" = ok ]
+}
+
+describe_machine() {
+  nvidia-smi
+  nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap,clocks.max.sm,power.limit --format=csv
+  "$python" -m pip list --format=freeze 2>/dev/null | grep -iE '^(jax|nvidia|flax|numpy|optax)'
+  if [ -n "$torch" ]; then
+    "$torch" -c 'import torch, timm; print("torch", torch.__version__, "timm", timm.__version__)'
+  fi
+  "$python" -c 'import jax
+d = jax.devices()[0]
+print(d.device_kind, d.platform, getattr(d, "compute_capability", ""), "jax", jax.__version__)
+raise SystemExit(d.platform != "gpu")'
+}
+
+# On a GPU f32 products are rounded to tf32 unless this is asked for; the tests compare to 1e-5.
+run_tests() {
+  VIT_JAX_TEST_PLATFORM=cuda JAX_DEFAULT_MATMUL_PRECISION=highest "$python" -m pytest -q -p no:cacheprovider -rs \
+    tests/test_gpu.py tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/interop/test_golden.py
+}
+
+# bench NAME MODEL ATTENTION BATCH FLAGS…
+bench() {
+  local name="$1" model="$2" attention="$3" batch="$4"
+  shift 4
+  part "$name" "$python" -m vit_jax.main --job=bench --config=bench:bf16 --models="$model" --turns="$turns" \
+    --config.model.attention="$attention" --config.batch_size="$batch" --to="$to/$name" "$@"
+}
+
+bench_all() {
+  local i attention flags=("${@:2}") kind="$1"
+  for i in "${!networks[@]}"; do
+    for attention in xla cudnn; do
+      bench "$kind-${networks[i]/\//_}-$attention" "${networks[i]}" "$attention" "${sizes[i]}" "${flags[@]}"
+    done
+  done
+}
+
+bench_switches() {
+  local i=$((${#networks[@]} > 1)) number=0 switch
+  bench switches-none "${networks[i]}" cudnn "${sizes[i]}"
+  while IFS= read -r switch; do
+    number=$((number + 1))
+    printf '%s: %s\n' "switches-$number" "$switch" | tee -a "$to/switches.txt"
+    XLA_FLAGS="${XLA_FLAGS:-} $switch" bench "switches-$number" "${networks[i]}" cudnn "${sizes[i]}"
+  done < <("$python" -m vit_jax.parallel.xla_flags gpu)
+}
+
+to=runs/gpu python='' extra=gpu wheels='' torch='' turns=7 only=tests,bench,search,switches failures=0
+models=S/16,B/16,L/16 batch_sizes=256,256,128
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --python=* | --extra=* | --wheels=* | --torch=* | --models=* | --batch_sizes=* | --turns=* | --only=*)
+      flag="${1%%=*}"
+      printf -v "${flag#--}" '%s' "${1#*=}" ;;
+    --help | -h) usage; exit 0 ;;
+    -*) fail "$1: no such flag; see --help" ;;
+    *) to="$1" ;;
+  esac
+  shift
+done
+IFS=, read -ra networks <<< "$models"
+IFS=, read -ra sizes <<< "$batch_sizes"
+[ "${#networks[@]}" = "${#sizes[@]}" ] || fail "--models has ${#networks[@]} networks, but --batch_sizes ${#sizes[@]}"
+for word in ${only//,/ }; do
+  case "$word" in
+    tests | bench | search | switches) ;;
+    *) fail "--only=$word: want some of tests,bench,search,switches" ;;
+  esac
+done
+command -v nvidia-smi >/dev/null || fail 'nvidia-smi is not here; want a machine with an NVIDIA GPU and its driver'
+[ -z "$wheels" ] || [ -d "$wheels" ] || fail "--wheels=$wheels: no such folder"
+
+mkdir -p "$to" || fail "$to cannot be made"
+to="$(cd "$to" && pwd)"
+wheels="${wheels:+$(cd "$wheels" && pwd)}"
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+: > "$to/summary.txt"
+if [ -z "$python" ]; then
+  # shellcheck source=launch/setup_env.sh
+  source launch/setup_env.sh
+  if [ -n "$wheels" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$wheels"; fi
+  setup_env "$extra,test" || fail 'setting up failed; --python=PYTHON names one that has everything'
+  python="$VENV/bin/python"
+fi
+export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-.9}"
+against=()
+if [ -n "$torch" ]; then
+  # Both take turns on one GPU: neither may hold all of its memory.
+  export XLA_PYTHON_CLIENT_PREALLOCATE=false
+  against=("--against=timm=$torch,timm-compiled=$torch")
+fi
+part machine describe_machine || fail "jax sees no GPU here; $to/machine.log has what it says"
+mv "$to/machine.log" "$to/machine.txt"
+if [[ ",$only," = *,tests,* ]]; then part tests run_tests; fi
+if [[ ",$only," = *,bench,* ]]; then bench_all bench "${against[@]}"; fi
+if [[ ",$only," = *,search,* ]]; then bench_all search --search; fi
+if [[ ",$only," = *,switches,* ]]; then bench_switches; fi
+echo "All is in $to. Parts that failed: $failures"
+[ "$failures" = 0 ]

@@ -1,0 +1,104 @@
+"""launch/gpu_check.sh, against a GPU and a Python that note what they are asked."""
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+from launch.machines import BASH, HANGS_S, NOTE, ROOT, Machines
+
+PYTHON = r"""
+printf '%s | %s | %s | %s\n' "$*" "${PIP_NO_INDEX-}${PIP_FIND_LINKS-}" "${XLA_FLAGS-}" \
+  "${VIT_JAX_TEST_PLATFORM-}" >> "$FAKE/calls"
+case "$*" in
+  *"print(sys.executable)"*) echo "$0" ;;
+  "-m venv"*) mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
+  *"import jax"*) exit "${NO_GPU:-0}" ;;
+  *xla_flags*) printf '%s\n' --one=1 --two= ;;
+  *models=B/16*attention=cudnn*--to=*/bench*) echo 'broken'; exit "${BREAKS:-0}" ;;
+esac"""
+
+
+@pytest.fixture
+def gpu(machines: Machines) -> Machines:
+  machines.add('nvidia-smi', NOTE)
+  machines.add('some-python', PYTHON)
+  machines.env |= {'PYTHON': str(machines.folder / 'bin' / 'some-python')}
+  machines.env.pop('XLA_FLAGS', None)
+  return machines
+
+
+def check(gpu: Machines, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+  return gpu.run('gpu_check.sh', 'out', f'--python={gpu.env["PYTHON"]}', *arguments, **env)
+
+
+def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> None:
+  torch = f'--torch={gpu.env["PYTHON"]}'
+  found = check(gpu, torch, '--turns=3', '--batch_sizes=8,4,2')
+  assert found.returncode == 0, found.stdout + found.stderr
+  lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
+  parts = [line.split()[-1] for line in lines]
+  assert parts[:3] == ['machine', 'tests', 'bench-S_16-xla'] and all(line.startswith('ok') for line in lines)
+  assert len(parts) == 2 + 6 + 6 + 3 and len(set(parts)) == len(parts)
+  out = sorted(path.name for path in (gpu.folder / 'out').iterdir())
+  assert out == sorted(['machine.txt', 'summary.txt', 'switches.txt', *(f'{part}.log' for part in parts[1:])])
+  (tests,) = [call for call in gpu.calls if '-m pytest' in call]
+  assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda')
+  (bench,) = [call for call in gpu.calls if '--to=' in call and 'bench-L_16-cudnn' in call]
+  assert bench.startswith('-m vit_jax.main --job=bench --config=bench:bf16 --models=L/16 --turns=3 '
+                          '--config.model.attention=cudnn --config.batch_size=2 ')
+  assert f'--against=timm={gpu.env["PYTHON"]},timm-compiled={gpu.env["PYTHON"]}' in bench
+  assert gpu.count('--search') == 6 and gpu.count('search-B_16-xla --search') == 1
+
+
+def test_switches_are_timed_one_by_one_beside_those_that_a_person_has_set(gpu: Machines) -> None:
+  assert check(gpu, '--only=switches', XLA_FLAGS='--own=1').returncode == 0
+  timed = [call.split(' | ') for call in gpu.calls if '--job=bench' in call]
+  assert [call[2] for call in timed] == ['--own=1', '--own=1 --one=1', '--own=1 --two=']
+  assert all('--models=B/16' in call[0] and 'attention=cudnn' in call[0] for call in timed)
+  assert (gpu.folder / 'out' / 'switches.txt').read_text() == 'switches-1: --one=1\nswitches-2: --two=\n'
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(gpu: Machines) -> None:
+  found = check(gpu, '--only=bench', BREAKS='2')
+  assert found.returncode == 1 and 'Parts that failed: 1' in found.stdout
+  lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
+  assert [line.split()[-1] for line in lines if line.startswith('failed')] == ['bench-B_16-cudnn']
+  assert lines[-1].endswith('bench-L_16-cudnn')
+  assert (gpu.folder / 'out' / 'bench-B_16-cudnn.log').read_text() == 'broken\n'
+
+
+def test_without_a_network_all_comes_from_a_folder_of_wheels(gpu: Machines) -> None:
+  root, wheels = gpu.folder / 'root', gpu.folder / 'my wheels'
+  wheels.mkdir()
+  shutil.copytree(ROOT / 'launch', root / 'launch')
+  for name in ('setup.py', 'pyproject.toml'):
+    shutil.copy(ROOT / name, root)
+  found = subprocess.run([BASH, str(root / 'launch' / 'gpu_check.sh'), '--only=tests', '--extra=gpu12',
+                          f'--wheels={wheels}'], env=gpu.env, text=True, capture_output=True, check=False,
+                         timeout=HANGS_S, cwd=gpu.folder)
+  assert found.returncode == 0, found.stdout + found.stderr
+  (install,) = [call for call in gpu.calls if 'pip install' in call]
+  assert f'--editable {root}[gpu12,test] | 1{wheels} |' in install
+  assert pathlib.Path(gpu.folder, 'runs', 'gpu', 'summary.txt').exists()
+
+
+@pytest.mark.parametrize('arguments, said', [
+    (['--modles=S/16'], '--modles=S/16: no such flag; see --help'),
+    (['--models=S/16'], '--models has 1 networks, but --batch_sizes 3'),
+    (['--only=tests,all'], '--only=all: want some of tests,bench,search,switches'),
+    (['--wheels=/none'], '--wheels=/none: no such folder')])
+def test_mistakes_are_told_before_anything_is_done(gpu: Machines, arguments: list[str], said: str) -> None:
+  found = check(gpu, *arguments)
+  assert found.returncode == 2 and said in found.stderr and gpu.calls == []
+
+
+def test_a_machine_without_a_gpu_is_told(gpu: Machines) -> None:
+  found = check(gpu, NO_GPU='1')
+  assert found.returncode == 2 and 'jax sees no GPU here' in found.stderr
+  assert not [call for call in gpu.calls if '-m pytest' in call]
+  gpu.add('nvidia-smi', 'exit 1')
+  (gpu.folder / 'bin' / 'nvidia-smi').unlink()
+  if not shutil.which('nvidia-smi'):
+    assert 'nvidia-smi is not here' in check(gpu).stderr

@@ -1,0 +1,174 @@
+"""Kernels of attention against the plain form, and where which is taken. No kernel runs here as it does on its device.
+
+Splash runs as Pallas' interpreter runs it; of cuDNN's the lowered program is looked at.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from vit_jax.config import schema
+from vit_jax.config.schema import AttentionKernel, Execution, Remat
+from vit_jax.core import numerics
+from vit_jax.core.types import Array
+from vit_jax.models import attend, attend_kernels, vit
+
+SPLASH = functools.partial(attend_kernels.splash, interpret=True)
+TINY = schema.ViT(patch=4, width=32, depth=2, heads=4, mlp=24, execution=Execution.SCAN)
+
+
+@pytest.fixture(autouse=True)
+def as_for_users() -> Iterator[None]:
+  """The kernels add ranks up, which the suite forbids in code of ours."""
+  with jax.numpy_rank_promotion('allow'):
+    yield
+
+
+def tensors(num_queries: int, num_keys: int, *, heads: int = 4, width: int = 8) -> tuple[Array, ...]:
+  return tuple(jax.random.normal(jax.random.key(i), (4, m, heads, width))
+               for i, m in enumerate((num_queries, num_keys, num_keys)))
+
+
+def mesh_of(*sizes: int) -> jax.sharding.Mesh:
+  if jax.device_count() < 8:
+    pytest.skip('needs eight devices, as are simulated on a CPU')
+  return jax.make_mesh(sizes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+
+
+def both(form: functools.partial, *args: Array) -> tuple[Array, tuple[Array, ...]]:
+  """The result, and the gradient of the sum of its sine."""
+  def total(*a: Array) -> tuple[Array, Array]:
+    y = form(*a)
+    return jnp.sin(y.astype(jnp.float32)).sum(), y
+
+  gradient, y = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*args)
+  return y, gradient
+
+
+def assert_same(found: tuple, wanted: tuple) -> None:
+  for own, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(own, other, rtol=1e-4, atol=4e-6)
+
+
+@pytest.mark.parametrize('num_queries, num_keys', [(17, 17), (5, 128)])
+def test_splash_equals_the_plain_form_and_its_gradient(num_queries: int, num_keys: int) -> None:
+  args = tensors(num_queries, num_keys)
+  assert_same(both(SPLASH, *args), both(attend.plain_attend, *args))
+
+
+def test_splash_of_several_blocks_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(attend_kernels, 'MOST_TOKENS', 128)
+  assert attend_kernels.blocks(150) == (128, 256)
+  args = tensors(150, 150)
+  assert_same(both(SPLASH, *args), both(attend.plain_attend, *args))
+
+
+def test_keys_that_fill_a_block_have_no_weight() -> None:
+  """Equal keys have equal weights, so that the result is the mean of the values that are there."""
+  query, key, value = tensors(17, 17)
+  mean = jnp.broadcast_to(value.mean(1, keepdims=True), value.shape)
+  np.testing.assert_allclose(SPLASH(query, jnp.zeros_like(key), value), mean, atol=1e-6)
+
+
+def test_blocks_are_few_and_no_larger_than_need_be() -> None:
+  found = {num: tuple(attend_kernels.blocks(num)) for num in (1, 196, 197, 256, 257, 577, 1024, 1025, 1370)}
+  assert found == {1: (128, 128), 196: (256, 256), 197: (256, 256), 256: (256, 256), 257: (384, 384), 577: (640, 640),
+                   1024: (1024, 1024), 1025: (640, 1280), 1370: (768, 1536)}
+
+
+@pytest.mark.parametrize('heads, is_split', [(4, True), (3, False)])
+def test_each_device_computes_its_own_images_and_heads(heads: int, is_split: bool) -> None:
+  mesh, args, seen = mesh_of(2, 2, 2), tensors(17, 17, heads=heads), []
+
+  def form(*local: Array) -> Array:
+    seen.append(local[0].shape)
+    return attend.plain_attend(*local)
+
+  def spread(*a: Array) -> Array:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return attend_kernels.on_each_device(form, *a)
+
+  placed = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'tensor' if is_split else None))
+  assert_same(both(spread, *jax.device_put(args, placed)), both(attend.plain_attend, *args))
+  assert set(seen) == {(1, 17, 2 if is_split else 3, 8)}
+
+
+def learned(model: schema.ViT) -> tuple[jax.stages.Traced, tuple[np.ndarray, ...]]:
+  """The gradient of a small network by its parameters, data=2 x tensor=4: the program, and what it gives."""
+  mesh = mesh_of(2, 1, 4)
+  network = vit.build(model, (16, 16))
+  image = jax.random.normal(jax.random.key(0), (8, 16, 16, 3))
+  params, state = jax.jit(lambda: network.init(jax.random.key(1), image))()
+
+  @jax.jit
+  def gradient(params: dict) -> dict:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      def total(params: dict) -> Array:
+        return jnp.sin(network.apply(params, state, image, train=True, key=None)[0].pooled).sum()
+      return jax.grad(total)(params)
+
+  params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+  return gradient.trace(params), tuple(map(np.asarray, jax.tree.leaves(gradient(params))))
+
+
+@functools.cache
+def learned_by_xla() -> tuple[jax.stages.Traced, tuple[np.ndarray, ...]]:
+  return learned(TINY)
+
+
+@pytest.mark.parametrize('kernel', [AttentionKernel.SPLASH, AttentionKernel.CUDNN])
+def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel) -> None:
+  own, found = learned(dataclasses.replace(TINY, attention=kernel))
+  other, wanted = learned_by_xla()
+  assert own.lower().as_text() == other.lower().as_text()
+  assert all(np.isfinite(x).all() and (x == y).all() for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize('remat', [Remat.NAMES, Remat.FULL])
+def test_a_network_with_splash_has_the_gradient_of_one_without(remat: Remat, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Seventeen tokens, scanned, on eight devices."""
+  wanted = learned_by_xla()[1]
+  monkeypatch.setattr(attend_kernels, 'splash', SPLASH)
+  monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
+  program, found = learned(dataclasses.replace(TINY, attention=AttentionKernel.SPLASH, remat=remat))
+  assert 'splash_mha_fwd' in str(program.jaxpr) and 'splash_mha_dkv' in str(program.jaxpr)
+  assert_same(found, wanted)
+
+
+def test_without_a_mesh_attention_is_that_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(attend_kernels, 'on_each_device', lambda *args: pytest.fail('a kernel was taken'))
+  args = tensors(17, 17)
+  for kernel in AttentionKernel:
+    np.testing.assert_array_equal(attend_kernels.attend(*args, kernel=kernel), attend.attend(*args))
+
+
+@pytest.mark.parametrize('num_tokens, mask', [(196, 'NO_MASK'), (17, 'PADDING')])
+def test_cudnn_is_lowered_to_its_kernels_for_each_device_and_an_even_number_of_tokens(
+    num_tokens: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  """With a stand-in for the library, whose version is asked for: lowering for GPUs needs none."""
+  monkeypatch.setattr('jax._src.cudnn.fused_attention_stablehlo.cuda_versions',
+                      SimpleNamespace(cudnn_get_version=lambda: 91_000))
+  monkeypatch.setattr(numerics, 'mesh_platform', lambda: 'gpu')
+  mesh = mesh_of(2, 2, 2)
+
+  def gradient(*args: Array) -> tuple[Array, ...]:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return jax.grad(lambda *a: attend_kernels.attend(*a, kernel=AttentionKernel.CUDNN).astype(jnp.float32).sum(),
+                      argnums=(0, 1, 2))(*args)
+
+  placed = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'tensor'))
+  one = jax.ShapeDtypeStruct((8, num_tokens, 4, 64), jnp.bfloat16, sharding=placed)
+  text = jax.jit(gradient).trace(one, one, one).lower(lowering_platforms=('cuda',)).as_text()
+  assert re.findall(r'@(__cudnn\S+?)\(', text) == ['__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward']
+  even = num_tokens + num_tokens % 2
+  assert f'dimensions": ["2", "2", "{even}", "{even}"]' in text.replace(r'\22', '"')
+  assert f'mask_type": "{mask}"' in text.replace(r'\22', '"')

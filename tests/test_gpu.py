@@ -1,0 +1,91 @@
+"""What is to hold on an NVIDIA GPU: kernels, a network, steps and weights of others there. Skipped elsewhere.
+
+`bash launch/gpu_check.sh` runs them, with f32 products in f32.
+"""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.interop import test_golden as golden
+from vit_jax.config import schema
+from vit_jax.config.schema import AttentionKernel, DType, Remat
+from vit_jax.core.types import Array
+from vit_jax.jobs import build
+from vit_jax.models import attend, attend_kernels
+from vit_jax.parallel import kernels
+from vit_jax.parallel import mesh as meshes
+
+pytestmark = [pytest.mark.skipif(jax.default_backend() != 'gpu', reason='needs an NVIDIA GPU: launch/gpu_check.sh'),
+              pytest.mark.xdist_group('test_gpu')]
+
+NEAR = 2e-2  # relative, of bf16
+STEPS = 3
+
+
+def distance(found: Array, wanted: Array) -> float:
+  """Norm of the difference, over that of what is wanted."""
+  found, wanted = (x.astype(jnp.float32) for x in (found, wanted))
+  return float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize('num_tokens, width', [(196, 64), (197, 64), (50, 80), (257, 128)])
+def test_cudnn_is_as_near_to_f32_as_bf16_is(num_tokens: int, width: int) -> None:
+  args = [jax.random.normal(jax.random.key(i), (4, num_tokens, 3, width)).astype(jnp.bfloat16) for i in range(3)]
+
+  def both(form: object, *args: Array) -> list[Array]:
+    def total(*a: Array) -> tuple[Array, Array]:
+      y = form(*a)  # type: ignore[operator]
+      return jnp.sin(y.astype(jnp.float32)).sum(), y
+    gradient, y = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*args)
+    return [y, *gradient]
+
+  exact = both(attend.plain_attend, *(x.astype(jnp.float32) for x in args))
+  for form in (attend_kernels.cudnn, attend.attend):
+    found = [distance(a, b) for a, b in zip(both(form, *args), exact, strict=True)]
+    assert max(found) < NEAR, (form.__name__, found)
+
+
+def losses(attention: AttentionKernel, dtype: DType, remat: Remat = Remat.NONE) -> list[float]:
+  """Of some steps of a small ViT on the same random pictures, 17 tokens, on one device."""
+  model = schema.ViT(patch=8, width=64, depth=3, heads=2, mlp=96, dtype=dtype, attention=attention, remat=remat)
+  config = schema.Config(batch_size=24, image_px=(32, 32), length='10 steps', model=model,
+                         optimizer=schema.AdamW(lr=1e-3, schedule=schema.Schedule(warmup='0 steps')))
+  mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
+  program = build.parts(config, mesh=mesh, num_examples=240, num_classes=7, in_memory=False).program
+  rng = np.random.default_rng(0)
+  batch = jax.tree.map(lambda x: (rng.integers(0, 7, x.shape) if len(x.shape) == 1 else rng.integers(0, 256, x.shape)
+                                  ).astype(x.dtype) * (x.dtype != bool), build.abstract_batch(config))
+  batch = jax.device_put(batch, meshes.batch_sharding(mesh))
+  state, found = program.init_fn(), []
+  for _ in range(STEPS):
+    state, metrics = program.step_fn(state, batch)
+    found.append(float(metrics.means['loss'].value))
+  return found
+
+
+def test_training_with_cudnn_is_training_without() -> None:
+  wanted = losses(AttentionKernel.XLA, DType.F32)
+  assert wanted[-1] < wanted[0]
+  for attention in (AttentionKernel.XLA, AttentionKernel.CUDNN):
+    np.testing.assert_allclose(losses(attention, DType.BF16), wanted, rtol=NEAR, err_msg=attention.value)
+  np.testing.assert_allclose(losses(AttentionKernel.CUDNN, DType.BF16, Remat.NAMES), wanted, rtol=NEAR)
+
+
+@pytest.mark.parametrize('name', ['timm_vit', 'hf_vit', 'npz_vit'])
+def test_weights_of_others_give_their_logits_in_bf16(name: str, tmp_path: pathlib.Path) -> None:
+  """In f32 they are those of `tests/interop/test_golden.py`, which is run there too."""
+  found = golden.load(name, tmp_path)
+  half = found._replace(model=dataclasses.replace(found.model, dtype=DType.BF16))
+  wanted = jnp.asarray(golden.GOLDEN[f'{name}/logits'])
+  assert distance(jnp.asarray(golden.compute(half)['logits']), wanted) < NEAR
+
+
+def test_this_gpu_runs_the_kernel() -> None:
+  model = schema.ViT(dtype=DType.BF16, attention=AttentionKernel.CUDNN)
+  kernels.check(model, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), name='model')
