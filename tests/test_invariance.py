@@ -55,7 +55,7 @@ def test_four_microbatches_are_the_whole_batch(settings: str) -> None:
 @pytest.mark.parametrize('model', [
     {'execution': schema.Execution.SCAN},
     {'execution': schema.Execution.SCAN, 'remat': schema.Remat.NAMES},
-    {'remat': schema.Remat.MLP},
+    {'remat': schema.Remat.MLP}, {'remat': schema.Remat.QKV},
     {'remat': schema.Remat.FULL},
 ], ids=lambda m: ' '.join(v.value for v in m.values()))
 def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]) -> None:

@@ -50,6 +50,15 @@ def test_constrain_does_nothing_without_a_mesh_and_drops_axes_the_mesh_lacks() -
   assert out.sharding.spec == PartitionSpec('data')
 
 
+def test_the_platform_is_that_of_the_current_mesh() -> None:
+  assert numerics.mesh_platform() == ''
+  device = jax.sharding.AbstractDevice('TPU v4', None, 'tpu')
+  for mesh, platform in ((jax.make_mesh((8,), ('data',)), 'cpu'), (jax.sharding.AbstractMesh((8,), ('data',)), ''),
+                         (jax.sharding.AbstractMesh((8,), ('data',), abstract_device=device), 'tpu')):
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      assert numerics.mesh_platform() == platform
+
+
 @pytest.mark.usefixtures('strict_dtypes')
 def test_means_are_f32_for_any_input() -> None:
   mean = numerics.weighted_mean(jnp.ones(3, jnp.bfloat16), jnp.array([True, False, True]))

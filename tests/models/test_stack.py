@@ -94,6 +94,7 @@ def saved_rows(settings: schema.ViT) -> Counter[int]:
 @pytest.mark.parametrize('remat, rows', [
     (Remat.FULL, {32: 1}),             # the block's input
     (Remat.MLP, {32: 1, 48: 1}),       # and the MLP pre-activation
+    (Remat.QKV, {32: 4, 48: 1}),       # and query, key, value
     (Remat.NAMES, {32: 6, 48: 1}),     # and query, key, value, attention output, residual
 ])
 def test_remat_saves_what_its_name_says_and_nothing_more(

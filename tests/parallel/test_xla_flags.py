@@ -49,3 +49,5 @@ def test_the_table_is_printed_and_the_switches_of_a_platform_a_line_each(capsys:
   assert 'tpu, LIBTPU_INIT_ARGS, on unless the variable is set:' in text and 'gpu, XLA_FLAGS:' in text
   xla_flags.main(['gpu'])
   assert capsys.readouterr().out.splitlines() == [flag.text for flag in xla_flags.FLAGS['gpu']]
+  with pytest.raises(SystemExit, match='nvidia: no such platform; want tpu, gpu, cpu'):
+    xla_flags.main(['nvidia'])

@@ -35,13 +35,15 @@ def replace_forms(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.slow(reason='two runs of 200 steps: a minute')
-@pytest.mark.parametrize('dtype, early, late', [('float32', 2e-5, 2e-3), ('bfloat16', 2e-2, 5e-2)])
+@pytest.mark.parametrize('dtype, early, late', [('float32', 5e-6, 2e-4), ('bfloat16', 5e-3, 5e-2)])
 def test_the_losses_of_200_steps_are_those_of_the_plain_forms(
     dtype: str, early: float, late: float, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   fast = losses(tmp_path / 'fast', f'--config.model.dtype={dtype}')
   assert replace_forms(monkeypatch) >= 6
   plain = losses(tmp_path / 'plain', f'--config.model.dtype={dtype}')
-  gap = np.abs(fast - plain)
-  print(f'{dtype}: {gap[:20].max():.1e} in 20 steps, {gap.max():.1e} in 200, losses {plain[0]:.3f} to {plain[-1]:.3f}')
+  # Rounding that differs leads runs apart, in bf16 soon: later on the means of 20 steps are compared.
+  gap, means = np.abs(fast - plain), np.abs((fast - plain).reshape(10, 20).mean(1))
+  print(f'{dtype}: {gap[:20].max():.1e} in 20 steps, {means.max():.1e} between means of 20; '
+        f'losses {plain[0]:.3f} to {plain[-20:].mean():.3f}')
   assert len(gap) == 200 and plain[-20:].mean() < .8 * plain[0]
-  assert gap[:20].max() < early and gap.max() < late and np.abs(gap.mean()) < late / 4
+  assert gap[:20].max() < early and means.max() < late

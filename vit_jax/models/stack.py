@@ -20,6 +20,7 @@ Layer = Callable[[Params, Array, Array | None, Key | None], Array]
 
 SAVED_NAMES = {
     Remat.NAMES: ('query', 'key', 'value', 'attention', 'residual', 'mlp'),
+    Remat.QKV: ('query', 'key', 'value', 'mlp'),
     Remat.MLP: ('mlp',),
     Remat.FULL: (),
 }

@@ -67,6 +67,8 @@ def table() -> str:
 
 def main(arguments: list[str]) -> None:
   """Prints the table, or a line for each switch of a platform."""
+  if arguments and arguments[0] not in FLAGS:
+    sys.exit(f'{arguments[0]}: no such platform; want {", ".join(FLAGS)}')
   print('\n'.join(flag.text for flag in FLAGS[arguments[0]]) if arguments else table())
 
 

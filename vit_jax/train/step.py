@@ -112,24 +112,30 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
     out = objective.loss(params, extra, batch, key, state.step)
-    return out.loss.sum / rows, out
+    # Of several microbatches the weight of all is known only after the last.
+    return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
 
   differentiate = jax.grad(total, has_aux=True)
   if accumulate == 1:
     grads, out = differentiate(state.params, state.extra, batch, key)
-  else:
-    def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
-      micro, i = xs
-      got = differentiate(state.params, state.extra, micro, jax.random.fold_in(key, i))
-      return jax.tree.map(jnp.add, carry, got), None
+    return out, grads
 
-    micros = _split(batch, accumulate)
-    shapes = jax.eval_shape(lambda: differentiate(
-        state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
-  scale = rows / jnp.maximum(out.loss.weight, 1e-12)
+  def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
+    micro, i = xs
+    got = differentiate(state.params, state.extra, micro, jax.random.fold_in(key, i))
+    return jax.tree.map(jnp.add, carry, got), None
+
+  micros = _split(batch, accumulate)
+  shapes = jax.eval_shape(lambda: differentiate(
+      state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
+  scale = rows / _weight(out)
   return out, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+
+
+def _weight(out: LossOut) -> Array:
+  return jnp.maximum(out.loss.weight, 1e-12)
 
 
 def _split(batch: Batch, accumulate: int) -> Batch:

@@ -50,6 +50,7 @@ class Remat(enum.Enum):
   """What the forward pass of a block saves for the backward pass; the rest is computed again."""
   NONE = 'none'    # save everything
   NAMES = 'names'  # save matmul results: query, key, value, attention output, residual, MLP pre-activation
+  QKV = 'qkv'      # save query, key, value and MLP pre-activation
   MLP = 'mlp'      # save the MLP pre-activation only
   FULL = 'full'    # save nothing but the block's input
 

@@ -31,7 +31,7 @@ def _activation_bytes(model: schema.Mixer, image_px: tuple[int, int]) -> int:
       return model.depth * everything
     case Remat.NAMES:  # the input, residual, pre-activations
       saved = 2 * wide + hidden
-    case Remat.MLP:
+    case Remat.QKV | Remat.MLP:  # the input, pre-activations
       saved = wide + hidden
     case Remat.FULL:
       saved = wide

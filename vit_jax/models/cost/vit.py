@@ -88,6 +88,8 @@ def _activation_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:
       return model.depth * everything
     case Remat.NAMES:  # the input, and of each block query, key, value, attention, residual, MLP pre-activation
       saved = wide + blocks * ((4 if model.parallel else 5) * wide + hidden)
+    case Remat.QKV:  # the input, query, key, value, MLP pre-activation
+      saved = wide + blocks * (3 * wide + hidden)
     case Remat.MLP:  # the input, MLP pre-activation
       saved = wide + blocks * hidden
     case Remat.FULL:
