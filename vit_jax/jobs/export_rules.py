@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,11 +205,19 @@ def _reduce_window_max(w: Writer, equation: Any, x: Any, *_: Any) -> list[Value]
 
 def _layer_norm(w: Writer, equation: Any, x: Any, scale: Any, bias: Any) -> list[Value]:
   """`models.pointwise.layer_norm`; its epsilon is the number that the trace adds before the root."""
-  eps = next(v.val for e in equation.params['call_jaxpr'].eqns if e.primitive.name == 'add'
+  eps = next(v.val for e in _inner(equation.params['call_jaxpr']) if e.primitive.name == 'add'
              for v in e.invars if hasattr(v, 'val'))
   whole = w.whole(x, equation.invars[0].aval.shape)
   return [w.node('LayerNormalization', whole.name, w.value(scale).name, w.value(bias).name, shape=whole.shape,
                  axis=-1, epsilon=float(eps))]
+
+
+def _inner(jaxpr: Any) -> Iterator[Any]:
+  """Equations of a traced function, with those of its branches for platforms."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for branch in equation.params.get('branches', ()):
+      yield from _inner(branch.jaxpr)
 
 
 def _gelu(w: Writer, equation: Any, x: Any) -> list[Value]:
