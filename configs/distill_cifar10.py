@@ -11,10 +11,10 @@ Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --c
           FILE: a ViT-Ti/16, such as vit_tiny_patch16_224.augreg_in21k_ft_in1k. Its patch kernel is resized to 8 px and
           its positions to 4 x 4, and it is fine-tuned on the same 1,000 labels. `alone` is the student without it.
 Plan:     1 device; the teacher has 5.5 M parameters, the student 0.1 M; 3, 8 and 11 minutes of one CPU core
-Expected: of 2,000 test pictures (JPEG copies) the teacher has 69.2 % after 3 CPU minutes; the taught student 37.9, 47.9,
-          51.5 and 53.4 % after each quarter of 8 CPU minutes; the one alone 36.9, 36.3, 37.8 and 38.1 % after each
-          quarter of 11. On the same 2,000 labelled pictures for both, and on nothing more, it did not pay: 45.0 % after
-          30 epochs with a teacher of 63 %, where the one alone has 48.5 % after 70 in less time.
+Expected: of 2,000 test pictures (JPEG copies) the teacher has 69.2 % after 3 CPU minutes; the taught student 37.9,
+          47.9, 51.5 and 53.4 % after each quarter of 8 CPU minutes; the one alone 36.9, 36.3, 37.8 and 38.1 % after
+          each quarter of 11. On the same 2,000 labelled pictures for both, and on nothing more, it did not pay: 45.0 %
+          after 30 epochs with a teacher of 63 %, where the one alone has 48.5 % after 70 in less time.
 """
 from vit_jax.config import schema as s
 from vit_jax.config import sizes
