@@ -56,8 +56,8 @@ def rows(results: s.Results) -> list[s.Row]:
     number = int(run.partition('_')[2] or 0)
     found.append({
         'run': run, 'round': number, 'test %': score,
-        'over its teacher': score - scores[-1] if score is not None and scores else None,
-        'over the first': score - scores[0] if score is not None and scores else None,
+        'over its teacher': round(score - scores[-1], 2) if score is not None and scores else None,
+        'over the first': round(score - scores[0], 2) if score is not None and scores else None,
         'steps': result.step, 'images a step': result.config.batch_size, 'parameters': result.num_params,
         'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
     scores += [] if score is None else [score]
