@@ -32,6 +32,13 @@ Model = Network
 """
 
 
+@pytest.fixture(autouse=True)
+def soon_done(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Turns as short as can be, and a large product that is not."""
+  monkeypatch.setattr(bench, 'LEAST_S', .01)
+  monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
+
+
 @pytest.fixture
 def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
   """A program with the names and calls of big_vision, and another network."""
