@@ -12,7 +12,9 @@ Run:      python -m vit_jax.main --job=study --config=configs/noisy_student.py:c
           configs/noisy_student.py:cifar10,rounds=2,model=BiT takes another network (ViT, hybrid, BiT, or any name such
           as EfficientNet-B0); --config=configs/noisy_student.py:cifar10,teacher=FILE begins with these weights
 Plan:     cifar10: three runs of 900 steps of 64 to 128 images, about 15 minutes on 2 processor cores
-Expected: ImageNet 88.4 % with L2 (the paper). CIFAR-10: not run to its end here.
+Expected: ImageNet 88.4 % with L2 (the paper). CIFAR-10 (JPEG copies, all 10,000 test pictures): with 900 steps teacher
+          35.0, students 34.4 and 33.9 %, too few to gain; rounds=1 with --config.length='3600 steps' teacher 46.3,
+          student 49.3 %, 25 CPU minutes.
 """
 from vit_jax.config import noisy, rival_sizes, sizes, small
 from vit_jax.config import schema as s
