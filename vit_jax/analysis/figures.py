@@ -85,9 +85,7 @@ def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, 
 def lines(curves: Mapping[str, tuple[HostArray, HostArray]], *, xlabel: str, ylabel: str, title: str) -> bytes:
   """Curves `(x [n], y [n])` by name."""
   with _canvas((5.2, 3.4)) as (figure, axes):
-    for number, (name, (x, y)) in enumerate(curves.items()):
-      axes[0, 0].plot(x, y, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name,
-                      marker='o' if len(x) < 40 else None, markersize=3)
+    _plot(axes[0, 0], curves)
     _dress(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
     return _png(figure)
 
@@ -97,8 +95,7 @@ def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArr
   """Side by side, by title: the name of its y axis, and curves `(x [n], y [n])` by name; with `is_log` y is."""
   with _canvas((4.6 * len(tables), 3.6), (1, len(tables))) as (figure, axes):
     for ax, (title, (ylabel, curves)) in zip(axes[0], tables.items(), strict=True):
-      for number, (name, (x, y)) in enumerate(curves.items()):
-        ax.plot(x, y, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name, marker='o', markersize=3)
+      _plot(ax, curves)
       if is_log:
         ax.set_yscale('log')
       _dress(ax, xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
@@ -228,6 +225,13 @@ def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1)) -> Itera
   with matplotlib.rc_context({'font.size': 8, 'axes.linewidth': .6, 'axes.formatter.useoffset': False}):
     figure = Figure(figsize=size, layout='constrained', dpi=_DPI)
     yield figure, figure.subplots(*shape, squeeze=False)
+
+
+def _plot(ax: Axes, curves: Mapping[str, tuple[HostArray, HostArray]]) -> None:
+  """Curves `(x [n], y [n])` by name; few points are marked."""
+  for number, (name, (x, y)) in enumerate(curves.items()):
+    ax.plot(x, y, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name, marker='o' if len(x) < 40 else None,
+            markersize=3)
 
 
 def _dress(ax: Axes, *, xlabel: str, ylabel: str, title: str, legend: bool) -> None:

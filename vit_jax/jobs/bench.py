@@ -101,12 +101,16 @@ def run(config: schema.Config, *, models: str, px: str, against: str, turns: str
   for failure in failures:
     log.error('%s', failure)
   if to is not None:
-    to.mkdir(parents=True, exist_ok=True)
-    (to / 'bench.md').write_text(text + '\n', encoding='utf-8')
-    (to / 'bench.json').write_text(json.dumps(describe(reports, failures), indent=2) + '\n', encoding='utf-8')
-    if len({report.px for report in reports}) > 1:
-      (to / 'sizes.png').write_bytes(bench_sizes.figure(reports))
+    _write(to, text, reports, failures)
   return 2 if failures else 0
+
+
+def _write(to: pathlib.Path, text: str, reports: Sequence[Report], failures: Sequence[str]) -> None:
+  to.mkdir(parents=True, exist_ok=True)
+  (to / 'bench.md').write_text(text + '\n', encoding='utf-8')
+  (to / 'bench.json').write_text(json.dumps(describe(reports, failures), indent=2) + '\n', encoding='utf-8')
+  if len({report.px for report in reports}) > 1:
+    (to / 'sizes.png').write_bytes(bench_sizes.figure(reports))
 
 
 def _parse_turns(text: str) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.jobs import plan as plans
+from vit_jax.jobs import plan_compile
 from vit_jax.parallel import compiled
 
 GIB = 2**30
@@ -134,11 +135,15 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if paper:
     yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; to be compared on v3 only'
   if plan.answer:
-    if (unknown := plan.answer.costs.unknown).loops:
-      once = f'{1e3 * unknown.cycles / chip.clock_hz:.3g} ms' if chip.clock_hz else '-'
-      yield 'loops of no known length', once, \
-          f'{unknown.loops}, that end by chance or by data, counted once, in the step: {", ".join(unknown.sources)}'
-    yield 'compile', f'{plan.answer.lower_s + plan.answer.compile_s:.0f} s', 'on this machine'
+    yield from _compiler_rows(plan.answer, chip.clock_hz)
+
+
+def _compiler_rows(answer: plan_compile.Answer, clock_hz: float) -> Iterator[tuple[str, str, str]]:
+  if (unknown := answer.costs.unknown).loops:
+    once = f'{1e3 * unknown.cycles / clock_hz:.3g} ms' if clock_hz else '-'
+    yield 'loops of no known length', once, \
+        f'{unknown.loops}, that end by chance or by data, counted once, in the step: {", ".join(unknown.sources)}'
+  yield 'compile', f'{answer.lower_s + answer.compile_s:.0f} s', 'on this machine'
 
 
 TRUST = ('How far to trust it: memory is what the compiler reserves. The step is the cost model of the compiler. It '

@@ -19,7 +19,6 @@ _ITEM_BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8, 'c1
 _ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
 _MEGASCALE = '_xla_megascale_transfer_type'
 _LISTED = (*KINDS, BETWEEN_SLICES)
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'  # what Pallas compiles to
 
 
@@ -74,10 +73,9 @@ def read(text: str, *, num_devices: int) -> Costs:
   def visit(name: str, times: int, is_fused: bool, is_sure: bool) -> None:
     nonlocal cycles, unknown_loops, unknown_cycles
     for one in program.computations.get(name, ()):
-      counted = None if is_fused else _CYCLES.search(one.text)
-      own = times * int(counted[1]) if counted else 0
+      own = 0 if is_fused else times * one.cycles
       cycles, unknown_cycles = cycles + own, unknown_cycles + own * (not is_sure)
-      if not counted and _KERNEL in one.text:
+      if not own and _KERNEL in one.text:
         kernels[re.sub(r'[.\d]+$', '', one.name)] += times
       kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
       if kind in _LISTED:

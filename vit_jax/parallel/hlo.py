@@ -17,6 +17,7 @@ _OPERAND = re.compile(r'%([\w.\-]+)')
 _CONSTANT = re.compile(r'[su]\d+\[\]\S* constant\((-?\d+)\)')
 _TRIPS = re.compile(r'known_trip_count\D+(\d+)')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 class Instruction(NamedTuple):
@@ -32,6 +33,12 @@ class Instruction(NamedTuple):
     """Names of the operands, in order."""
     begin = len(self.type) + len(self.opcode) + 2
     return _OPERAND.findall(self.text[begin:self.text.index(')', begin)])
+
+  @property
+  def cycles(self) -> int:
+    """What the compiler estimates, for a fusion with all that it holds; 0 if the text does not say."""
+    found = _CYCLES.search(self.text)
+    return int(found[1]) if found else 0
 
   @property
   def source(self) -> str:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from vit_jax.parallel import hlo
 
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _WRAPPER = re.compile(r'(jvp|transpose|vmap|jit|checkpoint)\((.*)\)$')
 _SILENT = re.compile(r'|cond|branch(_\d+)?_fun|while|body|closed_call|checkpoint|main|step')
 
@@ -32,10 +31,9 @@ def read(text: str) -> list[Operation]:
 
   def visit(name: str, times: int) -> None:
     for one in program.computations.get(name, ()):
-      counted = _CYCLES.search(one.text)
-      if counted:
+      if one.cycles:
         key = place(one.source or one.opcode)
-        cycles[key] += times * int(counted[1])
+        cycles[key] += times * one.cycles
         calls[key] += times
       if one.opcode != 'fusion':  # whose cycles are those of what it holds
         for called, trips in program.calls(one, name):
