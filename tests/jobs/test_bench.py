@@ -4,6 +4,8 @@ from __future__ import annotations
 import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from vit_jax import main
@@ -120,6 +122,22 @@ def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
   found = bench.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, least_s=.5)
   assert found == {'a': [pytest.approx((.1, .3))] * 2, 'b': [(2., 6.)] * 2}
   assert seen[4:] == [('a', 5), ('b', 1)] * 2
+
+
+def test_a_step_is_compiled_anew_and_then_read_from_the_cache() -> None:
+  events: list[str] = []
+  heard = {'/jax/compilation_cache/cache_misses': 'miss', '/jax/compilation_cache/cache_hits': 'hit'}
+
+  def listen(event: str, **_: object) -> None:
+    events.extend([heard[event]] if event in heard else [])
+
+  jax.monitoring.register_event_listener(listen)
+  try:
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    found = bench_own.measure_compilation(lambda: jax.jit(lambda x: jnp.sin(x @ x)).lower(shape))
+  finally:
+    jax.monitoring.unregister_event_listener(listen)
+  assert events == ['miss', 'hit'] and found.cold_s > 0 and found.cached_s > 0
 
 
 def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

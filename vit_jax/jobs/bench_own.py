@@ -54,8 +54,8 @@ class Own:
     self.loader = build.train_loader(config, self.data, self.shard)
     self._rows = iter(self.loader.batches(0))
     program = self.run_parts.program
-    lowered = program.step_fn.lower(program.abstract_state, build.abstract_batch(config))
-    self.compiled = measure_compilation(lowered)
+    self.compiled = measure_compilation(
+        lambda: program.step_fn.lower(program.abstract_state, build.abstract_batch(config)))
     self._state = program.init_fn()
     self._batch = self._next()
     side = _SIDE[jax.devices()[0].platform if jax.devices()[0].platform in _SIDE else 'cpu']
@@ -134,8 +134,11 @@ def _since(began: Spent) -> Spent:
   return Spent(now.clock_s - began.clock_s, now.processor_s - began.processor_s)
 
 
-def measure_compilation(lowered: jax.stages.Lowered) -> Compiled:
-  """Compiles twice, with an empty persistent cache and with what that left in it."""
+def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
+  """Compiles twice, with an empty persistent cache and with what that left in it.
+
+  What jax keeps in memory is forgotten before each time, or the second would find the program of the first.
+  """
   names = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
            'jax_persistent_cache_min_entry_size_bytes')
   before = {name: getattr(jax.config, name) for name in names}
@@ -146,6 +149,8 @@ def measure_compilation(lowered: jax.stages.Lowered) -> Compiled:
         jax.config.update(name, value)
       compilation_cache.reset_cache()
       for _ in range(2):
+        jax.clear_caches()
+        lowered = lower()
         began = time.perf_counter()
         program = lowered.compile()
         seconds.append(time.perf_counter() - began)
