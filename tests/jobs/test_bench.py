@@ -131,10 +131,10 @@ def test_a_step_is_compiled_anew_and_then_read_from_the_cache() -> None:
   def listen(event: str, **_: object) -> None:
     events.extend([heard[event]] if event in heard else [])
 
+  multiply = jax.jit(lambda x: jnp.sin(x @ x))
   jax.monitoring.register_event_listener(listen)
   try:
-    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    found = bench_own.measure_compilation(lambda: jax.jit(lambda x: jnp.sin(x @ x)).lower(shape))
+    found = bench_own.measure_compilation(lambda: multiply.lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)))
   finally:
     jax.monitoring.unregister_event_listener(listen)
   assert events == ['miss', 'hit'] and found.cold_s > 0 and found.cached_s > 0
