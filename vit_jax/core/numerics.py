@@ -39,7 +39,7 @@ def is_finite(tree: PyTree) -> Array:
   return jnp.stack(leaves).all() if leaves else jnp.asarray(True)
 
 
-def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+def select(condition: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree:
   """Leafwise `condition ? on_true : on_false`; `condition` is a scalar bool.
 
   bf16 is chosen from as f32, which changes nothing but lets a TPU compute an optimiser's moments of bf16 in the pass

@@ -14,6 +14,7 @@ import dataclasses
 from typing import assert_never
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.nn import initializers, relu
 from jax.typing import DTypeLike
@@ -72,7 +73,8 @@ class Stem:
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """`[B, H, W, 3]` to patch tokens `[B, N, D]` in the compute dtype, and the new running statistics.
 
-    A matrix product over cut patches; equal to a VALID convolution with kernel and stride p.
+    A matrix product over cut patches; equal to a VALID convolution with kernel and stride p. The barrier keeps a TPU's
+    compiler from laying the patches out anew for each product.
     """
     network, num_images = self._network(train=train), image.shape[0]
     if network is not None:
@@ -82,8 +84,9 @@ class Stem:
     p = self.patch // stem_stride(self.settings)
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
     patches = image.astype(self.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
-    own = {name: params[name] for name in PATCHES}
-    tokens_BND = applied(self._patches, own, patches.reshape(num_images, h * w, p, p, channels))
+    rows = jax.lax.optimization_barrier(patches.reshape(num_images, h * w, p * p * channels))
+    own = {'kernel': params['kernel'].reshape(rows.shape[-1], self.width), 'bias': params['bias']}
+    tokens_BND = applied(self._patches, own, rows)
     return constrain_batch(tokens_BND), state
 
   @property

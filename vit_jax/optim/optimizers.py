@@ -1,8 +1,9 @@
 """Optimisers as optax transformations that are told the step and the gradient norm.
 
-`update(grads, state, params, step=…, grad_norm=…)`: schedules are functions of the run's step, so nothing
-here counts steps for schedules, and the norm is computed once, in the train step. What acts on a tensor as a
-whole (trust ratios, clipping, factored statistics) acts on each layer of a stacked leaf for itself.
+`update(grads, state, params, step=…, grad_norm=…, ok=…)`: schedules are functions of the run's step, so nothing
+here counts steps for schedules, and the norm is computed once, in the train step. Where `ok` is false the state
+stays as it was, and the updates mean nothing. What acts on a tensor as a whole (trust ratios, clipping, factored
+statistics) acts on each layer of a stacked leaf for itself.
 """
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
+from vit_jax.core import numerics
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import adafactor, clipping, freezing, multipliers, schedules, trust
+from vit_jax.optim import adafactor, adam, clipping, freezing, multipliers, schedules, trust
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Kind: TypeAlias = (schema.AdamW | schema.Adam | schema.Adafactor | schema.Lamb | schema.Lars | schema.Lion | schema.Sgd)
@@ -51,11 +53,11 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
     return whole.init(params)
 
   def update(grads: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array, grad_norm: Array,
-             **_: Any) -> tuple[PyTree, PyTree]:
+             ok: Array | bool = True, **_: Any) -> tuple[PyTree, PyTree]:
     if frozen:
       grads = freezing.silence(grads, frozen_for, step)
       grad_norm = freezing.whole_norm(grads)
-    updates, state = whole.update(grads, state, params, step=step, grad_norm=grad_norm)
+    updates, state = whole.update(grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
     return freezing.silence(updates, frozen_for, step) if frozen else updates, state
 
   return Optimizer(init, update)
@@ -86,9 +88,9 @@ def _core(config: Kind, lengths: Lengths) -> optax.GradientTransformation:
       # Scaling ViT, section 3.4: the factored second moment first, then the running mean m <- b1 m + (1 - b1) u,
       # without correction for its start at zero (the warm-up covers that).
       return _chain(
-          adafactor.scale_by_factored_rms(power=config.b2_power, cap=config.b2_cap, eps=config.eps,
-                                          least=config.factored_side),
-          keep_as(config.moment, 'ema', optax.ema(config.b1, debias=False)))
+          _held(adafactor.scale_by_factored_rms(power=config.b2_power, cap=config.b2_cap, eps=config.eps,
+                                                least=config.factored_side)),
+          _keep_as(config.moment, 'ema', optax.ema(config.b1, debias=False)))
     case schema.Lamb():
       # You et al. 2020, Algorithm 2, with phi(z) = z.
       return _chain(_adam(config), *coupled, trust.scale_by_trust(1., config.trusted))
@@ -96,30 +98,38 @@ def _core(config: Kind, lengths: Lengths) -> optax.GradientTransformation:
       # You et al. 2017, Algorithm 1, with the decayed gradient under the ratio and the learning rate after the
       # momentum, as MAE's linear probe has it.
       return _chain(*coupled, trust.scale_by_trust(config.trust, config.trusted),
-                    keep_as(config.moment, 'trace', optax.trace(config.momentum)))
+                    _keep_as(config.moment, 'trace', optax.trace(config.momentum)))
     case schema.Lion():
-      return keep_as(config.moment, 'mu', optax.scale_by_lion(config.b1, config.b2))
+      return _keep_as(config.moment, 'mu', optax.scale_by_lion(config.b1, config.b2))
     case schema.Sgd():
-      return _chain(*coupled, keep_as(config.moment, 'trace', optax.trace(config.momentum)))
+      return _chain(*coupled, _keep_as(config.moment, 'trace', optax.trace(config.momentum)))
     case _:
       assert_never(config)
 
 
 def _adam(config: schema.AdamW | schema.Adam | schema.Lamb) -> optax.GradientTransformation:
-  return keep_as(config.moment, 'mu', optax.scale_by_adam(config.b1, config.b2, config.eps))
+  return adam.scale_by_adam(config.b1, config.b2, config.eps, config.moment.value)
 
 
 def _chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:
   return parts[0] if len(parts) == 1 else optax.chain(*parts)
 
 
-def keep_as(dtype: schema.DType, name: str, inner: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Keeps the moment `name` of the inner state in a dtype, and computes with it in f32.
+def _held(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+  """`inner`, whose state stays as it was where `ok` is false."""
+  inner = optax.with_extra_args_support(inner)
 
-  optax's own `mu_dtype` also computes the decayed moment in that dtype, where b1 = .9 is .8984.
-  """
-  if dtype is schema.DType.F32:
-    return inner
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, ok: Array | bool = True,
+             **more: Any) -> tuple[PyTree, PyTree]:
+    updates, new = inner.update(updates, state, params, **more)
+    return updates, numerics.select(ok, new, state)
+
+  return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _keep_as(dtype: schema.DType, name: str,
+             inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+  """Keeps the moment `name` of the inner state in a dtype, computes with it in f32, and holds where `ok` is false."""
 
   def cast(state: Any, to: Any) -> Any:
     return state._replace(**{name: optax.tree.cast(getattr(state, name), to)})
@@ -128,7 +138,7 @@ def keep_as(dtype: schema.DType, name: str, inner: optax.GradientTransformation)
     updates, state = inner.update(updates, cast(state, jnp.float32), params)
     return updates, cast(state, dtype.value)
 
-  return optax.GradientTransformation(lambda params: cast(inner.init(params), dtype.value), update)
+  return _held(optax.GradientTransformation(lambda params: cast(inner.init(params), dtype.value), update))
 
 
 def scale_by_schedule(schedule: Schedule) -> Optimizer:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from vit_jax.core import numerics, trees
@@ -23,7 +22,8 @@ from vit_jax.train.state import TrainState
 
 
 class Norms(NamedTuple):
-  """Euclidean norms by path name: a scalar, or `[L]` for stacked leaves."""
+  """Euclidean norms by path name, a scalar, or `[L]` for stacked leaves: of the gradient, of the parameters before the
+  step, and of what they moved by."""
   grad: dict[str, Array]
   param: dict[str, Array]
   update: dict[str, Array]
@@ -94,14 +94,15 @@ def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Opti
   out, grads = _gradients(objective, state, batch, keys['loss'], accumulate)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
-  updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm)
-  params = optax.apply_updates(state.params, updates)
-  extra = objective.after_update(params, state.extra, out.stats, state.step)
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
-  kept = numerics.select(ok, (params, opt, extra), (state.params, state.opt, state.extra))
+  updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm, ok=ok)
+  # What follows is written so that parameters, moments and norms take one pass over memory.
+  params = jax.tree.map(lambda p, u: (p + jnp.where(ok, u, -0.)).astype(p.dtype), state.params, updates)
+  moved = jax.tree.map(jnp.subtract, params, state.params)
+  extra = numerics.select(ok, objective.after_update(params, state.extra, out.stats, state.step), state.extra)
   norms = Norms(*({k: jnp.sqrt(v) for k, v in sums.items()}
-                  for sums in (grad_sums, _squares(state.params), _squares(updates))))
-  return TrainState(state.step + 1, *kept), StepMetrics(
+                  for sums in (grad_sums, _squares(state.params), _squares(moved))))
+  return TrainState(state.step + 1, params, opt, extra), StepMetrics(
       {'loss': out.loss, **out.metrics}, grad_norm, norms, ok)
 
 

@@ -1,0 +1,50 @@
+"""Adam's moments, in a form that one pass over memory can update.
+
+Kingma & Ba 2015 (arXiv 1412.6980), Algorithm 1; `optax.scale_by_adam` is the plain form.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.core.types import Array, PyTree
+
+
+def scale_by_adam(b1: float, b2: float, eps: float, moment: Any) -> optax.GradientTransformationExtraArgs:
+  """Divides the mean of gradients by the root of the mean of their squares, both corrected for their start at zero.
+
+  Of a gradient that is not finite (`ok` false) the moments stay as they were. That is decided before they are read
+  for the update: deciding afterwards, XLA makes two passes over parameters and moments where one suffices.
+
+  Args:
+    b1: decay of the mean.
+    b2: decay of the mean of squares.
+    eps: added to the root.
+    moment: dtype that the mean is kept in; it is computed in f32, other than by optax's `mu_dtype`, which decays it in
+      that dtype, where b1 = .9 is .8984.
+  """
+
+  def init(params: PyTree) -> optax.ScaleByAdamState:
+    def zeros(dtype: Any) -> PyTree:
+      return jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params)
+    return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros(moment), zeros(jnp.float32))
+
+  def update(updates: PyTree, state: optax.ScaleByAdamState, params: PyTree | None = None, *, ok: Array | bool = True,
+             **_: Any) -> tuple[PyTree, optax.ScaleByAdamState]:
+    del params
+    count = jnp.where(ok, optax.safe_increment(state.count), state.count)
+
+    def decayed(decay: float, old: Array, new: Array) -> Array:
+      old = old.astype(jnp.float32)
+      return jnp.where(ok, decay * old + (1. - decay) * new.astype(jnp.float32), old)
+
+    mu = jax.tree.map(lambda m, g: decayed(b1, m, g), state.mu, updates)
+    nu = jax.tree.map(lambda v, g: decayed(b2, v, jnp.square(g.astype(jnp.float32))), state.nu, updates)
+    over, under = (1. - decay ** count.astype(jnp.float32) for decay in (b1, b2))
+    scaled = jax.tree.map(lambda m, v: m / over / (jnp.sqrt(v / under) + eps), mu, nu)
+    return scaled, optax.ScaleByAdamState(count, jax.tree.map(lambda m: m.astype(moment), mu), nu)
+
+  return optax.GradientTransformationExtraArgs(init, update)
