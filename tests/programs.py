@@ -45,21 +45,22 @@ def batch(size: int = 32, px: int = 8, classes: int = 7) -> dict[str, np.ndarray
 
 def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rules: Sequence[Rule],
           like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
-          optimizer: optimizers.Kind | None = None) -> steps.Program:
+          optimizer: optimizers.Kind | None = None, layers_apart: bool = True) -> steps.Program:
   optimizer = optimizer or schema.Sgd(weight_decay=0.)
   lengths = durations.Lengths(num_examples=1000, batch_size=len(next(iter(like.values()))), total_steps=100)
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
-                     mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate)
+                     mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate,
+                     layers_apart=layers_apart)
 
 
 def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarray],
         num_steps: int = 1) -> tuple[Any, steps.StepMetrics]:
   """The state and last metrics after steps on the same batch, fetched to the host."""
   placed = meshes.put_batch(data, mesh(settings), Shard((0,), 1))
-  state = program.init_fn()
+  state = program.hold(program.init_fn())
   for _ in range(num_steps):
     state, metrics = program.step_fn(state, placed)
-  return jax.device_get(state), jax.device_get(metrics)
+  return jax.device_get(program.join(state)), jax.device_get(metrics)
 
 
 def assert_close(a: Any, b: Any, *, rtol: float = 2e-4, atol: float = 2e-6) -> None:

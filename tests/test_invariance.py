@@ -62,6 +62,42 @@ def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]
   programs.assert_close(after(**model), after())
 
 
+OPTIMIZERS = {
+    'layer-wise decay': schema.AdamW(layer_decay=.6, weight_decay=.1, clip_norm=1., eps=.01, moment=schema.DType.BF16),
+    'frozen': schema.AdamW(eps=.01, rules=(schema.PathRule('backbone/blocks/mlp/.*', frozen_until='1 step'),
+                                           schema.PathRule('backbone/blocks/attn/.*', lr=.3))),
+    'trust': schema.Lamb(weight_decay=.1, clip_tensor=1., eps=.01),
+    'factored': schema.Adafactor(factored_side=16, eps=1e-4),
+    'momentum': schema.Sgd(clip_adaptive=.1)}
+
+
+@pytest.mark.parametrize('settings', ['one', 'data=2,fsdp=4'])
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+def test_layers_held_apart_are_trained_as_in_a_stack(optimizer: str, settings: str) -> None:
+  c, mesh = config(), programs.MESHES[settings]
+  task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
+  prepare = recipes.prepare_train(RECIPE, num_classes=7, on_device_geometry=True)
+  got, want = (programs.run(programs.build(task, prepare, mesh, rules=build.build_rules(c), like=DATA,
+                                           optimizer=OPTIMIZERS[optimizer], layers_apart=held), mesh, DATA, 2)
+               for held in (True, False))
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  programs.assert_close(got, want, rtol=2e-3, atol=2e-5)
+
+
+def test_what_a_run_holds_apart() -> None:
+  mesh = programs.mesh(programs.MESHES['one'])
+
+  def held(**changes: object) -> bool:
+    c = dataclasses.replace(config(), **changes)
+    program = build.parts(c, mesh=mesh, num_examples=100, num_classes=8, in_memory=True).program
+    return program.abstract_held is not program.abstract_state
+
+  assert held()
+  assert not held(model=dataclasses.replace(MODEL, execution=schema.Execution.SCAN))
+  assert not held(train=schema.Train(layers_apart=False))
+  assert not held(train=schema.Train(sam=schema.Sam(rho=.1)))
+
+
 def test_dropout_does_not_depend_on_the_mesh() -> None:
   dropping = {'dropout': .1, 'drop_path': .2}
   programs.assert_close(after('data=2,fsdp=2,tensor=2', **dropping), after(**dropping))

@@ -101,8 +101,9 @@ def test_a_step_trains_the_head_alone_and_the_statistics() -> None:
   parts = build.parts(config, mesh=mesh, num_examples=8, num_classes=7, in_memory=False)
   batch = programs.batch(8) | {'bad': np.zeros(8, bool), 'box': np.zeros((8, 4), np.float32)}
   before = jax.device_get(parts.program.init_fn())
-  state, _ = parts.program.step_fn(parts.program.init_fn(), meshes.put_batch(batch, mesh, Shard((0, 1), 2)))
-  after = jax.device_get(state)
+  program = parts.program
+  state, _ = program.step_fn(program.hold(program.init_fn()), meshes.put_batch(batch, mesh, Shard((0, 1), 2)))
+  after = jax.device_get(program.join(state))
   jax.tree.map(np.testing.assert_array_equal, after.params['backbone'], before.params['backbone'])
   assert np.abs(after.params['head']['kernel']).max() > 0
   assert (after.extra['model_state']['features']['mean'] != 0).any()

@@ -69,11 +69,11 @@ def test_the_gradient_of_unstacking_is_one_concatenation() -> None:
   assert 'pad[' not in jaxpr and 'scatter' not in jaxpr and 'dynamic_update_slice' not in jaxpr
 
 
-def test_unstacking_gives_the_layers_in_order() -> None:
+def test_unstacking_gives_the_layers_in_order_each_a_stack_of_one() -> None:
   stacked: Params = {'a': jnp.arange(12.).reshape(4, 3), 'b': {'c': jnp.arange(4.)}}
   for i, layer in enumerate(stack.unstack(stacked)):
-    np.testing.assert_array_equal(layer['a'], stacked['a'][i])
-    np.testing.assert_array_equal(layer['b']['c'], stacked['b']['c'][i])
+    np.testing.assert_array_equal(layer['a'], stacked['a'][i:i + 1])
+    np.testing.assert_array_equal(layer['b']['c'], stacked['b']['c'][i:i + 1])
 
 
 def saved_rows(settings: schema.ViT) -> Counter[int]:

@@ -91,14 +91,14 @@ def _compare(name: str, settings: str) -> None:
 def test_a_task_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
   one, mesh = program(name), programs.MESHES['one']
   placed = programs.meshes.put_batch(batch(config(name)), programs.mesh(mesh), programs.Shard((0,), 1))
-  state, _ = one.step_fn(one.init_fn(), placed)
+  state, _ = one.step_fn(one.hold(one.init_fn()), placed)
   folder = checkpoint.Checkpointer(tmp_path / 'checkpoints', keep=checkpoint.Keep(1))
-  folder.save(1, state, data={}, meta={}, metrics={})
+  folder.save(1, one.join(state), data={}, meta={}, metrics={})
   folder.wait()
   restored = folder.restore(one.abstract_state, one.shardings)
   folder.close()
   assert restored is not None
-  state, metrics = one.step_fn(restored.state, placed)
+  state, metrics = one.step_fn(one.hold(restored.state), placed)
   want, wanted_means = after(name)
-  programs.assert_close(jax.device_get(state), want, rtol=0, atol=0)
+  programs.assert_close(jax.device_get(one.join(state)), want, rtol=0, atol=0)
   programs.assert_close(jax.device_get(metrics.means), wanted_means, rtol=0, atol=0)

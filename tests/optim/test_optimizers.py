@@ -165,7 +165,7 @@ def test_adafactor_factors_large_matrices_layer_by_layer() -> None:
   assert_same(train(config), follow(adafactor))
   state = take(config, params(), gradients)[1][0][0]
   assert state.rows['blocks']['kernel'].shape == (3, 4) and state.columns['blocks']['kernel'].shape == (3, 5)
-  assert state.full['blocks']['kernel'].shape == (1,) and state.full['head']['bias'].shape == (7,)
+  assert state.full['blocks']['kernel'].shape == (3,) and state.full['head']['bias'].shape == (7,)
 
 
 def test_sgd_adds_decay_to_the_gradient_and_keeps_momentum() -> None:

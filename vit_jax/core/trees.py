@@ -20,14 +20,23 @@ BLOCKS = 'blocks'
 """Leaves under a key of this name are stacked: their first axis is depth."""
 
 
+class LayerKey(NamedTuple):
+  """The last key of a path to one layer of a stack (`apart.Layers`): its number, from 0, and how many there are."""
+  layer: int
+  depth: int
+
+
 def path_name(path: Sequence[Any]) -> str:
-  """`/`-joined name of a path as `jax.tree_util` gives it."""
-  return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
+  """`/`-joined name of a path as `jax.tree_util` gives it; a layer is named as the stack that it is of."""
+  return jax.tree_util.keystr(tuple(key for key in path if not isinstance(key, LayerKey)), simple=True, separator='/')
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
-  """Leaves by path name, in the tree's own order."""
-  return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+  """Leaves by path name, in the tree's own order; of a tree whose layers are together."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  found = {path_name(path): leaf for path, leaf in leaves}
+  assert len(found) == len(leaves), 'several leaves of one name'
+  return found
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,9 +51,10 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def map_named(function: Callable[[str, Any], T], tree: PyTree) -> PyTree:
+def map_named(function: Callable[[str, Any], T], tree: PyTree, *,
+              is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
   """Like `jax.tree.map`, with the path name as first argument."""
-  return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree)
+  return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree, is_leaf=is_leaf)
 
 
 def is_stacked(name: str) -> bool:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.config import schema
+from vit_jax.core import apart
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch
 from vit_jax.jobs import build
@@ -55,8 +56,8 @@ class Own:
     self._rows = iter(self.loader.batches(0))
     program = self.run_parts.program
     self.compiled = measure_compilation(
-        lambda: program.step_fn.lower(program.abstract_state, build.abstract_batch(config)))
-    self._state = program.init_fn()
+        lambda: program.step_fn.lower(program.abstract_held, build.abstract_batch(config)))
+    self._state = program.hold(program.init_fn())
     self._batch = self._next()
     side = _SIDE[jax.devices()[0].platform if jax.devices()[0].platform in _SIDE else 'cpu']
     self.matmul_flops = 2. * side**3 * jax.device_count()
@@ -71,12 +72,12 @@ class Own:
         ('gradient', 'step', 'together'), one * config.batch_size)}
 
   def parts(self) -> dict[str, Part]:
-    """All parts, by name; `forward` is that of evaluation, `input` the host's work alone."""
+    """All parts, by name; `forward` is that of evaluation, on stacked parameters, `input` the host's work alone."""
     objective, prepare = self.run_parts.objective, self.run_parts.prepare
     key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
     with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
       prepared = jax.jit(prepare)(self._batch, key, step)
-    view = objective.views()['student']
+    view, evaluated = objective.views()['student'], self.run_parts.program.join(self._state)
 
     @jax.jit
     def forward(params: Any, extra: Any, image: Array) -> Array:
@@ -87,13 +88,13 @@ class Own:
     @jax.jit
     def gradient(params: Any, extra: Any, batch: Batch) -> Any:
       def mean(params: Any) -> Array:
-        found = objective.loss(params, extra, batch, key, step).loss
+        found = objective.loss(apart.join(params), apart.join(extra), batch, key, step).loss
         return found.sum / jnp.maximum(found.weight, 1.)
       with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
         return jax.grad(mean)(params)
 
     multiply = jax.jit(lambda x: jnp.einsum('nij,njk->nik', x, x))
-    return {'forward': _repeat(lambda: forward(self._state.params, self._state.extra, prepared['image'])),
+    return {'forward': _repeat(lambda: forward(evaluated.params, evaluated.extra, prepared['image'])),
             'gradient': _repeat(lambda: gradient(self._state.params, self._state.extra, prepared)),
             'step': _repeat(lambda: self._step(self._batch)), 'input': self._read,
             'together': _repeat(lambda: self._step(self._next())), MATMUL: _repeat(lambda: multiply(self._square))}
@@ -185,7 +186,7 @@ def largest_batch(config: schema.Config) -> int:
       run_parts = build.parts(own, mesh=mesh, num_examples=own.data.num_examples or len(data.train),
                               num_classes=len(data.class_names), in_memory=data.in_memory)
       program = run_parts.program
-      needed = _bytes(program.step_fn.lower(program.abstract_state, build.abstract_batch(own)).compile())
+      needed = _bytes(program.step_fn.lower(program.abstract_held, build.abstract_batch(own)).compile())
     except jax.errors.JaxRuntimeError as error:
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise

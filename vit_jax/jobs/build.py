@@ -184,8 +184,14 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
       config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory), num_classes=num_classes)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
-      seed=config.seed, accumulate=config.train.accumulate)
+      seed=config.seed, accumulate=config.train.accumulate, layers_apart=_holds_layers_apart(config))
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
+
+
+def _holds_layers_apart(config: schema.Config) -> bool:
+  """Whether that is asked for and of use. SAM computes with the parameters as one stack, and a scan takes one."""
+  return (config.train.layers_apart and not config.train.sam.rho
+          and getattr(config.model, 'execution', None) is schema.Execution.UNROLLED)
 
 
 def build_backbone(config: schema.Config) -> Backbone:

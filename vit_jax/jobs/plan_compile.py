@@ -102,7 +102,7 @@ def measure(request: Request) -> Answer:
   parts = build.parts(config, mesh=meshes.make(config.mesh, devices), num_examples=request.num_examples,
                       num_classes=request.num_classes, in_memory=request.in_memory)
   began = time.monotonic()
-  lowered = parts.program.step_fn.lower(parts.program.abstract_state, build.abstract_batch(config))
+  lowered = parts.program.step_fn.lower(parts.program.abstract_held, build.abstract_batch(config))
   lower_s, began = time.monotonic() - began, time.monotonic()
   try:
     program = lowered.compile()

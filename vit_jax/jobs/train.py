@@ -64,8 +64,8 @@ class Run:
 
   def run(self) -> int:
     """Restores or begins, trains, finishes."""
-    total = self.parts.lengths.total_steps
-    state, start = self._begin()
+    total, program = self.parts.lengths.total_steps, self.parts.program
+    held, start = self._begin()
     lost = self._find_lost(start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total)
@@ -78,8 +78,8 @@ class Run:
     try:
       with self._profile(start, clock) as tracing, stopping.StopRequest() as asked:
         ended = loop.run(
-            tracing.mark(self.parts.program.step_fn), state, self._batches(start), start=start,
-            total=start if early.reason else total,
+            tracing.mark(program.step_fn), held, self._batches(start), start=start,
+            total=start if early.reason else total, join=program.join,
             hooks=[*self._hooks(writer, clock, latest), early, saving, tracing], clock=clock,
             should_stop=lambda step: asked.reason(step) or early.reason)
       if ended.reason and ended.reason != early.reason:
@@ -93,11 +93,11 @@ class Run:
       self.checkpointer.close()
 
   def _begin(self) -> tuple[TrainState, int]:
-    """The state of the newest whole checkpoint, or a fresh one, and its step."""
+    """The state of the newest whole checkpoint, or a fresh one, as it is held for training, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
-      return starting.begin(self.config, self.parts, self.data.class_names, self.workdir), 0
+      return program.hold(starting.begin(self.config, self.parts, self.data.class_names, self.workdir)), 0
     check_data(restored.data, self._data_guard(), self.workdir)
     step = int(restored.state.step)
     if step > total:
@@ -105,7 +105,7 @@ class Run:
                       f'steps; want at least {step:,} steps, or another --workdir')
     log.info('Finished before: step %s of %s in %s; evaluating.' if step == total else
              'Continuing at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
-    return restored.state, step
+    return program.hold(restored.state), step
 
   def _find_lost(self, start: int) -> goodput.Lost:
     """What the start before this one did after step `start`; only process 0 needs to know."""
@@ -185,7 +185,7 @@ class Run:
     there, and compile once more. All processes compile, process 0 writes.
     """
     path = self.workdir / 'hlo' / 'train_step.txt'
-    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
+    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_held, build.abstract_batch(self.config))
     text = lowered.compile().as_text() or ''
     rundir.write_text(path, text)
     log.info('The compiled train step is in %s', path)

@@ -19,7 +19,6 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.core.numerics import constrain_batch, split_key
-from vit_jax.core.trees import map_named
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models import posemb, stack
 from vit_jax.models.block import Block
@@ -94,9 +93,8 @@ class Decoder:
                      dropout_key=key, capture=False)
       return constrain_batch(y)
 
-    cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
-    return stack.run(layer, cast, x_BME, rates=None, keys=None, execution=self.encoder.execution,
-                     remat=self.encoder.remat)
+    return stack.run(layer, params, x_BME, ready=stack.cast(self._dtype), rates=None, keys=None,
+                     execution=self.encoder.execution, remat=self.encoder.remat)
 
   @property
   def _dtype(self) -> DTypeLike:

@@ -28,7 +28,6 @@ from jax.typing import DTypeLike
 from vit_jax.config import model_options, schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.numerics import constrain_batch, split_key
-from vit_jax.core.trees import map_named
 from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
 from vit_jax.models import fit, stack
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
@@ -127,16 +126,16 @@ class Mixer:
     return Features(x_BND, constrain_batch(x_BND.mean(1)), grid), state
 
   def _run(self, params: Params, x_BND: Array, *, key: Key | None) -> Array:
-    """All blocks. Kernels are cast before they are cut, so that a sharded one is gathered once, and cast."""
+    """All blocks."""
     s = self.settings
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
       return constrain_batch(applied(self._block, params, x, rate=rate, dropout_key=key))
 
-    cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
     rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
-    return stack.run(layer, cast, x_BND, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
+    return stack.run(layer, params, x_BND, ready=stack.cast(self._dtype), rates=rates_L, keys=keys_L,
+                     execution=s.execution, remat=s.remat)
 
   @property
   def _dtype(self) -> DTypeLike:

@@ -11,12 +11,16 @@ from typing import assert_never
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from vit_jax.config.schema import Execution, Remat
+from vit_jax.core import trees
 from vit_jax.core.types import Array, Key, Params, PyTree
 
 Layer = Callable[[Params, Array, Array | None, Key | None], Array]
 """`(params of this layer, activations, its drop-path rate, its key) -> activations`."""
+Ready = Callable[[Params], Params]
+"""From stacked parameters, of any number of layers, to what the layers use; acts on each layer for itself."""
 
 SAVED_NAMES = {
     Remat.NAMES: ('query', 'key', 'value', 'attention', 'residual', 'mlp'),
@@ -27,7 +31,7 @@ SAVED_NAMES = {
 
 
 def unstack(tree: PyTree) -> list[PyTree]:
-  """Layers of a stacked tree.
+  """Layers of a stacked tree, each a stack of one.
 
   Each leaf is cut by one `split`, whose transpose is one concatenation; indexing instead would make the
   gradient a sum of `depth` arrays that are zero but for one slice.
@@ -35,8 +39,12 @@ def unstack(tree: PyTree) -> list[PyTree]:
   leaves, structure = jax.tree.flatten(tree)
   depth = leaves[0].shape[0]
   cut = [lax.split(leaf, (1,) * depth) for leaf in leaves]
-  return [jax.tree.unflatten(structure, [parts[i].reshape(parts[i].shape[1:]) for parts in cut])
-          for i in range(depth)]
+  return [jax.tree.unflatten(structure, [parts[i] for parts in cut]) for i in range(depth)]
+
+
+def cast(dtype: DTypeLike) -> Ready:
+  """To the compute dtype, but for norms."""
+  return lambda params: trees.map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(dtype), params)
 
 
 def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
@@ -47,7 +55,7 @@ def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
   return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
 
 
-def run(layer: Layer, params: Params, x: Array, *, rates: Array | None, keys: Array | None,
+def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | None, keys: Array | None,
         execution: Execution, remat: Remat) -> Array:
   """Applies `layer` depth times.
 
@@ -55,6 +63,8 @@ def run(layer: Layer, params: Params, x: Array, *, rates: Array | None, keys: Ar
     layer: one layer.
     params: stacked, `[L, ...]`.
     x: activations, any shape; a layer keeps shape and dtype.
+    ready: what the parameters go through first. A scan gets all of them ready before it cuts them, so that a sharded
+      kernel is cast and gathered once; unrolled, each is cut first, so that no stack of cast kernels is kept.
     rates: `[L]` f32, drop-path rate of each layer, or None: no branch is dropped.
     keys: `[L]` keys, one a layer, or None: no randomness.
     execution: scanned or unrolled.
@@ -64,10 +74,11 @@ def run(layer: Layer, params: Params, x: Array, *, rates: Array | None, keys: Ar
     case Execution.SCAN:
       # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
       step = rematerialised(layer, remat, prevent_cse=False)
-      return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, (params, rates, keys))[0]
+      return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, (ready(params), rates, keys))[0]
     case Execution.UNROLLED:
       step = rematerialised(layer, remat, prevent_cse=True)
-      for i, one in enumerate(unstack(params)):
+      for i, stacked in enumerate(unstack(params)):
+        one = jax.tree.map(lambda leaf: leaf[0], ready(stacked))
         x = step(one, x, None if rates is None else rates[i], None if keys is None else keys[i])
       return x
     case _:

@@ -39,7 +39,6 @@ from jax.typing import DTypeLike
 from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core.numerics import constrain_batch, split_key
-from vit_jax.core.trees import map_named
 from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
 from vit_jax.models import fit, posemb, stack
 from vit_jax.models.block import AxialBlock, Block
@@ -210,7 +209,7 @@ class ViT:
 
   def _run(self, params: Params, x_BMD: Array, *, shared: Array | None, grid: tuple[int, int],
            key: Key | None) -> Array:
-    """All blocks. Kernels are cast before they are cut, so that a sharded one is gathered once, and cast."""
+    """All blocks."""
     s = self.settings
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
@@ -218,13 +217,16 @@ class ViT:
                          capture=False)
       return constrain_batch(y)
 
-    cast = map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(self._dtype), params)
-    if 'positions' in params:
-      cast['positions'] = jax.vmap(lambda table: self._own(table, grid))(params['positions'])
+    def ready(params: Params) -> Params:
+      cast = stack.cast(self._dtype)(params)
+      return cast if 'positions' not in params else {
+          **cast, 'positions': jax.vmap(lambda table: self._own(table, grid))(params['positions'])}
+
     first = s.drop_path if s.drop_path_even else 0.
     rates_L = jnp.asarray(np.linspace(first, s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
-    return stack.run(layer, cast, x_BMD, rates=rates_L, keys=keys_L, execution=s.execution, remat=s.remat)
+    return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
+                     remat=s.remat)
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""

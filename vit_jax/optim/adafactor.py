@@ -19,7 +19,7 @@ from vit_jax.optim import slices
 
 class FactoredState(NamedTuple):
   """`updates [] i32`, how many there were, and statistics by leaf: `rows` and `columns` of factored leaves, `full` of
-  the others; a stub `[1]` where there is none."""
+  the others; a stub `[1]`, or `[L]` of a stacked leaf, where there is none."""
   updates: Array
   rows: PyTree
   columns: PyTree
@@ -53,7 +53,7 @@ def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -
     def zeros(kind: str, name: str, x: Array) -> Array:
       axes = find_axes(name, x.shape, least)
       if (axes is None) != (kind == 'full'):
-        return jnp.zeros(1)
+        return jnp.zeros(x.shape[0] if trees.is_stacked(name) else 1)
       gone = {'rows': axes and axes[1], 'columns': axes and axes[0], 'full': None}[kind]
       return jnp.zeros([size for axis, size in enumerate(x.shape) if axis != gone])
 

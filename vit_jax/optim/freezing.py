@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
-from vit_jax.core import numerics, trees
+from vit_jax.core import apart, numerics, trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim import masks, slices
 
@@ -48,7 +48,7 @@ def freeze(make: Callable[[], optax.GradientTransformation], frozen_for: Until, 
     if length >= total:
       continue
     mine = optax.masked(make(), lambda tree, length=length: trees.map_named(
-        lambda name, _: frozen_for(name) == length, tree))
+        lambda name, _: frozen_for(name) == length, tree, is_leaf=apart.is_layers))
     found.append(_hold(mine, length) if length else mine)
   return found
 

@@ -15,7 +15,7 @@ from vit_jax.train.step import StepMetrics
 
 
 class Done(NamedTuple):
-  """A finished step: its number, metrics and batch; and the newest state, which may be a step ahead."""
+  """A finished step: its number, metrics and batch; and the newest state as it is held, which may be a step ahead."""
   step: int
   metrics: StepMetrics
   batch: Batch
@@ -52,8 +52,11 @@ class Ended(NamedTuple):
 
 def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], state: TrainState,
         batches: Iterator[Batch], *, start: int, total: int, hooks: Sequence[Hook], clock: Phases,
-        should_stop: Callable[[int], str]) -> Ended:
-  """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason."""
+        should_stop: Callable[[int], str], join: Callable[[TrainState], TrainState] = lambda state: state) -> Ended:
+  """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
+
+  `step_fn` takes a state as it is held for training (`step.Program`); `join` makes of it what hooks and callers know.
+  """
   late: tuple[int, StepMetrics, Batch] | None = None
 
   def hand_over() -> None:
@@ -74,8 +77,11 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], 
     due = [h for h in hooks if h.every and step % h.every == 0 and step < total]
     if due:
       hand_over()
+    joined = join(state) if due else None
     for hook in due:
-      hook.on_state(step, state)
+      assert joined is not None
+      hook.on_state(step, joined)
+    del joined
     reason = should_stop(step) if step < total else ''
   hand_over()
-  return Ended(state, step, reason)
+  return Ended(join(state), step, reason)

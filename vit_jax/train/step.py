@@ -4,7 +4,7 @@ Knows no task and no model. The planner compiles what `build` returns, so what i
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core import numerics, trees
+from vit_jax.core import apart, numerics, trees
 from vit_jax.core.api import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
@@ -40,22 +40,32 @@ class StepMetrics(NamedTuple):
 class Program(NamedTuple):
   """The compiled parts of a run; call them under no mesh context of your own.
 
+  A state is stacked, as files and all other code know it; while it is trained it is held as `hold` gives it, which is
+  the same, or its layers apart.
+
   abstract_state: shapes and dtypes.      shardings: the same tree, where each leaf lies.
   init_fn: `() -> TrainState`, made in place on its devices.
-  step_fn: `(TrainState, Batch) -> (TrainState, StepMetrics)`; donates the state.
+  hold: from a state to how it is held.   join: back, as a new state.
+  abstract_held: shapes and dtypes of a held state.
+  step_fn: `(held TrainState, Batch) -> (held TrainState, StepMetrics)`; donates the state.
   """
   abstract_state: TrainState
   shardings: TrainState
   init_fn: jax.stages.Wrapped
+  hold: Callable[[TrainState], TrainState]
+  join: Callable[[TrainState], TrainState]
+  abstract_held: TrainState
   step_fn: jax.stages.Wrapped
 
 
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
-          rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int) -> Program:
+          rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int,
+          layers_apart: bool = False) -> Program:
   """Builds init and step for global batches shaped like `batch` (arrays or ShapeDtypeStructs).
 
   Random keys come from (seed, step) alone, so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the whole batch: sums are added and divided once.
+  give the gradient of the whole batch: sums are added and divided once. With `layers_apart` stacked leaves are held as
+  `apart.Layers`, but for what never changes.
   """
   def init() -> TrainState:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')
@@ -69,12 +79,23 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
       return _step(state, batch, objective, optimizer, prepare, seed, accumulate)
 
   abstract = jax.eval_shape(init)
-  placed = _place(abstract, rules, mesh)
-  whole = meshes.replicated(mesh)
+  placed, whole = _place(abstract, rules, mesh), meshes.replicated(mesh)
+  held = jax.eval_shape(_hold_apart, abstract) if layers_apart else abstract
+  held_placed = apart.follow(placed, held)
+
+  def same(state: TrainState) -> TrainState:
+    return state
+
   return Program(
       abstract, placed, jax.jit(init, out_shardings=placed),
-      jax.jit(step, in_shardings=(placed, meshes.batch_sharding(mesh)), out_shardings=(placed, whole),
+      jax.jit(_hold_apart, out_shardings=held_placed) if layers_apart else same,
+      jax.jit(apart.join, out_shardings=placed) if layers_apart else same, held,
+      jax.jit(step, in_shardings=(held_placed, meshes.batch_sharding(mesh)), out_shardings=(held_placed, whole),
               donate_argnums=0))
+
+
+def _hold_apart(state: TrainState) -> TrainState:
+  return apart.split(state, but=sharding.TRAINED)
 
 
 def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
@@ -112,7 +133,7 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   rows = next(iter(batch.values())).shape[0] / accumulate
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
-    out = objective.loss(params, extra, batch, key, state.step)
+    out = objective.loss(apart.join(params), apart.join(extra), batch, key, state.step)
     # Of several microbatches the weight of all is known only after the last.
     return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
 
@@ -154,7 +175,7 @@ def _squares(tree: PyTree) -> dict[str, Array]:
     axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
     return jnp.square(x.astype(jnp.float32)).sum(axes)
 
-  return {name: squares(name, x) for name, x in trees.flatten(tree).items()}
+  return trees.flatten(apart.join(trees.map_named(squares, tree)))
 
 
 def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:

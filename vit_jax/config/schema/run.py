@@ -28,6 +28,7 @@ class EarlyStop:
 class Train:
   """The run itself."""
   accumulate: int = 1          # microbatches a step; same result as the whole batch
+  layers_apart: bool = True    # holds blocks that run unrolled as arrays of their own; the same results and files
   ema: float = 0.              # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
   sam: Sam = field(default_factory=Sam)
