@@ -18,7 +18,8 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
   --only=tests,bench,search,switches
                          tests: kernels, steps, weights of others;  bench: attention by XLA and by cuDNN at the batch
                          sizes above;  search: both at the largest batch that fits;  switches: the second network with
-                         each switch of XLA for GPUs (vit_jax/parallel/xla_flags.py)
+                         its layers held in a stack, scanned, and with each switch of XLA for GPUs
+                         (vit_jax/parallel/xla_flags.py)
 
 Writes DIR/summary.txt (a line a part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each part,
 and a folder with bench.md and bench.json of each timing. A part that fails does not end the others. Exit status: 0 all
@@ -83,6 +84,8 @@ bench_all() {
 bench_switches() {
   local i=$((${#networks[@]} > 1)) number=0 switch
   bench switches-none "${networks[i]}" cudnn "${sizes[i]}"
+  bench layers-stacked "${networks[i]}" cudnn "${sizes[i]}" --config.train.layers_apart=false
+  bench layers-scanned "${networks[i]}" cudnn "${sizes[i]}" --config.model.execution=scan
   while IFS= read -r switch; do
     number=$((number + 1))
     printf '%s: %s\n' "switches-$number" "$switch" | tee -a "$to/switches.txt"
