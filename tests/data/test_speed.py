@@ -8,7 +8,7 @@ import pytest
 from tests.data.pictures import encode, picture
 from vit_jax import main
 from vit_jax.config import check, schema
-from vit_jax.data import speed
+from vit_jax.data import partial, speed
 from vit_jax.data.sources import Record
 
 
@@ -36,10 +36,13 @@ class Pictures:
 def test_every_recipe_is_measured_on_every_set_in_turns() -> None:
   sets = {'a': Pictures(), 'b': Pictures()}
   found = speed.measure(sets, turns=3, chunk=2, image_px=(16, 16))
-  assert set(found) == {'a', 'b'} and set(found['a']) == set(found['b']) == set(speed.RECIPES)
+  assert set(found) == {'a', 'b'} and set(found['a']) == set(found['b'])
+  assert set(found['a']) - {speed.PARTIAL} == set(speed.RECIPES)
+  assert (speed.PARTIAL in found['a']) == partial.is_installed()
   assert all(0 < s.least <= s.median <= s.most for speeds in found.values() for s in speeds.values())
   assert {s.ratio for s in found['a'].values()} == {1.} and all(s.ratio > 0 for s in found['b'].values())
-  assert sets['a'].read == sets['b'].read and len(sets['a'].read) == (3 + 1) * 2 * len(speed.RECIPES)
+  assert sets['a'].read == sets['b'].read
+  assert len(sets['a'].read) == (3 + 1) * 2 * (len(speed.RECIPES) + partial.is_installed())
 
 
 def test_its_recipes_are_ones_that_may_be_trained_with() -> None:
@@ -59,6 +62,7 @@ def test_folders_of_pictures_and_of_shards_are_told_apart(
   assert speed.open_set(pictures).name.startswith('folder:')
   assert speed.open_set(shards).name.startswith('array_record:')
   monkeypatch.setattr(speed, 'RECIPES', {'crop and flip': schema.Recipe()})
+  monkeypatch.setattr(partial, 'is_installed', lambda: False)
   capsys.readouterr()
   assert speed.main([pictures, shards]) == 0
   lines = capsys.readouterr().out.splitlines()

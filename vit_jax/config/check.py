@@ -113,6 +113,10 @@ def _data(c: schema.Config) -> Iterator[str]:
   if d.in_memory is schema.InMemory.YES and r.crop is not schema.Crop.RESIZE:
     yield (f'data.in_memory=yes holds images of one size, but data.recipe.crop={r.crop.value} crops from the stored '
            'picture; want data.recipe.crop=resize or data.in_memory=no')
+  if d.decode is schema.Decode.CROP and (r.crop is schema.Crop.RESIZE or r.views.on):
+    yield ('data.decode=crop decodes what one random crop shows, but '
+           + ('data.recipe.views takes several of each picture' if r.views.on else 'data.recipe.crop=resize crops none')
+           + '; want data.decode=whole')
   read = [d.source, *(e.source for e in c.evals.values())]
   if d.data_dir and not any(kind in source for source in read for kind in ('tfds:', 'vtab:')):
     yield (f'data.data_dir={d.data_dir!r} is where sets of TFDS lie, but data.source={d.source!r} is none; want no '

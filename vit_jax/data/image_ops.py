@@ -31,6 +31,35 @@ class Window(NamedTuple):
   width: int
 
 
+class Picture(NamedTuple):
+  """A decoded picture `[H, W, 3] u8`, to be cropped."""
+  image: HostArray
+
+  @property
+  def size(self) -> tuple[int, int]:
+    """Height, width."""
+    return self.image.shape[0], self.image.shape[1]
+
+  def cut(self, window: Window) -> HostArray:
+    """The part inside a window."""
+    return cut(self.image, window)
+
+
+def is_jpeg(encoded: bytes) -> bool:
+  """Whether a file begins as a JPEG does."""
+  return encoded[:2] == _JPEG_START
+
+
+def check_end(encoded: bytes) -> None:
+  """Raises BadImage if a JPEG is cut short.
+
+  OpenCV before 5 fills the missing part with grey and says nothing. A thumbnail has an end marker of its own, so the
+  one that counts comes after the last scan.
+  """
+  if encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
+    raise BadImage(f'the JPEG ends early: no end marker in {len(encoded):,} bytes')
+
+
 def decode(encoded: bytes) -> HostArray:
   """RGB picture `[H, W, 3] u8` from a JPEG, PNG, WebP or BMP file.
 
@@ -42,10 +71,8 @@ def decode(encoded: bytes) -> HostArray:
   """
   if not encoded:
     raise BadImage('the file is empty')
-  # OpenCV before 5 fills the missing part of a cut JPEG with grey and says nothing; a thumbnail has an end
-  # marker of its own, so the one that counts comes after the last scan.
-  if encoded[:2] == _JPEG_START and encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
-    raise BadImage(f'the JPEG ends early: no end marker in {len(encoded):,} bytes')
+  if is_jpeg(encoded):
+    check_end(encoded)
   try:
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _READ)
   except cv2.error as error:
@@ -60,6 +87,11 @@ def as_rgb(image: bytes | HostArray) -> HostArray:
   if isinstance(image, bytes):
     return decode(image)
   return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+
+
+def open_picture(image: bytes | HostArray) -> Picture:
+  """A stored picture, decoded."""
+  return Picture(as_rgb(image))
 
 
 def inception_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.api import LoaderInfo
 from vit_jax.core.types import Batch, Shard, UserError
-from vit_jax.data import blocks, order, prefetch, recipes
+from vit_jax.data import blocks, order, partial, prefetch, recipes
 from vit_jax.data.mixture import Mixture
 from vit_jax.data.sources import Source
 
@@ -102,7 +102,7 @@ class EvalLoader:
 
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
-                 max_bad_images: int) -> TrainLoader:
+                 max_bad_images: int, decode: schema.Decode = schema.Decode.WHOLE) -> TrainLoader:
   """Batches of `image label index box bad` for training; with views, those instead of image and box.
 
   Args:
@@ -116,9 +116,10 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     threads: 0 = one a core, at most 16.
     in_memory: see `fits_in_memory`.
     max_bad_images: distinct ones, on this host, after which the run stops.
+    decode: how much of a JPEG that is cropped.
 
   Raises:
-    UserError: sizes that do not fit together.
+    UserError: sizes that do not fit together, or a decoder that is not installed.
   """
   shard.rows(batch_size)  # refuses a size that does not fit
   if batch_size > len(source):
@@ -134,7 +135,9 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
     start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, visit, batch_size, shard))
   else:
-    make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px), visit,
+    if decode is schema.Decode.CROP:
+      partial.check()
+    make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px, decode=decode), visit,
                               recipes.train_shapes(recipe, image_px), seed, batch_size, shard)
     start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'

@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.api import Prepare
 from vit_jax.core.types import Array, Batch, HostArray, Key
-from vit_jax.data import augment, colors, erase, image_ops, mix, multicrop, randaugment
+from vit_jax.data import augment, colors, erase, image_ops, mix, multicrop, partial, randaugment
 from vit_jax.data.sources import Record
 
 Example = dict[str, HostArray | np.int32]
@@ -33,19 +33,21 @@ class TrainTransform:
   """The host part of a training recipe: crop, resize, affine, flip, shift, and then colours, in this order."""
   recipe: schema.Recipe
   image_px: tuple[int, int]
+  open_picture: Callable[[bytes | HostArray], image_ops.Picture | partial.Jpeg] = image_ops.open_picture
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    recipe, stored = self.recipe, image_ops.as_rgb(record.image)
+    recipe = self.recipe
     if recipe.crop is not schema.Crop.RESIZE:
-      size = stored.shape[:2]
+      stored = self.open_picture(record.image)
+      size = stored.size
       if recipe.crop is schema.Crop.INCEPTION:
         window = image_ops.inception_crop(size, rng=rng, area=recipe.crop_area, aspect=recipe.crop_aspect)
       else:
         window = image_ops.window_crop(size, rng=rng, area=recipe.crop_area)
-      image = resize(image_ops.cut(stored, window), self.image_px, recipe=recipe)
+      image = resize(stored.cut(window), self.image_px, recipe=recipe)
       box = image_ops.fractions(window, size)
     else:
-      image, box = fit(stored, recipe=recipe, image_px=self.image_px)
+      image, box = fit(image_ops.as_rgb(record.image), recipe=recipe, image_px=self.image_px)
     image, box = host_geometry(image, box, recipe=recipe, rng=rng)
     image = host_colors(image, recipe=recipe, rng=rng)
     return {'image': image, 'box': box, 'label': np.int32(record.label)}
@@ -62,11 +64,13 @@ class EvalTransform:
     return {'image': image, 'box': box, 'label': np.int32(record.label)}
 
 
-def train_transform(recipe: schema.Recipe, image_px: tuple[int, int]) -> Transform:
+def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *,
+                    decode: schema.Decode = schema.Decode.WHOLE) -> Transform:
   """`(record, rng) -> Example` for training; pickles."""
   if recipe.views.on:
     return multicrop.ViewsTransform(recipe, (image_px[0], image_px[1]))
-  return TrainTransform(recipe, (image_px[0], image_px[1]))
+  opened = partial.open_picture if decode is schema.Decode.CROP else image_ops.open_picture
+  return TrainTransform(recipe, (image_px[0], image_px[1]), opened)
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int]) -> EvalTransform:

@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax.config import augreg, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import prefetch, prepared, recipes, sources
+from vit_jax.data import partial, prefetch, prepared, recipes, sources
 from vit_jax.data.sources import Source
 
 NUM_PICTURES, CHUNK, TURNS = 500, 40, 9
@@ -46,6 +46,10 @@ RECIPES: dict[str, schema.Recipe] = {
 }
 
 
+PARTIAL = 'crop and flip, the crop alone decoded'
+"""As 'crop and flip', where nvImageCodec is installed."""
+
+
 class Speed(NamedTuple):
   """Pictures a second of one core: median, least and most over the turns; `ratio` to the first set, by the turn."""
   median: float
@@ -57,8 +61,10 @@ class Speed(NamedTuple):
 def measure(sets: Mapping[str, Source], *, turns: int, chunk: int,
             image_px: tuple[int, int] = IMAGE_PX) -> dict[str, dict[str, Speed]]:
   """The host part of each recipe on each set, in turns, in one thread; processor seconds count, not the clock."""
-  rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in RECIPES}
   transforms = {name: recipes.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
+  if partial.is_installed():
+    transforms[PARTIAL] = recipes.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
+  rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in transforms}
   for turn in range(turns + 1):
     rng = np.random.default_rng(turn)
     places = rng.random(chunk)

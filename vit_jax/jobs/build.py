@@ -79,7 +79,8 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   d = config.data
   loader = loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
-      shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images)
+      shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
+      decode=d.decode)
   return tasks.attach(config, loader, data.train)
 
 

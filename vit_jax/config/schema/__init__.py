@@ -17,6 +17,9 @@ from vit_jax.config.schema.data import (
     Data as Data,
 )
 from vit_jax.config.schema.data import (
+    Decode as Decode,
+)
+from vit_jax.config.schema.data import (
     Erase as Erase,
 )
 from vit_jax.config.schema.data import (

@@ -109,6 +109,12 @@ class InMemory(enum.Enum):
   NO = 'no'
 
 
+class Decode(enum.Enum):
+  """How much of a stored JPEG is decoded where a recipe crops it at random."""
+  WHOLE = 'whole'
+  CROP = 'crop'  # what the crop shows, by nvImageCodec (pip install 'vit_jax[crop]'; no GPU needed)
+
+
 @dataclasses.dataclass
 class Pseudo:
   """Pictures without labels, which a teacher labels before training begins (Noisy Student, arXiv 1911.04252)."""
@@ -140,6 +146,7 @@ class Data:
   pseudo: Pseudo = field(default_factory=Pseudo)
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
+  decode: Decode = Decode.WHOLE  # of a JPEG that is cropped at random; the same pixels either way
   workers: int = 0             # loader processes; 0 = threads of this process
   threads: int = 0             # reading and decoding; 0 = one a core, at most 16
   max_bad_images: int = 100    # undecodable images (distinct, on one host) that stop the run

@@ -1,0 +1,87 @@
+"""Parts of a JPEG, decoded alone: the pixels and the messages of the whole picture."""
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Shard
+from vit_jax.data import builtin, image_ops, loader, partial, recipes
+from vit_jax.data.sources import Record
+
+END = b'\xff\xd9'
+needs_codec = pytest.mark.skipif(not partial.is_installed(), reason='nvImageCodec is not installed: the extra `crop`')
+
+
+def coded(size: tuple[int, int], *flags: int, ending: str = '.jpg', channels: int = 3) -> bytes:
+  """A picture of smooth noise, `size` (height, width)."""
+  rng = np.random.default_rng(0)
+  image = cv2.resize(rng.integers(0, 256, (9, 11, channels), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+  return cv2.imencode(ending, image, flags)[1].tobytes()
+
+
+FILES = {
+    'usual': coded((203, 309)), 'fine colours': coded((97, 131), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111),
+    'progressive': coded((150, 214), cv2.IMWRITE_JPEG_PROGRESSIVE, 1), 'grey': coded((64, 81), channels=1),
+    'restarts': coded((120, 77), cv2.IMWRITE_JPEG_RST_INTERVAL, 3), 'PNG': coded((40, 51), ending='.png')}
+
+
+@needs_codec
+@pytest.mark.parametrize('name', FILES)
+def test_a_part_has_the_pixels_of_the_whole(name: str) -> None:
+  whole, rng = image_ops.decode(FILES[name]), np.random.default_rng(1)
+  opened = partial.open_picture(FILES[name])
+  assert opened.size == whole.shape[:2]
+  assert isinstance(opened, partial.Jpeg) == (name != 'PNG')
+  for _ in range(25):
+    height, width = (int(rng.integers(1, side + 1)) for side in opened.size)
+    top, left = int(rng.integers(0, opened.size[0] - height + 1)), int(rng.integers(0, opened.size[1] - width + 1))
+    window = image_ops.Window(top, left, height, width)
+    np.testing.assert_array_equal(opened.cut(window), image_ops.cut(whole, window))
+
+
+@needs_codec
+@pytest.mark.parametrize('crop', [schema.Crop.INCEPTION, schema.Crop.WINDOW])
+def test_a_recipe_gives_the_same_example(crop: schema.Crop) -> None:
+  recipe, record = schema.Recipe(crop=crop, crop_area=(.05, .9)), Record(FILES['usual'], 3)
+  want, got = (recipes.train_transform(recipe, (32, 48), decode=decode) for decode in schema.Decode)
+  for seed in range(9):
+    first, second = (one(record, np.random.default_rng(seed)) for one in (want, got))
+    for name in first:
+      np.testing.assert_array_equal(first[name], second[name])
+
+
+@needs_codec
+@pytest.mark.parametrize('damaged', [b'', b'hello' * 30, FILES['usual'][:700], FILES['usual'][:300] + END,
+                                     FILES['usual'][:2] + b'\xff\xda' + END])
+def test_what_is_no_picture_is_refused_in_the_same_words(damaged: bytes) -> None:
+  def words(open_picture: object) -> str:
+    with pytest.raises(image_ops.BadImage) as found:
+      open_picture(damaged).cut(image_ops.Window(0, 0, 5, 5))  # type: ignore[operator]
+    return str(found.value)
+
+  assert words(partial.open_picture) == words(image_ops.open_picture)
+
+
+def test_arrays_need_no_decoder() -> None:
+  image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+  np.testing.assert_array_equal(partial.open_picture(image).cut(image_ops.Window(1, 0, 1, 2)), image[1:, :2])
+
+
+def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(partial, '_PACKAGE', 'nowhere.codec')
+  with pytest.raises(UserError, match=r"not installed; want pip install 'vit_jax\[crop\]'"):
+    loader.train_loader(builtin.open_digits('train'), recipe=schema.Recipe(), image_px=(8, 8), batch_size=8, seed=0,
+                        shard=Shard((0,), 1), workers=0, threads=1, in_memory=False, max_bad_images=1,
+                        decode=schema.Decode.CROP)
+
+
+@pytest.mark.parametrize('recipe, why', [
+    (schema.Recipe(crop=schema.Crop.RESIZE), 'data.recipe.crop=resize crops none'),
+    (schema.Recipe(views=schema.Views(on=True)), 'data.recipe.views takes several of each picture')])
+def test_where_there_is_no_one_crop_it_is_refused(recipe: schema.Recipe, why: str) -> None:
+  config = schema.Config(data=schema.Data(recipe=recipe, decode=schema.Decode.CROP))
+  with pytest.raises(UserError, match=why):
+    check.check(config)

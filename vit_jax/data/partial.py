@@ -1,0 +1,99 @@
+"""Decodes of a JPEG only the part that a crop shows, by nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
+
+It needs no GPU, and gives the pixels that cutting the whole picture gives. What it does not take (other formats, CMYK,
+damage) goes the usual way, `image_ops.decode`, and so gets the same messages.
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import pathlib
+import tempfile
+import threading
+from typing import Any
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data import image_ops
+
+_PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
+_DECODED = (1, 3)  # components: grey and YCbCr
+_of_thread = threading.local()
+
+
+class Jpeg:
+  """A picture in a JPEG file, of which parts can be decoded."""
+
+  def __init__(self, encoded: bytes, stream: Any):
+    self._encoded, self._stream = encoded, stream
+    self.size: tuple[int, int] = (stream.height, stream.width)
+
+  def cut(self, window: image_ops.Window) -> HostArray:
+    """The part `[H, W, 3] u8` inside a window. Raises BadImage as `image_ops.decode` does."""
+    codec, (decoder, how) = _codec(), _decoder()
+    top, left, height, width = window
+    region = codec.Region(top, left, top + height, left + width)
+    image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=how)
+    if image is None:
+      return image_ops.cut(image_ops.decode(self._encoded), window)
+    return np.asarray(image)
+
+
+def open_picture(image: bytes | HostArray) -> image_ops.Picture | Jpeg:
+  """A stored picture, decoded in parts if it can be; else now, whole."""
+  if isinstance(image, bytes) and image_ops.is_jpeg(image):
+    image_ops.check_end(image)
+    try:
+      stream = _codec().CodeStream(image)
+      if stream.num_channels in _DECODED:
+        return Jpeg(image, stream)
+    except RuntimeError:  # no header that it can read
+      pass
+  return image_ops.open_picture(image)
+
+
+def is_installed() -> bool:
+  """Whether the decoder is."""
+  try:
+    return importlib.util.find_spec(_PACKAGE) is not None
+  except ModuleNotFoundError:
+    return False
+
+
+def check() -> None:
+  """Raises UserError if the decoder is not installed."""
+  if not is_installed():
+    raise UserError("data.decode=crop decodes by nvImageCodec, which is not installed; want pip install 'vit_jax[crop]'"
+                    ' (Linux, no GPU needed), or data.decode=whole, which gives the same pictures')
+
+
+@functools.cache
+def _codec() -> Any:
+  """The package, with its decoder for JPEG on CPUs alone: the others say at length that there is no GPU."""
+  spec = importlib.util.find_spec(_PACKAGE)
+  assert spec is not None and spec.submodule_search_locations, 'check() comes first'
+  with tempfile.TemporaryDirectory(prefix='vit_jax_codec_') as folder:
+    for path in pathlib.Path(spec.submodule_search_locations[0], 'extensions').glob(_EXTENSION):
+      os.symlink(path, pathlib.Path(folder, path.name))
+    before = dict(os.environ)
+    os.environ.update(NVIMGCODEC_EXTENSIONS_PATH=folder, PYNVIMGCODEC_VERBOSITY='0')
+    try:
+      return importlib.import_module(_PACKAGE)
+    finally:
+      os.environ.clear()
+      os.environ.update(before)
+
+
+def _decoder() -> tuple[Any, Any]:
+  """This thread's decoder, and that pictures are neither turned nor made anything but 8 bit RGB."""
+  if not hasattr(_of_thread, 'decoder'):
+    codec = _codec()
+    _of_thread.decoder = (
+        codec.Decoder(device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1,
+                      backends=[codec.Backend(codec.BackendKind.CPU_ONLY)]),
+        codec.DecodeParams(apply_exif_orientation=False))
+  return _of_thread.decoder
