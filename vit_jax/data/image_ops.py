@@ -56,7 +56,7 @@ def check_end(encoded: bytes) -> None:
   OpenCV before 5 fills the missing part with grey and says nothing. A thumbnail has an end marker of its own, so the
   one that counts comes after the last scan.
   """
-  if encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
+  if not encoded.endswith(_JPEG_END, 4) and encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
     raise BadImage(f'the JPEG ends early: no end marker in {len(encoded):,} bytes')
 
 
