@@ -156,6 +156,8 @@ def test_activation_bytes_equal_a_computation_by_hand() -> None:
   assert cost.activation_bytes(model, (16, 24)) == 3 * block
   full = dataclasses.replace(model, remat=Remat.FULL)
   assert cost.activation_bytes(full, (16, 24)) == 2 * 7 * 32 * 2 + block
+  first = dataclasses.replace(model, remat=Remat.MLP, full_remat=1)
+  assert cost.activation_bytes(first, (16, 24)) == (32 + 2 * (32 + 48) - (32 + 48)) * 7 * 2 + block
 
 
 def test_activation_bytes_of_options_equal_a_computation_by_hand() -> None:

@@ -73,6 +73,8 @@ def _tiles(patch: int, image_px: tuple[int, int]) -> Iterator[str]:
 
 def _vit(m: schema.ViT, image_px: tuple[int, int]) -> Iterator[str]:
   yield from _least(m, 'patch', 'width', 'depth', 'heads', 'mlp')
+  if not 0 <= m.full_remat <= max(0, m.depth):
+    yield f'model.full_remat={m.full_remat} are not some of model.depth={m.depth} blocks; want 0 to {m.depth}'
   if m.heads >= 1 and m.width % m.heads:
     yield f'model.width={m.width} is not a multiple of model.heads={m.heads}'
   if m.positions in vit_options.FIXED and m.width % 4:

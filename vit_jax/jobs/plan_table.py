@@ -33,7 +33,7 @@ def render(plan: plans.Plan) -> str:
   sections = [
       f'# Plan: {config.name} on {topology.label}, {topology.num_devices} devices',
       f'{config.batch_size:,} images a step on {axes}; {plan.rows} a device and microbatch; '
-      f'{config.model.dtype.value}, {_execution(config.model)}remat {config.model.remat.value}. {made}, '
+      f'{config.model.dtype.value}, {_execution(config.model)}{_remat(config.model)}. {made}, '
       f'{plan.to_json()["date"]}.',
       verdict(plan), *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
       *_section(plan, 'Time and cost', table(('figure', 'value', 'how known'), list(time_rows(plan))))]
@@ -73,6 +73,11 @@ def _whole(plan: plans.Plan) -> str:
 
 def _width(model: schema.Model) -> str:
   return 'its channels' if isinstance(model, schema.EfficientNet) else f'model.width={model.width}'
+
+
+def _remat(model: schema.Model) -> str:
+  first = getattr(model, 'full_remat', 0)
+  return f'remat {model.remat.value}' + (f', full in the first {first}' if first else '')
 
 
 def _execution(model: schema.Model) -> str:

@@ -55,8 +55,12 @@ def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
   return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
 
 
+def _scan(step: Layer, x: Array, layers: tuple[Params, Array | None, Array | None]) -> Array:
+  return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, layers)[0]
+
+
 def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | None, keys: Array | None,
-        execution: Execution, remat: Remat) -> Array:
+        execution: Execution, remat: Remat, full_remat: int = 0) -> Array:
   """Applies `layer` depth times.
 
   Args:
@@ -69,16 +73,21 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
     keys: `[L]` keys, one a layer, or None: no randomness.
     execution: scanned or unrolled.
     remat: what is saved for the backward pass.
+    full_remat: the first so many layers save nothing but their input instead.
   """
+  # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
+  first, rest = (rematerialised(layer, how, prevent_cse=execution is Execution.UNROLLED) for how in (Remat.FULL, remat))
   match execution:
     case Execution.SCAN:
-      # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
-      step = rematerialised(layer, remat, prevent_cse=False)
-      return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, (ready(params), rates, keys))[0]
+      layers = (ready(params), rates, keys)
+      if not full_remat:
+        return _scan(rest, x, layers)
+      x = _scan(first, x, jax.tree.map(lambda leaf: leaf[:full_remat], layers))
+      return _scan(rest, x, jax.tree.map(lambda leaf: leaf[full_remat:], layers))
     case Execution.UNROLLED:
-      step = rematerialised(layer, remat, prevent_cse=True)
       for i, stacked in enumerate(unstack(params)):
         one = jax.tree.map(lambda leaf: leaf[0], ready(stacked))
+        step = first if i < full_remat else rest
         x = step(one, x, None if rates is None else rates[i], None if keys is None else keys[i])
       return x
     case _:

@@ -108,6 +108,7 @@ class ViT:
   dtype: DType = DType.F32
   execution: Execution = Execution.UNROLLED
   remat: Remat = Remat.NONE
+  full_remat: int = 0                 # so many first blocks save nothing but their input, whatever `remat` says
   drop_path_even: bool = False        # `drop_path` in every block alike (CaiT, DeiT III)
   positions_at: PositionsAt = PositionsAt.STEM
   registers: int = 0                  # learned tokens after the class token, no position (DINOv2-reg: 4)

@@ -85,7 +85,7 @@ def _activation_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:
   wide, hidden = tokens * model.width * size, tokens * model.mlp * size * (2 if model.swiglu else 1)
   match model.remat:
     case Remat.NONE:
-      return model.depth * everything
+      saved = everything
     case Remat.NAMES:  # the input, and of each block query, key, value, attention, residual, MLP pre-activation
       saved = wide + blocks * ((4 if model.parallel else 5) * wide + hidden)
     case Remat.QKV:  # the input, query, key, value, MLP pre-activation
@@ -94,7 +94,7 @@ def _activation_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:
       saved = wide + blocks * hidden
     case Remat.FULL:
       saved = wide
-  return model.depth * saved + everything - saved
+  return model.full_remat * wide + (model.depth - model.full_remat) * saved + everything - saved
 
 
 def _grid(model: schema.ViT, image_px: tuple[int, int]) -> tuple[int, int]:
