@@ -111,7 +111,10 @@ class Objective(Viewed, Protocol):
     ...
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    """The next `extra`, from the updated parameters and the summed `stats`."""
+    """The next `extra`, from the updated parameters and the summed `stats`.
+
+    Acts on trees leaf by leaf: their layers may be apart (`apart.Layers`).
+    """
     ...
 
   def views(self) -> dict[str, View]:
