@@ -58,6 +58,7 @@ def test_four_microbatches_are_the_whole_batch(settings: str) -> None:
     {'remat': schema.Remat.MLP}, {'remat': schema.Remat.QKV},
     {'remat': schema.Remat.FULL}, {'full_remat': 1},
     {'execution': schema.Execution.SCAN, 'remat': schema.Remat.MLP, 'full_remat': 1},
+    {'execution': schema.Execution.SCAN, 'unroll': 2},
 ], ids=lambda m: ' '.join(str(getattr(v, 'value', v)) for v in m.values()))
 def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]) -> None:
   programs.assert_close(after(**model), after())

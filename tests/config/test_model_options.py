@@ -37,6 +37,7 @@ def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_n
     (schema.EfficientNet(depth_factor=0.), 'model.depth_factor=0.0 is not positive'),
     (schema.Mixer(patch=15), 'image_px=(224, 224) is not a multiple of model.patch=15'),
     (schema.ViT(stem=schema.ResNetStem(), patch=24), 'model.patch=24 is not a multiple of the 16 px'),
+    (schema.ViT(unroll=2), 'model.unroll=2 is for a scan, but model.execution=unrolled; want unroll=1'),
     (schema.ViT(depth=3, full_remat=4), 'model.full_remat=4 are not some of model.depth=3 blocks; want 0 to 3'),
     (schema.ViT(distilled=True, pool=schema.Pool.MAP), 'but model.pool=map has none'),
     (schema.ViT(attention=AttentionKernel.CUDNN),

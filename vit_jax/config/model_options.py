@@ -72,7 +72,9 @@ def _tiles(patch: int, image_px: tuple[int, int]) -> Iterator[str]:
 
 
 def _vit(m: schema.ViT, image_px: tuple[int, int]) -> Iterator[str]:
-  yield from _least(m, 'patch', 'width', 'depth', 'heads', 'mlp')
+  yield from _least(m, 'patch', 'width', 'depth', 'heads', 'mlp', 'unroll')
+  if m.unroll > 1 and m.execution is not Execution.SCAN:
+    yield f'model.unroll={m.unroll} is for a scan, but model.execution={m.execution.value}; want unroll=1'
   if not 0 <= m.full_remat <= max(0, m.depth):
     yield f'model.full_remat={m.full_remat} are not some of model.depth={m.depth} blocks; want 0 to {m.depth}'
   if m.heads >= 1 and m.width % m.heads:

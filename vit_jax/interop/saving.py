@@ -26,7 +26,7 @@ TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
 REPORT = 'weights.json'
 """Of a folder; beside a single file it is part of `FILE.json`."""
 _TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
-             'remat', 'full_remat', 'layer_scale')
+             'unroll', 'remat', 'full_remat', 'layer_scale')
 """Settings of a model that say nothing of its function; of LayerScale it is whether there is one."""
 
 

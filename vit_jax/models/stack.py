@@ -55,12 +55,12 @@ def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
   return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
 
 
-def _scan(step: Layer, x: Array, layers: tuple[Params, Array | None, Array | None]) -> Array:
-  return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, layers)[0]
+def _scan(step: Layer, x: Array, layers: tuple[Params, Array | None, Array | None], unroll: int) -> Array:
+  return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, layers, unroll=unroll)[0]
 
 
 def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | None, keys: Array | None,
-        execution: Execution, remat: Remat, full_remat: int = 0) -> Array:
+        execution: Execution, remat: Remat, full_remat: int = 0, unroll: int = 1) -> Array:
   """Applies `layer` depth times.
 
   Args:
@@ -74,6 +74,7 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
     execution: scanned or unrolled.
     remat: what is saved for the backward pass.
     full_remat: the first so many layers save nothing but their input instead.
+    unroll: layers an iteration of the scan.
   """
   # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
   first, rest = (rematerialised(layer, how, prevent_cse=execution is Execution.UNROLLED) for how in (Remat.FULL, remat))
@@ -81,9 +82,9 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
     case Execution.SCAN:
       layers = (ready(params), rates, keys)
       if not full_remat:
-        return _scan(rest, x, layers)
-      x = _scan(first, x, jax.tree.map(lambda leaf: leaf[:full_remat], layers))
-      return _scan(rest, x, jax.tree.map(lambda leaf: leaf[full_remat:], layers))
+        return _scan(rest, x, layers, unroll)
+      x = _scan(first, x, jax.tree.map(lambda leaf: leaf[:full_remat], layers), unroll)
+      return _scan(rest, x, jax.tree.map(lambda leaf: leaf[full_remat:], layers), unroll)
     case Execution.UNROLLED:
       for i, stacked in enumerate(unstack(params)):
         one = jax.tree.map(lambda leaf: leaf[0], ready(stacked))

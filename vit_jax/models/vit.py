@@ -226,7 +226,7 @@ class ViT:
     rates_L = jnp.asarray(np.linspace(first, s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
     return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
-                     remat=s.remat, full_remat=s.full_remat)
+                     remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""

@@ -107,6 +107,7 @@ class ViT:
   norm_eps: float = 1e-6
   dtype: DType = DType.F32
   execution: Execution = Execution.UNROLLED
+  unroll: int = 1                     # blocks an iteration of the scan
   remat: Remat = Remat.NONE
   full_remat: int = 0                 # so many first blocks save nothing but their input, whatever `remat` says
   drop_path_even: bool = False        # `drop_path` in every block alike (CaiT, DeiT III)
