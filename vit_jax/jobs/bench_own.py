@@ -77,7 +77,8 @@ class Own:
     key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
     with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
       prepared = jax.jit(prepare)(self._batch, key, step)
-    view, evaluated = objective.views()['student'], self.run_parts.program.join(self._state)
+    view, state = objective.views()['student'], self.run_parts.program.join(self._state)
+    evaluated = jax.tree.map(jnp.copy, (state.params, state.extra))  # steps take the state's own buffers
 
     @jax.jit
     def forward(params: Any, extra: Any, image: Array) -> Array:
@@ -94,7 +95,7 @@ class Own:
         return jax.grad(mean)(params)
 
     multiply = jax.jit(lambda x: jnp.einsum('nij,njk->nik', x, x))
-    return {'forward': _repeat(lambda: forward(evaluated.params, evaluated.extra, prepared['image'])),
+    return {'forward': _repeat(lambda: forward(*evaluated, prepared['image'])),
             'gradient': _repeat(lambda: gradient(self._state.params, self._state.extra, prepared)),
             'step': _repeat(lambda: self._step(self._batch)), 'input': self._read,
             'together': _repeat(lambda: self._step(self._next())), MATMUL: _repeat(lambda: multiply(self._square))}
