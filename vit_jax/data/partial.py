@@ -22,7 +22,7 @@ from vit_jax.data import image_ops
 
 _PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
 _DECODED = (1, 3)  # components: grey and YCbCr
-_of_thread = threading.local()
+_of_thread, _one_at_a_time = threading.local(), threading.Lock()
 
 
 class Jpeg:
@@ -71,21 +71,30 @@ def check() -> None:
                     ' (Linux, no GPU needed), or data.decode=whole, which gives the same pictures')
 
 
-@functools.cache
 def _codec() -> Any:
+  """The package, for any thread."""
+  with _one_at_a_time:
+    return _load_codec()
+
+
+@functools.cache
+def _load_codec() -> Any:
   """The package, with its decoder for JPEG on CPUs alone: the others say at length that there is no GPU."""
   spec = importlib.util.find_spec(_PACKAGE)
   assert spec is not None and spec.submodule_search_locations, 'check() comes first'
   with tempfile.TemporaryDirectory(prefix='vit_jax_codec_') as folder:
     for path in pathlib.Path(spec.submodule_search_locations[0], 'extensions').glob(_EXTENSION):
       os.symlink(path, pathlib.Path(folder, path.name))
-    before = dict(os.environ)
-    os.environ.update(NVIMGCODEC_EXTENSIONS_PATH=folder, PYNVIMGCODEC_VERBOSITY='0')
+    quiet = {'NVIMGCODEC_EXTENSIONS_PATH': folder, 'PYNVIMGCODEC_VERBOSITY': '0'}
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
     try:
       return importlib.import_module(_PACKAGE)
     finally:
-      os.environ.clear()
-      os.environ.update(before)
+      for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+          os.environ[name] = value
 
 
 def _decoder() -> tuple[Any, Any]:

@@ -77,11 +77,10 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], 
     due = [h for h in hooks if h.every and step % h.every == 0 and step < total]
     if due:
       hand_over()
-    joined = join(state) if due else None
-    for hook in due:
-      assert joined is not None
-      hook.on_state(step, joined)
-    del joined
+      joined = join(state)
+      for hook in due:
+        hook.on_state(step, joined)
+      del joined
     reason = should_stop(step) if step < total else ''
   hand_over()
   return Ended(join(state), step, reason)
