@@ -1,6 +1,9 @@
 """Parts of a JPEG, decoded alone: the pixels and the messages of the whole picture."""
 from __future__ import annotations
 
+import itertools
+import pathlib
+
 import cv2
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import builtin, image_ops, loader, partial, recipes
+from vit_jax.data import builtin, image_ops, loader, partial, recipes, sources
 from vit_jax.data.sources import Record
 
 END = b'\xff\xd9'
@@ -85,3 +88,23 @@ def test_where_there_is_no_one_crop_it_is_refused(recipe: schema.Recipe, why: st
   config = schema.Config(data=schema.Data(recipe=recipe, decode=schema.Decode.CROP))
   with pytest.raises(UserError, match=why):
     check.check(config)
+
+
+@needs_codec
+@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.slow(reason='starts two processes, 15 s'))])
+def test_a_loader_with_several_threads_gives_the_same_batches(workers: int, tmp_path: pathlib.Path) -> None:
+  for split in ('train', 'test'):
+    (tmp_path / split / 'one').mkdir(parents=True)
+    for i in range(13):
+      (tmp_path / split / 'one' / f'{i}.jpg').write_bytes(coded((40 + 7 * i, 90 - 3 * i)))
+  source = sources.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(16, 24))
+  made = [loader.train_loader(source, recipe=schema.Recipe(), image_px=(16, 24), batch_size=4, seed=0,
+                              shard=Shard((0,), 1), workers=workers, threads=3, in_memory=False, max_bad_images=0,
+                              decode=decode) for decode in schema.Decode]
+  first, second = (list(itertools.islice(one.batches(0), 5)) for one in made)
+  for one in made:
+    one.close()
+  for a, b in zip(first, second, strict=True):
+    assert a.keys() == b.keys()
+    for name in a:
+      np.testing.assert_array_equal(a[name], b[name])
