@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.api import LoaderInfo
 from vit_jax.core.types import Batch, Shard, UserError
-from vit_jax.data import blocks, order, partial, prefetch, recipes
+from vit_jax.data import blocks, order, prefetch, recipes
 from vit_jax.data.mixture import Mixture
 from vit_jax.data.sources import Source
 
@@ -122,11 +122,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     UserError: sizes that do not fit together, or a decoder that is not installed.
   """
   shard.rows(batch_size)  # refuses a size that does not fit
-  if batch_size > len(source):
-    raise UserError(f'batch_size={batch_size} is larger than {source.name} with {len(source)} examples; '
-                    f'right would be at most {len(source)}')
-  if seed < 0:
-    raise UserError(f'seed={seed} is negative; right would be 0 or more')
+  _check_source(source, batch_size=batch_size, seed=seed)
   fit = recipes.eval_transform(recipe, image_px)
   visit = _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size)
   start: Start
@@ -135,14 +131,20 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     decoded = blocks.decode_all(source, fit, threads=prefetch.num_threads(threads))
     start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, visit, batch_size, shard))
   else:
-    if decode is schema.Decode.CROP:
-      partial.check()
     make = blocks.TrainBlocks(source, recipes.train_transform(recipe, image_px, decode=decode), visit,
                               recipes.train_shapes(recipe, image_px), seed, batch_size, shard)
     start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest)
   return TrainLoader(source, start, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images)
+
+
+def _check_source(source: Source, *, batch_size: int, seed: int) -> None:
+  if batch_size > len(source):
+    raise UserError(f'batch_size={batch_size} is larger than {source.name} with {len(source)} examples; '
+                    f'right would be at most {len(source)}')
+  if seed < 0:
+    raise UserError(f'seed={seed} is negative; right would be 0 or more')
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,

@@ -66,11 +66,13 @@ class EvalTransform:
 
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *,
                     decode: schema.Decode = schema.Decode.WHOLE) -> Transform:
-  """`(record, rng) -> Example` for training; pickles."""
+  """`(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed."""
   if recipe.views.on:
     return multicrop.ViewsTransform(recipe, (image_px[0], image_px[1]))
-  opened = partial.open_picture if decode is schema.Decode.CROP else image_ops.open_picture
-  return TrainTransform(recipe, (image_px[0], image_px[1]), opened)
+  if decode is schema.Decode.WHOLE:
+    return TrainTransform(recipe, (image_px[0], image_px[1]))
+  partial.check()
+  return TrainTransform(recipe, (image_px[0], image_px[1]), partial.open_picture)
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int]) -> EvalTransform:
