@@ -57,7 +57,7 @@ def test_a_step_is_compiled_for_simulated_devices_and_measured(
 
 def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
     tmp_path: pathlib.Path, no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
-  found = run(tmp_path, *JFT)
+  found = run(tmp_path, *JFT, '--config.model.full_remat=3')
   config = files.load('vit_l16_jft', [])
   numbers = cost.parameters(config.model, config.image_px, head=config.head, num_classes=18_291)
   assert found['total_steps'] == 1_035_645 and found['num_devices'] == 512 and found['paper_core_days'] == 680
@@ -67,6 +67,7 @@ def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
   assert found['estimated_step_ms'] == pytest.approx(flops / 512 / 61.5e12 / .4 * 1e3)
   assert found['core_days'] == pytest.approx(found['estimated_step_ms'] / 1e3 * 1_035_645 * 512 / 86_400)
   text = capsys.readouterr().out
+  assert 'remat names, full in the first 3. ' in text
   assert 'by arithmetic only. The TPU compiler is not installed here.' in text
   assert 'Time and cost (not measured on a TPU)' in text and 'TPUv3-core-days, ViT paper, Table 2' in text
 

@@ -61,7 +61,7 @@ def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool)
 
 
 def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: str) -> str:
-  """`values [rows, columns]` as colours on a log scale; a cross marks what is not finite or not positive."""
+  """`values [rows, columns]` as colours on a log scale; a 0 marks zero, a cross what is not finite."""
   values = np.asarray(values, np.float64)
   good = np.isfinite(values) & (values > 0)
   logs = np.where(good, np.log10(np.where(good, values, 1.)), np.nan)
@@ -72,7 +72,8 @@ def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: 
     ax.locator_params(axis='x', integer=True)
     ax.set_xlabel(xlabel)
     for row, column in np.argwhere(~good):
-      ax.text(column, row, '×', color='#d64545', ha='center', va='center')
+      mark, color = ('0', _TEXT) if values[row, column] == 0 else ('×', '#d64545')
+      ax.text(column, row, mark, color=color, ha='center', va='center')
     bar = figure.colorbar(image, ax=ax, label=f'log10 {unit}')
     bar.outline.set_visible(False)
     return _to_svg(figure, f'{unit} by {xlabel}')
