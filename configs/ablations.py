@@ -18,8 +18,9 @@ Expected: without positions 61.4, with any 64.0 to 64.3 % (5-shot ImageNet; Tabl
 """
 import dataclasses
 
-from vit_jax.config import ablations, presets, pretrain, sizes, small, transfer, vtab
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import ablations, pretrain, sizes, small, transfer, vtab
 
 RESNETS = ('BiT-R50x1', 'BiT-R152x2')  # Table 7
 RATES = {'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}  # Table 3
@@ -49,7 +50,7 @@ def get_config(arguments: str = '') -> s.Study:
 def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
   """7 epochs of JFT, measured by 5-shot accuracy on ImageNet."""
   config = pretrain.jft(name, 'B/16', epochs=7, lr=rate, arguments='', meshes={})
-  model = presets.run_as(model, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  model = layout.run_as(model, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
   head = pretrain.head(model, bias_init=config.head.bias_init)
   few = s.FewShot(every='10 %', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,))
   return dataclasses.replace(

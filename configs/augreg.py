@@ -17,13 +17,14 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/augreg.py:B/16,i21k
 Expected: ImageNet top-1 after 300 epochs of i21k and fine-tuning at 384 px: Ti/16 78.22 %, S/16 83.73 %, B/16 85.49 %,
           L/16 85.59 %, R50+L/32 85.99 % (their Table 3, recommended settings). Not run here.
 """
-from vit_jax.config import augreg, presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import augreg, sizes
 
 SIZES = ('B/16', 'Ti/16', 'S/32', 'S/16', 'B/32', 'L/16', 'R+Ti/16', 'R26+S/32', 'R50+L/32')
-_SMALL, _LARGE = presets.Placement(), presets.Placement(fsdp=8)
+_SMALL, _LARGE = layout.Placement(), layout.Placement(fsdp=8)
 MESHES = {'v3:8x8': _SMALL, 'v3:16x16': _LARGE, 'v5e:8x8': _SMALL, 'v4:2x4x4': _SMALL,
-          'gpu:8': presets.Placement(fsdp=8, accumulate=2)}
+          'gpu:8': layout.Placement(fsdp=8, accumulate=2)}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -50,4 +51,4 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

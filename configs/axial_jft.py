@@ -12,7 +12,7 @@ Expected: the paper says that Axial-ViT does better, for more compute. Not run h
 import dataclasses
 
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 
 def get_config(arguments: str = '') -> s.Config:

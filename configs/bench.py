@@ -11,7 +11,7 @@ Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=
 Expected: a table of milliseconds, images/s and utilisation, with what a large product reaches beside it.
 """
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 
 def get_config(arguments: str = '') -> s.Config:

@@ -9,8 +9,8 @@ Run:      python -m vit_jax.main --config=configs/bit_hyperrule.py:BiT-R50x1,cif
 Plan:     BiT-R152x4 at 480 px is 1.7 TFLOP an image forward
 Expected: BiT-M ImageNet R50x1 80.68 %, R152x2 85.15 % (their repository). Not run here.
 """
-from vit_jax.config import finetune, sizes
 from vit_jax.config import schema as s
+from vit_jax.recipes import finetune, sizes
 
 MODELS = ('BiT-R50x1', *(name for name in finetune.MODELS if name != 'BiT-R50x1'))
 

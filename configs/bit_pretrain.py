@@ -12,11 +12,12 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/bit_pretrain.py:BiT
 Expected: after fine-tuning by bit_hyperrule.py on ImageNet, BiT-M R50x1 80.68 % and R152x2 85.15 % (the repository's
           table). Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
 MODELS = ('BiT-R50x1', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x2', 'BiT-R152x4')
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(fsdp=8), 'v5e:8x8': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(fsdp=8), 'v5e:8x8': layout.Placement()}
 _RECIPE = s.Recipe(
     crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33), eval_resize_px=256, eval_area=True)
 DATA = {
@@ -42,4 +43,4 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.STEPS, warmup='5_000 steps', drops=tuple(f'{drop} epochs' for drop in drops))),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='1 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

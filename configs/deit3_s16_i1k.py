@@ -11,7 +11,7 @@ Run:      python -m vit_jax.main --config=configs/deit3_s16_i1k.py --workdir=run
 Expected: the repository's table has top-1 81.4 % (ImageNet-v2 70.5 %). Not run here.
 """
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 
 def get_config() -> s.Config:

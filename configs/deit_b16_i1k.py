@@ -11,10 +11,11 @@ Run:      python -m vit_jax.main --config=configs/deit_b16_i1k.py:mesh=v3:4x4 --
 Plan:     python -m vit_jax.main --job=plan --config=configs/deit_b16_i1k.py:mesh=v3:4x4 --topology=v3:4x4
 Expected: the released weights have top-1 81.8 % (S/16 79.9 %, Ti/16 72.2 %; the repository's table). Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v3:2x2': presets.Placement(), 'v3:4x4': presets.Placement(), 'v5e:4x4': presets.Placement()}
+MESHES = {'v3:2x2': layout.Placement(), 'v3:4x4': layout.Placement(), 'v5e:4x4': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -37,4 +38,4 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return presets.place(config, mesh=given['mesh'], known=MESHES)
+  return layout.place(config, mesh=given['mesh'], known=MESHES)

@@ -28,11 +28,12 @@ Expected: k-NN and linear probe of the published weights: 74.5 / 77.0 % (S/16), 
 """
 from typing import NamedTuple
 
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(), 'v5e:8x8': presets.Placement(),
-          'v4:4x4x4': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement(),
+          'v4:4x4x4': layout.Placement()}
 DECAYED = ('.*/kernel', 'backbone/cls', 'backbone/positions')
 """What has two axes or more in the authors' code, where the lengths of prototypes do so too."""
 LENGTHS = ('projector/prototypes/norm',)
@@ -81,4 +82,4 @@ def get_config(arguments: str = '') -> s.Config:
           rules=(s.PathRule('projector/prototypes/.*', frozen_until=f'{size.frozen} epochs'),)),
       evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

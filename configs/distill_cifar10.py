@@ -17,7 +17,7 @@ Expected: of 2,000 test pictures (JPEG copies) the teacher has 69.2 % after 3 CP
           after 30 epochs with a teacher of 63 %, where the one alone has 48.5 % after 70 in less time.
 """
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 
 def get_config(arguments: str = '') -> s.Config:

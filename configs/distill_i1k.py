@@ -15,10 +15,11 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/distill_i1k.py:S/16
 Expected: the paper reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) with a RegNetY-16GF of 82.9 % as the teacher:
           2.3, 1.4 and 1.6 points more than without. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v3:2x2': presets.Placement(), 'v3:4x4': presets.Placement(), 'v5e:4x4': presets.Placement()}
+MESHES = {'v3:2x2': layout.Placement(), 'v3:4x4': layout.Placement(), 'v5e:4x4': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -50,4 +51,4 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=0. if is_consistent else 1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

@@ -14,8 +14,8 @@ Plan:     B/16 at 384 px is 111 GFLOP an image forward; 10k steps of 512 are 1.7
 Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 %, CIFAR-100 91.67 %, ImageNet 83.97 %, Pets 94.43 %, Flowers 99.38 %
           (the paper's Table 5). What was measured here: README.
 """
-from vit_jax.config import finetune, sizes
 from vit_jax.config import schema as s
+from vit_jax.recipes import finetune, sizes
 
 
 def get_config(arguments: str = '') -> s.Config:

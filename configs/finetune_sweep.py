@@ -10,8 +10,8 @@ Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 % (the paper's Table 5)
 """
 import dataclasses
 
-from vit_jax.config import finetune, sizes, studies
 from vit_jax.config import schema as s
+from vit_jax.recipes import finetune, sizes, studies
 
 NAMES = tuple(str(number) for number in range(1, 21))
 

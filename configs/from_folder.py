@@ -15,7 +15,7 @@ Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=con
 Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
 """
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 
 def get_config(size: str = 'Ti/16') -> s.Config:

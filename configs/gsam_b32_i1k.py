@@ -17,7 +17,7 @@ Run:      python -m vit_jax.main --config=configs/gsam_b32_i1k.py --workdir=runs
 Expected: 5.4 points above AdamW alone, 3.2 above SAM (the paper's abstract, for B/32). Not run here.
 """
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 
 def get_config() -> s.Config:

@@ -16,9 +16,9 @@ Expected: MAE 1,600 epochs: B/16 68.0, L/16 75.8, H/14 76.6; DINO: S/16 77.0, S/
 """
 import dataclasses
 
-from vit_jax.config import finetune, sizes
 from vit_jax.config import schema as s
 from vit_jax.config.evaluations import LAST_FOUR
+from vit_jax.recipes import finetune, sizes
 
 FROZEN = (s.PathRule('backbone/.*', frozen_until='100 %'),)
 

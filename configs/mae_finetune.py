@@ -12,14 +12,15 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/mae_finetune.py:L/1
 Expected: the paper reports top-1 83.6 % (B/16), 85.9 % (L/16), 86.9 % (H/14) after 1,600 epochs of pre-training; over
           five seeds 83.57 +- .08 and 85.87 +- .07 (its repository). Not run here.
 """
-from vit_jax.config import finetune, presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import finetune, sizes
 
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(), 'v5e:8x8': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run of B/16, L/16 or H/14; `mesh=v3:8x8` lays it out for that slice."""
   given = s.parse_arg(arguments, size=('L/16', 'B/16', 'H/14'), mesh=('',))
   config = finetune.build(sizes.vit(given['size']), given['size'], 'imagenet2012', protocol='mae', phase='final', px=0)
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

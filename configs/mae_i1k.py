@@ -15,11 +15,12 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/mae_i1k.py:L/16,mes
 Expected: the paper reports, fine-tuned / linear probe: B/16 83.6 / 68.0 %, L/16 85.9 / 75.8 %, H/14 86.9 / 76.6 %
           (1,600 epochs). Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(), 'v5e:8x8': presets.Placement(),
-          'v4:4x4x4': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement(),
+          'v4:4x4x4': layout.Placement()}
 DECAYED = ('.*/kernel', 'backbone/cls', 'mask_token')
 """What has more than one axis in the authors' program; positions are fixed."""
 
@@ -42,4 +43,4 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs')),
       evals={'knn': s.Knn(every='100 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

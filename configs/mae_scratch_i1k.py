@@ -12,10 +12,11 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/mae_scratch_i1k.py:
 Expected: the paper reports top-1 82.3 % for B/16, 82.6 % for L/16 and 83.1 % for H/14, of averaged weights. Not run
           here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(fsdp=8), 'v5e:8x8': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(fsdp=8), 'v5e:8x8': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -40,4 +41,4 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(ema=.9999),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

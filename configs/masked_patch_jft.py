@@ -10,10 +10,11 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/masked_patch_jft.py
 Expected: the paper reports 79.9 % on ImageNet after fine-tuning: 2 points above training from scratch, 4 below
           supervised pre-training; the other targets a little less. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(), 'v5e:16x16': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:16x16': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -28,4 +29,4 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=2e-4, weight_decay=0., clip_norm=0., schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       checkpoints=s.Checkpoints(every='5_000 steps'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

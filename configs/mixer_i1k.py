@@ -10,11 +10,12 @@ Run:      python -m vit_jax.main --config=configs/mixer_i1k.py:B/16,mesh=v3:8x8 
 Plan:     python -m vit_jax.main --job=plan --config=configs/mixer_i1k.py:B/16,mesh=v3:8x8 --topology=v3:8x8
 Expected: B/16 76.3 % after 300 epochs, in 2 h 11 min on 128 v3 cores; 70.5 % after 60 (big_vision). Not run here.
 """
-from vit_jax.config import presets, rival_sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import rival_sizes
 
 SIZES = ('B/16', 'S/32', 'S/16', 'B/32', 'L/16')
-MESHES = {'v3:8x8': presets.Placement(), 'v3:2x2': presets.Placement(accumulate=8), 'v5e:8x8': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:2x2': layout.Placement(accumulate=8), 'v5e:8x8': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -34,4 +35,4 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-8)),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return presets.place(config, given['mesh'], MESHES)
+  return layout.place(config, given['mesh'], MESHES)

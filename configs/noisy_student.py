@@ -26,8 +26,8 @@ Expected: ImageNet 88.4 % with L2 (the paper). CIFAR-10 (JPEG copies, all 10,000
 """
 import dataclasses
 
-from vit_jax.config import noisy, rival_sizes, sizes, small
 from vit_jax.config import schema as s
+from vit_jax.recipes import noisy_student, rival_sizes, sizes, small
 
 ROUNDS = ('', '1', '2', '3', '4', '5')
 LABELLED = 2_048  # of a step, of ImageNet
@@ -54,11 +54,12 @@ def get_config(arguments: str = '') -> s.Study:
     return s.Pseudo(source=unlabelled, split='train[10%:]' if is_small and not given['unlabelled'] else 'train',
                     threshold=.5 if is_small else .3, per_class=PER_CLASS[given['set']], share=ratio / (1 + ratio))
 
-  first, then = noisy.rounds(student, pseudo, int(given['rounds'] or (2 if is_small else 3)), teacher=given['teacher'])
+  num_rounds = int(given['rounds'] or (2 if is_small else 3))
+  first, then = noisy_student.rounds(student, pseudo, num_rounds, teacher=given['teacher'])
   if not is_small:
-    last = noisy.name(int(given['rounds'] or 3))
+    last = noisy_student.name(int(given['rounds'] or 3))
     then = (*then, lambda results: high_resolution(results, last))
-  return s.Study(f'Noisy Student {given["set"]}', first, then, noisy.rows, noisy.FIGURES)
+  return s.Study(f'Noisy Student {given["set"]}', first, then, noisy_student.rows, noisy_student.FIGURES)
 
 
 def unlabelled_ratio(number: int) -> int:
@@ -76,7 +77,7 @@ def large_run(model: str, source: str, number: int) -> s.Config:
   # Images a step for each labelled one. The program's loss is this many times the mean.
   scale = 1 + unlabelled_ratio(number) if number else 1
   return s.Config(
-      name=noisy.name(number), length='218_949 steps',  # 350 epochs of 1,281,167 labelled images
+      name=noisy_student.name(number), length='218_949 steps',  # 350 epochs of 1,281,167 labelled images
       batch_size=LABELLED * scale, image_px=(px, px),
       data=s.Data(source=source, eval_split='validation', num_examples=1_281_167, num_classes=1_000, recipe=recipe(px)),
       model=network, objective=s.Supervised(label_smoothing=.1 if not number else 0.),
@@ -103,8 +104,9 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
   plain = dataclasses.replace(recipe(px), crop=s.Crop.RESIZE, flip=False, crop_area=s.Recipe().crop_area,
                               crop_sampler=s.Recipe().crop_sampler, randaugment=s.RandAugment())
   ended = RATE * DROP ** (218_949 // round(2.4 * EPOCH))  # of the schedule's last step
-  return {noisy.HIGH: dataclasses.replace(
-      before, name=noisy.HIGH, length='1.5 epochs', batch_size=LABELLED, image_px=(px, px), init_from=student.workdir,
+  return {noisy_student.HIGH: dataclasses.replace(
+      before, name=noisy_student.HIGH, length='1.5 epochs', batch_size=LABELLED, image_px=(px, px),
+      init_from=student.workdir,
       data=dataclasses.replace(before.data, recipe=plain, pseudo=s.Pseudo()),
       objective=s.Supervised(label_smoothing=.1),
       optimizer=s.RMSProp(lr=ended, lr_per=256, weight_decay=1e-5, decayed=DECAYED,
@@ -119,7 +121,7 @@ def small_run(model: str, source: str, number: int) -> s.Config:
   if isinstance(network, s.ViT):
     network.dropout, network.drop_path = .1, .1
   return s.Config(
-      name=noisy.name(number), length='900 steps', batch_size=128 if number else 64, image_px=(small.PX,) * 2,
+      name=noisy_student.name(number), length='900 steps', batch_size=128 if number else 64, image_px=(small.PX,) * 2,
       data=s.Data(source=source, train_split='train[:10%]', num_examples=5_000, num_classes=10, recipe=s.Recipe(
           crop=s.Crop.RESIZE, shift_px=2, randaugment=s.RandAugment(
               layers=2, magnitude=9., magnitude_std=.5, probability=.5, table=s.OpTable.TIMM))),

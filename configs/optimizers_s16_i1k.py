@@ -10,7 +10,7 @@ Run:      python -m vit_jax.main --config=configs/optimizers_s16_i1k.py:change=l
 Expected: 76.5 % for change=none (the paper); the others are what the study is for. Not run here.
 """
 from vit_jax.config import schema as s
-from vit_jax.config import sizes
+from vit_jax.recipes import sizes
 
 WARM = '10_000 steps'
 COSINE = s.Schedule(warmup=WARM)

@@ -11,13 +11,14 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/rivals_jft.py:R50+B
 Expected: ImageNet after fine-tuning, 7 epochs (Table 6): R50+B/32 84.90 %, R50+B/16 85.58 %, R50+L/32 85.68 %, R50+L/16
           86.60 % (14 epochs: 87.12 %), R50x1 77.54 %, R152x2 84.97 %. Not run here.
 """
-from vit_jax.config import presets, pretrain
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import pretrain
 
 RATES = {  # Table 3
     'R50+B/16': 8e-4, 'R50+B/32': 8e-4, 'R50+L/32': 2e-4, 'R50+L/16': 4e-4, 'BiT-R50x1': 1e-3, 'BiT-R50x2': 1e-3,
     'BiT-R101x1': 8e-4, 'BiT-R152x1': 6e-4, 'BiT-R152x2': 6e-4}
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(fsdp=8), 'v5e:8x8': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(fsdp=8), 'v5e:8x8': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:

@@ -20,8 +20,9 @@ Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small, 
           too few for the ViT to make use of more images, and BiT has been the better one from 8,000 on.
 """
 
-from vit_jax.config import data_size, files, presets, pretrain, sizes, small, transfer, vtab
+from vit_jax.config import files, layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import data_size, pretrain, sizes, small, transfer, vtab
 
 SUBSETS = {'jft': (9_000_000, 30_000_000, 90_000_000, 303_000_000), 'i1k': (100_000, 300_000, 1_268_355),
            'small': (500, 2_000, 8_000, 40_000)}
@@ -97,7 +98,7 @@ def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Co
                   recipe=pretrain.crops())
     config.objective, config.optimizer.clip_norm = s.Supervised(), pretrain.CLIP_NORM
   config.head = pretrain.head(network, bias_init=-10. if is_jft else 0.)
-  config.model = presets.run_as(network, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  config.model = layout.run_as(network, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
   config.model.dtype = s.DType.BF16
   config.length, config.data = '517_822 steps' if is_jft else '27_869 steps', data
   config.evals = evaluations(every='5 %', few=s.FewShot(

@@ -19,10 +19,10 @@ Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With i
 """
 import dataclasses
 
-from vit_jax.config import pretrain, scaling_study, sizes, small, transfer
 from vit_jax.config import schema as s
-from vit_jax.config.scaling_study import Next, Run
 from vit_jax.models import cost
+from vit_jax.recipes import pretrain, scaling_study, sizes, small, transfer
+from vit_jax.recipes.scaling_study import Next, Run
 
 JFT = [Run('B/32', 7, 8e-4), Run('B/16', 7, 8e-4), Run('L/32', 7, 6e-4), Run('L/16', 7, 4e-4), Run('L/16', 14, 4e-4),
        Run('H/14', 14, 3e-4), Run('R50+B/32', 7, 8e-4), Run('R50+B/16', 7, 8e-4), Run('R50+L/32', 7, 2e-4),

@@ -13,11 +13,12 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_finetun
 Expected: top-1 84.4 % (S at 384 px), 85.4 and 85.5 % (M at 384 and 448 px), 86.2 and 86.4 % (L at 448 and 512 px), by
           its README. Not run here.
 """
-from vit_jax.config import presets, token_label
+from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
+from vit_jax.recipes import token_label
 
-MESHES = {'v3:8x8': presets.Placement(), 'v3:16x16': presets.Placement(), 'v5e:8x8': presets.Placement()}
+MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -28,4 +29,4 @@ def get_config(arguments: str = '') -> s.Config:
   if px not in token_label.FINE_TUNED[size]:
     raise UserError(f'px: expected one of {", ".join(map(str, token_label.FINE_TUNED[size]))} for LV-ViT-{size}, got '
                     f'{px}. Set another side with --config.image_px=SIDE,SIDE.')
-  return presets.place(token_label.finetune(size, px), given['mesh'], MESHES)
+  return layout.place(token_label.finetune(size, px), given['mesh'], MESHES)

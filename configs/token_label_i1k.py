@@ -20,13 +20,14 @@ Run:      python -m vit_jax.main --config=configs/token_label_i1k.py:S --config.
 Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_i1k.py:S,mesh=v3:4x4 --topology=v3:4x4
 Expected: the paper reports top-1 79.1 % (T), 83.3 % (S), 84.0 % (M). Not run here.
 """
-from vit_jax.config import presets, token_label
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import token_label
 
-MESHES = {'v3:4x4': presets.Placement(), 'v3:8x8': presets.Placement(), 'v5e:4x4': presets.Placement()}
+MESHES = {'v3:4x4': layout.Placement(), 'v3:8x8': layout.Placement(), 'v5e:4x4': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run of T, S, M or L; `mesh=v3:4x4` lays it out for that slice."""
   given = s.parse_arg(arguments, size=('S', 'T', 'M', 'L'), mesh=('',))
-  return presets.place(token_label.pretrain(given['size']), given['mesh'], MESHES)
+  return layout.place(token_label.pretrain(given['size']), given['mesh'], MESHES)

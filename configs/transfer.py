@@ -13,8 +13,8 @@ Plan:     4 (ResNets: 5) + 3 runs a set; those on ImageNet (20,000 steps) are mo
 Expected: L/16 from ImageNet-21k: ImageNet 85.30, ReaL 88.62, CIFAR-10 99.15, CIFAR-100 93.25, Pets 94.67, Flowers
           99.61, VTAB 72.72
 """
-from vit_jax.config import finetune, sizes, transfer, vtab
 from vit_jax.config import schema as s
+from vit_jax.recipes import finetune, sizes, transfer, vtab
 
 SEEDS = ('3', *(str(number) for number in range(1, 21)))
 

@@ -11,11 +11,12 @@ Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py:mesh=v4:8x8x8
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py:mesh=v4:8x8x8 --topology=v4:8x8x8
 Expected: the paper reports 89.51 % on ImageNet with a linear probe on frozen features. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v4:8x8x8': presets.Placement(fsdp=512, remat=s.Remat.FULL),
-          'v5p:8x8x8': presets.Placement(fsdp=512, remat=s.Remat.FULL)}
+MESHES = {'v4:8x8x8': layout.Placement(fsdp=512, remat=s.Remat.FULL),
+          'v5p:8x8x8': layout.Placement(fsdp=512, remat=s.Remat.FULL)}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -38,4 +39,4 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='10_000 steps')},
       checkpoints=s.Checkpoints(every='2_000 steps', keep_every='20_000 steps'))
-  return presets.place(config, mesh, MESHES)
+  return layout.place(config, mesh, MESHES)

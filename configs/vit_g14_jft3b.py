@@ -15,10 +15,11 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_g14_jft3b.py:G/
           v5e:16x16              256   8.59 of 15.75   1449.6        503.9   65.0%  1,000,000   402.7      4,295
 Expected: the paper's abstract has 90.45 % on ImageNet after fine-tuning G/14. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
-MESHES = {'v5e:16x16': presets.Placement(fsdp=16, accumulate=4)}
+MESHES = {'v5e:16x16': layout.Placement(fsdp=16, accumulate=4)}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -28,7 +29,7 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit(size)
   # A pod run on any mesh: products in bf16, quick to compile, activations small.
   model.pool, model.dtype, model.execution, model.remat = s.Pool.MAP, s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
-  return presets.place(s.Config(
+  return layout.place(s.Config(
       name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384,
       data=s.Data(source='folder:JFT-3B', num_examples=3_000_000_000, num_classes=29_593, max_labels=8,
                   recipe=s.Recipe(crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),

@@ -16,14 +16,15 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_h14_jft.py:mesh
           The table was made with a linear head and with clipping at norm 1, and was not made again without these.
 Expected: the paper reports 88.55 % on ImageNet after fine-tuning at 518 px, and 2.5k TPUv3-core-days. Not run here.
 """
-from vit_jax.config import presets, pretrain
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import pretrain
 
 MESHES = {
-    'v3:16x16': presets.Placement(fsdp=8),
-    'v4:4x4x8': presets.Placement(fsdp=8),
-    'v5e:16x16': presets.Placement(fsdp=16),
-    'gpu:8': presets.Placement(fsdp=8, accumulate=4),
+    'v3:16x16': layout.Placement(fsdp=8),
+    'v4:4x4x8': layout.Placement(fsdp=8),
+    'v5e:16x16': layout.Placement(fsdp=16),
+    'gpu:8': layout.Placement(fsdp=8, accumulate=4),
 }
 
 

@@ -14,15 +14,16 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_i21k.py:mes
 Expected: the paper reports 85.15 % on ImageNet after fine-tuning at 384 px (85.30 % at 512 px with
           averaged weights), and 0.23k TPUv3-core-days, where its Table 3 gives 30 or 90 epochs. Not run here.
 """
-from vit_jax.config import presets, pretrain
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import pretrain
 
 MESHES = {
-    'v3:2x2': presets.Placement(fsdp=8, accumulate=16),
-    'v3:8x8': presets.Placement(fsdp=8),
-    'v3:16x16': presets.Placement(fsdp=8),
-    'v5e:8x8': presets.Placement(fsdp=8),
-    'gpu:8': presets.Placement(fsdp=8, accumulate=2),
+    'v3:2x2': layout.Placement(fsdp=8, accumulate=16),
+    'v3:8x8': layout.Placement(fsdp=8),
+    'v3:16x16': layout.Placement(fsdp=8),
+    'v5e:8x8': layout.Placement(fsdp=8),
+    'gpu:8': layout.Placement(fsdp=8, accumulate=2),
 }
 
 

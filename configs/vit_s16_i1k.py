@@ -17,14 +17,15 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_s16_i1k.py:mesh
 Expected: the paper reports top-1 76.5 % / 78.5 % / 80.0 % after 90 / 150 / 300 epochs (ReaL 83.1 / 84.5 / 85.4, v2
           64.2 / 66.4 / 68.3); 6 h 30 min for 90 epochs on eight v3 cores. Not run here.
 """
-from vit_jax.config import presets, sizes
+from vit_jax.config import layout
 from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
 
 MESHES = {
-    'v3:2x2': presets.Placement(),
-    'v3:4x4': presets.Placement(),
-    'v5e:2x4': presets.Placement(),
-    'gpu:8': presets.Placement(),
+    'v3:2x2': layout.Placement(),
+    'v3:4x4': layout.Placement(),
+    'v5e:2x4': layout.Placement(),
+    'gpu:8': layout.Placement(),
 }
 
 
@@ -50,4 +51,4 @@ def get_config(arguments: str = '') -> s.Config:
   if given['evals'] == 'all':
     config.evals['real'] = s.Real(every='10 epochs', source='tfds:imagenet2012_real', split='validation')
     config.evals['v2'] = s.TopK(every='10 epochs', source='tfds:imagenet_v2', split='test')
-  return presets.place(config, mesh=given['mesh'], known=MESHES)
+  return layout.place(config, mesh=given['mesh'], known=MESHES)

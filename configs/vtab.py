@@ -9,8 +9,8 @@ Run:      python -m vit_jax.main --job=study --config=configs/vtab.py:L/16 --wor
 Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px .43 exaFLOPs each
 Expected: L/16 from ImageNet-21k 72.72, from JFT 76.28; H/14 from JFT 77.63 (the paper's Table 2)
 """
-from vit_jax.config import finetune, sizes, vtab
 from vit_jax.config import schema as s
+from vit_jax.recipes import finetune, sizes, vtab
 
 SEEDS = ('3', *(str(number) for number in range(1, 21)))
 

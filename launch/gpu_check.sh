@@ -61,7 +61,7 @@ raise SystemExit(d.platform != "gpu")'
 # On a GPU f32 products are rounded to tf32 unless this is asked for; the tests compare to 1e-5.
 run_tests() {
   VIT_JAX_TEST_PLATFORM=cuda JAX_DEFAULT_MATMUL_PRECISION=highest "$python" -m pytest -q -p no:cacheprovider -rs \
-    tests/test_gpu.py tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/interop/test_golden.py
+    tests/test_gpu.py tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py
 }
 
 # bench NAME MODEL ATTENTION BATCH FLAGS…

@@ -26,17 +26,17 @@ import buckets
 import jax
 import pytest
 
-from vit_jax.jobs import start
+from vit_jax.jobs import runtime
 
 # Run in the background, the tests would ignore Ctrl-C, and so would all they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-start.widen_pool(8)
+runtime.widen_pool(8)
 jax.devices()
 del os.environ['PJRT_NPROC']  # programs that tests start have a device or two; jobs that run in here have this pool
-start.widen_pool = lambda num_devices: None
+runtime.widen_pool = lambda num_devices: None
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
-from vit_jax.interop.preprocess import Preprocess
-from vit_jax.interop.report import Report
-from vit_jax.interop.weights import Weights
 from vit_jax.jobs import build
+from vit_jax.weights.loading import Weights
+from vit_jax.weights.preprocess import Preprocess
+from vit_jax.weights.report import Report
 
 PX = (32, 48)
 CLASSES = 7

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import durations, schema
-from vit_jax.core.api import Objective, Prepare
+from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Shard
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes

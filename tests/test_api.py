@@ -14,10 +14,10 @@ from PIL import Image
 import vit_jax
 from vit_jax import api
 from vit_jax.core.errors import UserError
-from vit_jax.data import headers
-from vit_jax.data.image_ops import BadImage
-from vit_jax.interop import weights as interop
+from vit_jax.data.image import headers
+from vit_jax.data.image.image_ops import BadImage
 from vit_jax.jobs import inference
+from vit_jax.weights import loading
 
 
 @pytest.fixture(scope='module')
@@ -187,7 +187,7 @@ def test_bytes_that_are_no_picture_are_said(vit: api.Model) -> None:
 
 
 def test_classes_may_be_named_by_a_file_or_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-  monkeypatch.setattr(interop, 'load', lambda where, **_: loaded.weights('vit')._replace(class_names=()))
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights('vit')._replace(class_names=()))
   count = loaded.weights('vit').num_classes
   names = [f'n{i:08d} sort {i}' for i in range(count)]
   (tmp_path / 'words.txt').write_text('\n'.join(names))
@@ -200,7 +200,7 @@ def test_classes_may_be_named_by_a_file_or_a_list(monkeypatch: pytest.MonkeyPatc
 
 
 def test_loading_keeps_jax_from_looking_for_a_tpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(interop, 'load', lambda where, **_: loaded.weights('vit'))
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights('vit'))
   monkeypatch.setattr(api.hardware, 'platforms', lambda: 'cpu')
   before = jax.config.jax_platforms
   try:
@@ -217,10 +217,10 @@ def test_loading_keeps_jax_from_looking_for_a_tpu_that_is_not_here(monkeypatch: 
 def test_load_takes_what_the_reader_of_weights_takes(monkeypatch: pytest.MonkeyPatch) -> None:
   asked = []
 
-  def load(where: str, **given: str) -> interop.Weights:
+  def load(where: str, **given: str) -> loading.Weights:
     asked.append((where, given))
     return loaded.weights('vit')
-  monkeypatch.setattr(interop, 'load', load)
+  monkeypatch.setattr(loading, 'load', load)
   model = vit_jax.load(pathlib.Path('a.npz'), preprocess='half')
   assert isinstance(model, vit_jax.Model) and asked == [('a.npz', {'preprocess': 'half', 'model': '', 'view': ''})]
 

@@ -1,4 +1,4 @@
-"""The contracts of `core/api.py`, tried with fakes through the real train step: no case is special to it."""
+"""The contracts of `core/contracts.py`, tried with fakes through the real train step: no case is special to it."""
 from __future__ import annotations
 
 import ast
@@ -12,7 +12,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.models import vit
+from vit_jax.models.vit import vit
 from vit_jax.objectives.ema import Ema
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import loop, step

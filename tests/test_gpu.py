@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.interop import test_golden as golden
+from tests.weights import test_golden as golden
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType, Remat
 from vit_jax.core.types import Array
 from vit_jax.jobs import build
-from vit_jax.models import attend, attend_kernels
+from vit_jax.models.kernels import attend, attend_kernels
 from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 
@@ -79,7 +79,7 @@ def test_training_with_cudnn_is_training_without() -> None:
 
 @pytest.mark.parametrize('name', ['timm_vit', 'hf_vit', 'npz_vit'])
 def test_weights_of_others_give_their_logits_in_bf16(name: str, tmp_path: pathlib.Path) -> None:
-  """In f32 they are those of `tests/interop/test_golden.py`, which is run there too."""
+  """In f32 they are those of `tests/weights/test_golden.py`, which is run there too."""
   found = golden.load(name, tmp_path)
   half = found._replace(model=dataclasses.replace(found.model, dtype=DType.BF16))
   wanted = jnp.asarray(golden.GOLDEN[f'{name}/logits'])

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from vit_jax import dispatch, main
-from vit_jax.config import files, stored
+from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
 
 
@@ -90,7 +90,7 @@ def test_every_job_has_a_function_and_the_other_way_round() -> None:
 
 def test_the_config_of_a_run_is_its_own_unless_another_is_given(tmp_path: pathlib.Path) -> None:
   own = files.load('digits', ['batch_size=24', 'optimizer.schedule.decay=linear'])
-  (tmp_path / 'config.json').write_text(stored.to_json(own))
+  (tmp_path / 'config.json').write_text(json_files.to_json(own))
   given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config.seed=7'])
   assert dispatch.load_config(given) == dataclasses.replace(own, seed=7)
   given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config=digits'])

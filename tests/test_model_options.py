@@ -10,11 +10,12 @@ import programs
 import pytest
 import vits
 
-from vit_jax.config import check, schema, sizes
+from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import recipes
+from vit_jax.data.pipeline import transforms
 from vit_jax.jobs import build
 from vit_jax.parallel import rules
+from vit_jax.recipes import sizes
 
 DATA = programs.batch(size=32, px=16)
 SPLIT = 'data=2,fsdp=2,tensor=2'
@@ -28,7 +29,7 @@ def config(model: schema.ViT) -> schema.Config:
 def after(name: str, settings: str) -> object:
   c = config(dataclasses.replace(vits.MODELS[name], patch=4))
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  prepare = recipes.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
+  prepare = transforms.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=DATA,
                            optimizer=schema.Sgd(clip_norm=1.))
   state, metrics = programs.run(program, programs.MESHES[settings], DATA, 2)

@@ -11,11 +11,12 @@ import numpy as np
 import programs
 import pytest
 
-from vit_jax.config import schema, sizes
+from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.data import recipes
+from vit_jax.data.pipeline import transforms
 from vit_jax.jobs import build
 from vit_jax.parallel import rules
+from vit_jax.recipes import sizes
 
 DATA = programs.batch(size=32, px=16)
 SPLIT = 'data=2,fsdp=2,tensor=2'
@@ -36,7 +37,7 @@ def config(model: schema.Model) -> schema.Config:
 def after(name: str, settings: str) -> object:
   c = config(MODELS[name])
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  prepare = recipes.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
+  prepare = transforms.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=DATA,
                            optimizer=schema.Sgd(clip_norm=1.))
   state, metrics = programs.run(program, programs.MESHES[settings], DATA, 2)

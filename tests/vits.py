@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, Positions, PositionsAt
 from vit_jax.core.types import Array, Params, PyTree
-from vit_jax.models import vit
+from vit_jax.models.vit import vit
 
 PX, GRID = (16, 24), (2, 3)
 MODELS = {

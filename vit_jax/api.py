@@ -23,18 +23,19 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from vit_jax.analysis import attention as maps
-from vit_jax.analysis import inspection
-from vit_jax.analysis.driving import Driver
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, HostArray, Outputs
-from vit_jax.data import classes as naming
-from vit_jax.data import headers, image_ops, pil_images, recipes
-from vit_jax.data.sources import Record
+from vit_jax.data.image import headers, image_ops, pillow
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Record
+from vit_jax.data.sources import classes as naming
+from vit_jax.inspect import attention as maps
+from vit_jax.inspect import measurements
+from vit_jax.inspect.layerwise import Driver
 from vit_jax.jobs import build, hardware, inference
 
 if TYPE_CHECKING:
-  from vit_jax.interop.weights import Weights
+  from vit_jax.weights.loading import Weights
 
 Picture = Image.Image | HostArray | str | os.PathLike[str] | bytes
 BATCH = 32
@@ -53,7 +54,7 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
   """The network of a weight file, a folder, a run directory, an address or a known name, ready to use.
 
   Args:
-    where: as `vit_jax.interop.weights.load` takes it.
+    where: as `vit_jax.weights.loading.load` takes it.
     preprocess: decides over what the weights say of their images, such as `imagenet` or `resize=248,image=224`.
     model: decides what tensors cannot say, such as `heads=6,gelu=exact`.
     view: of a run directory: student, ema or teacher; '' = ema where there is one.
@@ -62,7 +63,7 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
   Raises:
     UserError: there is nothing there, or nothing that can be trusted.
   """
-  from vit_jax.interop import weights
+  from vit_jax.weights import loading as weights
   if (found_here := hardware.platforms()) and not getattr(jax.config, 'jax_platforms', None):
     jax.config.update('jax_platforms', found_here)  # else libtpu tells at length of a TPU that is not here
   is_file = isinstance(classes, str | os.PathLike)
@@ -203,7 +204,7 @@ class Model:
     if self.head is None:
       raise UserError(f'{self.weights.source} has no head, so it knows no classes; want rollout()')
     chosen = None if of_class is None else self.find_class(of_class)
-    return np.stack([inspection.relevance(self.driver, np.asarray(self.normalize(self.prepare(image)[None])),
+    return np.stack([measurements.relevance(self.driver, np.asarray(self.normalize(self.prepare(image)[None])),
                                           grid=self.grid, logits=self.head, of_class=chosen)
                      for image in listed(images)])
 
@@ -227,7 +228,7 @@ class Model:
       BadImage: it cannot be decoded.
       UserError: it is no picture.
     """
-    prepared = recipes.eval_transform(self._recipe, self.image_px)(Record(decode(image), 0))
+    prepared = transforms.eval_transform(self._recipe, self.image_px)(Record(decode(image), 0))
     return np.asarray(prepared['image'])
 
   def _over(self, images: Picture | Sequence[Picture], function: Callable[[Array], Array | None], *,
@@ -241,7 +242,7 @@ class Model:
       batch = np.stack([np.asarray(picture) if prepared else self._prepare(picture)
                         for picture in pictures[start:start + self._batch_size]])
       padded = np.concatenate([batch, np.repeat(batch[:1], _room(len(batch), self._batch_size) - len(batch), 0)])
-      rows.append(np.asarray(function(recipes.normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
+      rows.append(np.asarray(function(transforms.normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
     return np.concatenate(rows)
 
   def _prepare(self, image: Picture) -> HostArray:
@@ -271,7 +272,7 @@ class Model:
 
   def normalize(self, images: HostArray) -> Array:
     """What the network sees: f32 `[B, H, W, 3]` of what `prepare` gave."""
-    return recipes.normalize(jnp.asarray(images), self._recipe)
+    return transforms.normalize(jnp.asarray(images), self._recipe)
 
   @functools.cached_property
   def driver(self) -> Driver:
@@ -310,7 +311,7 @@ def decode(image: Picture) -> HostArray:
     case np.ndarray() if image.dtype == np.uint8 and (image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
       return image_ops.as_rgb(image[..., None] if image.ndim == 2 else image)
     case Image.Image():
-      return pil_images.read(image, UPRIGHT)
+      return pillow.read(image, UPRIGHT)
     case bytes():
       return image_ops.decode(image, UPRIGHT)
     case str() | os.PathLike():

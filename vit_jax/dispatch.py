@@ -95,7 +95,7 @@ def _measure(command: Command) -> int:
   from vit_jax.config import files
   given = command.flags
   config = files.load(given.get('config', 'evaluate'), command.overrides)
-  from vit_jax.jobs import measuring as job
+  from vit_jax.jobs import evaluate_weights as job
   asked = job.Asked(given['weights'], *(given.get(name, '') for name in ('preprocess', 'model', 'view')))
   return job.run(config, asked, overridden=overridden(command),
                  workdir=command.path('workdir') if 'workdir' in given else None)
@@ -114,7 +114,7 @@ def plan(command: Command) -> int:
   config = load_config(command)
   from vit_jax.jobs import hardware
   hardware.use_cpu()
-  from vit_jax.jobs import plan as job
+  from vit_jax.plan import job
   workdir = command.path('workdir') if 'workdir' in command.flags else None
   return job.run(config, command.flags['topology'], workdir=workdir, search='search' in command.flags)
 
@@ -152,14 +152,14 @@ def average(command: Command) -> int:
 
 def bench(command: Command) -> int:
   config = load_config(command)
-  from vit_jax.jobs import bench as job
+  from vit_jax.bench import job
   return job.run(config, search='search' in command.flags,
                  to=command.local_path('to') if 'to' in command.flags else None,
                  **{name: command.flags.get(name, '') for name in ('models', 'px', 'against', 'turns')})
 
 
 def report(command: Command) -> int:
-  from vit_jax.jobs import reporting as job
+  from vit_jax.jobs import report as job
   workdirs = [storage.open_path(part) for part in command.flags['workdir'].split(',')]
   if absent := [str(one) for one in workdirs if not one.is_dir()]:
     raise UserError(f'--workdir={",".join(absent)} is no directory; want that of a run, or several, A,B')
@@ -183,7 +183,7 @@ def predict(command: Command) -> int:
 
 
 def inspect(command: Command) -> int:
-  from vit_jax.jobs import inspect as job
+  from vit_jax.inspect import job
   given = command.flags
   if ('weights' in given) == ('workdir' in given):
     raise UserError('--job=inspect needs either --weights=… or --workdir=…, what to look into')
@@ -195,7 +195,7 @@ def inspect(command: Command) -> int:
 def export(command: Command) -> int:
   from vit_jax.jobs import hardware
   hardware.use_cpu()  # so that a file does not depend on what is here
-  from vit_jax.jobs import export as job
+  from vit_jax.export import job
   given = command.flags
   return job.run(given['weights'], command.local_path('to'), from_pixels='from_pixels' in given,
                  **{name: given.get(name, '') for name in ('preprocess', 'model', 'view')})
@@ -207,7 +207,7 @@ def study(command: Command) -> int:
   found = files.load_study(given['config'], command.overrides)
   from vit_jax.jobs import hardware
   hardware.use_cpu()  # this process only starts others; devices are theirs
-  from vit_jax.jobs import study as job
+  from vit_jax.study import job
   return job.run(found, command.local_path('workdir') if 'workdir' in given else None, environ=environ,
                  processes=given.get('processes', ''), dry_run='dry_run' in given, topology=given.get('topology', ''))
 

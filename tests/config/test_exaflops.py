@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax.config import published, schema, sizes
-from vit_jax.config.published import Scaled
+from vit_jax.config import schema
 from vit_jax.models import cost
+from vit_jax.recipes import published, sizes
+from vit_jax.recipes.published import Scaled
 
 IMAGES, CLASSES, PX = 303e6, 18_291, (224, 224)  # of JFT-300M; at which it is trained
 EXACT = [row for row in published.TABLE_6 if row.model in ('B/16', 'L/32', 'L/16', 'H/14', 'R50+B/16')

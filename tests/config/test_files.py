@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import files, schema, stored
+from vit_jax.config import files, json_files, schema
 from vit_jax.core.errors import UserError
 
 
@@ -70,7 +70,7 @@ def test_a_file_that_returns_something_else_is_refused(tmp_path: pathlib.Path) -
 
 def test_json_holds_every_setting() -> None:
   config = files.load('digits', [])
-  saved = json.loads(stored.to_json(config))
+  saved = json.loads(json_files.to_json(config))
   for name, *_ in files.fields(config):
     node = saved
     for part in name.split('.'):

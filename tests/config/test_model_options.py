@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax.config import check, model_options, presets, schema, sizes
+from vit_jax.config import check, layout, model_options, schema
 from vit_jax.config.schema import AttentionKernel, Execution, Remat
 from vit_jax.core.errors import UserError
+from vit_jax.recipes import sizes
 
 
 @pytest.mark.parametrize('name, has', [('EfficientNet-B0', True), ('LV-ViT-T/16', True), ('R50+B/16', False),
@@ -23,9 +24,9 @@ def test_batchnorm_and_accumulation_are_refused_together(name: str, has: bool) -
 
 
 def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_not() -> None:
-  placed = presets.run_as(sizes.model('BiT-R50x1'), remat=Remat.NAMES, execution=Execution.SCAN)
+  placed = layout.run_as(sizes.model('BiT-R50x1'), remat=Remat.NAMES, execution=Execution.SCAN)
   assert placed.remat is Remat.FULL
-  placed = presets.run_as(sizes.model('Mixer-B/16'), remat=Remat.NAMES, execution=Execution.SCAN)
+  placed = layout.run_as(sizes.model('Mixer-B/16'), remat=Remat.NAMES, execution=Execution.SCAN)
   assert placed.remat is Remat.NAMES and placed.execution is Execution.SCAN
   assert model_options.ways_to_run(sizes.model('EfficientNet-B0')) == ((Remat.NONE, Remat.FULL), (None,))
   assert model_options.ways_to_run(sizes.model('B/16')) == (tuple(Remat), tuple(Execution))

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from vit_jax.config import ablations, check, data_size, durations, files, noisy, published, scaling_study, schema, small
+from vit_jax.config import check, durations, files, schema
 from vit_jax.core.errors import UserError
+from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling_study, small
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
          'study_data_size:sets', 'noisy_student', 'noisy_student:cifar10',
@@ -160,7 +161,7 @@ def test_a_student_is_the_next_teacher() -> None:
   assert runs['student_1'].batch_size * (1 - first.share) == runs['teacher'].batch_size
   assert not runs['teacher'].data.pseudo.source
   scores = {'teacher': .5, 'student_1': .6, 'student_2': .58}
-  rows = noisy.rows({name: dataclasses.replace(one, headline=scores[name]) for name, one in results.items()})
+  rows = noisy_student.rows({name: dataclasses.replace(one, headline=scores[name]) for name, one in results.items()})
   assert [row['round'] for row in rows] == [0, 1, 2] and rows[0]['over its teacher'] is None
   assert rows[2]['over its teacher'] == pytest.approx(-2) and rows[2]['over the first'] == pytest.approx(8)
 

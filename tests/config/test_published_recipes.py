@@ -6,8 +6,8 @@ import pytest
 
 from vit_jax.config import check, files
 from vit_jax.config import schema as s
-from vit_jax.interop import names, tables
 from vit_jax.optim import masks
+from vit_jax.weights import names, tables
 
 # facebookresearch/dino@7c446df. B/16: dino_vitbase16_pretrain/args.txt, as the DINO README of the DyT repository has
 # it. S: epochs, crops and batch of dino_deitsmall16_pretrain/args.txt as lightly's benchmarks repeat them; the rest is

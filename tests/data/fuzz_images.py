@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config.schema import Interpolation
-from vit_jax.data import headers, image_ops
-from vit_jax.data.headers import BadImage, Reading
+from vit_jax.data.image import headers, image_ops
+from vit_jax.data.image.headers import BadImage, Reading
 
 ALLOWED_BYTES = 2 * 2**30
 SLOWEST_S = 20.

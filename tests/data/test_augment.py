@@ -10,7 +10,8 @@ import pytest
 
 from tests.data.pictures import picture
 from vit_jax.config import schema
-from vit_jax.data import augment, image_ops
+from vit_jax.data.device import augment
+from vit_jax.data.image import image_ops
 
 IMAGES = np.stack([picture(i) for i in range(6)]).astype(np.float32)
 BOXES = np.tile(np.array([.1, .2, .5, 1.], np.float32), (6, 1))

@@ -12,8 +12,9 @@ import slices
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import blocks, order, recipes, sources, system_errors
-from vit_jax.data.sources import Record, Source
+from vit_jax.data.pipeline import blocks, order, transforms
+from vit_jax.data.source import Record, Source
+from vit_jax.data.sources import opening, system_errors
 from vit_jax.parallel import mesh as meshes
 
 BATCH, PX = 16, (8, 10)
@@ -43,17 +44,17 @@ class Counting:
 
 @pytest.fixture(scope='module')
 def source(image_folder: pathlib.Path) -> Counting:
-  return Counting(sources.open_split(schema.Data(source=f'folder:{image_folder}'), 'train', image_px=PX))
+  return Counting(opening.open_split(schema.Data(source=f'folder:{image_folder}'), 'train', image_px=PX))
 
 
 def train(source: Counting, shard: Shard, number: int) -> Batch:
-  make = blocks.TrainBlocks(source, recipes.train_transform(RECIPE, PX), order.Shuffled(len(source), 5),
-                            recipes.train_shapes(RECIPE, PX), 5, BATCH, shard)
+  make = blocks.TrainBlocks(source, transforms.train_transform(RECIPE, PX), order.Shuffled(len(source), 5),
+                            transforms.train_shapes(RECIPE, PX), 5, BATCH, shard)
   return make(number)
 
 
 def evaluate(source: Counting, shard: Shard, number: int) -> Batch:
-  return blocks.EvalBlocks(source, recipes.eval_transform(RECIPE, PX), BATCH, shard)(number)
+  return blocks.EvalBlocks(source, transforms.eval_transform(RECIPE, PX), BATCH, shard)(number)
 
 
 @pytest.mark.parametrize('make', [train, evaluate])
@@ -95,7 +96,7 @@ class Failing:
 def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source: Counting, number: int | None) -> None:
   failing = Failing(source, MemoryError() if number is None else OSError(number, os.strerror(number)))
   number = errno.ENOMEM if number is None else number
-  fit = recipes.eval_transform(RECIPE, PX)
+  fit = transforms.eval_transform(RECIPE, PX)
   alone = Shard((0,), 1)
   for make in (lambda: [train(failing, alone, n) for n in range(3)], lambda: evaluate(failing, alone, 0),  # type: ignore[arg-type]
                lambda: blocks.decode_all(failing, fit, threads=2), lambda: blocks.reason_bad(failing, 3, fit)):
@@ -108,7 +109,7 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source:
 
 @pytest.mark.parametrize('layout', HOSTS)
 def test_from_memory_the_rows_are_the_same(source: Counting, layout: str) -> None:
-  decoded = blocks.decode_all(source, recipes.eval_transform(RECIPE, PX), threads=2)
+  decoded = blocks.decode_all(source, transforms.eval_transform(RECIPE, PX), threads=2)
   visit = order.Shuffled(len(source), 5)
   for make in (lambda shard: blocks.MemoryTrainBlocks(decoded, visit, BATCH, shard)(3),
                lambda shard: blocks.MemoryEvalBlocks(decoded, BATCH, shard)(2)):

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import capacity
+from vit_jax.data.pipeline import capacity
 
 SHAPES = {'image': ((10, 10, 3), np.uint8), 'box': ((4,), np.float32)}  # 316 bytes, and 8 of its number
 

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.data import checksums
+from vit_jax.data.sources import checksums
 
 CONTENT = {'a': b'one', 'b': b'two', 'c': b''}
 

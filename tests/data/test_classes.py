@@ -9,7 +9,7 @@ import pytest
 from tests.data import pictures
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import classes, sources
+from vit_jax.data.sources import classes, opening
 
 LINES = ('n01440764 tench, Tinca tinca', 'n01443537 goldfish, Carassius auratus', 'n02012849 crane',
          'n03126707 crane', 'n04243546 slot, one-armed bandit')
@@ -40,13 +40,13 @@ def test_a_folder_with_some_of_the_classes_has_labels_of_all(tmp_path: pathlib.P
   write(tmp_path / 'set', 'n04243546', 'n01443537')
   (tmp_path / 'words.txt').write_text('# in the order of the outputs\n\n' + '\n'.join(LINES) + '\n')
   data = schema.Data(source=f'folder:{tmp_path / "set"}', classes=str(tmp_path / 'words.txt'))
-  found = sources.open_sources(data, image_px=(12, 12))
+  found = opening.open_sources(data, image_px=(12, 12))
   assert found.class_names == LINES and found.eval.class_names == LINES
   assert sorted(found.eval.label(i) for i in range(2)) == [1, 4]
   for i in range(2):
     assert found.train[i].label == found.train.label(i)
     assert ('n01443537' in found.train.describe(i)) == (found.train.label(i) == 1)
-  plain = sources.open_sources(schema.Data(source=data.source), image_px=(12, 12))
+  plain = opening.open_sources(schema.Data(source=data.source), image_px=(12, 12))
   assert plain.train.digest != found.train.digest
 
 
@@ -56,7 +56,7 @@ def test_each_source_of_a_mixture_goes_by_the_list(tmp_path: pathlib.Path) -> No
   (tmp_path / 'words.txt').write_text('\n'.join(LINES))
   data = schema.Data(source=f'mix:0.5*folder:{tmp_path / "a"},0.5*folder:{tmp_path / "b"}',
                      classes=str(tmp_path / 'words.txt'))
-  found = sources.open_sources(data, image_px=(12, 12))
+  found = opening.open_sources(data, image_px=(12, 12))
   assert found.class_names == LINES
   np.testing.assert_array_equal([found.train.label(i) for i in range(2)], [4, 1])
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data import make_tensorflow_crops as made
 from vit_jax.config.schema import CropSampler
-from vit_jax.data import crops, image_ops
+from vit_jax.data.image import crops, image_ops
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('tensorflow_crops.npz'))
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85  # of Philox 4x32 (Salmon et al. 2011, section 5)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config.schema import Erase
-from vit_jax.data import erase
+from vit_jax.data.device import erase
 
 SHAPE = (4000, 37, 29, 3)
 

@@ -12,14 +12,16 @@ import pytest
 from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core.types import UserError
-from vit_jax.data import image_ops, sources
+from vit_jax.data.image import image_ops
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening
 
 
-def open_all(root: pathlib.Path, **fields: object) -> sources.Sources:
-  return sources.open_sources(schema.Data(source=f'folder:{root}', **fields), image_px=(8, 8))
+def open_all(root: pathlib.Path, **fields: object) -> opening.Sources:
+  return opening.open_sources(schema.Data(source=f'folder:{root}', **fields), image_px=(8, 8))
 
 
-def paths(source: sources.Source) -> list[str]:
+def paths(source: Source) -> list[str]:
   return [source.describe(i) for i in range(len(source))]
 
 
@@ -86,7 +88,7 @@ def test_a_split_for_evaluation_alone_needs_no_train(tmp_path: pathlib.Path,
   write_split(tmp_path / 'test', 9)
   (tmp_path / 'test' / 'hen').mkdir()
   data = schema.Data(source=f'folder:{tmp_path}')
-  source = sources.open_split(data, 'test', image_px=(8, 8))
+  source = opening.open_split(data, 'test', image_px=(8, 8))
   assert len(source) == 9 and source.class_names[-1] == 'hen'
   with pytest.raises(UserError, match="has no split 'train', only: test"):
     open_all(tmp_path)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.data import make_golden_geometry as golden
 from vit_jax.config.schema import Crop, Geometry, Interpolation, Recipe
-from vit_jax.data import image_ops, recipes
+from vit_jax.data.image import image_ops
+from vit_jax.data.pipeline import transforms
 
 FOUND = np.load(pathlib.Path(__file__).with_name('golden_geometry.npz'))
 
@@ -37,6 +38,6 @@ def test_the_pixels_are_those_of_the_programs_themselves(number: int) -> None:
   geometry = Geometry.TORCHVISION if whose == 'timm' else Geometry.HUGGINGFACE
   recipe = Recipe(crop=Crop.RESIZE, eval_resize_px=int(224 / part), eval_geometry=geometry, antialias=True,
                   interpolation=Interpolation.BICUBIC)
-  image, box = recipes.fit(golden.drawn(size), recipe=recipe, image_px=(224, 224))
+  image, box = transforms.fit(golden.drawn(size), recipe=recipe, image_px=(224, 224))
   assert hashlib.sha256(np.ascontiguousarray(image)).hexdigest() == str(FOUND['pixels'][number])
   assert (box[:2] < .5).all() and (box[2:] > .5).all()

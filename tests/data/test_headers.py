@@ -12,9 +12,10 @@ from PIL import Image
 from tests.data.pictures import picture
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import headers, image_ops, recipes
-from vit_jax.data.headers import BadImage, Reading
-from vit_jax.data.sources import Record
+from vit_jax.data.image import headers, image_ops
+from vit_jax.data.image.headers import BadImage, Reading
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Record
 
 TURNED = range(1, 9)
 
@@ -80,7 +81,7 @@ def test_an_image_with_too_many_pixels_is_refused_by_its_header(kind: str, monke
   encoded = saved(kind)
   assert image_ops.decode(encoded, Reading(max_pixels=180)).shape == (12, 15, 3)
   monkeypatch.setattr('cv2.imdecode', lambda *_: pytest.fail('it was decoded'))
-  monkeypatch.setattr('vit_jax.data.pil_images._levels', lambda *_: pytest.fail('it was decoded'))
+  monkeypatch.setattr('vit_jax.data.image.pillow._levels', lambda *_: pytest.fail('it was decoded'))
   with pytest.raises(BadImage, match='15 x 12 px: expected at most 179 pixels, got 180. .*max_image_pixels'):
     image_ops.decode(encoded, Reading(max_pixels=179))
 
@@ -97,14 +98,14 @@ def test_a_recipe_says_how_many_pixels_there_may_be_and_whether_images_are_turne
   record, px = Record(saved('PNG', orientation=6), 0), (15, 12)
   plain = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
   upright = schema.Recipe(crop=schema.Crop.RESIZE, flip=False, exif_orientation=True)
-  stored = recipes.eval_transform(plain, px[::-1])(record)['image']
-  for transform in (recipes.eval_transform(upright, px),
-                    lambda r: recipes.train_transform(upright, px)(r, np.random.default_rng(0))):
+  stored = transforms.eval_transform(plain, px[::-1])(record)['image']
+  for transform in (transforms.eval_transform(upright, px),
+                    lambda r: transforms.train_transform(upright, px)(r, np.random.default_rng(0))):
     np.testing.assert_array_equal(transform(record)['image'], by_pillow(stored, 6))  # type: ignore[no-untyped-call]
   small = schema.Recipe(max_image_pixels=179)
   views = schema.Recipe(max_image_pixels=179, views=schema.Views(on=True))
-  for transform in (recipes.eval_transform(small, px), *(
-      lambda r, one=one: recipes.train_transform(one, px)(r, np.random.default_rng(0)) for one in (small, views))):
+  for transform in (transforms.eval_transform(small, px), *(
+      lambda r, one=one: transforms.train_transform(one, px)(r, np.random.default_rng(0)) for one in (small, views))):
     with pytest.raises(BadImage, match='expected at most 179 pixels'):
       transform(record)
   config = schema.Config(name='x', data=schema.Data(recipe=schema.Recipe(max_image_pixels=0)))

@@ -11,7 +11,9 @@ from PIL import Image
 from tests.data.pictures import picture
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import image_files, image_ops, sources
+from vit_jax.data.image import image_ops
+from vit_jax.data.source import Source
+from vit_jax.data.sources import image_files, opening
 
 
 def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
@@ -19,8 +21,8 @@ def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
   return sorted(found.path for found in finder.find(str(root))), dict(finder.ignored)
 
 
-def open_train(root: pathlib.Path) -> sources.Source:
-  return sources.open_split(schema.Data(source=f'folder:{root}'), 'train', image_px=(8, 8))
+def open_train(root: pathlib.Path) -> Source:
+  return opening.open_split(schema.Data(source=f'folder:{root}'), 'train', image_px=(8, 8))
 
 
 def test_every_ending_that_is_taken_can_be_decoded(tmp_path: pathlib.Path) -> None:

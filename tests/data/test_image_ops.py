@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.pictures import encode, picture
 from vit_jax.config.schema import Interpolation
-from vit_jax.data import image_ops
+from vit_jax.data.image import image_ops
 
 Image = pytest.importorskip('PIL.Image')
 

@@ -12,7 +12,9 @@ from tests.data.pictures import encode, picture
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.types import Shard, UserError
-from vit_jax.data import loader, shards, sources
+from vit_jax.data.pipeline import loader
+from vit_jax.data.source import Source, most_labels
+from vit_jax.data.sources import opening, shards
 
 LABELS = [('cat', 'sofa'), ('dog',), (), ('cat', 'dog', 'sofa'), ('sofa',), ('dog', 'cat'), ('cat',)]
 NAMES = ('cat', 'dog', 'sofa')
@@ -31,12 +33,12 @@ def make(root: pathlib.Path, file: str, *, labels: list[tuple[str, ...]] = LABEL
   return root
 
 
-def open_all(root: pathlib.Path, **fields: object) -> sources.Sources:
+def open_all(root: pathlib.Path, **fields: object) -> opening.Sources:
   data = schema.Data(source=f'folder:{root}', **({'max_labels': 3} | fields))
-  return sources.open_sources(data, image_px=(8, 8))
+  return opening.open_sources(data, image_px=(8, 8))
 
 
-def listed(source: sources.Source) -> dict[str, tuple[str, ...]]:
+def listed(source: Source) -> dict[str, tuple[str, ...]]:
   """Class names by file name."""
   return {pathlib.Path(source.describe(i)).stem: tuple(source.class_names[c] for c in source[i].labels or ())
           for i in range(len(source))}
@@ -46,7 +48,7 @@ def listed(source: sources.Source) -> dict[str, tuple[str, ...]]:
 def test_every_form_gives_the_same_images_and_labels(tmp_path: pathlib.Path, ending: str) -> None:
   make(make(tmp_path, f'labels_train.{ending}'), f'labels_test.{ending}', labels=LABELS[:2], start=7)
   opened = open_all(tmp_path)
-  assert opened.class_names == NAMES and sources.most_labels(opened.train) == 3
+  assert opened.class_names == NAMES and most_labels(opened.train) == 3
   assert listed(opened.train) == {str(i): names for i, names in enumerate(LABELS)}
   assert listed(opened.eval) == {'7': LABELS[0], '8': LABELS[1]}
   for i in range(7):
@@ -114,9 +116,9 @@ def test_a_prepared_set_keeps_all_labels(tmp_path: pathlib.Path) -> None:
   settings = shards.Settings(short_px=0, quality=90, num_shards=1, seed=0)
   shards.write({'train': source}, tmp_path / 'to', settings, name_of=str, on_written=lambda num: None)
   data = schema.Data(source=f'array_record:{tmp_path / "to"}', eval_split='train', max_labels=3)
-  again = sources.open_sources(data, image_px=(8, 8)).train
+  again = opening.open_sources(data, image_px=(8, 8)).train
   assert sorted(again[i][1:] for i in range(7)) == sorted(source[i][1:] for i in range(7))
-  assert sources.most_labels(again) == 3 and again.class_names == NAMES
+  assert most_labels(again) == 3 and again.class_names == NAMES
 
 
 def test_classes_in_another_order_renumber_every_label(tmp_path: pathlib.Path) -> None:
@@ -124,7 +126,7 @@ def test_classes_in_another_order_renumber_every_label(tmp_path: pathlib.Path) -
   make(tmp_path / 'set', 'labels_train.csv')
   source = open_all(tmp_path / 'set', eval_split='train[:3]', classes=str(tmp_path / 'classes.txt'))
   assert listed(source.train) == {str(i): names for i, names in enumerate(LABELS)}
-  assert source.class_names == ('sofa', 'bird', 'dog', 'cat') and sources.most_labels(source.eval) == 3
+  assert source.class_names == ('sofa', 'bird', 'dog', 'cat') and most_labels(source.eval) == 3
 
 
 TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp=16',

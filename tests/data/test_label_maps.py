@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.core.types import UserError
-from vit_jax.data import label_maps
+from vit_jax.data.sources import label_maps
 
 
 def info(num_classes: int = 21_843, **fields: object) -> label_maps.Info:

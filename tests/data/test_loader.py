@@ -14,7 +14,9 @@ from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core import types
 from vit_jax.core.types import Shard
-from vit_jax.data import loader, sources
+from vit_jax.data.pipeline import loader
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening
 
 INCEPTION = schema.Recipe(shift_px=1, rotate_degrees=5.)
 RESIZE = schema.Recipe(crop=schema.Crop.RESIZE)
@@ -22,11 +24,11 @@ ALONE = Shard((0,), 1)
 BATCH, NUM_IMAGES = 6, 37
 
 
-def source_of(root: pathlib.Path, split: str = 'train') -> sources.Source:
-  return sources.open_split(schema.Data(source=f'folder:{root}'), split, image_px=(8, 10))
+def source_of(root: pathlib.Path, split: str = 'train') -> Source:
+  return opening.open_split(schema.Data(source=f'folder:{root}'), split, image_px=(8, 10))
 
 
-def train(source: sources.Source, **changes: object) -> loader.TrainLoader:
+def train(source: Source, **changes: object) -> loader.TrainLoader:
   settings = {'recipe': INCEPTION, 'image_px': (8, 10), 'batch_size': BATCH, 'seed': 0, 'shard': ALONE,
               'workers': 0, 'threads': 2, 'in_memory': False, 'max_bad_images': 0}
   return loader.train_loader(source, **(settings | changes))
@@ -38,7 +40,7 @@ def take(made: loader.TrainLoader, num: int, start: int = 0) -> list[types.Batch
   return batches
 
 
-def evaluate(source: sources.Source, **changes: object) -> list[types.Batch]:
+def evaluate(source: Source, **changes: object) -> list[types.Batch]:
   settings = {'recipe': RESIZE, 'image_px': (8, 10), 'batch_size': BATCH, 'shard': ALONE, 'threads': 2,
               'workers': 0}
   made = loader.eval_loader(source, **(settings | changes))
@@ -163,7 +165,7 @@ GOOD = {'deep.png': lambda: cv2.imencode('.png', picture(3).astype(np.uint16) * 
 
 @pytest.fixture(scope='module')
 def damaged(tmp_path_factory: pytest.TempPathFactory,
-            write_split: Callable[..., None]) -> sources.Source:
+            write_split: Callable[..., None]) -> Source:
   """37 plain pictures, four bad ones and three unusual ones."""
   root = tmp_path_factory.mktemp('damaged')
   write_split(root / 'train')
@@ -172,11 +174,11 @@ def damaged(tmp_path_factory: pytest.TempPathFactory,
   return source_of(root)
 
 
-def bad_indexes(source: sources.Source) -> list[int]:
+def bad_indexes(source: Source) -> list[int]:
   return [i for i in range(len(source)) if pathlib.Path(source.describe(i)).name in BAD]
 
 
-def test_bad_images_are_replaced_by_the_next_good_one_and_marked(damaged: sources.Source,
+def test_bad_images_are_replaced_by_the_next_good_one_and_marked(damaged: Source,
                                                                  memory: dict[str, object]) -> None:
   plain = {'recipe': schema.Recipe(crop=schema.Crop.RESIZE, flip=False), 'in_memory': memory['in_memory']}
   batches = take(train(damaged, **plain, max_bad_images=4), 8)
@@ -190,7 +192,7 @@ def test_bad_images_are_replaced_by_the_next_good_one_and_marked(damaged: source
     assert rows[index][1] == damaged.label(successor)
 
 
-def test_each_bad_image_is_logged_once_with_its_reason(damaged: sources.Source, memory: dict[str, object],
+def test_each_bad_image_is_logged_once_with_its_reason(damaged: Source, memory: dict[str, object],
                                                        caplog: pytest.LogCaptureFixture) -> None:
   made = train(damaged, **memory, max_bad_images=4)
   take(made, 30)
@@ -203,7 +205,7 @@ def test_each_bad_image_is_logged_once_with_its_reason(damaged: sources.Source, 
     assert line.startswith('bad image: ') and reason.replace('.', '(') in line
 
 
-def test_only_batches_that_were_taken_count(damaged: sources.Source) -> None:
+def test_only_batches_that_were_taken_count(damaged: Source) -> None:
   made = train(damaged, max_bad_images=0, threads=8)
   stream = made.batches(0)
   clean = list(itertools.takewhile(lambda b: not b['bad'].any(), take(train(damaged, max_bad_images=4), 8)))
@@ -214,14 +216,14 @@ def test_only_batches_that_were_taken_count(damaged: sources.Source) -> None:
   made.close()
 
 
-def test_too_many_bad_images_stop_the_run_and_are_named(damaged: sources.Source,
+def test_too_many_bad_images_stop_the_run_and_are_named(damaged: Source,
                                                         memory: dict[str, object]) -> None:
   with pytest.raises(types.UserError, match='4 images of folder:.*/train cannot be decoded: .*(jpg|png); '
                                             'right would be at most data.max_bad_images=3'):
     take(train(damaged, **memory, max_bad_images=3), 8)
 
 
-def test_in_evaluation_bad_images_do_not_count(damaged: sources.Source) -> None:
+def test_in_evaluation_bad_images_do_not_count(damaged: Source) -> None:
   for in_memory in (False, True):
     made = loader.eval_loader(damaged, recipe=RESIZE, image_px=(8, 10), batch_size=6, shard=ALONE, threads=2,
                               workers=0, in_memory=in_memory)

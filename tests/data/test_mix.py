@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.data import mix
+from vit_jax.data.device import mix
 
 
 def batch_of(size: int) -> dict[str, jax.Array]:

@@ -12,7 +12,9 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import types
 from vit_jax.core.types import Shard, UserError
-from vit_jax.data import loader, mixture, sources
+from vit_jax.data.pipeline import loader
+from vit_jax.data.source import Source
+from vit_jax.data.sources import mixture, opening
 
 RECIPE = schema.Recipe(shift_px=1, randaugment=schema.RandAugment(2, 9.), jitter=schema.Jitter(.3, .3, .3))
 
@@ -27,11 +29,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory, write_split: Callable[...,
   return [root / n for n in 'abc']
 
 
-def open_mixed(text: str, **fields: object) -> sources.Sources:
-  return sources.open_sources(schema.Data(source=text, **fields), image_px=(8, 8))
+def open_mixed(text: str, **fields: object) -> opening.Sources:
+  return opening.open_sources(schema.Data(source=text, **fields), image_px=(8, 8))
 
 
-def train(source: sources.Source, **changes: object) -> loader.TrainLoader:
+def train(source: Source, **changes: object) -> loader.TrainLoader:
   settings = {'recipe': RECIPE, 'image_px': (8, 10), 'batch_size': 6, 'seed': 0, 'shard': Shard((0,), 1),
               'workers': 0, 'threads': 2, 'in_memory': False, 'max_bad_images': 0}
   return loader.train_loader(source, **(settings | changes))

@@ -14,8 +14,10 @@ import pytest
 from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core.types import Shard
-from vit_jax.data import image_ops, loader, multicrop, recipes, sources
-from vit_jax.data.sources import Record
+from vit_jax.data.image import image_ops, multicrop
+from vit_jax.data.pipeline import loader, transforms
+from vit_jax.data.source import Record
+from vit_jax.data.sources import opening
 
 OFF = schema.Views(on=True, num_local=3, local_px=6, blur=(0., 0., 0.), solarize=(0., 0., 0.), grayscale=0.,
                    jitter=schema.Jitter())
@@ -27,7 +29,7 @@ def views(**changes: object) -> schema.Recipe:
 
 
 def make(recipe: schema.Recipe, seed: int = 0) -> dict[str, np.ndarray]:
-  return recipes.train_transform(recipe, (8, 10))(Record(encode(IMAGE), 3), np.random.default_rng(seed))
+  return transforms.train_transform(recipe, (8, 10))(Record(encode(IMAGE), 3), np.random.default_rng(seed))
 
 
 def test_views_have_the_promised_shapes() -> None:
@@ -35,10 +37,10 @@ def test_views_have_the_promised_shapes() -> None:
   example = make(recipe)
   assert {k: (v.shape, v.dtype.name) for k, v in example.items()} == {
       'views_global': ((2, 8, 10, 3), 'uint8'), 'views_local': ((3, 6, 6, 3), 'uint8'), 'label': ((), 'int32')}
-  shapes = recipes.train_shapes(recipe, (8, 10))
+  shapes = transforms.train_shapes(recipe, (8, 10))
   assert {k: (s, np.dtype(d).name) for k, (s, d) in shapes.items()} == {
       k: (v.shape, v.dtype.name) for k, v in example.items()}
-  assert 'views_local' not in make(views(num_local=0)) and 'views_local' not in recipes.train_shapes(
+  assert 'views_local' not in make(views(num_local=0)) and 'views_local' not in transforms.train_shapes(
       views(num_local=0), (8, 10))
 
 
@@ -67,9 +69,9 @@ def test_each_kind_of_view_has_its_own_chances() -> None:
   for name in ('solarize', 'blur'):
     for kind in range(3):
       chances = tuple(float(k == kind) for k in range(3))
-      transform = recipes.train_transform(views(**{name: chances}), (60, 80))
+      transform = transforms.train_transform(views(**{name: chances}), (60, 80))
       example = transform(record, np.random.default_rng(0))
-      plain = recipes.train_transform(views(), (60, 80))(record, np.random.default_rng(0))
+      plain = transforms.train_transform(views(), (60, 80))(record, np.random.default_rng(0))
       if name == 'solarize':
         changed = [example['views_global'][0].max() < 128, example['views_global'][1].max() < 128,
                    bool((example['views_local'] < 128).all())]
@@ -94,7 +96,7 @@ def test_the_views_of_an_image_differ_and_follow_from_the_generator() -> None:
 
 def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
   recipe = schema.Recipe(views=schema.Views(on=True, num_local=3, local_px=6), mean=(.1, .2, .3))
-  source = sources.open_split(schema.Data(source=f'folder:{image_folder}'), 'train', image_px=(8, 10))
+  source = opening.open_split(schema.Data(source=f'folder:{image_folder}'), 'train', image_px=(8, 10))
 
   def take(start: int, num: int, shard: Shard, threads: int) -> list[dict[str, np.ndarray]]:
     made = loader.train_loader(source, recipe=recipe, image_px=(8, 10), batch_size=6, seed=0, shard=shard, workers=0,
@@ -109,7 +111,7 @@ def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
       joined = np.concatenate([p[step][name] for p in parts])
       np.testing.assert_array_equal(whole[6 + step][name], joined, err_msg=name)
   assert set(whole[0]) == {'views_global', 'views_local', 'label', 'index', 'bad'}
-  out = recipes.prepare_train(recipe, num_classes=7, on_device_geometry=False)(whole[0], jax.random.key(0),
+  out = transforms.prepare_train(recipe, num_classes=7, on_device_geometry=False)(whole[0], jax.random.key(0),
                                                                                jnp.int32(0))
   expected = (whole[0]['views_local'] / 255. - np.array([.1, .2, .3])) / .5
   np.testing.assert_allclose(out['views_local'], expected, atol=1e-5)
@@ -117,5 +119,5 @@ def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
 
 
 def test_small_pictures_are_enlarged() -> None:
-  example = recipes.train_transform(views(), (8, 10))(Record(cv2.resize(IMAGE, (5, 4)), 0), np.random.default_rng(0))
+  example = transforms.train_transform(views(), (8, 10))(Record(cv2.resize(IMAGE, (5, 4)), 0), np.random.default_rng(0))
   assert example['views_global'].shape == (2, 8, 10, 3)

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from vit_jax.data import array_records, open_files
+from vit_jax.data.sources import array_records, open_files
 
 SCRIPT = """
 import os, pathlib, resource, sys
@@ -36,7 +36,7 @@ def write_shards(folder: pathlib.Path, num: int) -> list[str]:
 
   from array_record.python import array_record_module
 
-  from vit_jax.data import tfrecord
+  from vit_jax.data.sources import tfrecord
   for number in range(num):
     record = str(number).encode()
     writer = array_record_module.ArrayRecordWriter(str(folder / f'{number:04d}.array_record'), 'group_size:1')

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vit_jax.data import order
+from vit_jax.data.pipeline import order
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 37, 64, 65, 1000])

@@ -16,7 +16,8 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader, prefetch, sources
+from vit_jax.data.pipeline import loader, prefetch
+from vit_jax.data.sources import opening
 
 SCRIPT = """
 import sys, time
@@ -110,7 +111,7 @@ def kill_one(before: set[int]) -> None:
 @pytest.mark.skipif(not pathlib.Path('/proc').is_dir(), reason='looks at /proc')
 def test_a_killed_loader_process_changes_no_batch_and_a_second_one_stops_the_run(image_folder: pathlib.Path) -> None:
   data = schema.Data(source=f'folder:{image_folder}')
-  train = sources.open_sources(data, image_px=(8, 10)).train
+  train = opening.open_sources(data, image_px=(8, 10)).train
   taken = []
   for workers in (0, 2):
     made = loader.train_loader(train, recipe=data.recipe, image_px=(8, 10), batch_size=6, seed=0, shard=Shard((0,), 1),
@@ -135,7 +136,7 @@ def test_a_killed_loader_process_changes_no_batch_and_a_second_one_stops_the_run
 @pytest.mark.slow(reason='12 s: two loader processes import everything anew')
 def test_loader_processes_give_the_same_batches(image_folder: pathlib.Path) -> None:
   data = schema.Data(source=f'folder:{image_folder}')
-  opened = sources.open_sources(data, image_px=(8, 10))
+  opened = opening.open_sources(data, image_px=(8, 10))
   taken, evaluated = [], []
   for workers in (0, 2):
     train = loader.train_loader(opened.train, recipe=data.recipe, image_px=(8, 10), batch_size=6, seed=0,

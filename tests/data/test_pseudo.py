@@ -12,7 +12,9 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import label_maps, loader, pseudo, recipes, sources
+from vit_jax.data.pipeline import loader, transforms
+from vit_jax.data.source import Source
+from vit_jax.data.sources import label_maps, opening, pseudo
 
 CLASSES = 10
 RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
@@ -49,7 +51,7 @@ def test_none_is_sure_enough() -> None:
 
 def answers(folder: pathlib.Path, *, top: int = 3, teacher: str = 'runs/teacher') -> tuple[np.ndarray, np.ndarray]:
   """Label maps of the test split of the digits, whatever the pictures are."""
-  source = sources.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
+  source = opening.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
   rng = np.random.default_rng(3)
   scores = np.sort(rng.dirichlet(np.full(CLASSES, .3), len(source)))[:, ::-1][:, :top].astype(np.float16)
   classes = np.argsort(rng.uniform(size=(len(source), CLASSES)))[:, :top]
@@ -65,7 +67,7 @@ def data(folder: pathlib.Path, **settings: object) -> schema.Data:
   return schema.Data(source='digits', recipe=RECIPE, pseudo=schema.Pseudo(**given))  # type: ignore[arg-type]
 
 
-def batches(source: sources.Source, num: int) -> list[Batch]:
+def batches(source: Source, num: int) -> list[Batch]:
   inner = loader.train_loader(source, recipe=RECIPE, image_px=(8, 8), batch_size=50, seed=0, shard=Shard((0,), 1),
                               workers=0, threads=1, in_memory=True, max_bad_images=0)
   assert isinstance(source, pseudo.Beside)
@@ -78,11 +80,11 @@ def batches(source: sources.Source, num: int) -> list[Batch]:
 
 def test_a_batch_has_the_share_and_the_targets_of_both_kinds(tmp_path: pathlib.Path) -> None:
   classes, scores = answers(tmp_path / 'labels')
-  opened = sources.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
+  opened = opening.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
   train, test = opened.train, opened.eval
   rows = pseudo.select(classes[:, 0], scores[:, 0], threshold=.6, per_class=9)
   assert isinstance(train, pseudo.Beside) and len(train) == 1437 + len(rows) and len(rows) % 9 == 0
-  prepare = jax.jit(pseudo.softening(recipes.prepare_train(RECIPE, num_classes=CLASSES, on_device_geometry=True),
+  prepare = jax.jit(pseudo.softening(transforms.prepare_train(RECIPE, num_classes=CLASSES, on_device_geometry=True),
                                      num_classes=CLASSES))
   num_taught = 0
   for batch in batches(train, 20):
@@ -106,7 +108,7 @@ def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apar
   answers(tmp_path / 'labels')
   digests = set()
   for settings in ({}, {'per_class': 5}, {'threshold': .7}, {'share': .5}):
-    train = sources.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8)).train
+    train = opening.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8)).train
     digests.add(train.digest)
     assert pickle.loads(pickle.dumps(train)).digest == train.digest
   assert len(digests) == 4
@@ -121,7 +123,7 @@ def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apar
 def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: dict[str, object], said: str) -> None:
   answers(tmp_path / 'labels')
   with pytest.raises(UserError, match=said):
-    sources.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8))
+    opening.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8))
 
 
 def test_settings_that_make_no_sense_are_all_told() -> None:

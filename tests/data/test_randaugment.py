@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.pictures import picture
 from vit_jax.config.schema import Interpolation, OpTable, RandAugment
-from vit_jax.data import randaugment as ra
+from vit_jax.data.image import randaugment as ra
 
 A, T = OpTable.AUGREG, OpTable.TIMM
 SIZE = (40, 60)

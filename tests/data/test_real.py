@@ -13,7 +13,8 @@ import pytest
 from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core.types import UserError
-from vit_jax.data import real, sources, subset
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening, real, subset
 
 RNG = np.random.default_rng(0)
 SIZES = RNG.permutation(np.repeat([0, 1, 2, 9], [3_000, 40_000, 6_999, 1]))
@@ -79,16 +80,17 @@ def test_the_authors_file_has_the_known_counts_and_scores_itself(tmp_path: pathl
   labels = real.read(path)
   assert real.count(labels) == (46_837, 3_163, 57_553, 9)
   guess = write_guesses(tmp_path, np.array([one[0] if one else 0 for one in labels]))
-  done = subprocess.run([sys.executable, '-m', 'vit_jax.data.real', path, str(guess)], capture_output=True, text=True)
+  done = subprocess.run([sys.executable, '-m', 'vit_jax.data.sources.real', path, str(guess)], capture_output=True,
+                        text=True)
   assert done.stdout == 'ReaL top-1 1.000000: 46,837 images scored by 57,553 labels, 3,163 have none\n', done.stderr
 
 
-def validation(folder: pathlib.Path, numbers: list[int], name: str = 'ILSVRC2012_val_{:08}.JPEG') -> sources.Source:
+def validation(folder: pathlib.Path, numbers: list[int], name: str = 'ILSVRC2012_val_{:08}.JPEG') -> Source:
   for i, number in enumerate(numbers):
     place = folder / 'val' / f'n{i % 2}' / name.format(number)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(encode(picture(i), '.jpg'))
-  return sources.open_split(schema.Data(source=f'folder:{folder}'), 'val', image_px=(8, 8))
+  return opening.open_split(schema.Data(source=f'folder:{folder}'), 'val', image_px=(8, 8))
 
 
 def test_images_are_found_by_their_number_in_any_order_and_part(path: str, tmp_path: pathlib.Path) -> None:
@@ -99,7 +101,7 @@ def test_images_are_found_by_their_number_in_any_order_and_part(path: str, tmp_p
   assert found == tuple(want[pathlib.Path(source.describe(i)).name] for i in range(5))
   part = subset.Subset(source, [3, 1], name='two')
   assert real.of_source(part, path) == (found[3], found[1])
-  half = sources.open_split(schema.Data(source=f'folder:{tmp_path}'), 'val[2:]', image_px=(8, 8))
+  half = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'val[2:]', image_px=(8, 8))
   assert real.of_source(half, path) == found[2:]
 
 

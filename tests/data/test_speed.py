@@ -8,8 +8,9 @@ import pytest
 from tests.data.pictures import encode, picture
 from vit_jax import main
 from vit_jax.config import check, schema
-from vit_jax.data import partial, speed
-from vit_jax.data.sources import Record
+from vit_jax.data.image import jpeg_crop
+from vit_jax.data.pipeline import speed
+from vit_jax.data.source import Record
 
 
 class Pictures:
@@ -38,11 +39,11 @@ def test_every_recipe_is_measured_on_every_set_in_turns() -> None:
   found = speed.measure(sets, turns=3, chunk=2, image_px=(16, 16))
   assert set(found) == {'a', 'b'} and set(found['a']) == set(found['b'])
   assert set(found['a']) - {speed.PARTIAL} == set(speed.RECIPES)
-  assert (speed.PARTIAL in found['a']) == partial.is_installed()
+  assert (speed.PARTIAL in found['a']) == jpeg_crop.is_installed()
   assert all(0 < s.least <= s.median <= s.most for speeds in found.values() for s in speeds.values())
   assert {s.ratio for s in found['a'].values()} == {1.} and all(s.ratio > 0 for s in found['b'].values())
   assert sets['a'].read == sets['b'].read
-  assert len(sets['a'].read) == (3 + 1) * 2 * (len(speed.RECIPES) + partial.is_installed())
+  assert len(sets['a'].read) == (3 + 1) * 2 * (len(speed.RECIPES) + jpeg_crop.is_installed())
 
 
 def test_its_recipes_are_ones_that_may_be_trained_with() -> None:
@@ -62,7 +63,7 @@ def test_folders_of_pictures_and_of_shards_are_told_apart(
   assert speed.open_set(pictures).name.startswith('folder:')
   assert speed.open_set(shards).name.startswith('array_record:')
   monkeypatch.setattr(speed, 'RECIPES', {'crop and flip': schema.Recipe()})
-  monkeypatch.setattr(partial, 'is_installed', lambda: False)
+  monkeypatch.setattr(jpeg_crop, 'is_installed', lambda: False)
   capsys.readouterr()
   assert speed.main([pictures, shards]) == 0
   lines = capsys.readouterr().out.splitlines()

@@ -6,10 +6,10 @@ import pickle
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.data import sources, subset
-from vit_jax.data.mixture import Relabelled
+from vit_jax.data.sources import opening, subset
+from vit_jax.data.sources.mixture import Relabelled
 
-DIGITS = sources.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
+DIGITS = opening.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
 
 
 def test_a_subset_is_its_examples_in_its_order() -> None:
@@ -29,7 +29,7 @@ def test_the_first_examples_or_all() -> None:
 
 
 def test_the_origin_of_an_example_is_behind_parts_subsets_and_new_labels() -> None:
-  parts = sources.open_split(schema.Data(source='digits'), 'test[10:20]+test[40:50]', image_px=(8, 8))
+  parts = opening.open_split(schema.Data(source='digits'), 'test[10:20]+test[40:50]', image_px=(8, 8))
   relabelled = Relabelled(parts, np.arange(10, dtype=np.int32)[::-1].copy(), DIGITS.class_names)
   some = subset.Subset(relabelled, [12, 2], name='some')
   assert subset.origin(some, 0) == (DIGITS, 42) and subset.origin(some, 1) == (DIGITS, 12)

@@ -11,10 +11,13 @@ import pytest
 
 from tests.data import vtab_sets
 from vit_jax.config import schema
-from vit_jax.config.vtab import GROUPS
 from vit_jax.core.types import UserError
-from vit_jax.data import image_ops, sources, tfds_source, vtab
-from vit_jax.data.vtab_tasks import SETS, TASKS, bin_of
+from vit_jax.data.image import image_ops
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening, vtab
+from vit_jax.data.sources import tfds as tfds_source
+from vit_jax.data.sources.vtab_tasks import SETS, TASKS, bin_of
+from vit_jax.recipes.vtab import GROUPS
 
 pytest.importorskip('tensorflow_datasets')
 
@@ -38,8 +41,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   return root
 
 
-def open_split(data_dir: pathlib.Path, task: str, split: str) -> sources.Source:
-  return sources.open_split(schema.Data(source=f'vtab:{task}', data_dir=str(data_dir)), split, image_px=(8, 8))
+def open_split(data_dir: pathlib.Path, task: str, split: str) -> Source:
+  return opening.open_split(schema.Data(source=f'vtab:{task}', data_dir=str(data_dir)), split, image_px=(8, 8))
 
 
 def test_there_are_nineteen_tasks_in_three_groups() -> None:
@@ -118,13 +121,13 @@ def test_a_set_that_is_not_there_is_told_how_to_get(task: str, tmp_path: pathlib
     open_split(tmp_path, task, 'train800')
   text = str(raised.value)
   assert text.startswith(f'VTAB task {task}: tfds:{dataset} is not prepared in {tmp_path}. To get it')
-  assert text.endswith(f'python -m vit_jax.data.tfds_build {dataset} {tmp_path}')
+  assert text.endswith(f'python -m vit_jax.data.sources.tfds_build {dataset} {tmp_path}')
   assert ('by hand' in text and f'into {tmp_path}/downloads/manual; then' in text) is manual
 
 
 def test_an_unknown_task_gets_the_nearest_one() -> None:
   with pytest.raises(UserError, match=r"VTAB has no task 'clevr/counts'; did you mean clevr/count\? There are: cal"):
-    sources.open_split(schema.Data(source='vtab:clevr/counts'), 'train', image_px=(8, 8))
+    opening.open_split(schema.Data(source='vtab:clevr/counts'), 'train', image_px=(8, 8))
 
 
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:

@@ -7,13 +7,14 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import sources
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 
 
-def digits(num_examples: int, **settings: bool) -> tuple[schema.Data, sources.Source]:
+def digits(num_examples: int, **settings: bool) -> tuple[schema.Data, Source]:
   data = schema.Data(source='digits', num_examples=num_examples, **settings)
-  return data, sources.open_split(data, 'train', image_px=(8, 8))
+  return data, opening.open_split(data, 'train', image_px=(8, 8))
 
 
 @pytest.mark.parametrize('num_examples', [1_281_167, 1_000, 1_422, 1_452])

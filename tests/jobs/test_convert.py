@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.interop import made
+from tests.weights import made
 from vit_jax import main
-from vit_jax.interop import saving, weights
+from vit_jax.weights import loading, saving
 
 
 def convert(*words: str) -> int:
@@ -33,7 +33,7 @@ def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: path
     assert part in said
   assert said.endswith(
       f'Written to {tmp_path / "out.npz"} in the format of vision_transformer, read back, every bit the same.\n')
-  again = weights.load(str(tmp_path / 'out.npz'))
+  again = loading.load(str(tmp_path / 'out.npz'))
   made.assert_same(again, made.network())
   assert again.class_names == made.CLASSES
   report = json.loads((tmp_path / 'out.npz.json').read_text())['report']

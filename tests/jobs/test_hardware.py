@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from vit_jax.jobs import hardware
-from vit_jax.parallel import topologies
+from vit_jax.plan import topologies
 
 
 def chosen(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *packages: str, **environ: str) -> str | None:

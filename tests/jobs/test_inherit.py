@@ -7,13 +7,14 @@ import pathlib
 
 import pytest
 
-from tests.interop import made
-from vit_jax.config import finetune, schema, sizes, stored, vtab
+from tests.weights import made
+from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Gelu, Geometry, InitSettings, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
-from vit_jax.interop import preprocess, weights
-from vit_jax.interop.preprocess import Preprocess
 from vit_jax.jobs import inherit
+from vit_jax.recipes import finetune, sizes, vtab
+from vit_jax.weights import loading, preprocess
+from vit_jax.weights.preprocess import Preprocess
 
 HOW = Preprocess(Geometry.TORCHVISION, 248, (224, 224), Interpolation.BICUBIC, True, (.4, .5, .6), (.2, .3, .4), 'made')
 FOUND = made.network(gelu=Gelu.EXACT, norm_eps=1e-5, position_resize=PositionResize.BICUBIC_OFFSET, preprocess=HOW)
@@ -21,7 +22,7 @@ FOUND = made.network(gelu=Gelu.EXACT, norm_eps=1e-5, position_resize=PositionRes
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(weights, 'load', lambda where, **_: FOUND)
+  monkeypatch.setattr(loading, 'load', lambda where, **_: FOUND)
 
 
 def config(**changes: object) -> schema.Config:
@@ -78,12 +79,12 @@ def test_recipes_of_papers_resize_as_their_papers_do() -> None:
 def test_a_saved_run_goes_on_with_the_settings_it_began_with(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   began = inherit.resolve(config(), (), tmp_path).config
-  (tmp_path / 'config.json').write_text(stored.to_json(began))
+  (tmp_path / 'config.json').write_text(json_files.to_json(began))
 
-  def gone(where: str, **_: object) -> weights.Weights:
+  def gone(where: str, **_: object) -> loading.Weights:
     raise UserError(f'{where} is gone')
 
-  monkeypatch.setattr(weights, 'load', gone)
+  monkeypatch.setattr(loading, 'load', gone)
   with pytest.raises(UserError, match='gone'):
     inherit.resolve(config(), (), tmp_path)  # nothing has been saved, so the run begins
   (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
@@ -94,7 +95,7 @@ def test_a_saved_run_goes_on_with_the_settings_it_began_with(
 def test_weights_that_evaluate_by_area_train_bilinearly(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   how = HOW._replace(interpolation=Interpolation.AREA, antialias=False)
-  monkeypatch.setattr(weights, 'load', lambda where, **_: FOUND._replace(preprocess=how))
+  monkeypatch.setattr(loading, 'load', lambda where, **_: FOUND._replace(preprocess=how))
   recipe = inherit.resolve(config(), (), tmp_path).config.data.recipe
   assert recipe.eval_area and recipe.interpolation is Interpolation.BILINEAR
   resized = inherit.resolve(with_recipe(crop=schema.Crop.RESIZE), (), tmp_path).config.data.recipe

@@ -12,7 +12,7 @@ import buckets
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import lease, rundir
+from vit_jax.jobs import lease, run_directory
 
 WORKDIR = 'gs://mine/run'
 
@@ -102,8 +102,8 @@ def test_a_bucket_that_cannot_be_written_is_refused(bucket: buckets.Server) -> N
 
 
 def test_a_run_directory_is_held_by_what_its_place_can_do(bucket: buckets.Server, tmp_path: str) -> None:
-  with rundir.hold(tmp_path) as near:
-    assert isinstance(near, rundir.Lock)
-  with rundir.hold(WORKDIR) as far:
+  with run_directory.hold(tmp_path) as near:
+    assert isinstance(near, run_directory.Lock)
+  with run_directory.hold(WORKDIR) as far:
     assert isinstance(far, lease.Lease)
   assert 'lease' not in {thread.name for thread in threading.enumerate()}

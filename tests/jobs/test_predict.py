@@ -11,18 +11,18 @@ from PIL import Image
 
 from vit_jax import api, main
 from vit_jax.core.errors import UserError
-from vit_jax.interop import weights as interop
-from vit_jax.interop.report import Report
 from vit_jax.jobs import predict
+from vit_jax.weights import loading
+from vit_jax.weights.report import Report
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
   """Weights by the name of a small network."""
-  monkeypatch.setattr(interop, 'load', lambda where, **_: loaded.weights(
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights(
       where.removesuffix('-unnamed').removesuffix('-headless'), names='-unnamed' not in where,
       num_classes=0 if '-headless' in where else loaded.CLASSES))
-  monkeypatch.setattr(interop, 'text', lambda found: 'what was loaded')
+  monkeypatch.setattr(loading, 'text', lambda found: 'what was loaded')
 
 
 @pytest.fixture

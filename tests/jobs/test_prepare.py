@@ -15,7 +15,9 @@ from tests.data.pictures import encode, picture
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import blocks, headers, image_ops, prepared, pseudo, recipes, shards, sources, tfds_build
+from vit_jax.data.image import headers, image_ops
+from vit_jax.data.pipeline import blocks, transforms
+from vit_jax.data.sources import opening, prepared, pseudo, shards, tfds_build
 from vit_jax.jobs import prepare
 
 CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
@@ -36,14 +38,14 @@ def run(images: pathlib.Path, to: pathlib.Path, **flags: str) -> int:
   return prepare.run({'data': f'folder:{images}', 'to': str(to), **flags})
 
 
-def open_all(where: object, **fields: object) -> sources.Sources:
-  return sources.open_sources(schema.Data(source=f'array_record:{where}', **fields), image_px=(8, 8))
+def open_all(where: object, **fields: object) -> opening.Sources:
+  return opening.open_sources(schema.Data(source=f'array_record:{where}', **fields), image_px=(8, 8))
 
 
 def test_bytes_labels_and_names_come_back_in_another_order(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
   assert run(images, tmp_path / 'set', shards='3') == 0
   opened = open_all(tmp_path / 'set')
-  stored = sources.open_sources(schema.Data(source=f'folder:{images}'), image_px=(8, 8))
+  stored = opening.open_sources(schema.Data(source=f'folder:{images}'), image_px=(8, 8))
   assert opened.class_names == CLASSES
   for new, old in ((opened.train, stored.train), (opened.eval, stored.eval)):
     rows = [new[i] for i in range(len(new))]
@@ -116,7 +118,7 @@ def test_a_changed_shard_is_refused_or_its_damaged_record_counts_as_a_bad_image(
                                       'expected SHA-256 .*, got .* data.verify_shards=false reads them'):
     open_all(tmp_path / 'set')
   source = open_all(tmp_path / 'set', verify_shards=False).train
-  fit = recipes.eval_transform(schema.Recipe(), (8, 8))
+  fit = transforms.eval_transform(schema.Recipe(), (8, 8))
   [(bad, reason)] = [(i, reason) for i in range(37) if (reason := blocks.reason_bad(source, i, fit))]
   assert f'record {bad - 19} of {path} is damaged: Corrupted' in reason
   assert source.describe(bad) == f'array_record:{tmp_path}/set/train[{bad}]' and source[bad + 1] == whole[bad + 1]
@@ -237,9 +239,9 @@ def test_an_address_is_refused_by_name_wherever_a_path_is_given(images: pathlib.
                schema.Data(source='tfds:animals', data_dir='gs://b/x'),
                schema.Data(source='vtab:svhn', data_dir='gs://b/x')):
     with pytest.raises(UserError, match=refused):
-      sources.open_split(data, 'train', image_px=(8, 8))
+      opening.open_split(data, 'train', image_px=(8, 8))
   with pytest.raises(UserError, match=f'data.pseudo.labels: {refused}'):
-    pseudo.beside(sources.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8)), schema.Data(
+    pseudo.beside(opening.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8)), schema.Data(
         pseudo=schema.Pseudo(source='digits', labels='gs://b/x')), image_px=(8, 8))
   assert [p.name for p in tmp_path.iterdir()] == ['images']
 

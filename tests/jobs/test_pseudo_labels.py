@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import noisy, schema
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import label_maps, recipes, sources
-from vit_jax.interop import weights
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.sources import label_maps, opening
 from vit_jax.jobs import inference, pseudo_labels, train
+from vit_jax.recipes import noisy_student
 from vit_jax.record import progress, writer
+from vit_jax.weights import loading
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CONFIG = schema.Config(
@@ -36,7 +38,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def student(teacher: pathlib.Path) -> schema.Config:
-  return noisy.taught(CONFIG, str(teacher), UNLABELLED, 1)
+  return noisy_student.taught(CONFIG, str(teacher), UNLABELLED, 1)
 
 
 def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
@@ -73,9 +75,9 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
 
 def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:
   """The labels are the teacher's own answers to whole pictures, computed one after the other."""
-  found, maps = weights.load(str(teacher)), label_maps.LabelMaps(labels)
-  source = sources.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16))
-  fit = recipes.eval_transform(inference.eval_recipe(found), (16, 16))
+  found, maps = loading.load(str(teacher)), label_maps.LabelMaps(labels)
+  source = opening.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16))
+  fit = transforms.eval_transform(inference.eval_recipe(found), (16, 16))
   for place in (0, 79, 80, 359):
     image = (np.asarray(fit(source[place])['image'], np.float32) / 255 - .5) / .5
     logits = inference.function(found)(inference.parameters(found), jnp.asarray(image)[None]).logits

@@ -1,207 +1,62 @@
-"""The report opens without a network, whatever of the run is there."""
+"""The report job on folders that are no run, on damaged records, and on a config that is another run's."""
 from __future__ import annotations
 
-import html.parser
 import json
-import math
 import pathlib
-import re
 
-import numpy as np
 import pytest
+import saved
 
-from vit_jax.jobs import report
-from vit_jax.record import writer as writer_lib
-
-VOID = {'meta', 'link', 'img', 'br', 'wbr'}
-
-
-class Parser(html.parser.HTMLParser):
-  """Checks that tags nest, and collects what is shown and what is referred to."""
-
-  def __init__(self) -> None:
-    super().__init__()
-    self.open: list[str] = []
-    self.tags: list[str] = []
-    self.references: list[str] = []
-    self.text = ''
-
-  def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-    self.tags.append(tag)
-    if tag not in VOID:
-      self.open.append(tag)
-    for name, value in attrs:
-      if name in ('src', 'href', 'xlink:href'):
-        self.references.append(value or '')
-
-  def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-    self.handle_starttag(tag, attrs)
-    if tag not in VOID:
-      self.open.pop()
-
-  def handle_endtag(self, tag: str) -> None:
-    assert self.open.pop() == tag
-
-  def handle_data(self, data: str) -> None:
-    self.text += data if self.open[-1:] != ['style'] else ''
-
-
-def parse(path: str) -> Parser:
-  text = pathlib.Path(path).read_text(encoding='utf-8')
-  parser = Parser()
-  parser.feed(text)
-  parser.close()
-  assert parser.open == []
-  assert all(re.match('data:|#', reference) for reference in parser.references), parser.references
-  assert not re.search(r'https?://|@import|url\((?!#)', text)
-  return parser
-
-
-def write_metrics(workdir: pathlib.Path) -> None:
-  for resumed_from, steps in ((None, range(1, 8)), (5, range(6, 11))):
-    with writer_lib.Writer(workdir, process_index=0, resumed_from=resumed_from, progress_total=10,
-                           progress=False) as writer:
-      writer.event('start', command=['vit-jax', '--workdir=my run'], versions={'jax': '0.10.2'})
-      for step in steps:
-        writer.write(step, {'train/loss': math.nan if step == 3 else 2 / step, 'train/lr': 1e-3,
-                            'train/grad_norm': 1., 'train/images_per_s': 200. + step})
-      writer.write(steps[-1], {'test/top1': .5, 'test/top1@ema': .75})
-      norms = {'backbone/blocks/attn/query/kernel': [1., math.nan, 0.], 'head/bias': 2.}
-      writer.event('norms', step=steps[-1], grad=norms, param=norms, update=norms)
-      writer.event('goodput', step=5, seconds={'step': 50., 'compile': 10.})
-      writer.event('goodput', step=steps[-1], seconds={'step': 80., 'compile': 20., 'data_wait': math.nan})
-
-
-def write_predictions(workdir: pathlib.Path, *, classes: int) -> None:
-  label = np.arange(37) % classes
-  top = np.stack([label, (label + 1) % classes], 1)
-  top[:5] = top[:5, ::-1]
-  names = np.array([f'<kind {c}>' for c in range(classes)])
-  np.savez(workdir / 'predictions.npz', split='test', view='student', class_names=names,
-           index=np.arange(37) + 100, label=label.astype(np.int32), top=top.astype(np.int32),
-           probability=np.full((37, 2), .5, np.float32), example_index=np.array([100, 102, 110, 999]),
-           example_name=np.array(['a.png', 'b.png', 'c.png', 'd.png']),
-           example_image=np.zeros((4, 8, 8, 3), np.uint8))
+from vit_jax import main
+from vit_jax.config import json_files, provenance, schema
+from vit_jax.core import checkpoint_files
 
 
 @pytest.fixture
 def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
-  folder = tmp_path / 'run'
-  folder.mkdir()
-  (folder / 'config.json').write_text(json.dumps(
-    {'name': 'digits & <more>', 'model': {'depth': 6, 'sizes': [1, {'deep': None}]}, 'evals': {}}))
-  (folder / 'final.json').write_text(json.dumps(
-    {'step': 10, 'seconds': 200., 'params_digest': 'abc', 'num_params': 2_680_000,
-     'metrics': {'test/top1': .9806, 'test/nll': 'nan'}, 'num_examples': {'test': 37}}))
-  (folder / 'evaluate.json').write_text(json.dumps({'top1': .98, 'num_examples': 37, 'metrics': {'a/b': 1}}))
-  write_metrics(folder)
-  write_predictions(folder, classes=7)
-  return folder
+  """A run that was begun, with the description of a checkpoint."""
+  config, meta = schema.Config(name='mine'), tmp_path / 'run' / 'checkpoints' / '3' / checkpoint_files.META
+  meta.parent.mkdir(parents=True)
+  meta.write_text(json.dumps(checkpoint_files.seal({'step': 3, provenance.SETTINGS: provenance.settings(config)})))
+  (tmp_path / 'run' / 'config.json').write_text(json_files.to_json(config))
+  (tmp_path / 'run' / 'final.json').write_text('{"step": 3}')
+  return tmp_path / 'run'
 
 
-def test_the_page_shows_everything_a_run_left(workdir: pathlib.Path) -> None:
-  page = parse(report.write_report(workdir))
-  for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps done again', '98.06 %',
-               'test/top1 over 37 images', '3 min 20 s', '206', '2,680,000', 'learning rate',
-               'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0%', '40 s20.0%', 'before a kill30 s15.0%',
-               '<kind 3>', 'a.png', "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
-    assert text in page.text, text
-  assert page.tags.count('svg') == 9  # five curves, three heat maps, one confusion matrix
-  assert page.tags.count('img') == 3  # the fourth example is in no split
-  assert 'Not in this report' not in page.text
+def report(workdir: pathlib.Path) -> int:
+  return main.run(['report', f'--workdir={workdir}'])
 
 
-def test_wrong_and_right_examples_are_told_apart(workdir: pathlib.Path) -> None:
-  text = parse(report.write_report(workdir)).text
-  wrong, right = text[text.index('Wrong: 5 of 37'):].split('Right: 32 of 37')
-  assert 'a.png' in wrong and '<kind 1>, truly <kind 0>' in wrong
-  assert 'c.png' in right[:200]
+def test_the_page_is_all_that_is_written(workdir: pathlib.Path) -> None:
+  saved.half_write(workdir / 'checkpoints')
+  before = saved.snapshot(workdir)
+  assert report(workdir) == 0
+  after = saved.snapshot(workdir)
+  assert set(after) - set(before) == {'report.html'} and {name: after[name] for name in before} == before
 
 
-def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workdir: pathlib.Path) -> None:
-  metrics = {'test/top1': .9806, 'test/nll': .25}
-  (workdir / 'final.json').write_text(json.dumps({'step': 10, 'metrics': metrics}))
-  (workdir / 'evaluate.json').write_text(json.dumps({'step': 10, 'top1': .9806, 'metrics': metrics}))
-  text = parse(report.write_report(workdir)).text
-  assert text.count('test/nll') == 1 and 'evaluated at step' not in text
-  (workdir / 'evaluate.json').write_text(json.dumps({
-      'step': 9, 'top1': .97, 'metrics': {'test/nll': .5},
-      'preprocessing': {'geometry': 'torchvision', 'resize_px': 248}}))
-  text = parse(report.write_report(workdir)).text
-  assert text.count('test/nll') == 2 and 'evaluated at step 9' in text
-  assert 'Evaluated images: geometry torchvision, resize_px 248' in text
+def test_a_folder_that_is_no_run_gets_no_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'notes.txt').write_text('x')
+  assert report(tmp_path) == 2
+  assert [p.name for p in tmp_path.iterdir()] == ['notes.txt']
+  error = capsys.readouterr().err
+  assert f'error: --workdir={tmp_path}: expected the directory of a run, got a folder without' in error
 
 
-@pytest.mark.parametrize(('classes', 'is_shown'), [(5, False), (6, True)])
-def test_the_best_five_of_at_most_five_classes_are_not_shown(workdir: pathlib.Path, classes: int,
-                                                             is_shown: bool) -> None:
-  (workdir / 'final.json').write_text(json.dumps({'metrics': {'test/top1': .5, 'test/top5@ema': 1.}}))
-  write_predictions(workdir, classes=classes)
-  assert ('test/top5@ema' in parse(report.write_report(workdir)).text) == is_shown
-  (workdir / 'predictions.npz').unlink()
-  (workdir / 'config.json').write_text(json.dumps({'data': {'num_classes': classes}}))
-  assert ('test/top5@ema' in parse(report.write_report(workdir)).text) == is_shown
+@pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])
+@pytest.mark.parametrize(('content', 'said'), [
+    (b'', 'an empty file'), (b'[]', 'list'), (b'{"a', 'text that is not JSON'), (b'\xff\x00', 'text that is not JSON'),
+    (b'[' * 100_000, 'text that is not JSON')])
+def test_damaged_records_are_named_with_status_2_beside_a_page_of_the_rest(
+    workdir: pathlib.Path, name: str, content: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+  (workdir / name).write_bytes(content)
+  assert report(workdir) == 2
+  assert f'{workdir / name}: expected a JSON object, got {said}' in capsys.readouterr().err
+  assert name in (workdir / 'report.html').read_text()
 
 
-def test_long_paths_break_at_their_joints(workdir: pathlib.Path) -> None:
-  text = pathlib.Path(report.write_report(workdir)).read_text()
-  assert f'{workdir.parent.name}/<wbr>run</code>'.replace('_', '_<wbr>').replace('<wbr>0', '0') in text
-
-
-def test_many_classes_become_a_table_of_confused_pairs(workdir: pathlib.Path) -> None:
-  write_predictions(workdir, classes=41)
-  page = parse(report.write_report(workdir))
-  assert 'Most confused of 41 classes' in page.text
-  assert page.tags.count('svg') == 8
-
-
-def test_an_empty_run_directory_has_a_report_that_names_what_is_missing(tmp_path: pathlib.Path) -> None:
-  path = report.write_report(tmp_path)
-  assert path == str(tmp_path / 'report.html')
-  text = parse(path).text
-  assert tmp_path.name in text and 'running or stopped' in text
-  for name in ('config.json', 'final.json', 'evaluate.json', 'metrics.jsonl', 'predictions.npz'):
-    assert f'{name}: no such file' in text
-
-
-@pytest.mark.parametrize('name', ['config.json', 'final.json', 'metrics.jsonl', 'predictions.npz'])
-def test_one_damaged_file_leaves_the_rest(workdir: pathlib.Path, name: str) -> None:
-  (workdir / name).write_bytes(b'PK\x03\x04 not what it was \xff')
-  text = parse(report.write_report(workdir)).text
-  assert re.search(rf'{name}: .*could not be read', text)
-  assert '3 min 20 s' in text or name == 'final.json'
-
-
-def test_values_of_the_wrong_kind_do_not_stop_the_report(workdir: pathlib.Path) -> None:
-  (workdir / 'final.json').write_text(
-    '{"step": null, "seconds": "x", "metrics": {"test/top1": []}, "num_examples": 3, "goodput": 1}')
-  (workdir / 'config.json').write_text('{"name": 7, "a": [[1, [2]], {}]}')
-  with open(workdir / 'metrics.jsonl', 'a') as file:
-    file.write('{"event": "norms", "grad": {"a": [], "b": ["nan", null], "c": {}}, "param": 3}\n'
-               '{"event": "goodput", "seconds": [1]}\n{"event": 3}\n{"step": 11, "train/loss": "nan"}\n')
-  parse(report.write_report(workdir))
-
-
-def test_predictions_that_do_not_fit_are_left_out(workdir: pathlib.Path) -> None:
-  np.savez(workdir / 'predictions.npz', class_names=np.array(['a']), index=np.arange(3), label=np.arange(2),
-           top=np.zeros((3, 1), np.int32), probability=np.zeros((3, 1)))
-  text = parse(report.write_report(workdir)).text
-  assert 'predictions.npz: shapes do not fit: index (3,), label (2,), top (3, 1)' in text
-
-
-def test_several_runs_share_their_curves(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  other = tmp_path / 'other'
-  other.mkdir()
-  write_metrics(other)
-  out = tmp_path / 'both.html'
-  page = parse(report.write_report([workdir, other], out))
-  assert '2 runs' in page.text
-  assert 'other: train/loss' not in page.text  # one metric a run: labelled by the run alone
-  assert 'digits & <more>: test/top1@ema' in page.text
-  assert page.text.count('other') >= 5 and 'other: test/top1@ema' in page.text
-  assert 'other: config.json: no such file' in page.text
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(ValueError, match='not a run directory: .*nowhere; want existing folders'):
-    report.write_report([tmp_path, tmp_path / 'nowhere'])
+def test_a_config_of_another_run_is_refused(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (workdir / 'config.json').write_text(json_files.to_json(schema.Config(image_px=(64, 64))))
+  assert report(workdir) == 2
+  error = capsys.readouterr().err
+  assert 'image_px: 224,224 in the checkpoint, 64,64 in the config' in error and not (workdir / 'report.html').exists()

@@ -13,11 +13,12 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.data import builtin, label_maps, recipes
-from vit_jax.data.sources import Record
-from vit_jax.interop import weights
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Record
+from vit_jax.data.sources import builtin, label_maps
 from vit_jax.jobs import build, tasks, token_labels, train
 from vit_jax.record import writer
+from vit_jax.weights import loading
 
 pytestmark = pytest.mark.xdist_group('test_tasks')  # in one worker, for what the tests share
 
@@ -42,7 +43,7 @@ def test_a_teacher_is_among_the_networks_of_a_run_by_its_place_in_the_config() -
 
 
 def params(run: pathlib.Path, view: str = 'student') -> dict[str, np.ndarray]:
-  return trees.flatten(weights.load(str(run), view=view).params)
+  return trees.flatten(loading.load(str(run), view=view).params)
 
 
 @pytest.fixture(scope='module')
@@ -64,7 +65,7 @@ def test_label_maps_are_what_the_teacher_says_of_each_patch_and_train_a_student(
   assert stored.info.num_examples == len(source) == 1437 and stored.info.digest == source.digest
   classes, scores = stored.read(np.array([1436, 3]))
   assert classes.shape == (2, 16, 2) and classes.max() < 10 and (scores[..., 0] >= scores[..., 1]).all()
-  found = weights.load(str(teacher))
+  found = loading.load(str(teacher))
   _check_against(found, source[3].image, classes[1], scores[1])
   with pytest.raises(UserError, match="objective.maps='' names no label maps"):
     train.run(config(task), tmp_path / 'none')
@@ -80,9 +81,9 @@ def test_label_maps_are_what_the_teacher_says_of_each_patch_and_train_a_student(
   assert len(rows) == 2 and all(np.isfinite(row['train/dense_loss']) for row in rows)
 
 
-def _check_against(found: weights.Weights, image: Any, classes: np.ndarray, scores: np.ndarray) -> None:
+def _check_against(found: loading.Weights, image: Any, classes: np.ndarray, scores: np.ndarray) -> None:
   """Patch by patch, from the network's tokens."""
-  example = recipes.eval_transform(STILL, (16, 16))(Record(image, 0))
+  example = transforms.eval_transform(STILL, (16, 16))(Record(image, 0))
   tokens = build.build_backbone(config(schema.Supervised())).apply(
       found.params['backbone'], {}, example['image'][None].astype(np.float32) / 127.5 - 1, train=False,
       key=None)[0].tokens[0]

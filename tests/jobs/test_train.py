@@ -14,8 +14,8 @@ from vit_jax import main
 from vit_jax.config import files
 from vit_jax.core import types
 from vit_jax.core.errors import DataStopped
-from vit_jax.data import loader
-from vit_jax.jobs import rundir
+from vit_jax.data.pipeline import loader
+from vit_jax.jobs import run_directory
 from vit_jax.record import writer
 
 pytestmark = pytest.mark.xdist_group('test_train')  # in one worker, for what the tests share
@@ -181,12 +181,13 @@ def test_a_damaged_config_is_an_error_for_readers_and_written_again_by_training(
               ['convert', f'--weights={done}', f'--to={tmp_path / "x.npz"}']):
     assert main.run(job) == 2
     assert f'{path}: expected a config as JSON, got' in capsys.readouterr().err
-  rundir.write_config(done, files.load(TINY[0].partition('=')[2], [one.removeprefix('--config.') for one in TINY[1:]]))
+  overrides = [one.removeprefix('--config.') for one in TINY[1:]]
+  run_directory.write_config(done, files.load(TINY[0].partition('=')[2], overrides))
   assert 'config.json is damaged' in caplog.text and path.read_bytes() == before
 
 
 def test_two_runs_cannot_share_a_directory(done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  with rundir.Lock(done):
+  with run_directory.Lock(done):
     assert run(done) == 2
   assert f'--workdir={done} is in use by another run (process' in capsys.readouterr().err
 

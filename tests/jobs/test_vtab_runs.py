@@ -8,10 +8,12 @@ import pytest
 
 from tests.data import vtab_sets
 from vit_jax import main
-from vit_jax.config import files, schema, vtab
+from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.vtab_tasks import SETS, TASKS
-from vit_jax.jobs import study_table, train
+from vit_jax.data.sources.vtab_tasks import SETS, TASKS
+from vit_jax.jobs import train
+from vit_jax.recipes import vtab
+from vit_jax.study import table
 
 pytest.importorskip('tensorflow_datasets')
 
@@ -41,7 +43,7 @@ def run(task: str, data_dir: pathlib.Path, workdir: pathlib.Path) -> schema.Resu
   assert final['num_examples'] == {'test': part.stop * num // 100 - part.start * num // 100}
   assert 0 <= final['metrics']['test/top1'] <= 1 and final['step'] == 3
   result = schema.Result(config, str(workdir), 3, 1., 1, 1., final['metrics'], final['metrics']['test/top1'])
-  [row, *means] = study_table.make_rows(study, {name: result})
+  [row, *means] = table.make_rows(study, {name: result})
   assert row['task'] == task and row['runs'] == 1 and means[-1]['tasks'] == '1 of 19'
   return result
 
@@ -73,7 +75,7 @@ def test_a_study_tells_what_lacks_goes_on_without_it_and_later_with_it(tmp_path:
   assert main.run(words) == 2
   out = capsys.readouterr().out
   assert 'VTAB task eurosat: tfds:eurosat/rgb is not prepared' in out and '1 of 2 runs are done, 1 failed' in out
-  assert f'python -m vit_jax.data.tfds_build eurosat/rgb {sets}' in (folder / 'table.html').read_text()
+  assert f'python -m vit_jax.data.sources.tfds_build eurosat/rgb {sets}' in (folder / 'table.html').read_text()
   first = (folder / 'runs' / 'smallnorb-azimuth_seed0' / 'final.json').stat().st_mtime_ns
   vtab_sets.write('eurosat/rgb', sets, sizes('eurosat/rgb'))
   assert main.run(words) == 0 and '2 of 2 runs are done' in capsys.readouterr().out
@@ -85,9 +87,9 @@ def test_a_study_tells_what_lacks_goes_on_without_it_and_later_with_it(tmp_path:
 
 def test_a_table_is_printed_from_the_directory_of_a_study(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match='holds a study without a table yet'):
-    study_table.show(tmp_path)
+    table.show(tmp_path)
   study = files.load_study('transfer:L/16,tasks=pets', [])
-  study_table.write(tmp_path, study, {}, {})
-  text = study_table.show(tmp_path).splitlines()
+  table.write(tmp_path, study, {}, {})
+  text = table.show(tmp_path).splitlines()
   assert text[0].split('  ')[0] == 'set' and 'published only' in text[1] and '88.55 ± 0.04' in text[1]
   assert text[-1] == f'Page: {tmp_path}/table.html'

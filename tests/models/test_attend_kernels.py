@@ -20,7 +20,8 @@ from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, Execution, Remat
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models import attend, attend_kernels, vit
+from vit_jax.models.kernels import attend, attend_kernels
+from vit_jax.models.vit import vit
 
 SPLASH = functools.partial(attend_kernels.splash, interpret=True)
 TINY = schema.ViT(patch=4, width=32, depth=2, heads=4, mlp=24, execution=Execution.SCAN)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.types import Array
-from vit_jax.models.attend import attend, attention_weights, combine
-from vit_jax.models.attention import Attention, relative_logits
+from vit_jax.models.kernels.attend import attend, attention_weights, combine
 from vit_jax.models.layers import applied, initial
+from vit_jax.models.vit.attention import Attention, relative_logits
 
 
 def projections(dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array, Array]:

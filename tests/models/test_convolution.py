@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from vit_jax.core.types import Array
-from vit_jax.models import convolution, depthwise
+from vit_jax.models import convolution
 from vit_jax.models.convolution import Style
+from vit_jax.models.kernels import depthwise
 
 
 def some(*shape: int, seed: int = 0) -> Array:

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import schema, sizes
+from vit_jax.config import schema
 from vit_jax.config.schema import DType, Pool, Positions, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
-from vit_jax.models import cost, vit
+from vit_jax.models import cost
 from vit_jax.models.heads import Head
+from vit_jax.models.vit import vit
+from vit_jax.recipes import sizes
 
 PX = (224, 224)
 PUBLISHED = [  # vision_transformer, models_test.py, and with 21,843 classes the same code

@@ -8,7 +8,7 @@ import pytest
 from jax.test_util import check_grads
 
 from vit_jax.core.types import Array
-from vit_jax.models.dense import dense, plain_dense
+from vit_jax.models.kernels.dense import dense, plain_dense
 
 SHAPES = [((5,), (7,)), ((8,), (2, 3)), ((2, 3), (8,)), ((4, 4, 3), (5,))]
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from networks import EFFICIENTNET, PX
 
-from vit_jax.config import rival_sizes, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params, PyTree, UserError
 from vit_jax.models import efficientnet, efficientnet_blocks
+from vit_jax.recipes import rival_sizes
 
 STILL = dataclasses.replace(EFFICIENTNET, dropout=0., drop_path=0., norm_momentum=.75)
 

@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 
 from vit_jax.config.schema import Gelu
 from vit_jax.core.types import Array
-from vit_jax.models import attend, dense, pointwise
+from vit_jax.models.kernels import attend, dense, norm_act
 
 QKV = tuple(jax.random.normal(jax.random.key(i), (2, m, 3, 8)) for i, m in enumerate((5, 7, 7)))
 
@@ -67,28 +67,28 @@ def test_both_layouts_of_attention_are_the_same() -> None:
 def test_layer_norm_equals_its_plain_form_and_gradient(shape: tuple[int, ...]) -> None:
   x = 3. * jax.random.normal(jax.random.key(0), shape) + 5.
   scale, bias = jax.random.normal(jax.random.key(1), (2, 32))
-  assert_same(lambda *a: pointwise.layer_norm(*a, 1e-3), lambda *a: pointwise.plain_layer_norm(*a, 1e-3),
+  assert_same(lambda *a: norm_act.layer_norm(*a, 1e-3), lambda *a: norm_act.plain_layer_norm(*a, 1e-3),
               x, scale, bias, atol=1e-5)
 
 
 @pytest.mark.parametrize('offset', [0., 3., -20.])
 def test_one_pass_over_a_row_finds_what_two_find(offset: float) -> None:
   x = jax.random.normal(jax.random.key(0), (6, 1024)) + offset
-  for own, other in zip(pointwise._in_one_pass(x, 1e-6), pointwise._in_two_passes(x, 1e-6), strict=True):
+  for own, other in zip(norm_act._in_one_pass(x, 1e-6), norm_act._in_two_passes(x, 1e-6), strict=True):
     np.testing.assert_allclose(own, other, rtol=1e-6 * (1. + offset ** 2), atol=1e-6)
-  mean, inverse = pointwise._in_one_pass(jnp.full((1, 8), 1000.1), 1e-6)
+  mean, inverse = norm_act._in_one_pass(jnp.full((1, 8), 1000.1), 1e-6)
   assert jnp.isfinite(inverse).all() and float(inverse[0, 0]) > 1.
 
 
 def test_layer_norm_of_bf16_gives_back_a_gradient_of_bf16() -> None:
   x = jax.random.normal(jax.random.key(0), (6, 32), jnp.bfloat16)
-  dx, dscale, dbias = gradients(lambda *a: pointwise.layer_norm(*a, 1e-6), x, jnp.ones(32), jnp.zeros(32))
+  dx, dscale, dbias = gradients(lambda *a: norm_act.layer_norm(*a, 1e-6), x, jnp.ones(32), jnp.zeros(32))
   assert (dx.dtype, dscale.dtype, dbias.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
 
 
 @pytest.mark.parametrize('kind', Gelu)
 def test_gelu_equals_its_plain_form_and_gradient(kind: Gelu) -> None:
-  assert_same(lambda x: pointwise.gelu(x, kind), lambda x: pointwise.plain_gelu(x, kind), jnp.linspace(-6., 6., 101))
+  assert_same(lambda x: norm_act.gelu(x, kind), lambda x: norm_act.plain_gelu(x, kind), jnp.linspace(-6., 6., 101))
 
 
 @pytest.mark.parametrize('inputs, outputs', [((8,), (2, 3)), ((2, 3), (8,))])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from vit_jax.config.schema import Gelu
-from vit_jax.models import layers, pointwise
+from vit_jax.models import layers
+from vit_jax.models.kernels import norm_act
 
 
 @pytest.mark.parametrize('eps', [1e-6, 1e-1])
@@ -19,12 +20,12 @@ def test_layer_norm_equals_numpy_in_float64(eps: float) -> None:
   x64 = np.asarray(x, np.float64)
   expected = (x64 - x64.mean(-1, keepdims=True)) / np.sqrt(x64.var(-1, keepdims=True) + eps)
   expected = expected * np.asarray(scale, np.float64) + np.asarray(bias, np.float64)
-  np.testing.assert_allclose(pointwise.layer_norm(x, scale, bias, eps), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(norm_act.layer_norm(x, scale, bias, eps), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_layer_norm_of_bf16_computes_and_returns_f32() -> None:
   x = (jax.random.normal(jax.random.key(0), (6, 32)) + 300.).astype(jnp.bfloat16)
-  y = pointwise.layer_norm(x, jnp.ones(32), jnp.zeros(32), 1e-6)
+  y = norm_act.layer_norm(x, jnp.ones(32), jnp.zeros(32), 1e-6)
   assert y.dtype == jnp.float32
   np.testing.assert_allclose(jnp.square(y).mean(-1), 1., rtol=1e-3)
 
@@ -35,7 +36,7 @@ def test_gelu_equals_its_formula(kind: Gelu) -> None:
   exact = np.array([v / 2 * (1 + math.erf(v / math.sqrt(2))) for v in x])
   tanh = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
   expected = {Gelu.EXACT: exact, Gelu.TANH: tanh}[kind]
-  np.testing.assert_allclose(pointwise.gelu(jnp.asarray(x, jnp.float32), kind), expected, rtol=1e-5, atol=2e-6)
+  np.testing.assert_allclose(norm_act.gelu(jnp.asarray(x, jnp.float32), kind), expected, rtol=1e-5, atol=2e-6)
   assert np.abs(exact - tanh).max() > 1e-4  # so that the two cannot be taken for each other
 
 

@@ -11,11 +11,13 @@ import pytest
 import vits
 from vits import MODELS, PX, numpy_vit, parameters, some_image
 
-from vit_jax.config import schema, sizes
+from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Pool, Positions, PositionsAt, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Features, Params, UserError
-from vit_jax.models import cost, vit
+from vit_jax.models import cost
+from vit_jax.models.vit import vit
+from vit_jax.recipes import sizes
 
 OTHERS = [(Execution.SCAN, Remat.NAMES), (Execution.UNROLLED, Remat.MLP), (Execution.SCAN, Remat.FULL)]
 

@@ -9,9 +9,9 @@ import pytest
 from vit_jax.config.schema import Gelu
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
-from vit_jax.models import pointwise
+from vit_jax.models.kernels import norm_act
 from vit_jax.models.layers import applied, initial
-from vit_jax.models.pool import AttentionPool
+from vit_jax.models.vit.pool import AttentionPool
 
 POOL = AttentionPool(heads=4, mlp=48, gelu=Gelu.TANH, norm_eps=1e-6)
 
@@ -37,7 +37,7 @@ def test_pooling_equals_a_computation_head_by_head(inputs: tuple[Params, Array])
       y += weights / weights.sum() @ value @ p['attn']['out']['kernel'][a]
     normed = (y - y.mean()) / np.sqrt(y.var() + 1e-6) * p['norm']['scale'] + p['norm']['bias']
     before = normed @ p['mlp']['up']['kernel'] + p['mlp']['up']['bias']
-    hidden = np.asarray(pointwise.gelu(jnp.asarray(before, jnp.float32), Gelu.TANH))
+    hidden = np.asarray(norm_act.gelu(jnp.asarray(before, jnp.float32), Gelu.TANH))
     expected.append(y + hidden @ p['mlp']['down']['kernel'] + p['mlp']['down']['bias'])
   np.testing.assert_allclose(applied(POOL, params, tokens), np.stack(expected), rtol=1e-4, atol=1e-5)
 

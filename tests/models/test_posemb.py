@@ -11,7 +11,7 @@ import pytest
 
 from tests.models import make_golden_positions as golden
 from vit_jax.config.schema import PositionResize
-from vit_jax.models import posemb
+from vit_jax.models.vit import posemb
 
 ALIGNED = PositionResize.ALIGNED
 FOUND = np.load(pathlib.Path(__file__).with_name('golden_positions.npz'))

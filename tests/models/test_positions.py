@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vit_jax.config.schema import PositionResize, Positions
-from vit_jax.models import posemb
-from vit_jax.models.positions import Table
+from vit_jax.models.vit import posemb
+from vit_jax.models.vit.positions import Table
 
 
 def test_a_2d_position_is_its_columns_half_and_its_rows_half() -> None:

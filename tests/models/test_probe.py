@@ -9,11 +9,12 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.core import taps
+from vit_jax.core import intermediates
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Features, Shard
 from vit_jax.jobs import build
-from vit_jax.models import probe, vit
+from vit_jax.models import probe
+from vit_jax.models.vit import vit
 from vit_jax.parallel import mesh as meshes
 
 SETTINGS = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=16, dropout=.5, drop_path=.5)
@@ -60,7 +61,7 @@ def test_chosen_blocks_are_read_and_no_gradient_reaches_the_backbone(params: dic
     return jnp.square(features.pooled).sum(), features.pooled
 
   grads, got = jax.jit(jax.grad(loss, has_aux=True))(params)
-  want = jax.jit(lambda p: taps.concatenate(taps.read(MODEL, p, IMAGE, (1, 2)), patches=True))(params)
+  want = jax.jit(lambda p: intermediates.concatenate(intermediates.read(MODEL, p, IMAGE, (1, 2)), patches=True))(params)
   np.testing.assert_allclose(got, want, atol=1e-5)
   assert got.shape == (6, 48) and all((np.asarray(g) == 0).all() for g in jax.tree.leaves(grads))
 

@@ -9,11 +9,12 @@ import networks
 import numpy as np
 import pytest
 
-from vit_jax.config import rival_sizes, schema, sizes
+from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Remat
 from vit_jax.core import trees
 from vit_jax.models import backbones, cost
 from vit_jax.models.heads import Head
+from vit_jax.recipes import rival_sizes, sizes
 
 PLAIN = schema.Head()
 SMALL = schema.ViT(patch=8, width=192, depth=1, heads=3, mlp=384)

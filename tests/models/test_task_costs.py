@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.config import schema, sizes
-from vit_jax.models import cost, vit
+from vit_jax.config import schema
+from vit_jax.models import cost
 from vit_jax.models.cost import tasks
 from vit_jax.models.mae_decoder import Decoder
+from vit_jax.models.vit import vit
 from vit_jax.objectives.mae import Mae
+from vit_jax.recipes import sizes
 
 PX = (224, 224)
 

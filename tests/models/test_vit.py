@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Gelu, Pool, Positions
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Features, Params, UserError
-from vit_jax.models import posemb, vit
+from vit_jax.models.vit import posemb, vit
 
 PX = (16, 24)
 VARIANTS = [(Pool.CLS, Positions.LEARNED, Gelu.TANH), (Pool.MEAN, Positions.LEARNED, Gelu.EXACT),

@@ -12,7 +12,8 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.config.schema import SoftMean, Teach
 from vit_jax.core.types import Array, Features
-from vit_jax.models import heads, vit
+from vit_jax.models import heads
+from vit_jax.models.vit import vit
 from vit_jax.objectives.distill import Distill, Trained
 
 CLASSES = 5

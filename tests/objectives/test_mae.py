@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import schema, sizes
+from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.models import posemb, vit
 from vit_jax.models.mae_decoder import Decoder
+from vit_jax.models.vit import posemb, vit
 from vit_jax.objectives import patches
 from vit_jax.objectives.mae import Mae
+from vit_jax.recipes import sizes
 
 # Made with transformers 5 (ViTMAEForPreTraining, width 16, depth 2, 2 heads; decoder width 8; patch 4, 16 px, random
 # weights, LayerNorm eps 1e-6; positions set by `initialize_weights`, as a new model has zeros there)

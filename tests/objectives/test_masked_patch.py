@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.config.schema import PatchTarget
-from vit_jax.models import vit
+from vit_jax.models.vit import vit
 from vit_jax.objectives import masked_patch, patches
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16)

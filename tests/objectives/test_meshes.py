@@ -11,7 +11,7 @@ import programs
 import pytest
 
 from vit_jax.config import check, schema
-from vit_jax.data import recipes
+from vit_jax.data.pipeline import transforms
 from vit_jax.jobs import build, tasks
 from vit_jax.train import checkpoint
 from vit_jax.train.step import Program
@@ -55,7 +55,7 @@ def batch(c: schema.Config) -> dict[str, np.ndarray]:
 def program(name: str, settings: str = 'one') -> Program:
   c = config(name)
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  own = recipes.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True)
+  own = transforms.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True)
   prepare = tasks.prepare(c, own, num_classes=7)
   return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
                         optimizer=schema.AdamW(lr=1e-3, eps=1e-3))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.models import heads, vit
+from vit_jax.models import heads
+from vit_jax.models.vit import vit
 from vit_jax.objectives import token_label
 from vit_jax.objectives.token_label import TokenLabel
 

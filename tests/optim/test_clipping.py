@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax.core import apart, trees
+from vit_jax.core import trees, unstacked
 from vit_jax.optim import clipping
 
 RNG = np.random.default_rng(0)
@@ -39,8 +39,8 @@ def test_query_key_and_value_are_clipped_as_the_one_tensor_that_dino_has(*, is_a
   norm = np.sqrt(sum((g ** 2).sum((1, 2, 3), keepdims=True) for g in grads.values()))
   tree = trees.unflatten({k: jnp.asarray(v, jnp.float32) for k, v in grads.items()})
   clipper = clipping.by_tensor_norm(2.)
-  updates, _ = clipper.update(apart.split(tree) if is_apart else tree, clipper.init(tree))
-  for name, got in trees.flatten(apart.join(updates)).items():
+  updates, _ = clipper.update(unstacked.split(tree) if is_apart else tree, clipper.init(tree))
+  for name, got in trees.flatten(unstacked.join(updates)).items():
     want = grads[name] * np.minimum(1, 2. / (norm + 1e-6))
     np.testing.assert_allclose(got, want, rtol=1e-5)  # 40 squares in f32, and the 1e-6
 

@@ -11,7 +11,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType
 from vit_jax.core.errors import UserError
-from vit_jax.parallel import kernels, topologies
+from vit_jax.parallel import kernels
+from vit_jax.plan import topologies
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import topologies
+from vit_jax.plan import topologies
 
 
 @dataclasses.dataclass(frozen=True)

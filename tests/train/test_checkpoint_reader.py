@@ -13,7 +13,7 @@ import saved
 
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.core.obstacles import Damaged
+from vit_jax.core.os_errors import Damaged
 from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.step import Program
 

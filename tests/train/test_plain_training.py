@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from vit_jax import main
-from vit_jax.models import attend, dense, depthwise, pointwise
+from vit_jax.models.kernels import attend, dense, depthwise, norm_act
 from vit_jax.record import writer
 
 PLAIN = {id(attend.attend): attend.plain_attend, id(dense.dense): dense.plain_dense,
-         id(pointwise.gelu): pointwise.plain_gelu, id(pointwise.layer_norm): pointwise.plain_layer_norm,
+         id(norm_act.gelu): norm_act.plain_gelu, id(norm_act.layer_norm): norm_act.plain_layer_norm,
          id(depthwise.depthwise): depthwise.plain_depthwise}
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.config import evaluations, program, schema, stored
+from vit_jax.config import evaluations, json_files, python_files, schema
 from vit_jax.core.errors import UserError
 
 RENAMED = {'position_embeddings': 'ablations:positions'}
@@ -132,8 +132,8 @@ def read(spec: str) -> schema.Config | schema.Study:
   """
   path, arguments = find(spec)
   if path.suffix == '.json':
-    return stored.read(path)
-  found = program.run(path, arguments)
+    return json_files.read(path)
+  found = python_files.run(path, arguments)
   if not isinstance(found, schema.Config | schema.Study):
     raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study from get_config(), got '
                     f'{type(found).__name__}.')

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_jax.config import schema, stored
+from vit_jax.config import json_files, schema
 from vit_jax.core.errors import UserError
 
 SETTINGS = 'settings'
@@ -26,7 +26,7 @@ log = logging.getLogger('vit_jax.config')
 
 def settings(config: schema.Config) -> dict[str, Any]:
   """The settings by name, such as `model.gelu`, with values as JSON has them."""
-  plain = json.loads(stored.to_json(config))
+  plain = json.loads(json_files.to_json(config))
   found = {name: value for part in ('model', 'head') for name, value in _flat(plain[part], part).items()
            if name.split('.')[-1] not in _RUNNING}
   found |= {f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']}

@@ -1,4 +1,4 @@
-"""Which options of a ViT go together. The only place that says so; asked by `check.py` and by `models/vit.py`."""
+"""Which options of a ViT go together. The only place that says so; asked by `check.py` and by `models/vit/vit.py`."""
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core.api import EvalLoader, Prepare
+from vit_jax.core.contracts import EvalLoader, Prepare
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
-from vit_jax.evaluate import faults
+from vit_jax.evaluate import problems
 from vit_jax.evaluate.results import Guesses, Result, mark, named
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.tally import Tally
@@ -53,7 +53,7 @@ class TopK:
   def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh, metrics: tuple[str, ...],
                num_classes: int, allowed: np.ndarray | None = None, limit: int = 0, name: str = 'the split',
                bar: bool = False):
-    faults.check_size(name, loader.num_examples)
+    problems.check_size(name, loader.num_examples)
     self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
     self._rows, self._more = meshes.local_rows(mesh), metrics
     self._allowed = np.ones(num_classes, bool) if allowed is None else allowed
@@ -76,7 +76,7 @@ class TopK:
     with Tally(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as tally:
       for batch in self._loader.batches():
         sums, rows = self._evaluate(selected, batch)
-        faults.check_finite(self._name, int(sums.pop('broken')), selected)
+        problems.check_finite(self._name, int(sums.pop('broken')), selected)
         for name, one in sums.items():
           totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
         kept = rows['mask'] > 0
@@ -84,7 +84,7 @@ class TopK:
         done += len(rows['mask'])
         tally.update(done)
     num_counted = round(totals['top1'][1])
-    faults.check_counted(self._name, num_counted, total)
+    problems.check_counted(self._name, num_counted, total)
     metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}
     metrics |= {name: FURTHER[name].finish(totals[name]) for name in self._more}
     guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED})
@@ -108,7 +108,7 @@ def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, .
     if logits_BC is None:
       raise UserError('these weights have no head, so they predict no classes; want weights with one, or k-NN, few-shot'
                       ' or probes, which need none')
-    faults.check_classes(logits_BC.shape[-1], len(allowed_C))
+    problems.check_classes(logits_BC.shape[-1], len(allowed_C))
     broken_B = ~jnp.isfinite(logits_BC).all(-1) & (batch['mask'] > 0)
     counts, rows = count(jnp.where(allowed_C[None], logits_BC.astype(jnp.float32), _EXCLUDED), batch, more)
   whole = meshes.replicated(mesh)

@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.core import trees
-from vit_jax.core.api import EvalLoader, Prepare
+from vit_jax.core.contracts import EvalLoader, Prepare
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
-from vit_jax.evaluate import faults
+from vit_jax.evaluate import problems
 from vit_jax.evaluate.store import Layout, Rows, Store, Table
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.tally import Tally
@@ -47,7 +47,7 @@ class Split:
 
   def __init__(self, reader: Reader, prepare: Prepare, loader: EvalLoader, *, batch_size: int, mesh: Mesh,
                store: Store, identity: Mapping[str, str], name: str, bar: bool = False):
-    faults.check_size(name, loader.num_examples)
+    problems.check_size(name, loader.num_examples)
     self.name, self.mesh, self.num_examples = name, mesh, loader.num_examples
     self._reader, self._prepare, self._loader, self._store = reader, prepare, loader, store
     self._identity, self._bar = identity, bar
@@ -122,12 +122,12 @@ class Split:
         if waiting is not None:
           features, counts, rows = waiting
           broken, counted = jax.device_get(counts).tolist()
-          faults.check_finite(self.name, broken, selected)
+          problems.check_finite(self.name, broken, selected)
           num_counted, done = num_counted + counted, done + self._layout.batch_size
           tally.update(done)
           yield self._fetch(features, rows)
         waiting = ahead
-    faults.check_counted(self.name, num_counted, self.num_examples)
+    problems.check_counted(self.name, num_counted, self.num_examples)
 
   def _begin(self, selected: PyTree, batch: Batch) -> tuple[Array, Array, Batch]:
     placed = meshes.put_batch({name: batch[name] for name in ('image', 'mask')}, self.mesh, self._shard)

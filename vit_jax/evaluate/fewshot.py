@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.evaluate import faults, ridge
+from vit_jax.evaluate import problems, ridge
 from vit_jax.evaluate.features import Split, gather
 from vit_jax.evaluate.results import Result, mark, named
 
@@ -98,7 +98,7 @@ class FewShot:
       rows = rows[is_good[rows]]
       fitted = ridge.fit(features[rows], label[rows], num_classes=self._num_classes, penalties=self._penalties)
       right, total = self._score(fitted, placed)
-      faults.check_counted(self._test.name, total, self._test.num_examples)
+      problems.check_counted(self._test.name, total, self._test.num_examples)
       for name, value in self._names(one.num, right / total, fitted.left_out):
         scores.setdefault(name, []).append(value)
     headline = f'{max(one.num for one in self._draws)}shot'

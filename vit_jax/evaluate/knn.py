@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.core.types import Array, PyTree
-from vit_jax.evaluate import faults
+from vit_jax.evaluate import problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.results import Result, mark, named
 
@@ -59,7 +59,7 @@ class Knn:
     similarity, label = self.neighbours(selected, test['features'])
     right, total = jax.device_get(_count_right(
         similarity, label, test['label'], test['mask'], self._ks, self._num_classes, self._temperature))
-    faults.check_counted(self._test.name, int(total), self._test.num_examples)
+    problems.check_counted(self._test.name, int(total), self._test.num_examples)
     metrics = {f'{name}_k{k}': float(right[i, j]) / int(total) for i, k in enumerate(self._ks)
                for j, name in enumerate(('top1', 'top5'))}
     return Result(named(metrics, self._limit), int(total), None, mark(f'top1_k{self._headline}', self._limit),

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.evaluate import faults, logistic
+from vit_jax.evaluate import logistic, problems
 from vit_jax.evaluate.features import Split, gather
 from vit_jax.evaluate.logistic import Linear
 from vit_jax.evaluate.results import Result, mark, named
@@ -304,7 +304,7 @@ def _standardize(features: Array, mean: Array, std: Array) -> Array:
 
 def _result(train_split: Split, split: Split, test: Data, best: Choice, name: str, limit: int) -> Result:
   right, top, total = jax.device_get(count_right(best.linear, test.features, test.label, test.weight)).tolist()
-  faults.check_counted(split.name, total, split.num_examples)
+  problems.check_counted(split.name, total, split.num_examples)
   metrics = {'top1': right / total, 'top5': top / total, name: best.setting}
   if not math.isnan(best.held_out):
     metrics |= {'held_out': best.held_out, 'held_out_nll': best.held_out_nll}

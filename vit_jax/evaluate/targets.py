@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vit_jax.core.api import EvalLoader
+from vit_jax.core.contracts import EvalLoader
 from vit_jax.core.types import Batch
 
 Lists = Sequence[Sequence[int]]

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
-from vit_jax.jobs import build, inherit, rundir
-from vit_jax.jobs import start as startup
+from vit_jax.jobs import build, inherit, run_directory
+from vit_jax.jobs import runtime as startup
 from vit_jax.record import storage
 from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.state import TrainState
@@ -54,7 +54,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
                       num_classes=len(data.class_names), in_memory=data.in_memory)
   source = checkpoint_reader.Reader(workdir / 'checkpoints')
   chosen = choose(source.steps(), last=last, steps=steps, workdir=workdir)
-  with rundir.hold(to):
+  with run_directory.hold(to):
     newest, state = _average(source, chosen, parts, lambda meta: provenance.check(
         meta, config, said=said, overridden=overridden))
     target = checkpoint.Checkpointer(to / 'checkpoints', keep=checkpoint.Keep(1))
@@ -63,7 +63,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
         **meta, 'averaged_steps': chosen, provenance.SETTINGS: provenance.settings(config)}, metrics={})
     target.wait()
     target.close()
-    rundir.write_config(to, config)
+    run_directory.write_config(to, config)
   if jax.process_index() == 0:
     print(f'The mean of {len(chosen)} checkpoints (steps {", ".join(map(str, chosen))}) is in {to}. To measure it: '
           f'--job=evaluate --workdir={to}', flush=True)

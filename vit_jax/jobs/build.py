@@ -16,14 +16,17 @@ from jax.sharding import Mesh
 
 from vit_jax.config import durations, schema
 from vit_jax.core import trees
-from vit_jax.core.api import Backbone, Loader, Objective, Prepare, Viewed
+from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Schedule, Shard
-from vit_jax.data import loader as loaders
-from vit_jax.data import pseudo, recipes, sources, subset
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening, pseudo, subset
+from vit_jax.evaluate import evaluators as measures
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
-from vit_jax.jobs import measures, tasks
+from vit_jax.jobs import tasks
 from vit_jax.models import backbones, probe
 from vit_jax.models.cost import tasks as task_costs
 from vit_jax.objectives import ema, sam
@@ -42,8 +45,8 @@ log = logging.getLogger('vit_jax.jobs')
 
 class Data(NamedTuple):
   """Sources of a run and what follows from them."""
-  train: sources.Source
-  eval: sources.Source
+  train: Source
+  eval: Source
   class_names: tuple[str, ...]
   in_memory: bool
 
@@ -64,7 +67,7 @@ class Parts(NamedTuple):
 
 def open_data(config: schema.Config) -> Data:
   """Opens the sources of a config."""
-  found = sources.open_sources(config.data, image_px=config.image_px)
+  found = opening.open_sources(config.data, image_px=config.image_px)
   in_memory = loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
   return Data(found.train, found.eval, found.class_names, in_memory)
@@ -91,7 +94,7 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   return tasks.attach(config, loader, data.train)
 
 
-def check_size(data: schema.Data, train: sources.Source) -> None:
+def check_size(data: schema.Data, train: Source) -> None:
   """Refuses to train on a dataset of another size than `data.num_examples`, by which epochs are counted.
 
   Raises:
@@ -156,7 +159,7 @@ def _maker(bench: measures.Bench, data: Data, name: str, settings: schema.Eval) 
       assert_never(settings)
 
 
-def eval_source(config: schema.Config, data: Data, evaluation: str) -> sources.Source:
+def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
   """The source that an evaluation of the config reads, cut to its limit."""
   settings = config.evals.get(evaluation)
   if settings is None:
@@ -169,7 +172,7 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> sources.S
   return subset.first(found, settings.limit)
 
 
-def train_source(config: schema.Config, data: Data, evaluation: str) -> sources.Source:
+def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
   """The source that an evaluation of the config learns from, cut to its limit but for few shots."""
   settings = config.evals[evaluation]
   assert isinstance(settings, measures.OfTwo)
@@ -179,11 +182,11 @@ def train_source(config: schema.Config, data: Data, evaluation: str) -> sources.
   return found if isinstance(settings, schema.FewShot) else subset.first(found, settings.limit)
 
 
-def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> sources.Source:
+def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> Source:
   own = config.data
   if settings.source:  # whose classes are matched by the evaluation
     own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0, label_column='')
-  return sources.check_labels(sources.open_split(own, split, image_px=config.image_px), own)
+  return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,
@@ -207,7 +210,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   schedule = schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
   task = sharpen(config, task, schedule, peak=peak)
-  prepare = tasks.prepare(config, recipes.prepare_train(
+  prepare = tasks.prepare(config, transforms.prepare_train(
       config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory), num_classes=num_classes)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
@@ -254,7 +257,7 @@ def abstract_batch(config: schema.Config) -> Batch:
   def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
-  shapes = recipes.train_shapes(config.data.recipe, config.image_px, max_labels=config.data.max_labels)
+  shapes = transforms.train_shapes(config.data.recipe, config.image_px, max_labels=config.data.max_labels)
   shapes |= tasks.batch_shapes(config)
   found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
   return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}

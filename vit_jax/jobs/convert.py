@@ -4,9 +4,9 @@ from __future__ import annotations
 import logging
 
 from vit_jax import api
-from vit_jax.data import classes as naming
-from vit_jax.interop import saving, weights
-from vit_jax.jobs import start as startup
+from vit_jax.data.sources import classes as naming
+from vit_jax.jobs import runtime as startup
+from vit_jax.weights import loading, saving
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -26,8 +26,8 @@ def run(where: str, to: str, *, family: str, preprocess: str, model: str, view: 
   saving.check(to, family=family, overwrite=overwrite)
   names = naming.read(classes, said='--classes') if classes else ()
   startup.start()
-  found = weights.load(where, preprocess=preprocess, model=model, view=view)
-  print(weights.text(found))
+  found = loading.load(where, preprocess=preprocess, model=model, view=view)
+  print(loading.text(found))
   found = api.named(found, names, said=f'--classes={classes}')
   path, lost = saving.save(found, to, family=family, overwrite=overwrite)
   for one in lost:

@@ -12,9 +12,9 @@ import jax
 
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import recipes
-from vit_jax.jobs import build, inherit, outcome
-from vit_jax.jobs import start as startup
+from vit_jax.data.pipeline import transforms
+from vit_jax.jobs import build, inherit, results
+from vit_jax.jobs import runtime as startup
 from vit_jax.record import storage
 from vit_jax.train import checkpoint_reader
 
@@ -51,10 +51,10 @@ def run(config: schema.Config, workdir: storage.Path, *, said: str, overridden: 
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
   evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress)
-  final = outcome.measure(evaluators, parts.objective, restored.state)
-  fit = recipes.eval_transform(config.data.recipe, config.image_px)
-  outcome.write_evaluation(workdir, final, step, fit=fit)
-  outcome.write_predictions(workdir, final, build.eval_source(config, data, final.name), data.class_names, fit)
+  final = results.measure(evaluators, parts.objective, restored.state)
+  fit = transforms.eval_transform(config.data.recipe, config.image_px)
+  results.write_evaluation(workdir, final, step, fit=fit)
+  results.write_predictions(workdir, final, build.eval_source(config, data, final.name), data.class_names, fit)
   if jax.process_index() == 0:
     print_results(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0
@@ -68,12 +68,12 @@ def check_classes(trained: tuple[str, ...], found: tuple[str, ...]) -> None:
                     f'same: {", ".join(odd) or "one list is longer"}; want data with the classes of the run')
 
 
-def print_results(final: outcome.Final, workdir: storage.Path, *, num_classes: int, recipe: schema.Recipe) -> None:
+def print_results(final: results.Final, workdir: storage.Path, *, num_classes: int, recipe: schema.Recipe) -> None:
   """A line a view of each evaluation, and where they are written."""
   for name, group in final.results.items():
     for view, result in group.items():
       numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items()
-                          if outcome.is_telling(metric, num_classes))
+                          if results.is_telling(metric, num_classes))
       part = ', a part of them' if result.is_partial else ''
       print(f'{name} ({view}, {result.num_examples:,} images{part}): {numbers}')
     of_features = f', {s:.1f} s of it for features' if (s := final.feature_seconds[name]) else ''

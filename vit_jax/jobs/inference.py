@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Features, Outputs, PyTree
-from vit_jax.interop import preprocess
-from vit_jax.interop.weights import Weights
 from vit_jax.jobs import build
 from vit_jax.models import heads
 from vit_jax.objectives.distill import Student
 from vit_jax.objectives.supervised import STATE
+from vit_jax.weights import preprocess
+from vit_jax.weights.loading import Weights
 
 
 def run_config(weights: Weights) -> schema.Config:

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import schema, stored
+from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation
-from vit_jax.interop import preprocess, weights
-from vit_jax.interop.weights import Weights
 from vit_jax.record import storage
+from vit_jax.weights import loading, preprocess
+from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -48,7 +48,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
   before = _started(config, workdir)
-  found = None if before else weights.load(config.init_from, view=config.init_view)
+  found = None if before else loading.load(config.init_from, view=config.init_view)
   values = _of_config(before) if before else _of_weights(found, config) if found else {}
   chosen = {name: values[name] for name in names if name in values}
   if changed := [f'{name}={getattr(values[name], "value", values[name])}' for name in chosen
@@ -73,7 +73,7 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
   if not own.is_file() or not saved.is_dir() or not any(path.name.isdigit() for path in saved.iterdir()):
     return None
   with storage.local(own) as path:
-    before = stored.read(path)
+    before = json_files.read(path)
   return before if before.init_from == config.init_from and type(before.model) is type(config.model) else None
 
 

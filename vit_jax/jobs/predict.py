@@ -20,15 +20,16 @@ import numpy as np
 from PIL import Image
 
 from vit_jax import api
-from vit_jax.analysis import figures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import classes as naming
-from vit_jax.data import image_files, prefetch, recipes
-from vit_jax.data.image_ops import BadImage
-from vit_jax.interop import weights
+from vit_jax.data.image.image_ops import BadImage
+from vit_jax.data.pipeline import prefetch, transforms
+from vit_jax.data.sources import classes as naming
+from vit_jax.data.sources import image_files
+from vit_jax.inspect import figures
 from vit_jax.jobs import inference
-from vit_jax.jobs import start as startup
+from vit_jax.jobs import runtime as startup
+from vit_jax.weights import loading
 
 log = logging.getLogger('vit_jax.jobs')
 OVERLAYS = 'overlays'
@@ -47,13 +48,13 @@ def run(where: str, given: Sequence[str], *, top: str, as_json: bool, overlay: b
   """Classifies files and all pictures in folders.
 
   Args:
-    where: weights, as `interop.weights.load` takes them.
+    where: weights, as `weights.loading.load` takes them.
     given: files and folders.
     top: how many classes of each, as text; '' = 5.
     as_json: a line of JSON for each file instead of text.
     overlay: also write each picture with its attention, into `to`.
     to: folder; None = `overlays`.
-    preprocess, model, view: as `interop.weights.load` has them.
+    preprocess, model, view: as `weights.loading.load` has them.
     classes: file of class names, a line for each output; '' = those of the weights.
 
   Returns:
@@ -99,8 +100,8 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
     UserError: the weights have no head, or another number of classes than the file names.
   """
   names = naming.read(classes, said='--classes') if classes else ()
-  found = weights.load(where, preprocess=preprocess, model=model, view=view)
-  log.info('%s', weights.text(found))
+  found = loading.load(where, preprocess=preprocess, model=model, view=view)
+  log.info('%s', loading.text(found))
   if not found.num_classes:
     raise UserError(f'{where} has no head, so it knows no classes; want weights that were trained or fine-tuned on '
                     'classes')
@@ -113,7 +114,8 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
 def describe(network: api.Model) -> dict[str, object]:
   """What every line of JSON says of the network: how it prepares images, and the warnings about its weights."""
   recipe = dataclasses.replace(inference.eval_recipe(network.weights), exif_orientation=api.UPRIGHT.upright)
-  return {'preprocessing': {**recipes.eval_summary(recipe, network.image_px), 'rule': network.weights.preprocess.rule},
+  preprocessing = transforms.eval_summary(recipe, network.image_px)
+  return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule},
           'warnings': list(network.weights.report.warnings)}
 
 

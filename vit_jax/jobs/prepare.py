@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import local_paths, shards, sources, tfds_build, tfds_source
-from vit_jax.data.sources import Source
+from vit_jax.data.source import Source
+from vit_jax.data.sources import local_paths, opening, shards, tfds, tfds_build
 from vit_jax.record import progress
 
 NUMBERS = {'short_px': 0, 'shards': 0, 'quality': 90, 'seed': 0}
@@ -37,7 +37,7 @@ def run(flags: Mapping[str, str], *, build: Callable[..., None] = tfds_build.bui
   data = schema.Data(source=name, data_dir=flags.get('data_dir', ''))
   kind, _, where = name.partition(':')
   if kind == 'tfds' and not _is_there(where, data.data_dir):
-    build(where, data_dir=tfds_source.data_folder(data.data_dir))
+    build(where, data_dir=tfds.data_folder(data.data_dir))
   splits = _open(data, flags.get('splits') or SPLITS)
   done = write(splits, folder, settings, root=local_paths.resolve(where, '--data') if kind == 'folder' else '')
   counts = ', '.join(f'{split} {len(source):,}' for split, source in splits.items())
@@ -78,7 +78,7 @@ def _numbers(flags: Mapping[str, str]) -> dict[str, int]:
 
 def _is_there(name: str, data_dir: str) -> bool:
   try:
-    tfds_source.find(name, data_dir=data_dir)
+    tfds.find(name, data_dir=data_dir)
   except UserError as error:
     if 'is not prepared' in str(error):
       return False
@@ -93,5 +93,5 @@ def _open(data: schema.Data, names: str) -> dict[str, Source]:
   if odd := set(names) & set('[]+'):
     raise UserError(f'--splits={names} has {" ".join(sorted(odd))}, but takes whole splits by name; want {SPLITS}, and '
                     'slices when the set is read: data.train_split=train[:98%]')
-  opened = [sources.open_split(data, name.strip(), image_px=_ANY_PX) for name in names.split(',')]
+  opened = [opening.open_split(data, name.strip(), image_px=_ANY_PX) for name in names.split(',')]
   return {source.name.rpartition('/')[2]: source for source in opened}

@@ -17,13 +17,15 @@ from jax.experimental import multihost_utils
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
-from vit_jax.data import label_maps, local_paths, pseudo, recipes, sources
-from vit_jax.interop import weights as interop
-from vit_jax.interop.weights import Weights
-from vit_jax.jobs import inference, starting, token_labels
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Source
+from vit_jax.data.sources import label_maps, local_paths, opening, pseudo
+from vit_jax.jobs import inference, init_state, token_labels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import progress
 from vit_jax.train.stopping import StopRequest
+from vit_jax.weights import loading
+from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 PER_PART = 4_096  # examples that a kill may cost
@@ -46,10 +48,10 @@ def ensure(config: schema.Config) -> str:
   folder = pathlib.Path(local_paths.resolve(wanted.labels, 'data.pseudo.labels'))
   if not wanted.source or (folder / label_maps.INFO).is_file():
     return ''
-  found = interop.load(wanted.teacher)
-  log.info('Teacher: %s', interop.text(found))
-  own = sources.open_split(config.data, config.data.train_split, image_px=config.image_px)
-  starting.check_order(found, own.class_names, is_listed=bool(config.data.classes))
+  found = loading.load(wanted.teacher)
+  log.info('Teacher: %s', loading.text(found))
+  own = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
+  init_state.check_order(found, own.class_names, is_listed=bool(config.data.classes))
   source = pseudo.open_unlabelled(config.data, image_px=config.image_px)
   info = label_maps.Info(
       source.name, source.digest, len(source), (1, 1), wanted.top, found.num_classes, PER_PART,
@@ -64,7 +66,7 @@ def ensure(config: schema.Config) -> str:
   return ''
 
 
-def _write(config: schema.Config, found: Weights, source: sources.Source, info: label_maps.Info, folder: pathlib.Path,
+def _write(config: schema.Config, found: Weights, source: Source, info: label_maps.Info, folder: pathlib.Path,
            asked: StopRequest | None) -> None:
   """Labels the parts of this process, with a progress bar."""
   started_s, share = time.monotonic(), (jax.process_index(), jax.process_count())
@@ -76,7 +78,7 @@ def _write(config: schema.Config, found: Weights, source: sources.Source, info: 
 
     compute = token_labels.computing(
         found, source, jax.jit(functools.partial(classify, found, top=info.top)),
-        recipe=recipes.read_as(inference.eval_recipe(found), config.data.recipe),
+        recipe=transforms.read_as(inference.eval_recipe(found), config.data.recipe),
         batch_size=config.batch_size // share[1], mesh=meshes.make(schema.Mesh(), jax.local_devices()),
         threads=config.data.threads, grid=(1, 1), on_done=count)
     label_maps.write(folder, info, compute, share=share, meet=_meet)

@@ -9,13 +9,16 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core.api import Backbone, Loader, Objective, Prepare, TokenBackbone
+from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, TokenBackbone
 from vit_jax.core.errors import UserError
-from vit_jax.data import label_maps, labels, local_paths, pseudo, recipes
-from vit_jax.data.sources import Source
-from vit_jax.models import backbones, heads, vit
+from vit_jax.data.device import token_targets
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Source
+from vit_jax.data.sources import label_maps, local_paths, pseudo
+from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.models.projector import Projector
+from vit_jax.models.vit import vit
 from vit_jax.objectives import dino, distill, mae, masked_patch, supervised, token_label
 from vit_jax.optim import schedules
 from vit_jax.parallel import rules as sharding
@@ -100,7 +103,7 @@ def prepare(config: schema.Config, inner: Prepare, *, num_classes: int) -> Prepa
     case schema.TokenLabel():
       assert isinstance(config.model, schema.ViT)
       grid = config.image_px[0] // config.model.patch, config.image_px[1] // config.model.patch
-      return labels.targeting(inner, stored=config.objective.map_grid, grid=grid, num_classes=num_classes,
+      return token_targets.targeting(inner, stored=config.objective.map_grid, grid=grid, num_classes=num_classes,
                               classes=config.objective.class_target is schema.ClassTarget.MAP)
     case _:
       return inner
@@ -121,12 +124,12 @@ def attach(config: schema.Config, loader: Loader, source: Source) -> Loader:
       label_maps.check(maps.info, {
           'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
           'grid': tuple(task.map_grid), 'top': task.top, 'scores': label_maps.LOGITS}, folder=maps.folder)
-      return labels.LabelledLoader(loader, maps)
+      return token_targets.LabelledLoader(loader, maps)
     case _:
       return pseudo.SoftLoader(loader, source) if isinstance(source, pseudo.Beside) else loader
 
 
-def batch_shapes(config: schema.Config) -> recipes.Shapes:
+def batch_shapes(config: schema.Config) -> transforms.Shapes:
   """What `attach` adds to an example."""
   if config.data.pseudo.source:
     top = config.data.pseudo.top

@@ -21,16 +21,17 @@ from jax.sharding import Mesh
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.data import label_maps, recipes, sources
-from vit_jax.data import loader as loaders
-from vit_jax.data.sources import Source
-from vit_jax.interop import weights as interop
-from vit_jax.interop.weights import Weights
-from vit_jax.jobs import build, inference, starting
-from vit_jax.jobs import start as startup
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Part, Parts, Source
+from vit_jax.data.sources import label_maps
+from vit_jax.jobs import build, inference, init_state
+from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import progress
+from vit_jax.weights import loading
+from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -43,7 +44,7 @@ def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str 
 
   Args:
     config: of the run that will use them: its data, `objective.top`, `batch_size` and `mesh` count.
-    where: the weights of the teacher, as for `interop.weights.load`, like `preprocess`, `model` and `view`.
+    where: the weights of the teacher, as for `weights.loading.load`, like `preprocess`, `model` and `view`.
     to: directory to write.
 
   Returns:
@@ -60,10 +61,10 @@ def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str 
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'{jax.process_count()} processes: label maps are written by one; want one host')
-  found = interop.load(where, preprocess=preprocess, model=model, view=view)
-  log.info('Teacher: %s', interop.text(found))
+  found = loading.load(where, preprocess=preprocess, model=model, view=view)
+  log.info('Teacher: %s', loading.text(found))
   data = build.open_data(config)
-  starting.check_order(found, data.class_names, is_listed=bool(config.data.classes))
+  init_state.check_order(found, data.class_names, is_listed=bool(config.data.classes))
   _check_tokens(found)
   write(config, config.objective, found, data.train, to)
   return 0
@@ -82,7 +83,7 @@ def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source
       bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - started_s)})
 
     mesh = meshes.make(config.mesh)
-    recipe = recipes.read_as(_recipe(found), config.data.recipe)
+    recipe = transforms.read_as(_recipe(found), config.data.recipe)
     compute = computing(found, source, jax.jit(predict), recipe=recipe, batch_size=config.batch_size, mesh=mesh,
                         threads=config.data.threads, grid=grid, on_done=count)
     is_new = label_maps.write(to, info, compute)
@@ -126,10 +127,10 @@ def computing(found: Weights, source: Source, predict: Callable[..., tuple[Array
   meshes.check_batch(mesh, batch_size, 1, what='batch_size')
   shard = meshes.local_rows(mesh)
   params = jax.device_put(inference.parameters(found), meshes.replicated(mesh))
-  prepare = recipes.prepare_eval(recipe)
+  prepare = transforms.prepare_eval(recipe)
 
   def compute(rows: range) -> tuple[HostArray, HostArray]:
-    part = sources.Parts([sources.Part(source, rows.start, rows.stop)], name=source.name)
+    part = Parts([Part(source, rows.start, rows.stop)], name=source.name)
     loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
                                  shard=shard, threads=threads, workers=0)
     classes, scores = [], []

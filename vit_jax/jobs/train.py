@@ -17,10 +17,19 @@ from vit_jax.config import check, durations, provenance, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Batch
-from vit_jax.data import recipes
-from vit_jax.interop.weights import Weights
-from vit_jax.jobs import build, continuing, inherit, outcome, pseudo_labels, report, rundir, starting, tasks
-from vit_jax.jobs import start as startup
+from vit_jax.data.pipeline import transforms
+from vit_jax.jobs import (
+  build,
+  inherit,
+  init_state,
+  pseudo_labels,
+  report_page,
+  results,
+  resume_checks,
+  run_directory,
+  tasks,
+)
+from vit_jax.jobs import runtime as startup
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
 from vit_jax.record import goodput, progress, storage
@@ -28,6 +37,7 @@ from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
 from vit_jax.train import alarm, checkpoint, diagnose, hooks, loop, profile, stopping
 from vit_jax.train.state import TrainState
+from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -46,7 +56,7 @@ def run(config: schema.Config, workdir: storage.Path, *, overridden: Collection[
   config, found = inherit.resolve(config, overridden, workdir)
   check.check(config)
   # Processes of one run may share the directory; process 0 speaks for them.
-  with rundir.hold(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
+  with run_directory.hold(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
     if asked := pseudo_labels.ensure(config):
       print(f'Stopped by {asked} while the teacher labels pictures. The same command resumes from there.', flush=True)
       return stopping.RESUMABLE
@@ -74,7 +84,7 @@ class Run:
     """Restores or begins, trains, finishes."""
     total, program = self.parts.lengths.total_steps, self.parts.program
     held, start = self._begin()
-    rundir.write_config(self.workdir, self.config)
+    run_directory.write_config(self.workdir, self.config)
     lost = self._find_lost(start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total)
@@ -112,14 +122,14 @@ class Run:
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
       found, self._found = self._found, None  # its arrays are not needed once the run has begun
-      return program.hold(starting.begin(self.config, self.parts, self.data.class_names, self.workdir, found)), 0
-    continuing.check_data(restored.data, self._data_guard(), self.workdir)
+      return program.hold(init_state.begin(self.config, self.parts, self.data.class_names, self.workdir, found)), 0
+    resume_checks.check_data(restored.data, self._data_guard(), self.workdir)
     step = int(restored.state.step)
     if step > total:
       raise UserError(f'{self.workdir} holds a run of {step:,} steps, but length={self.config.length!r} is {total:,} '
                       f'steps; want at least {step:,} steps, or another --workdir')
     self._restored_digest = str(restored.meta['digests']['params'])
-    continuing.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
+    resume_checks.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
     log.info('Finished before: step %s of %s in %s; evaluating.' if step == total else
              'Continuing at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return program.hold(restored.state), step
@@ -160,7 +170,7 @@ class Run:
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
     found += [alarm.Alarm(watch, writer) for watch in tasks.watches(config, parts.lengths)]
-    every = {name: parts.lengths.steps(config.evals[name].every) for name in outcome.in_order(self.evaluators)}
+    every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
     found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
     if best := config.checkpoints.keep_best:  # each checkpoint is judged, whenever else the evaluation is due
       found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every), self._evaluation(best.split('/')[0]),
@@ -172,7 +182,7 @@ class Run:
     views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
-      return {outcome.metric_name(name, metric, view): number
+      return {results.metric_name(name, metric, view): number
               for view, one in self.evaluators[name].items()
               for metric, number in one.run(views[view].select(state.params, state.extra), step).items()}
 
@@ -208,7 +218,7 @@ class Run:
     path = self.workdir / 'hlo' / 'train_step.txt'
     lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_held, build.abstract_batch(self.config))
     text = lowered.compile().as_text() or ''
-    rundir.write_text(path, text)
+    run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
 
   def _saving_hook(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
@@ -222,7 +232,7 @@ class Run:
 
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
-    how, antialias = recipes.eval_resampling(recipe)
+    how, antialias = transforms.eval_resampling(recipe)
     return {'code': __version__, 'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
             'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
@@ -250,7 +260,7 @@ class Run:
               clock: clocks.Clock, latest: hooks.Latest) -> int:
     """Evaluates, saves, and writes what a person looks at; `total` steps were done in the end."""
     with clock.phase('evaluate'):
-      final = outcome.measure(self.evaluators, self.parts.objective, state)
+      final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
@@ -262,23 +272,23 @@ class Run:
     self._write_results(final, digest, total)
     return 0
 
-  def _write_results(self, final: outcome.Final, digest: str, total: int) -> None:
+  def _write_results(self, final: results.Final, digest: str, total: int) -> None:
     seconds = time.monotonic() - self._began
-    fit = recipes.eval_transform(self.config.data.recipe, self.config.image_px)
-    outcome.write_evaluation(self.workdir, final, total, fit=fit)
+    fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
+    results.write_evaluation(self.workdir, final, total, fit=fit)
     source = build.eval_source(self.config, self.data, final.name)
-    outcome.write_predictions(self.workdir, final, source, self.data.class_names, fit)
-    rundir.write_json(self.workdir / 'final.json', {
+    results.write_predictions(self.workdir, final, source, self.data.class_names, fit)
+    run_directory.write_json(self.workdir / 'final.json', {
         'step': total, 'seconds': seconds, 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
     if jax.process_index() == 0:
-      page = report.write_report(self.workdir)
+      page = report_page.write_report(self.workdir)
       print(summary(final, seconds, page), flush=True)
 
 
-def summary(final: outcome.Final, seconds: float, page: str) -> str:
+def summary(final: results.Final, seconds: float, page: str) -> str:
   """The one line a run ends with."""
   if final.headline is None:
     return f'Done in {seconds:.0f} s, without an evaluation. Report: {page}'

@@ -4,8 +4,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from vit_jax.config import schema
-from vit_jax.core.api import Backbone
-from vit_jax.models import efficientnet, mixer, resnet, vit
+from vit_jax.core.contracts import Backbone
+from vit_jax.models import efficientnet, mixer, resnet
+from vit_jax.models.vit import vit
 
 
 def build(model: schema.Model, image_px: tuple[int, int]) -> Backbone:

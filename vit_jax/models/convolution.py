@@ -15,8 +15,8 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.core.types import Array
-from vit_jax.models.dense import dense
-from vit_jax.models.depthwise import LAYOUT, Pads, depthwise
+from vit_jax.models.kernels.dense import dense
+from vit_jax.models.kernels.depthwise import LAYOUT, Pads, depthwise
 from vit_jax.models.layers import Initializer, zeros
 
 

@@ -13,7 +13,7 @@ from jax.nn import initializers
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models.dense import dense
+from vit_jax.models.kernels.dense import dense
 from vit_jax.models.layers import Dense, applied, initial
 
 

@@ -16,8 +16,8 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.core.types import Array, Key, Params, PyTree
-from vit_jax.models.dense import dense
-from vit_jax.models.pointwise import layer_norm
+from vit_jax.models.kernels.dense import dense
+from vit_jax.models.kernels.norm_act import layer_norm
 
 Initializer = Callable[..., Array]
 """`(key, shape) -> f32 array`."""

@@ -20,9 +20,9 @@ from jax.typing import DTypeLike
 from vit_jax.config import schema
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models import posemb, stack
-from vit_jax.models.block import Block
 from vit_jax.models.layers import Dense, LayerNorm, applied, initial, xavier_uniform
+from vit_jax.models.vit import posemb, stack
+from vit_jax.models.vit.block import Block
 
 MASK_STDDEV = .02  # MAE
 MLP_RATIO = 4

@@ -29,10 +29,10 @@ from vit_jax.config import model_options, schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
-from vit_jax.models import fit, stack
+from vit_jax.models.kernels.norm_act import gelu
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
-from vit_jax.models.pointwise import gelu
-from vit_jax.models.stems import Stem
+from vit_jax.models.vit import stack, vit_checks
+from vit_jax.models.vit.stem import Stem
 
 lecun_normal = initializers.lecun_normal()
 
@@ -111,7 +111,7 @@ class Mixer:
       UserError: if patches do not tile the image, or the parameters are for another number of tokens.
     """
     s = self.settings
-    if wrong := fit.untiled((image.shape[1], image.shape[2]), s.patch):
+    if wrong := vit_checks.untiled((image.shape[1], image.shape[2]), s.patch):
       raise UserError(wrong)
     grid = image.shape[1] // s.patch, image.shape[2] // s.patch
     num_known = params['blocks']['tokens']['up']['kernel'].shape[1]

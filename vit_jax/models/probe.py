@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
-from vit_jax.core import taps
-from vit_jax.core.api import Backbone
+from vit_jax.core import intermediates
+from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 
@@ -55,11 +55,11 @@ class Frozen:
     if not self.tap.blocks:
       features, _ = self.backbone.apply(params, inner, image, train=False, key=None)
       return features, features.pooled.astype(jnp.float32)
-    if not taps.is_layered(self.backbone):
+    if not intermediates.is_layered(self.backbone):
       raise UserError(f'head.tap.blocks={self.tap.blocks}: {type(self.backbone).__name__} has no blocks to read after; '
                       'want none')
-    found = taps.read(self.backbone, params, image, self.tap.blocks)
-    return found[-1], taps.concatenate(found, patches=self.tap.patches)
+    found = intermediates.read(self.backbone, params, image, self.tap.blocks)
+    return found[-1], intermediates.concatenate(found, patches=self.tap.patches)
 
 
 def _normalize(x_BD: Array, running: PyTree, *, train: bool) -> tuple[Array, PyTree]:

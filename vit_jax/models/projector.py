@@ -20,8 +20,8 @@ from jax.typing import DTypeLike
 from vit_jax.config.schema import Gelu
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, Key, Params
+from vit_jax.models.kernels.norm_act import gelu
 from vit_jax.models.layers import Dense, applied, initial
-from vit_jax.models.pointwise import gelu
 
 STDDEV = .02    # DINO; its truncation at 2 cuts nothing
 EPS = 1e-12     # the least length that a vector is divided by (torch's normalize)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config.schema import Centering
-from vit_jax.core.api import Backbone, View
+from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 from vit_jax.models.projector import Projector

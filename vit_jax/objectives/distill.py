@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config.schema import SoftMean, Teach
-from vit_jax.core.api import Backbone, View
+from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.objectives import losses

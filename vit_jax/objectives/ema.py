@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
-from vit_jax.core.api import Objective, View
+from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 
 AVERAGE, INNER = 'ema', 'inner'

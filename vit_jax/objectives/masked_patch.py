@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.nn import initializers
 
 from vit_jax.config.schema import PatchTarget
-from vit_jax.core.api import TokenBackbone, View
+from vit_jax.core.contracts import TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
-from vit_jax.models.dense import dense
+from vit_jax.models.kernels.dense import dense
 from vit_jax.objectives import patches
 from vit_jax.objectives.views import Encoder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from vit_jax.core.api import Objective, View
+from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 
 TINY = 1e-12

@@ -7,7 +7,7 @@ from typing import Protocol
 import jax
 
 from vit_jax.config import schema
-from vit_jax.core.api import Backbone, View
+from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree

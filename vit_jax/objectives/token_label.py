@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from vit_jax.core.api import TokenBackbone, View
+from vit_jax.core.contracts import TokenBackbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.objectives import losses

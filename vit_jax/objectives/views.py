@@ -1,7 +1,7 @@
 """Views on a backbone alone, for tasks without classes."""
 from __future__ import annotations
 
-from vit_jax.core.api import Backbone
+from vit_jax.core.contracts import Backbone
 from vit_jax.core.types import Array, Extra, Outputs, Params, PyTree
 
 

@@ -14,7 +14,7 @@ import optax
 
 from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import slices
+from vit_jax.optim import per_layer
 
 
 class FactoredState(NamedTuple):
@@ -58,7 +58,7 @@ def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -
       return jnp.zeros([size for axis, size in enumerate(x.shape) if axis != gone])
 
     return FactoredState(jnp.zeros((), jnp.int32), *(
-        slices.map_leaves(functools.partial(zeros, kind), params) for kind in ('rows', 'columns', 'full')))
+        per_layer.map_leaves(functools.partial(zeros, kind), params) for kind in ('rows', 'columns', 'full')))
 
   def update(updates: PyTree, state: FactoredState, params: PyTree | None = None,
              **_: Any) -> tuple[PyTree, FactoredState]:

@@ -11,7 +11,7 @@ import optax
 
 from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import slices
+from vit_jax.optim import per_layer
 
 EXEMPT = 'head/'  # Brock et al. 2021 (arXiv 2102.06171), section 4.1: the final linear layer is not clipped
 LEAST = 1e-3  # same, eq. 3: a parameter's norm counts as at least this, so that zeros can move
@@ -41,7 +41,7 @@ def by_tensor_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     del params
     squares: dict[tuple[Any, ...], Array] = {}
     for path, u in jax.tree_util.tree_leaves_with_path(updates):
-      squares[_tensor(path)] = jnp.square(slices.norms(trees.path_name(path), u)) + squares.get(_tensor(path), 0.)
+      squares[_tensor(path)] = jnp.square(per_layer.norms(trees.path_name(path), u)) + squares.get(_tensor(path), 0.)
 
     def clip(path: Sequence[Any], u: Array) -> Array:
       return u * (limit / jnp.maximum(jnp.sqrt(squares[_tensor(path)]), limit)).astype(u.dtype)
@@ -67,10 +67,10 @@ def adaptive(ratio: float) -> optax.GradientTransformationExtraArgs:
   def clip(name: str, u: Array, param: Array) -> Array:
     if name.startswith(EXEMPT):
       return u
-    limit = ratio * jnp.maximum(slices.unit_norms(name, param), LEAST)
-    return u * (limit / jnp.maximum(slices.unit_norms(name, u), limit)).astype(u.dtype)
+    limit = ratio * jnp.maximum(per_layer.unit_norms(name, param), LEAST)
+    return u * (limit / jnp.maximum(per_layer.unit_norms(name, u), limit)).astype(u.dtype)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
-    return slices.map_leaves(clip, updates, params), state
+    return per_layer.map_leaves(clip, updates, params), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -10,10 +10,10 @@ import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core import apart, trees
+from vit_jax.core import trees, unstacked
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import masks, schedules, slices
+from vit_jax.optim import masks, per_layer, schedules
 
 BODY, FINAL_NORM = 'backbone/', 'backbone/norm/'
 BELOW = 'backbone/(stem/.*|cls|dist|registers|positions(/.*)?)'
@@ -26,7 +26,7 @@ def find_depth(params: PyTree) -> int:
   Raises:
     UserError: if the backbone has none, so that there are no layers to count.
   """
-  depths = {apart.numbers(path, leaf)[1] for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  depths = {unstacked.numbers(path, leaf)[1] for path, leaf in jax.tree_util.tree_leaves_with_path(params)
             if (name := trees.path_name(path)).startswith(BODY) and trees.is_stacked(name)}
   if len(depths) != 1:
     raise UserError('optimizer.layer_decay counts transformer blocks, and this backbone has none; want layer_decay=1')
@@ -42,7 +42,7 @@ def layer_factor(path: Sequence[Any], leaf: Array, *, decay: float, depth: int,
   """
   name = trees.path_name(path)
   if name.startswith(BODY) and trees.is_stacked(name):
-    below = depth - jnp.asarray(apart.numbers(path, leaf)[0])
+    below = depth - jnp.asarray(unstacked.numbers(path, leaf)[0])
     return (jnp.asarray(decay, jnp.float32) ** below).reshape(-1, *[1] * (leaf.ndim - 1))
   if groups is schema.LayerGroups.TIMM and name.startswith(FINAL_NORM):
     return decay
@@ -80,7 +80,7 @@ def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float) -> opt
         return u
       return u + (config.weight_decay / over * ramp(step) * rules(name)(step)).astype(u.dtype) * param
 
-    return slices.map_leaves(add, updates, params), state
+    return per_layer.map_leaves(add, updates, params), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import masks, slices
+from vit_jax.optim import masks, per_layer
 
 
 def scale_by_trust(coefficient: float, trusted: Sequence[str]) -> optax.GradientTransformationExtraArgs:
@@ -20,11 +20,11 @@ def scale_by_trust(coefficient: float, trusted: Sequence[str]) -> optax.Gradient
   def scale(name: str, u: Array, param: Array) -> Array:
     if not masks.matches(name, trusted):
       return u
-    over, under = slices.norms(name, param), slices.norms(name, u)
+    over, under = per_layer.norms(name, param), per_layer.norms(name, u)
     is_plain = (over == 0.) | (under == 0.)
     return u * jnp.where(is_plain, 1., coefficient * over / jnp.where(is_plain, 1., under)).astype(u.dtype)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
-    return slices.map_leaves(scale, updates, params), state
+    return per_layer.map_leaves(scale, updates, params), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

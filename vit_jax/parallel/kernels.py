@@ -1,4 +1,4 @@
-"""Which kernels of attention the devices of a mesh can run (`models/attend_kernels.py` has the kernels)."""
+"""Which kernels of attention the devices of a mesh can run (`models/kernels/attend_kernels.py` has the kernels)."""
 from __future__ import annotations
 
 import logging

@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple
 
-from vit_jax.core import obstacles
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import board, mirror, storage
+from vit_jax.record import mirror, storage, tensorboard
 from vit_jax.record import progress as progress_lib
 
 FILE = 'metrics.jsonl'
@@ -83,7 +83,7 @@ class Writer:
       self._time_offset_s = _last_time_s(self._path) - time.monotonic()
       _end_last_line(self._path)
       self._file = open(self._path, 'a', encoding='utf-8')
-      self._board = board.Board(folder, purge_step=None if resumed_from is None else resumed_from + 1)
+      self._board = tensorboard.Board(folder, purge_step=None if resumed_from is None else resumed_from + 1)
     self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress)
 
   def __enter__(self) -> Writer:
@@ -165,7 +165,7 @@ class Writer:
     try:
       yield
     except OSError as error:
-      raise obstacles.writing(self._path, error) from error
+      raise os_errors.writing(self._path, error) from error
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -185,7 +185,7 @@ def read(path: str | os.PathLike[str]) -> Run:
   except FileNotFoundError:
     raise
   except OSError as error:
-    advice = obstacles.find(error) or 'Move away what is there'
+    advice = os_errors.find(error) or 'Move away what is there'
     raise UserError(f'{path}: expected the record of a run, got {error.strerror}. {advice}, then run the same command '
                     'again.') from error
 

@@ -16,7 +16,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from vit_jax.core import descriptions, obstacles, trees
+from vit_jax.core import checkpoint_files, os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.record import storage
 from vit_jax.train import checkpoint_reader
@@ -101,13 +101,13 @@ class Checkpointer:
     """
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
     digests = {name: trees.digest(item) for name, item in items.items()}
-    body = {**meta, 'version': descriptions.VERSION, 'step': step, 'digests': digests,
-            'data_sha256': descriptions.sha256(data),
+    body = {**meta, 'version': checkpoint_files.VERSION, 'step': step, 'digests': digests,
+            'data_sha256': checkpoint_files.sha256(data),
             'shapes': {name: checkpoint_reader.shapes(item) for name, item in items.items()}}
     args = ocp.args.Composite(
         **{name: ocp.args.StandardSave(item) for name, item in items.items()},
         data=ocp.args.JsonSave(dict(data)),
-        meta=ocp.args.JsonSave(descriptions.seal(body)))
+        meta=ocp.args.JsonSave(checkpoint_files.seal(body)))
     finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
     self._guard(lambda: self._manager().save(step, args=args, metrics=finite or None, force=True))
     self._is_pending = True
@@ -133,7 +133,7 @@ class Checkpointer:
     try:
       self._opened.close()
     except Exception as error:  # whatever the thread of a save has raised, of any library
-      log.warning('the last checkpoint was not written: %s', obstacles.first_line(error))
+      log.warning('the last checkpoint was not written: %s', os_errors.first_line(error))
 
   def _manager(self) -> ocp.CheckpointManager:
     """Orbax's, which makes the folder and removes what an interrupted save has left; opened when first needed."""
@@ -146,7 +146,7 @@ class Checkpointer:
     for step in self.steps():
       try:
         self.reader.check_description(step)
-      except obstacles.Damaged as error:
+      except os_errors.Damaged as error:
         log.warning('checkpoint %d is damaged and set aside: %s', step, error)
         self._set_aside(step)
     self._opened = ocp.CheckpointManager(self.folder, options=self._options, item_names=(*ITEMS, 'data', 'meta'))
@@ -158,8 +158,8 @@ class Checkpointer:
       raise
     except Exception as error:  # the thread of a save hands on whatever a library has raised in it
       kept = ', '.join(map(str, self.steps())) or 'none'
-      advice = f'{found}, then run' if (found := obstacles.find(error)) else 'Run'
-      raise UserError(f'A checkpoint could not be written to {self.folder}: {obstacles.first_line(error)}\n'
+      advice = f'{found}, then run' if (found := os_errors.find(error)) else 'Run'
+      raise UserError(f'A checkpoint could not be written to {self.folder}: {os_errors.first_line(error)}\n'
                       f'{advice} the same command again: it continues from the newest whole checkpoint (steps on '
                       f'disk: {kept}).') from error
 

@@ -2,7 +2,7 @@
 
 So it may be used on a run that is under way. A checkpoint is only used if the digests that were saved with it are those
 of what was read; otherwise it counts as damaged, and the one before it is used. What the system is the reason for, such
-as a missing right or too many open files, is no damage: it ends the job with a message (`core/obstacles.py`).
+as a missing right or too many open files, is no damage: it ends the job with a message (`core/os_errors.py`).
 """
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from vit_jax.core import descriptions, trees
+from vit_jax.core import checkpoint_files, trees
 from vit_jax.core.errors import UserError
-from vit_jax.core.obstacles import Damaged, Obstacle
+from vit_jax.core.os_errors import Damaged, Obstacle
 from vit_jax.core.types import PyTree
 from vit_jax.record import storage
 from vit_jax.train.state import TrainState
@@ -47,7 +47,7 @@ class Reader:
   def steps(self) -> list[int]:
     """Steps of the checkpoints that were written to their end, oldest first."""
     storage.refresh(self.folder)
-    return descriptions.steps(self.folder)
+    return checkpoint_files.steps(self.folder)
 
   def newest(self, abstract: TrainState, shardings: TrainState, *,
              set_aside: Callable[[int], None] | None = None) -> Restored | None:
@@ -107,7 +107,7 @@ class Reader:
       UserError: the system does not let it be read.
       Damaged: it is not what was saved, or not there.
     """
-    return descriptions.read_meta(self.folder / str(step))
+    return checkpoint_files.read_meta(self.folder / str(step))
 
   def _load(self, step: int, wanted: Mapping[str, PyTree],
             shardings: TrainState) -> tuple[dict[str, Any], dict[str, Any], dict[str, PyTree]]:
@@ -115,8 +115,8 @@ class Reader:
     self.check_description(step)
     meta = self.read_meta(step)
     self._check_layout(step, meta, wanted)
-    data = descriptions.read_json(self.folder / str(step) / descriptions.DATA)
-    if descriptions.sha256(data) != meta['data_sha256']:
+    data = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
+    if checkpoint_files.sha256(data) != meta['data_sha256']:
       raise Damaged('the digest of data is not the one that was saved')
     return meta, data, {name: self._read_arrays(step, name, item, getattr(shardings, name))
                         for name, item in wanted.items()}
@@ -128,9 +128,9 @@ class Reader:
       UserError: the system does not let it be read.
       Damaged: it is there, and is not what was saved.
     """
-    path = self.folder / str(step) / descriptions.LIBRARY
-    if descriptions.guard(str(path), path.exists):
-      descriptions.read_json(path)
+    path = self.folder / str(step) / checkpoint_files.LIBRARY
+    if checkpoint_files.guard(str(path), path.exists):
+      checkpoint_files.read_json(path)
 
   def _read_arrays(self, step: int, name: str, item: PyTree, shardings: PyTree) -> PyTree:
     target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), item, shardings)
@@ -142,12 +142,12 @@ class Reader:
       finally:
         handler.close()
 
-    return descriptions.guard(str(self.folder / str(step) / name), load)
+    return checkpoint_files.guard(str(self.folder / str(step) / name), load)
 
   def _check_layout(self, step: int, meta: Mapping[str, Any], wanted: Mapping[str, PyTree]) -> None:
-    if meta['version'] != descriptions.VERSION:
+    if meta['version'] != checkpoint_files.VERSION:
       raise UserError(f'Checkpoint {step} in {self.folder} has layout version {meta["version"]}; this code reads '
-                      f'version {descriptions.VERSION}.')
+                      f'version {checkpoint_files.VERSION}.')
     lines = []
     for name in ITEMS:
       saved, now = meta['shapes'].get(name, {}), shapes(wanted.get(name, {}))

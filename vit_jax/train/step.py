@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core import apart, numerics, trees
-from vit_jax.core.api import Objective, Prepare
+from vit_jax.core import numerics, trees, unstacked
+from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -81,7 +81,7 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
   abstract = jax.eval_shape(init)
   placed, whole = _place(abstract, rules, mesh), meshes.replicated(mesh)
   held = jax.eval_shape(_hold_apart, abstract) if layers_apart else abstract
-  held_placed = apart.follow(placed, held)
+  held_placed = unstacked.follow(placed, held)
 
   def same(state: TrainState) -> TrainState:
     return state
@@ -89,13 +89,13 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
   return Program(
       abstract, placed, jax.jit(init, out_shardings=placed),
       jax.jit(_hold_apart, out_shardings=held_placed) if layers_apart else same,
-      jax.jit(apart.join, out_shardings=placed) if layers_apart else same, held,
+      jax.jit(unstacked.join, out_shardings=placed) if layers_apart else same, held,
       jax.jit(step, in_shardings=(held_placed, meshes.batch_sharding(mesh)), out_shardings=(held_placed, whole),
               donate_argnums=0))
 
 
 def _hold_apart(state: TrainState) -> TrainState:
-  return apart.split(state, but=sharding.TRAINED)
+  return unstacked.split(state, but=sharding.TRAINED)
 
 
 def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
@@ -133,7 +133,7 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   rows = next(iter(batch.values())).shape[0] / accumulate
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
-    out = objective.loss(apart.join(params), apart.join(extra), batch, key, state.step)
+    out = objective.loss(unstacked.join(params), unstacked.join(extra), batch, key, state.step)
     # Of several microbatches the weight of all is known only after the last.
     return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
 
@@ -175,7 +175,7 @@ def _squares(tree: PyTree) -> dict[str, Array]:
     axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
     return jnp.square(x.astype(jnp.float32)).sum(axes)
 
-  return trees.flatten(apart.join(trees.map_named(squares, tree)))
+  return trees.flatten(unstacked.join(trees.map_named(squares, tree)))
 
 
 def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:

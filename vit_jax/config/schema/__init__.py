@@ -7,273 +7,93 @@ them (steps from epochs, warm-up steps) is computed from the final config by `co
 
 No `from __future__ import annotations` in this package and no `Literal`: `config_flags` needs real types.
 """
-from vit_jax.config.schema.arguments import (
-    parse_arg as parse_arg,
-)
-from vit_jax.config.schema.data import (
-    Crop as Crop,
-)
-from vit_jax.config.schema.data import (
-    CropInterpolation as CropInterpolation,
-)
-from vit_jax.config.schema.data import (
-    CropSampler as CropSampler,
-)
-from vit_jax.config.schema.data import (
-    Data as Data,
-)
-from vit_jax.config.schema.data import (
-    Decode as Decode,
-)
-from vit_jax.config.schema.data import (
-    Erase as Erase,
-)
-from vit_jax.config.schema.data import (
-    Geometry as Geometry,
-)
-from vit_jax.config.schema.data import (
-    InMemory as InMemory,
-)
-from vit_jax.config.schema.data import (
-    Interpolation as Interpolation,
-)
-from vit_jax.config.schema.data import (
-    Jitter as Jitter,
-)
-from vit_jax.config.schema.data import (
-    MixClasses as MixClasses,
-)
-from vit_jax.config.schema.data import (
-    OpTable as OpTable,
-)
-from vit_jax.config.schema.data import (
-    Pseudo as Pseudo,
-)
-from vit_jax.config.schema.data import (
-    RandAugment as RandAugment,
-)
-from vit_jax.config.schema.data import (
-    Recipe as Recipe,
-)
-from vit_jax.config.schema.data import (
-    Views as Views,
-)
-from vit_jax.config.schema.evals import (
-    Eval as Eval,
-)
-from vit_jax.config.schema.evals import (
-    Evaluation as Evaluation,
-)
-from vit_jax.config.schema.evals import (
-    FewShot as FewShot,
-)
-from vit_jax.config.schema.evals import (
-    Knn as Knn,
-)
-from vit_jax.config.schema.evals import (
-    Logistic as Logistic,
-)
-from vit_jax.config.schema.evals import (
-    Probe as Probe,
-)
-from vit_jax.config.schema.evals import (
-    Real as Real,
-)
-from vit_jax.config.schema.evals import (
-    TopK as TopK,
-)
-from vit_jax.config.schema.model import (
-    AttentionKernel as AttentionKernel,
-)
-from vit_jax.config.schema.model import (
-    ConvStem as ConvStem,
-)
-from vit_jax.config.schema.model import (
-    DType as DType,
-)
-from vit_jax.config.schema.model import (
-    EfficientNet as EfficientNet,
-)
-from vit_jax.config.schema.model import (
-    Execution as Execution,
-)
-from vit_jax.config.schema.model import (
-    Gelu as Gelu,
-)
-from vit_jax.config.schema.model import (
-    Head as Head,
-)
-from vit_jax.config.schema.model import (
-    Mixer as Mixer,
-)
-from vit_jax.config.schema.model import (
-    Model as Model,
-)
-from vit_jax.config.schema.model import (
-    PatchStem as PatchStem,
-)
-from vit_jax.config.schema.model import (
-    Pool as Pool,
-)
-from vit_jax.config.schema.model import (
-    PositionResize as PositionResize,
-)
-from vit_jax.config.schema.model import (
-    Positions as Positions,
-)
-from vit_jax.config.schema.model import (
-    PositionsAt as PositionsAt,
-)
-from vit_jax.config.schema.model import (
-    Remat as Remat,
-)
-from vit_jax.config.schema.model import (
-    ResNet as ResNet,
-)
-from vit_jax.config.schema.model import (
-    ResNetStem as ResNetStem,
-)
-from vit_jax.config.schema.model import (
-    Tap as Tap,
-)
-from vit_jax.config.schema.model import (
-    ViT as ViT,
-)
-from vit_jax.config.schema.optim import (
-    Adafactor as Adafactor,
-)
-from vit_jax.config.schema.optim import (
-    Adam as Adam,
-)
-from vit_jax.config.schema.optim import (
-    AdamW as AdamW,
-)
-from vit_jax.config.schema.optim import (
-    Curve as Curve,
-)
-from vit_jax.config.schema.optim import (
-    Decay as Decay,
-)
-from vit_jax.config.schema.optim import (
-    DecayBy as DecayBy,
-)
-from vit_jax.config.schema.optim import (
-    Lamb as Lamb,
-)
-from vit_jax.config.schema.optim import (
-    Lars as Lars,
-)
-from vit_jax.config.schema.optim import (
-    LayerGroups as LayerGroups,
-)
-from vit_jax.config.schema.optim import (
-    Lion as Lion,
-)
-from vit_jax.config.schema.optim import (
-    Optimizer as Optimizer,
-)
-from vit_jax.config.schema.optim import (
-    PathRule as PathRule,
-)
-from vit_jax.config.schema.optim import (
-    Ramp as Ramp,
-)
-from vit_jax.config.schema.optim import (
-    RMSProp as RMSProp,
-)
-from vit_jax.config.schema.optim import (
-    Schedule as Schedule,
-)
-from vit_jax.config.schema.optim import (
-    Sgd as Sgd,
-)
-from vit_jax.config.schema.run import (
-    Checkpoints as Checkpoints,
-)
-from vit_jax.config.schema.run import (
-    Config as Config,
-)
-from vit_jax.config.schema.run import (
-    EarlyStop as EarlyStop,
-)
-from vit_jax.config.schema.run import (
-    InitSettings as InitSettings,
-)
-from vit_jax.config.schema.run import (
-    Mesh as Mesh,
-)
-from vit_jax.config.schema.run import (
-    OnNonfinite as OnNonfinite,
-)
-from vit_jax.config.schema.run import (
-    Train as Train,
-)
-from vit_jax.config.schema.study import (
-    Figure as Figure,
-)
-from vit_jax.config.schema.study import (
-    Result as Result,
-)
-from vit_jax.config.schema.study import (
-    Results as Results,
-)
-from vit_jax.config.schema.study import (
-    Row as Row,
-)
-from vit_jax.config.schema.study import (
-    Study as Study,
-)
-from vit_jax.config.schema.task import (
-    Centering as Centering,
-)
-from vit_jax.config.schema.task import (
-    ClassTarget as ClassTarget,
-)
-from vit_jax.config.schema.task import (
-    Collapse as Collapse,
-)
-from vit_jax.config.schema.task import (
-    Dino as Dino,
-)
-from vit_jax.config.schema.task import (
-    Distill as Distill,
-)
-from vit_jax.config.schema.task import (
-    EmaWarmup as EmaWarmup,
-)
-from vit_jax.config.schema.task import (
-    Loss as Loss,
-)
-from vit_jax.config.schema.task import (
-    Mae as Mae,
-)
-from vit_jax.config.schema.task import (
-    MaskedPatch as MaskedPatch,
-)
-from vit_jax.config.schema.task import (
-    Objective as Objective,
-)
-from vit_jax.config.schema.task import (
-    OnCollapse as OnCollapse,
-)
-from vit_jax.config.schema.task import (
-    PatchTarget as PatchTarget,
-)
-from vit_jax.config.schema.task import (
-    Sam as Sam,
-)
-from vit_jax.config.schema.task import (
-    SoftMean as SoftMean,
-)
-from vit_jax.config.schema.task import (
-    Supervised as Supervised,
-)
-from vit_jax.config.schema.task import (
-    Teach as Teach,
-)
-from vit_jax.config.schema.task import (
-    Teacher as Teacher,
-)
-from vit_jax.config.schema.task import (
-    TokenLabel as TokenLabel,
-)
+from vit_jax.config.schema.arguments import parse_arg as parse_arg
+from vit_jax.config.schema.data import Crop as Crop
+from vit_jax.config.schema.data import CropInterpolation as CropInterpolation
+from vit_jax.config.schema.data import CropSampler as CropSampler
+from vit_jax.config.schema.data import Data as Data
+from vit_jax.config.schema.data import Decode as Decode
+from vit_jax.config.schema.data import Erase as Erase
+from vit_jax.config.schema.data import Geometry as Geometry
+from vit_jax.config.schema.data import InMemory as InMemory
+from vit_jax.config.schema.data import Interpolation as Interpolation
+from vit_jax.config.schema.data import Jitter as Jitter
+from vit_jax.config.schema.data import MixClasses as MixClasses
+from vit_jax.config.schema.data import OpTable as OpTable
+from vit_jax.config.schema.data import Pseudo as Pseudo
+from vit_jax.config.schema.data import RandAugment as RandAugment
+from vit_jax.config.schema.data import Recipe as Recipe
+from vit_jax.config.schema.data import Views as Views
+from vit_jax.config.schema.evals import Eval as Eval
+from vit_jax.config.schema.evals import Evaluation as Evaluation
+from vit_jax.config.schema.evals import FewShot as FewShot
+from vit_jax.config.schema.evals import Knn as Knn
+from vit_jax.config.schema.evals import Logistic as Logistic
+from vit_jax.config.schema.evals import Probe as Probe
+from vit_jax.config.schema.evals import Real as Real
+from vit_jax.config.schema.evals import TopK as TopK
+from vit_jax.config.schema.model import AttentionKernel as AttentionKernel
+from vit_jax.config.schema.model import ConvStem as ConvStem
+from vit_jax.config.schema.model import DType as DType
+from vit_jax.config.schema.model import EfficientNet as EfficientNet
+from vit_jax.config.schema.model import Execution as Execution
+from vit_jax.config.schema.model import Gelu as Gelu
+from vit_jax.config.schema.model import Head as Head
+from vit_jax.config.schema.model import Mixer as Mixer
+from vit_jax.config.schema.model import Model as Model
+from vit_jax.config.schema.model import PatchStem as PatchStem
+from vit_jax.config.schema.model import Pool as Pool
+from vit_jax.config.schema.model import PositionResize as PositionResize
+from vit_jax.config.schema.model import Positions as Positions
+from vit_jax.config.schema.model import PositionsAt as PositionsAt
+from vit_jax.config.schema.model import Remat as Remat
+from vit_jax.config.schema.model import ResNet as ResNet
+from vit_jax.config.schema.model import ResNetStem as ResNetStem
+from vit_jax.config.schema.model import Tap as Tap
+from vit_jax.config.schema.model import ViT as ViT
+from vit_jax.config.schema.objective import Centering as Centering
+from vit_jax.config.schema.objective import ClassTarget as ClassTarget
+from vit_jax.config.schema.objective import Collapse as Collapse
+from vit_jax.config.schema.objective import Dino as Dino
+from vit_jax.config.schema.objective import Distill as Distill
+from vit_jax.config.schema.objective import EmaWarmup as EmaWarmup
+from vit_jax.config.schema.objective import Loss as Loss
+from vit_jax.config.schema.objective import Mae as Mae
+from vit_jax.config.schema.objective import MaskedPatch as MaskedPatch
+from vit_jax.config.schema.objective import Objective as Objective
+from vit_jax.config.schema.objective import OnCollapse as OnCollapse
+from vit_jax.config.schema.objective import PatchTarget as PatchTarget
+from vit_jax.config.schema.objective import Sam as Sam
+from vit_jax.config.schema.objective import SoftMean as SoftMean
+from vit_jax.config.schema.objective import Supervised as Supervised
+from vit_jax.config.schema.objective import Teach as Teach
+from vit_jax.config.schema.objective import Teacher as Teacher
+from vit_jax.config.schema.objective import TokenLabel as TokenLabel
+from vit_jax.config.schema.optim import Adafactor as Adafactor
+from vit_jax.config.schema.optim import Adam as Adam
+from vit_jax.config.schema.optim import AdamW as AdamW
+from vit_jax.config.schema.optim import Curve as Curve
+from vit_jax.config.schema.optim import Decay as Decay
+from vit_jax.config.schema.optim import DecayBy as DecayBy
+from vit_jax.config.schema.optim import Lamb as Lamb
+from vit_jax.config.schema.optim import Lars as Lars
+from vit_jax.config.schema.optim import LayerGroups as LayerGroups
+from vit_jax.config.schema.optim import Lion as Lion
+from vit_jax.config.schema.optim import Optimizer as Optimizer
+from vit_jax.config.schema.optim import PathRule as PathRule
+from vit_jax.config.schema.optim import Ramp as Ramp
+from vit_jax.config.schema.optim import RMSProp as RMSProp
+from vit_jax.config.schema.optim import Schedule as Schedule
+from vit_jax.config.schema.optim import Sgd as Sgd
+from vit_jax.config.schema.run import Checkpoints as Checkpoints
+from vit_jax.config.schema.run import Config as Config
+from vit_jax.config.schema.run import EarlyStop as EarlyStop
+from vit_jax.config.schema.run import InitSettings as InitSettings
+from vit_jax.config.schema.run import Mesh as Mesh
+from vit_jax.config.schema.run import OnNonfinite as OnNonfinite
+from vit_jax.config.schema.run import Train as Train
+from vit_jax.config.schema.study import Figure as Figure
+from vit_jax.config.schema.study import Result as Result
+from vit_jax.config.schema.study import Results as Results
+from vit_jax.config.schema.study import Row as Row
+from vit_jax.config.schema.study import Study as Study

@@ -4,21 +4,21 @@ import enum
 from dataclasses import field
 
 from vit_jax.config.schema.ranges import (
-  ANY,
-  BELOW_1,
-  COUNT,
-  COUNT_OR_0,
-  INSIDE,
-  NOT_NEGATIVE,
-  POSITIVE,
-  PX,
-  PX_OR_0,
-  SEED,
-  SHARE,
-  THREADS,
-  UP_TO_1,
-  Range,
-  ranged,
+    ANY,
+    BELOW_1,
+    COUNT,
+    COUNT_OR_0,
+    INSIDE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PX,
+    PX_OR_0,
+    SEED,
+    SHARE,
+    THREADS,
+    UP_TO_1,
+    Range,
+    ranged,
 )
 
 

@@ -3,17 +3,7 @@ import dataclasses
 import enum
 from dataclasses import field
 
-from vit_jax.config.schema.ranges import (
-  ANY,
-  BELOW_1,
-  COUNT,
-  COUNT_OR_0,
-  NOT_NEGATIVE,
-  POSITIVE,
-  PX,
-  Range,
-  ranged,
-)
+from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
 
 class Pool(enum.Enum):
@@ -84,7 +74,7 @@ class Remat(enum.Enum):
 
 class AttentionKernel(enum.Enum):
   """What computes attention in training, evaluation and benchmarks, on the devices it is for; elsewhere XLA does."""
-  XLA = 'xla'        # the form of `models/attend.py`: everywhere, and of any width and dtype
+  XLA = 'xla'        # the form of `models/kernels/attend.py`: everywhere, and of any width and dtype
   CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
   SPLASH = 'splash'  # jax's own in Pallas: TPUs; bf16 from v4 on
 

@@ -5,15 +5,15 @@ from dataclasses import field
 
 from vit_jax.config.schema.model import DType
 from vit_jax.config.schema.ranges import (
-  BELOW_1,
-  COUNT,
-  COUNT_OR_0,
-  INSIDE,
-  NOT_NEGATIVE,
-  POSITIVE,
-  UP_TO_1,
-  duration,
-  ranged,
+    BELOW_1,
+    COUNT,
+    COUNT_OR_0,
+    INSIDE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    UP_TO_1,
+    duration,
+    ranged,
 )
 
 

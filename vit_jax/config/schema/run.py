@@ -6,9 +6,9 @@ from dataclasses import field
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import FewShot, Knn, Logistic, Probe, Real, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
+from vit_jax.config.schema.objective import Dino, Distill, EmaWarmup, Mae, MaskedPatch, Sam, Supervised, TokenLabel
 from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Lamb, Lars, Lion, RMSProp, Sgd
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
-from vit_jax.config.schema.task import Dino, Distill, EmaWarmup, Mae, MaskedPatch, Sam, Supervised, TokenLabel
 
 MESH = Range(1, 2**20, also=(-1,))
 """Devices along an axis; -1 = the rest."""

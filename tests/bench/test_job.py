@@ -1,0 +1,162 @@
+"""`--job=bench`: what is timed, the table, ratios, peers that can and that cannot be timed."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import main
+from vit_jax.bench import job
+from vit_jax.bench import own as bench_own
+from vit_jax.bench import peers as bench_peers
+from vit_jax.config import files
+from vit_jax.core.errors import UserError
+
+TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '--config.model.width=16',
+        '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
+        '--config.data.num_classes=3', '--config.data.recipe.eval_resize_px=16']
+PEER = """
+import jax, jax.numpy as jnp
+
+class Network:
+  def __init__(self, classes, patch_size, width, depth, mlp_dim, num_heads, pool_type, dtype_mm):
+    assert (patch_size, width, depth, mlp_dim, num_heads, pool_type) == ((8, 8), 16, 1, 16, 2, 'tok')
+    self.classes = classes
+
+  def init(self, key, image):
+    return {'params': {'kernel': jax.random.normal(key, (image.shape[-1], self.classes))}}
+
+  def apply(self, variables, image, train=False, rngs=None):
+    return image.mean((1, 2)) @ variables['params']['kernel'], {}
+
+Model = Network
+"""
+
+
+@pytest.fixture(autouse=True)
+def soon_done(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Turns as short as can be, and a large product that is not."""
+  monkeypatch.setattr(job, 'LEAST_S', .01)
+  monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
+  """A program with the names and calls of big_vision, and another network."""
+  folder = tmp_path / 'checkout'
+  (folder / 'big_vision' / 'models').mkdir(parents=True)
+  (folder / 'big_vision' / 'models' / 'vit.py').write_text(PEER)
+  return folder
+
+
+def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_told(
+    checkout: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture) -> None:
+  (tmp_path / 'empty').mkdir()
+  to = tmp_path / 'out'
+  peers = f'big_vision={checkout},big_vision={tmp_path / "empty"}'
+  assert main.run(['bench', *TINY, '--turns=2', f'--against={peers}', f'--to={to}']) == 2
+  assert '--against=big_vision cannot be timed: ModuleNotFoundError: No module named' in caplog.text
+  shown = capsys.readouterr().out
+  found = json.loads((to / 'bench.json').read_text())
+  network = found['networks'][0]
+  by_part = {one['part']: one for one in network['parts']}
+  beside = {part for part in by_part if 'big_vision (jax ' in part}
+  assert set(by_part) - beside == set(bench_own.PARTS)
+  assert {part.split(' of ')[0] for part in beside} == {'forward', 'gradient', 'step'}
+  for one in by_part.values():
+    assert len(one['processor_s']) == len(one['seconds']) == 2 and min(one['processor_s']) > 0
+    assert one['images_per_s'] == pytest.approx(8 / one['median_s'])
+    assert (one['ratio'] is None) == (one['processor_ratio'] is None) == (one['part'] not in beside)
+  step, peer = by_part['step'], next(by_part[p] for p in beside if p.startswith('step'))
+  for ratio, of in (('ratio', 'seconds'), ('processor_ratio', 'processor_s')):
+    assert peer[ratio] == pytest.approx(sum(b / a for a, b in zip(step[of], peer[of], strict=True)) / 2)
+  assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
+  assert network['matmul_flops'] > 1e9 and found['versions']['jax'] and found['device_kind'] == 'cpu'
+  assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
+
+
+def test_flops_are_those_of_the_models_cost(capsys: pytest.CaptureFixture[str]) -> None:
+  own = bench_own.Own(files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]]))
+  try:
+    # By hand: 4 patches of 192 values and a class token at width 16, an MLP of 16, 3 classes.
+    tokens = 4 * 192 * 16 + 5 * 4 * 16 * 16 + 2 * 5 * 5 * 16 + 5 * 2 * 16 * 16 + 16 * 3
+    assert own.flops() == {'forward': 16 * tokens, **dict.fromkeys(('gradient', 'step', 'together'), 48 * tokens)}
+  finally:
+    own.close()
+
+
+@pytest.mark.parametrize(('words', 'said'), [
+    (['--against=tim'], '--against=tim: want some of timm, timm-compiled'),
+    (['--against=timm=/nothing/here'], 'there is no /nothing/here; want a Python that has timm'),
+    (['--px=16,no'], "--px: expected whole numbers with commas, each 1 to 65535, got '16,no'."),
+    (['--px=16,20'], 'patch'),
+    (['--turns=none'], "--turns: expected a whole number 1 to 10000, got 'none'."),
+    (['--against=timm', '--config.model.registers=2'], 'compares plain ViTs'),
+    (['--models=Q/16'], 'Q/16'),
+])
+def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytest.LogCaptureFixture,
+                                      capsys: pytest.CaptureFixture[str]) -> None:
+  turns = [] if words[0].startswith('--turns') else ['--turns=1']
+  assert main.run(['bench', *TINY, *turns, *words]) == 2
+  assert said in capsys.readouterr().err + caplog.text
+
+
+def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  stacked = '--config.train.layers_apart=false'  # steps then take the buffers of what is evaluated
+  assert main.run(['bench', *TINY, stacked, '--px=24,16', '--turns=1', f'--to={tmp_path}']) == 0
+  found = json.loads((tmp_path / 'bench.json').read_text())['networks']
+  assert [(one['model'], one['px']) for one in found] == [('ViT-S/16 at 24 px', 24), ('ViT-S/16 at 16 px', 16)]
+  assert found[0]['parts'][0]['flops'] > 2 * found[1]['parts'][0]['flops']
+  assert (tmp_path / 'sizes.png').read_bytes()[:4] == b'\x89PNG' and 'ViT-S/16 at 24 px' in capsys.readouterr().out
+
+
+def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
+  seen = []
+
+  def part(name: str, seconds: float) -> bench_own.Part:
+    def run(count: int) -> bench_own.Spent:
+      seen.append((name, count))
+      return bench_own.Spent(count * seconds, 3 * count * seconds)
+    return run
+
+  found = job.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, least_s=.5)
+  assert found == {'a': [pytest.approx((.1, .3))] * 2, 'b': [(2., 6.)] * 2}
+  assert seen[4:] == [('a', 5), ('b', 1)] * 2
+
+
+def test_a_step_is_compiled_anew_and_then_read_from_the_cache() -> None:
+  events: list[str] = []
+  heard = {'/jax/compilation_cache/cache_misses': 'miss', '/jax/compilation_cache/cache_hits': 'hit'}
+
+  def listen(event: str, **_: object) -> None:
+    events.extend([heard[event]] if event in heard else [])
+
+  multiply = jax.jit(lambda x: jnp.sin(x @ x))
+  jax.monitoring.register_event_listener(listen)
+  try:
+    found = bench_own.measure_compilation(lambda: multiply.lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)))
+  finally:
+    jax.monitoring.unregister_event_listener(listen)
+  assert events == ['miss', 'hit'] and found.cold_s > 0 and found.cached_s > 0
+
+
+def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+  config = files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]])
+  needs = iter([100, 200, 800])
+  monkeypatch.setattr(bench_own, '_bytes', lambda program: next(needs))
+  monkeypatch.setattr(bench_own, '_device_bytes', lambda: 500.)
+  assert bench_own.largest_batch(config) == 16
+  monkeypatch.undo()
+  monkeypatch.setattr(bench_own, '_device_bytes', lambda: 1_000.)
+  with pytest.raises(UserError, match='a batch of 8 does not fit'):
+    bench_own.largest_batch(config)
+
+
+def test_peers_are_only_compared_with_what_they_have() -> None:
+  config = files.load('bench', ['model.swiglu=true'])
+  with pytest.raises(UserError, match='compares plain ViTs .* want --config=bench'):
+    bench_peers.settings(config, 3)

@@ -1,0 +1,93 @@
+"""Configs as JSON and back."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from vit_jax.config import files, json_files, schema
+from vit_jax.core.errors import UserError
+
+
+@pytest.mark.parametrize('name', files.list_names())
+def test_every_config_comes_back_as_it_was(name: str) -> None:
+  for config in files.load_study(name, []).runs.values():
+    again = json_files.from_json(json_files.to_json(config))
+    assert again == config and [type(s.value) for s in files.fields(again)] == [
+        float if type(s.value) is int and isinstance(t.value, float) else type(s.value)
+        for s, t in zip(files.fields(config), files.fields(again), strict=True)]
+
+
+def test_nested_parts_and_choices_come_back() -> None:
+  config = schema.Config(
+      model=schema.ViT(stem=schema.ResNetStem((2, 2)), pool=schema.Pool.MAP), image_px=(32, 48),
+      optimizer=schema.Lion(rules=(schema.PathRule('head/.*', lr=schema.Ramp(0., 1.), frozen_until='3 epochs'),)),
+      evals={'a': schema.TopK(views=('ema',)), 'b': schema.TopK(every='2 epochs')})
+  again = json_files.from_json(json_files.to_json(config))
+  assert again == config and isinstance(again.optimizer, schema.Lion)
+  assert isinstance(again.optimizer.rules[0].lr, schema.Ramp) and isinstance(again.model, schema.ViT)
+  assert isinstance(again.model.stem, schema.ResNetStem) and again.model.stem.layers == (2, 2)
+
+
+def test_a_file_of_a_run_is_a_config_with_overrides(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'config.json'
+  path.write_text(json_files.to_json(schema.Config(name='mine', seed=7)))
+  found = files.load(str(path), ['batch_size=24'])
+  assert (found.name, found.seed, found.batch_size) == ('mine', 7, 24)
+
+
+def test_what_an_older_file_lacks_has_its_default() -> None:
+  saved = json.loads(json_files.to_json(schema.Config(seed=3)))
+  del saved['train'], saved['model']['gelu']
+  assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
+
+
+def test_a_setting_that_was_removed_is_passed_over() -> None:
+  saved = json.loads(json_files.to_json(schema.Config(seed=3)))
+  saved['init_interpolation'] = 'bicubic'
+  assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
+
+
+def test_all_that_cannot_be_read_is_told_at_once(tmp_path: pathlib.Path) -> None:
+  saved = json.loads(json_files.to_json(schema.Config()))
+  saved['sed'] = 1
+  saved['seed'], saved['image_px'], saved['model']['pool'] = 'x', [1], 'middle'
+  saved['optimizer'] = {'type': 'Adamw'}
+  saved['head'] = 3
+  (tmp_path / 'config.json').write_text(json.dumps(saved))
+  with pytest.raises(UserError) as error:
+    json_files.read(tmp_path / 'config.json')
+  for part in ('config.json: expected a config as JSON, got 6 settings cannot be read:',
+               'config.sed: no such setting; the nearest is config.seed', 'config.seed="x": want int',
+               'config.image_px=[1]: want 2 values',
+               'config.model.pool="middle": want one of cls', 'config.optimizer={"type": "Adamw"}: want a part with '
+               'type one of AdamW', 'config.head=3: want a part of type Head'):
+    assert part in str(error.value), part
+
+
+@pytest.mark.parametrize(('text', 'said'), [('{', 'not JSON'), ('[]', 'want a part of type Config')])
+def test_other_files_are_no_configs(text: str, said: str) -> None:
+  with pytest.raises(UserError, match=said):
+    json_files.from_json(text)
+  assert dataclasses.is_dataclass(schema.Config)
+
+
+@pytest.mark.parametrize(('content', 'said'), [
+    (b'', 'got an empty file'), (b' \n', 'got an empty file'), (b'{"seed": 1', 'got text that is not JSON'),
+    (b'\xff\xfe\x00', 'got bytes that are not UTF-8'), (b'[' * 100_000, 'got text that is not JSON'),
+    (b'{"model": 5}', r'config.model=5: want a part with type one of ViT'), (b'5', 'config=5: want a part of type'),
+    (b'{"model": {"type": []}}', r'config.model=.*: want a part with type one of ViT'),
+    (b'{"model": {"type": "ViT", "stem": null}}', r'config.model.stem=null: want a part')])
+def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: pathlib.Path, content: bytes, said: str) -> None:
+  path = tmp_path / 'config.json'
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=f'config.json: expected a config as JSON, (.|\n)*{said}(.|\n)*--config=NAME'):
+    json_files.read(path)
+
+
+def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'config.json').mkdir()
+  with pytest.raises(UserError, match='config.json: expected a file that can be read, got Is a directory'):
+    json_files.read(tmp_path / 'config.json')

@@ -1,0 +1,54 @@
+"""What the system is the reason for, and what a file is."""
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from vit_jax.core import os_errors
+from vit_jax.core.errors import UserError
+
+
+def of(number: int) -> OSError:
+  return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(('error', 'advice'), [
+    (of(errno.EMFILE), 'ulimit -n'), (of(errno.ENOSPC), 'Make room'), (of(errno.EDQUOT), 'Make room'),
+    (of(errno.EACCES), 'right to read'), (of(errno.EIO), 'Check the disk'), (of(errno.ESTALE), 'Check the disk'),
+    (MemoryError(), 'Free memory'), (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'Free memory'),
+    (ValueError("RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24'] [x"), 'ulimit -n'),
+    (RuntimeError('[Errno 28] No space left on device'), 'Make room'),
+    (of(errno.ENOENT), ''), (of(errno.EISDIR), ''), (FileNotFoundError('not in the bucket'), ''),
+    (ValueError("NOT_FOUND: no manifest [os_error_code='2']"), ''), (ValueError('DATA_LOSS: bad magic'), ''),
+    (KeyError('body'), ''), (RecursionError('too deep'), '')])
+def test_the_system_is_told_from_the_file(error: Exception, advice: str) -> None:
+  found = os_errors.find(error)
+  assert (advice in found) if advice else found == ''
+  wrapped = Exception('outer')
+  wrapped.__cause__ = error
+  assert os_errors.find(wrapped) == found
+
+
+def test_a_failed_device_says_nothing_of_a_file() -> None:
+  kind = type('JaxRuntimeError', (RuntimeError,), {})
+  assert 'devices' in os_errors.find(kind('INTERNAL: stream did not block'))
+
+
+def test_messages_name_the_first_cause_and_what_to_do() -> None:
+  outer = Exception('Encountered error while reading')
+  outer.__cause__ = ValueError("x: Too many open files [os_error_code='24'] [tensorstore_spec='…']\nmore")
+  error = os_errors.reading('run/checkpoints/2', outer)
+  assert isinstance(error, UserError)
+  assert str(error).startswith('run/checkpoints/2: expected to read it, got Too many open files. Raise the limit')
+  damaged = os_errors.reading('f', ValueError('bad magic'))
+  assert isinstance(damaged, os_errors.Damaged) and str(damaged) == 'bad magic'
+  assert 'Make room' in str(os_errors.writing('f', of(errno.ENOSPC)))
+  assert 'Move away' in str(os_errors.writing('f', of(errno.EISDIR)))
+
+
+def test_a_cause_that_goes_in_circles_ends() -> None:
+  error = ValueError('a')
+  error.__cause__ = error
+  assert os_errors.find(error) == '' and os_errors.first_line(error) == 'a'

@@ -1,0 +1,84 @@
+"""Sources by name: digits, synthetic, slices, and what is refused."""
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core.types import UserError
+from vit_jax.data.sources import opening
+
+
+def open_all(**fields: object) -> opening.Sources:
+  return opening.open_sources(schema.Data(**fields), image_px=(6, 9))
+
+
+def test_digits_are_split_in_proportion_and_never_shared() -> None:
+  opened = open_all(source='digits')
+  assert (len(opened.train), len(opened.eval), len(opened.class_names)) == (1437, 360, 10)
+  labels = [np.array([s.label(i) for i in range(len(s))]) for s in (opened.train, opened.eval)]
+  counts = [np.bincount(x, minlength=10) for x in labels]
+  assert np.abs(counts[1] - .2 * (counts[0] + counts[1])).max() <= 1
+  pictures = [{s[i].image.tobytes() for i in range(len(s))} for s in (opened.train, opened.eval)]
+  assert not pictures[0] & pictures[1]
+
+
+def test_digits_fill_the_range_of_grey_levels() -> None:
+  record = open_all(source='digits').train[0]
+  assert record.image.shape == (8, 8, 1) and record.image.dtype == np.uint8
+  assert record.image.max() == 255 and record.image.min() == 0
+
+
+def test_synthetic_data_have_the_sizes_asked_for() -> None:
+  opened = open_all(source='synthetic', num_examples=303_000_000, num_classes=18_291)
+  assert (len(opened.train), len(opened.eval), len(opened.class_names)) == (303_000_000, 1000, 18_291)
+  record = opened.train[302_999_999]
+  assert record.image.shape == (6, 9, 3) and record.label == 302_999_999 % 18_291
+  np.testing.assert_array_equal(record.image, opened.train[302_999_999].image)
+  assert len(open_all(source='synthetic').train) == 1000
+
+
+def test_slices_are_parts_in_the_same_order() -> None:
+  whole = open_all(source='synthetic', num_examples=37, num_classes=7).train
+  opened = open_all(source='synthetic', num_examples=37, num_classes=7, train_split='train[5:8]+test[-2:]',
+                    eval_split='train[50%:]')
+  assert [opened.train.label(i) for i in range(5)] == [whole.label(i) for i in (5, 6, 7, 35, 36)]
+  assert opened.train.describe(1) == 'synthetic/train[6]'
+  assert opened.train.describe(3) == 'synthetic/test[35]'
+  assert opened.train[0].label == 5 and opened.train.name == 'synthetic/train[5:8]+test[-2:]'
+  assert len(opened.eval) == 18
+  with pytest.raises(IndexError, match='5 is not in .* of 5 examples'):
+    opened.train[5]
+
+
+def test_another_set_has_another_digest() -> None:
+  digests = [open_all(source='synthetic', num_examples=n, num_classes=c, train_split=s).train.digest
+             for n in (30, 37) for c in (5, 7) for s in ('train', 'train[:9]', 'train[9:18]')]
+  assert len(set(digests)) == 12
+
+
+@pytest.mark.parametrize('source', ['digits', 'synthetic'])
+def test_sources_pickle_small(source: str) -> None:
+  train = open_all(source=source, train_split='train[:800]').train
+  copy = pickle.loads(pickle.dumps(train))
+  np.testing.assert_array_equal(copy[7].image, train[7].image)
+  assert copy.digest == train.digest and len(pickle.dumps(train)) < 120_000
+
+
+def test_a_split_can_be_opened_alone() -> None:
+  assert len(opening.open_split(schema.Data(), 'test[:100]', image_px=(8, 8))) == 100
+  with pytest.raises(UserError, match="digits has no split 'tets', only: test, train; did you mean test"):
+    opening.open_split(schema.Data(), 'tets', image_px=(8, 8))
+
+
+@pytest.mark.parametrize('source', ['imagenet', 'digits:3', 'folder:', 'tfds', ''])
+def test_an_unknown_source_lists_the_known_ones(source: str) -> None:
+  with pytest.raises(UserError, match='is not known; right are: digits, synthetic, folder:PATH, tfds:NAME'):
+    open_all(source=source)
+
+
+def test_a_number_of_classes_that_is_not_the_sources_is_refused() -> None:
+  with pytest.raises(UserError, match='data.num_classes=7, but digits/train has 10 classes; right would be'):
+    open_all(source='digits', num_classes=7)

@@ -1,0 +1,296 @@
+"""Sets prepared by TFDS, read without TensorFlow."""
+from __future__ import annotations
+
+import json
+import pathlib
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.data.pictures import encode, picture
+from vit_jax.config import schema
+from vit_jax.core.types import UserError
+from vit_jax.data.image import image_ops
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import UNKNOWN, Source, most_labels
+from vit_jax.data.sources import opening, tfrecord
+from vit_jax.jobs import prepare
+
+tfds = pytest.importorskip('tensorflow_datasets')
+
+CLASSES = ['ant', 'bee', 'cow']
+
+
+class Animals(tfds.core.GeneratorBasedBuilder):
+  """Two splits of JPEG files."""
+  VERSION = tfds.core.Version('1.2.0')
+  url_infos: dict[str, object] = {}  # else a package that only builders in a file of their own need
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    features = {'image': tfds.features.Image(shape=(None, None, 3), encoding_format='jpeg'),
+                'label': tfds.features.ClassLabel(names=CLASSES), 'file_name': tfds.features.Text()}
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager: object) -> dict[str, object]:
+    return {'train': self._generate_examples(0, 13), 'validation': self._generate_examples(13, 18)}
+
+  def _generate_examples(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, object]]]:
+    for i in range(start, stop):
+      path = pathlib.Path(self._data_dir_root) / f'{i}.jpg'
+      path.write_bytes(encode(picture(i), '.jpg'))
+      yield i, {'image': str(path), 'label': i % 3, 'file_name': path.name}
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  root = tmp_path_factory.mktemp('tfds')
+  Animals(data_dir=root, file_format='array_record').download_and_prepare()
+  return root
+
+
+def open_all(data_dir: pathlib.Path, name: str = 'animals', **fields: object) -> opening.Sources:
+  data = schema.Data(source=f'tfds:{name}', data_dir=str(data_dir), **fields)
+  return opening.open_sources(data, image_px=(8, 8))
+
+
+def test_stored_bytes_and_labels_come_back(data_dir: pathlib.Path) -> None:
+  opened = open_all(data_dir)  # its evaluation split is `validation`, as there is no test
+  assert (len(opened.train), len(opened.eval), opened.class_names) == (13, 5, tuple(CLASSES))
+  found = {opened.train[i].image: opened.train[i].label for i in range(13)}
+  assert found == {encode(picture(i), '.jpg'): i % 3 for i in range(13)}
+  assert image_ops.decode(opened.train[4].image).shape == (12, 15, 3)
+  assert opened.train.describe(4) == 'tfds:animals/1.2.0/train[4]'
+
+
+def test_slices_versions_and_pickles_work(data_dir: pathlib.Path) -> None:
+  part = open_all(data_dir, 'animals:1.2.0', train_split='train[:50%]+validation').train
+  whole = open_all(data_dir).train
+  assert len(part) == 12 and part[3] == whole[3]
+  copy = pickle.loads(pickle.dumps(part))
+  assert copy[11] == part[11] and len(pickle.dumps(part)) < 20_000
+
+
+def test_a_set_that_is_not_there_says_where_was_looked(data_dir: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'tfds:plants is not prepared in {data_dir} .looked at {data_dir}/plant'
+                                      's/.; right would be another data.data_dir, or to make it, which may take '
+                                      'TensorFlow: python -m vit_jax.main --job=prepare --data=tfds:plants --to=DIR, '
+                                      'and then data.source=array_record:DIR'):
+    open_all(data_dir, 'plants')
+  with pytest.raises(UserError, match=f'looked at {data_dir}/animals/9.9.9'):
+    open_all(data_dir, 'animals:9.9.9')
+
+
+def test_another_format_is_refused(data_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
+  set_format(tmp_path, 'parquet')
+  with pytest.raises(UserError, match='expected ArrayRecord or TFRecord, .*, got parquet'):
+    open_all(tmp_path)
+
+
+def test_configurations_are_listed_if_there_are_several(data_dir: pathlib.Path,
+                                                        tmp_path: pathlib.Path) -> None:
+  shutil.copytree(data_dir / 'animals', tmp_path / 'zoo' / 'small')
+  assert len(open_all(tmp_path, 'zoo').train) == 13
+  shutil.copytree(data_dir / 'animals', tmp_path / 'zoo' / 'large')
+  with pytest.raises(UserError, match='several configurations in .*/zoo: large, small; right would be one of '
+                                      'them, such as tfds:zoo/large'):
+    open_all(tmp_path, 'zoo')
+  assert len(open_all(tmp_path, 'zoo/small').train) == 13
+
+
+def test_the_set_can_be_prepared_from_either_format(data_dir: pathlib.Path, tfrecord_dir: pathlib.Path,
+                                                    tmp_path: pathlib.Path) -> None:
+  digests = set()
+  for number, folder in enumerate((data_dir, tfrecord_dir)):
+    to = tmp_path / str(number)
+    assert prepare.run({'data': 'tfds:animals', 'to': str(to), 'data_dir': str(folder), 'shards': '2'}) == 0
+    opened = opening.open_sources(schema.Data(source=f'array_record:{to}'), image_px=(8, 8))
+    assert {r.image: r.label for r in map(opened.train.__getitem__, range(13))} == {
+        encode(picture(i), '.jpg'): i % 3 for i in range(13)}
+    assert len(opened.eval) == 5 and opened.class_names == tuple(CLASSES)
+    digests.add(opened.train.digest)
+  assert len(digests) == 1
+
+
+def set_format(root: pathlib.Path, kind: str, name: str = 'animals/1.2.0') -> pathlib.Path:
+  info = root / name / 'dataset_info.json'
+  fields = json.loads(info.read_text())
+  fields['fileFormat'] = kind
+  info.write_text(json.dumps(fields))
+  return info.parent
+
+
+@pytest.fixture
+def tfrecord_dir(data_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+  """The same set as TFRecord files: the same records, each in a frame."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  return converted(data_dir, tmp_path)
+
+
+def converted(data_dir: pathlib.Path, tmp_path: pathlib.Path, name: str = 'animals/1.2.0') -> pathlib.Path:
+  from array_record.python import array_record_module as array_record
+  shutil.copytree(data_dir, tmp_path / 'sets')
+  folder = set_format(tmp_path / 'sets', 'tfrecord', name)
+  for path in folder.glob('*.array_record-*'):
+    reader = array_record.ArrayRecordReader(str(path))
+    frames = [head + tfrecord.mask(head) + r + tfrecord.mask(r)
+              for r in reader.read_all() for head in (struct.pack('<Q', len(r)),)]
+    pathlib.Path(str(path).replace('array_record', 'tfrecord')).write_bytes(b''.join(frames))
+    path.unlink()
+  return tmp_path / 'sets'
+
+
+def test_tfrecord_gives_the_same_examples_in_the_same_order(data_dir: pathlib.Path,
+                                                            tfrecord_dir: pathlib.Path) -> None:
+  one, two = open_all(data_dir), open_all(tfrecord_dir)
+  for a, b in ((one.train, two.train), (one.eval, two.eval)):
+    assert [a[i] for i in range(len(a))] == [b[i] for i in range(len(b))]
+  copy = pickle.loads(pickle.dumps(two.train))
+  assert copy[11] == one.train[11] and len(pickle.dumps(two.train)) < 20_000
+  assert two.train.describe(4) == 'tfds:animals/1.2.0/train[4]' and two.train.label(4) == one.train.label(4)
+
+
+def test_the_index_of_tfrecord_files_is_made_once(tfrecord_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  open_all(tfrecord_dir)
+  kept = sorted((tmp_path / 'cache' / 'vit_jax' / 'tfrecord').iterdir())
+  assert len(kept) == 2 and all(p.suffix == '.npy' for p in kept)
+  made = [p.stat().st_mtime_ns for p in kept]
+  open_all(tfrecord_dir)
+  assert [p.stat().st_mtime_ns for p in kept] == made
+
+
+def bad_of(source: Source) -> dict[int, str]:
+  """Examples that cannot be read, with the reason."""
+  found = {}
+  for index in range(len(source)):
+    try:
+      source[index]
+    except BadImage as error:
+      found[index] = str(error)
+  return found
+
+
+def test_records_after_a_cut_of_a_tfrecord_file_are_bad_images(tfrecord_dir: pathlib.Path,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+  [path] = (tfrecord_dir / 'animals' / '1.2.0').glob('*train*tfrecord*')
+  whole, content = open_all(tfrecord_dir).train, path.read_bytes()
+  records = [whole[i] for i in range(13)]
+  path.write_bytes(content[:-20])
+  cut = open_all(tfrecord_dir).train
+  assert len(cut) == 13 and [cut[i] for i in range(12)] == records[:12]
+  assert list(bad_of(cut)) == [12] and f'the record is lost: {path} is damaged before it' in bad_of(cut)[12]
+  assert f'{path} is damaged at byte' in caplog.text and '1 of its 13 records are lost' in caplog.text
+  path.write_bytes(b'')
+  assert len(bad_of(open_all(tfrecord_dir).train)) == 13
+  path.write_bytes(content + content[:len(content) // 2])
+  with pytest.raises(UserError, match='expected 13 records, as its dataset_info.json says, got 19. Copy or prepare'):
+    open_all(tfrecord_dir)
+  path.unlink()
+  with pytest.raises(UserError, match='expected to read it, got "No such file or directory". It is not there'):
+    open_all(tfrecord_dir)
+
+
+def test_a_flipped_bit_of_a_tfrecord_file_is_one_bad_image_or_what_follows(tfrecord_dir: pathlib.Path) -> None:
+  [path] = (tfrecord_dir / 'animals' / '1.2.0').glob('*train*tfrecord*')
+  content, source = path.read_bytes(), open_all(tfrecord_dir).train
+  starts = source._records._index[:, 1].tolist()  # type: ignore[attr-defined]
+  for place, bad in ((starts[5] + 30, [5]), (starts[5] - 3, [*range(5, 13)]), (starts[5] - 12, [*range(5, 13)]),
+                     (starts[0], [0])):
+    damaged = bytearray(content)
+    damaged[place] ^= 4
+    path.write_bytes(damaged)
+    found = bad_of(open_all(tfrecord_dir).train)
+    assert list(found) == bad, place
+    assert 'does not have its checksum' in found[bad[0]] or 'is lost' in found[bad[0]]
+
+
+def test_a_damaged_record_of_an_arrayrecord_file_is_one_bad_image(data_dir: pathlib.Path,
+                                                                  tmp_path: pathlib.Path) -> None:
+  one, two = shutil.copytree(data_dir, tmp_path / 'one'), shutil.copytree(data_dir, tmp_path / 'two')
+  [path] = (one / 'animals' / '1.2.0').glob('*train*array_record*')
+  content, damaged = path.read_bytes(), bytearray(path.read_bytes())
+  damaged[3_000] ^= 4
+  path.write_bytes(damaged)
+  source = open_all(one).train
+  [(place, reason)] = bad_of(source).items()
+  assert f'record {place} of {path} is damaged: Corrupted' in reason
+  assert source.describe(place) == f'tfds:animals/1.2.0/train[{place}]'
+  (two / path.relative_to(one)).write_bytes(content[:len(content) // 2])
+  assert len(bad_of(open_all(two).train)) == 13
+
+
+def test_a_damaged_description_of_a_set_is_named(data_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
+  folder = tmp_path / 'animals' / '1.2.0'
+  for name in ('dataset_info.json', 'features.json'):
+    kept = (folder / name).read_text()
+    for damaged in ('', kept[:len(kept) // 2], '[]', '{}'):
+      (folder / name).write_text(damaged)
+      with pytest.raises(UserError, match=f'{folder}: expected dataset_info.json and features.json as TFDS'):
+        open_all(tmp_path)
+    (folder / name).write_text(kept)
+
+
+def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import sources\n'
+          f'data = schema.Data(source="tfds:animals", data_dir={str(data_dir)!r})\n'
+          'sources.open_sources(data, image_px=(8, 8)).train[0]\nassert "tensorflow" not in sys.modules')
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
+
+
+class Scenes(tfds.core.GeneratorBasedBuilder):
+  """Images with any number of classes, and a class of their own."""
+  VERSION = tfds.core.Version('1.0.0')
+  url_infos: dict[str, object] = {}
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    label = tfds.features.ClassLabel(names=CLASSES)
+    features = {'image': tfds.features.Image(shape=(None, None, 3), encoding_format='jpeg'), 'main': label,
+                'seen': tfds.features.Sequence(label)}
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager: object) -> dict[str, object]:
+    return {'train': self._generate_examples()}
+
+  def _generate_examples(self) -> Iterator[tuple[int, dict[str, object]]]:
+    for i, seen in enumerate(SEEN):
+      path = pathlib.Path(self._data_dir_root) / f'scene{i}.jpg'
+      path.write_bytes(encode(picture(i), '.jpg'))
+      yield i, {'image': str(path), 'main': i % 3, 'seen': list(seen)}
+
+
+SEEN = ((0, 2), (), (1,), (2, 1, 0))
+
+
+@pytest.fixture(scope='module')
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  root = tmp_path_factory.mktemp('scenes')
+  Scenes(data_dir=root, file_format='array_record').download_and_prepare()
+  return root
+
+
+@pytest.mark.parametrize('as_tfrecord', [False, True])
+def test_a_column_of_several_classes_gives_them_all(scenes: pathlib.Path, tmp_path: pathlib.Path,
+                                                    as_tfrecord: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  folder = converted(scenes, tmp_path, 'scenes/1.0.0') if as_tfrecord else scenes
+  fields = {'train_split': 'train', 'eval_split': 'train', 'label_column': 'seen', 'max_labels': 3}
+  source = open_all(folder, 'scenes', **fields).train
+  by_image = {encode(picture(i), '.jpg'): seen for i, seen in enumerate(SEEN)}
+  assert {r.image: r.labels for r in (source[i] for i in range(4))} == by_image
+  assert all(source.label(i) == source[i].label == (*source[i].labels, -1)[0] for i in range(4))
+  assert source.class_names == tuple(CLASSES) and most_labels(source) == UNKNOWN
+
+
+def test_the_column_of_one_class_is_the_default_and_another_one_is_named(scenes: pathlib.Path) -> None:
+  plain = open_all(scenes, 'scenes', eval_split='train').train
+  assert plain[0].labels is None and most_labels(plain) == 0
+  with pytest.raises(UserError, match=r"data.label_column: expected a feature of .* .main, seen., got 'image'"):
+    open_all(scenes, 'scenes', eval_split='train', label_column='image')
+  with pytest.raises(UserError, match='data.max_labels: expected the most labels that an image of .* has, got 0'):
+    open_all(scenes, 'scenes', eval_split='train', label_column='seen')

@@ -1,0 +1,186 @@
+"""Exports: each format gives what the network gives, for any number of images, and says what it wants."""
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import loaded
+import numpy as np
+import pytest
+
+from vit_jax import api, main
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.export import graph, job, rules
+from vit_jax.export import onnx as export_onnx
+from vit_jax.weights import loading
+
+needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in __import__('pkgutil').iter_modules()},
+                                reason='onnx and onnxruntime are not installed')
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights(where))
+  monkeypatch.setattr(loading, 'text', lambda found: 'what was loaded')
+
+
+def images(num: int = 5) -> np.ndarray:
+  return np.random.default_rng(2).normal(size=(num, *loaded.PX, 3)).astype(np.float32)
+
+
+@functools.cache
+def reference(name: str) -> np.ndarray:
+  subject = job.make_subject(loaded.weights(name), from_pixels=False)
+  return np.asarray(jax.jit(subject.function)(images()))
+
+
+@needs_onnx
+@pytest.mark.parametrize('name', list(loaded.MODELS))
+def test_onnx_gives_what_the_network_gives(name: str, tmp_path: pathlib.Path) -> None:
+  path = tmp_path / f'{name}.onnx'
+  job.write(loaded.weights(name), path, from_pixels=False)
+  want = reference(name)
+  np.testing.assert_allclose(export_onnx.run(path, images()), want, atol=1e-4 * max(1, np.abs(want).max()), rtol=0)
+
+
+@needs_onnx
+def test_an_onnx_file_says_what_it_is(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  import onnx
+  assert main.run(['export', '--weights=vit', f'--to={tmp_path / "a.onnx"}']) == 0
+  said = capsys.readouterr().out
+  assert 'image [batch, 32, 48, 3] float32 to logits' in said and 'run on 1 and 3 images, it differs' in said
+  model = onnx.load(str(tmp_path / 'a.onnx'))
+  about = {p.key: p.value for p in model.metadata_props}
+  assert about['opset'] == '20' == str(model.opset_import[0].version) and json.loads(about['classes'])[6] == 'kind 6'
+  assert about['resize'] == 'short side to 40 px, then the middle 32 x 48, bicubic, antialiased'
+  assert about['values'] == '(RGB / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]' and about['source'] == 'small vit'
+  stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+  block = loaded.weights('vit').params['backbone']['blocks']
+  np.testing.assert_array_equal(stored['backbone/blocks/1/mlp/up/kernel'], block['mlp']['up']['kernel'][1])
+  assert stored['backbone/blocks/0/attn/query/kernel'].size == block['attn']['query']['kernel'][0].size
+  assert [side.dim_param or side.dim_value for side in model.graph.input[0].type.tensor_type.shape.dim] == [
+      'batch', 32, 48, 3]
+
+
+@needs_onnx
+def test_parameters_of_a_large_network_lie_beside_the_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(export_onnx, 'MOST_BYTES', 1000)
+  job.write(loaded.weights('vit'), tmp_path / 'a.onnx', from_pixels=False)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['a.onnx', 'a.onnx.data']
+  np.testing.assert_allclose(export_onnx.run(tmp_path / 'a.onnx', images()), reference('vit'), atol=1e-4)
+
+
+@pytest.mark.parametrize('name', ['vit', 'bit'])
+def test_stablehlo_runs_without_this_project(name: str, tmp_path: pathlib.Path) -> None:
+  path = tmp_path / f'{name}.stablehlo'
+  job.write(loaded.weights(name), path, from_pixels=False)
+  np.save(tmp_path / 'in.npy', images())
+  code = ('import sys, jax, numpy as np\nfrom jax import export\n'
+          f'found = export.deserialize(bytearray(open({str(path)!r}, "rb").read()))\n'
+          'assert set(found.platforms) == {"cpu", "cuda", "rocm", "tpu"}, found.platforms\n'
+          f'np.save({str(tmp_path / "out.npy")!r}, found.call(np.load({str(tmp_path / "in.npy")!r})))\n'
+          'assert not [name for name in sys.modules if name.startswith("vit_jax")]')
+  subprocess.run([sys.executable, '-c', code], check=True, cwd=tmp_path)
+  want = reference(name)
+  np.testing.assert_allclose(np.load(tmp_path / 'out.npy'), want, atol=1e-4 * np.abs(want).max(), rtol=0)
+
+
+@pytest.mark.parametrize('suffix', ['.stablehlo', pytest.param('.onnx', marks=needs_onnx)])
+def test_pixels_are_normalised_inside_on_request(suffix: str, tmp_path: pathlib.Path) -> None:
+  path, found = tmp_path / f'a{suffix}', loaded.weights('mixer')
+  job.write(found, path, from_pixels=True)
+  model = api.Model(found)
+  pixels = np.stack([model.prepare(picture) for picture in loaded.pictures(2)])
+  got = export_onnx.run(path, pixels) if suffix == '.onnx' else job.from_stablehlo(path.read_bytes())(pixels)
+  np.testing.assert_allclose(got, model.logits(pixels, prepared=True), atol=1e-4, rtol=1e-4)
+
+
+def test_networks_without_a_head_give_features(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  job.write(loaded.weights('vit', num_classes=0), tmp_path / 'a.stablehlo', from_pixels=False)
+  assert 'to features' in capsys.readouterr().out
+  assert job.from_stablehlo((tmp_path / 'a.stablehlo').read_bytes())(images()).shape == (5, 32)
+
+
+@needs_onnx
+def test_a_file_that_gives_something_else_is_not_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(rules.RULES.same_name, 'add', 'Sub')
+  with pytest.raises(UserError, match='differ from the network by .* allowed is 1e-04. It was not kept'):
+    job.write(loaded.weights('vit'), tmp_path / 'a.onnx', from_pixels=False)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_shape_and_not_a_number_are_noticed() -> None:
+  subject = job.Subject(lambda image: image.mean((1, 2)), jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32), 'logits')
+  with pytest.raises(UserError, match=r'the file gives logits \(1, 2\) for 1 images, the network \(1, 3\)'):
+    job.compare(subject, lambda image: image.mean((1, 2))[:, :2])
+  with pytest.raises(UserError, match='differ from the network by nan'):
+    job.compare(subject, lambda image: image.mean((1, 2)) * np.nan)
+  assert job.compare(subject, lambda image: image.mean((1, 2)) + 5e-5) == pytest.approx(5e-5, rel=.1)
+
+
+@needs_onnx
+def test_what_there_is_no_rule_for_is_said(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match="the network computes 'sort', which this export has no ONNX for"):
+    export_onnx.write(tmp_path / 'a', lambda image: jnp.sort(image, axis=1), {},
+                      jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32), output='x', about={})
+
+
+@needs_onnx
+def test_operations_that_no_small_network_has_are_right_too(tmp_path: pathlib.Path) -> None:
+  def function(image: jax.Array) -> jax.Array:
+    x = jax.nn.gelu(image, approximate=False) + jnp.sqrt(jnp.maximum(image, .5)) * jax.lax.erf(-image)
+    x = jnp.pad(x, ((0, 0), (1, 0), (0, 2), (0, 0)), constant_values=.5)
+    x = jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, 0, 5, 2, axis=1), 1, 8, axis=2)
+    x = jnp.concatenate([x, jnp.broadcast_to(jnp.arange(3.), x.shape)], axis=-1)
+    x = jnp.concatenate([part[:, None] for part in jnp.split(x, 2, axis=-1)], axis=1) ** 3 + jax.lax.rsqrt(
+        1. + x[:, None, ..., :3] ** 2)
+    x = jnp.squeeze(jnp.expand_dims(x, 0), 0)
+    return x.max(1)[:, ::2, 1::3, 1] + x[:, 1, ::2, 1::3, 2]
+  image = np.random.default_rng(0).normal(size=(3, 4, 6, 3)).astype(np.float32)
+  with jax.numpy_rank_promotion('allow'):
+    export_onnx.write(tmp_path / 'a', function, {}, jax.ShapeDtypeStruct((1, 4, 6, 3), jnp.float32), output='x',
+                      about={})
+    want = function(jnp.asarray(image))
+  np.testing.assert_allclose(export_onnx.run(tmp_path / 'a', image), want, atol=1e-5)
+
+
+@pytest.mark.parametrize(('to', 'said'), [
+    ('a.pb', '--to: expected a name that ends in .stablehlo or .onnx, got'),
+    ('no-such/a.onnx', '--to: expected a path in an existing directory'),
+    ('large.onnx', 'large.onnx.data exists. Choose another'),
+    ('there.onnx', 'there.onnx exists. Choose another'),
+])
+def test_a_target_that_cannot_be_is_refused(to: str, said: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'there.onnx').touch()
+  (tmp_path / 'large.onnx.data').touch()
+  with pytest.raises(UserError, match=said):
+    job.write(loaded.weights('vit'), tmp_path / to, from_pixels=False)
+
+
+def test_a_missing_package_says_how_to_get_it() -> None:
+  with pytest.raises(UserError, match=r"onnxxx is not installed .*want: pip install 'vit-jax\[onnx\]'"):
+    export_onnx.need('onnxxx')
+
+
+def test_equal_tensors_are_stored_once_and_have_the_names_of_parameters() -> None:
+  params = {'a': {'blocks': {'w': np.arange(6.).reshape(2, 3)}}, 'b': np.ones(4)}
+  names = export_onnx.names_of(params)
+  writer = graph.Writer(None, None, names, rules.RULES)
+  assert writer.tensor(params['a']['blocks']['w'][1]) == 'a/blocks/1/w' == writer.tensor(np.arange(3., 6.))
+  assert writer.tensor(np.arange(3., 6.)[None]) != 'a/blocks/1/w' and writer.tensor(np.ones((2, 2))) == 'b'
+  assert len(writer.stored) == 3 and names[graph.digest(np.arange(6.))] == 'a/blocks/w'
+
+
+def test_what_is_exported_is_plain_f32() -> None:
+  found = loaded.weights('vit')
+  slow = found._replace(model=schema.ViT(**{**vars(found.model), 'dtype': schema.DType.BF16,
+                                            'execution': schema.Execution.SCAN}))
+  subject = job.make_subject(slow, from_pixels=False)
+  np.testing.assert_allclose(jax.jit(subject.function)(images()), reference('vit'), rtol=1e-5, atol=1e-5)

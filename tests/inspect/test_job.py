@@ -1,0 +1,156 @@
+"""`--job=inspect`: the page and files of one network and of two, with and without pictures."""
+from __future__ import annotations
+
+import csv
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import main
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.inspect import job
+from vit_jax.jobs import build, tasks
+from vit_jax.models.vit import vit
+from vit_jax.weights import names, runs
+
+pytestmark = pytest.mark.xdist_group('test_inspect')  # in one worker, for what the tests share
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+  """Two files of tiny networks of the original layout."""
+  folder, found = tmp_path_factory.mktemp('weights'), []
+  backbone = vit.build(schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=48), (32, 32))
+  for seed in range(2):
+    params, _ = backbone.init(jax.random.key(seed), jnp.zeros((1, 32, 32, 3)))
+    blocks, flat = params['blocks'], {}
+    flat |= {'cls': params['cls'], 'embedding/kernel': params['stem']['kernel'],
+             'embedding/bias': params['stem']['bias'],
+             'Transformer/posembed_input/pos_embedding': params['positions'],
+             'Transformer/encoder_norm/scale': params['norm']['scale'],
+             'Transformer/encoder_norm/bias': params['norm']['bias'],
+             'head/kernel': jax.random.normal(jax.random.key(seed), (32, 3)), 'head/bias': jnp.zeros(3)}
+    for i in range(2):
+      at = f'Transformer/encoderblock_{i}'
+      for ours, theirs in (('norm1', 'LayerNorm_0'), ('norm2', 'LayerNorm_2')):
+        flat |= {f'{at}/{theirs}/{leaf}': blocks[ours][leaf][i] for leaf in ('scale', 'bias')}
+      for part in ('query', 'key', 'value', 'out'):
+        flat |= {f'{at}/MultiHeadDotProductAttention_1/{part}/{leaf}': blocks['attn'][part][leaf][i]
+                 for leaf in ('kernel', 'bias')}
+      for ours, theirs in (('up', 'Dense_0'), ('down', 'Dense_1')):
+        flat |= {f'{at}/MlpBlock_3/{theirs}/{leaf}': blocks['mlp'][ours][leaf][i] for leaf in ('kernel', 'bias')}
+    path = folder / f'net{seed}.npz'
+    np.savez(path, **{name: np.asarray(leaf) for name, leaf in flat.items()})  # type: ignore[arg-type]
+    found.append(str(path))
+  assert names.FAMILIES  # the layout is one of these
+  return found
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+  root = tmp_path_factory.mktemp('pictures')
+  for i in range(13):
+    path = root / f'class{i % 2}' / f'{i}.png'
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(RNG.integers(0, 256, (40, 48, 3), np.uint8)).save(path)
+  return str(root)
+
+
+def test_a_page_with_all_pictures_and_numbers(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
+                   f'--to={tmp_path}', pictures]) == 0
+  assert f'Report: {tmp_path}/report.html' in capsys.readouterr().out
+  drawn = {'filters', 'positions', 'maps', 'heads', 'distance', 'information', 'entropy', 'fourier', 'singular', 'cka',
+           'separable', 'map', 'neighbours'}
+  assert {p.stem for p in tmp_path.glob('*.png')} == drawn
+  assert (tmp_path / 'report.html').read_text().count('<img src="data:image/png;base64,') == len(drawn)
+  rows = list(csv.DictReader((tmp_path / 'numbers.csv').open()))
+  assert [(row['block'], row['head']) for row in rows] == [('1', '1'), ('1', '2'), ('2', '1'), ('2', '2')]
+  arrays = np.load(tmp_path / 'arrays.npz')
+  np.testing.assert_allclose(arrays['distance_px'].reshape(-1), [float(r['attention_distance_px']) for r in rows],
+                             rtol=1e-5)
+  assert arrays['by_depth'].shape == (3, 13, 32) and arrays['rollout'].shape == (13, 4, 4)
+
+
+def test_two_networks_are_compared_and_a_bad_file_is_told(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+                                                          caplog: pytest.LogCaptureFixture) -> None:
+  bad = tmp_path / 'bad.jpg'
+  bad.write_text('no picture')
+  assert main.run(['inspect', f'--weights={",".join(weights)}', '--model=heads=2', '--preprocess=image=32,resize=36',
+                   f'--to={tmp_path / "out"}', pictures, str(bad)]) == 2
+  assert 'bad.jpg' in caplog.text and 'skipped' in caplog.text
+  assert {'maps-1', 'maps-2', 'filters-2', 'distance'} <= {p.stem for p in (tmp_path / 'out').glob('*.png')}
+  assert {'net0.npz/pooled', 'net1.npz/pooled'} <= set(np.load(tmp_path / 'out' / 'arrays.npz').files)
+
+
+def test_relevance_may_be_for_a_chosen_class(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+  few = sorted(map(str, pathlib.Path(pictures).rglob('*.png')))[:2]
+  found = {}
+  for name in ('0', '1', '2'):
+    assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
+                     f'--of_class={name}', f'--to={tmp_path / name}', *few]) == 0
+    found[name] = np.load(tmp_path / name / 'arrays.npz')['relevance']
+  assert np.abs(found['0'] - found['1']).max() > 0 and np.abs(found['2'] - found['1']).max() > 0
+  assert 'relevance of patches for class 2' in (tmp_path / '2' / 'report.html').read_text()
+  assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--of_class=3', f'--to={tmp_path}']) == 2
+  assert 'class 3: the network has 3; want 0 to 2' in capsys.readouterr().err
+
+
+def test_without_pictures_the_input_layer_is_shown(weights: list[str], tmp_path: pathlib.Path) -> None:
+  assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
+                   f'--to={tmp_path}']) == 0
+  assert {p.stem for p in tmp_path.glob('*.png')} == {'filters', 'positions'}
+
+
+def test_a_masked_autoencoder_paints_what_it_did_not_see(tmp_path: pathlib.Path) -> None:
+  mean, std = np.array([.4, .5, .6]), np.array([.3, .2, .25])
+  config = schema.Config(
+      image_px=(32, 32), data=schema.Data(recipe=schema.Recipe(mean=tuple(mean), std=tuple(std))),
+      model=schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=32, pool=schema.Pool.MEAN,
+                       positions=schema.Positions.SINCOS2D_MAE),
+      objective=schema.Mae(hidden=.5, decoder_width=16, decoder_depth=1, decoder_heads=2))
+  task = tasks.build_mae(config.objective, build.build_backbone(config))
+  params, _ = task.init(jax.random.key(0), {'image': jnp.zeros((1, 32, 32, 3))})
+  runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=('a', 'b'), image_px=(32, 32))
+  pixels, few = RNG.integers(0, 256, (2, 32, 32, 3), np.uint8), [str(tmp_path / f'{i}.png') for i in range(2)]
+  for image, path in zip(pixels, few, strict=True):
+    Image.fromarray(image).save(path)
+  assert main.run(['inspect', f'--workdir={tmp_path / "run"}', f'--to={tmp_path / "out"}', *few]) == 0
+  assert {'reconstructions', 'heads', 'maps'} <= {p.stem for p in (tmp_path / 'out').glob('*.png')}
+  assert '50% of the patches are hidden' in (tmp_path / 'out' / 'report.html').read_text()
+  arrays = np.load(tmp_path / 'out' / 'arrays.npz')
+  assert arrays['predicted'].shape == pixels.shape and arrays['predicted'].dtype == np.uint8
+  by_patch = arrays['hidden'].reshape(2, 4, 8, 4, 8)
+  assert (by_patch.min((2, 4)) == by_patch.max((2, 4))).all() and (by_patch.mean((1, 2, 3, 4)) == .5).all()
+  means = [((x / 255 - mean) / std).reshape(2, 4, 8, 4, 8, 3).mean((2, 4, 5)) for x in (arrays['predicted'], pixels)]
+  np.testing.assert_allclose(means[0], means[1], atol=.08)  # as true patches have a mean, and predictions nearly 0
+
+
+def test_a_share_that_is_none_and_a_missing_network_are_told(tmp_path: pathlib.Path,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+  with pytest.raises(UserError, match='--discard=1.5 is no share; want a number from 0 to below 1'):
+    job._parse_share('1.5')
+  assert main.run(['inspect', f'--to={tmp_path}']) == 2
+  assert 'needs either --weights=… or --workdir=…' in capsys.readouterr().err
+
+
+def test_pictures_of_many_classes_are_shown_on_the_map_themselves(weights: list[str], tmp_path: pathlib.Path) -> None:
+  for i in range(26):
+    folder = tmp_path / 'many' / f'class{i:02d}'
+    folder.mkdir(parents=True)
+    Image.fromarray(np.full((32, 32, 3), (250, 10 * i, 0), np.uint8)).save(folder / 'a.png')
+  assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=32',
+                   f'--to={tmp_path / "out"}', str(tmp_path / 'many')]) == 0
+  drawn = np.asarray(Image.open(tmp_path / 'out' / 'map.png').convert('RGB')).reshape(-1, 3).astype(int)
+  own = [(np.abs(drawn - (250, 10 * i, 0)).max(1) <= 4).sum() for i in range(26)]
+  assert min(own) > 100  # pixels of each picture
+  assert not (tmp_path / 'out' / 'separable.png').exists()  # a picture a class says nothing of neighbours

@@ -1,0 +1,85 @@
+"""A network driven layer by layer gives what it gives at once, and true gradients of its attention."""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.weights import drawn, test_golden
+from vit_jax import api
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.inspect import layerwise
+from vit_jax.models.vit import vit
+
+PX = (16, 24)
+TINY = schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48)
+GOLDEN = np.load(pathlib.Path(__file__).with_name('attention.npz'))  # by `make_attention.py`
+IMAGE = jax.random.normal(jax.random.key(1), (2, *PX, 3))
+
+
+def driver(settings: schema.ViT) -> layerwise.Driver:
+  backbone = vit.build(settings, PX)
+  params, _ = backbone.init(jax.random.key(0), IMAGE)
+  params = jax.tree.map(lambda x: x + .05 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+  return layerwise.Driver(backbone, params)
+
+
+@pytest.mark.parametrize('changes', [{}, {'pool': schema.Pool.MAP, 'registers': 2},
+                                     {'positions_at': schema.PositionsAt.SHARED}])
+def test_the_last_layer_finishes_as_apply_does(changes: dict[str, object]) -> None:
+  own = driver(dataclasses.replace(TINY, **changes))
+  layers = list(own.layers(IMAGE, capture=True))
+  want, _ = jax.jit(lambda: own.backbone.apply(own.params, {}, IMAGE, train=False, key=None)[0].pooled)(), None
+  np.testing.assert_allclose(own.finish(layers[-1].tokens, grid=(2, 3)).pooled, want, rtol=1e-3, atol=1e-4)
+  assert [layer.depth for layer in layers] == [0, 1, 2, 3] and layers[0].attention is None
+  assert all(np.allclose(layer.attention.sum(-1), 1, atol=1e-5) for layer in layers[1:])
+
+
+@pytest.mark.parametrize('name', GOLDEN.files)
+def test_attention_is_that_of_transformers(name: str, tmp_path: pathlib.Path) -> None:
+  own = api.Model(test_golden.load(name, tmp_path)).driver
+  _, *layers = own.layers(jnp.asarray(drawn.image(32)), capture=True)
+  assert GOLDEN[name].shape == (len(layers), 2, 4, *[layers[0].tokens.shape[1]] * 2)
+  np.testing.assert_allclose(np.stack([layer.attention for layer in layers]), GOLDEN[name], rtol=0, atol=1e-5)
+
+
+def test_gradients_by_attention_are_those_of_finite_differences() -> None:
+  own = driver(TINY)
+  head = jax.random.normal(jax.random.key(4), (32, 5))
+  direction = head[:, 3]
+  pairs = list(own.relevance_gradients(IMAGE, lambda f: f.pooled @ head, 3, grid=(2, 3)))
+  assert len(pairs) == 3
+  inputs = [layer.tokens for layer in own.layers(IMAGE, capture=False)]
+  for back, (attention, gradient) in enumerate(pairs):
+    i = 2 - back
+    change = jax.random.normal(jax.random.key(i), attention.shape)
+
+    def score(scale: float, i: int = i, change: jax.Array = change) -> float:
+      x = own.backbone.block(own.params, inputs[i], layer=i, capture=False, nudge=scale * change)[0]
+      for later in range(i + 1, 3):
+        x = own.backbone.block(own.params, x, layer=later, capture=False)[0]
+      return float((own.backbone.finish(own.params, x, grid=(2, 3)).pooled @ direction).sum())
+
+    want = (score(1e-3) - score(-1e-3)) / 2e-3
+    np.testing.assert_allclose(float((gradient * change).sum()), want, rtol=2e-2, atol=1e-2)
+    assert attention.shape == (2, 4, 7, 7)
+
+
+def test_axial_attention_is_rows_first_then_columns() -> None:
+  rng = np.random.default_rng(0)
+  rows, columns = rng.random((1, 2, 1, 3, 3)), rng.random((1, 3, 1, 2, 2))
+  x = rng.random((2, 3))
+  mixed = np.stack([rows[0, i, 0] @ x[i] for i in range(2)])
+  want = np.stack([columns[0, j, 0] @ mixed[:, j] for j in range(3)], axis=1)
+  whole = layerwise.whole_attention({'row_attention': jnp.asarray(rows), 'column_attention': jnp.asarray(columns)})
+  np.testing.assert_allclose(np.asarray(whole)[0, 0] @ x.reshape(6), want.reshape(6), rtol=1e-5)
+
+
+def test_a_network_without_blocks_is_refused() -> None:
+  with pytest.raises(UserError, match='object has no transformer blocks to look into; want a Vision Transformer'):
+    layerwise.Driver(object(), {})  # type: ignore[arg-type]

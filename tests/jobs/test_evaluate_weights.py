@@ -1,0 +1,147 @@
+"""`evaluate --weights`: weights of any format on a folder, with labels that are outputs of the head."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.data import pictures
+from tests.weights import made
+from vit_jax import main
+from vit_jax.data.image import image_ops
+from vit_jax.jobs import inference
+from vit_jax.weights import loading, saving
+
+OWN = [made.CLASSES[i].split()[0] for i in (5, 1, 2)]
+
+
+@pytest.fixture(scope='module')
+def here(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A folder with weights, with and without names of their classes, and pictures of three of them."""
+  root = tmp_path_factory.mktemp('here')
+  saving.save(made.network(), str(root / 'named.npz'))
+  saving.save(made.network(class_names=()), str(root / 'nameless.npz'))
+  (root / 'words.txt').write_text('\n'.join(made.CLASSES))
+  for i, name in enumerate(OWN):
+    (root / 'set' / 'test' / name).mkdir(parents=True)
+    for k in range(3):
+      image = pictures.picture(10 * i + k, height=50, width=70)
+      (root / 'set' / 'test' / name / f'{k}.png').write_bytes(pictures.encode(image))
+  return root
+
+
+def evaluate(root: pathlib.Path, file: str, *words: str) -> int:
+  return main.run(['evaluate', f'--weights={root / file}', f'--config.data.source=folder:{root / "set"}',
+                   '--config.batch_size=8', *words])
+
+
+def by_hand(root: pathlib.Path, mean: float = .5) -> dict[str, float]:
+  """Top-1, top-5 and NLL over the folder, one picture at a time."""
+  found = loading.load(str(root / 'named.npz'))
+  infer = jax.jit(inference.function(found))
+  ranks, nll = [], []
+  for name in OWN:
+    label = [line.split()[0] for line in made.CLASSES].index(name)
+    for path in sorted((root / 'set' / 'test' / name).iterdir()):
+      image, _ = image_ops.resize_small_center_crop(
+          image_ops.decode(path.read_bytes()), (32, 32), small_px=36, antialias=True,
+          interpolation=found.preprocess.interpolation, geometry=found.preprocess.geometry)
+      normed = jnp.asarray((image[None] / 255. - mean) / .5, jnp.float32)
+      logits = np.asarray(infer(inference.parameters(found), normed).logits[0], np.float64)
+      ranks.append((logits > logits[label]).sum())
+      nll.append(np.log(np.exp(logits - logits[label]).sum()))
+  return {'top1': np.mean(np.array(ranks) < 1), 'top5': np.mean(np.array(ranks) < 5), 'nll': np.mean(nll)}
+
+
+def read(workdir: pathlib.Path) -> dict:
+  return json.loads((workdir / 'evaluate.json').read_text())
+
+
+@pytest.mark.parametrize(('file', 'words'), [
+    ('named.npz', []), ('nameless.npz', ['--config.data.classes={root}/words.txt'])])
+def test_a_folder_with_some_classes_is_measured_by_their_names(
+    file: str, words: list[str], here: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  words = [word.format(root=here) for word in words]
+  assert evaluate(here, file, f'--workdir={tmp_path}', *words) == 0
+  wanted, found = by_hand(here), read(tmp_path)
+  assert found['num_examples'] == 9 and set(found) >= {'top1', 'top5', 'num_examples', 'metrics'}
+  for name, value in wanted.items():
+    assert found['metrics'][f'test/{name}'] == pytest.approx(value, abs=1e-4)
+  assert (found['top1'], found['top5']) == pytest.approx((wanted['top1'], wanted['top5']))
+  assert json.loads((tmp_path / 'weights.json').read_text())['family'] == 'vision_transformer'
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert found['preprocessing'] == {
+      'geometry': 'torchvision', 'resize_px': 36, 'image_px': [32, 32], 'interpolation': 'bicubic', 'antialias': True,
+      'mean': [.5] * 3, 'std': [.5] * 3, 'exif_orientation': False}
+  assert config['data']['recipe']['eval_resize_px'] == 36 and config['model']['width'] == 32
+
+
+def test_what_learns_from_features_goes_by_the_classes_of_the_folder(here: pathlib.Path,
+                                                                     tmp_path: pathlib.Path) -> None:
+  words = ['--config.evals=test,knn', '--config.data.train_split=test[1:]', '--config.evals.knn.neighbours=1,3',
+           '--config.evals.knn.headline=1']
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', *words) == 0
+  found = read(tmp_path)
+  assert found['metrics']['test/top1'] == pytest.approx(by_hand(here)['top1']) and found['metric'] == 'top1'
+  assert found['metrics']['knn/top1_k1'] >= 8 / 9  # all but the first are their own neighbours
+
+
+def test_preprocessing_is_that_of_the_weights_unless_a_person_says_otherwise(
+    here: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path / "a"}', '--config.data.recipe.mean=.3,.3,.3') == 0
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path / "b"}', '--preprocess=zero_one') == 0
+  nll = [read(tmp_path / name)['metrics']['test/nll'] for name in 'ab']
+  assert nll[0] == pytest.approx(by_hand(here, mean=.3)['nll'], abs=1e-4) and nll[1] != nll[0]
+
+
+def test_images_of_another_size_get_resized_positions_and_the_same_part_of_the_image(
+    here: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', '--config.image_px=40,24') == 0
+  how = read(tmp_path)['preprocessing']
+  assert (how['image_px'], how['resize_px']) == ([40, 24], 40)  # 36 * 24 / 32 is 27, which 40 px do not fit in
+  lines = json.loads((tmp_path / 'weights.json').read_text())['tensors']
+  rules = {line['name']: line['rule'] for line in lines if line['what'] == 'resized'}
+  assert rules == {'backbone/positions': '4 x 4 to 5 x 3 tokens, aligned'}
+
+
+def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_path: pathlib.Path,
+                                                     monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.chdir(tmp_path)
+  assert evaluate(here, 'named.npz') == 0
+  assert f'Written to {tmp_path}/runs/evaluate/named.npz/evaluate.json' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(('file', 'words', 'says'), [
+    ('nameless.npz', [], 'knows 7 classes, the data has 3; want data.classes=FILE with a line for each output, in '
+                         'their order. Where the weights know other classes than the data: --config.evals=knn,fewshot'),
+    ('named.npz', ['--config.model.depth=3'], 'the weights say what network they are'),
+    ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt cannot be read'),
+    ('headless.npz', [], 'has no head, so it knows no classes')])
+def test_what_cannot_be_measured_is_said_and_leaves_nothing(
+    file: str, words: list[str], says: str, here: pathlib.Path, tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  if file == 'headless.npz' and not (here / file).exists():
+    saving.save(made.network(num_classes=0, class_names=()), str(here / file))
+  assert evaluate(here, file, f'--workdir={tmp_path / "w"}', *words) == 2
+  assert says in capsys.readouterr().err and not (tmp_path / 'w').exists()
+
+
+def test_a_run_of_its_own_is_not_written_over(here: pathlib.Path, tmp_path: pathlib.Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'checkpoints').mkdir()
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}') == 2
+  assert 'holds a run of its own' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('words', 'says'), [
+    ([], '--job=evaluate needs --workdir=…, the directory of a run, or --weights=…'),
+    (['--workdir=x', '--preprocess=half'], '--preprocess is for --weights=…; a run has its own')])
+def test_flags_of_a_run_and_of_weights_are_kept_apart(words: list[str], says: str,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['evaluate', *words]) == 2
+  assert says in capsys.readouterr().err

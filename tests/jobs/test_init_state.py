@@ -1,0 +1,188 @@
+"""Runs that begin with weights: what is taken, what starts anew, and that a resumed run does not read them again."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from tests.weights import made
+from vit_jax import main
+from vit_jax.config import check, files, schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import build, init_state
+from vit_jax.weights import loading, saving
+
+pytestmark = pytest.mark.xdist_group('test_starting')  # in one worker, for what the tests share
+
+SIZE = {'depth': 1, 'width': 16, 'heads': 2, 'mlp': 16}
+TINY = ['--config=digits', *(f'--config.model.{name}={value}' for name, value in SIZE.items()),
+        '--config.batch_size=40', '--config.evals.test.batch_size=80', '--config.evals.test.every=50 steps',
+        '--config.train.ema=.9']
+NAMES = tuple(map(str, range(10)))
+
+
+def config(**changes: object) -> schema.Config:
+  found = files.load('digits', [word.removeprefix('--config.') for word in TINY[1:]])
+  return dataclasses.replace(found, **changes)
+
+
+def model(**changes: object) -> schema.ViT:
+  return dataclasses.replace(config().model, **changes)
+
+
+def network(names: tuple[str, ...] = NAMES, **changes: object) -> loading.Weights:
+  how = made.HOW._replace(resize_px=0, image_px=config().image_px, mean=tuple(config().data.recipe.mean),
+                          std=tuple(config().data.recipe.std))
+  return made.network(model(**changes), num_classes=len(names), class_names=names, preprocess=how)
+
+
+BUILT: dict[str, build.Parts] = {}
+
+
+def begin(run: schema.Config, workdir: pathlib.Path) -> tuple[build.Parts, init_state.TrainState]:
+  """Parts, made once for runs that differ in their weights alone, and the state they begin with."""
+  plain = dataclasses.replace(run, init_from='', init_view='')
+  if repr(plain) not in BUILT:
+    mesh, _ = build.open_mesh(run)
+    BUILT[repr(plain)] = build.parts(plain, mesh=mesh, num_examples=1437, num_classes=10, in_memory=True)
+  return BUILT[repr(plain)], init_state.begin(run, BUILT[repr(plain)], NAMES, workdir)
+
+
+def assert_equal(a: object, b: object) -> None:
+  one, two = trees.flatten(a), trees.flatten(b)
+  assert one.keys() == two.keys()
+  for name, leaf in one.items():
+    np.testing.assert_array_equal(np.asarray(leaf), np.asarray(two[name]), err_msg=name)
+
+
+@pytest.mark.parametrize('names', [NAMES, ('cat', 'dog')])
+def test_parameters_and_their_average_are_those_of_the_file(names: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+  given = network(names)
+  saving.save(given, str(tmp_path / 'a.npz'))
+  parts, state = begin(config(init_from=str(tmp_path / 'a.npz')), tmp_path)
+  assert_equal(state.params['backbone'], given.params['backbone'])
+  assert_equal(state.extra['ema'], state.params)
+  if names == NAMES:
+    assert_equal(state.params['head'], given.params['head'])
+  else:
+    assert not np.any(state.params['head']['kernel'])
+  fresh = parts.program.init_fn()
+  assert_equal(jax.tree.map(np.shape, state), jax.tree.map(np.shape, fresh))
+  assert all(a.sharding == b.sharding for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True))
+  told = json.loads((tmp_path / 'init.json').read_text())['init_from']
+  fates = {line['what'] for line in told['fitted']['tensors']}
+  assert fates == ({'taken'} if names == NAMES else {'taken', 'new', 'dropped'}) and told['source'].endswith('a.npz')
+
+
+def test_running_statistics_begin_as_those_of_the_file(tmp_path: pathlib.Path) -> None:
+  small = schema.EfficientNet(width_factor=.25, depth_factor=.3)
+  how = made.HOW._replace(resize_px=0, image_px=config().image_px)
+  given = made.network(small, num_classes=len(NAMES), class_names=NAMES, preprocess=how)
+  saving.save(given, str(tmp_path / 'net'), family='run')
+  _, state = begin(config(model=small, init_from=str(tmp_path / 'net')), tmp_path)
+  assert_equal(state.params, given.params)
+  assert_equal(state.extra['inner']['model_state'], given.state)
+
+
+def test_without_weights_a_run_begins_as_it_did(tmp_path: pathlib.Path) -> None:
+  parts, state = begin(config(), tmp_path)
+  assert_equal(state, parts.program.init_fn())
+  assert not (tmp_path / 'init.json').exists()
+
+
+def test_the_teacher_of_distillation_is_its_file(tmp_path: pathlib.Path) -> None:
+  teacher = network(depth=2)
+  saving.save(teacher, str(tmp_path / 't.npz'))
+  task = schema.Distill(teacher=schema.Teacher(weights=str(tmp_path / 't.npz'), model=teacher.model))
+  _, state = begin(config(objective=task), tmp_path)
+  trained = state.extra['inner']['trained']
+  assert_equal({name: trained[name] for name in ('backbone', 'head')}, teacher.params)
+  assert 'teacher' in json.loads((tmp_path / 'init.json').read_text())
+  with pytest.raises(UserError, match="objective.teacher.weights='': distillation learns from a trained network"):
+    begin(config(objective=schema.Distill(teacher=schema.Teacher(model=model()))), tmp_path)
+
+
+@pytest.mark.parametrize(('names', 'says'), [
+    (NAMES[::-1], 'has the classes of the data in another order'), (NAMES[:4], 'knows 4 classes, the data has 10'),
+    ((), 'has no head, so it knows no classes')])
+def test_a_head_of_other_classes_is_refused(names: tuple[str, ...], says: str) -> None:
+  init_state.check_order(network(), NAMES, is_listed=False)
+  with pytest.raises(UserError, match=says):
+    init_state.check_order(network(names), NAMES, is_listed=False)
+
+
+def train(workdir: pathlib.Path, *words: str) -> int:
+  return main.run(['train', *TINY, f'--workdir={workdir}', *words])
+
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A run that began with a file, which is gone."""
+  root = tmp_path_factory.mktemp('runs')
+  saving.save(network(position_resize=schema.PositionResize.BICUBIC_OFFSET), str(root / 'a.npz'))
+  assert train(root / 'run', f'--config.init_from={root / "a.npz"}', '--config.length=3 steps') == 0
+  (root / 'a.npz').unlink()
+  return root / 'run'
+
+
+def test_a_resumed_run_does_not_read_its_weights_again(done: pathlib.Path) -> None:
+  weights_file = done.parent / 'a.npz'
+  assert not weights_file.exists()
+  before = json.loads((done / 'config.json').read_text())
+  assert before['model']['position_resize'] == 'bicubic_offset' and before['init_settings'] == 'config'
+  assert train(done, f'--config.init_from={weights_file}', '--config.length=5 steps') == 0
+  assert json.loads((done / 'final.json').read_text())['step'] == 5
+  assert json.loads((done / 'config.json').read_text())['model'] == before['model']
+
+
+def test_a_run_begins_with_the_view_of_another_that_it_names(done: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  found = {view: loading.load(str(done), view=view) for view in ('student', 'ema')}
+  assert loading.load(str(done)).report.notes[0].endswith('view ema')
+  assert found['ema'].class_names == NAMES and found['ema'].preprocess.image_px == config().image_px
+  for view, one in found.items():
+    _, state = begin(config(init_from=str(done), init_view=view), tmp_path)
+    assert_equal(state.params, one.params)
+  student, ema = (jax.tree.leaves(found[view].params) for view in ('student', 'ema'))
+  assert not any(np.array_equal(a, b) for a, b in zip(student, ema, strict=True))
+
+
+def test_a_checkpoint_of_a_run_can_be_named_by_its_step(done: pathlib.Path) -> None:
+  steps = sorted(int(p.name) for p in (done / 'checkpoints').iterdir() if p.name.isdigit())
+  found = loading.load(str(done / 'checkpoints' / str(steps[0])))
+  assert found.report.notes == (f'Run: step {steps[0]}, view ema',)
+
+
+def test_positions_are_resized_as_the_config_says(tmp_path: pathlib.Path) -> None:
+  given = network()
+  saving.save(given, str(tmp_path / 'a.npz'))
+  side = given.preprocess.image_px[0] * 2
+  found = [begin(config(init_from=str(tmp_path / 'a.npz'), image_px=(side, side), model=model(position_resize=how)),
+                 tmp_path)[1] for how in (schema.PositionResize.ALIGNED, schema.PositionResize.BICUBIC)]
+  one, two = (np.asarray(state.params['backbone']['positions']) for state in found)
+  assert one.shape == two.shape != given.params['backbone']['positions'].shape and not np.array_equal(one, two)
+
+
+def test_weights_that_do_not_fit_are_a_message(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  saving.save(network(gelu=schema.Gelu.EXACT if model().gelu is schema.Gelu.TANH else schema.Gelu.TANH),
+              str(tmp_path / 'a.npz'))
+  words = [f'--config.init_from={tmp_path / "a.npz"}', '--config.length=1 steps',
+           f'--config.model.gelu={model().gelu.value}']  # which decides over the weights
+  assert train(tmp_path / 'run', *words) == 2
+  assert 'want --config.model.gelu=' in capsys.readouterr().err
+  assert not (tmp_path / 'run').exists()  # nothing is left of a run that never began
+  (tmp_path / 'own').mkdir()
+  assert train(tmp_path / 'own', *words) == 2
+  assert (tmp_path / 'own').exists()  # a folder that was there stays
+
+
+@pytest.mark.parametrize(('changes', 'says'), [
+    ({'init_view': 'ema'}, "init_view: expected '' without init_from, got 'ema'."),
+    ({'init_from': 'x', 'init_view': 'best'}, "init_view='best' is not known; want student, ema, teacher, or nothing")])
+def test_settings_that_say_nothing_are_faults(changes: dict, says: str) -> None:
+  with pytest.raises(UserError, match=says):
+    check.check(config(**changes))

@@ -1,0 +1,318 @@
+"""Planning: the verdict, the figures, what is written, the search, and what is said where something is missing."""
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from vit_jax import main
+from vit_jax.config import files
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import build
+from vit_jax.models import cost
+from vit_jax.plan import compile, compiled, job, operations, search, table, topologies
+
+TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
+        '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
+JFT = ['--config=vit_l16_jft:mesh=v3:16x16', '--topology=v3-512']
+
+
+def run(workdir: pathlib.Path, *words: str) -> dict:
+  assert main.run(['--job=plan', *words, f'--workdir={workdir}']) == 0
+  return json.loads((workdir / 'plan.json').read_text())
+
+
+def subject(config: str, topology: str, *overrides: str) -> job.Subject:
+  loaded = files.load(config, list(overrides))
+  there = topologies.parse(topology, slices=loaded.mesh.slices)
+  return job.Subject(loaded, there, loaded.data.num_examples, loaded.data.num_classes, False)
+
+
+def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_000) -> compile.Answer:
+  costs = compiled.NOTHING._replace(cycles=cycles, collectives=[compiled.Collective('all-reduce', 3, sent, sent)])
+  return compile.Answer(None, 2**29, 2**29, 0, int(peak_gib * 2**30), costs, 1., 2., 'TPU v3')
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(topologies, 'missing', lambda topology: 'The TPU compiler is not installed here.')
+
+
+def test_a_step_is_compiled_for_simulated_devices_and_measured(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  found = run(tmp_path, *TINY, '--topology=cpu:3', '--config.mesh.fsdp=3')
+  assert found['fits'] and found['compiled'] and found['num_devices'] == 3 and found['total_steps'] == 37
+  assert found['mesh'] == {'data': 1, 'fsdp': 3, 'tensor': 1} and found['measured'] is False
+  assert 0 < found['argument_bytes'] < found['peak_gib_per_device'] * 2**30
+  assert found['collectives'] and all(row['count'] > 0 and row['bytes'] > 0 for row in found['collectives'])
+  text = (tmp_path / 'plan.md').read_text()
+  assert text.strip() == capsys.readouterr().out.strip()
+  assert '**Fits**' in text and 'assumed MFU of 40%' in text and 'head/kernel' in text
+
+
+def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
+    tmp_path: pathlib.Path, no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
+  found = run(tmp_path, *JFT, '--config.model.full_remat=3')
+  config = files.load('vit_l16_jft', [])
+  numbers = cost.parameters(config.model, config.image_px, head=config.head, num_classes=18_291)
+  assert found['total_steps'] == 1_035_645 and found['num_devices'] == 512 and found['paper_core_days'] == 680
+  assert found['num_params'] == sum(numbers.values()) and not found['compiled'] and found['fits']
+  flops = 4096 * cost.train_flops(config.model, config.image_px, head=config.head, num_classes=18_291)
+  assert found['flops_per_step'] == flops
+  assert found['estimated_step_ms'] == pytest.approx(flops / 512 / 61.5e12 / .4 * 1e3)
+  assert found['core_days'] == pytest.approx(found['estimated_step_ms'] / 1e3 * 1_035_645 * 512 / 86_400)
+  text = capsys.readouterr().out
+  assert 'remat names, full in the first 3. ' in text
+  assert 'by arithmetic only. The TPU compiler is not installed here.' in text
+  assert 'Time and cost (not measured on a TPU)' in text and 'TPUv3-core-days, ViT paper, Table 2' in text
+
+
+def test_the_dearest_operations_are_named_and_the_rest_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+  parts = [operations.Operation('backward', 'Block/mlp/up/dot_general', 48, 47_000_000)]
+  parts += [operations.Operation('forward', f'part{i}', 1, 1_000_000) for i in range(table.OPERATIONS + 3)]
+  text = table.render(planned(monkeypatch, answer()._replace(operations=parts)))
+  assert '| backward | Block/mlp/up/dot_general | 48    | 50.00 | 50.0% |' in text
+  assert '| forward  | all others               | 4     | 4.26  | 4.3%  |' in text
+
+
+def test_state_is_split_over_fsdp(no_compiler: None) -> None:
+  whole = job.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2', 'mesh.fsdp=1')).memory
+  split = job.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2')).memory
+  assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.02)  # biases, norms, positions stay whole
+  assert whole['optimiser'] == pytest.approx(2 * whole['parameters'], rel=.001)
+
+
+def test_an_fsdp_size_that_divides_no_side_is_said(no_compiler: None) -> None:
+  found = job.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=256', 'model.width=1664'))
+  assert found.whole_bytes > 2**30 and 'mesh.fsdp=256 does not divide their sides' in table.verdict(found)
+  assert job.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=128')).whole_bytes < 2**27
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> job.Plan:
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  monkeypatch.setattr(compile, 'ask', lambda request: given)
+  return job.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:16x16'))
+
+
+def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = planned(monkeypatch, answer()).to_json()
+  assert found['estimated_step_ms'] == pytest.approx(100.) and found['collectives_ms'] == pytest.approx(1.)
+  assert found['step_ms_with_collectives'] == pytest.approx(101.) and found['step_ms_source'] == 'compiler_cycles'
+  assert found['mfu'] == pytest.approx(found['flops_per_step'] / 512 / 61.5e12 / .1)
+
+
+def test_loops_of_no_known_length_are_said_with_their_time_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+  costs = answer().costs._replace(unknown=compiled.Unknown(4, 94_000, ['jit(_beta)/jit(_gamma)']))
+  found = planned(monkeypatch, answer()._replace(costs=costs))
+  (row,) = (line for line in table.render(found).splitlines() if 'loops of no known length' in line)
+  assert '| 0.1 ms ' in row and '4, that end by chance or by data' in row and 'jit(_beta)/jit(_gamma)' in row
+  assert found.to_json()['unknown_loops'] == {'loops': 4, 'cycles': 94_000, 'sources': ['jit(_beta)/jit(_gamma)']}
+  assert 'loops of no known length' not in table.render(planned(monkeypatch, answer()))
+
+
+def test_kernels_without_cycles_are_named_and_no_time_is_better_than_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+  costs = answer().costs._replace(kernels=[compiled.Kernel('splash_mha_fwd', 24), compiled.Kernel('other', 1_200)])
+  found = planned(monkeypatch, answer()._replace(costs=costs))
+  cells = {row[1].strip(): row[2].strip() for row in (line.split('|') for line in table.render(found).splitlines())
+           if len(row) == 5}
+  assert cells['step'] == '> 100.0 ms' and cells['core-days'].startswith('> ') and cells['MFU'].startswith('< ')
+  text = table.render(found)
+  assert '24 x splash_mha_fwd, 1,200 x other: of these the compiler counts no cycles' in text
+  assert found.to_json()['uncounted_kernels'] == {'splash_mha_fwd': 24, 'other': 1_200}
+  tried = [search.Tried(search.candidates(found)[0], found, 'fits')]
+  assert '> 101.0' in search.render(tried)
+  without = table.render(planned(monkeypatch, answer()))
+  assert '> ' not in without and '| kernels' not in without
+
+
+def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
+    no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
+  words = ['--config.model.attention=splash', '--config.model.dtype=bfloat16', '--job=plan']
+  assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
+  assert 'model.attention=splash does not compile for v3 with dtype=bfloat16' in capsys.readouterr().err
+  assert job.abstract_parts(subject('vit_l16_jft:mesh=v3:16x16', 'v5e:16x16', 'model.attention=splash'))
+
+
+def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+  rows = [*answer().costs.collectives, compiled.Collective(compiled.BETWEEN_SLICES, 2, 2**20, 2**20)]
+  given = answer()._replace(costs=answer().costs._replace(collectives=rows))
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  monkeypatch.setattr(compile, 'ask', lambda request: given)
+  one = subject('vit_l16_jft:mesh=v5e:16x16', 'v5e:16x16', 'mesh.slices=2')
+  assert one.topology.num_devices == one.request().parse().num_devices == 512
+  found = job.make(one)
+  text, content = table.render(found), found.to_json()
+  assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'network of the data centre' in text
+  ms = 1e3 * 2**20 / 3.125e9
+  assert any([cell.strip() for cell in line.split('|')][1:6:4] == ['between slices', f'{ms:.2f}']
+             for line in text.splitlines() if line.count('|') == 6)
+  assert f'| {ms:.3f} ms ' in text and 'at 3.125 GB/s a device; in no other figure' in text
+  assert content['between_slices_ms'] == pytest.approx(ms)
+  assert content['slices'] == 2 and content['collectives_ms'] == pytest.approx(.7)
+  assert content['collectives'][-1] == {'kind': 'between slices', 'count': 2, 'bytes': 2**20, 'sent_bytes': 2**20}
+  unknown = job.make(subject('vit_l16_jft', 'v3:16x16', 'mesh.slices=2'))
+  assert unknown.between_slices_ms is None and '| -  ' in table.collectives(unknown)
+
+
+def test_slices_that_do_not_divide_the_mesh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+  words = ['--config=vit_l16_jft', '--topology=v5e:4x4', '--config.mesh.slices=2', '--config.mesh.fsdp=32']
+  assert main.run(['--job=plan', *words]) == 2
+  assert 'mesh.slices=2 does not divide data=1' in capsys.readouterr().err
+
+
+def test_gpus_that_are_not_here_leave_the_arithmetic(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: ['/dev/nvidia0', '/dev/nvidia1'])
+  found = run(tmp_path, '--config=vit_l16_jft', '--topology=h200:8')
+  assert not found['compiled'] and found['fits'] and found['estimated_step_ms'] > 0
+  assert 'A program for h200:8 is compiled only where so many such GPUs are, and this machine has 2.' in (
+      capsys.readouterr().out)
+
+
+def test_a_program_that_does_not_fit_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+  lost = compile.Answer(compiled.Overflow(50.49, 15.48, 'temporaries'))
+  found = planned(monkeypatch, lost)
+  text, content = table.render(found), found.to_json()
+  assert '**Does not fit**: temporaries need 50.49 GiB, 35.01 GiB more than the 15.48 GiB of a device' in text
+  assert not content['fits'] and content['estimated_step_ms'] is None and content['peak_gib_per_device'] > 50.49
+  assert content['overflow'] == {'need_gib': 50.49, 'have_gib': 15.48, 'what': 'temporaries'}
+
+
+def test_a_peak_above_the_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = planned(monkeypatch, answer(peak_gib=16.))
+  assert not found.fits and '0.52 GiB too much, as compiled' in table.verdict(found)
+
+
+def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  """A compiler that only fits with accumulation, and is faster unrolled."""
+  def ask(request: compile.Request) -> compile.Answer:
+    c = request.config
+    if c.train.accumulate < 4:
+      return compile.Answer(compiled.Overflow(20., 15.48, 'temporaries'))
+    return answer(cycles=94_000_000 + 1_000_000 * (c.model.execution.value == 'scan') + 1000 * c.train.accumulate)
+
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  monkeypatch.setattr(compile, 'ask', ask)
+  monkeypatch.setattr(search, 'MAX_COMPILES', 1000)
+  found = run(tmp_path, '--config=vit_b16_jft', '--topology=v3:2x2', '--search')['search']
+  assert '--config.train.accumulate=4 ' in found['flags'] and 'execution=unrolled' in found['flags']
+  assert sum(row['fits'] for row in found['tried']) == search.ENOUGH + 1  # and the best of them unrolled
+  text = capsys.readouterr().out
+  assert '4.52 GiB more than the 15.48 GiB' in text and 'left out:' in text and f'{found["flags"]}' in text
+  overrides = [word.removeprefix('--config.') for word in found['flags'].split()]
+  assert files.load('vit_b16_jft', overrides).train.accumulate == 4
+
+
+def test_a_search_in_which_nothing_fits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(search, 'MAX_COMPILES', 2)
+  tried = search.search(planned(monkeypatch, compile.Answer(compiled.Overflow(20., 15.48, 'temporaries'))))
+  assert search.best(tried) is None and 'want more devices' in search.render(tried)
+  assert sum(t.plan is not None for t in tried) == search.MAX_COMPILES
+
+
+def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--job=plan', *JFT, '--search']) == 2
+  assert '--search tries what fits by compiling it. The TPU compiler is not' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('words', 'said'), [
+    (['--config=vit_l16_jft', '--topology=v3:16x17'], '--topology=v3:16x17: no such topology'),
+    (['--config=vit_l16_jft'], '--job=plan needs --topology'),
+    (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'mesh=v9: vit_l16_jft has no placement'),
+    (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "'S/16' is not known"),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], '--search=yes: takes no value; want --search'),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'does not fit 8 devices'),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.data.num_classes=0'], 'A plan needs no data if')])
+def test_mistakes_are_messages(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--job=plan', *words]) == 2
+  assert said in capsys.readouterr().err
+
+
+def test_the_planned_step_is_the_one_that_train_runs(no_compiler: None) -> None:
+  """Equal programs: the text lowered for the planner's mesh without devices and for a real one."""
+  words = [w.removeprefix('--config.') for w in TINY[1:]]
+  config = files.load('digits', [*words, 'mesh.fsdp=2'])
+  one = job.Subject(config, topologies.parse('cpu:8'), 1437, 10, False)
+  import jax
+
+  from vit_jax.parallel import mesh as meshes
+  real = build.parts(config, mesh=meshes.make(config.mesh, jax.devices()), num_examples=1437, num_classes=10,
+                     in_memory=False)
+  planned_ = job.abstract_parts(one)
+  assert planned_.program.abstract_state == real.program.abstract_state
+  assert jax.tree.map(lambda s: s.spec, planned_.program.shardings) == jax.tree.map(
+      lambda s: s.spec, real.program.shardings)
+
+
+def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
+  config = files.load('digits', [])
+  with pytest.raises(UserError, match=r'compiling for cpu:2 failed \(status 1\):\n(.*\n)+.*Error'):
+    compile.ask(compile.Request(config, 'cpu:2', 1437, -10, False))
+  with pytest.raises(UserError, match='^batch_size=127 is not a multiple of 2 batch shards'):
+    compile.ask(compile.Request(dataclasses.replace(config, batch_size=127), 'cpu:2', 1437, 10, False))
+
+
+def test_a_compiler_that_is_killed_says_what_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+  killed = subprocess.CompletedProcess('', -9, stdout='noise')
+  monkeypatch.setattr(compile.subprocess, 'run', lambda *args, **kwargs: killed)
+  with pytest.raises(UserError, match=r'compiling for cpu:2 failed \(status -9\):\nit was killed, .* out of memory'):
+    compile.ask(compile.Request(files.load('digits', []), 'cpu:2', 1437, 10, False))
+
+
+@pytest.mark.slow  # 30 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_the_tpu_compiler_counts_cycles_and_collectives(tmp_path: pathlib.Path) -> None:
+  found = run(tmp_path, *TINY, '--topology=v3:2x2', '--config.model.execution=scan')
+  assert found['fits'] and found['step_ms_source'] == 'compiler_cycles' and found['estimated_step_ms'] > 0
+  assert {row['kind'] for row in found['collectives']} == {'all-reduce'} and not found['unknown_loops']['loops']
+
+
+@pytest.mark.slow  # 40 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_the_tpu_compiler_takes_splash_on_any_mesh_and_saves_what_it_gives(tmp_path: pathlib.Path) -> None:
+  words = [*TINY, '--topology=v5e:2x4', '--config.model.attention=splash', '--config.model.dtype=bfloat16',
+           '--config.model.execution=scan', '--config.model.depth=3', '--config.mesh.data=2', '--config.mesh.fsdp=2',
+           '--config.mesh.tensor=2']
+  found = run(tmp_path, *words, '--config.model.remat=names')
+  assert found['fits'] and sorted(found['uncounted_kernels'].values()) == [3, 3]  # forward once, backward once
+
+
+@pytest.mark.slow  # 30 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_the_tpu_compiler_plans_several_slices(tmp_path: pathlib.Path) -> None:
+  found = run(tmp_path, *TINY, '--topology=v5e:2x2', '--config.mesh.slices=2', '--config.mesh.fsdp=2')
+  assert found['num_devices'] == 8 and found['mesh'] == {'data': 4, 'fsdp': 2, 'tensor': 1}
+  between = {row['kind']: row for row in found['collectives']}['between slices']
+  params = found['num_params'] * 4
+  assert 0 < between['sent_bytes'] < params * 1.2  # gradients, scattered over fsdp as far as they are
+
+
+@pytest.mark.slow  # 60 s
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_all_loops_of_a_step_over_all_devices_are_counted(tmp_path: pathlib.Path) -> None:
+  words = ['--config=vit_s16_i1k', '--config.model.execution=scan', '--config.model.dtype=bf16',
+           '--config.data.recipe.mixup=0', '--config.batch_size=256', '--config.mesh.fsdp=-1', '--config.mesh.data=1']
+  found = run(tmp_path, *words, '--topology=v5e:4x4')
+  assert found['fits'] and found['unknown_loops']['loops'] == 0
+  assert found['mfu'] < 1 and {row['kind'] for row in found['collectives']} >= {'all-gather', 'all-reduce'}
+
+
+@pytest.mark.slow  # 60 s: shapes of thirty full-size runs
+def test_every_placement_of_every_config_fits_by_arithmetic(no_compiler: None) -> None:
+  seen = 0
+  for name in files.list_names():
+    module = ast.parse(files.find(name)[0].read_text())
+    known = next((node.value for node in module.body if isinstance(node, ast.Assign)
+                  and ast.unparse(node.targets[0]) == 'MESHES'), None)
+    for key in known.keys if isinstance(known, ast.Dict) else ():
+      mesh = ast.literal_eval(key) if key else ''
+      found = job.make(subject(f'{name}:mesh={mesh}', mesh))
+      assert found.fits and not found.whole_bytes > 2**27, (name, mesh, table.verdict(found))
+      seen += 1
+  assert seen > 20

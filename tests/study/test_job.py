@@ -1,0 +1,424 @@
+"""Studies: order, resuming, failures, several processes, stopping, the table; with a stand-in for the train job.
+
+The stand-in does what its config's name says; the last tests run the real one.
+"""
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vit_jax import main
+from vit_jax.config import files, json_files, schema
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import run_directory
+from vit_jax.recipes import studies
+from vit_jax.study import child as study_child
+from vit_jax.study import estimate, job
+from vit_jax.study import runs as study_runs
+from vit_jax.study import table as study_table
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STAND_IN = """
+import json, pathlib, signal, sys, time
+parent, job, config, workdir = sys.argv[1:]
+config = json.load(open(config.removeprefix('--config=')))
+workdir = pathlib.Path(workdir.removeprefix('--workdir='))
+what, rate = config['name'].split(), config['optimizer']['lr']
+with open(workdir.parent / 'order', 'a') as file:
+  file.write(workdir.name + '\\n')
+def stop(*_):
+  (workdir / 'checkpoints' / '5').mkdir(parents=True, exist_ok=True)
+  sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+if 'crash' in what:
+  raise RuntimeError('out of luck')
+if 'fault' in what:
+  print('hello\\nerror: the data is not there\\nwant it')
+  sys.exit(2)
+while 'wait' in what and not (workdir.parent / 'go').exists():
+  time.sleep(.02)
+(workdir / 'final.json').write_text(json.dumps({
+    'step': 7, 'seconds': 3.5, 'num_params': 11, 'exaflops': 2e-6,
+    'metrics': {'val/top1': 1 - rate, 'val/top1@ema': rate}}))
+(workdir / 'evaluate.json').write_text(json.dumps({'top1': rate + config['seed'] / 100}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+  if 'slow' not in request.keywords:
+    (tmp_path / 'stand_in.py').write_text(STAND_IN)
+    monkeypatch.setattr(study_runs, 'CHILD', (str(tmp_path / 'stand_in.py'),))
+
+
+def config(what: str = '', rate: float = .5, seed: int = 0, **more: object) -> schema.Config:
+  return schema.Config(name=f'a {what}', seed=seed, length='3 steps', image_px=(32, 32),
+                       optimizer=schema.AdamW(lr=rate), model=schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=48),
+                       data=schema.Data(num_examples=100, num_classes=7), **more)  # type: ignore[arg-type]
+
+
+def start(workdir: pathlib.Path, runs: dict[str, schema.Config] | schema.Study, processes: str = '') -> int:
+  found = runs if isinstance(runs, schema.Study) else schema.Study('mine', runs)
+  return job.run(found, workdir, processes=processes, dry_run=False, topology='')
+
+
+def order(workdir: pathlib.Path) -> list[str]:
+  return (workdir / 'runs' / 'order').read_text().split()
+
+
+def table(workdir: pathlib.Path) -> list[dict[str, str]]:
+  with open(workdir / 'table.csv', newline='') as file:
+    return list(csv.DictReader(file))
+
+
+def test_runs_start_in_order_and_end_in_a_table(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert start(tmp_path, {'b': config(), 'a': config(rate=.25), 'c=1': config(rate=.75)}) == 0
+  assert order(tmp_path) == ['b', 'a', 'c=1']
+  rows = table(tmp_path)
+  assert [(row['run'], row['headline']) for row in rows] == [('b', '0.5'), ('a', '0.25'), ('c=1', '0.75')]
+  assert rows[1]['val/top1'] == '0.75' and rows[1]['parameters'] == '11' and rows[1]['exaFLOPs'] == '2e-06'
+  page = (tmp_path / 'table.html').read_text()
+  assert 'data:image/png;base64,' in page and 'c=1' in page and 'http' not in page and 'Not in this table' not in page
+  assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
+  assert files.load(str(tmp_path / 'runs' / 'a' / 'config.json'), []) == config(rate=.25)
+  said = capsys.readouterr().out
+  assert '[2/3] a: started' in said and '[2/3] a: 25.00%, 4 s' in said and '3 of 3 runs are done. Table: ' in said
+
+
+def test_finished_runs_are_not_repeated(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert start(tmp_path, {'a': config()}) == 0 and start(tmp_path, {'a': config(), 'b': config()}) == 0
+  assert order(tmp_path) == ['a', 'b'] and '2 runs in' in (said := capsys.readouterr().out) and '1 of them done' in said
+
+
+def test_a_failed_run_leaves_the_others_going_and_is_tried_again(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert start(tmp_path, {'a': config('fault'), 'b': config('crash'), 'c': config()}) == 2
+  said = capsys.readouterr().out
+  assert '[1/3] a: failed with status 2; the other runs go on.\nerror: the data is not there\nwant it\n' in said
+  assert 'hello' not in said and 'RuntimeError: out of luck' in said
+  assert '1 of 3 runs are done, 2 failed: a, b. Table: ' in said
+  assert [row['run'] for row in table(tmp_path)] == ['c']
+  page = (tmp_path / 'table.html').read_text()
+  assert 'Not in this table' in page and 'the data is not there' in page
+  assert start(tmp_path, {'a': config(), 'b': config('crash'), 'c': config()}) == 2
+  assert order(tmp_path) == ['a', 'b', 'c', 'a', 'b'] and [r['run'] for r in table(tmp_path)] == ['a', 'c']
+
+
+def test_a_run_that_was_made_with_other_settings_is_refused(tmp_path: pathlib.Path) -> None:
+  assert start(tmp_path, {'a': config()}) == 0
+  with pytest.raises(UserError, match='holds the run a with other settings:\n  optimizer.lr: 0.5 -> 0.25\nWant'):
+    start(tmp_path, {'a': config(rate=.25)})
+
+
+def test_settings_that_an_older_run_did_not_have_are_no_difference(tmp_path: pathlib.Path) -> None:
+  assert start(tmp_path, {'a': config()}) == 0
+  path = tmp_path / 'runs' / 'a' / 'config.json'
+  saved = json.loads(path.read_text())
+  del saved['train']['log_every']
+  path.write_text(json.dumps(saved))
+  assert start(tmp_path, {'a': config()}) == 0
+
+
+def chosen(results: schema.Results) -> dict[str, schema.Config]:
+  best = studies.best(results, ['low', 'high'])
+  return {f'final_{best}_{seed}': dataclasses.replace(results[best].config, seed=seed) for seed in range(3)}
+
+
+def test_later_runs_follow_from_the_results_of_the_first(tmp_path: pathlib.Path) -> None:
+  def summed(results: schema.Results) -> list[schema.Row]:
+    found = studies.spread(results, [name for name in results if name.startswith('final_high')])
+    return [{'what': 'final', 'mean': found.mean, 'std': found.std, 'runs': found.num}]
+
+  two = schema.Study('two', {'low': config(rate=.1), 'high': config(rate=.9)}, then=(chosen,), table=summed,
+                     figures=(schema.Figure('runs', 'mean', error='std'),))
+  assert start(tmp_path, two) == 0
+  assert order(tmp_path) == ['low', 'high', 'final_high_0', 'final_high_1', 'final_high_2']
+  row, = table(tmp_path)
+  assert float(row['mean']) == pytest.approx(.91) and float(row['std']) == pytest.approx(.01) and row['runs'] == '3'
+  assert (tmp_path / 'figure.png').exists()
+
+
+def test_the_best_moment_of_a_run_is_found_in_its_record(tmp_path: pathlib.Path) -> None:
+  watched = config(evals={'val': schema.TopK()}, train=schema.Train(early_stop=schema.EarlyStop('val/top1')))
+  for name, one in {'a': watched, 'b': config()}.items():
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'final.json').write_text(json.dumps({
+        'step': 7, 'seconds': 3.5, 'num_params': 11, 'exaflops': 2e-6, 'metrics': {'val/top1': .3}}))
+    (tmp_path / name / 'evaluate.json').write_text('{"top1": 0.3}')
+    lines = [{'step': 2, 'val/top1': .2}, {'step': 4, 'val/top1': .5}, {'step': 4, 'shots/5shot': .1},
+             {'step': 6, 'val/top1': .5}, {'step': 6, 'shots/5shot': .9}, {'step': 7, 'train/loss': 1.}]
+    (tmp_path / name / 'metrics.jsonl').write_text(''.join(json.dumps(line | {'time_s': 1.}) + '\n' for line in lines))
+    best = study_runs.Task(name, one, tmp_path / name).result().best
+    assert best == ({'step': 4, 'time_s': 1., 'val/top1': .5, 'shots/5shot': .1} if name == 'a' else {})
+
+
+def test_curves_are_drawn_and_not_in_the_table(tmp_path: pathlib.Path) -> None:
+  def curves(results: schema.Results) -> list[schema.Row]:
+    return [{'steps': x, 'headline': x / 9, 'run': 'law'} for x in (1, 9)]
+
+  figures = (schema.Figure('steps', 'headline', series='run', log_x=True),)
+  runs = {'a': config(), 'b': config(rate=.25)}
+  assert start(tmp_path / 'one', schema.Study('mine', runs, figures=figures, curves=curves)) == 0
+  assert start(tmp_path / 'two', schema.Study('mine', runs, figures=figures)) == 0
+  assert len(table(tmp_path / 'one')) == 2
+  pictures = {(tmp_path / name / 'figure.png').read_bytes() for name in ('one', 'two')}
+  assert len(pictures) == 2 and all(one.startswith(b'\x89PNG') for one in pictures)
+
+
+def test_a_stage_without_results_to_choose_by_is_reported(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  failing = schema.Study('two', {'low': config('fault'), 'high': config('crash')}, then=(chosen,))
+  assert start(tmp_path, failing) == 2
+  assert 'Stage 2 cannot begin: there is no result to choose by: none of the runs low, high' in capsys.readouterr().out
+  assert 'there is no result to choose by' in (tmp_path / 'table.html').read_text()
+
+
+def test_runs_go_side_by_side(tmp_path: pathlib.Path) -> None:
+  runs = {name: config('wait') for name in 'abc'}
+  process = in_a_process(tmp_path, runs, '2')
+  wait_for(lambda: len(order(tmp_path)) == 2, process)
+  time.sleep(.4)
+  assert sorted(order(tmp_path)) == ['a', 'b']
+  (tmp_path / 'runs' / 'go').touch()
+  assert process.wait(60) == 0 and sorted(order(tmp_path)) == ['a', 'b', 'c']
+
+
+def test_two_processes_share_the_runs_of_a_study(tmp_path: pathlib.Path) -> None:
+  runs = {name: config('wait') for name in 'ab'}
+  first = in_a_process(tmp_path, runs, '1')
+  wait_for(lambda: order(tmp_path) == ['a'], first)
+  second = in_a_process(tmp_path, runs, '1')
+  wait_for(lambda: order(tmp_path) == ['a', 'b'], second)
+  (tmp_path / 'runs' / 'go').touch()
+  assert first.wait(60) == 0 and second.wait(60) == 0 and order(tmp_path) == ['a', 'b']
+  assert [row['run'] for row in table(tmp_path)] == ['a', 'b']
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_stop_is_passed_on_and_the_study_goes_on_later(
+    tmp_path: pathlib.Path, number: signal.Signals) -> None:
+  runs = {name: config('wait') for name in 'ab'}
+  process = in_a_process(tmp_path, runs, '1')
+  wait_for(lambda: order(tmp_path) == ['a'], process)
+  process.send_signal(number)
+  assert process.wait(60) == 75 and (tmp_path / 'runs' / 'a' / 'checkpoints' / '5').is_dir()
+  (tmp_path / 'runs' / 'go').touch()
+  assert start(tmp_path, runs) == 0 and order(tmp_path) == ['a', 'a', 'b']
+
+
+def test_a_run_that_somebody_is_at_is_waited_for(tmp_path: pathlib.Path) -> None:
+  runs = {'a': config(), 'b': config()}
+  with run_directory.Lock(tmp_path / 'runs' / 'a'):
+    process = in_a_process(tmp_path, runs, '2')
+    wait_for(lambda: order(tmp_path) == ['b'], process)
+    time.sleep(.3)
+    assert order(tmp_path) == ['b'] and process.poll() is None
+  assert process.wait(60) == 0 and order(tmp_path) == ['b', 'a']
+
+
+def in_a_process(workdir: pathlib.Path, runs: dict[str, schema.Config], processes: str) -> subprocess.Popen[bytes]:
+  """A study in a process of its own, with the stand-in for the train job."""
+  (workdir / 'runs').mkdir(exist_ok=True)
+  (workdir / 'runs' / 'order').touch()
+  configs = {name: json_files.to_json(one) for name, one in runs.items()}
+  code = (f'import sys; sys.path.insert(0, {str(ROOT)!r})\n'
+          'from vit_jax.config import schema, stored\nfrom vit_jax.jobs import study, study_runs\nimport pathlib\n'
+          f'study_runs.CHILD = ({str(workdir / "stand_in.py")!r},)\n'
+          f'runs = {{name: stored.from_json(text) for name, text in {configs!r}.items()}}\n'
+          f'sys.exit(study.run(schema.Study("mine", runs), pathlib.Path({str(workdir)!r}), processes={processes!r}, '
+          'dry_run=False, topology=""))\n')
+  return subprocess.Popen([sys.executable, '-c', code], env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes]) -> None:
+  for _ in range(1200):
+    if condition():  # type: ignore[operator]
+      return
+    assert process.poll() is None, 'the study ended early'
+    time.sleep(.05)
+  raise AssertionError('not in a minute')
+
+
+def test_a_run_is_asked_to_stop_when_its_study_is_killed(tmp_path: pathlib.Path) -> None:
+  code = (f'import os, sys, time; sys.path.insert(0, {str(ROOT)!r})\n'
+          'from vit_jax.jobs import study_child\nstudy_child.end_with_parent(os.getppid())\n'
+          f'open({str(tmp_path / "up")!r}, "w").close()\ntime.sleep(60)')
+  outer = f'import subprocess, sys; subprocess.Popen([sys.executable, "-c", {code!r}]).wait()'
+  parent = subprocess.Popen([sys.executable, '-c', outer], start_new_session=True)
+  wait_for((tmp_path / 'up').exists, parent)
+  child = subprocess.run(['pgrep', '-P', str(parent.pid)], capture_output=True, text=True).stdout.strip()
+  parent.kill()
+  parent.wait()
+  for _ in range(100):
+    state = pathlib.Path(f'/proc/{child}/stat')
+    if not state.exists() or state.read_text().split()[2] == 'Z':
+      return
+    time.sleep(.05)
+  raise AssertionError('the run outlived its study')
+
+
+def test_a_study_that_is_gone_before_its_run_begins_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+  sent = []
+  monkeypatch.setattr(os, 'kill', lambda pid, number: sent.append((pid, number)))
+  study_child.end_with_parent(os.getppid())
+  assert sent == []
+  study_child.end_with_parent(os.getppid() + 1)
+  assert sent == [(os.getpid(), signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(('runs', 'said'), [
+    ({}, 'The study has no runs'),
+    ({'a/b': config(), 'fine': config(), '.x': config()}, r"runs named \['a/b', '.x'\]; want names of letters"),
+    ({'a': config(batch_size=0), 'b': config()}, 'problems:\n  batch_size: expected at least 1, got 0. \\(of a\\)'),
+    ({'a': config(batch_size=0), 'b': config(batch_size=0)}, 'expected at least 1, got 0. \\(of all runs\\)'),
+])
+def test_a_study_that_makes_no_sense_is_refused_before_a_run(
+    tmp_path: pathlib.Path, runs: dict[str, schema.Config], said: str) -> None:
+  with pytest.raises(UserError, match=said):
+    start(tmp_path, runs)
+  assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize(('flags', 'said'), [
+    ({'processes': '0'}, '--processes=0 is no number of processes'),
+    ({'processes': 'two'}, '--processes=two is no number of processes'),
+    ({'topology': 'v3:4x4'}, '--topology=v3:4x4 is for --dry_run'),
+    ({'workdir': None}, '--job=study needs --workdir'),
+])
+def test_flags_that_make_no_sense_are_refused(tmp_path: pathlib.Path, flags: dict[str, str], said: str) -> None:
+  given = {'workdir': tmp_path, 'processes': '', 'dry_run': False, 'topology': ''} | flags
+  with pytest.raises(UserError, match=said):
+    job.run(schema.Study('mine', {'a': config()}), **given)  # type: ignore[arg-type]
+
+
+def test_a_process_among_several_starts_no_study(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  for name, value in (('COORDINATOR', 'here:1'), ('NUM_PROCESSES', '2'), ('PROCESS_ID', '1')):
+    monkeypatch.setenv(f'VIT_JAX_{name}', value)
+  with pytest.raises(UserError, match='This is process 1 of 2 .* want VIT_JAX_DISTRIBUTED=off'):
+    start(tmp_path, {'a': config()})
+
+
+def test_a_dry_run_tells_runs_parameters_flops_and_hours_and_starts_nothing(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  two = schema.Study('two', {'low': config(rate=.1), 'high': config(rate=.9)}, then=(chosen,))
+  assert job.run(two, None, processes='', dry_run=True, topology='v3:4x4') == 0
+  said = capsys.readouterr().out
+  # 16 patches of 8 px and a class token; blocks of width 32 with 48 hidden units; 7 classes.
+  params = 192 * 32 + 32 + 32 + 17 * 32 + 2 * (4 * 33 * 32 + 33 * 48 + 49 * 32 + 4 * 32) + 64 + 33 * 7
+  flops = 6 * (16 * 192 * 32 + 2 * (17 * 4 * 32**2 + 2 * 17**2 * 32 + 2 * 17 * 32 * 48) + 32 * 7)
+  found = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:-1]}
+  assert list(found) == ['low', 'high', 'final_low_0', 'final_low_1', 'final_low_2']
+  exaflops, hours = flops * 3 * 128 / 1e18, flops * 3 * 128 / (32 * 61.5e12 * .4) / 3600
+  assert found['high'] == [f'{params:,}', f'{flops / 1e9:.3g}', '3', f'{exaflops:.3g}', f'{hours:.3g}']
+  assert f'about {5 * hours:.3g} hours are left' in said and '40% of the peak of v3:4x4' in said
+  assert start(tmp_path, two) == 0 and capsys.readouterr()
+  assert job.run(two, tmp_path, processes='', dry_run=True, topology='') == 0
+  said = capsys.readouterr().out
+  assert sum(line.endswith(' done') for line in said.splitlines()[1:]) == 5
+  assert 'final_high_2' in said and 'about 0 hours are left' in said
+  assert '0.571 TFLOP/s: 5 finished runs' in said and order(tmp_path)[2:] == ['final_high_0', 'final_high_1',
+                                                                                'final_high_2']
+
+
+def test_hours_on_a_processor_without_a_known_peak_come_from_a_matrix_product() -> None:
+  flops_s, what = estimate.probe()
+  assert flops_s > 1e8 and what == 'a matrix product on 8 cpu'
+
+
+def test_overrides_are_for_every_run_also_for_later_ones(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'mine.py'
+  path.write_text('from vit_jax.config import schema as s\n'
+                  'def later(results):\n  return {"c": s.Config(model=s.Mixer())}\n'
+                  'def get_config():\n'
+                  '  return s.Study("x", {"a": s.Config(), "b": s.Config(model=s.Mixer())}, (later,))\n')
+  found = files.load_study(str(path), ['batch_size=24', 'model.patch=4'])
+  assert [c.batch_size for c in (*found.runs.values(), *found.then[0]({}).values())] == [24, 24, 24]
+  assert found.then[0]({})['c'].model.patch == 4
+  with pytest.raises(UserError) as error:
+    files.load_study(str(path), ['model.heads=2', 'sed=1'])
+  assert 'config.model.heads: no such setting' in str(error.value) and '(of b)' in str(error.value)
+  assert re.search(r'config.sed: no such setting; the nearest is config.seed$', str(error.value), re.MULTILINE)
+  with pytest.raises(UserError, match='is a study of several runs; want --job=study'):
+    files.load(str(path), [])
+
+
+def test_a_config_of_one_run_is_a_study_of_one() -> None:
+  found = files.load_study('digits', ['seed=3'])
+  assert found.runs['run'].seed == 3 and found.name == 'digits' and not found.then
+
+
+def test_figures_of_columns_that_are_not_there_are_refused(tmp_path: pathlib.Path) -> None:
+  odd = schema.Study('x', {}, figures=(schema.Figure('run', 'top1', series='model', log_y=True),))
+  result = schema.Result(config(), 'x', 1, 1., 1, 1., {'val/top1': .5}, .5)
+  with pytest.raises(UserError, match='name columns that its table has not: model, top1; it has run, headline'):
+    study_table.make_rows(odd, {'a': result})
+
+
+def test_the_best_of_results_and_their_spread() -> None:
+  results = {name: schema.Result(config(), 'x', 1, 1., 1, 1., {}, score)
+             for name, score in (('a', .5), ('b', None), ('c', .75), ('d', float('nan')), ('e', .75))}
+  assert studies.best(results, 'abcdef') == 'c'
+  with pytest.raises(UserError, match='none of the runs b, d, x is done'):
+    studies.best(results, 'bdx')
+  assert studies.spread(results, 'ac') == (.625, pytest.approx(.1767767), 2)
+  assert studies.spread(results, 'b').num == 0
+
+
+def test_results_that_cannot_be_read_are_said(tmp_path: pathlib.Path) -> None:
+  assert start(tmp_path, {'a': config()}) == 0
+  (tmp_path / 'runs' / 'a' / 'final.json').write_text('{"step": 3}')
+  with pytest.raises(UserError, match='the results of a in .* cannot be read .KeyError'):
+    start(tmp_path, {'a': config()})
+
+
+REAL = """
+import dataclasses
+from vit_jax.config import schema as s, studies
+
+def one(rate):
+  return s.Config(length='12 steps', batch_size=40, image_px=(16, 16), optimizer=s.AdamW(lr=rate),
+    data=s.Data(source='digits', recipe=s.Recipe(crop=s.Crop.RESIZE)),
+    model=s.ViT(patch=4, width=16, depth=1, heads=2, mlp=16), evals={'test': s.TopK(every='9 steps', batch_size=80)},
+    checkpoints=s.Checkpoints(every='4 steps'))
+
+def get_config():
+  return s.Study('real', {f'rate{rate}': one(rate) for rate in (.001, .01)}, then=(
+    lambda results: {'final': dataclasses.replace(results[studies.best(results, results)].config, seed=1)},))
+"""
+
+
+@pytest.mark.slow(reason='three real runs one after the other, of which one is killed: one to two minutes')
+def test_a_real_study_survives_a_kill(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'real.py').write_text(REAL)
+  command = [sys.executable, '-m', 'vit_jax.main', 'study', f'--config={tmp_path / "real.py"}',
+             f'--workdir={tmp_path / "w"}', '--config.batch_size=48']
+  environ = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'} | {'PYTHONPATH': str(ROOT)}
+  first = subprocess.Popen(command, env=environ)
+  wait_for((tmp_path / 'w' / 'runs' / 'rate0.001' / 'checkpoints').is_dir, first)
+  first.kill()
+  first.wait()
+  again = subprocess.run(command, env=environ, capture_output=True, text=True)
+  assert again.returncode == 0, again.stdout + again.stderr
+  rows = table(tmp_path / 'w')
+  assert [row['run'] for row in rows] == ['rate0.001', 'rate0.01', 'final'] and rows[0]['steps'] == '12'
+  final = json.loads((tmp_path / 'w' / 'runs' / 'final' / 'final.json').read_text())
+  assert float(rows[2]['test/top1']) == final['metrics']['test/top1'] and final['exaflops'] > 0
+  saved = json_files.read(tmp_path / 'w' / 'runs' / 'final' / 'config.json')
+  assert saved.batch_size == 48 and saved.seed == 1
+
+
+def test_the_study_job_is_on_the_command_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'real.py').write_text(REAL)
+  assert main.run(['study', f'--config={tmp_path / "real.py"}', '--dry_run', '--topology=cpu:8']) == 0
+  assert 'rate0.001' in (said := capsys.readouterr().out) and 'final' in said
+  assert main.run(['study', f'--config={tmp_path / "real.py"}']) == 2

@@ -1,0 +1,33 @@
+"""Runs code that reads weight files in a process of its own, which may take only so much memory beside its imports."""
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+_START = """
+import pathlib, resource, sys
+from vit_jax.core.errors import UserError
+from vit_jax.loading import files
+assert 'jax' not in sys.modules
+used = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + MEBIBYTES * 2**20,) * 2)
+"""
+_READ = """
+for path in sys.argv[1:]:
+  try:
+    found = files.read(pathlib.Path(path))
+    print('read', {name: x.shape for name, x in found.items()})
+  except UserError as error:
+    print(error)
+"""
+
+
+def read(*paths: pathlib.Path, mebibytes: int = 200, timeout_s: float = 20.) -> list[str]:
+  """What `files.read` gives or says of each file, in at most so much memory and time."""
+  code = _START.replace('MEBIBYTES', str(mebibytes)) + _READ
+  done = subprocess.run([sys.executable, '-c', code, *map(str, paths)], capture_output=True, text=True, cwd=ROOT,
+                        timeout=timeout_s)
+  assert done.returncode == 0, done.stderr[-2000:]
+  return done.stdout.splitlines()

@@ -1,0 +1,44 @@
+"""Small networks with random weights, as `weights.loading` loads them."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tests.weights import drawn
+from vit_jax.config import schema
+from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.core import trees
+from vit_jax.weights import loading
+from vit_jax.weights.preprocess import Preprocess
+from vit_jax.weights.report import Report
+
+MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=10, channels_mlp=40)
+BIT = schema.ResNet((1, 2), 32)
+EFFICIENTNET = schema.EfficientNet()  # a published one, as only these are known by their shapes
+DECODER = schema.Mae(decoder_width=16, decoder_depth=2, decoder_heads=2)
+CLASSES = tuple(f'n{i:08d} kind {i}, sort {i}' for i in range(7))
+HOW = Preprocess(Geometry.TORCHVISION, 36, (32, 32), Interpolation.BICUBIC, True, (.5, .5, .5), (.5, .5, .5), 'made')
+
+
+def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.Head | None = None,
+            decoder: schema.Mae | None = None, preprocess: Preprocess = HOW, class_names: tuple[str, ...] = CLASSES,
+            **changes: Any) -> loading.Weights:
+  """Weights of a network; `changes` are settings of its model."""
+  model, head = dataclasses.replace(model, **changes), head or schema.Head()
+  shapes = trees.flatten(loading.expected(model, head, num_classes, decoder, preprocess.image_px,
+                                          with_dist=getattr(model, 'distilled', False)))
+  params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
+  state = params.pop('state', {})
+  return loading.Weights(model, head, num_classes, params, state, decoder, preprocess, class_names, 'made', 'made',
+                         Report())
+
+
+def assert_same(a: loading.Weights, b: loading.Weights) -> None:
+  """Every bit of every parameter and running statistic."""
+  one, two = (trees.flatten({**x.params, 'state': x.state}) for x in (a, b))
+  assert one.keys() == two.keys()
+  for name, leaf in one.items():
+    assert leaf.shape == two[name].shape and np.asarray(leaf).tobytes() == np.asarray(two[name]).tobytes(), name

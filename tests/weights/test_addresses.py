@@ -1,0 +1,331 @@
+"""What a person writes becomes a file here: fetched once, compared, and never half of it."""
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import io
+import json
+import pathlib
+import threading
+import types
+import urllib.error
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from vit_jax.core.errors import UserError
+from vit_jax.weights import addresses, download, files, known_weights
+
+
+def made(**tensors: int) -> bytes:
+  """An npz of arrays of these lengths."""
+  out = io.BytesIO()
+  np.savez(out, **{name: np.zeros(length, np.float32) for name, length in tensors.items()})
+  return out.getvalue()
+
+
+CONTENT = made(a=2000)
+
+
+class Response(io.BytesIO):
+  """A web server's answer."""
+
+  def __init__(self, content: bytes, headers: dict[str, str]):
+    super().__init__(content)
+    self.headers = headers
+
+
+class Web:
+  """An opener of a few addresses; keeps what was asked for."""
+
+  def __init__(self, files: dict[str, bytes], headers: dict[str, str] | None = None):
+    self.files, self.headers, self.asked = files, headers or {}, []
+
+  def __call__(self, address: str) -> Response:
+    self.asked.append(address)
+    if address not in self.files:
+      raise urllib.error.HTTPError(address, 404, 'Not Found', {}, None)  # type: ignore[arg-type]
+    content = self.files[address]
+    return Response(content, {'Content-Length': str(len(content)), **self.headers})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  return tmp_path / 'cache'
+
+
+def files_in(folder: pathlib.Path) -> list[str]:
+  return sorted(p.name for p in folder.rglob('*') if p.is_file())
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'a.npz').write_bytes(b'x')
+  assert addresses.local(str(tmp_path / 'a.npz')) == tmp_path / 'a.npz'
+
+
+@pytest.mark.parametrize(('where', 'address'), [
+    ('https://host/x/net.npz', 'https://host/x/net.npz'),
+    ('gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz',
+     'https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz'),
+    ('ViT-B_16-i21k', 'https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz'),
+    ('Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_224.npz',
+     'https://storage.googleapis.com/vit_models/augreg/Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--'
+     'imagenet2012-steps_20k-lr_0.03-res_224.npz'),
+    ('R50_L_32-i21k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0',
+     'https://storage.googleapis.com/vit_models/augreg/R50_L_32-i21k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0.npz'),
+    ('Mixer-B_16-i1k', 'https://storage.googleapis.com/mixer_models/imagenet1k/Mixer-B_16.npz')])
+def test_addresses_and_known_names_are_fetched_once_and_kept(where: str, address: str, cache: pathlib.Path) -> None:
+  web = Web({address: CONTENT})
+  path = addresses.local(where, opener=web)
+  assert path.read_bytes() == CONTENT and path.is_relative_to(cache)
+  assert addresses.local(where, opener=web) == path and web.asked == [address]
+  assert files_in(cache) == [path.name]
+
+
+def test_a_model_of_the_hub_becomes_a_folder_with_what_tells_of_it(cache: pathlib.Path) -> None:
+  main = 'https://huggingface.co/google/vit-base-patch16-224/resolve/main/'
+  web = Web({f'{main}config.json': b'{}', f'{main}model.safetensors': CONTENT})
+  folder = addresses.local('hf://google/vit-base-patch16-224', opener=web)
+  assert files_in(folder) == ['.whole', 'config.json', 'model.safetensors']
+  asked = len(web.asked)
+  assert addresses.local('google/vit-base-patch16-224', opener=web) == folder and len(web.asked) == asked
+  old = Web({'https://huggingface.co/timm/vit_x/resolve/main/pytorch_model.bin': CONTENT})
+  assert 'pytorch_model.bin' in files_in(addresses.local('timm/vit_x', opener=old))
+  one = Web({'https://huggingface.co/a/b/resolve/main/sub.npz': CONTENT})
+  assert addresses.local('hf://a/b/sub.npz', opener=one).name == 'sub.npz'
+
+
+def test_shards_are_fetched_by_their_index() -> None:
+  main = 'https://huggingface.co/a/large/resolve/main/'
+  index = json.dumps({'weight_map': {'x': 'model-1.safetensors', 'y': 'model-2.safetensors'}}).encode()
+  web = Web({f'{main}model.safetensors.index.json': index, f'{main}model-1.safetensors': CONTENT,
+             f'{main}model-2.safetensors': CONTENT})
+  found = addresses.weight_files(addresses.local('hf://a/large', opener=web))
+  assert [p.name for p in found] == ['model-1.safetensors', 'model-2.safetensors']
+  with pytest.raises(UserError, match='hf://a/none: expected a model with one of model.safetensors, pytorch_model.bin'):
+    addresses.local('hf://a/none', opener=Web({}))
+
+
+@pytest.mark.parametrize(('address', 'headers', 'says'), [
+    ('https://h/a.npz', {'Content-Length': '99999'}, f'{len(CONTENT):,} bytes came of 99,999'),
+    ('https://h/a.npz', {'X-Linked-Etag': '"' + '0' * 64 + '"'}, 'its SHA-256 is '),
+    ('https://h/a.npz', {'x-goog-hash': 'crc32c=AAAA, md5=' + base64.b64encode(b'0' * 16).decode()}, 'its MD5 is not'),
+    ('https://h/deit_tiny-a1311bcf.pth', {}, 'its name says a1311bcf')])
+def test_a_download_that_is_not_whole_or_another_is_not_kept(
+    address: str, headers: dict[str, str], says: str, cache: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'expected the whole file, got another: .*{says}.*Nothing was kept'):
+    addresses.local(address, opener=Web({address: CONTENT}, headers))
+  assert files_in(cache) == []
+
+
+def test_published_checksums_that_are_right_are_accepted() -> None:
+  sha = hashlib.sha256(CONTENT).hexdigest()
+  md5 = base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
+  address = f'https://h/net-{sha[:8]}.pth'
+  web = Web({address: CONTENT}, {'X-Linked-Etag': f'"{sha}"', 'x-goog-hash': f'crc32c=AAAA,md5={md5}'})
+  assert addresses.local(address, opener=web).read_bytes() == CONTENT
+
+
+def test_what_no_server_knows_is_a_message(cache: pathlib.Path) -> None:
+  for where, address in (('https://h/none.npz', 'https://h/none.npz'),
+                         ('hf://a/b/none.npz', 'https://huggingface.co/a/b/resolve/main/none.npz')):
+    with pytest.raises(UserError, match=f'{address}: expected a file, got "not found" from its server'):
+      addresses.local(where, opener=Web({}))
+  assert files_in(cache) == []
+
+
+class Terminal(io.StringIO):
+  """A standard error that a person looks at."""
+
+  def isatty(self) -> bool:
+    return True
+
+
+def test_a_long_download_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+  large = made(a=(11 << 18) - 100)
+  clock = iter(range(100))
+  monkeypatch.setattr(download, 'time', types.SimpleNamespace(monotonic=lambda: float(next(clock))))
+  for screen, name, wanted in ((Terminal(), 'a.npz', f'\ra.npz [=={" " * 28}] 1 of 11 MiB\r'),
+                               (io.StringIO(), 'b.npz', f'b.npz [{"=" * 30}] 11 of 11 MiB\n')):
+    monkeypatch.setattr(download, 'sys', types.SimpleNamespace(stderr=screen))
+    addresses.local(f'https://h/{name}', opener=Web({f'https://h/{name}': large}))
+    assert wanted in screen.getvalue()
+  assert screen.getvalue() == wanted  # a line every ten seconds
+
+
+OUTSIDE = ('%2f..%2fprobe.npz', '..%2f..%2fX.npz', '%2e%2e', '..', '', '%00.npz', 'a%00b.npz', '%252f..%252fX.npz',
+           '%25252fX.npz', 'a%5cb.npz', '.npz', '%2ewhole', 'a%0ab.npz', 'x' * 300 + '.npz', '%20')
+
+
+@pytest.mark.parametrize('last', OUTSIDE)
+@pytest.mark.parametrize('place', ['http://host/x/', 'https://host/', 'gs://bucket/x/', 'hf://owner/model/',
+                                   'hf://owner/model/sub/'])
+def test_a_name_that_leads_elsewhere_is_refused_before_a_byte_is_fetched(
+    place: str, last: str, tmp_path: pathlib.Path) -> None:
+  web = Web({})
+  with pytest.raises(UserError, match=r'expected (names of plain files|hf://OWNER/NAME)'):
+    addresses.local(place + last + ('/' if last == '' else ''), opener=web)
+  assert web.asked == [] and not list(tmp_path.rglob('*'))
+
+
+@pytest.mark.parametrize('name', ['../..', '..', 'o/..', '../m', 'o/m/../../x', 'o/m/a/../b', 'o/m//x', 'o/m/a%2fb',
+                                  'a--b/c', '/m/x', 'o/m/.whole', '%2e%2e/m', 'o/m\0', 'o\n/m'])
+def test_a_name_of_the_hub_is_that_of_one_model(name: str, tmp_path: pathlib.Path) -> None:
+  web = Web({})
+  with pytest.raises(UserError, match='^hf://'):
+    addresses.local(f'hf://{name}', opener=web)
+  assert web.asked == [] and not list(tmp_path.rglob('*'))
+
+
+def test_a_link_in_the_cache_does_not_lead_out_of_it(cache: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'outside').mkdir()
+  addresses.cache().mkdir(parents=True)
+  (addresses.cache() / 'o--m').symlink_to(tmp_path / 'outside')
+  web = Web({'https://huggingface.co/o/m/resolve/main/a.npz': CONTENT})
+  with pytest.raises(UserError, match='expected a path inside of .*, got one that leads to .*outside'):
+    addresses.local('hf://o/m/a.npz', opener=web)
+  assert web.asked == [] and not list((tmp_path / 'outside').iterdir())
+  (tmp_path / 'disk').mkdir()
+  (tmp_path / 'moved').symlink_to(tmp_path / 'disk')  # the whole cache may lie on another disk
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('XDG_CACHE_HOME', str(tmp_path / 'moved'))
+    assert addresses.local('hf://o/m/a.npz', opener=web).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(('content', 'says'), [
+    (b'<!DOCTYPE html><title>Sign in</title>', 'got a web page'), (b'', 'got an empty file'),
+    (CONTENT[:-30], 'damaged or cut'),
+    (CONTENT[:3000] + b'x' + CONTENT[3001:], 'damaged or cut short: Bad CRC-32'),
+    (b'\x80\x02cposix\nsystem\n.', 'asks to run posix.system')])
+def test_what_is_not_weights_does_not_stay(content: bytes, says: str, cache: pathlib.Path) -> None:
+  for where, address in (('https://h/net.npz', 'https://h/net.npz'),
+                         ('hf://o/m/net.pth', 'https://huggingface.co/o/m/resolve/main/net.pth'),
+                         ('hf://o/m', 'https://huggingface.co/o/m/resolve/main/model.safetensors')):
+    with pytest.raises(UserError, match=f'^{address}: expected .*{says}'):
+      addresses.local(where, opener=Web({address: content}))
+    assert not list(addresses.cache().iterdir())
+
+
+def test_a_side_file_is_json_of_a_limited_size(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  main = 'https://huggingface.co/o/m/resolve/main/'
+  for content, says in ((b'<html>', 'expected a JSON object'), (b'[1]', 'it is a list'),
+                        (b'[' * 100_000, 'nested too deep')):
+    with pytest.raises(UserError, match=f'^{main}config.json: .*{says}'):
+      addresses.local('hf://o/m', opener=Web({f'{main}config.json': content}))
+  monkeypatch.setattr(files, 'MOST_JSON_BYTES', 100)
+  for headers in ({}, {'Content-Length': ''}):
+    with pytest.raises(UserError, match='expected at most 100 bytes, got'):
+      addresses.local('hf://o/m', opener=Web({f'{main}config.json': b' ' * 101 + b'{}'}, headers))
+  assert files_in(cache) == []
+
+
+def test_a_damaged_index_of_shards_is_said(tmp_path: pathlib.Path) -> None:
+  for content, says in (('{', 'expected an index of shards, got a damaged one'), ('{"weight_map": [1]}', 'no table'),
+                        ('{"weight_map": {}}', 'expected 1 to 1,000 shards, got 0'), ('[' * 100_000, 'nested too deep'),
+                        ('{"weight_map": {"a": "../../key"}}', "expected names of plain files, got '../../key'"),
+                        *((f'{{"weight_map": {{"a": {json.dumps(name)}}}}}', 'expected names of plain files')
+                          for name in ('..', '.', '', '/etc/passwd', 'a\0b', 7, 'sub/a', '.whole', 'a' * 300))):
+    (tmp_path / addresses.INDEX).write_text(content)
+    with pytest.raises(UserError, match=says):
+      addresses.weight_files(tmp_path)
+
+
+def refusal(code: int, reason: str) -> urllib.error.HTTPError:
+  return urllib.error.HTTPError('a', code, reason, {}, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(('error', 'says'), [
+    (urllib.error.URLError('no route'), 'expected a file, got "no route". Fetch it on a machine with a network'),
+    (refusal(401, 'Unauthorized'), 'got status 401 Unauthorized from its server. Fetch it with your account'),
+    (refusal(500, 'Broken'), 'got status 500 Broken')])
+def test_what_a_server_or_the_network_says_is_passed_on(error: Exception, says: str, cache: pathlib.Path) -> None:
+  def broken(address: str) -> None:
+    raise error
+
+  with pytest.raises(UserError, match=says):
+    addresses.local('https://host/a.npz', opener=broken)
+  assert files_in(cache) == []
+
+
+def test_an_unknown_name_shows_the_nearest_ones() -> None:
+  with pytest.raises(UserError, match=r'^ViT-B_16-i21: expected a path, .* Did you mean ViT-B_16-i21k or'):
+    addresses.local('ViT-B_16-i21')
+  with pytest.raises(UserError, match='hf://owner: expected hf://OWNER/NAME'):
+    addresses.local('hf://owner')
+
+
+def test_a_folder_must_hold_one_model(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'notes.txt').write_text('x')
+  with pytest.raises(UserError, match='got no weights: notes.txt. Give the path of one file'):
+    addresses.weight_files(tmp_path)
+  (tmp_path / 'a.npz').write_bytes(CONTENT)
+  assert addresses.weight_files(tmp_path) == [tmp_path / 'a.npz']
+  (tmp_path / 'b.npz').write_bytes(CONTENT)
+  with pytest.raises(UserError, match='got several weight files: a.npz, b.npz'):
+    addresses.weight_files(tmp_path)
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+  """Sends `CONTENT`, in two halves, or half of it."""
+
+  def do_GET(self) -> None:
+    if self.path.startswith('/to/'):
+      self.send_response(302)
+      self.send_header('Location', self.path.removeprefix('/to/').replace('_', ':'))
+      self.end_headers()
+      return
+    if self.path.startswith('/hub/'):
+      self.send_response(302)
+      self.send_header('Location', self.path.removeprefix('/hub'))
+      tag = hashlib.sha256(CONTENT).hexdigest() if 'good' in self.path else '0' * 64
+      self.send_header('X-Linked-Etag', f'"{tag}"')
+      self.end_headers()
+      return
+    self.send_response(200 if 'missing' not in self.path else 404)
+    self.send_header('Content-Length', str(len(CONTENT)))
+    self.end_headers()
+    self.wfile.write(CONTENT[:len(CONTENT) // (2 if 'half' in self.path else 1)])
+
+  def log_message(self, *arguments: object) -> None:
+    del arguments
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+  with http.server.HTTPServer(('127.0.0.1', 0), Server) as found:
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield f'http://127.0.0.1:{found.server_address[1]}'
+    found.shutdown()
+    thread.join()
+
+
+def test_a_real_server_is_read_and_one_that_breaks_off_is_noticed(server: str, cache: pathlib.Path) -> None:
+  assert addresses.local(f'{server}/net.npz').read_bytes() == CONTENT
+  with pytest.raises(UserError, match='bytes came of|expected a file, got'):
+    addresses.local(f'{server}/half.npz')
+  with pytest.raises(FileNotFoundError):
+    download.fetch(f'{server}/missing.npz', cache / 'x', prove=lambda *_: None)
+  assert files_in(cache) == ['net.npz']
+
+
+@pytest.mark.parametrize('target', ['ftp_//h/a.npz', 'file_///etc/passwd', 'data_,x', 'http_//[', 'http_//a..b/x.npz'])
+def test_redirects_lead_to_web_servers_alone(target: str, server: str, cache: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='^http://127.0.0.1.*expected a (redirect to http or https|file), got'):
+    addresses.local(f'{server}/to/{target}?x=/a.npz')
+  assert files_in(cache) == []
+
+
+def test_the_checksum_of_a_hub_that_sends_one_elsewhere_is_compared(server: str, cache: pathlib.Path) -> None:
+  assert addresses.local(f'{server}/hub/good.npz').read_bytes() == CONTENT
+  with pytest.raises(UserError, match='its SHA-256 is .*, the server says 0000'):
+    addresses.local(f'{server}/hub/bad.npz')
+  assert files_in(cache) == ['good.npz']
+
+
+def test_known_names_are_addresses_of_public_places() -> None:
+  assert all(address.split('://')[0] in ('gs', 'https') for address in known_weights.NAMES.values())
+  assert known_weights.address('vit.npz') == '' and known_weights.address('ViT-L_16-sam') == 'gs://vit_models/sam/ViT-L_16.npz'

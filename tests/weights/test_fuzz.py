@@ -1,0 +1,90 @@
+"""Damaged and malicious weight files: each is loaded whole, or is an error with a reason; nothing else happens."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.weights import fuzz, limited
+from vit_jax.core.errors import UserError
+from vit_jax.weights import files
+
+CASES = 2000
+REASON = ('got ', 'cannot be used: ')
+
+
+def tree(folder: pathlib.Path) -> list[str]:
+  return sorted(str(path.relative_to(folder)) for path in folder.rglob('*'))
+
+
+def run(tmp_path: pathlib.Path, first: int, last: int) -> list[dict]:
+  """The results of cases, read in a process that may write into `tmp_path` alone, and should into its cache alone."""
+  for name in ('work', 'home', 'cache', 'tmp'):
+    (tmp_path / name).mkdir()
+  environ = os.environ | {'HOME': str(tmp_path / 'home'), 'XDG_CACHE_HOME': str(tmp_path / 'cache'),
+                          'TMPDIR': str(tmp_path / 'tmp'), 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(limited.ROOT)}
+  environ.pop('JAX_COMPILATION_CACHE_DIR', None)
+  words = [sys.executable, '-m', 'tests.weights.fuzz', str(tmp_path / 'work'), str(first), str(last)]
+  done = subprocess.run(words, capture_output=True, text=True, cwd=limited.ROOT, env=environ, timeout=800)
+  assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
+  return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(results: list[dict], tmp_path: pathlib.Path) -> None:
+  assert not [one for one in results if 'error' in one]
+  for one in results:
+    assert ('shapes' in one) != ('refused' in one), one
+    if 'refused' in one:
+      assert any(part in one['refused'] for part in REASON) and len(one['refused']) < 10_000, one
+      assert one['refused'].replace('\n', '').isprintable(), one
+    else:
+      assert one['kept'], one  # what can be loaded may also be fetched
+  outside = [name for folder in ('work', 'home', 'tmp') for name in tree(tmp_path / folder)]
+  assert outside == []
+  kept = {one['number'] for one in results if one['kept']}
+  found = [path for path in (tmp_path / 'cache').rglob('*') if path.is_file()]
+  assert {int(path.name.partition('-')[0]) for path in found if path.name[0].isdigit()} == kept
+  assert {path.parent.parent for path in found} == {tmp_path / 'cache' / 'vit_jax' / 'weights'}
+
+
+@pytest.mark.slow  # 2,000 files in about 60 s of CPU
+def test_thousands_of_mutated_files_are_loaded_or_refused_with_a_reason(tmp_path: pathlib.Path) -> None:
+  results = run(tmp_path, 0, CASES)
+  assert len(results) == CASES
+  check(results, tmp_path)
+  for mutation in fuzz.MUTATIONS:  # each reaches the readers with every kind
+    own = [one for one in results if one['mutation'] == mutation.__name__]
+    assert {one['kind'] for one in own} == set(fuzz.KINDS) and any('refused' in one for one in own)
+  loaded = [one for one in results if 'shapes' in one]
+  assert len(loaded) > CASES // 50
+  for one in loaded:
+    if one['mutation'] not in ('tensors', 'networks', 'spliced', 'edited'):  # those name other networks
+      assert one['shapes']['backbone/norm/scale'] == [8]
+      assert one['shapes']['backbone/blocks/mlp/up/kernel'] == [2, 8, 12], one
+
+
+def test_a_mutated_file_depends_on_its_number_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir(tmp_path)
+  for number in range(0, 36 * 2, 5):
+    kind, mutation, content = fuzz.case(number)
+    assert (kind, mutation, content) == fuzz.case(number)
+    assert content != fuzz.whole(kind)
+  assert not list(tmp_path.iterdir())
+
+
+def test_some_mutated_files_are_read_or_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """The readers alone, without building networks; also cases that the slow test does not have."""
+  monkeypatch.chdir(tmp_path)
+  read = 0
+  for number in range(5000, 5072):
+    _, mutation, content = fuzz.case(number)
+    (tmp_path / 'a').write_bytes(content)
+    try:
+      read += bool(files.read(tmp_path / 'a'))
+    except UserError as error:
+      assert 'got ' in str(error), (number, mutation)
+  assert 5 <= read <= 40

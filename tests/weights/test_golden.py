@@ -1,0 +1,85 @@
+"""Networks with weights read from files compute what transformers and timm compute with them (`make_golden.py`)."""
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.weights import drawn
+from vit_jax.jobs import inference
+from vit_jax.models.mae_decoder import Decoder
+from vit_jax.weights import files, loading
+
+GOLDEN = np.load(pathlib.Path(__file__).with_name('golden.npz'))
+NAMES = sorted({name.split('/')[0] for name in GOLDEN.files})
+CONVOLUTIONAL = ('bit', 'efficientnet')
+CLOSE = 1e-4
+
+
+def about(name: str) -> dict[str, Any]:
+  return json.loads(str(GOLDEN[f'{name}/about']))
+
+
+def write(name: str, folder: pathlib.Path, *, as_saved: bool = False) -> pathlib.Path:
+  """A file of the reference's weights, under the names of its classes, or those that it saves with."""
+  known = about(name)
+  tensors = {k: drawn.decoder_positions(4, shape[-1]) if 'decoder_pos_embed' in k else drawn.tensor(k, tuple(shape))
+             for k, shape in known['shapes'].items()}
+  if as_saved:
+    joined = {k.replace('gate_proj', 'weights_in'): np.concatenate([x, tensors[k.replace('gate_proj', 'up_proj')]])
+              for k, x in tensors.items() if '.gate_proj.' in k}
+    tensors = {name: tensors[k] for k, name in known['saved_names'].items()} | joined
+  if name.startswith('npz'):
+    np.savez(folder / 'model.npz', **tensors)
+    return folder / 'model.npz'
+  path = folder / 'model.safetensors'
+  files.write_safetensors(path, tensors)
+  if known['config']:
+    path.with_name('config.json').write_text(json.dumps(known['config']))
+  return path
+
+
+def load(name: str, folder: pathlib.Path, **more: Any) -> loading.Weights:
+  said = 'image=32' if name.endswith(CONVOLUTIONAL) else 'heads=4' if name.startswith('timm') else ''
+  return loading.load(str(write(name, folder, **more)), model=said, preprocess='half')
+
+
+def compute(found: loading.Weights) -> dict[str, np.ndarray]:
+  """What ours gives for the reference's images, under the reference's names."""
+  image = jnp.asarray(drawn.image(found.preprocess.image_px[0]))
+  out = jax.jit(inference.function(found))(inference.parameters(found), image)
+  return {'pooled': out.features.pooled, 'tokens': out.features.tokens, 'logits': out.logits}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_outputs_are_those_of_the_reference(name: str, tmp_path: pathlib.Path) -> None:
+  found = load(name, tmp_path)
+  ours = compute(found)
+  for kind in ('logits', 'pooled', 'tokens'):
+    if f'{name}/{kind}' in GOLDEN:
+      np.testing.assert_allclose(ours[kind], GOLDEN[f'{name}/{kind}'], rtol=0, atol=CLOSE, err_msg=kind)
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if name.startswith('hf')])
+def test_both_layouts_of_names_of_transformers_give_the_same(name: str, tmp_path: pathlib.Path) -> None:
+  for folder in ('a', 'b'):
+    (tmp_path / folder).mkdir()
+  one, two = load(name, tmp_path / 'a'), load(name, tmp_path / 'b', as_saved=True)
+  assert set(about(name)['saved_names']) != set(about(name)['saved_names'].values())
+  jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+
+
+def test_the_decoder_of_a_masked_autoencoder_reconstructs_what_the_reference_does(tmp_path: pathlib.Path) -> None:
+  found = load('hf_mae', tmp_path)
+  assert found.decoder and found.decoder.decoder_heads == 2
+  decoder = Decoder(found.decoder.decoder_width, found.decoder.decoder_depth, found.decoder.decoder_heads, found.model)
+  places = jnp.broadcast_to(jnp.arange(16)[None], (2, 16))
+  tokens, cls = GOLDEN['hf_mae/tokens'], GOLDEN['hf_mae/pooled']
+  ours = jax.jit(lambda p: decoder.apply(p['decoder'], p['mask_token'], jnp.asarray(tokens), jnp.asarray(cls),
+                                         places=places, grid=(4, 4)))(found.params)
+  np.testing.assert_allclose(ours, GOLDEN['hf_mae/patches'], rtol=0, atol=CLOSE)

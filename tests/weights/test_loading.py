@@ -1,0 +1,273 @@
+"""A file is loaded whole or not at all, and what is wrong with it is said."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.weights import made
+from vit_jax.config.schema import Gelu, Interpolation, Pool, PositionResize, Positions
+from vit_jax.core.errors import UserError
+from vit_jax.weights import files, loading, resize, saving, sidecars
+
+Tensors = dict[str, np.ndarray]
+
+
+def file(folder: pathlib.Path, found: Tensors, name: str = 'net.safetensors') -> str:
+  files.write_safetensors(folder / name, found)
+  return str(folder / name)
+
+
+def timm(**changes: object) -> Tensors:
+  return saving.to_tensors(made.network(**changes), 'timm')
+
+
+def test_every_parameter_is_told_of(tmp_path: pathlib.Path) -> None:
+  found = loading.load(file(tmp_path, timm()), model='heads=4')
+  assert {line.what for line in found.report.lines} == {'taken'}
+  assert len(found.report.lines) == 24 and 'Tensors: 24 taken' in loading.text(found)
+  made.assert_same(found, made.network())
+  assert found.num_classes == 7 and found.class_names == () and found.family == 'timm'
+  assert json.loads(json.dumps(found.report.plain()))['tensors'][0]['what'] == 'taken'
+
+
+@pytest.mark.parametrize(('name', 'value', 'says'), [
+    ('blocks.1.mlp.fc1.weight', np.ones((47, 32)), r'blocks.1.mlp.fc1.weight gives \[32, 47\], others \[32, 48\], of'),
+    ('norm.weight', np.ones(31), r'~ backbone/norm/scale: float32\[31\] in the file, float32\[32\] in the network'),
+    ('head.weight', np.ones((7, 30)), r'~ head/kernel: float32\[30, 7\] in the file, float32\[32, 7\] in the network'),
+    ('blocks.0.attn.qkv.weight', np.ones((95, 32)), r'blocks.0.attn.qkv.weight is float32\[95, 32\], from which'),
+    ('pos_embed', np.ones((1, 19, 32)), '18 positions are no square grid; say for which images they are'),
+    ('fc_norm.weight', np.ones(32), 'it normalises tokens and their mean; networks here do one of these'),
+    ('norm_pre.weight', np.ones(32), 'it has a norm before the first block, as CLIP has'),
+    ('blocks.0.attn.q_bias', np.ones(32), 'it is a BEiT'),
+    ('extra.weight', np.ones(3), '1 tensors have no place in this network:\n  extra.weight')])
+def test_a_tensor_that_does_not_fit_is_an_error_that_names_it(
+    name: str, value: np.ndarray, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=r'cannot be used: [\s\S]*' + says):
+    loading.load(file(tmp_path, timm() | {name: value.astype(np.float32)}), model='heads=4')
+
+
+@pytest.mark.parametrize(('name', 'says'), [
+    ('norm.bias', '- backbone/norm/bias float32[32]: only in the network'),
+    ('head.bias', '- head/bias float32[7]: only in the network'),
+    ('blocks.0.norm2.weight', 'backbone/blocks/norm2/scale: there is nothing for layers 0 of 2'),
+    ('patch_embed.proj.bias', '- backbone/stem/bias')])
+def test_a_missing_tensor_is_an_error_that_names_it(name: str, says: str, tmp_path: pathlib.Path) -> None:
+  found = timm()
+  del found[name]
+  with pytest.raises(UserError) as caught:
+    loading.load(file(tmp_path, found), model='heads=4')
+  assert says in str(caught.value)
+
+
+def test_a_network_with_the_tensors_of_another_is_told_apart_by_its_name_or_warned_of(tmp_path: pathlib.Path) -> None:
+  found = saving.to_tensors(made.network(made.EFFICIENTNET), 'timm')
+  warned = loading.load(file(tmp_path, found, 'net.safetensors')).report.warnings
+  assert any('it is taken for one of tf_efficientnet_…' in one for one in warned)
+  assert loading.load(file(tmp_path, found, 'tf_efficientnet_b0-0af12548.pth')).report.warnings == ()
+  with pytest.raises(UserError, match='efficientnet_b0_ra-3dd342df.pth pads as PyTorch does, and has another epsilon'):
+    loading.load(file(tmp_path, found, 'efficientnet_b0_ra-3dd342df.pth'))
+  (tmp_path / 'config.json').write_text(json.dumps({'architecture': 'efficientnet_b0', 'pretrained_cfg': {}}))
+  with pytest.raises(UserError, match='efficientnet_b0 pads as PyTorch does'):
+    loading.load(file(tmp_path, found, 'net.safetensors'))
+
+
+def test_positions_that_are_not_there_are_those_of_big_vision_or_an_error(tmp_path: pathlib.Path) -> None:
+  found = timm()
+  del found['pos_embed']
+  with pytest.raises(UserError, match='it has no position embeddings: they are rotary, or there are none'):
+    loading.load(file(tmp_path, found), model='heads=4')
+  fixed = made.network(pool=Pool.MEAN, positions=Positions.SINCOS2D)
+  np.savez(tmp_path / 'a.npz', **saving.to_tensors(fixed, 'big_vision'))
+  loaded = loading.load(str(tmp_path / 'a.npz'))
+  assert loaded.model.positions is Positions.SINCOS2D
+  assert 'they are taken to be fixed (sincos2d)' in str(loaded.report.warnings)
+
+
+def test_a_file_without_a_head_has_no_classes(tmp_path: pathlib.Path) -> None:
+  found = loading.load(file(tmp_path, {k: x for k, x in timm().items() if not k.startswith('head')}), model='heads=4')
+  assert found.num_classes == 0 and 'head' not in found.params and 'no head' in loading.text(found)
+
+
+def test_heads_that_nothing_tells_are_asked_for(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  with pytest.raises(UserError, match='the file does not say how many attention heads it has; say so: --model=heads=N'):
+    loading.load(path)
+  with pytest.raises(UserError, match='5 heads do not divide the width 32'):
+    loading.load(path, model='heads=5')
+  with pytest.raises(UserError, match="'gelu=soft' is not known|config arguments"):
+    loading.load(path, model='gelu=soft')
+  said = loading.load(path, model='heads=4,gelu=tanh,norm_eps=1e-5').model
+  assert (said.gelu, said.norm_eps) == (Gelu.TANH, 1e-5)
+  np.savez(tmp_path / 'a.npz', **saving.to_tensors(made.network(), 'vision_transformer'))
+  with pytest.raises(UserError, match='--model=heads=8, but the file splits its kernels into 4 heads'):
+    loading.load(str(tmp_path / 'a.npz'), model='heads=8')
+
+
+def test_a_head_of_zeros_and_numbers_that_are_none_are_warned_of(tmp_path: pathlib.Path) -> None:
+  found = timm()
+  found['head.weight'] = np.zeros_like(found['head.weight'])
+  found['norm.bias'] = np.full_like(found['norm.bias'], np.nan)
+  warnings = loading.load(file(tmp_path, found), model='heads=4').report.warnings
+  assert any('the head is all zeros' in w for w in warnings) and 'not finite: backbone/norm/bias' in warnings
+
+
+def test_positions_without_a_row_for_the_class_token_get_one_of_zeros(tmp_path: pathlib.Path) -> None:
+  found = timm()
+  found['pos_embed'] = found['pos_embed'][:, 1:]
+  loaded = loading.load(file(tmp_path, found), model='heads=4')
+  table = loaded.params['backbone']['positions']
+  assert table.shape == (1, 17, 32) and not table[:, 0].any()
+  np.testing.assert_array_equal(table[:, 1:], found['pos_embed'])
+  assert loaded.report.of('folded')[0].rule == 'the file has none for the first 1: zeros'
+
+
+def test_positions_of_registers_are_added_to_them(tmp_path: pathlib.Path) -> None:
+  found = timm(registers=3)
+  table, own = found['pos_embed'].copy(), np.random.default_rng(0).random((1, 3, 32)).astype(np.float32)
+  assert table.shape == (1, 1 + 3 + 16, 32) and not table[:, 1:4].any()
+  found['pos_embed'][:, 1:4] = own
+  loaded = loading.load(file(tmp_path, found), model='heads=4').params['backbone']
+  np.testing.assert_array_equal(loaded['positions'], np.delete(table, [1, 2, 3], axis=1))
+  np.testing.assert_array_equal(loaded['registers'], found['reg_token'] + own)
+
+
+def test_a_grid_that_is_not_square_is_told_by_the_size_of_its_images(tmp_path: pathlib.Path) -> None:
+  how = made.HOW._replace(image_px=(16, 40))
+  path = file(tmp_path, timm(preprocess=how))
+  with pytest.raises(UserError, match='10 positions are no square grid'):
+    loading.load(path, model='heads=4')
+  assert loading.load(path, model='heads=4,image=16x40').preprocess.image_px == (16, 40)
+
+
+@pytest.mark.parametrize('how', ['bicubic_offset', ''])
+def test_positions_are_resized_for_the_images_that_a_person_sets(how: str, tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  own = loading.load(path, model='heads=4')
+  found = loading.load(path, model=f'heads=4,position_resize={how}' if how else 'heads=4', preprocess='image=24x48')
+  used = how or 'bicubic_antialias'  # timm's
+  assert found.model.position_resize.value == used and found.preprocess.image_px == (24, 48)
+  before, after = (np.asarray(one.params['backbone']['positions'])[0] for one in (own, found))
+  np.testing.assert_array_equal(after[:1], before[:1])
+  np.testing.assert_array_equal(after[1:], resize.positions(before[1:], (4, 4), (3, 6), PositionResize(used)))
+  assert f'resized backbone/positions: 4 x 4 to 3 x 6 tokens, {used}' in loading.text(found)
+  with pytest.raises(UserError, match='image=20x24: expected multiples of the patch side, 8 px'):
+    loading.load(path, model='heads=4', preprocess='image=20x24')
+
+
+def test_what_lies_beside_a_file_tells_what_it_cannot(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  (tmp_path / 'config.json').write_text(json.dumps({
+      'architecture': 'vit_x', 'num_classes': 7, 'model_args': {'num_heads': 4, 'act_layer': 'gelu_tanh'},
+      'pretrained_cfg': {'input_size': [3, 32, 32], 'mean': [.1, .2, .3], 'std': [.4, .5, .6], 'crop_pct': .875,
+                         'interpolation': 'bilinear'}, 'label_names': [f'c{i}' for i in range(7)]}))
+  found = loading.load(path)
+  assert (found.model.heads, found.model.gelu) == (4, Gelu.TANH) and found.class_names[2] == 'c2'
+  p = found.preprocess
+  assert (p.mean, p.std, p.resize_px, p.interpolation) == ((.1, .2, .3), (.4, .5, .6), 36, Interpolation.BILINEAR)
+  assert 'mean, std, geometry, resize, interpolation, antialias by config.json' in p.rule
+  assert loading.load(path, preprocess='half').preprocess.rule.startswith('mean, std by --preprocess')
+
+
+def test_class_names_that_do_not_fit_the_head_are_left_out_and_said(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(), str(tmp_path / 'a.npz'))
+  beside = tmp_path / 'a.npz.json'
+  beside.write_text(json.dumps(json.loads(beside.read_text()) | {'class_names': ['x', 'y']}))
+  found = loading.load(str(tmp_path / 'a.npz'))
+  assert found.class_names == ()
+  assert '2 class names beside the file do not fit the 7 outputs' in str(found.report.warnings)
+
+
+@pytest.mark.parametrize('pool', [Pool.MEAN, Pool.MAP])
+def test_the_pooling_is_that_of_the_weights(pool: Pool, tmp_path: pathlib.Path) -> None:
+  assert loading.load(file(tmp_path, timm(pool=pool)), model='heads=4').model.pool is pool
+
+
+def test_a_damaged_neighbour_is_an_error_not_a_guess(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm())
+  (tmp_path / 'config.json').write_text('{"model_type": "vit"')
+  with pytest.raises(UserError, match='config.json: expected settings of a network, got a file that cannot'):
+    loading.load(path, model='heads=4')
+
+
+@pytest.mark.parametrize(('name', 'value', 'says'), [
+    ('blocks.99999999999.norm1.weight', np.ones(32), 'blocks.99999999999.norm1.weight: expected numbers up to 1,000'),
+    ('blocks.01.norm1.weight', np.ones(32), r'blocks\.0?1\.norm1\.weight and another tensor are both'),
+    ('module.norm.weight', np.ones(32), '1 tensors have no place'), ('²', np.ones(3), '1 tensors have no place'),
+    ('pos_embed', np.ones(()), r'pos_embed is float32\[\], from which backbone/positions cannot be made'),
+    ('norm.weight', np.ones((32, 0)), r'norm.weight is float32\[32, 0\], from which backbone/norm/scale'),
+    ('cls_token', np.ones(32), r'cls_token is float32\[32\], from which backbone/cls cannot be made'),
+    ('decoder_embed.weight', np.ones((8, 32)), '- backbone|only in the file|have no place'),
+    ('decoder_pos_embed', np.ones(()), 'decoder_pos_embed is not the fixed 2-D sine-cosine table of MAE')])
+def test_names_and_shapes_that_no_network_has_are_errors(
+    name: str, value: np.ndarray, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=r'cannot be used: [\s\S]*(' + says + ')'):
+    loading.load(file(tmp_path, timm() | {name: value.astype(np.float32)}), model='heads=4')
+
+
+def test_units_of_a_stem_are_numbered_from_one(tmp_path: pathlib.Path) -> None:
+  shapes = {'resnet/root_block/standardized_conv2d/kernel': (7, 7, 3, 64),
+            'resnet/block1/unit07/a/standardized_conv2d/kernel': (1, 1, 64, 64)}
+  np.savez(tmp_path / 'a.npz', **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+  with pytest.raises(UserError, match='its units of stage 1 are numbered 7, and not from 1 on'):
+    loading.load(str(tmp_path / 'a.npz'))
+
+
+@pytest.mark.parametrize(('content', 'says'), [
+    ('[1]', 'it is a list'), ('[' * 100_000, 'nested too deep'),
+    ('{"pretrained_cfg": {"crop_pct": 0}}', 'part of 0.01 to 10'),
+    ('{"pretrained_cfg": {"input_size": [3, 1e9, 1e9]}}', 'expected two numbers from 1 to 16,384 px'),
+    ('{"pretrained_cfg": {"input_size": [3, 99999999, 99999999]}}', 'expected two numbers from 1 to 16,384 px'),
+    ('{"pretrained_cfg": {"mean": ["a", 1, 2]}}', 'mean: expected three numbers'),
+    ('{"pretrained_cfg": {"std": [0, 1, 1]}}', 'std: expected three numbers'),
+    ('{"pretrained_cfg": {"std": [NaN, 1, 1]}}', 'std: expected three numbers'),
+    ('{"pretrained_cfg": {}, "model_args": {"num_heads": 1e999}}', 'cannot convert float infinity'),
+    ('{"pretrained_cfg": {}, "model_args": {"num_heads": -4}}', 'heads: expected 0 to 4,096, got -4'),
+    ('{"model_type": "vit", "num_attention_heads": 4, "layer_norm_eps": -1}', 'epsilon of the norms'),
+    ('{"model_type": "vit", "num_attention_heads": 4, "image_size": {"height": 0, "width": 4}}', 'size of the images')])
+def test_numbers_beside_weights_that_cannot_be_are_errors(content: str, says: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'config.json').write_text(content)
+  with pytest.raises(UserError, match=f'config.json: expected settings of a network, got .*{says}.* Fix it, or'):
+    sidecars.read(tmp_path / 'net.safetensors')
+
+
+def test_a_run_without_a_checkpoint_a_missing_view_and_a_flipped_byte_are_said(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'empty' / 'checkpoints').mkdir(parents=True)
+  with pytest.raises(UserError, match='has no whole checkpoint yet'):
+    loading.load(str(tmp_path / 'empty'))
+  saving.save(made.network(), str(tmp_path / 'run'), family='run')
+  with pytest.raises(UserError, match="has no view 'teacher'; it has student"):
+    loading.load(str(tmp_path / 'run'), view='teacher')
+  with pytest.raises(UserError, match='is a run, whose config says all that --model could'):
+    loading.load(str(tmp_path / 'run'), model='heads=4')
+  meta = tmp_path / 'run' / 'checkpoints' / '0' / 'meta' / 'metadata'
+  meta.write_text(meta.read_text().replace('"step": 0', '"step": 1'))
+  with pytest.raises(UserError, match='checkpoint 0 of .* is damaged: its description is not the one that was saved'):
+    loading.load(str(tmp_path / 'run'))
+
+
+def test_pooling_that_tensors_cannot_tell_is_warned_of_unless_it_is_set(tmp_path: pathlib.Path) -> None:
+  path = file(tmp_path, timm(pool=Pool.MEAN))
+  guessed = loading.load(path, model='heads=4')
+  assert guessed.model.pool is Pool.MEAN and any('its pooling is a guess' in one for one in guessed.report.warnings)
+  for name, pool in (('mean', Pool.MEAN), ('gap', Pool.MEAN), ('first', Pool.FIRST), ('0', Pool.FIRST)):
+    found = loading.load(path, model=f'heads=4,pool={name}')
+    assert found.model.pool is pool and not any('pooling' in one for one in found.report.warnings)
+  with pytest.raises(UserError, match='--model=pool: expected mean or first, got cls. The file has neither a class'):
+    loading.load(path, model='heads=4,pool=cls')
+  with pytest.raises(UserError, match='got token_unpooled. Such a network gives one answer for each token'):
+    loading.load(path, model='heads=4,pool=token_unpooled')
+  with pytest.raises(UserError, match='--model=pool: expected one of token, .* got best'):
+    loading.load(path, model='pool=best')
+  with_token = loading.load(file(tmp_path, timm(), 'token.safetensors'), model='heads=4,pool=token')
+  assert with_token.model.pool is Pool.CLS and not any('pooling' in one for one in with_token.report.warnings)
+  with pytest.raises(UserError, match='--model=pool: expected cls, which the tensors .* got mean'):
+    loading.load(file(tmp_path, timm(), 'token.safetensors'), model='heads=4,pool=mean')
+
+
+def test_a_file_of_ours_says_how_it_pools(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(pool=Pool.FIRST), str(tmp_path / 'own.npz'), family='big_vision')
+  found = loading.load(str(tmp_path / 'own.npz'))
+  assert found.model.pool is Pool.FIRST and not any('pooling' in one for one in found.report.warnings)

@@ -1,0 +1,151 @@
+"""Which rule says how images are made ready: a person, the files beside, the name, and last what is usual."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from vit_jax.config.schema import Gelu, Geometry, Interpolation
+from vit_jax.core.errors import UserError
+from vit_jax.weights import preprocess, sidecars
+from vit_jax.weights.preprocess import Said
+
+IMAGENET = (.485, .456, .406)
+
+
+def decide(rules: list[Said], family: str = 'timm', px: tuple[int, int] | None = (224, 224)) -> preprocess.Preprocess:
+  return preprocess.decide(rules, family=family, own_px=px)[0]
+
+
+def test_the_first_rule_that_knows_a_value_decides_it_and_is_named() -> None:
+  person, beside = preprocess.parse('imagenet,resize=256'), [Said('config.json', {'resize': .5, 'antialias': False})]
+  found = decide([*person, *beside, *preprocess.by_name('vit_base_patch16_224.augreg_in1k')])
+  assert found.mean == IMAGENET and found.resize_px == 256 and not found.antialias
+  assert found.interpolation is Interpolation.BICUBIC
+  assert found.rule == ('mean, std, resize by --preprocess; image_px by its positions; geometry, interpolation by '
+                        'the name vit_base_patch16_224.augreg_in1k; antialias by config.json')
+
+
+def test_the_usual_of_a_family_is_a_warning() -> None:
+  found, warnings = preprocess.decide([], family='timm', own_px=(224, 224))
+  assert found.mean == (.5, .5, .5) and found.resize_px == 248
+  assert warnings == (
+      'The preprocessing of images is a guess: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5); short side resized to 248 '
+      'px, centre crop of 224 x 224 px (geometry torchvision); bicubic, antialiased is what is usual for timm. If it '
+      'is wrong, set it with --preprocess=half, imagenet or clip, and resize=, geometry=, interpolation=.',)
+  some = preprocess.decide(preprocess.parse('half,resize=0'), family='timm', own_px=None)[1]
+  assert some[0].startswith('The preprocessing of images is a guess: bicubic, antialiased is what is usual for timm.')
+  assert preprocess.decide(preprocess.parse('half,resize=0,interpolation=bicubic'), family='timm', own_px=None)[1] == ()
+
+
+def test_geometry_is_that_of_the_familys_own_program() -> None:
+  found = {family: decide([], family=family).geometry.value for family in preprocess.USUAL}
+  pillow = ('timm', 'mae', 'dino', 'dinov2', 'efficientnet')
+  assert found == {**dict.fromkeys(('vision_transformer', 'big_vision', 'bit'), 'big_vision'),
+                   **dict.fromkeys(pillow, 'torchvision'), 'huggingface': 'huggingface'}
+  assert decide(preprocess.parse('geometry=torchvision'), family='huggingface').geometry is Geometry.TORCHVISION
+
+
+def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherwise() -> None:
+  assert decide([Said('config.json', {'image_px': (224, 224)})], px=(384, 384)).image_px == (384, 384)
+  assert decide(preprocess.parse('image=320x480'), px=(384, 384)).image_px == (320, 480)
+  assert decide([], px=None).image_px == (224, 224)
+
+
+@pytest.mark.parametrize(('name', 'mean', 'resize', 'how'), [
+    ('vit_tiny_patch16_224.safetensors', .5, 248, 'bicubic'),
+    ('deit_tiny_patch16_224-a1311bcf.pth', .485, 256, 'bicubic'),
+    ('deit_small_patch16_224.fb_in1k', .485, 256, 'bicubic'),
+    ('timm/vit_base_patch16_224.augreg2_in21k_ft_in1k', .5, 248, 'bicubic'),
+    ('deit3_base_patch16_224.fb_in1k', .485, 224, 'bicubic'),
+    ('deit3_base_patch16_224.fb_in22k_ft_in1k', .485, 224, 'bicubic'),
+    ('deit_3_base_224_21k.pth', .485, 224, 'bicubic'),
+    ('mae_pretrain_vit_base.pth', .485, 256, 'bicubic'), ('mae_finetuned_vit_huge.pth', .485, 256, 'bicubic'),
+    ('dino_deitsmall16_pretrain.pth', .485, 256, 'bicubic'),
+    ('hf://timm/vit_small_patch16_224.dino', .485, 256, 'bicubic'),
+    ('dinov2_vits14_reg4_pretrain.pth', .485, 224, 'bicubic'), ('ViT-B_16.npz', .5, 0, 'bilinear'),
+    ('R50+ViT-L_32.npz', .5, 0, 'bilinear'), ('mixer_b16_224', .5, 256, 'bicubic'),
+    ('vit_small_r26_s32_224', .5, 248, 'bicubic'),
+    ('Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_224.npz', .5, 0,
+     'bilinear')])
+def test_published_names_say_how(name: str, mean: float, resize: int, how: str) -> None:
+  found = decide(preprocess.by_name(name))
+  assert (found.mean[0], found.resize_px, found.interpolation.value) == (mean, resize, how)
+  assert 'mean, std' in found.rule and 'by the name' in found.rule
+
+
+@pytest.mark.parametrize(('name', 'mean', 'px', 'resize', 'how'), [
+    ('BiT-M-R50x1-ILSVRC2012.npz', .5, 480, 0, 'bilinear'), ('BiT-S-R101x1.npz', .5, 224, 0, 'bilinear'),
+    ('resnetv2_50x1_bit.goog_in21k_ft_in1k', .5, 448, 448, 'bilinear'),
+    ('resnetv2_152x4_bitm', .5, 480, 480, 'bilinear'), ('resnetv2_101x3_bit.goog_in21k', .5, 224, 256, 'bilinear'),
+    ('resnetv2_50x1_bit.goog_distilled_in1k', .5, 224, 256, 'bicubic'),
+    ('resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k_384', .5, 384, 384, 'bicubic'),
+    ('tf_efficientnet_b0.ap_in1k', .5, 224, 256, 'bicubic'),
+    ('tf_efficientnet_b0-0af12548.pth', .485, 224, 256, 'bicubic'),
+    ('timm/tf_efficientnet_l2.ns_jft_in1k_475', .485, 475, 507, 'bicubic')])
+def test_published_names_of_convolutional_networks_say_how_and_for_which_size(
+    name: str, mean: float, px: int, resize: int, how: str) -> None:
+  found = decide(preprocess.by_name(name), px=None)
+  assert (found.mean[0], found.image_px, found.resize_px, found.interpolation.value) == (mean, (px, px), resize, how)
+
+
+def test_other_names_say_nothing() -> None:
+  for name in ('model.safetensors', 'weights.npz', 'vit_base_patch16_clip_224', 'vit_base_patch16_siglip_224',
+               'demining.pth', 'resnetv2_50x1_bit', 'resnetv2_50', 'vit_base_patch16_clip_384.openai_ft_in1k',
+               'vit_base_patch16_siglip_384.webli', 'vit_base_patch16_224_miil.in21k', 'mixer_b16_224.miil_in21k',
+               'vit_base_patch16_224.bamboo', 'vit_base_patch16_rope_224.naver_in1k'):
+    assert preprocess.by_name(name) == []
+  assert decide(preprocess.by_name('vit_base_patch16_384'), px=(384, 384)).resize_px == 384
+
+
+@pytest.mark.parametrize('text', ['soft', 'resize=much', 'image=12y', 'interpolation=cubist', 'antialias=yes'])
+def test_what_cannot_be_understood_is_refused(text: str) -> None:
+  with pytest.raises(UserError, match='is not known|right is such as imagenet,resize=248,image=224'):
+    preprocess.parse(text)
+
+
+def beside(folder: pathlib.Path, **files: dict) -> sidecars.Told:
+  for name, content in files.items():
+    (folder / f'{name}.json').write_text(json.dumps(content))
+  return sidecars.read(folder / 'model.safetensors')
+
+
+VIT = {'model_type': 'vit', 'num_attention_heads': 12, 'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'image_size': 384,
+       'id2label': {'1': 'dog', '0': 'cat'}}
+
+
+def test_transformers_files_tell_of_heads_gelu_epsilon_size_and_classes(tmp_path: pathlib.Path) -> None:
+  told = beside(tmp_path, config=VIT | {'hidden_act': 'gelu_new'}, preprocessor_config={
+      'image_mean': [.1, .1, .1], 'image_std': [.2, .2, .2], 'size': 384, 'resample': 2, 'do_normalize': True})
+  assert told.hints[:5] == (12, 0, Gelu.TANH, 1e-12, (384, 384)) and told.class_names == ('cat', 'dog')
+  assert told.rules[0].values == {'mean': (.1, .1, .1), 'std': (.2, .2, .2), 'interpolation': Interpolation.BILINEAR,
+                                  'antialias': True, 'image_px': (384, 384), 'resize': 0,
+                                  'geometry': Geometry.HUGGINGFACE}
+  assert beside(tmp_path, config=VIT | {'id2label': {'0': 'LABEL_0', '1': 'LABEL_1'}}).class_names == ()
+
+
+@pytest.mark.parametrize(('content', 'px', 'resize', 'geometry'), [
+    ({'size': {'height': 224, 'width': 192}}, (224, 192), 0, 'huggingface'),
+    ({'size': [224, 192]}, (224, 192), 0, 'huggingface'),
+    ({'size': {'shortest_edge': 256}, 'do_center_crop': True, 'crop_size': {'height': 224, 'width': 224}},
+     (224, 224), 256, 'torchvision'),
+    ({'size': 256, 'do_center_crop': True, 'crop_size': 224}, (224, 224), 256, 'huggingface')])
+def test_sizes_in_all_the_ways_they_have_been_written(
+    content: dict, px: tuple[int, int], resize: int, geometry: str, tmp_path: pathlib.Path) -> None:
+  values = beside(tmp_path, preprocessor_config=content).rules[0].values
+  assert (values['image_px'], values['resize'], values['geometry'].value) == (px, resize, geometry)
+
+
+def test_images_that_are_not_normalised_or_otherwise_scaled(tmp_path: pathlib.Path) -> None:
+  rule = beside(tmp_path, preprocessor_config={'do_normalize': False}).rules[0]
+  assert rule.values == {'mean': (0., 0., 0.), 'std': (1., 1., 1.)}
+  for wrong in ({'rescale_factor': 1 / 127.5}, {'do_rescale': False}):
+    with pytest.raises(UserError, match='images here are divided by 255'):
+      beside(tmp_path, preprocessor_config=wrong)
+
+
+def test_an_unknown_activation_is_an_error_and_a_config_of_others_says_nothing(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match="config.json: the activation 'relu' is not known here; known are gelu, gelu_new"):
+    beside(tmp_path, config=VIT | {'hidden_act': 'relu'})
+  assert beside(tmp_path, config={'name': 'my run'}) == sidecars.Told()

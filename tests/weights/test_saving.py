@@ -1,0 +1,252 @@
+"""Weights written in any family come back with every bit, and what a format cannot hold is said."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.weights import made
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions, PositionsAt
+from vit_jax.core.errors import UserError
+from vit_jax.models.vit import posemb
+from vit_jax.weights import files, folders, loading, saving
+
+HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
+
+
+def there_and_back(found: loading.Weights, path: pathlib.Path, family: str) -> loading.Weights:
+  saving.save(found, str(path), family=family)
+  return loading.load(str(path))
+
+
+@pytest.mark.parametrize(('family', 'name'), [
+    ('vision_transformer', 'a.npz'), ('big_vision', 'a.npz'), ('timm', 'a.safetensors'), ('timm', 'a.pth'),
+    ('timm', 'folder'), ('huggingface', 'folder'), ('run', 'folder')])
+def test_a_vit_comes_back_from_every_family_with_all_that_goes_with_it(
+    family: str, name: str, tmp_path: pathlib.Path) -> None:
+  found = made.network(gelu=Gelu.EXACT, norm_eps=1e-5 if family != 'timm' or name != 'folder' else 1e-6,
+                       position_resize=schema.PositionResize.BICUBIC_OFFSET)
+  if family == 'big_vision':
+    found.params['backbone']['positions'][:, 0] = 0.  # which that format adds to the class token
+  again = there_and_back(found, tmp_path / name, family)
+  made.assert_same(found, again)
+  assert again.family == family
+  assert again.class_names == found.class_names
+  assert again.preprocess._replace(rule='') == found.preprocess._replace(rule='')
+  assert dataclasses.replace(again.model, dropout=0.) == found.model
+
+
+@pytest.mark.parametrize(('family', 'name', 'changes'), [
+    ('timm', 'a.pth', {'distilled': True}), ('huggingface', 'f', {'distilled': True}),
+    ('timm', 'a.safetensors', {'registers': 3, 'layer_scale': .1}), ('timm', 'f', {'registers': 3}),
+    ('timm', 'a.pth', {'pool': Pool.PATCHES, 'norm_after_pool': True}),
+    ('timm', 'f', {'pool': Pool.MEAN, 'norm_after_pool': True}),
+    ('timm', 'a.safetensors', {'pool': Pool.MAP}), ('big_vision', 'a.npz', {'pool': Pool.MAP}),
+    ('timm', 'a.safetensors', {'qk_norm': True}), ('timm', 'a.safetensors', {'swiglu': True}),
+    ('vision_transformer', 'a.npz', {'pool': Pool.MEAN}), ('big_vision', 'a.npz', {'pool': Pool.MEAN}),
+    ('big_vision', 'a.npz', {'pool': Pool.MEAN, 'positions': Positions.SINCOS2D}),
+    ('timm', 'a.pth', HYBRID), ('vision_transformer', 'a.npz', HYBRID),
+    ('timm', 'a.pth', {**HYBRID, 'stem': schema.ResNetStem(())}), ('timm', 'a.pth', {'qkv_bias': False})])
+def test_its_variants_come_back(family: str, name: str, changes: dict, tmp_path: pathlib.Path) -> None:
+  found = made.network(**changes)
+  again = there_and_back(found, tmp_path / name, family)
+  made.assert_same(found, again)
+  assert dataclasses.replace(again.model, layer_scale=found.model.layer_scale) == found.model
+
+
+def test_the_round_trip_of_all_families_gives_the_same_file(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(), str(tmp_path / 'first.safetensors'))
+  names = [tmp_path / name for name in ('first.safetensors', 'a.npz', 'hf', 'last.safetensors')]
+  for one, two in zip(names, names[1:], strict=False):
+    saving.save(loading.load(str(one)), str(two))
+  assert names[0].read_bytes() == names[-1].read_bytes()
+
+
+@pytest.mark.parametrize(('family', 'name'), [('vision_transformer', 'a.npz'), ('timm', 'a.safetensors'),
+                                              ('timm', 'folder'), ('run', 'folder')])
+def test_a_mixer_comes_back(family: str, name: str, tmp_path: pathlib.Path) -> None:
+  if name == 'folder' and family == 'timm':
+    with pytest.raises(UserError, match='timm has no name for this Mixer; want a single .safetensors file'):
+      saving.save(made.network(made.MIXER), str(tmp_path / name), family=family)
+    return
+  found = made.network(made.MIXER)
+  again = there_and_back(found, tmp_path / name, family)
+  made.assert_same(found, again)
+  assert again.model == found.model
+
+
+@pytest.mark.parametrize(('model', 'family', 'name'), [
+    (made.BIT, 'bit', 'a.npz'), (made.BIT, 'timm', 'a.pth'), (made.EFFICIENTNET, 'timm', 'a.safetensors'),
+    (made.EFFICIENTNET, 'timm', 'folder')])
+def test_a_convolutional_network_comes_back_with_its_running_statistics(
+    model: schema.Model, family: str, name: str, tmp_path: pathlib.Path) -> None:
+  found = made.network(model)
+  assert bool(found.state) == (model is made.EFFICIENTNET)
+  again = there_and_back(found, tmp_path / name, family)
+  made.assert_same(found, again)
+  assert (again.model, again.class_names) == (model, made.CLASSES)
+  assert again.preprocess._replace(rule='') == found.preprocess._replace(rule='')
+
+
+def test_running_statistics_are_part_of_a_run(tmp_path: pathlib.Path) -> None:
+  found = made.network(schema.EfficientNet(width_factor=.25, depth_factor=.3))
+  made.assert_same(found, there_and_back(found, tmp_path / 'run', 'run'))
+
+
+def test_names_of_convolutional_networks_are_those_of_their_files(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(made.BIT), str(tmp_path / 'a.npz'))
+  found = {name: x.shape for name, x in files.read(tmp_path / 'a.npz').items()}
+  assert found['resnet/block2/unit02/b/standardized_conv2d/kernel'] == (3, 3, 64, 64)
+  assert found['resnet/block1/unit01/a/proj/standardized_conv2d/kernel'] == (1, 1, 32, 128)
+  assert found['resnet/head/conv2d/kernel'] == (1, 1, 256, 7)
+  saving.save(made.network(made.EFFICIENTNET), str(tmp_path / 'b.pth'))
+  found = {name: x.shape for name, x in files.read(tmp_path / 'b.pth').items()}
+  assert found['blocks.0.0.bn1.running_var'] == (32,) and found['blocks.6.0.conv_dw.weight'] == (1152, 1, 3, 3)
+  assert found['blocks.1.1.se.conv_reduce.weight'] == (6, 144, 1, 1) and found['classifier.weight'] == (7, 1280)
+
+
+def test_a_folder_for_timm_says_its_name_for_the_network() -> None:
+  sizes = {'resnetv2_50x1_bit': schema.ResNet(), 'resnetv2_152x4_bit': schema.ResNet((3, 8, 36, 3), 256),
+           'tf_efficientnet_b0': made.EFFICIENTNET, 'tf_efficientnet_l2': schema.EfficientNet(4.3, 5.3)}
+  for name, model in sizes.items():
+    config = folders.timm_config(made.network()._replace(model=model))
+    assert (config['architecture'], config['global_pool'], config['model_args']) == (name, 'avg', {})
+    assert config['pretrained_cfg']['classifier'] == ('head.fc' if 'bit' in name else 'classifier')
+  for model in (made.BIT, schema.EfficientNet(width_factor=.25)):
+    with pytest.raises(UserError, match='timm has no name for this .*; want a single .safetensors file'):
+      folders.timm_config(made.network()._replace(model=model))
+
+
+@pytest.mark.parametrize(('family', 'name'), [('timm', 'a.pth'), ('huggingface', 'folder'), ('run', 'folder')])
+def test_a_masked_autoencoder_comes_back_with_its_decoder(family: str, name: str, tmp_path: pathlib.Path) -> None:
+  found = made.network(num_classes=0, decoder=made.DECODER, class_names=())
+  again = there_and_back(found, tmp_path / name, family)
+  made.assert_same(found, again)
+  assert again.decoder and dataclasses.astuple(again.decoder)[2:] == dataclasses.astuple(made.DECODER)[2:]
+
+
+def test_the_names_in_an_npz_are_those_of_the_published_files(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(head=schema.Head(pre_logits=32)), str(tmp_path / 'a.npz'))
+  found = {name: x.shape for name, x in files.read(tmp_path / 'a.npz').items()}
+  block = 'Transformer/encoderblock_1/'
+  assert found['Transformer/posembed_input/pos_embedding'] == (1, 17, 32)
+  assert found[f'{block}MultiHeadDotProductAttention_1/query/kernel'] == (32, 4, 8)
+  assert found[f'{block}MultiHeadDotProductAttention_1/out/kernel'] == (4, 8, 32)
+  assert found[f'{block}MlpBlock_3/Dense_0/kernel'] == (32, 48)
+  assert {f'{block}LayerNorm_0/scale', f'{block}LayerNorm_2/bias', 'Transformer/encoder_norm/scale', 'cls',
+          'embedding/kernel', 'pre_logits/kernel', 'head/bias'} <= found.keys()
+
+
+def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(), str(tmp_path / 'm'))
+  found = files.read(tmp_path / 'm' / 'model.safetensors')
+  assert found['vit.encoder.layer.1.attention.attention.query.weight'].shape == (32, 32)
+  assert {'vit.embeddings.cls_token', 'vit.embeddings.patch_embeddings.projection.weight', 'vit.layernorm.weight',
+          'vit.encoder.layer.0.output.dense.bias', 'classifier.weight'} <= found.keys()
+  config = json.loads((tmp_path / 'm' / 'config.json').read_text())
+  assert config['architectures'] == ['ViTForImageClassification'] and config['id2label']['3'] == made.CLASSES[3]
+  report = json.loads((tmp_path / 'm' / 'weights.json').read_text())
+  assert (report['source'], report['tensors']) == ('made', [])
+  processor = json.loads((tmp_path / 'm' / 'preprocessor_config.json').read_text())
+  assert processor['size'] == {'shortest_edge': 36} and processor['crop_size'] == {'height': 32, 'width': 32}
+
+
+@pytest.mark.parametrize(('family', 'name', 'changes', 'says'), [
+    ('vision_transformer', 'a.npz', {'registers': 2}, 'no place for 1 of the parameters:\n  backbone/registers'),
+    ('huggingface', 'f', {'pool': Pool.MEAN}, 'has no such network: pool=mean: its ViTs read the class token'),
+    ('huggingface', 'f', {'registers': 2}, 'registers or SwiGLU without LayerScale'),
+    ('huggingface', 'f', {'layer_scale': .1}, 'that of its DINOv2 reads the mean patch as well'),
+    ('huggingface', 'f', HYBRID, 'a ResNet stem'),
+    ('timm', 'f', {**HYBRID}, r'timm has no hybrid with the stem \(1,\)'),
+    ('timm', 'a.npz', {}, '--to: expected a folder or .safetensors or .pth .* with --family=timm, got a.npz'),
+    ('bit', 'a.npz', {}, 'files of bit have no place for 24 of the parameters'),
+    ('keras', 'a.npz', {}, "--family: expected one of vision_transformer, big_vision, .*, got 'keras'")])
+def test_what_a_family_cannot_hold_is_said_and_nothing_is_written(
+    family: str, name: str, changes: dict, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=says):
+    saving.save(made.network(**changes), str(tmp_path / name), family=family)
+  assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_overwritten_only_when_asked(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'a.npz'
+  path.write_text('mine')
+  with pytest.raises(UserError, match='where nothing is, got .*, and a.npz exists. Choose another, or add --overwrite'):
+    saving.save(made.network(), str(path))
+  assert path.read_text() == 'mine'
+  saving.save(made.network(), str(path), overwrite=True)
+  made.assert_same(loading.load(str(path)), made.network())
+
+
+def test_a_folder_of_other_things_is_never_overwritten(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'thesis').mkdir()
+  (tmp_path / 'thesis' / 'main.tex').write_text('mine')
+  with pytest.raises(UserError, match='that may be overwritten, got .*/thesis: only files, and folders that this job'):
+    saving.save(made.network(), str(tmp_path / 'thesis'), overwrite=True)
+  assert (tmp_path / 'thesis' / 'main.tex').read_text() == 'mine'
+
+
+def test_a_run_directory_and_a_file_beside_are_not_overwritten(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'run' / 'checkpoints' / '900').mkdir(parents=True)
+  (tmp_path / 'run' / 'config.json').write_text('{}')
+  with pytest.raises(UserError, match='expected a path that may be overwritten'):
+    saving.save(made.network(), str(tmp_path / 'run'), overwrite=True, family='run')
+  assert (tmp_path / 'run' / 'checkpoints' / '900').is_dir()
+  (tmp_path / 'a.npz.json').write_text('mine')
+  with pytest.raises(UserError, match='and a.npz.json exists'):
+    saving.save(made.network(), str(tmp_path / 'a.npz'))
+  saving.save(made.network(), str(tmp_path / 'folder'))
+  before = (tmp_path / 'folder' / 'config.json').read_bytes()
+  (tmp_path / 'folder' / 'config.json').unlink()
+  saving.save(made.network(), str(tmp_path / 'folder'), overwrite=True)
+  assert (tmp_path / 'folder' / 'config.json').read_bytes() == before
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['a.npz.json', 'folder', 'run']
+
+
+def test_what_a_format_does_not_carry_is_listed(tmp_path: pathlib.Path) -> None:
+  how = made.HOW._replace(interpolation=Interpolation.BILINEAR, antialias=False)
+  _, lost = saving.save(made.network(preprocess=how), str(tmp_path / 'hf'))
+  assert lost == ['preprocessing antialias (False, read back True)']
+
+
+@pytest.mark.parametrize(('positions', 'name'), [
+    (Positions.SINCOS2D_MAE, 'a.pth'), (Positions.SINCOS2D_MAE, 'a.npz'), (Positions.SINCOS2D_MAE, 'folder'),
+    (Positions.SINCOS2D, 'a.safetensors')])
+def test_fixed_positions_become_a_table_where_a_format_wants_one(
+    positions: Positions, name: str, tmp_path: pathlib.Path) -> None:
+  found = made.network(positions=positions)
+  _, lost = saving.save(found, str(tmp_path / name))
+  assert lost == [f'that positions are fixed ({positions.value}): they are written as a table']
+  table = loading.load(str(tmp_path / name)).params['backbone']['positions']
+  np.testing.assert_array_equal(table[0, 1:], posemb.FIXED[positions]((4, 4), 32))
+  assert not table[:, 0].any()
+
+
+@pytest.mark.parametrize(('changes', 'says'), [
+    ({'branch_scale': .5}, r'branch_scale=0.5 \(read back: 1.0\)'),
+    ({'positions_at': PositionsAt.SHARED}, 'positions_at=PositionsAt.SHARED'),
+    ({'pool': Pool.PATCHES}, 'pool=Pool.PATCHES'),
+    ({'norm_eps': 1e-5}, r'norm_eps=1e-05 \(read back: 1e-06\)')])
+def test_what_would_be_another_network_is_not_written(changes: dict, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'--family: expected a format that can hold this .* cannot say .*{says}'):
+    saving.save(made.network(**changes), str(tmp_path / 'folder'), family='timm')
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_reads_back_otherwise_is_not_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def spoiled(path: pathlib.Path, tensors: dict) -> None:
+    files_write(path, {name: x * np.float32(1.0000001) for name, x in tensors.items()})
+
+  files_write = files.write_npz
+  monkeypatch.setattr(files, 'write_npz', spoiled)
+  with pytest.raises(UserError, match='expected every bit as it was written, got .*Nothing was kept'):
+    saving.save(made.network(), str(tmp_path / 'a.npz'))
+  assert not list(tmp_path.iterdir())
+  (tmp_path / 'a.npz').write_text('mine')
+  with pytest.raises(UserError, match='expected every bit as it was written'):
+    saving.save(made.network(), str(tmp_path / 'a.npz'), overwrite=True)
+  assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [('a.npz', 'mine')]

@@ -1,0 +1,221 @@
+"""The parts of a train run that `--job=bench` times, each as a function that is called so many times."""
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
+
+from vit_jax.config import schema
+from vit_jax.core import unstacked
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Batch
+from vit_jax.jobs import build
+from vit_jax.models import cost
+from vit_jax.parallel import mesh as meshes
+from vit_jax.plan import topologies
+
+
+class Spent(NamedTuple):
+  """Seconds until the last of some calls is done: by the clock, and of the processors (this process, all threads)."""
+  clock_s: float
+  processor_s: float
+
+
+Part = Callable[[int], Spent]
+"""Runs a part so many times, one after the other."""
+PARTS = ('forward', 'gradient', 'step', 'input', 'together')
+MATMUL = 'matmul'
+_SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product
+_SHARE = .9  # of memory that a searched batch may take
+
+
+class Compiled(NamedTuple):
+  """Of the train step: seconds to compile without and with the persistent cache, and bytes on each device."""
+  cold_s: float
+  cached_s: float
+  bytes: int
+
+
+class Own:
+  """A run of a config that is ready to be timed; holds its state on the devices."""
+
+  def __init__(self, config: schema.Config):
+    self.config = config
+    self.data = build.open_data(config)
+    self.mesh, self.shard = build.open_mesh(config)
+    self.num_classes = len(self.data.class_names)
+    self.run_parts = build.parts(config, mesh=self.mesh, num_examples=config.data.num_examples or len(self.data.train),
+                                 num_classes=self.num_classes, in_memory=self.data.in_memory)
+    self.loader = build.train_loader(config, self.data, self.shard)
+    self._rows = iter(self.loader.batches(0))
+    program = self.run_parts.program
+    self.compiled = measure_compilation(
+        lambda: program.step_fn.lower(program.abstract_held, build.abstract_batch(config)))
+    self._state = program.hold(program.init_fn())
+    self._batch = self._next()
+    side = _SIDE[jax.devices()[0].platform if jax.devices()[0].platform in _SIDE else 'cpu']
+    self.matmul_flops = 2. * side**3 * jax.device_count()
+    self._square = jnp.ones((jax.device_count(), side, side), config.model.dtype.value)
+
+  def flops(self) -> dict[str, float]:
+    """Analytic FLOPs of a call of each part that computes."""
+    one, config = build.train_flops(self.run_parts), self.config
+    forward = sum(cost.forward_flops(config.model, config.image_px, head=config.head,
+                                     num_classes=self.num_classes).values())
+    return {'forward': forward * config.batch_size, **dict.fromkeys(
+        ('gradient', 'step', 'together'), one * config.batch_size)}
+
+  def parts(self) -> dict[str, Part]:
+    """All parts, by name; `forward` is that of evaluation, on stacked parameters, `input` the host's work alone."""
+    objective, prepare = self.run_parts.objective, self.run_parts.prepare
+    key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
+    with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+      prepared = jax.jit(prepare)(self._batch, key, step)
+    view, state = objective.views()['student'], self.run_parts.program.join(self._state)
+    evaluated = jax.tree.map(jnp.copy, (state.params, state.extra))  # steps take the state's own buffers
+
+    @jax.jit
+    def forward(params: Any, extra: Any, image: Array) -> Array:
+      with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        out = view.predict(view.select(params, extra), image)
+        return out.features.pooled if out.logits is None else out.logits
+
+    @jax.jit
+    def gradient(params: Any, extra: Any, batch: Batch) -> Any:
+      def mean(params: Any) -> Array:
+        found = objective.loss(unstacked.join(params), unstacked.join(extra), batch, key, step).loss
+        return found.sum / jnp.maximum(found.weight, 1.)
+      with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        return jax.grad(mean)(params)
+
+    multiply = jax.jit(lambda x: jnp.einsum('nij,njk->nik', x, x))
+    return {'forward': _repeat(lambda: forward(*evaluated, prepared['image'])),
+            'gradient': _repeat(lambda: gradient(self._state.params, self._state.extra, prepared)),
+            'step': _repeat(lambda: self._step(self._batch)), 'input': self._read,
+            'together': _repeat(lambda: self._step(self._next())), MATMUL: _repeat(lambda: multiply(self._square))}
+
+  def _step(self, batch: Batch) -> Any:
+    self._state, metrics = self.run_parts.program.step_fn(self._state, batch)
+    return metrics.grad_norm
+
+  def _next(self) -> Batch:
+    return meshes.put_batch(next(self._rows), self.mesh, self.shard)
+
+  def _read(self, count: int) -> Spent:
+    began = _now()
+    for _ in range(count):
+      next(self._rows)
+    return _since(began)
+
+  def close(self) -> None:
+    self.loader.close()
+
+
+def _repeat(call: Callable[[], Any]) -> Part:
+  def run(count: int) -> Spent:
+    began, last = _now(), None
+    for _ in range(count):
+      last = call()
+    jax.block_until_ready(last)
+    return _since(began)
+  return run
+
+
+def _now() -> Spent:
+  return Spent(time.perf_counter(), time.process_time())
+
+
+def _since(began: Spent) -> Spent:
+  now = _now()
+  return Spent(now.clock_s - began.clock_s, now.processor_s - began.processor_s)
+
+
+def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
+  """Compiles twice, with an empty persistent cache and with what that left in it.
+
+  What jax keeps in memory is forgotten before each time, or the second would find the program of the first.
+  """
+  names = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
+           'jax_persistent_cache_min_entry_size_bytes')
+  before = {name: getattr(jax.config, name) for name in names}
+  seconds = []
+  try:
+    with tempfile.TemporaryDirectory(prefix='vit_jax_bench_') as folder:
+      for name, value in zip(names, (folder, 0., -1), strict=True):
+        jax.config.update(name, value)
+      compilation_cache.reset_cache()
+      for _ in range(2):
+        jax.clear_caches()
+        lowered = lower()
+        began = time.perf_counter()
+        program = lowered.compile()
+        seconds.append(time.perf_counter() - began)
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+  return Compiled(seconds[0], seconds[1], _bytes(program))
+
+
+def _bytes(program: jax.stages.Compiled) -> int:
+  """Of a device, most that lives at once; where the compiler leaves temporaries out of its peak, the sum of all."""
+  memory = program.memory_analysis()
+  if memory is None:
+    return 0
+  return (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+          - memory.alias_size_in_bytes)
+
+
+def largest_batch(config: schema.Config) -> int:
+  """The largest power of two whose step fits into a device's memory, by compiling; at least the config's batch.
+
+  Raises:
+    UserError: not even that fits.
+  """
+  room, found, batch_size = _SHARE * _device_bytes(), 0, config.batch_size
+  for size in _doubled(batch_size):
+    try:
+      own = dataclasses.replace(config, batch_size=size)
+      data = build.open_data(own)
+      mesh, _ = build.open_mesh(own)
+      run_parts = build.parts(own, mesh=mesh, num_examples=own.data.num_examples or len(data.train),
+                              num_classes=len(data.class_names), in_memory=data.in_memory)
+      program = run_parts.program
+      needed = _bytes(program.step_fn.lower(program.abstract_held, build.abstract_batch(own)).compile())
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      break
+    if needed > room:
+      break
+    found = size
+  if not found:
+    raise UserError(f'a batch of {batch_size} does not fit into {room / 2**30:.1f} GiB a device; want a smaller '
+                    '--config.batch_size')
+  return found
+
+
+def _doubled(size: int) -> Iterator[int]:
+  while True:
+    yield size
+    size *= 2
+
+
+def _device_bytes() -> float:
+  """Memory of a device: what it says; for CPU what the machine has free; else what its kind is known to have."""
+  device = jax.devices()[0]
+  stats = device.memory_stats() or {}
+  if 'bytes_limit' in stats:
+    return stats['bytes_limit']
+  if device.platform == 'cpu':
+    with open('/proc/meminfo', encoding='ascii') as file:
+      rows = dict(line.split(':') for line in file)
+    return 1024. * int(rows['MemAvailable'].split()[0]) / jax.local_device_count()
+  kinds = [chip for name, chip in topologies.CHIPS.items() if name in device.device_kind.lower()]
+  return (kinds[0].hbm_gib if kinds else 8.) * topologies.GIB

@@ -1,0 +1,49 @@
+"""Reads features inside a backbone that can be driven block by block: what linear probes and k-NN are measured on."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.core.contracts import Backbone, LayeredBackbone
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, Params
+
+
+def is_layered(backbone: Backbone) -> TypeGuard[LayeredBackbone]:
+  """Whether its blocks can be run one by one."""
+  return all(hasattr(backbone, name) for name in ('begin', 'block', 'finish'))
+
+
+def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int]) -> list[Features]:
+  """Features after each of `blocks`, normalised and pooled as after the last one; in evaluation mode.
+
+  Args:
+    backbone: with blocks.
+    params: of it.
+    image: `[B, H, W, 3]` f32.
+    blocks: from 1, or from the end: -1 is the last one. Rising.
+
+  Raises:
+    UserError: there is no such block.
+  """
+  depth = jax.tree.leaves(params['blocks'])[0].shape[0]
+  places = [block if block > 0 else depth + 1 + block for block in blocks]
+  if sorted(set(places)) != places or not 1 <= places[0] <= places[-1] <= depth:
+    raise UserError(f'blocks {", ".join(map(str, blocks))} cannot be read from a network of {depth} blocks; want '
+                    f'rising numbers from 1 to {depth}, or from -{depth} to -1')
+  tokens, before, found = backbone.begin(params, image), 0, []
+  for place in places:
+    tokens = jax.lax.fori_loop(
+        before, place, lambda i, x: backbone.block(params, x, layer=i, capture=False)[0], tokens)
+    found.append(backbone.finish(params, tokens, grid=(0, 0)))
+    before = place
+  return found
+
+
+def concatenate(found: Sequence[Features], *, patches: bool) -> Array:
+  """`[B, n * D]` f32: pooled features in a row, and with `patches` after them the mean patch token of the last."""
+  each = [one.pooled for one in found] + ([found[-1].tokens.mean(1)] if patches else [])
+  return jnp.concatenate([x.astype(jnp.float32) for x in each], axis=-1)

@@ -1,0 +1,154 @@
+"""Runs a batch function ahead of the consumer, in threads or in loader processes, by means of Grain.
+
+Grain only schedules: which batch has which number is decided by the caller, so the stream is the same for any
+number of threads and processes.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from vit_jax.core.errors import DataStopped
+from vit_jax.core.types import Batch
+from vit_jax.data.sources import system_errors
+
+log = logging.getLogger('vit_jax.data')
+
+PARENT_POLL_S = 1.
+DEATHS_WITHIN_S = 600.
+SHARED = '/dev/shm'
+CAUSES = ('The usual causes are too little memory (exit status -9: lower data.workers or batch_size) and a small '
+          f'{SHARED} (-7: in a container, docker run --shm-size=8g; or data.workers=0, which needs none)')
+_DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
+_STATUS = re.compile(r'exit code (-?\d+)')
+MAX_THREADS = 16
+
+
+class ClosableIterator(Iterator[Batch], Protocol):
+  """An iterator that holds threads or processes until closed."""
+
+  def close(self) -> None:
+    ...
+
+
+def num_threads(threads: int) -> int:
+  """`threads`, or for 0 one for each core this process may use, at most 16."""
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+  return threads or min(MAX_THREADS, cores)
+
+
+def prefetched(make: Callable[[int], Batch], numbers: range, *, threads: int, workers: int) -> ClosableIterator:
+  """`make(n)` for each of `numbers`, in order, made ahead of time.
+
+  Args:
+    make: must pickle when there are workers.
+    numbers: of the batches.
+    threads: in all; 0 = one a core, at most 16.
+    workers: processes; 0 = threads of this process. One that dies is started again once, from the same batch.
+  """
+  start = functools.partial(_prefetched, make, threads=threads, workers=workers)
+  return Restarting(start, numbers) if workers else start(numbers)
+
+
+def _prefetched(make: Callable[[int], Batch], numbers: range, *, threads: int,
+               workers: int) -> ClosableIterator:
+  import grain
+  quieten_cv2()
+  each = -(-num_threads(threads) // max(1, workers))
+  dataset = grain.MapDataset.range(numbers.start, numbers.stop, numbers.step).map(make)
+  # Grain counts whole batches here, and would hold 500 of them by default.
+  stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=each, prefetch_buffer_size=each))
+  workers = min(workers, len(numbers))
+  if workers:
+    _let_grain_read_its_flags()
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+    stream = stream.mp_prefetch(options, worker_init_fn=functools.partial(start_worker, os.getpid()))
+  return iter(stream)
+
+
+class Restarting:
+  """Batches of loader processes, which are started once more from the next batch when one of them dies."""
+
+  def __init__(self, start: Callable[[range], ClosableIterator], numbers: range):
+    self._start, self._numbers, self._running = start, numbers, start(numbers)
+    self._done, self._died_s = 0, -math.inf
+
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  def __next__(self) -> Batch:
+    """The next batch.
+
+    Raises:
+      DataStopped: a process has died for the second time within `DEATHS_WITHIN_S`.
+      UserError: the system does not let a process work, such as for want of shared memory.
+    """
+    try:
+      batch = next(self._running)
+    except RuntimeError as error:
+      if _DEATH not in str(error):
+        raise
+      self._restart(error)
+      return next(self)
+    except OSError as error:
+      raise system_errors.stop(error, f'the memory that loader processes share ({SHARED})') from error
+    self._done += 1
+    return batch
+
+  def close(self) -> None:
+    """Ends the processes."""
+    self._running.close()
+
+  def _restart(self, error: RuntimeError) -> None:
+    now_s = time.monotonic()
+    status = ''.join(_STATUS.findall(str(error))) or 'unknown'
+    if now_s - self._died_s < DEATHS_WITHIN_S:
+      raise DataStopped(f'data.workers: expected loader processes that live, got one that ended with exit status '
+                        f'{status}, the second within {DEATHS_WITHIN_S / 60:.0f} minutes. {CAUSES}') from error
+    self._died_s = now_s
+    log.warning('A loader process ended with exit status %s; all are started again, from the same batch. %s', status,
+                CAUSES)
+    self._running.close()
+    self._running = self._start(self._numbers[self._done:])
+
+
+def start_worker(parent: int, index: int, count: int) -> None:
+  """Set-up of a loader process: one core, no accelerator, no Ctrl-C, and an end when its parent ends."""
+  import jax
+  del index, count
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes us
+  jax.config.update('jax_platforms', 'cpu')
+  quieten_cv2()
+  threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def quieten_cv2() -> None:
+  """One thread an image, as images are many; and no warnings on stderr, as bad images are logged by us."""
+  import cv2
+  cv2.setNumThreads(0)
+  cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+
+def _let_grain_read_its_flags() -> None:
+  # Grain 0.2.18 reads a command-line flag of its own when it starts workers, which fails in programs that
+  # have not parsed flags by absl (tests, notebooks). Remove when the worker tests pass without.
+  from absl import flags
+  if not flags.FLAGS.is_parsed():
+    for name in flags.FLAGS:
+      if name.startswith('grain_'):
+        flags.FLAGS[name].present = True
+
+
+def _end_with(parent: int) -> None:
+  # A killed parent cannot stop its loader processes, and they would keep its shared memory for ever.
+  while os.getppid() == parent:
+    time.sleep(PARENT_POLL_S)
+  os._exit(1)

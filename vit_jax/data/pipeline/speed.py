@@ -1,0 +1,120 @@
+"""Images per second that one core prepares, for each recipe: `python -m vit_jax.data.pipeline.speed SET [SET ...]`.
+
+A SET is a folder of pictures (see `folder.py`) or of shards that `--job=prepare` wrote (see `prepared.py`). Reading,
+decoding, geometry and colours count, in processor seconds, so that the disk does not. Recipes and sets take turns, a
+chunk each, and the median over the turns is given: a machine that is busy now and then slows all of them.
+"""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data.image import jpeg_crop
+from vit_jax.data.pipeline import prefetch
+from vit_jax.data.pipeline import transforms as recipes
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening, prepared
+from vit_jax.recipes import augreg
+
+NUM_PICTURES, CHUNK, TURNS = 500, 40, 9
+IMAGE_PX = (224, 224)
+_TIMM = schema.RandAugment(2, 9., .5, .5, schema.OpTable.TIMM)
+
+
+def _like_timm(recipe: schema.Recipe) -> schema.Recipe:
+  return dataclasses.replace(recipe, interpolation=schema.Interpolation.BICUBIC, antialias=True)
+
+
+RECIPES: dict[str, schema.Recipe] = {
+    'decode and resize': schema.Recipe(crop=schema.Crop.RESIZE, flip=False),
+    'crop and flip': schema.Recipe(),
+    'area': schema.Recipe(interpolation=schema.Interpolation.AREA),
+    'bicubic': schema.Recipe(interpolation=schema.Interpolation.BICUBIC),
+    'bilinear, antialias': schema.Recipe(antialias=True),
+    'bicubic, antialias': _like_timm(schema.Recipe()),
+    'AugReg light2 (2, 10)': schema.Recipe(randaugment=augreg.randaugment(augreg.recipe('light2'))),
+    'AugReg strong2 (2, 20)': schema.Recipe(randaugment=augreg.randaugment(augreg.recipe('strong2'))),
+    'timm m9-mstd0.5-inc1': _like_timm(schema.Recipe(randaugment=_TIMM)),
+    '3-Augment': _like_timm(schema.Recipe(three_augment=True, jitter=schema.Jitter(.3, .3, .3))),
+    'colour jitter .4 .4 .2 .1': schema.Recipe(jitter=schema.Jitter(.4, .4, .2, .1)),
+    'DINO 2 + 8 views': _like_timm(schema.Recipe(views=schema.Views(on=True))),
+}
+
+
+PARTIAL = 'crop and flip, the crop alone decoded'
+"""As 'crop and flip', where nvImageCodec is installed."""
+
+
+class Speed(NamedTuple):
+  """Pictures a second of one core: median, least and most over the turns; `ratio` to the first set, by the turn."""
+  median: float
+  least: float
+  most: float
+  ratio: float
+
+
+def measure(sets: Mapping[str, Source], *, turns: int, chunk: int,
+            image_px: tuple[int, int] = IMAGE_PX) -> dict[str, dict[str, Speed]]:
+  """The host part of each recipe on each set, in turns, in one thread; processor seconds count, not the clock."""
+  transforms = {name: recipes.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
+  if jpeg_crop.is_installed():
+    transforms[PARTIAL] = recipes.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
+  rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in transforms}
+  for turn in range(turns + 1):
+    rng = np.random.default_rng(turn)
+    places = rng.random(chunk)
+    for name, transform in transforms.items():
+      for one, source in sets.items():
+        started_s = time.process_time()
+        for i in (places * min(len(source), NUM_PICTURES)).astype(int).tolist():
+          transform(source[i], rng)
+        if turn:  # the first one warms up
+          rates[name][one].append(chunk / max(1e-9, time.process_time() - started_s))
+  first = next(iter(sets))
+  return {one: {name: _speed(found[one], found[first]) for name, found in rates.items()} for one in sets}
+
+
+def _speed(rates: Sequence[float], first: Sequence[float]) -> Speed:
+  ratios = [a / b for a, b in zip(rates, first, strict=True)]
+  return Speed(statistics.median(rates), min(rates), max(rates), statistics.median(ratios))
+
+
+def open_set(where: str) -> Source:
+  """The training pictures of a folder of pictures, or of shards.
+
+  Raises:
+    UserError: it is neither.
+  """
+  kind = 'array_record' if (pathlib.Path(where) / prepared.INFO).is_file() else 'folder'
+  return opening.open_split(schema.Data(source=f'{kind}:{where}'), 'train', image_px=IMAGE_PX)
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Prints a table for each set."""
+  if not arguments:
+    print('usage: python -m vit_jax.data.pipeline.speed SET [SET ...], folders of images or shards', file=sys.stderr)
+    return 2
+  prefetch.quieten_cv2()
+  try:
+    sets = {where: open_set(where) for where in arguments}
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  for where, speeds in measure(sets, turns=TURNS, chunk=CHUNK).items():
+    print(f'{where}\n{"images/s and core, to 224 px":<30}{"median":>8}{"least":>8}{"most":>8}{"ratio":>8}')
+    for name, speed in speeds.items():
+      print(f'{name:<30}' + ''.join(f'{x:>8,.0f}' for x in speed[:3]) + f'{speed.ratio:>8.2f}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

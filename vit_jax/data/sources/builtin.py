@@ -1,0 +1,98 @@
+"""Sources that need no files: scikit-learn's digits, and synthetic pictures of any number and size."""
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.core.types import HostArray, UserError
+from vit_jax.data.source import Record, Source
+from vit_jax.data.sources import splits
+
+DIGITS_HELD_OUT, DIGITS_SEED = .2, 0   # 1,437 to train on, 360 to test on
+SYNTHETIC_EXAMPLES, SYNTHETIC_CLASSES = 1_000, 10
+SYNTHETIC_PICTURES = 61  # distinct pictures; a prime, so that they meet every class
+
+
+class Arrays:
+  """Pictures held in memory."""
+
+  def __init__(self, image: HostArray, label: HostArray, *, name: str, class_names: tuple[str, ...]) -> None:
+    """Takes `image [S, H, W, 1 or 3] u8` and `label [S] i32`."""
+    self.name, self.class_names = name, class_names
+    self._image, self._label = image, label
+    self.digest = hashlib.sha256(image.tobytes() + label.tobytes()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._label)
+
+  def __getitem__(self, index: int) -> Record:
+    return Record(self._image[index], int(self._label[index]))
+
+  def label(self, index: int) -> int:
+    return int(self._label[index])
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+
+@functools.lru_cache
+def open_digits(split: str) -> Source:
+  """1,797 handwritten digits of 8 x 8 px in 17 grey levels (UCI, by way of scikit-learn), in 0..255.
+
+  `train` and `test` hold 1,437 and 360 of them, with the classes in proportion, drawn with a fixed seed.
+  """
+  from sklearn import datasets
+  split = splits.resolve(split, ('train', 'test'), source='digits')
+  digits = datasets.load_digits()
+  mixed = np.random.Generator(np.random.Philox(key=DIGITS_SEED)).permutation(len(digits.target))
+  kept, held = splits.hold_out(digits.target[mixed], DIGITS_HELD_OUT)
+  rows = mixed[kept if split == 'train' else held]
+  image = np.round(digits.images[rows, :, :, None] * (255 / 16)).astype(np.uint8)
+  return Arrays(image, digits.target[rows].astype(np.int32), name=f'digits/{split}',
+                class_names=tuple(str(i) for i in range(10)))
+
+
+class Synthetic:
+  """Coloured noise with labels, made from the index: a stand-in for data that are not here."""
+
+  def __init__(self, *, split: str, num_examples: int, num_classes: int, image_px: tuple[int, int]) -> None:
+    self.name = f'synthetic/{split}'
+    self.class_names = tuple(f'class {i}' for i in range(num_classes))
+    self._num_examples, self._image_px = num_examples, image_px
+    self.digest = hashlib.sha256(f'{num_examples} {num_classes} {image_px}'.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return self._num_examples
+
+  def __getitem__(self, index: int) -> Record:
+    return Record(_pictures(self._image_px)[index % SYNTHETIC_PICTURES], self.label(index))
+
+  def label(self, index: int) -> int:
+    return index % len(self.class_names)
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+
+def synthetic_opener(*, num_examples: int, num_classes: int,
+                     image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens `train` with `num_examples` (0: 1,000), and `test` with as many, at most 1,000; 0 classes: 10."""
+  if num_examples < 0 or num_classes < 0:
+    raise UserError(f'data.num_examples={num_examples} and data.num_classes={num_classes}: one is negative; '
+                    'right would be 0 or more')
+
+  def open_named(split: str) -> Source:
+    split = splits.resolve(split, ('train', 'test'), source='synthetic')
+    size = num_examples or SYNTHETIC_EXAMPLES
+    return Synthetic(split=split, num_examples=size if split == 'train' else min(size, SYNTHETIC_EXAMPLES),
+                     num_classes=num_classes or SYNTHETIC_CLASSES, image_px=(image_px[0], image_px[1]))
+  return open_named
+
+
+@functools.lru_cache(maxsize=2)
+def _pictures(image_px: tuple[int, int]) -> HostArray:
+  rng = np.random.Generator(np.random.Philox(key=0))
+  return rng.integers(0, 256, (SYNTHETIC_PICTURES, *image_px, 3), np.uint8)

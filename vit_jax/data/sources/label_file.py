@@ -1,0 +1,206 @@
+"""Images of a folder with any number of classes each, as a file beside them lists: `folder:PATH` with a label file.
+
+PATH holds a file for each split, `labels_train`, `labels_val` (or `_valid`, `_validation`) and `labels_test`, or a
+single `labels`, of which a part is held out as the test split. The ending says the form; image paths are relative to
+PATH:
+
+  .csv, .tsv  a line for each image, `cats/1.jpg,cat,sofa` or with tabs: the path and then its classes, any number of
+              them. A first line whose first cell is `image`, `path` or `file` is a header and skipped.
+  .jsonl      a JSON object for each line: {"image": "cats/1.jpg", "labels": ["cat", "sofa"]}
+
+The classes are those of the training file, in the order of their names. An image without a class takes part in
+training as one that shows none of them, and does not count in evaluations.
+"""
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.core.types import UserError
+from vit_jax.data.source import Record, Source
+from vit_jax.data.sources import splits
+
+EXTENSIONS = ('.csv', '.tsv', '.jsonl')
+SPLITS = ('train', 'val', 'valid', 'validation', 'test')
+NAME, SINGLE = 'labels', ''
+_HEADERS = ('image', 'path', 'file')
+_SHOWN = 5  # problems in a message
+
+
+class Image(NamedTuple):
+  """A line of a label file: path relative to the folder, bytes, class names."""
+  path: str
+  size: int
+  labels: tuple[str, ...]
+
+
+class LabelledFiles:
+  """Image files below `root`, each with any number of classes, read when asked for."""
+
+  def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...]) -> None:
+    self.name, self.class_names, self._root = name, class_names, root
+    numbers = {c: i for i, c in enumerate(class_names)}
+    encoded = [os.fsencode(image.path) for image in images]
+    # Blocks of bytes and integers: many Python objects would take long to pickle to a loader process.
+    self._paths, self._path_ends = b''.join(encoded), np.cumsum([0] + [len(p) for p in encoded])
+    self._labels = np.array([numbers[c] for image in images for c in image.labels], np.int32)
+    self._label_ends = np.cumsum([0] + [len(image.labels) for image in images])
+    text = '\n'.join(f'{image.path} {image.size} {image.labels}' for image in images)
+    self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
+    self.most_labels = max(1, *(len(image.labels) for image in images)) if images else 1
+
+  def __len__(self) -> int:
+    return len(self._path_ends) - 1
+
+  def __getitem__(self, index: int) -> Record:
+    with open(self.describe(index), 'rb') as file:
+      return Record.multilabel(file.read(), self._labels_of(index))
+
+  def label(self, index: int) -> int:
+    """The first class of an image; -1 = it has none."""
+    return next(iter(self._labels_of(index)), -1)
+
+  def describe(self, index: int) -> str:
+    return os.path.join(self._root, os.fsdecode(self._paths[self._path_ends[index]:self._path_ends[index + 1]]))
+
+  def _labels_of(self, index: int) -> list[int]:
+    return self._labels[self._label_ends[index]:self._label_ends[index + 1]].tolist()
+
+
+def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source] | None:
+  """How to open a split of a folder with label files; None if it has none.
+
+  Args:
+    root: the folder; `~` is the home directory.
+    holdout: part of the images held out as `test` where there is a single file.
+    seed: chooses which.
+
+  Raises:
+    UserError: several files are for one split, or (when opening) a file has a problem.
+  """
+  root = os.path.abspath(os.path.expanduser(root))
+  found = _find(root)
+  if not found:
+    return None
+  train_names = functools.cache(lambda: _class_names(root, found.get('train') or found.get(SINGLE) or
+                                                     found[min(found)]))
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    if SINGLE in found:
+      return _open_single(root, found[SINGLE], split, train_names(), holdout=holdout, seed=seed)
+    name = splits.resolve(split, found, source=f'folder:{root}')
+    images = list(read(root, found[name]))
+    if extra := sorted({c for image in images for c in image.labels} - set(train_names())):
+      raise UserError(f'{os.path.join(root, found[name])}: expected classes that the training file has, got '
+                      f'{len(extra)} others: {_listed(extra)}. Correct their names, or add them to the training file.')
+    return _source(root, images, name, train_names(), seed=0)
+  return open_named
+
+
+def _find(root: str) -> dict[str, str]:
+  """Label files by split. Raises UserError if one split has several."""
+  found: dict[str, list[str]] = {}
+  for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+    stem, ending = os.path.splitext(name)
+    start, _, split = stem.partition('_')
+    if start == NAME and ending in EXTENSIONS and (split in SPLITS or stem == NAME):
+      found.setdefault(split, []).append(name)
+  if any(len(names) > 1 for names in found.values()) or (SINGLE in found and len(found) > 1):
+    listed = ', '.join(name for names in found.values() for name in names)
+    raise UserError(f'folder:{root}: expected one label file for each split, or {NAME} alone, got {listed}. Remove '
+                    'those that are not meant.')
+  return {split: names[0] for split, names in found.items()}
+
+
+def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...], *, holdout: float,
+                 seed: int) -> Source:
+  """`train` or `test` of a single label file."""
+  name = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'folder:{root}')
+  images = list(read(root, file))
+  order = splits.scattered([image.path for image in images], seed=seed)
+  num_held = round(len(images) * holdout)
+  if not 0 < num_held < len(images):
+    raise UserError(f'data.holdout: expected a part that leaves images of the {len(images)} in '
+                    f'{os.path.join(root, file)} to train and to test on, got {holdout}. Choose another one.')
+  chosen = order[num_held:] if name == 'train' else order[:num_held]
+  return _source(root, [images[i] for i in sorted(chosen)], name, class_names, seed=seed)
+
+
+def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[str, ...], *, seed: int) -> Source:
+  order = splits.scattered([image.path for image in images], seed=seed)
+  return LabelledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names)
+
+
+def _class_names(root: str, file: str) -> tuple[str, ...]:
+  names = tuple(sorted({c for _, labels in _lines(os.path.join(root, file)) for c in labels}))
+  if not names:
+    raise UserError(f'{os.path.join(root, file)}: expected at least one class, got none. {_FORM}')
+  return names
+
+
+def read(root: str, file: str) -> Iterator[Image]:
+  """The images that a label file lists, in its order.
+
+  Raises:
+    UserError: a line is of another form, or lists an image that is not there or was listed before.
+  """
+  path, seen, problems = os.path.join(root, file), set[str](), list[str]()
+  for image, labels in _lines(path):
+    where = os.path.join(root, image)
+    if image in seen:
+      problems.append(f'{image} twice')
+    elif not os.path.isfile(where):
+      problems.append(f'{image}, which is not there')
+    else:
+      seen.add(image)
+      yield Image(image, os.path.getsize(where), labels)
+  if problems or not seen:
+    raise UserError(f'{path}: expected each image below {root} at most once, got '
+                    + (_listed(problems) if problems else 'no image') + f'. {_FORM}')
+
+
+_FORM = ('A line of .csv is `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
+         '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
+
+
+def _lines(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+  """Image path and classes of each line that is not empty."""
+  try:
+    with open(path, newline='', encoding='utf-8') as file:
+      yield from _json_lines(path, file) if path.endswith('.jsonl') else _cells(path, file)
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'{path}: expected a text file in UTF-8, got {error}. {_FORM}') from error
+
+
+def _cells(path: str, lines: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+  for number, row in enumerate(csv.reader(lines, delimiter='\t' if path.endswith('.tsv') else ',')):
+    cells = [cell.strip() for cell in row]
+    if any(cells) and not (number == 0 and cells[0].lower() in _HEADERS):
+      yield cells[0], tuple(dict.fromkeys(cell for cell in cells[1:] if cell))
+
+
+def _json_lines(path: str, lines: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+  for number, line in enumerate(lines, 1):
+    if not line.strip():
+      continue
+    try:
+      entry = json.loads(line)
+      image, labels = entry['image'], entry['labels']
+      if not isinstance(image, str) or not isinstance(labels, list) or not all(isinstance(c, str) for c in labels):
+        raise TypeError('the types differ')
+    except (ValueError, KeyError, TypeError) as error:
+      raise UserError(f'{path}, line {number}: expected an object with `image` and `labels`, got '
+                      f'{line.strip()[:80]!r}. {_FORM}') from error
+    yield image, tuple(dict.fromkeys(labels))
+
+
+def _listed(names: Sequence[str]) -> str:
+  return ', '.join(names[:_SHOWN]) + (f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else '')

@@ -1,0 +1,45 @@
+"""Downloads and prepares a TFDS dataset in its own process: `python -m vit_jax.data.sources.tfds_build`.
+
+Most builders need TensorFlow, which must not share a process with JAX's devices. The files are ArrayRecord.
+"""
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from vit_jax.core.errors import UserError
+
+MISSING = 3  # exit status where a package lacks
+
+
+def build_apart(name: str, *, data_dir: str) -> None:
+  """Prepares the set NAME[/CONFIG][:VERSION] below `data_dir`, in another process.
+
+  Raises:
+    UserError: that process failed; it has said why.
+  """
+  command = [sys.executable, '-m', 'vit_jax.data.sources.tfds_build', name, data_dir]
+  status = subprocess.run(command, check=False).returncode
+  if status:
+    raise UserError(f'tfds:{name} could not be prepared in {data_dir} (exit status {status}; the reason stands above)')
+
+
+def main(arguments: Sequence[str]) -> int:
+  """The other process: exit status."""
+  import tensorflow_datasets as tfds
+  name, data_dir = arguments
+  try:
+    tfds.builder(name, data_dir=data_dir, file_format='array_record').download_and_prepare()
+  except ModuleNotFoundError as error:
+    print(f'error: preparing tfds:{name} needs the package {error.name}, which is not installed here; right would be: '
+          "pip install 'vit-jax[tfds]'. It is needed to prepare the set, not to read it.", file=sys.stderr)
+    return MISSING
+  except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError, OSError) as error:
+    print(f'error: tfds:{name}: {error}', file=sys.stderr)
+    return 1
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

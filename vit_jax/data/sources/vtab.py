@@ -1,0 +1,170 @@
+"""VTAB-1k: the 19 tasks of the Visual Task Adaptation Benchmark (arXiv 1910.04867), from sets prepared by TFDS.
+
+A task is a set of TFDS, what of it trains, validates and tests, and a rule from its features to a class; splits and
+rules are those of the authors' `task_adaptation`. `vtab:TASK` is a source with the splits
+
+  train val trainval test             all examples
+  train800 val200 train800val200      the first 800 and 200 of train and val; results are on the whole of test
+
+Records are read as they are stored, in the order of the files, without TensorFlow.
+"""
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.image import image_ops
+from vit_jax.data.source import Part, Parts, Record, Source
+from vit_jax.data.sources import splits, tf_example, tfds
+from vit_jax.data.sources.vtab_tasks import SETS, TASKS, Features, Set, Task
+
+if TYPE_CHECKING:
+  from tensorflow_datasets.core import DatasetBuilder
+
+NUM_TRAIN, NUM_VAL = 800, 200
+SPLITS = ('train', 'val', 'trainval', 'test', 'train800', 'val200', 'train800val200')
+
+
+class Range(NamedTuple):
+  """Examples `start` to `stop` of a split of TFDS."""
+  split: str
+  start: int
+  stop: int
+
+
+class VtabSource:
+  """A whole split of TFDS as a task sees it."""
+
+  def __init__(self, builder: DatasetBuilder, split: str, task: Task) -> None:
+    info = builder.info.splits[split]
+    self.name = f'vtab:{task.name}/{split}'
+    self._task = task
+    self.class_names = _class_names(builder, task)
+    self._records = tfds.open_records(builder, split)
+    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {task.name}'
+    self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> Record:
+    features = self.features(index)
+    stored = tf_example.first(features, self._task.image)
+    assert isinstance(stored, bytes)
+    image: bytes | HostArray = stored
+    if self._task.pixel_factor != 1:
+      image = image_ops.decode(stored) * np.uint8(self._task.pixel_factor)
+    return Record(image, self._label(features))
+
+  def features(self, index: int) -> Features:
+    """All features of an example, in lists, as they are stored."""
+    return tf_example.parse(self._records[index])
+
+  def label(self, index: int) -> int:
+    return self._label(self.features(index))
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+  def _label(self, features: Features) -> int:
+    label = self._task.label(features)
+    if not 0 <= label < self._task.num_classes:
+      raise UserError(f'{self.name} has an example of class {label}; a class of {self._task.name} is 0 to '
+                      f'{self._task.num_classes - 1}')
+    return label
+
+
+def _class_names(builder: DatasetBuilder, task: Task) -> tuple[str, ...]:
+  """Names as the set has them where the task's classes are its own, else numbers."""
+  names = tuple(builder.info.features[task.label_feature].names) if task.label_feature else ()
+  if names and len(names) != task.num_classes:
+    raise UserError(f'{builder.info.full_name} has {len(names)} classes; VTAB has {task.num_classes} in {task.name}')
+  return names or tuple(f'{task.name} {i}' for i in range(task.num_classes))
+
+
+def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
+  """How to open a split of a task.
+
+  Args:
+    name: of the task, such as `clevr/count_all`.
+    data_dir: where prepared sets lie; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+
+  Raises:
+    UserError: there is no such task, or its set is not there: then with what gets it.
+  """
+  task = find(name)
+  own = SETS[task.dataset]
+  try:
+    folder = tfds.find(task.dataset, data_dir=data_dir)
+  except UserError as error:
+    if 'is not prepared' not in str(error):
+      raise
+    raise UserError(how_to_get(task, own, tfds.data_folder(data_dir))) from None
+
+  @functools.cache
+  def builder() -> DatasetBuilder:
+    return tfds.open_builder(folder)
+
+  @functools.cache
+  def stored(split: str) -> VtabSource:
+    return VtabSource(builder(), splits.resolve(split, builder().info.splits, source=f'tfds:{task.dataset}'), task)
+
+  def open_named(split: str) -> Source:
+    split = splits.resolve(split, SPLITS, source=f'vtab:{name}')
+    counts = {one: len(stored(one)) for one in own.stored}
+    return Parts([Part(stored(r.split), r.start, r.stop) for r in ranges(own, counts, split)],
+                 name=f'vtab:{name}/{split}')
+  return open_named
+
+
+def find(name: str) -> Task:
+  """The task of a name; raises UserError if there is none."""
+  if name not in TASKS:
+    near = difflib.get_close_matches(name, TASKS, 1)
+    raise UserError(f'VTAB has no task {name!r}' + (f'; did you mean {near[0]}?' if near else '')
+                    + f' There are: {", ".join(TASKS)}')
+  return TASKS[name]
+
+
+def ranges(own: Set, counts: Mapping[str, int], split: str) -> list[Range]:
+  """What a split of VTAB is in the splits of TFDS.
+
+  Args:
+    own: the set.
+    counts: examples of each of its stored splits.
+    split: one of `SPLITS`.
+
+  Raises:
+    UserError: there are fewer examples than 800 and 200.
+  """
+  whole = {part: _range(rule.split, rule.start, rule.stop, counts) for part, rule in own.parts.items()}
+  first = {part: whole[part]._replace(stop=whole[part].start + num)
+           for part, num in (('train', NUM_TRAIN), ('val', NUM_VAL))}
+  found = {'trainval': [whole['train'], whole['val']], 'train800': [first['train']], 'val200': [first['val']],
+           'train800val200': [first['train'], first['val']]}.get(split) or [whole[split]]
+  for part in ('train', 'val'):
+    if first[part] in found and first[part].stop > whole[part].stop:
+      raise UserError(f'{split} wants {first[part].stop - first[part].start} examples of {part}, but there are '
+                      f'{whole[part].stop - whole[part].start}; want the whole set')
+  return found
+
+
+def _range(split: str, start: int, stop: int, counts: Mapping[str, int]) -> Range:
+  """Per cent of a split, rounded down."""
+  return Range(split, start * counts[split] // 100, stop * counts[split] // 100)
+
+
+def how_to_get(task: Task, own: Set, data_dir: str) -> str:
+  """What a person has to do for a set that is not there."""
+  steps = [f'{own.manual} into {os.path.join(data_dir, "downloads", "manual")}; then' if own.manual else '',
+           f'python -m vit_jax.data.sources.tfds_build {task.dataset} {data_dir}']
+  return (f'VTAB task {task.name}: tfds:{task.dataset} is not prepared in {data_dir}. To get it (TFDS needs the '
+          f'package tensorflow for that, reading does not): {" ".join(filter(None, steps))}')

@@ -1,0 +1,156 @@
+"""The 19 tasks of VTAB as a table: sets of TFDS with their splits, and rules from features to classes.
+
+Features come in lists, by their path, as a record stores them: a sequence of n places `[n, 3]` is `objects/location`
+with 3 n numbers.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.sources.tf_example import Values
+from vit_jax.recipes import vtab
+
+Features = Mapping[str, Values]
+
+CLEVR_EDGES = (0., 8., 8.5, 9., 9.5, 10., 100.)  # of depth, closest object
+KITTI_EDGES = (-100., 8., 20., 999.)             # m, closest vehicle
+KITTI_NONE = 1000.                               # m, where there is none
+NUM_VEHICLES = 3                                 # first types of KITTI: Car, Van, Truck
+CLEVR_FEWEST = 3                                 # objects in an image
+
+
+class Rule(NamedTuple):
+  """A part of a split of TFDS, in per cent of it."""
+  split: str
+  start: int
+  stop: int
+
+
+class Set(NamedTuple):
+  """A set: what trains, validates and tests (`train`, `val`, `test`), and how it is got where TFDS cannot."""
+  parts: Mapping[str, Rule]
+  manual: str = ''
+
+  @property
+  def stored(self) -> list[str]:
+    """Splits of TFDS that are needed."""
+    return list(dict.fromkeys(rule.split for rule in self.parts.values()))
+
+
+class Task(NamedTuple):
+  """A task.
+
+  dataset: of TFDS, with its configuration.
+  label: from the features of an example to its class.
+  label_feature: whose classes the task's are, if they are those of one feature.
+  pixel_factor: of stored pixels.
+  """
+  name: str
+  group: str
+  dataset: str
+  num_classes: int
+  label: Callable[[Features], int]
+  label_feature: str = 'label'
+  image: str = 'image'
+  pixel_factor: int = 1
+
+
+def take(name: str, features: Features) -> int:
+  """The class that a feature says."""
+  return int(features[name][0])
+
+
+def merge(name: str, num_stored: int, num_classes: int, features: Features) -> int:
+  """One of `num_stored` values in order, as one of `num_classes` equal parts of them."""
+  return take(name, features) * num_classes // num_stored
+
+
+def count_objects(features: Features) -> int:
+  """CLEVR: 3 to 10 objects."""
+  return len(features['objects/size']) - CLEVR_FEWEST
+
+
+def closest_object(features: Features) -> int:
+  """CLEVR: which bin the depth of the nearest object is in."""
+  depth = np.reshape(np.asarray(features['objects/pixel_coords'], np.float32), (-1, 3))[:, 2]
+  return bin_of(float(depth.min()), CLEVR_EDGES)
+
+
+def closest_vehicle(features: Features) -> int:
+  """KITTI: which bin the distance along the road of the nearest car, van or truck is in; the last: there is none."""
+  kinds = np.asarray(features['objects/type'], np.int64)
+  far = np.reshape(np.asarray(features['objects/location'], np.float32), (-1, 3))[:, 2]
+  return bin_of(float(min([*far[kinds < NUM_VEHICLES], KITTI_NONE])), KITTI_EDGES)
+
+
+def bin_of(value: float, edges: Sequence[float]) -> int:
+  """The last bin whose lower edge is below the value: bin i is (edges[i], edges[i + 1]]."""
+  return int(np.searchsorted(edges, value, side='left')) - 1
+
+
+def _of_train(percent: int, test: str = 'test') -> Mapping[str, Rule]:
+  """The first part of train, the rest of it, and another split."""
+  return {'train': Rule('train', 0, percent), 'val': Rule('train', percent, 100), 'test': Rule(test, 0, 100)}
+
+
+_NATIVE = {'train': Rule('train', 0, 100), 'val': Rule('validation', 0, 100), 'test': Rule('test', 0, 100)}
+_SIXTY = {'train': Rule('train', 0, 60), 'val': Rule('train', 60, 80), 'test': Rule('train', 80, 100)}
+_EIGHTY = {'train': Rule('train', 0, 80), 'val': Rule('train', 80, 90), 'test': Rule('train', 90, 100)}
+_HALVED = {'train': Rule('train', 0, 100), 'val': Rule('test', 0, 50), 'test': Rule('test', 50, 100)}
+
+_RETINOPATHY, _CLEVR, _DSPRITES, _NORB = 'diabetic_retinopathy_detection/btgraham-300', 'clevr', 'dsprites', 'smallnorb'
+SETS: dict[str, Set] = {
+    'caltech101': Set(_of_train(90)),
+    'cifar100': Set(_of_train(90)),
+    'dtd': Set(_NATIVE),
+    'oxford_flowers102': Set(_NATIVE),
+    'oxford_iiit_pet': Set(_of_train(80)),
+    'sun397/tfds': Set(_NATIVE),
+    'svhn_cropped': Set(_of_train(90)),
+    'patch_camelyon': Set(_NATIVE),
+    'eurosat/rgb': Set(_SIXTY),
+    'resisc45': Set(_SIXTY, 'download NWPU-RESISC45.rar by hand (https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs) and '
+                            'unpack it'),
+    _RETINOPATHY: Set(_NATIVE, 'download train, test, sample, trainLabels.csv and sampleSubmission.csv by hand '
+                               '(https://www.kaggle.com/c/diabetic-retinopathy-detection/data) and unpack them'),
+    _CLEVR: Set(_of_train(90, 'validation')),
+    'dmlab': Set(_NATIVE),
+    'kitti': Set(_NATIVE),
+    _DSPRITES: Set(_EIGHTY),
+    _NORB: Set(_HALVED),
+}
+
+
+def _task(name: str, dataset: str, label: Callable[[Features], int] | str = 'label', *, pixel_factor: int = 1) -> Task:
+  """A task by its rule, or by the feature whose classes it has."""
+  group, num_classes = vtab.TASKS[name]
+  if isinstance(label, str):
+    return Task(name, group, dataset, num_classes, functools.partial(take, label), label)
+  return Task(name, group, dataset, num_classes, label, '', pixel_factor=pixel_factor)
+
+
+TASKS: dict[str, Task] = {task.name: task for task in (
+    _task('caltech101', 'caltech101'),
+    _task('cifar100', 'cifar100'),
+    _task('dtd', 'dtd'),
+    _task('flowers102', 'oxford_flowers102'),
+    _task('pets', 'oxford_iiit_pet'),
+    _task('sun397', 'sun397/tfds'),
+    _task('svhn', 'svhn_cropped'),
+    _task('patch_camelyon', 'patch_camelyon'),
+    _task('eurosat', 'eurosat/rgb'),
+    _task('resisc45', 'resisc45'),
+    _task('retinopathy', _RETINOPATHY),
+    _task('clevr/count', _CLEVR, count_objects),
+    _task('clevr/distance', _CLEVR, closest_object),
+    _task('dmlab', 'dmlab'),
+    _task('kitti/distance', 'kitti', closest_vehicle),
+    _task('dsprites/x_position', _DSPRITES, functools.partial(merge, 'label_x_position', 32, 16), pixel_factor=255),
+    _task('dsprites/orientation', _DSPRITES, functools.partial(merge, 'label_orientation', 40, 16), pixel_factor=255),
+    _task('smallnorb/azimuth', _NORB, 'label_azimuth'),
+    _task('smallnorb/elevation', _NORB, 'label_elevation'),
+)}

@@ -1,0 +1,97 @@
+"""An ONNX file of a network: its graph, its parameters, and how to run it with onnxruntime."""
+from __future__ import annotations
+
+import importlib
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, HostArray, Params
+from vit_jax.export import graph as export_graph
+from vit_jax.export import rules
+
+IR_VERSION = 9  # of the file format; that of OPSET's release of ONNX
+MOST_BYTES = 1_900_000_000  # of parameters inside the file; more of them lie beside it, as a protobuf ends at 2 GiB
+
+
+def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params, image: jax.ShapeDtypeStruct, *,
+          output: str, about: Mapping[str, str]) -> None:
+  """Writes the function of an image as ONNX.
+
+  Args:
+    path: of the file; parameters above `MOST_BYTES` go to `<path>.data`.
+    function: `[B, H, W, 3]` to one array.
+    params: those inside the function, for the names of its tensors.
+    image: one image, `[1, H, W, 3]` of the input's dtype; the file takes any number.
+    output: name of the result.
+    about: properties that the file carries.
+
+  Raises:
+    UserError: onnx is not installed, or the network does something that there is no rule for.
+  """
+  onnx = need('onnx')
+  batch, = export.symbolic_shape('batch')
+  traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((batch, *image.shape[1:]), image.dtype))
+  writer = export_graph.Writer(onnx.helper, batch, names_of(params), rules.RULES)
+  start = export_graph.Value('image', (batch, *image.shape[1:]))
+  writer.count_images(start)
+  found, = writer.write(traced.jaxpr, traced.consts, [start])
+  writer.nodes.append(onnx.helper.make_node('Identity', [found.name], [output], name='result'))
+  shape = traced.out_avals[0].shape
+  kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(image.dtype))
+  graph = onnx.helper.make_graph(
+      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info('image', kind, ['batch', *image.shape[1:]])],
+      [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ['batch', *shape[1:]])],
+      [onnx.numpy_helper.from_array(array, name) for name, array in writer.stored.items()])
+  model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
+                                 opset_imports=[onnx.helper.make_opsetid('', rules.OPSET)])
+  onnx.helper.set_model_props(model, {**about, 'opset': str(rules.OPSET)})
+  is_large = sum(array.nbytes for array in writer.stored.values()) > MOST_BYTES
+  onnx.save_model(model, str(path), save_as_external_data=is_large, location=beside(path) if is_large else None)
+  onnx.checker.check_model(str(path), full_check=True)
+
+
+def beside(path: pathlib.Path) -> str:
+  """Name of the file with the parameters that are too large for the graph's."""
+  return f'{path.name}.data'
+
+
+def run(path: pathlib.Path, image: HostArray) -> HostArray:
+  """What onnxruntime makes of the file's input, on the CPU.
+
+  Raises:
+    UserError: onnxruntime is not installed.
+  """
+  session = need('onnxruntime').InferenceSession(str(path), providers=['CPUExecutionProvider'])
+  found, = session.run(None, {'image': image})
+  return found
+
+
+def names_of(params: Params) -> dict[str, str]:
+  """Path names of parameters by their digest; of stacked blocks, each for itself, as `backbone/blocks/3/…`."""
+  found: dict[str, str] = {}
+  for path, leaf in trees.flatten(params).items():
+    if '/blocks/' in f'/{path}':
+      before, _, after = path.partition('blocks/')
+      for layer, one in enumerate(np.asarray(leaf)):
+        found.setdefault(export_graph.digest(one), f'{before}blocks/{layer}/{after}')
+    found.setdefault(export_graph.digest(leaf), path)
+  return found
+
+
+def need(package: str) -> Any:
+  """An optional package.
+
+  Raises:
+    UserError: it is not installed.
+  """
+  try:
+    return importlib.import_module(package)
+  except ImportError as error:
+    raise UserError(f"{package} is not installed ({error}); want: pip install 'vit-jax[onnx]'") from error

@@ -1,0 +1,144 @@
+"""The state a run begins with: random parameters, and those of `config.init_from` in their place."""
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import PyTree
+from vit_jax.data.sources import classes
+from vit_jax.jobs import build, run_directory
+from vit_jax.record import storage
+from vit_jax.train.state import TrainState
+from vit_jax.weights import adapt, loading
+from vit_jax.weights.adapt import Target
+from vit_jax.weights.loading import Weights
+
+log = logging.getLogger('vit_jax.jobs')
+
+COPIES = ('ema', 'teacher', 'inner/teacher')
+"""Parts of `extra` that begin as copies of the parameters."""
+STATES = ('model_state', 'inner/model_state')
+TRAINED = ('trained', 'inner/trained')
+"""Where distillation has its teacher."""
+
+
+class Given(NamedTuple):
+  """Arrays that take the place of random ones, by path name in the parameters and in `extra`, and what is told."""
+  params: dict[str, np.ndarray]
+  extra: dict[str, np.ndarray]
+  told: dict[str, object]
+
+
+def begin(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...], workdir: storage.Path,
+          found: Weights | None = None) -> TrainState:
+  """The state of step 0; what was taken from weights is logged, and written to `init.json`.
+
+  Args:
+    config: of the run.
+    parts: of the run.
+    class_names: of the data.
+    workdir: for `init.json`.
+    found: the weights of `config.init_from` if they have been read; else they are read now.
+
+  Raises:
+    UserError: weights are asked for that cannot be had, or do not fit; before anything is on a device.
+  """
+  given: dict[str, Given] = {}
+  if config.init_from:
+    given['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, parts,
+                                       class_names)
+  if isinstance(config.objective, schema.Distill):
+    given['teacher'] = _teacher(config.objective.teacher, config, parts, class_names)
+  state = parts.program.init_fn()
+  for one in given.values():
+    state = state._replace(params=_replaced(state.params, one.params), extra=_replaced(state.extra, one.extra))
+  if given:
+    run_directory.write_json(workdir / 'init.json', {name: one.told for name, one in given.items()})
+  return state
+
+
+def _from_weights(found: Weights, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...]) -> Given:
+  log.info('%s', loading.text(found))
+  for text in adapt.preprocessing_differs(found, config.data.recipe):
+    log.warning('%s', text)
+  target = Target(config.model, config.image_px, parts.program.abstract_state.params, class_names)
+  fitted = adapt.adapt(found, target)
+  log.info('Into this run:\n%s', fitted.report.text())
+  params, statistics = _leaves(fitted.params), _leaves(fitted.state)
+  extra = {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()}
+  extra |= {f'{place}/{name}': leaf for place in STATES for name, leaf in statistics.items()}
+  return Given(params, extra, _told(found, fitted))
+
+
+def _teacher(teacher: schema.Teacher, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...]) -> Given:
+  """The trained teacher of distillation, which is part of `extra`."""
+  if not teacher.weights:
+    raise UserError("objective.teacher.weights='': distillation learns from a trained network; want a weight file")
+  found = loading.load(teacher.weights)
+  log.info('Teacher: %s', loading.text(found))
+  check_order(found, class_names, is_listed=bool(config.data.classes))
+  for name, own, said in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
+    if not np.allclose(own, said, atol=1e-3):
+      log.warning('objective.teacher.%s=%s, but its weights know images with %s', name, tuple(said), own)
+  extra = parts.program.abstract_state.extra
+  trained = extra.get('inner', extra)['trained']
+  like = {name: trained[name] for name in ('backbone', 'head')}
+  fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None))
+  leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
+  return Given({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
+               _told(found, fitted))
+
+
+def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
+  return {name: np.asarray(leaf) for name, leaf in trees.flatten(tree).items()}
+
+
+def check_order(found: Weights, class_names: tuple[str, ...], *, is_listed: bool) -> None:
+  """Makes sure that the head's outputs are these classes, as far as it is known.
+
+  Args:
+    found: weights with a head.
+    class_names: of the data.
+    is_listed: a person has listed them in the order of the outputs.
+
+  Raises:
+    UserError: they are not.
+  """
+  if not found.num_classes:
+    raise UserError(f'{found.source} has no head, so it knows no classes; want weights that were trained on classes')
+  if found.num_classes != len(class_names):
+    raise UserError(f'{found.source} knows {found.num_classes:,} classes, the data has {len(class_names):,}; want '
+                    'data.classes=FILE with a line for each output, in their order')
+  if not found.class_names and not is_listed:
+    log.warning('%s does not name its classes; they are taken to be in the order of the data: %s, %s, …', found.source,
+                *class_names[:2])
+  in_order = tuple(range(len(class_names)))
+  if found.class_names and classes.match(class_names, found.class_names, where=found.source) != in_order:
+    raise UserError(f'{found.source} has the classes of the data in another order; want data.classes=FILE with a line '
+                    'for each output, in their order')
+
+
+def _replaced(tree: PyTree, leaves: Mapping[str, np.ndarray]) -> PyTree:
+  """The tree with some of its arrays replaced, each laid out as it was."""
+  def place(name: str, old: jax.Array) -> jax.Array:
+    new = leaves.get(name)
+    if new is None:
+      return old
+    assert new.shape == old.shape, (name, new.shape, old.shape)
+    return jax.make_array_from_callback(old.shape, old.sharding, lambda index: new[index].astype(old.dtype))
+
+  return trees.map_named(place, tree)
+
+
+def _told(found: Weights, fitted: adapt.Adapted) -> dict[str, object]:
+  return {'source': found.source, 'family': found.family, 'read': found.report.plain(),
+          'fitted': fitted.report.plain()}
+
+

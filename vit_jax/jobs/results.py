@@ -1,0 +1,122 @@
+"""What a run or an evaluation ends in: final numbers, `evaluate.json`, `predictions.npz`."""
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.core.contracts import Viewed
+from vit_jax.data.image.image_ops import BadImage
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Source
+from vit_jax.evaluate import fewshot
+from vit_jax.evaluate.classify import TOP
+from vit_jax.evaluate.results import Measuring, Result
+from vit_jax.jobs import run_directory
+from vit_jax.record import storage
+from vit_jax.train.state import TrainState
+
+NUM_EXAMPLES = 12
+"""Pictures kept for the report, right and wrong each."""
+
+
+class Final(NamedTuple):
+  """Results by evaluation and view; `headline` is the one a single number is quoted from, `name` and `view` its own.
+
+  seconds: what each evaluation took, over its views.
+  """
+  results: dict[str, dict[str, Result]]
+  headline: Result | None
+  name: str
+  view: str
+  seconds: dict[str, float]
+
+  @property
+  def metrics(self) -> dict[str, float]:
+    """All numbers as `<evaluation>/<metric>[@view]`."""
+    return {metric_name(e, metric, view): value for e, views in self.results.items()
+            for view, result in views.items() for metric, value in result.metrics.items()}
+
+  @property
+  def feature_seconds(self) -> dict[str, float]:
+    """Of `seconds`, those that went into taking features."""
+    return {name: round(sum(one.features_s for one in group.values()), 3) for name, group in self.results.items()}
+
+
+def metric_name(evaluation: str, metric: str, view: str) -> str:
+  return f'{evaluation}/{metric}' + ('' if view == 'student' else f'@{view}')
+
+
+def is_telling(metric: str, num_classes: float) -> bool:
+  """Whether a metric is worth a person's look: the best five of few classes are nearly always right; not each seed."""
+  is_sure = num_classes <= TOP and re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
+  return not is_sure and not re.search(r'_seed\d+', metric)
+
+
+def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
+  """Runs every evaluation of every view. The headline is the first evaluation of the averaged weights, if
+  there are any, else of the raw ones: chosen before the result is known."""
+  views = objective.views()
+  results: dict[str, dict[str, Result]] = {}
+  seconds: dict[str, float] = {}
+  for name in in_order(evaluators):
+    began = time.monotonic()
+    results[name] = {view: one.measure(views[view].select(state.params, state.extra))
+                     for view, one in evaluators[name].items()}
+    seconds[name] = round(time.monotonic() - began, 3)
+  results = {name: results[name] for name in evaluators}
+  for name, group in results.items():
+    view = 'ema' if 'ema' in group else next(iter(group))
+    return Final(results, group[view], name, view, seconds)
+  return Final(results, None, '', '', seconds)
+
+
+def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
+  """Names in the order in which to run: few-shot last, which takes its shots from features that others stored."""
+  return sorted(evaluators, key=lambda name: any(isinstance(one, fewshot.FewShot) for one in evaluators[name].values()))
+
+
+def write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform) -> None:
+  """Writes `evaluate.json`; `fit` is what its images went through."""
+  headline = final.headline
+  content: dict[str, Any] = {
+      'step': step, 'evaluation': final.name, 'view': final.view,
+      'metric': headline.headline if headline else None, 'top1': headline.score if headline else None,
+      'top5': headline.metrics.get('top5') if headline else None,
+      'num_examples': headline.num_examples if headline else 0,
+      'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
+      'metrics': final.metrics, 'seconds': final.seconds, 'feature_seconds': final.feature_seconds,
+      'preprocessing': transforms.eval_summary(fit.recipe, fit.image_px)}
+  run_directory.write_json(workdir / 'evaluate.json', content)
+
+
+def write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],
+                      fit: transforms.EvalTransform) -> None:
+  """Writes `predictions.npz`: every guess of the headline, and a few pictures, right ones and wrong ones."""
+  if jax.process_index() or final.headline is None or final.headline.guesses is None:
+    return
+  guesses = final.headline.guesses
+  right = guesses.top[:, 0] == guesses.label
+  wrong = np.flatnonzero(~right)
+  wrong = wrong[np.argsort(-guesses.probability[wrong, 0], kind='stable')][:NUM_EXAMPLES]
+  right = np.flatnonzero(right)
+  spread = right[np.linspace(0, len(right) - 1, min(NUM_EXAMPLES, len(right))).astype(int)]
+  shown = []
+  for row in [*wrong, *spread]:
+    index = int(guesses.index[row])
+    try:
+      shown.append((index, source.describe(index), fit(source[index])['image']))
+    except BadImage:
+      continue
+  content = io.BytesIO()
+  np.savez_compressed(
+      content, split=final.name, view=final.view, class_names=np.array(class_names), index=guesses.index,
+      label=guesses.label, top=guesses.top, probability=guesses.probability,
+      example_index=np.array([s[0] for s in shown], np.int32), example_name=np.array([s[1] for s in shown]),
+      example_image=np.stack([s[2] for s in shown]) if shown else np.zeros((0, 1, 1, 3), np.uint8))
+  run_directory.write_bytes(workdir / 'predictions.npz', content.getvalue())

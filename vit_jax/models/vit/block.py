@@ -1,0 +1,146 @@
+"""One encoder block (ViT paper, eqs. 2 and 3): attention and MLP, each after a LayerNorm and added back.
+
+Its published variations: LayerScale, SwiGLU, parallel branches, and the axial pair of blocks. Names the
+values that `stack.py` may save for the backward pass: `query`, `key`, `value`, `attention` (in
+`attention.py`), `residual` (after the attention branch), `mlp` (before the activation).
+"""
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.nn import initializers
+from jax.typing import DTypeLike
+
+from vit_jax.config.schema import AttentionKernel, Gelu
+from vit_jax.core.types import Array, Key
+from vit_jax.models.kernels.norm_act import gelu
+from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, xavier_uniform
+from vit_jax.models.vit.attention import Attention
+
+MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
+
+
+class Mlp(nn.Module):
+  """`W2 gelu(W1 x + b1) + b2`, or with `swiglu` `W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202).
+
+  Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`.
+  """
+  hidden: int
+  gelu: Gelu
+  swiglu: bool
+  dropout: float
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: Array, key: Key | None) -> Array:
+    """`[..., D]` to `[..., D]`."""
+    bias_init, lead = initializers.normal(MLP_BIAS_STDDEV), x.ndim - 1
+
+    def project(name: str) -> Array:
+      hidden_F = Dense((self.hidden,), self.dtype, xavier_uniform, bias_init, lead=lead, name=name)(x)
+      return checkpoint_name(hidden_F, 'mlp')
+
+    hidden_F = jax.nn.silu(project('gate')) * project('up') if self.swiglu else gelu(project('up'), self.gelu)
+    hidden_F = dropout(hidden_F, self.dropout, key)
+    return Dense((x.shape[-1],), self.dtype, xavier_uniform, bias_init, lead=lead, name='down')(hidden_F)
+
+
+class Block(nn.Module):
+  """Pre-norm encoder block: `z' = MSA(LN(z)) + z` (eq. 2), `z = MLP(LN(z')) + z'` (eq. 3).
+
+  With `parallel` instead `z = MSA(LN(z)) + MLP(LN(z)) + z`, one norm for both (ViT-22B, arXiv 2302.05442,
+  section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
+  multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), and with `branch_scale`
+  by this number.
+  """
+  heads: int
+  mlp: int
+  gelu: Gelu
+  norm_eps: float
+  dropout: float
+  dtype: DTypeLike
+  attention_dropout: float
+  qk_norm: bool
+  relative: int
+  swiglu: bool
+  layer_scale: float
+  parallel: bool
+  qkv_bias: bool = True
+  branch_scale: float = 1.
+  attention: AttentionKernel = AttentionKernel.XLA
+
+  @nn.compact
+  def __call__(self, x: Array, *, num_images: int, num_sequences: int, rate: Array | None,
+               dropout_key: Key | None, capture: bool,
+               nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    """One block.
+
+    Args:
+      x: `[B, M, D]` in the compute dtype; the first two axes may be joined.
+      num_images: B; stochastic depth drops branches of whole images.
+      num_sequences: number of equal runs of rows that attention stays within; B, or more for axial attention.
+      rate: f32 scalar, probability that a branch is dropped; None = never.
+      dropout_key: None switches dropout and stochastic depth off.
+      capture: also return the attention weights.
+      nudge: `[num_sequences, A, m, m]` f32, added to these weights before they are used; None = nothing.
+
+    Returns:
+      The shape of `x`, and `{}` or `{'attention': [num_sequences, A, m, m] f32}`.
+    """
+    num_keys = 5 + (self.attention_dropout > 0.)
+    keys = (None,) * 6 if dropout_key is None else tuple(jax.random.split(dropout_key, num_keys))
+    attn = Attention(self.heads, self.dtype, self.qk_norm, self.norm_eps, self.attention_dropout, self.relative,
+                     self.qkv_bias, self.attention, name='attn')
+    mlp = Mlp(self.mlp, self.gelu, self.swiglu, self.dropout, self.dtype, name='mlp')
+    normed = LayerNorm(self.norm_eps, name='norm1')(x)
+    y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, nudge=nudge,
+                       dropout_key=keys[5] if self.attention_dropout > 0. else None)
+    y = self._scaled(dropout(y, self.dropout, keys[0]), 'scale1')
+    if self.parallel:
+      y = y + self._scaled(dropout(mlp(normed, keys[2]), self.dropout, keys[3]), 'scale2')
+      return x + drop_path(y, rate, keys[1], num_images=num_images), captured
+    x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
+    y = mlp(LayerNorm(self.norm_eps, name='norm2')(x), keys[2])
+    y = self._scaled(dropout(y, self.dropout, keys[3]), 'scale2')
+    return x + drop_path(y, rate, keys[4], num_images=num_images), captured
+
+  def _scaled(self, y: Array, name: str) -> Array:
+    y = y if self.branch_scale == 1. else y * self.branch_scale
+    if not self.layer_scale:
+      return y
+    scale = self.param(name, initializers.constant(self.layer_scale), (y.shape[-1],))
+    return y * jnp.expand_dims(scale.astype(y.dtype), range(y.ndim - 1))
+
+
+class AxialBlock(nn.Module):
+  """A block within the rows of the token grid, then one within its columns (ViT paper, Appendix D.6)."""
+  row: Block
+  column: Block
+
+  def __call__(self, x: Array, *, num_images: int, grid: tuple[int, int], rate: Array | None,
+               dropout_key: Key | None, capture: bool) -> tuple[Array, dict[str, Array]]:
+    """Both blocks; `grid` is `(h, w)`, the other arguments are those of `Block`.
+
+    Returns:
+      The shape of `x`, and `{}` or `row_attention [B, h, A, w, w]`, `column_attention [B, w, A, h, h]` f32.
+    """
+    h, w = grid
+    keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
+
+    def within(block: Block, x: Array, num_runs: int, key: Key | None) -> tuple[Array, Array | None]:
+      y, captured = block(x, num_images=num_images, num_sequences=num_images * num_runs, rate=rate,
+                          dropout_key=key, capture=capture)
+      weights = captured.get('attention')
+      return y, None if weights is None else weights.reshape(num_images, num_runs, *weights.shape[1:])
+
+    x, rows = within(self.row, x, h, keys[0])
+    x, columns = within(self.column, _swapped(x, num_images, h, w), w, keys[1])
+    captured = {} if rows is None or columns is None else {'row_attention': rows, 'column_attention': columns}
+    return _swapped(x, num_images, w, h), captured
+
+
+def _swapped(x: Array, num_images: int, h: int, w: int) -> Array:
+  """`[B * h * w, D]` to `[B * w * h, D]`."""
+  return x.reshape(num_images, h, w, -1).swapaxes(1, 2).reshape(x.shape)

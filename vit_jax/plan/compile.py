@@ -1,0 +1,138 @@
+"""Compiles the train step of a config for a topology, in a process of its own, and measures the result.
+
+The parent sets the environment that the compiler needs before jax is imported (`topologies.environment`), so
+that a machine's own devices and the libraries of absent ones stay out of each other's way.
+"""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.plan import compiled, operations, topologies
+
+FAILURE_LINES = 12
+"""Lines of the compiler's own output that an error shows."""
+
+
+class Request(NamedTuple):
+  """What to compile. The data is not needed: only its numbers."""
+  config: schema.Config
+  topology: str
+  num_examples: int
+  num_classes: int
+  in_memory: bool
+
+  def parse(self) -> topologies.Topology:
+    """The topology, as many slices of it as the config lays the run out for."""
+    return topologies.parse(self.topology, slices=self.config.mesh.slices)
+
+
+class Answer(NamedTuple):
+  """The compiled step of one device; bytes. `overflow` is set, and the rest 0, if it does not fit.
+
+  peak_bytes: most that lives at once, arguments included.
+  operations: those with cycles, most first.
+  """
+  overflow: compiled.Overflow | None = None
+  argument_bytes: int = 0
+  temp_bytes: int = 0
+  alias_bytes: int = 0
+  peak_bytes: int = 0
+  costs: compiled.Costs = compiled.NOTHING
+  lower_s: float = 0.
+  compile_s: float = 0.
+  device_kind: str = ''
+  operations: Sequence[operations.Operation] = ()
+
+
+def ask(request: Request) -> Answer:
+  """Compiles in a child process.
+
+  Raises:
+    UserError: with the end of the child's output, if the compiler fails for another reason than memory.
+  """
+  topology = request.parse()
+  root = str(pathlib.Path(__file__).resolve().parents[2])
+  paths = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
+  environment = {**os.environ, **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
+  with tempfile.TemporaryDirectory(prefix='vit_jax_plan_') as folder:
+    asked, answer = pathlib.Path(folder, 'request'), pathlib.Path(folder, 'answer.json')
+    asked.write_bytes(pickle.dumps(request))
+    done = subprocess.run([sys.executable, '-m', 'vit_jax.plan.compile', str(asked), str(answer)],
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode or not answer.exists():
+      tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
+      if done.returncode == -signal.SIGKILL:
+        tail = 'it was killed, as happens where this machine runs out of memory: a full-size model takes a few GiB'
+      raise UserError(f'compiling for {topology.label} failed (status {done.returncode}):\n{tail}')
+    return decode(json.loads(answer.read_text()))
+
+
+def decode(content: dict) -> Answer:
+  """An answer from its JSON."""
+  if 'error' in content:
+    raise UserError(content['error'])
+  lost, (cycles, unknown, rows, kernels) = content.pop('overflow'), content.pop('costs')
+  costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows],
+                         [compiled.Kernel(*row) for row in kernels])
+  parts = [operations.Operation(*row) for row in content.pop('operations')]
+  return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts, **content)
+
+
+def measure(request: Request) -> Answer:
+  """Compiles here and now; the environment must have been set."""
+  import jax
+
+  from vit_jax.jobs import build
+  from vit_jax.parallel import mesh as meshes
+  topology = request.parse()
+  devices = topologies.open_devices(topology)
+  config = request.config
+  parts = build.parts(config, mesh=meshes.make(config.mesh, devices), num_examples=request.num_examples,
+                      num_classes=request.num_classes, in_memory=request.in_memory)
+  began = time.monotonic()
+  lowered = parts.program.step_fn.lower(parts.program.abstract_held, build.abstract_batch(config))
+  lower_s, began = time.monotonic() - began, time.monotonic()
+  try:
+    program = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    lost = compiled.overflow(str(error))
+    if lost is None:
+      raise
+    return Answer(overflow=lost, lower_s=lower_s, compile_s=time.monotonic() - began,
+                  device_kind=devices[0].device_kind)
+  compile_s = time.monotonic() - began
+  memory = program.memory_analysis()
+  assert memory is not None, 'every backend that plans are made for reports memory'
+  # Compilers for CPU leave temporaries out of their peak; the sum is never too low.
+  whole = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+           - memory.alias_size_in_bytes)
+  peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else whole
+  text = program.as_text() or ''
+  return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
+                compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, devices[0].device_kind,
+                operations.read(text))
+
+
+def main(asked: str, answer: str) -> None:
+  """The child: reads a request, writes an answer. A person's mistake goes back as a message."""
+  try:
+    content = measure(pickle.loads(pathlib.Path(asked).read_bytes()))._asdict()
+  except UserError as error:
+    content = {'error': str(error)}
+  pathlib.Path(answer).write_text(json.dumps(content))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

@@ -1,0 +1,180 @@
+"""What a compiled program says of itself: cycles, collectives, memory, and by how much it does not fit.
+
+Cycles and collectives are read from the text of the compiled program (`hlo`), every loop's body times its trips.
+The compiler's own totals count a loop's body once.
+"""
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from vit_jax.plan import hlo
+from vit_jax.plan.hlo import Instruction
+
+GIB = 2**30
+KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute', 'collective-broadcast')
+BETWEEN_SLICES = 'between slices'
+_ITEM_BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8, 'c128': 16}
+_ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
+_MEGASCALE = '_xla_megascale_transfer_type'
+_LISTED = (*KINDS, BETWEEN_SLICES)
+_KERNEL = 'custom_call_target="tpu_custom_call"'  # what Pallas compiles to
+
+
+class Collective(NamedTuple):
+  """All collectives of a kind in one step of one device.
+
+  num_bytes: of their results, which for reduce-scatter is the whole that is scattered.
+  sent_bytes: what a device sends when they run around a ring; between slices, what it hands to the other network.
+  """
+  kind: str
+  calls: int
+  num_bytes: int
+  sent_bytes: int
+
+
+class Unknown(NamedTuple):
+  """Loops that end by chance or by their data, counted as if they ran once.
+
+  cycles: of one pass through them, contained in the cycles of all.
+  sources: where in the traced function they come from.
+  """
+  loops: int
+  cycles: int
+  sources: list[str]
+
+
+class Kernel(NamedTuple):
+  """A kernel that is not the compiler's own, of whose cycles it says nothing; `calls` in one step of one device."""
+  name: str
+  calls: int
+
+
+class Costs(NamedTuple):
+  """Of one step on one device. `cycles` 0 = the compiler counts none; those of `kernels` are in no case contained."""
+  cycles: int
+  unknown: Unknown
+  collectives: list[Collective]
+  kernels: list[Kernel]
+
+
+NOTHING = Costs(0, Unknown(0, 0, []), [], [])
+
+
+def read(text: str, *, num_devices: int) -> Costs:
+  """Cycles, collectives and foreign kernels of a compiled program's text (`compiled.as_text()`)."""
+  program = hlo.parse(text)
+  cycles, unknown_loops, unknown_cycles = 0, 0, 0
+  sources: dict[str, None] = {}
+  found: dict[str, tuple[str, int, int, int]] = {}
+  kernels: Counter[str] = Counter()
+
+  def visit(name: str, times: int, is_fused: bool, is_sure: bool) -> None:
+    nonlocal cycles, unknown_loops, unknown_cycles
+    for one in program.computations.get(name, ()):
+      own = 0 if is_fused else times * one.cycles
+      cycles, unknown_cycles = cycles + own, unknown_cycles + own * (not is_sure)
+      if not own and _KERNEL in one.text:
+        kernels[re.sub(r'[.\d]+$', '', one.name)] += times
+      kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
+      if kind in _LISTED:
+        key, entry = _collective(one, kind, times, name, num_devices)
+        found[key] = max(found.get(key, entry), entry, key=lambda x: x[1])
+      for called, trips in program.calls(one, name):
+        if trips is None:
+          unknown_loops += 1
+          sources[_source(one)] = None
+        visit(called, times * (1 if trips is None else trips), is_fused or one.opcode == 'fusion',
+              is_sure and trips is not None)
+
+  visit(program.entry, 1, False, True)
+  return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found),
+               [Kernel(*row) for row in kernels.items()])
+
+
+def _source(loop: Instruction) -> str:
+  """The functions that a loop is in, without the step itself: `jit(_beta)/jit(_gamma)`."""
+  names = loop.source.partition('/while')[0].split('/')
+  return '/'.join(n for n in names[1:] if n != 'vmap()') or 'a place that the compiler does not name'
+
+
+def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
+  rows = []
+  for kind in _LISTED:
+    own = [x for x in found.values() if x[0] == kind]
+    if own:
+      rows.append(Collective(kind, sum(x[1] for x in own), sum(x[1] * x[2] for x in own),
+                             sum(x[1] * x[3] for x in own)))
+  return rows
+
+
+def _collective(one: Instruction, kind: str, times: int, within: str,
+                num_devices: int) -> tuple[str, tuple[str, int, int, int]]:
+  """Key, and (kind, times, bytes, sent bytes). An asynchronous one is written several times under one channel."""
+  size = _num_bytes(one.type)
+  group = _group_size(one.text, num_devices)
+  if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
+    size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type))
+    return f'{kind} {one.name}', (kind, times, size, size)
+  if one.opcode == 'all-gather-start':  # its type is (operand, result)
+    size = size * group // (group + 1)
+  elif one.opcode == 'collective-permute-start':
+    size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type)) // 2  # operand and result, without counters
+  if kind == 'reduce-scatter':
+    size *= group
+  elif kind == 'all-reduce' and within.startswith('all-reduce-scatter'):  # what the TPU compiler fuses
+    kind = 'reduce-scatter'
+  share = (group - 1) / group
+  sent = {'all-reduce': 2 * share, 'collective-permute': 1., 'collective-broadcast': 1.}.get(kind, share) * size
+  channel = re.search(r'channel_id=(\d+)', one.text)
+  return f'{kind} {channel[1] if channel else one.name}', (kind, times, size, int(sent))
+
+
+def _num_bytes(type_text: str) -> int:
+  total = 0
+  for dtype, dims in _ARRAY.findall(type_text):
+    count = 1
+    for dim in dims.split(','):
+      count *= int(dim) if dim else 1
+    total += count * (_ITEM_BYTES.get(dtype) or max(1, int((re.search(r'\d+', dtype) or ['8'])[0]) // 8))
+  return total
+
+
+def _group_size(text: str, num_devices: int) -> int:
+  """Devices that a collective joins, from any of the three spellings of `replica_groups`."""
+  if named := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', text):
+    sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+    size = 1
+    for axis, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2]):
+      size *= int(part or sizes.get(axis, 1))
+    return size
+  if iota := re.search(r'replica_groups=\[(\d+),(\d+)\]', text):
+    return int(iota[2])
+  if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
+    return listed[1].count(',') + 1
+  return num_devices
+
+
+class Overflow(NamedTuple):
+  """By how much a program does not fit, GiB a device; `what` says what needs it."""
+  need_gib: float
+  have_gib: float
+  what: str
+
+
+def overflow(message: str) -> Overflow | None:
+  """Reads the compiler's out-of-memory message; None if it is none."""
+  if found := re.search(r'(?:memory required|required) for HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM '
+                        r'\(([\d.]+[KMGT]?)\)', message):
+    return Overflow(_gib(found[1]), _gib(found[2]), 'temporaries')
+  if found := re.search(r'Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm', message):
+    return Overflow(_gib(found[1]), _gib(found[2]), 'the whole program')
+  if 'RESOURCE_EXHAUSTED' in message or 'out of memory' in message.lower():
+    return Overflow(0., 0., 'the program')
+  return None
+
+
+def _gib(text: str) -> float:
+  scale = {'K': 2**-20, 'M': 2**-10, 'G': 1., 'T': 1024.}
+  return float(text[:-1]) * scale[text[-1]] if text[-1] in scale else float(text) / GIB

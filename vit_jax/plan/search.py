@@ -1,0 +1,182 @@
+"""`--search`: which microbatch, recomputation, execution and sharding fit, and which of them is fastest.
+
+Arithmetic puts all combinations in order and drops those whose state and saved activations alone are too
+large; then the compiler tries them in that order.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+from vit_jax.config import layout, model_options, schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.models import cost
+from vit_jax.plan import job as plans
+from vit_jax.plan import table
+
+MAX_COMPILES = 10
+ENOUGH = 2
+"""Fitting ones after which the search ends: the order is that of the expected speed."""
+
+# Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
+_REMAT = {schema.Remat.NONE: .98, schema.Remat.NAMES: 1., schema.Remat.QKV: 1.08, schema.Remat.MLP: 1.16,
+          schema.Remat.FULL: 1.16}
+_EXECUTION = {schema.Execution.UNROLLED: 1., schema.Execution.SCAN: 1.14, None: 1.}
+_MICROBATCH = .02  # a further microbatch: its share of fixed work
+
+
+class Candidate(NamedTuple):
+  """One combination, with the step time and memory that arithmetic expects."""
+  accumulate: int
+  remat: schema.Remat
+  execution: schema.Execution | None
+  fsdp: int
+  expected_ms: float
+  expected_gib: float
+
+  def flags(self) -> str:
+    execution = f'--config.model.execution={self.execution.value} ' if self.execution else ''
+    return (f'--config.train.accumulate={self.accumulate} --config.model.remat={self.remat.value} {execution}'
+            f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1')
+
+
+class Tried(NamedTuple):
+  """A candidate and its plan, None if it was left out; `note` says why."""
+  candidate: Candidate
+  plan: plans.Plan | None
+  note: str
+
+  @property
+  def step_ms(self) -> float | None:
+    """With all collectives added, so that sharding is not compared for free."""
+    return None if self.plan is None or self.plan.step_ms is None else self.plan.step_ms + self.plan.collectives_ms
+
+
+def candidates(plan: plans.Plan) -> list[Candidate]:
+  """All combinations that the batch and the devices allow, the fastest expected first."""
+  config, n = plan.parts.config, plan.subject.topology.num_devices
+  shards = n // config.mesh.tensor if config.mesh.tensor > 0 else n
+  sizes = sorted(f for f in {1, 8, 32, 128, max(1, config.mesh.fsdp)}
+                 if shards % f == 0 and shards // f % config.mesh.slices == 0)
+  steps = [a for a in (1, 2, 4, 8, 16) if config.batch_size % (shards * a) == 0]
+  held = {fsdp: _held_bytes(plan, fsdp) for fsdp in sizes}
+  if model_options.has_statistics(config.model):
+    steps = [a for a in steps if a == 1]
+  found = [_expect(plan, *choice, held=held[choice[-1]])
+           for choice in itertools.product(steps, *model_options.ways_to_run(config.model), sizes)]
+  return sorted(found, key=lambda c: (c.expected_ms, c.expected_gib))
+
+
+def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
+  """State and gradients of one device: exact, since a side that fsdp does not divide stays whole."""
+  own_config = plan.parts.config
+  config = dataclasses.replace(
+      own_config, train=dataclasses.replace(own_config.train, accumulate=1),
+      mesh=dataclasses.replace(own_config.mesh, data=-1, fsdp=fsdp, tensor=max(1, own_config.mesh.tensor)))
+  subject = plan.subject._replace(config=config)
+  own = plans.Plan(subject, plans.abstract_parts(subject), None, '').memory
+  return sum(own[part] for part in ('parameters', 'optimiser', 'extra', 'gradients'))
+
+
+def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: schema.Execution | None, fsdp: int, *,
+            held: int) -> Candidate:
+  """Time and memory by arithmetic."""
+  config, topology = plan.parts.config, plan.subject.topology
+  params = trees.num_bytes(plan.parts.program.abstract_state.params)
+  shards = topology.num_devices // max(1, config.mesh.tensor)
+  model = _run_as(config.model, remat, execution)
+  kept = cost.activation_bytes(model, config.image_px) * config.batch_size // shards // accumulate
+  kept *= 2 if remat is schema.Remat.NONE else 1  # what autodiff keeps beyond need
+  # All-reduce of the gradients, or gathering bf16 weights twice a microbatch and scattering gradients once.
+  sent = 2 * params if fsdp == 1 else params * accumulate + params
+  seconds = plan.flops_per_step / topology.num_devices / topology.chip.peak_flops / plans.ASSUMED_MFU
+  seconds *= _REMAT[remat] * _EXECUTION[execution] * (1 + _MICROBATCH * (accumulate - 1))
+  return Candidate(accumulate, remat, execution, fsdp, 1e3 * (seconds + sent / topology.chip.ring_bytes_s),
+                   (held + kept) / plans.GIB)
+
+
+def search(plan: plans.Plan) -> list[Tried]:
+  """Tries scanned candidates, which compile fastest, until enough fit; then the best of them unrolled.
+
+  Raises:
+    UserError: the compiler is not here.
+  """
+  if plan.reason:
+    raise UserError(f'--search tries what fits by compiling it. {plan.reason}')
+  tried: list[Tried] = []
+  ordered = candidates(plan)
+  for one in (c for c in ordered if c.execution is not schema.Execution.UNROLLED):
+    fitting = sum(t.plan is not None and t.plan.fits for t in tried)
+    if fitting >= ENOUGH or sum(t.plan is not None for t in tried) >= MAX_COMPILES:
+      break
+    if one.expected_gib > plan.subject.topology.chip.hbm_gib:
+      tried.append(Tried(one, None, f'left out: {one.expected_gib:.1f} GiB by arithmetic'))
+      continue
+    tried.append(_try(plan, one))
+  if found := best(tried):
+    unrolled = schema.Execution.UNROLLED
+    tried += [_try(plan, c) for c in ordered if c.execution is unrolled and c[:2] == found.candidate[:2]
+              and c.fsdp == found.candidate.fsdp]
+  return tried
+
+
+def _try(plan: plans.Plan, one: Candidate) -> Tried:
+  """Compiles a candidate, and says so: this takes a while."""
+  made = plans.make(plan.subject._replace(config=_with(plan.parts.config, one)))
+  lost = made.answer.overflow if made.answer else None
+  note = plans.overflow_text(lost) if lost else 'fits' if made.fits else 'does not fit'
+  print(f'  {_name(one)}: {note}', flush=True)
+  return Tried(one, made, note)
+
+
+def _with(config: schema.Config, one: Candidate) -> schema.Config:
+  return dataclasses.replace(
+      config, mesh=dataclasses.replace(config.mesh, data=-1, fsdp=one.fsdp, tensor=max(1, config.mesh.tensor)),
+      train=dataclasses.replace(config.train, accumulate=one.accumulate),
+      model=_run_as(config.model, one.remat, one.execution))
+
+
+def _run_as(model: schema.Model, remat: schema.Remat, execution: schema.Execution | None) -> schema.Model:
+  return layout.run_as(model, remat=remat, execution=execution or schema.Execution.UNROLLED)
+
+
+def _name(one: Candidate) -> str:
+  execution = f'{one.execution.value}, ' if one.execution else ''
+  return f'accumulate {one.accumulate}, remat {one.remat.value}, {execution}fsdp {one.fsdp}'
+
+
+def best(tried: list[Tried]) -> Tried | None:
+  """The fastest that fits."""
+  fitting = [t for t in tried if t.step_ms is not None]
+  return min(fitting, key=lambda t: t.step_ms or 0., default=None)
+
+
+def render(tried: list[Tried]) -> str:
+  """What was tried, and the settings of the fastest."""
+  rows = [(_name(t.candidate), f'{t.plan.peak_gib:.2f}' if t.plan else '-',
+           '-' if t.step_ms is None else f'{_more(t)}{t.step_ms:.1f}', t.note) for t in tried]
+  compiled = sum(t.plan is not None for t in tried)
+  parts = ['\n## Search (not measured)',
+           table.table(('settings', 'peak GiB', 'ms a step with collectives', 'verdict'), rows)]
+  found = best(tried)
+  if found is None:
+    return '\n\n'.join([*parts, f'None of the {compiled} compiled fits; want more devices, or a smaller batch_size or '
+                                'model.'])
+  return '\n\n'.join([*parts, f'Fastest of the {compiled} compiled that fits: {_name(found.candidate)}; '
+                              f'{_more(found)}{found.step_ms:.1f} ms a step.\n{found.candidate.flags()}'])
+
+
+def _more(one: Tried) -> str:
+  """What is put before a time in which kernels are missing."""
+  return '> ' if one.plan and one.plan.uncounted else ''
+
+
+def to_json(tried: list[Tried]) -> dict[str, Any]:
+  """For `plan.json`: everything tried, and the flags of the fastest that fits ('' if none does)."""
+  found = best(tried)
+  return {'flags': found.candidate.flags() if found else '', 'tried': [
+      {'settings': _name(t.candidate), 'fits': bool(t.plan and t.plan.fits), 'note': t.note,
+       'peak_gib_per_device': t.plan.peak_gib if t.plan else None, 'step_ms_with_collectives': t.step_ms}
+      for t in tried]}

@@ -1,0 +1,159 @@
+"""Hardware that a run can be planned for: chips, slices, and how to get their devices without having them.
+
+A device is what jax calls one: a core on TPU v2 and v3, a chip elsewhere (two cores run as one on v4 and
+v5p). Imports jax only in `open_devices`, since the environment has to be set before.
+"""
+from __future__ import annotations
+
+import difflib
+import glob
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vit_jax.config import layout
+from vit_jax.core.errors import UserError
+from vit_jax.parallel import xla_flags
+
+if TYPE_CHECKING:
+  import jax
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+  """What one device of a kind has.
+
+  hbm_gib: memory that a program may use; for TPUs read off the compiler's own errors (libtpu 0.0.51).
+  peak_flops: dense bf16 FLOP/s.                   hbm_bytes_s: of the memory.
+  ring_bytes_s: what a device sends around one ring of neighbours in both directions together.
+  clock_hz: of the cycles that the compiler counts; 0 = it counts none.
+  cores: cores a device, for core-days.
+  between_bytes_s: its share of its host's way to other slices; 0 = not known.
+  """
+  platform: str
+  hbm_gib: float
+  peak_flops: float
+  hbm_bytes_s: float
+  ring_bytes_s: float
+  clock_hz: float = 0.
+  cores: int = 1
+  between_bytes_s: float = 0.
+
+
+# Peaks, memory and its bandwidth, links: Cloud TPU documentation; v2, v3: Jouppi et al. 2020 (CACM 63(7)), half a
+# chip; links of v3 (70 GB/s) and v4 (50 GB/s): Jouppi et al. 2023, Table 4, a core getting half of its chip's. Between
+# slices: the documentation has 6.4 Tbit/s for 256 chips of v5e, 25.6 Tbit/s for 256 of v6e.
+CHIPS = {
+    'v2': Chip('tpu', 7.48, 22.5e12, 350e9, 62e9, .70e9),
+    'v3': Chip('tpu', 15.48, 61.5e12, 450e9, 70e9, .94e9),
+    'v4': Chip('tpu', 30.75, 275e12, 1228e9, 100e9, 1.05e9, 2),
+    'v5e': Chip('tpu', 15.75, 197e12, 819e9, 100e9, 1.5e9, between_bytes_s=3.125e9),
+    'v5p': Chip('tpu', 95.73, 459e12, 2765e9, 200e9, 1.75e9, 2),
+    'v6e': Chip('tpu', 31.24, 918e12, 1640e9, 200e9, 1.75e9, between_bytes_s=12.5e9),
+    # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction.
+    **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9)),  # `gpu`: the least of them
+    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9),
+    'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9),
+    # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
+    'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
+}
+_FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+_CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8')
+_PODS = ('2x2', '4x4', '4x8', '8x8', '8x16', '16x16', '16x32', '32x32')
+GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v4': _CUBES, 'v5e': _FLAT, 'v5p': _CUBES, 'v6e': _FLAT}
+_DEVICES_A_CHIP = {'v2': 2, 'v3': 2}
+
+
+class Topology(NamedTuple):
+  """A slice: `v3:16x16` has 512 devices of chip `v3`. Or several alike, `slices`, with `num_devices` in all."""
+  name: str
+  kind: str
+  chip: Chip
+  num_devices: int
+  slices: int = 1
+
+  @property
+  def label(self) -> str:
+    """How it is called: `v5e:16x16`, or `2 slices of v5e:16x16`."""
+    return self.name if self.slices == 1 else f'{self.slices} slices of {self.name}'
+
+  @property
+  def num_cores(self) -> int:
+    return self.num_devices * self.chip.cores
+
+
+def parse(text: str, *, slices: int = 1) -> Topology:
+  """A slice by the planner's name, or one it is rented under (`v3-512`); `cpu:8`, `h200:8` by number.
+
+  Args:
+    text: the name.
+    slices: how many such TPU slices there are; GPUs and CPUs are given by their number in all, whatever they are in.
+
+  Raises:
+    UserError: lists the known ones.
+  """
+  name = layout.canonical(text)
+  kind, _, size = name.partition(':')
+  if kind in GRIDS and size in GRIDS[kind]:
+    num_devices = math.prod(map(int, size.split('x'))) * _DEVICES_A_CHIP.get(kind, 1)
+    return Topology(name, kind, CHIPS[kind], num_devices * slices, slices)
+  if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
+    return Topology(name, kind, CHIPS[kind], int(size))
+  names = [f'{k}:{grid}' for k, grids in GRIDS.items() for grid in grids]
+  near = difflib.get_close_matches(name, [*names, *layout.ALIASES], 1)
+  lines = [f'  {k + ":":<5}{"  ".join(grids)}' for k, grids in GRIDS.items()]
+  numbered = '  '.join(f'{k}:N' for k in CHIPS if k not in GRIDS)
+  raise UserError('\n'.join([f'--topology={text}: no such topology' + (f'; did you mean {near[0]}?' if near else ''),
+                             'Known, as CHIP:GRID OF CHIPS:', *lines, f'  N devices: {numbered}',
+                             '  and rented names such as v3-512, v4-128, v5litepod-16, v6e-256']))
+
+
+def missing(topology: Topology) -> str:
+  """Why this machine cannot compile for a topology, and what would help; '' if it can."""
+  match topology.chip.platform:
+    case 'tpu' if importlib.util.find_spec('libtpu') is None:
+      return ("The TPU compiler is not installed here; `pip install 'vit-jax[plan]'` (the package libtpu; Linux, no "
+              'TPU needed) adds it.')
+    case 'gpu' if (count := len(glob.glob('/dev/nvidia[0-9]*'))) < topology.num_devices:
+      return (f'A program for {topology.name} is compiled only where so many such GPUs are, and this machine has '
+              f'{count or "none"}.')
+  return ''
+
+
+def environment(topology: Topology) -> dict[str, str]:
+  """Variables that the compiling process must have before it imports jax."""
+  match topology.chip.platform:
+    case 'tpu':  # the compiler without a TPU: ask no metadata server, share the library, compute on the CPU
+      return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+              'LIBTPU_INIT_ARGS': os.environ.get('LIBTPU_INIT_ARGS', xla_flags.defaults('tpu')),
+              'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    case 'cpu':
+      flags = re.sub(r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
+      count = f'--xla_force_host_platform_device_count={topology.num_devices}'
+      return {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'{flags} {count}'.strip()}
+    case _:
+      return {'JAX_PLATFORMS': 'cuda', 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
+
+
+def open_devices(topology: Topology) -> Sequence[jax.Device]:
+  """The devices of a topology: described for TPUs, present ones otherwise.
+
+  Raises:
+    UserError: this machine has fewer.
+  """
+  import jax
+  from jax.experimental import topologies
+  if topology.chip.platform == 'tpu':
+    # Without megacore, a v4 slice shows every chip as two devices that share memory; meshes refuse those.
+    options: dict[str, Any] = {'chip_config_name': 'megacore'} if topology.kind == 'v4' else {}
+    if topology.slices > 1:
+      options['num_slices'] = topology.slices
+    return topologies.get_topology_desc(platform='tpu', topology_name=topology.name, **options).devices
+  devices = jax.devices()
+  if len(devices) < topology.num_devices:
+    raise UserError(f'--topology={topology.name}: this machine has {len(devices)} such devices')
+  return devices[:topology.num_devices]

@@ -1,0 +1,104 @@
+"""What the ViT paper takes apart in its Appendix D (arXiv 2010.11929): variants of a network or a run, by name.
+
+`Base` is a run on which an ablation is made: on JFT-300M as in the paper, or small, for a few processor cores.
+"""
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vit_jax.config import schema as s
+from vit_jax.recipes import published, sizes, transfer
+
+FEW_SHOT = 'few-shot %'
+MEAN = 'mean'
+FIGURES = {'shape': (s.Figure('exaFLOPs', FEW_SHOT, series='scaled', log_x=True),)}
+OPTIMIZER_FIGURES = (s.Figure('run', MEAN),)
+_OTHERS = (s.Figure('run', FEW_SHOT),)
+
+
+class Base(NamedTuple):
+  """A plain ViT, the one whose shape is scaled, its learning rate, and what trains a network at a rate.
+
+  shape: Appendix D.2 scales 8 layers of width 1024 with MLPs of 2048 and patches of 32 px.
+  """
+  vit: s.ViT
+  shape: s.ViT
+  rate: float
+  run: Callable[[str, s.Model, float], s.Config]
+
+
+def positions(base: Base) -> dict[str, s.Config]:
+  """Appendix D.4, Table 8: which positions, and where they are added."""
+  return {name: base.run(name, dataclasses.replace(base.vit, positions=kind, positions_at=at), base.rate)
+          for name, (kind, at) in sizes.POSITION_ABLATION.items()}
+
+
+def pool(base: Base) -> dict[str, s.Config]:
+  """Appendix D.3, Figure 9: class token, or mean of the patches, which wants another learning rate (3/8 of it)."""
+  cls, mean = (dataclasses.replace(base.vit, pool=one) for one in (s.Pool.CLS, s.Pool.MEAN))
+  return {'cls': base.run('cls', cls, base.rate), 'mean': base.run('mean', mean, base.rate),
+          'mean_lower_rate': base.run('mean_lower_rate', mean, base.rate * 3 / 8)}
+
+
+def shape(base: Base) -> dict[str, s.Config]:
+  """Appendix D.2, Figure 8: one dimension scaled, or all of them. By which factors is a choice made here."""
+  plain = base.shape
+  variants: dict[str, s.ViT] = {'base': plain}
+  for factor in (2, 4):
+    variants |= {
+        f'depth_{factor}': dataclasses.replace(plain, depth=plain.depth * factor),
+        f'width_{factor}': dataclasses.replace(plain, width=plain.width * factor, heads=plain.heads * factor),
+        f'mlp_{factor}': dataclasses.replace(plain, mlp=plain.mlp * factor),
+        f'patch_{factor}': dataclasses.replace(plain, patch=plain.patch // factor)}
+  variants['all_2'] = dataclasses.replace(
+      plain, depth=plain.depth * 2, width=plain.width * 2, heads=plain.heads * 2, mlp=plain.mlp * 2,
+      patch=plain.patch // 2)
+  return {name: base.run(name, model, base.rate) for name, model in variants.items()}
+
+
+def optimizer_rows(results: s.Results, runs: Sequence[str], datasets: Sequence[str]) -> list[s.Row]:
+  """Appendix D.1, Table 7: a row for each pre-training run, with the accuracy on each set beside the published one.
+
+  The mean is given when every set of the paper is measured.
+  """
+  found: list[s.Row] = []
+  for run in runs:
+    if run in results:
+      paper = published.TABLE_7.get(run, {})
+      ours = transfer.accuracies(results, datasets, prefix=f'{run}_')
+      ours.pop(transfer.REAL, None)
+      if set(ours) == set(transfer.ROWS.values()):
+        ours[MEAN] = statistics.fmean(ours.values())
+      row: s.Row = {'run': run, 'exaFLOPs': results[run].exaflops, 'parameters': results[run].num_params}
+      for name in (*transfer.ROWS.values(), MEAN):
+        row |= {name: round(ours[name], 2) if name in ours else None, f'{name}, Table 7': paper.get(name)}
+      found.append(row)
+  return found
+
+
+def rows(results: s.Results) -> list[s.Row]:
+  """A row a run; `scaled` is what a run of `shape` scales. Runs of `positions` stand beside Table 8."""
+  found: list[s.Row] = []
+  for run, result in results.items():
+    shots = [value for name, value in result.metrics.items() if name.startswith('fewshot/') and name.endswith('shot')]
+    few = shots[0] if shots else result.headline
+    top = next((value for name, value in result.metrics.items() if name.endswith('/top1')), None)
+    found.append({
+        'run': run, 'scaled': run.partition('_')[0], FEW_SHOT: None if few is None else round(100 * few, 2),
+        'top-1 %': None if top is None else round(100 * top, 2), 'lr': result.config.optimizer.lr,
+        'exaFLOPs': result.exaflops, 'parameters': result.num_params, 'steps': result.step,
+        'seconds': round(result.seconds, 1)} | ({'Table 8 %': published.TABLE_8[run]} if run in published.TABLE_8
+                                                else {}))
+  return found
+
+
+def figures(which: str) -> tuple[s.Figure, ...]:
+  """The panels of an ablation's figure."""
+  return FIGURES.get(which, _OTHERS)
+
+
+VARIANTS: dict[str, Callable[[Base], dict[str, s.Config]]] = {'positions': positions, 'pool': pool, 'shape': shape}
+"""The ablations of one network, by name."""

@@ -1,0 +1,106 @@
+"""The study of data size (ViT paper, arXiv 2010.11929, section 4.3): sets of three sizes (Figure 3), and networks on
+nested random subsets of one (Figure 4).
+
+Sources keep their examples in an order that was random when they were written (TFDS, prepared shards) or that a hash of
+the names gives (folders), so that the first N are a random subset, and those of a smaller N are among them. All runs of
+a network have the same settings, number of updates and no regularisation beyond the published weight decay; the
+accuracy is that of the moment at which the held-out examples were classified best (early stopping).
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from vit_jax.config import schema as s
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import published, transfer
+
+VAL, SHOTS = 'val', 'fewshot'
+ACCURACY = 'ImageNet %'
+SET_FIGURES = (s.Figure('images', ACCURACY, series='model', log_x=True),)
+IMAGES, BEST, FEW_SHOT = 'images', 'best val %', 'few-shot %'
+FIGURES = (s.Figure(IMAGES, FEW_SHOT, series='model', log_x=True), s.Figure(IMAGES, BEST, series='model', log_x=True))
+
+
+def sizes(text: str, default: Sequence[int]) -> list[int]:
+  """Numbers of images from `1000+4000` or `9e6+30e6`, ascending; `default` for ''.
+
+  Raises:
+    UserError: one is no such number.
+  """
+  found = []
+  for part in filter(None, text.split('+')):
+    try:
+      found.append(int(float(part)))
+    except ValueError:
+      raise UserError(f'subsets={text}: {part!r} is no number of images; want such as 1000+4000+16000') from None
+  if any(number < 1 for number in found):
+    raise UserError(f'subsets={text}: want positive numbers of images, such as 1000+4000+16000')
+  return sorted(set(found)) or list(default)
+
+
+def chosen(networks: Mapping[str, s.Model], text: str) -> dict[str, s.Model]:
+  """The networks that `ViT+BiT` names; all for ''. Names with a + of their own cannot be chosen together.
+
+  Raises:
+    UserError: a name is none of them.
+  """
+  names = [text] if text in networks else list(filter(None, text.split('+')))
+  if unknown := [name for name in names if name not in networks]:
+    raise UserError(f'models={text}: {", ".join(unknown)} is none of this study, which has {", ".join(networks)}')
+  return {name: network for name, network in networks.items() if not names or name in names}
+
+
+def runs(base: Mapping[str, s.Config], subsets: Sequence[int]) -> dict[str, s.Config]:
+  """A run a network and subset: configs by the name of the network, and numbers of images, smallest first."""
+  return {f'{name.replace("/", "_")}_{number}': dataclasses.replace(
+      config, name=f'{name} {number}',
+      data=dataclasses.replace(config.data, train_split=f'train[:{number}]', num_examples=number))
+      for number in subsets for name, config in base.items()}
+
+
+def rows(results: s.Results) -> list[s.Row]:
+  """A row a run: what it was at its best, and whether a ViT was then ahead of the ResNets on as many images."""
+  found: list[s.Row] = []
+  convolutions: dict[str, list[float]] = {}
+  for result in results.values():
+    if isinstance(result.config.model, s.ResNet) and f'{VAL}/top1' in result.best:
+      convolutions.setdefault(result.config.name.rpartition(' ')[2], []).append(result.best[f'{VAL}/top1'])
+  for result in results.values():
+    model, _, images = result.config.name.rpartition(' ')
+    few = next((value for name, value in result.best.items() if name.startswith(f'{SHOTS}/') and name.endswith('shot')),
+               None)
+    val, rivals = result.best.get(f'{VAL}/top1'), convolutions.get(images, [])
+    is_ahead = None if val is None or not rivals else val > max(rivals)
+    found.append({
+        'model': model, IMAGES: int(images), BEST: _percent(val), FEW_SHOT: _percent(few),
+        'ahead of ResNets': None if isinstance(result.config.model, s.ResNet) or is_ahead is None else
+                            'yes' if is_ahead else 'no',
+        'last val %': _percent(result.metrics.get(f'{VAL}/top1')), 'best at step': int(result.best.get('step', 0)),
+        'steps': result.step, 'parameters': result.num_params, 'exaFLOPs': result.exaflops,
+        'seconds': round(result.seconds, 1)})
+  return found
+
+
+def set_rows(results: s.Results, images: Mapping[str, int]) -> list[s.Row]:
+  """A row for each network and set that it was pre-trained on: its accuracy on ImageNet after fine-tuning.
+
+  Args:
+    results: of runs named `NETWORK_SET` and, fine-tuned, as `transfer.finals` names them.
+    images: of each set.
+  """
+  found: list[s.Row] = []
+  for run, result in results.items():
+    model, _, name = run.rpartition('_')
+    if name in images:
+      tuned = transfer.accuracies(results, ('imagenet2012',), prefix=f'{run}_').get('ImageNet')
+      paper = published.TABLE_5.get(name, {}).get(model.replace('_', '/'))
+      found.append({'model': model, 'set': name, IMAGES: images[name],
+                    ACCURACY: None if tuned is None else round(tuned, 2), 'Table 5 %': paper[0] if paper else None,
+                    'parameters': result.num_params,
+                    'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
+  return found
+
+
+def _percent(value: float | None) -> float | None:
+  return None if value is None else round(100 * value, 2)

@@ -1,0 +1,156 @@
+"""Model sizes by their published names.
+
+Sources: ViT paper, Table 1 (B, L, H); DeiT and AugReg (Ti, S); Scaling ViT, Table 2 (g, G);
+SoViT (So400m); big_vision (mu, M, g-opt, G-opt); PaLI (e); ViT-22B, Table 1 (22B). A size is four numbers;
+a published model is a size with options. Only these tables, and those of `rival_sizes.py`, know them.
+"""
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import re
+from typing import Any
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions, PositionsAt
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import rival_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Size:
+  width: int
+  depth: int
+  heads: int
+  mlp: int
+
+
+VIT = {
+    'mu': _Size(32, 1, 2, 128),
+    'Ti': _Size(192, 12, 3, 768),
+    'S': _Size(384, 12, 6, 1536),
+    'M': _Size(512, 12, 8, 2048),
+    'B': _Size(768, 12, 12, 3072),
+    'L': _Size(1024, 24, 16, 4096),
+    'So400m': _Size(1152, 27, 16, 4304),
+    'H': _Size(1280, 32, 16, 5120),
+    'g': _Size(1408, 40, 16, 6144),
+    'g-opt': _Size(1536, 40, 16, 6144),
+    'G': _Size(1664, 48, 16, 8192),
+    'G-opt': _Size(1536, 48, 16, 8192),
+    'e': _Size(1792, 56, 16, 15360),
+    '22B': _Size(6144, 48, 48, 24576),
+}
+
+
+def vit(name: str) -> schema.ViT:
+  """Settings of a ViT by name: `B/16`, `ViT-B/16`; any patch side in pixels.
+
+  Raises:
+    UserError: lists the known sizes.
+  """
+  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
+  if not found or found[1] not in VIT or int(found[2]) < 1:
+    raise UserError(
+        f'Unknown model size {name!r}: want SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} '
+        'and PATCH in pixels.')
+  size = VIT[found[1]]
+  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads, mlp=size.mlp)
+
+
+def swiglu_hidden(width: int) -> int:
+  """Hidden width of a SwiGLU MLP with about the parameters of a plain one of `4 width`.
+
+  DINOv2's rule: two thirds of `4 width`, rounded down, then up to a multiple of 8.
+  """
+  return (4 * width * 2 // 3 + 7) // 8 * 8
+
+
+_DINOV2: dict[str, Any] = {  # arXiv 2304.07193, and its code
+    'layer_scale': 1e-5, 'gelu': Gelu.EXACT, 'position_resize': PositionResize.BICUBIC_OFFSET}
+_DINOV2_G: dict[str, Any] = {**_DINOV2, 'heads': 24, 'swiglu': True, 'mlp': swiglu_hidden(1536)}
+_REG: dict[str, Any] = {'registers': 4, 'position_resize': PositionResize.BICUBIC_ANTIALIAS}  # arXiv 2309.16588
+_DEIT3: dict[str, Any] = {  # arXiv 2204.07118; here positions have a class row
+    'layer_scale': 1e-4, 'gelu': Gelu.EXACT, 'position_resize': PositionResize.BICUBIC}
+_MAP: dict[str, Any] = {'pool': Pool.MAP}
+_AXIAL: dict[str, Any] = {'axial': True, 'pool': Pool.MEAN}  # ViT paper, Appendix D.6, which does not say how it pools
+
+_R50: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 6, 3))}
+_R26: dict[str, Any] = {'stem': schema.ResNetStem((2, 2, 2, 2))}
+_R50_SHORT: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 9))}  # the last stage's units in the one before it
+_LV: dict[str, Any] = {  # arXiv 2104.10858, Tables 1 and 2, and its code
+    'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'qkv_bias': False, 'stem': schema.ConvStem(),
+    'position_resize': PositionResize.BICUBIC}
+_DEIT: dict[str, Any] = {  # arXiv 2012.12877
+    'gelu': Gelu.EXACT, 'distilled': True, 'position_resize': PositionResize.BICUBIC}
+
+# Hybrids are named as their files are. R+Ti/16 is the root with patches of 8 on its map, so one token for 32 px.
+_HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    'R+Ti/16': ('Ti/32', {'stem': schema.ResNetStem(())}), 'R26+S/32': ('S/32', _R26), 'R26+B/32': ('B/32', _R26),
+    'R50+B/16': ('B/16', _R50_SHORT), 'R50+B/32': ('B/32', _R50), 'R50+L/16': ('L/16', _R50_SHORT),
+    'R50+L/32': ('L/32', _R50)}
+
+_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    **_HYBRIDS, **{f'ViT-{name}': found for name, found in _HYBRIDS.items()},
+    'LV-ViT-T/16': ('mu/16', {**_LV, 'width': 240, 'depth': 12, 'heads': 4, 'mlp': 720}),
+    'LV-ViT-S/16': ('mu/16', {**_LV, 'width': 384, 'depth': 16, 'heads': 6, 'mlp': 1152, 'branch_scale': 1 / 2}),
+    'LV-ViT-M/16': ('mu/16', {**_LV, 'width': 512, 'depth': 20, 'heads': 8, 'mlp': 1536, 'branch_scale': 1 / 2}),
+    'LV-ViT-L/16': ('mu/16', {**_LV, 'width': 768, 'depth': 24, 'heads': 12, 'mlp': 2304, 'branch_scale': 1 / 3,
+                              'stem': schema.ConvStem(width=128)}),
+    'DeiT-distilled-Ti/16': ('Ti/16', _DEIT), 'DeiT-distilled-S/16': ('S/16', _DEIT),
+    'DeiT-distilled-B/16': ('B/16', _DEIT),
+    'ViT-g/14': ('g/14', _MAP), 'ViT-G/14': ('G/14', _MAP), 'ViT-e/14': ('e/14', _MAP),
+    'SigLIP-B/16': ('B/16', _MAP), 'SigLIP-L/16': ('L/16', _MAP), 'SigLIP-So400m/14': ('So400m/14', _MAP),
+    'SigLIP2-g-opt/16': ('g-opt/16', _MAP),
+    # arXiv 2302.05442. It also leaves out bias and centring of LayerNorm.
+    'ViT-22B/14': ('22B/14', {**_MAP, 'qk_norm': True, 'parallel': True, 'qkv_bias': False}),
+    'DINOv2-S/14': ('S/14', _DINOV2), 'DINOv2-B/14': ('B/14', _DINOV2), 'DINOv2-L/14': ('L/14', _DINOV2),
+    'DINOv2-g/14': ('g-opt/14', _DINOV2_G),
+    'DINOv2-reg-S/14': ('S/14', {**_DINOV2, **_REG}), 'DINOv2-reg-B/14': ('B/14', {**_DINOV2, **_REG}),
+    'DINOv2-reg-L/14': ('L/14', {**_DINOV2, **_REG}), 'DINOv2-reg-g/14': ('g-opt/14', {**_DINOV2_G, **_REG}),
+    'DeiT-III-S/16': ('S/16', _DEIT3), 'DeiT-III-B/16': ('B/16', _DEIT3), 'DeiT-III-L/16': ('L/16', _DEIT3),
+    'DeiT-III-H/14': ('H/14', _DEIT3),
+    'Axial-ViT-B/16': ('B/16', _AXIAL), 'Axial-ViT-B/32': ('B/32', _AXIAL),
+}
+PUBLISHED = tuple(_PUBLISHED)
+"""Names that `published` knows."""
+
+POSITION_ABLATION: dict[str, tuple[Positions, PositionsAt]] = {
+    'none': (Positions.NONE, PositionsAt.STEM),
+    **{f'{name}-{at.value}': (kind, at) for name, kind in (('1d', Positions.LEARNED), ('2d', Positions.LEARNED2D))
+       for at in PositionsAt},
+    'relative': (Positions.RELATIVE, PositionsAt.STEM),
+}
+"""The cells of the ViT paper's Table 8 (Appendix D.4), which compares them on B/16."""
+
+
+def published(name: str) -> schema.ViT:
+  """Settings of a published model by its full name, such as `DINOv2-reg-B/14`: a size with options.
+
+  Raises:
+    UserError: shows the nearest names, or all.
+  """
+  if name not in _PUBLISHED:
+    near = difflib.get_close_matches(name, PUBLISHED) or PUBLISHED
+    raise UserError(f'Unknown published model {name!r}: want {" or ".join(near)}; plain sizes: sizes.vit')
+  size, options = _PUBLISHED[name]
+  return copy.deepcopy(dataclasses.replace(vit(size), **options))
+
+
+def model(name: str) -> schema.Model:
+  """Settings of any model by its name: `B/16`, `R50+B/16`, `DINOv2-B/14`, `BiT-R50x1`, `Mixer-B/16`, `EfficientNet-B0`.
+
+  Raises:
+    UserError: lists the known sizes, or those of the kind that the name begins with.
+  """
+  kind, _, size = name.partition('-')
+  match kind.lower():
+    case 'bit':
+      return rival_sizes.resnet(size)
+    case 'mixer':
+      return rival_sizes.mixer(size)
+    case 'efficientnet':
+      return rival_sizes.efficientnet(size)
+    case _:
+      return published(name) if name in _PUBLISHED else vit(name)

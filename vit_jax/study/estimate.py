@@ -1,0 +1,174 @@
+"""What a study would take, before any of it runs: parameters, FLOPs, estimated hours, run by run.
+
+Hours are training FLOPs over a speed: that of the study's finished runs, else an assumed share of the peak of the
+devices. Evaluations and starting up are part of the first, and of nothing in the second.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
+
+from vit_jax.config import durations, schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import build
+from vit_jax.models import cost
+from vit_jax.parallel import mesh as meshes
+from vit_jax.plan import topologies
+from vit_jax.plan.job import ASSUMED_MFU
+from vit_jax.record import clock
+from vit_jax.study import runs
+
+_SIDE, _REPEATS = 1024, 8  # of the matrix product that tells how fast a processor without a known peak is
+
+
+class Cost(NamedTuple):
+  """What a run needs: parameters, training FLOPs of an image, steps, training FLOPs in all."""
+  num_params: int
+  flops_an_image: float
+  steps: int
+  flops: float
+
+
+class Known(NamedTuple):
+  """What was found out for earlier runs.
+
+  counts: examples and classes of a source, which may take long to list.
+  sizes: parameters and FLOPs of a network, which take a second or more to trace.
+  """
+  counts: dict[str, tuple[int, int]]
+  sizes: dict[str, tuple[int, float]]
+
+
+class Speed(NamedTuple):
+  """FLOP/s of training, and where the figure is from."""
+  flops_s: float
+  source: str
+
+
+def describe(study: schema.Study, workdir: pathlib.Path | None, *, topology: str) -> str:
+  """The table of all runs. Those that follow from results are shown as if the first choice were the best."""
+  known = Known({}, {})
+  tasks: dict[str, runs.Task] = {}
+  costs: dict[str, Cost] = {}
+  note = ''
+  for number, stage in enumerate((lambda results: study.runs, *study.then)):
+    try:
+      configs = stage({name: _result(task, costs[name]) for name, task in tasks.items()})
+    except UserError as error:
+      note = f'\nStage {number + 1} can only be told when the runs before it are done: {error}'
+      break
+    for name, config in configs.items():
+      tasks[name] = runs.Task(name, config, (workdir or pathlib.Path()) / 'runs' / name)
+      costs[name] = estimate(config, known)
+  done = {name: task.result() for name, task in tasks.items() if workdir and task.is_done}
+  speed = find_speed(done, topology)
+  return _table(study.name, costs, done, speed) + note
+
+
+def estimate(config: schema.Config, known: Known) -> Cost:
+  """The cost of a run; `known` remembers what several runs have in common."""
+  key = repr((config.data.source, config.data.train_split, config.data.num_examples, config.data.num_classes))
+  if key not in known.counts:
+    known.counts[key] = _counts(config)
+  num_examples, num_classes = known.counts[key]
+  key = repr((config.model, config.image_px, config.head, config.objective, config.train.sam, config.data.recipe.views,
+              num_classes))
+  if key not in known.sizes:
+    known.sizes[key] = _size(config, num_examples, num_classes)
+  num_params, flops = known.sizes[key]
+  steps = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size).total_steps
+  return Cost(num_params, flops, steps, flops * steps * config.batch_size)
+
+
+def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[int, float]:
+  """Parameters, and training FLOPs of an image: of a plain classifier by arithmetic, else of a run built in shapes.
+
+  Building traces the network, which takes seconds for a large one; a study may have hundreds of them.
+  """
+  is_plain = isinstance(config.objective, schema.Supervised) and not config.head.probe
+  if is_plain and not getattr(config.model, 'distilled', False):
+    model, px, head = config.model, config.image_px, config.head
+    flops = cost.train_flops(model, px, head=head, num_classes=num_classes) * (2 if config.train.sam.rho else 1)
+    return sum(cost.parameters(model, px, head=head, num_classes=num_classes).values()), flops
+  alone = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
+  mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
+  parts = build.parts(alone, mesh=mesh, num_examples=num_examples, num_classes=num_classes,  # type: ignore[arg-type]
+                      in_memory=False)
+  return trees.num_elements(parts.program.abstract_state.params), build.train_flops(parts)
+
+
+def find_speed(done: schema.Results, topology: str) -> Speed:
+  """How fast the runs may be expected to train."""
+  if topology:
+    there = topologies.parse(topology)
+    peak = there.chip.peak_flops * there.num_devices
+    return Speed(peak * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of the peak of {there.name}')
+  if done:
+    seconds = sum(result.seconds for result in done.values())
+    return Speed(1e18 * sum(result.exaflops for result in done.values()) / seconds, f'{len(done)} finished runs')
+  answer = subprocess.run([sys.executable, '-m', 'vit_jax.study.estimate'], capture_output=True, text=True)
+  if answer.returncode:
+    raise UserError(f'the devices of this machine cannot be asked:\n{answer.stderr[-1000:]}')
+  flops_s, what = json.loads(answer.stdout.splitlines()[-1])
+  return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}')
+
+
+def probe() -> tuple[float, str]:
+  """FLOP/s of the devices here, and what they are: the known peak, else that of a matrix product in f32."""
+  kind, number = jax.devices()[0].device_kind, jax.device_count()
+  if peak := clock.find_peak_flops(kind, number):
+    return peak, f'the peak of {number} {kind}'
+  product, matrix = jax.jit(jnp.matmul), jnp.ones((_SIDE, _SIDE))
+  product(matrix, matrix).block_until_ready()
+  began = time.monotonic()
+  for _ in range(_REPEATS):
+    product(matrix, matrix).block_until_ready()
+  return 2. * _SIDE**3 * _REPEATS * number / (time.monotonic() - began), f'a matrix product on {number} {kind}'
+
+
+def _counts(config: schema.Config) -> tuple[int, int]:
+  """Examples and classes: of the config, else of its source."""
+  data = config.data
+  if data.num_examples and data.num_classes:
+    return data.num_examples, data.num_classes
+  opened = build.open_data(config)
+  return data.num_examples or len(opened.train), len(opened.class_names)
+
+
+def _result(task: runs.Task, cost: Cost) -> schema.Result:
+  """The result of a run, or what stands for it where it is to come: every metric 0."""
+  if task.is_done:
+    return task.result()
+  return schema.Result(task.config, str(task.folder), cost.steps, 0., cost.num_params, cost.flops / 1e18,
+                       collections.defaultdict(float), 0.)
+
+
+def _table(name: str, costs: dict[str, Cost], done: schema.Results, speed: Speed) -> str:
+  width = max(map(len, costs)) + 2
+  lines = [f'{name}: {len(costs)} runs, {len(done)} of them done',
+           f'{"run":<{width}}{"parameters":>14}{"GFLOP/image":>13}{"steps":>10}{"exaFLOPs":>12}{"hours":>9}']
+  hours_left = 0.
+  for run, one in costs.items():
+    is_done = run in done
+    hours = (done[run].seconds if is_done else one.flops / speed.flops_s) / 3600
+    hours_left += 0. if is_done else hours
+    lines.append(f'{run:<{width}}{one.num_params:>14,}{one.flops_an_image / 1e9:>13,.3g}{one.steps:>10,}'
+                 f'{one.flops / 1e18:>12.3g}{hours:>9.3g}{" done" if is_done else ""}')
+  total = sum(one.flops for one in costs.values()) / 1e18
+  return '\n'.join([*lines, f'All together {total:.3g} exaFLOPs of training; about {hours_left:.3g} hours are left, '
+                            f'one run at a time, at {speed.flops_s / 1e12:.3g} TFLOP/s: {speed.source}.'])
+
+
+if __name__ == '__main__':
+  print(json.dumps(probe()))

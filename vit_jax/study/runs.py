@@ -1,0 +1,139 @@
+"""The runs of a study on disk and in processes: each is the train job in WORKDIR/runs/NAME.
+
+What a run is, its directory says: `final.json` means done, checkpoints mean begun. So a study needs no record
+of its own, and processes on several hosts that share the directory can work on the same study: a run belongs
+to whoever holds the lock of its `.claim`, and the system lets go of that when the process ends.
+"""
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import IO, NamedTuple
+
+from vit_jax.config import json_files, schema
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import run_directory
+from vit_jax.record import writer
+from vit_jax.train.checkpoint import LOWER_IS_BETTER
+
+OUTPUT = 'output.txt'
+CHILD = ('-m', 'vit_jax.study.child')
+TAIL_LINES = 6  # of a failed run's output that are shown, where no line says what the error is
+
+
+class Task(NamedTuple):
+  """A run: its name, config and directory."""
+  name: str
+  config: schema.Config
+  folder: pathlib.Path
+
+  @property
+  def is_done(self) -> bool:
+    return (self.folder / 'final.json').is_file()
+
+  @property
+  def is_begun(self) -> bool:
+    checkpoints = self.folder / 'checkpoints'
+    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+
+  def check(self) -> None:
+    """Raises UserError if the directory holds this run with other settings."""
+    path = self.folder / 'config.json'
+    if not path.is_file() or not (self.is_done or self.is_begun):
+      return
+    if changed := run_directory.changes(json.loads(json_files.to_json(json_files.read(path))), self.config):
+      raise UserError(f'{self.folder} holds the run {self.name} with other settings:\n' + '\n'.join(changed)
+                      + '\nWant the study as it was begun, another --workdir, or that folder removed.')
+
+  def result(self) -> schema.Result:
+    """What the run ended in.
+
+    Raises:
+      UserError: a file of the run cannot be read.
+    """
+    try:
+      final = json.loads((self.folder / 'final.json').read_text())
+      evaluation = json.loads((self.folder / 'evaluate.json').read_text())
+      return schema.Result(self.config, str(self.folder), final['step'], final['seconds'], final['num_params'],
+                           final['exaflops'], final['metrics'], evaluation['top1'], self._best())
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+      raise UserError(f'the results of {self.name} in {self.folder} cannot be read ({type(error).__name__}: {error}); '
+                      'want final.json and evaluate.json as the run wrote them, or that folder removed') from error
+
+
+  def _best(self) -> dict[str, float]:
+    """All metrics of the step at which the one that the run watches was best; later rows of a step replace earlier."""
+    watched = self.config.train.early_stop.metric or self.config.checkpoints.keep_best
+    if not watched:
+      return {}
+    steps: dict[float, dict[str, float]] = {}
+    for row in writer.read(self.folder).rows:
+      steps.setdefault(row['step'], {}).update(row)
+    seen = [row for row in steps.values() if watched in row]
+    sign = -1. if watched.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
+    return max(seen, key=lambda row: sign * row[watched]) if seen else {}
+
+
+class Process:
+  """A run at work in a process of its own; made by `begin`."""
+
+  def __init__(self, task: Task, claim: IO[str], child: subprocess.Popen[bytes]) -> None:
+    self.task, self._claim, self._child = task, claim, child
+
+  @property
+  def status(self) -> int | None:
+    """Exit status; None while it runs. A run that is over is nobody's."""
+    status = self._child.poll()
+    if status is not None:
+      self._claim.close()
+    return status
+
+  def stop(self, number: signal.Signals) -> None:
+    """Passes on what this process was asked by a person or the system."""
+    if self._child.poll() is None:
+      self._child.send_signal(number)
+
+
+def begin(task: Task, environ: dict[str, str]) -> Process | None:
+  """Starts or continues a run; None if somebody else is at it."""
+  task.folder.mkdir(parents=True, exist_ok=True)
+  claim = open(task.folder / '.claim', 'a+')
+  if not _lock(claim) or _is_locked(task.folder / '.lock') or task.is_done:
+    claim.close()
+    return None
+  config = task.folder / 'config.json'
+  run_directory.write_text(config, json_files.to_json(task.config))
+  command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}']
+  with open(task.folder / OUTPUT, 'ab') as output:
+    # In a session of its own, so that Ctrl-C is not heard twice.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environ,
+                             start_new_session=True)
+  return Process(task, claim, child)
+
+
+def explain(folder: pathlib.Path) -> str:
+  """Why a run failed, from the end of its output: its message to the person, else the last lines."""
+  lines = (folder / OUTPUT).read_text(errors='replace').rstrip().splitlines()
+  starts = [number for number, line in enumerate(lines) if line.startswith('error: ')]
+  return '\n'.join(lines[starts[-1]:] if starts else lines[-TAIL_LINES:])
+
+
+def _lock(file: IO[str]) -> bool:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    return False
+  return True
+
+
+def _is_locked(path: pathlib.Path) -> bool:
+  """Whether a process holds the lock of a run directory: one that outlived its study, or was started by hand."""
+  if not path.exists():
+    return False
+  with open(path) as file:
+    return not _lock(file)

@@ -1,0 +1,267 @@
+"""Fits weights to the network of a run: another resolution, patch, pooling or set of classes.
+
+Whatever changes has a rule, which is in the report; a tensor that is left over, or missing, without one is an error.
+"""
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Positions
+from vit_jax.core import trees
+from vit_jax.core.types import Params, PyTree, UserError
+from vit_jax.models import mixer
+from vit_jax.models.vit import posemb
+from vit_jax.weights import resize, tables
+from vit_jax.weights.infer import Leaves
+from vit_jax.weights.loading import Weights, describe
+from vit_jax.weights.report import Line, Report
+
+BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
+NORM = 'backbone/norm/'
+NUMERICS = ('gelu', 'norm_eps')
+"""Settings that no shape shows, and that the weights are wrong without."""
+
+
+class Adapted(NamedTuple):
+  """Parameters that fit a run: those that could be had; the report names the ones that start anew."""
+  params: Params
+  state: PyTree
+  report: Report
+
+
+class Target(NamedTuple):
+  """What weights are to fit.
+
+  model, image_px: the run's.
+  like: arrays or shapes of all parameters of the run, with its own keys beside `backbone` and `head`.
+  class_names: of the run's classes; a head is only kept for the same ones, in the same order. None: it is kept.
+  """
+  model: schema.Model
+  image_px: tuple[int, int]
+  like: Params
+  class_names: tuple[str, ...] | None
+
+
+def adapt(weights: Weights, target: Target) -> Adapted:
+  """Parameters of a run from weights.
+
+  Args:
+    weights: loaded.
+    target: what they are to fit; its `model.position_resize` says how positions come to another grid.
+
+  Raises:
+    UserError: lists every tensor that is left over or missing without a rule, and every setting that the weights are
+      wrong without.
+  """
+  leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
+  wanted = trees.flatten(target.like)
+  faults = _numerics(weights.model, target.model)
+  lines: list[Line] = []
+  if isinstance(weights.model, schema.ViT) and isinstance(target.model, schema.ViT):
+    leaves, more = _resized(leaves, weights, target.model, target)
+    lines += more
+  elif STEM in leaves and STEM in wanted and leaves[STEM].shape != wanted[STEM].shape:
+    leaves, more = _patches(leaves, target.model)
+    lines += more
+  if isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer):
+    leaves, more = _grown(leaves, weights, target)
+    lines += more
+  leaves, more = _dropped(leaves, wanted, weights, target)
+  lines += more
+  keeps_all = target.class_names is None
+  if _moved_norm(weights.model, target.model) and not keeps_all:
+    leaves, more = _new_norm(leaves, target.model)
+    lines += more
+  lines += [Line(name, 'new', rule) for name in wanted
+            if name not in leaves and not keeps_all and (rule := _newness(name))]
+  explained = {line.name for line in lines if line.what == 'new'}
+  faults += _differences(leaves, {name: leaf for name, leaf in wanted.items() if name not in explained})
+  if faults:
+    raise UserError(f'{weights.source} ({describe(weights.model)}) does not fit this run ({describe(target.model)}):\n'
+                    + '\n'.join(f'  {fault}' for fault in faults))
+  told = {line.name for line in lines}
+  taken = [Line(name, 'taken') for name in leaves if name not in told]
+  return Adapted(trees.unflatten(leaves), weights.state, Report((*taken, *lines)))
+
+
+def _moved_norm(found: schema.Model, wanted: schema.Model) -> bool:
+  """Whether one network normalises tokens, and the other their mean."""
+  return getattr(found, 'norm_after_pool', False) != getattr(wanted, 'norm_after_pool', False)
+
+
+def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
+  """Leaves without the last norm, which begins anew in the run, as in MAE's fine-tuning."""
+  what = 'the mean of the tokens' if getattr(model, 'norm_after_pool', False) else 'each token'
+  names = [name for name in leaves if name.startswith(NORM)]
+  return ({name: leaf for name, leaf in leaves.items() if name not in names},
+          [Line(name, 'new', f'the run normalises {what}, the weights do not') for name in names])
+
+
+def _numerics(found: schema.Model, wanted: schema.Model) -> list[str]:
+  """What a config must be told, because the weights were made with it."""
+  pairs = [(name, getattr(found, name, None), getattr(wanted, name, None)) for name in NUMERICS]
+  return [f'model.{name}={_plain(b)}, but the weights were made with {_plain(a)}; want '
+          f'--config.model.{name}={_plain(a)}' for name, a, b in pairs if a is not None and b is not None and a != b]
+
+
+def _plain(value: object) -> object:
+  return getattr(value, 'value', value)
+
+
+def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target) -> tuple[Leaves, list[Line]]:
+  """Patch kernel and positions as the run's ViT has them."""
+  assert isinstance(weights.model, schema.ViT)
+  leaves, lines = _patches(leaves, model)
+  old, rows = weights.model, (_num_first(weights.model), _num_first(model))
+  if model.positions is not Positions.LEARNED or model.positions_at is not schema.PositionsAt.STEM:
+    return _fixed(leaves, model, weights, lines)
+  grids = [(px[0] // s.patch, px[1] // s.patch)
+           for s, px in ((old, weights.preprocess.image_px), (model, target.image_px))]
+  if POSITIONS in leaves:
+    own_grid = grids[0] if grids[0][0] * grids[0][1] == leaves[POSITIONS].shape[1] - rows[0] else _square(
+        leaves[POSITIONS].shape[1] - rows[0])
+    first, patches = leaves[POSITIONS][0, :rows[0]], leaves[POSITIONS][0, rows[0]:]
+  elif fixed := posemb.FIXED.get(old.positions):
+    own_grid, first = grids[0], np.zeros((rows[0], old.width), np.float32)
+    patches = fixed(own_grid, old.width)
+    lines.append(Line(POSITIONS, 'resized', f'from the fixed {old.positions.value} ones of the weights'))
+  else:
+    return leaves, lines
+  rule = [_change_of_rows(old, model)] if rows[0] != rows[1] else []
+  if own_grid != grids[1]:
+    patches = resize.positions(patches, own_grid, grids[1], model.position_resize)
+    rule.append(f'{own_grid[0]} x {own_grid[1]} to {grids[1][0]} x {grids[1][1]} tokens, {model.position_resize.value}')
+  kept = np.zeros((rows[1], first.shape[1]), np.float32)
+  kept[:min(rows)] = first[:min(rows)]
+  leaves = {**leaves, POSITIONS: np.concatenate([kept, patches])[None]}
+  return leaves, lines + ([Line(POSITIONS, 'resized' if own_grid != grids[1] else 'folded', '; '.join(rule))]
+                          if rule else [])
+
+
+def _num_first(s: schema.ViT) -> int:
+  return s.pool.has_class_token + s.distilled
+
+
+def _square(number: int) -> tuple[int, int]:
+  side = round(number ** .5)
+  assert side * side == number, number
+  return side, side
+
+
+def _change_of_rows(old: schema.ViT, new: schema.ViT) -> str:
+  if _num_first(old) > _num_first(new):
+    return f'without the rows of {_first_tokens(old, new)}'
+  return f'zeros for {_first_tokens(new, old)}'
+
+
+def _first_tokens(more: schema.ViT, less: schema.ViT) -> str:
+  names = [name for name, a, b in (('class token', more.pool.has_class_token, less.pool.has_class_token),
+                                   ('distillation token', more.distilled, less.distilled)) if a and not b]
+  return ' and '.join(names)
+
+
+def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line]) -> tuple[Leaves, list[Line]]:
+  """Leaves without a table that is the run's fixed one, as MAE's files have it."""
+  fixed = posemb.FIXED.get(model.positions)
+  if fixed is None or POSITIONS not in leaves:
+    return leaves, lines
+  assert isinstance(weights.model, schema.ViT)
+  h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
+  table, first = fixed((h, w), model.width), _num_first(weights.model)
+  own = leaves[POSITIONS][0, first:]
+  if own.shape != table.shape or np.abs(own - table).max() > 1e-4 or np.any(leaves[POSITIONS][0, :first]):
+    return leaves, lines
+  return ({name: leaf for name, leaf in leaves.items() if name != POSITIONS},
+          [*lines, Line(POSITIONS, 'dropped', f'the same as the fixed {model.positions.value} ones of the run')])
+
+
+def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
+  """Leaves with a patch kernel of the run's side, where patches are cut from the image itself."""
+  stem, new = getattr(model, 'stem', schema.PatchStem()), getattr(model, 'patch', 0)
+  kernel = leaves.get(STEM)
+  if kernel is None or kernel.shape[2] != 3 or not isinstance(stem, schema.PatchStem) or kernel.shape[0] == new:
+    return leaves, []
+  return ({**leaves, STEM: resize.patches(kernel, new)},
+          [Line(STEM, 'resized', f'patches of {kernel.shape[0]} to {new} px, by pseudo-inverse')])
+
+
+def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
+  """Leaves of a Mixer for an image that is a whole number of times as large, in both directions."""
+  assert isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer)
+  grid, new = ((px[0] // model.patch, px[1] // model.patch) for model, px in (
+      (weights.model, weights.preprocess.image_px), (target.model, target.image_px)))
+  times = new[0] // grid[0], new[1] // grid[1]
+  if grid == new or (grid[0] * times[0], grid[1] * times[1]) != new:
+    return leaves, []  # what is then different is told with all other differences
+  backbone = trees.unflatten({name.removeprefix(BACKBONE): leaf for name, leaf in leaves.items()
+                              if name.startswith(BACKBONE)})
+  grown = {BACKBONE + name: np.asarray(leaf) for name, leaf in trees.flatten(mixer.grow(backbone, grid, times=times)
+                                                                             ).items()}
+  rule = f'{times[0]} x {times[1]} copies on the diagonal, for {new[0]} x {new[1]} tokens'
+  return {**leaves, **grown}, [Line(name, 'resized', rule) for name in grown if grown[name].shape != leaves[name].shape]
+
+
+def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
+  """Leaves without those that a rule leaves out for this run."""
+  heads = r'(head|head_dist)(/.*)?'
+  rules = [(r'decoder/.*|mask_token', 'the run reconstructs no images'),
+           (r'(projector|aux|predict)(/.*)?', 'of another objective'),
+           (r'backbone/cls', 'the run pools without a class token'),
+           (r'backbone/dist|head_dist/.*', 'the run has no distillation token'),
+           (r'backbone/pool/.*', 'the run pools without attention'),
+           (r'head/pre_logits/.*', 'the run has a linear head' if 'head/kernel' in wanted else 'the run has no head'),
+           (heads, 'the run has no head')]
+  lines = [Line(name, 'dropped', next(rule for pattern, rule in rules if re.fullmatch(pattern, name)))
+           for name in leaves if name not in wanted and any(re.fullmatch(p, name) for p, _ in rules)]
+  if any(re.fullmatch(heads, name) for name in wanted) and not _keeps_head(leaves, wanted, weights, target):
+    told = {line.name for line in lines}
+    lines += [Line(name, 'dropped', _other_classes(weights, target)) for name in leaves
+              if re.fullmatch(heads, name) and name not in told]
+  gone = {line.name for line in lines}
+  return {name: leaf for name, leaf in leaves.items() if name not in gone}, lines
+
+
+def _keeps_head(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> bool:
+  """Whether the head is for the run's classes, and whole."""
+  if target.class_names is None:
+    return True
+  names = [name for name in wanted if name.startswith(('head/', 'head_dist/'))]
+  return weights.class_names == target.class_names and bool(names) and all(
+      name in leaves and leaves[name].shape == wanted[name].shape for name in names)
+
+
+def _other_classes(weights: Weights, target: Target) -> str:
+  if not weights.class_names:
+    return f'a new head: the {weights.num_classes:,} classes of the weights have no names'
+  if target.class_names is not None and weights.class_names != target.class_names:
+    return f'a new head: {weights.num_classes:,} other classes than the {len(target.class_names):,} of the run'
+  return 'a new head: it has another form'
+
+
+def _newness(name: str) -> str:
+  """Why a parameter of the run may start anew, or ''."""
+  rules = [(r'head/pre_logits/.*', 'a new head'), (r'(head|head_dist)/.*', 'a new head, zeros'),
+           (r'backbone/cls', 'the weights pool without a class token'),
+           (r'backbone/dist', 'the weights have no distillation token'),
+           (r'backbone/pool/.*', 'the weights pool without attention'),
+           (r'(decoder|projector|aux|predict)(/.*)?|mask_token', "of the run's objective")]
+  return next((rule for pattern, rule in rules if re.fullmatch(pattern, name)), '')
+
+
+def _differences(leaves: Leaves, wanted: Leaves) -> list[str]:
+  text = trees.difference(trees.unflatten(leaves), trees.unflatten(wanted), found_name='the weights',
+                          wanted_name='the run')
+  return [line.strip() for line in tables.listed(text.splitlines(), most=16)]
+
+
+def preprocessing_differs(weights: Weights, recipe: schema.Recipe) -> list[str]:
+  """Sentences about images that a run normalises otherwise than the weights know them."""
+  p = weights.preprocess
+  pairs = {'mean': (p.mean, tuple(recipe.mean)), 'std': (p.std, tuple(recipe.std))}
+  return [f'data.recipe.{name}={now}, but the weights know images with {own}; right is '
+          f'--config.data.recipe.{name}={",".join(map(str, own))}' for name, (own, now) in pairs.items()
+          if not np.allclose(own, now, atol=1e-3)]

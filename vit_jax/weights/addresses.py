@@ -1,0 +1,222 @@
+"""From what a person writes to a file on this machine: paths, addresses and known names, fetched once and kept.
+
+What is fetched lies in `$XDG_CACHE_HOME/vit_jax/weights` (or `~/.cache/…`), in a folder a source. No name of a server
+or of a file leads out of it: names are checked before anything is fetched, and paths again with links resolved.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Mapping
+
+from vit_jax.core.errors import UserError
+from vit_jax.weights import download, files, known_weights
+from vit_jax.weights.download import Opener, open_address
+
+HUB = 'https://huggingface.co'
+STORAGE = 'https://storage.googleapis.com'
+MODEL_FILES = ('model.safetensors', 'pytorch_model.bin')
+SIDE_FILES = ('config.json', 'preprocessor_config.json')
+INDEX = 'model.safetensors.index.json'
+SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
+MOST_SHARDS = 1000  # of one model
+_MOST_NAME = 200  # bytes; file systems end at 255, and a temporary name is longer
+
+
+def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
+  """The file or folder that `where` is, fetched if it is elsewhere and not here yet.
+
+  Args:
+    where: a path, `gs://bucket/file`, `https://…`, `hf://owner/name[/file]`, or a known name.
+    opener: of addresses.
+
+  Raises:
+    UserError: there is nothing there, or its name would lead out of the cache.
+  """
+  try:
+    path = pathlib.Path(where).expanduser()
+    if path.exists():
+      return path
+  except (OSError, RuntimeError) as error:  # no permission, a name that is too long, ~nobody
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'{where}: expected the path of a file or folder, got "{reason}". Check the path.') from error
+  scheme, _, rest = where.partition('://')
+  match scheme if rest else '':
+    case 'http' | 'https':
+      return _file(where, opener)
+    case 'gs':
+      return _file(f'{STORAGE}/{urllib.parse.quote(rest)}', opener)
+    case 'hf':
+      return _model(rest, opener)
+    case '':
+      address = known_weights.address(where)
+      if address:
+        return local(address, opener=opener)
+  near = known_weights.nearest(where)
+  raise UserError(f'{where}: expected a path, gs://…, https://…, hf://OWNER/NAME or a known name (ViT-B_16-i21k, '
+                  'timm/vit_…, or the name of an AugReg file), got something else: there is no such file or folder.'
+                  + (f' Did you mean {" or ".join(near)}?' if near else ' Check the path.'))
+
+
+def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
+  """The weight file that `path` is, or those of the model in the folder that it is.
+
+  Raises:
+    UserError: the folder holds none, or several models.
+  """
+  if not path.is_dir():
+    return [path]
+  if (path / INDEX).is_file():
+    return [path / name for name in _shard_names(path / INDEX)]
+  for name in MODEL_FILES:
+    if (path / name).is_file():
+      return [path / name]
+  found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
+  if len(found) == 1:
+    return found
+  inside = ', '.join(p.name for p in found[:6]) or ', '.join(sorted(p.name for p in path.iterdir())[:6]) or 'nothing'
+  what = 'several weight files' if found else 'no weights'
+  raise UserError(f'{path}: expected the folder of one model or of a run, got {what}: {inside}. Give the path of one '
+                  'file.')
+
+
+def cache() -> pathlib.Path:
+  """Where fetched files are kept.
+
+  Raises:
+    UserError: there is no home directory.
+  """
+  try:
+    base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
+  except RuntimeError as error:
+    raise UserError('XDG_CACHE_HOME: expected a directory for fetched files, got none, and there is no home directory. '
+                    'Set it.') from error
+  return base / 'vit_jax' / 'weights'
+
+
+def plain_name(name: object, *, said: str) -> str:
+  """The name if it is that of one file or folder, and nothing else, however often it is unquoted.
+
+  Raises:
+    UserError: it is empty, hidden, too long, or has a separator or a control character in it.
+  """
+  text = name if isinstance(name, str) else ''
+  for _ in range(8):
+    if (len(text.encode(errors='replace')) > _MOST_NAME or not text.isprintable() or text.startswith('.')
+        or not text.strip() or re.search(r'[/\\]', text)):
+      break
+    unquoted = urllib.parse.unquote(text)
+    if unquoted == text:
+      return str(name)
+    text = unquoted
+  raise UserError(f'{said}: expected names of plain files, got {ascii(name)[:100]}. Use another address or file.')
+
+
+def _file(address: str, opener: Opener) -> pathlib.Path:
+  try:
+    last = urllib.parse.urlsplit(address).path.rsplit('/', 1)[-1]
+  except ValueError as error:  # such as http://[
+    raise UserError(f'{address}: expected an address, got {error}. Check it.') from error
+  name = urllib.parse.unquote(plain_name(last, said=address))
+  return _once(address, f'{hashlib.sha256(address.encode(errors="replace")).hexdigest()[:16]}/{name}', opener)
+
+
+def _model(name: str, opener: Opener) -> pathlib.Path:
+  """A model of the hub as a folder, or one of its files."""
+  owner, _, rest = name.partition('/')
+  model, _, file = rest.partition('/')
+  # The hub allows neither '--' nor '..' in names, so that no two models share a folder.
+  if any(not re.fullmatch(r'[A-Za-z0-9_][\w.-]{0,95}', part, re.ASCII) or '--' in part or '..' in part
+         for part in (owner, model)):
+    raise UserError(f'hf://{name}: expected hf://OWNER/NAME or hf://OWNER/NAME/FILE, got other names. Give one such as '
+                    'hf://google/vit-base-patch16-224.')
+  address, folder = f'{HUB}/{owner}/{model}/resolve/main', f'{owner}--{model}'
+  if file:
+    parts = [plain_name(part, said=f'hf://{name}') for part in file.split('/')]
+    return _once(f'{address}/{urllib.parse.quote(file)}', '/'.join([folder, *parts]), opener)
+  whole = _inside(f'{folder}/.whole')
+  if not whole.exists():
+    for side in SIDE_FILES:
+      _try(f'{address}/{side}', f'{folder}/{side}', opener)
+    if not any(_try(f'{address}/{main}', f'{folder}/{main}', opener) for main in MODEL_FILES):
+      _shards(address, folder, opener, name)
+    whole.touch()
+  return whole.parent
+
+
+def _shards(address: str, folder: str, opener: Opener, name: str) -> None:
+  if not _try(f'{address}/{INDEX}', f'{folder}/{INDEX}', opener):
+    raise UserError(f'hf://{name}: expected a model with one of {", ".join((*MODEL_FILES, INDEX))}, got one without. '
+                    'Choose another model.')
+  for shard in _shard_names(_inside(f'{folder}/{INDEX}')):
+    _once(f'{address}/{urllib.parse.quote(shard)}', f'{folder}/{shard}', opener)
+
+
+def _shard_names(index: pathlib.Path) -> list[str]:
+  """The files that an index of shards names, which lie beside it.
+
+  Raises:
+    UserError: it is damaged, or names a file elsewhere.
+  """
+  try:
+    content = files.read_json(index)
+    if not isinstance(content, Mapping) or not isinstance(content.get('weight_map'), Mapping):
+      raise ValueError('it has no table "weight_map"')
+  except (OSError, ValueError) as error:
+    raise UserError(f'{index}: expected an index of shards, got a damaged one: {error}. Fetch it again.') from error
+  found = sorted({plain_name(name, said=str(index)) for name in content['weight_map'].values()})
+  if not 0 < len(found) <= MOST_SHARDS:
+    raise UserError(f'{index}: expected 1 to {MOST_SHARDS:,} shards, got {len(found):,}. Use another model.')
+  return found
+
+
+def _inside(name: str) -> pathlib.Path:
+  """The path of a name in the cache.
+
+  Raises:
+    UserError: it leads out of the cache, as through a symbolic link.
+  """
+  base = cache()
+  path = base / name
+  try:
+    if path.resolve().is_relative_to(base.resolve()):
+      return path
+    reason = f'one that leads to {path.resolve()}'
+  except (OSError, RuntimeError) as error:
+    reason = str(error)
+  raise UserError(f'{path}: expected a path inside of {base}, got {reason}. Remove the link, or set XDG_CACHE_HOME.')
+
+
+def _once(address: str, name: str, opener: Opener) -> pathlib.Path:
+  """A file that must exist, fetched if it is not here yet."""
+  if not _try(address, name, opener):
+    raise UserError(f'{address}: expected a file, got "not found" from its server. Use another address or name.')
+  return _inside(name)
+
+
+def _try(address: str, name: str, opener: Opener) -> bool:
+  """Fetches a file that may not exist, if it is not here yet; whether it does."""
+  path, is_json = _inside(name), name.endswith('.json')
+  try:
+    if not path.exists():
+      download.fetch(address, path, opener=opener, prove=_prove_json if is_json else _prove_weights,
+                     most_bytes=files.MOST_JSON_BYTES if is_json else download.MOST_BYTES)
+  except FileNotFoundError:
+    return False
+  return True
+
+
+def _prove_weights(path: pathlib.Path, said: str) -> None:
+  files.prove(path, said=said)
+
+
+def _prove_json(path: pathlib.Path, said: str) -> None:
+  try:
+    content = files.read_json(path)
+    if not isinstance(content, Mapping):
+      raise ValueError(f'it is a {type(content).__name__}')
+  except ValueError as error:
+    raise UserError(f'{said}: expected a JSON object, got another file: {error}. Try again later.') from error

@@ -1,0 +1,51 @@
+"""What a written file carries of the weights it was made of: every bit of every parameter, and which settings."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.core.types import HostArray, UserError
+from vit_jax.weights import tables
+from vit_jax.weights.infer import Leaves
+from vit_jax.weights.loading import Weights
+
+_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
+             'unroll', 'remat', 'full_remat', 'layer_scale')
+"""Settings of a model that say nothing of its function; of LayerScale it is whether there is one."""
+
+
+def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str], Leaves]) -> list[str]:
+  """What a file does not carry of the weights it was made of, and what can be done without.
+
+  Args:
+    weights: that were written.
+    again: that were read back.
+    leaves: the leaves of weights as a file of a family (its second argument) has them.
+
+  Raises:
+    UserError: a parameter differs, or a setting without which they are another network.
+  """
+  wanted, found = leaves(weights, again.family), leaves(again, again.family)
+  wrong = [name for name in wanted.keys() | found.keys()
+           if name not in wanted or name not in found or not _is_same(wanted[name], found[name])]
+  if wrong:
+    raise UserError(f'--to: expected every bit as it was written, got {len(wrong)} other parameters when reading back. '
+                    'Nothing was kept:\n' + '\n'.join(tables.listed(sorted(wrong))))
+  changed = [f'{field.name}={getattr(weights.model, field.name)} (read back: {getattr(again.model, field.name)})'
+             for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
+             and getattr(weights.model, field.name) != getattr(again.model, field.name)]
+  if changed:
+    raise UserError(f'--family: expected a format that can hold this network, got one that cannot say '
+                    f'{", ".join(changed)}. Nothing was kept. Choose another, such as --family=run.')
+  lost = [f'preprocessing {name} ({value}, read back {getattr(again.preprocess, name)})'
+           for name, value in weights.preprocess._asdict().items()
+           if name != 'rule' and value != getattr(again.preprocess, name)]
+  return lost + (['class names'] if weights.class_names != again.class_names else [])
+
+
+def _is_same(a: HostArray, b: HostArray) -> bool:
+  """Whether every bit is; of the zeros, either."""
+  a, b = (np.ascontiguousarray(x, np.float32) + np.float32(0) for x in (a, b))
+  return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))

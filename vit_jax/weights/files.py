@@ -1,0 +1,204 @@
+"""Weight files of any kind: the format is detected from the content, tensors become named f32 arrays.
+
+Kinds: npz (`archives.py`), safetensors, PyTorch's zip and its older form (`pickles.py`). Reading never runs code from a
+file, and takes memory in proportion to its size. Imports neither jax nor a network.
+"""
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.weights import archives, pickle_stack, pickles, safetensors
+
+if TYPE_CHECKING:
+  from vit_jax.core.types import HostArray
+
+KINDS = 'npz, safetensors, PyTorch (.pth, .pt, .bin)'
+MOST_NAME = 500  # characters of a tensor's name
+MOST_JSON_BYTES = 16 << 20  # of a file beside the weights: 21,000 class names take 0.5 MB
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError,
+           ArithmeticError, RuntimeError)  # RuntimeError: nested too deep, or a zip of another version
+"""What readers of damaged files raise. No lack of memory, and of the system's errors only a place that cannot be."""
+
+
+def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:
+  """All numeric tensors of a file, by its names, in f32.
+
+  Args:
+    path: of a file.
+    branch: which network of a file that holds several (`student`, `teacher`); '' = the one that is meant for use.
+
+  Raises:
+    UserError: there is no such file, it is damaged, or it holds no weights; the message says what it holds instead.
+  """
+  with _open(path) as file, _explained(str(path), size := os.fstat(file.fileno()).st_size):
+    tensors = _read(file, str(path), size, branch)
+    for name in tensors:
+      if not name.isprintable() or len(name) > MOST_NAME:
+        raise ValueError(f'a tensor has the name {ascii(name)[:60]}')
+    found = {name: _as_f32(x) for name, x in tensors.items() if x.dtype.kind in 'fiubV'}
+  if not found:
+    raise UserError(f'{path}: expected tensors, got a file without any. Check the path.')
+  return found
+
+
+def prove(path: pathlib.Path, *, said: str) -> None:
+  """Reads a file through without keeping its tensors, and compares the checksums that it has.
+
+  Args:
+    path: of a file.
+    said: what messages call it, such as the address that it comes from.
+
+  Raises:
+    UserError: it is no weight file, or damaged.
+  """
+  with _open(path) as file, _explained(said, size := os.fstat(file.fileno()).st_size):
+    match _kind(file, said, size):
+      case 'zip':
+        with archives.opened(file, size) as archive:
+          if _is_torch(archive, said):
+            pickles.follow_zip(archive)
+          archives.verify(archive)
+      case 'safetensors':
+        safetensors.read_header(file, size)
+      case _:
+        pickles.follow_old(file, size=size)
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """What a JSON file beside weights holds.
+
+  Raises:
+    ValueError: it is not JSON, or larger than `MOST_JSON_BYTES`.
+    OSError: it cannot be read.
+  """
+  with open(path, 'rb') as file:
+    data = file.read(MOST_JSON_BYTES + 1)
+  if len(data) > MOST_JSON_BYTES:
+    raise ValueError(f'it is larger than {MOST_JSON_BYTES >> 20} MiB')
+  try:
+    return json.loads(data)
+  except RecursionError:
+    raise ValueError('it is nested too deep') from None
+
+
+@contextlib.contextmanager
+def _open(path: pathlib.Path) -> Iterator[BinaryIO]:
+  try:
+    with open(path, 'rb') as file:
+      yield file
+  except OSError as error:
+    raise UserError(f'{path}: expected a weight file, got "{error.strerror or error}". Check the path.') from error
+
+
+def _kind(file: BinaryIO, said: str, size: int) -> str:
+  """`zip`, `safetensors` or `old`, from the first bytes."""
+  start = file.read(4096)
+  file.seek(0)
+  if start[:4] == b'PK\x03\x04':
+    return 'zip'
+  if safetensors.is_one(start, size):
+    return 'safetensors'
+  if start[:2] == b'\x80\x02':
+    return 'old'
+  raise UserError(f'{said}: expected a weight file ({KINDS}) or the directory of a run or a model, got '
+                  f'{describe(start, size)}.')
+
+
+def _read(file: BinaryIO, said: str, size: int, branch: str) -> Mapping[str, HostArray]:
+  match _kind(file, said, size):
+    case 'zip':
+      with archives.opened(file, size) as archive:
+        return pickles.read_zip(archive, branch) if _is_torch(archive, said) else archives.read_arrays(archive)
+    case 'safetensors':
+      return safetensors.read(file, size)
+    case _:
+      return pickles.read_old(file, branch, size=size)
+
+
+def _is_torch(archive: zipfile.ZipFile, said: str) -> bool:
+  """Whether an archive is PyTorch's; else it is an npz. Raises UserError if it is neither."""
+  inside = archive.namelist()
+  if any(name == 'data.pkl' or name.endswith('/data.pkl') for name in inside):
+    return True
+  if any(name.endswith('.npy') for name in inside):
+    return False
+  shown = ', '.join(ascii(name)[1:-1][:60] for name in inside[:4]) or 'nothing'
+  raise UserError(f'{said}: expected a weight file ({KINDS}), got a zip of {shown}.')
+
+
+def describe(start: bytes, size: int) -> str:
+  """What a file that holds no weights is, from its first bytes."""
+  text = start.lstrip(b'\xef\xbb\xbf \t\r\n').lower()
+  if not size:
+    return 'an empty file'
+  if text.startswith((b'<!doctype', b'<html', b'<head', b'<?xml')):
+    return 'a web page, as a server sends it for a file that is missing or not public'
+  if text.startswith(b'version https://git-lfs'):
+    return 'a pointer of Git LFS; fetch the file itself with `git lfs pull`'
+  if text.startswith((b'{', b'[')):
+    return 'JSON'
+  if start.startswith(b'\x93NUMPY'):
+    return 'a single NumPy array'
+  if start.startswith(b'\x89HDF'):
+    return 'HDF5, as Keras writes it'
+  if start.startswith(b'\x1f\x8b'):
+    return 'a file compressed by gzip'
+  with contextlib.suppress(UnicodeDecodeError):
+    return f'text: {" ".join(start[:400].decode().split())[:60]!r}'
+  return f'{size:,} bytes that begin with {start[:8]!r}'
+
+
+@contextlib.contextmanager
+def _explained(said: str, size: int) -> Iterator[None]:
+  """Turns what readers raise about damaged files into a message."""
+  try:
+    yield
+  except UserError:
+    raise
+  except pickle_stack.Refused as error:
+    raise UserError(f'{said}: expected weights alone, got {error}') from None
+  except (*_DAMAGE, OSError) as error:
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:
+      raise
+    reason = (str(error) or type(error).__name__).rstrip('.')
+    raise UserError(f'{said}: expected a whole weight file, got {size:,} bytes that are damaged or cut short: '
+                    f'{reason}. Fetch it again.') from error
+
+
+def _as_f32(array: HostArray) -> HostArray:
+  """In f32; bf16 that NumPy has kept as two bytes without a meaning is what it was."""
+  if array.dtype.kind == 'V' and array.dtype.itemsize == 2 and array.dtype != ml_dtypes.bfloat16:
+    array = array.view(ml_dtypes.bfloat16)
+  with np.errstate(over='ignore'):  # beyond f32 is infinite, which is warned of where weights are loaded
+    return np.require(array, np.float32, ['C', 'A']).reshape(array.shape)
+
+
+def write_npz(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
+  """Writes an npz as NumPy does, uncompressed."""
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED, allowZip64=True) as archive:
+    for name, tensor in tensors.items():
+      with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+        np.lib.format.write_array(member, tensor, allow_pickle=False)
+
+
+def write_safetensors(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
+  """Writes f32 tensors in safetensors' format, in the order of their names, as PyTorch ones."""
+  safetensors.write(path, tensors)
+
+
+def write_torch(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
+  """Writes f32 tensors as `torch.save` of a plain dict does."""
+  pickles.write_zip(path, tensors)

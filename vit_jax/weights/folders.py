@@ -1,0 +1,199 @@
+"""The files that make a folder of weights a model to others: `config.json` and `preprocessor_config.json` of
+transformers, `config.json` of timm; and `FILE.json` of ours beside a single file.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
+from vit_jax.core.types import UserError
+from vit_jax.recipes import rival_sizes
+from vit_jax.weights.loading import Weights
+from vit_jax.weights.preprocess import Preprocess
+
+ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_pytorch_tanh'}
+TIMM_ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh'}
+PILLOW = {Interpolation.BILINEAR: 2, Interpolation.BICUBIC: 3, Interpolation.AREA: 4}  # BOX: the mean over an area
+TIMM_HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_small_r26_s32_224',
+                ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
+                ((3, 4, 6, 3), 1024): 'vit_large_r50_s32_224'}
+"""By stages of the stem and width."""
+TIMM_BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
+TIMM_ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
+             schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
+"""First and last layer by timm's names."""
+
+
+def transformers_type(weights: Weights) -> str:
+  """`model_type` of transformers that is this network.
+
+  Raises:
+    UserError: there is none; says why.
+  """
+  m, faults = weights.model, []
+  if not isinstance(m, schema.ViT):
+    raise UserError(f'transformers has no {type(m).__name__} with these names; want --family=timm or an .npz')
+  if m.pool is not Pool.CLS:
+    faults.append(f'pool={m.pool.value}: its ViTs read the class token')
+  if m.positions is not schema.Positions.LEARNED:
+    faults.append(f'positions={m.positions.value}: its ViTs have a table')
+  if isinstance(m.stem, schema.ResNetStem):
+    faults.append('a ResNet stem: its hybrids are other networks')
+  if weights.head.pre_logits:
+    faults.append(f'head.pre_logits={weights.head.pre_logits}: its heads are one layer')
+  is_dino = bool(m.layer_scale)
+  if not is_dino and (m.registers or m.swiglu):
+    faults.append('registers or SwiGLU without LayerScale, which its DINOv2 always has')
+  if is_dino and weights.num_classes:
+    faults.append('a head on the class token alone: that of its DINOv2 reads the mean patch as well')
+  if is_dino and m.distilled:
+    faults.append('LayerScale or registers with a distillation token')
+  if faults:
+    raise UserError('transformers has no such network: ' + '; '.join(faults))
+  if is_dino:
+    return 'dinov2_with_registers' if m.registers else 'dinov2'
+  return 'deit' if m.distilled else 'vit_mae' if weights.decoder else 'vit'
+
+
+def transformers_config(weights: Weights) -> dict[str, Any]:
+  """`config.json` of transformers."""
+  kind, m, p = transformers_type(weights), weights.model, weights.preprocess
+  assert isinstance(m, schema.ViT)
+  bare = {'vit': 'ViTModel', 'deit': 'DeiTModel', 'vit_mae': 'ViTMAEForPreTraining', 'dinov2': 'Dinov2Model',
+          'dinov2_with_registers': 'Dinov2WithRegistersModel'}
+  headed = {'vit': 'ViTForImageClassification', 'deit': 'DeiTForImageClassificationWithTeacher'}
+  names = weights.class_names or tuple(f'LABEL_{i}' for i in range(weights.num_classes))
+  found: dict[str, Any] = {
+      'architectures': [headed[kind] if weights.num_classes else bare[kind]], 'model_type': kind,
+      'hidden_size': m.width, 'num_hidden_layers': m.depth, 'num_attention_heads': m.heads,
+      'hidden_act': ACTIVATION[m.gelu], 'layer_norm_eps': m.norm_eps, 'patch_size': m.patch, 'num_channels': 3,
+      'image_size': _side(p), 'qkv_bias': m.qkv_bias, 'hidden_dropout_prob': 0., 'attention_probs_dropout_prob': 0.,
+      'initializer_range': .02, 'dtype': 'float32', 'position_resize': m.position_resize.value}
+  if kind.startswith('dinov2'):
+    found |= {'mlp_ratio': 4 if m.swiglu else m.mlp // m.width, 'use_swiglu_ffn': m.swiglu,
+              'layerscale_value': m.layer_scale}
+    found |= {'num_register_tokens': m.registers} if m.registers else {}
+  else:
+    found['intermediate_size'] = m.mlp
+  if weights.decoder:
+    d = weights.decoder
+    found |= {'decoder_hidden_size': d.decoder_width, 'decoder_num_hidden_layers': d.decoder_depth,
+              'decoder_num_attention_heads': d.decoder_heads, 'decoder_intermediate_size': 4 * d.decoder_width,
+              'mask_ratio': d.hidden, 'norm_pix_loss': d.normalized}
+  if names:
+    found |= {'id2label': {str(i): name for i, name in enumerate(names)},
+              'label2id': {name: i for i, name in enumerate(names)}}
+  return found
+
+
+def transformers_processor(p: Preprocess) -> dict[str, Any]:
+  """`preprocessor_config.json`.
+
+  ViTImageProcessor resizes to a square, DeiTImageProcessor then takes a centre crop; BitImageProcessor resizes the
+  short side and takes a centre crop.
+  """
+  height, width = p.image_px
+  found: dict[str, Any] = {
+      'do_resize': True, 'resample': PILLOW[p.interpolation], 'do_rescale': True, 'rescale_factor': 1 / 255,
+      'do_normalize': True, 'image_mean': list(p.mean), 'image_std': list(p.std)}
+  if not p.resize_px:
+    return found | {'image_processor_type': 'ViTImageProcessor', 'size': {'height': height, 'width': width}}
+  if p.geometry is Geometry.HUGGINGFACE:
+    return found | {'image_processor_type': 'DeiTImageProcessor', 'size': {'height': p.resize_px, 'width': p.resize_px},
+                    'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}
+  return found | {'image_processor_type': 'BitImageProcessor', 'size': {'shortest_edge': p.resize_px},
+                  'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}
+
+
+def _side(p: Preprocess) -> int | list[int]:
+  return p.image_px[0] if p.image_px[0] == p.image_px[1] else list(p.image_px)
+
+
+def timm_config(weights: Weights) -> dict[str, Any]:
+  """`config.json` of timm, with which `timm.create_model('local-dir:FOLDER', pretrained=True)` works.
+
+  Raises:
+    UserError: timm has no name for such a network.
+  """
+  m, p = weights.model, weights.preprocess
+  name, arguments = _timm_model(weights)
+  crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'} if p.resize_px else {
+      'crop_pct': 1., 'crop_mode': 'squash'}
+  interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
+  first, last = TIMM_ENDS[type(m)]
+  is_conv = isinstance(m, schema.ResNet | schema.EfficientNet)
+  if first == 'patch_embed.proj' and isinstance(getattr(m, 'stem', None), schema.ResNetStem):
+    first = 'patch_embed.backbone.stem.conv'
+  found: dict[str, Any] = {
+      'architecture': name, 'num_classes': weights.num_classes,
+      'global_pool': arguments.get('global_pool', 'token' if isinstance(m, schema.ViT) else 'avg'),
+      'model_args': arguments,
+      'pretrained_cfg': {'tag': 'vit_jax', 'custom_load': False, 'input_size': [3, *p.image_px],
+                         'fixed_input_size': not is_conv, 'interpolation': interpolation, **crop, 'mean': list(p.mean),
+                         'std': list(p.std), 'num_classes': weights.num_classes, 'pool_size': None,
+                         'first_conv': first, 'classifier': last}}
+  found |= {'position_resize': m.position_resize.value} if isinstance(m, schema.ViT) else {}
+  return found | ({'label_names': list(weights.class_names)} if weights.class_names else {})
+
+
+def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
+  """timm's name for a network, and the arguments that make it this one."""
+  m, p = weights.model, weights.preprocess
+  match m:
+    case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
+      if found := TIMM_HYBRIDS.get((m.stem.layers, m.width)):
+        return found, {'img_size': _side(p), 'act_layer': TIMM_ACTIVATION[m.gelu]}
+      raise UserError(f'timm has no hybrid with the stem {m.stem.layers} and width {m.width}; want a single '
+                      '.safetensors file')
+    case schema.ViT():
+      return _timm_vit(m, p)
+    case schema.Mixer():
+      sizes = {512: 's', 768: 'b', 1024: 'l'}
+      if m.width in sizes and p.image_px == (224, 224):
+        return f'mixer_{sizes[m.width]}{m.patch}_224', {'act_layer': TIMM_ACTIVATION[m.gelu]}
+    case schema.ResNet():
+      if found := next((name for name in TIMM_BITS if rival_sizes.resnet(f'R{name}') == schema.ResNet(
+          m.layers, m.width)), ''):
+        return f'resnetv2_{found}_bit', {}
+    case schema.EfficientNet():
+      if found := next((name for name, (width, depth, *_) in rival_sizes.EFFICIENTNET.items()
+                        if (width, depth) == (m.width_factor, m.depth_factor)), ''):
+        return f'tf_efficientnet_{found.lower()}', {}
+  raise UserError(f'timm has no name for this {type(m).__name__}; want a single .safetensors file')
+
+
+def _timm_vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
+  arguments: dict[str, Any] = {
+      'img_size': _side(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
+      'mlp_ratio': m.mlp * (2 if m.swiglu else 1) / m.width, 'act_layer': TIMM_ACTIVATION[m.gelu]}
+  if m.layer_scale:
+    arguments['init_values'] = m.layer_scale
+  if m.registers:
+    arguments['reg_tokens'] = m.registers
+  arguments |= {'qk_norm': True} if m.qk_norm else {}
+  arguments |= {} if m.qkv_bias else {'qkv_bias': False}
+  if m.pool is Pool.FIRST:
+    raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
+                    '.safetensors or .npz file.')
+  if m.pool is not Pool.CLS:
+    arguments |= {'class_token': m.pool.has_class_token, 'global_pool': 'map' if m.pool is Pool.MAP else 'avg',
+                  'fc_norm': m.norm_after_pool}
+  if m.swiglu:
+    raise UserError('timm cannot be told of a SwiGLU MLP in a file; want a single .safetensors file')
+  return ('deit_base_distilled_patch16_224' if m.distilled else 'vit_base_patch16_224'), arguments
+
+
+def ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
+  """`FILE.json`: all that the tensors of one file cannot say, and what became of each."""
+  m, p = weights.model, weights.preprocess
+  return {
+      'written_by': 'vit_jax', 'family': written_as, 'source': weights.source,
+      'gelu': m.gelu.value if isinstance(m, schema.ViT | schema.Mixer) else '',
+      'norm_eps': getattr(m, 'norm_eps', 0.), 'heads': getattr(m, 'heads', 0),
+      'position_resize': m.position_resize.value if isinstance(m, schema.ViT) else '',
+      'pool': m.pool.value if isinstance(m, schema.ViT) else '',
+      'decoder_heads': weights.decoder.decoder_heads if weights.decoder else 0, 'image_px': list(p.image_px),
+      'preprocess': {**p._asdict(), 'interpolation': p.interpolation.value, 'geometry': p.geometry.value},
+      'class_names': list(weights.class_names),
+      'report': weights.report.plain()}

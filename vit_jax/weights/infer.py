@@ -1,0 +1,292 @@
+"""The settings of a network from the shapes of its parameters, and from what a person or a file's neighbour says.
+
+Shapes tell nearly all; not the number of attention heads where a file does not split them (known sizes do, or
+`--model=heads=N`), the form of the GELU, the epsilon of LayerNorm, how tokens are pooled where there is neither a class
+token nor an attention pool, nor the shape of a grid that is not square.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema, vit_options
+from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
+from vit_jax.core.types import HostArray, UserError
+from vit_jax.models import efficientnet_blocks
+from vit_jax.recipes import rival_sizes, sizes
+
+Leaves = dict[str, HostArray]
+LAYER_SCALE = 1e-5  # any but 0 says that the factors are there; how they began does not matter any more
+MAE_DECODER_HEADS = {512: 16}  # MAE, by the width of the decoder
+_STACKED_DECODER = 'decoder/blocks/norm1/scale'
+
+
+class Hints(NamedTuple):
+  """What shapes cannot tell; 0 and None: not known."""
+  heads: int = 0
+  decoder_heads: int = 0
+  gelu: Gelu | None = None
+  norm_eps: float = 0.
+  image_px: tuple[int, int] | None = None
+  position_resize: PositionResize | None = None
+  pool: Pool | None = None
+  norm_after_pool: bool = False
+
+  def over(self, other: Hints) -> Hints:
+    """These, and where they know nothing the others."""
+    return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
+                 self.norm_eps or other.norm_eps, self.image_px or other.image_px,
+                 self.position_resize or other.position_resize, self.pool or other.pool,
+                 self.norm_after_pool or other.norm_after_pool)
+
+
+def parse(text: str) -> Hints:
+  """The hints of `--model=heads=6,decoder_heads=16,gelu=exact,norm_eps=1e-6,image=224x320,position_resize=bicubic`.
+
+  `pool` is one of `Pool`, or what the programs call it: token and tok, gap, 0.
+
+  Raises:
+    UserError: it is not of this form.
+  """
+  found = schema.parse_arg(text, heads=(), decoder_heads=(), gelu=('', *(g.value for g in Gelu)), norm_eps=(), image=(),
+                           position_resize=('', *(p.value for p in PositionResize)), pool=())
+  try:
+    return Hints(int(found['heads'] or 0), int(found['decoder_heads'] or 0),
+                 Gelu(found['gelu']) if found['gelu'] else None, float(found['norm_eps'] or 0),
+                 parse_px(found['image']) if found['image'] else None,
+                 PositionResize(found['position_resize']) if found['position_resize'] else None,
+                 parse_pool(found['pool']))
+  except ValueError as error:
+    raise UserError(f'--model={text}: {error}; right is such as heads=6,gelu=exact,norm_eps=1e-6') from None
+
+
+POOLS = {'token': Pool.CLS, 'tok': Pool.CLS, 'gap': Pool.MEAN, '0': Pool.FIRST, **{one.value: one for one in Pool}}
+UNPOOLED = ('unpooled', 'token_unpooled', 'none')  # of vision_transformer and big_vision
+
+
+def parse_pool(text: str) -> Pool | None:
+  """The pooling of a name; None for ''.
+
+  Raises:
+    UserError: it is unknown, or a network without pooling.
+  """
+  if text in UNPOOLED:
+    raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}. Such a network gives one answer '
+                    'for each token, and all that is computed here is of whole images. Set pool=mean or pool=cls; '
+                    '--job=inspect reads single tokens.')
+  if text and text not in POOLS:
+    raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}.')
+  return POOLS[text] if text else None
+
+
+def parse_px(text: str) -> tuple[int, int]:
+  """`224` or `224x320` (height x width), px. Raises ValueError."""
+  height, _, width = text.partition('x')
+  return int(height), int(width or height)
+
+
+def model(leaves: Leaves, hints: Hints) -> schema.Model:
+  """Settings of the backbone of `leaves`; `hints` has GELU and epsilon.
+
+  Raises:
+    UserError: what they are cannot be told, and what would say so.
+  """
+  if 'backbone/blocks/tokens/up/kernel' in leaves:
+    return _mixer(leaves, hints)
+  if 'backbone/root/kernel' in leaves:
+    return schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
+  if 'backbone/stem/conv/kernel' in leaves:
+    return _efficientnet(leaves)
+  wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
+            'backbone/blocks/norm1/scale')
+  if missing := [name for name in wanted if name not in leaves]:
+    raise UserError('the tensors are those of no network that is known: there is nothing for ' + ', '.join(missing))
+  return _vit(leaves, hints)
+
+
+def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
+  """Number of bottleneck units of each stage below a path.
+
+  Raises:
+    UserError: they are not numbered from 1 on.
+  """
+  found: dict[int, set[int]] = {}
+  for name in leaves:
+    if place := re.match(rf'{prefix}/stage(\d+)/unit(\d+)/', name):
+      found.setdefault(int(place[1]), set()).add(int(place[2]))
+  for numbers, what in ((set(found), 'stages'), *((units, f'units of stage {at}') for at, units in found.items())):
+    if numbers != set(range(1, len(numbers) + 1)):
+      raise UserError(f'its {what} are numbered {", ".join(map(str, sorted(numbers)[:8]))}, and not from 1 on')
+  return tuple(len(found[stage]) for stage in sorted(found))
+
+
+def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
+  stem: schema.PatchStem | schema.ResNetStem = schema.PatchStem()
+  if 'backbone/stem/root/kernel' in leaves:
+    stem = schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1])
+  depth, width = leaves['backbone/blocks/norm1/scale'].shape
+  mlp, is_gated = leaves['backbone/blocks/mlp/up/kernel'].shape[-1], 'backbone/blocks/mlp/gate/kernel' in leaves
+  pool = _pool(leaves, hints)
+  found = schema.ViT(
+      patch=leaves['backbone/stem/kernel'].shape[0] * vit_options.stem_stride(stem), width=width, depth=depth,
+      mlp=mlp, pool=pool, swiglu=is_gated, stem=stem, distilled='backbone/dist' in leaves,
+      positions=Positions.LEARNED if 'backbone/positions' in leaves else Positions.SINCOS2D,
+      registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
+      layer_scale=LAYER_SCALE if 'backbone/blocks/scale1' in leaves else 0.,
+      qk_norm='backbone/blocks/attn/query_norm/scale' in leaves,
+      qkv_bias='backbone/blocks/attn/query/bias' in leaves, norm_after_pool=hints.norm_after_pool)
+  query = leaves['backbone/blocks/attn/query/kernel']
+  heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(found)
+  _check_heads(heads, width, said=hints.heads)
+  return dataclasses.replace(found, heads=heads, gelu=hints.gelu or found.gelu,
+                             position_resize=hints.position_resize or found.position_resize,
+                             norm_eps=hints.norm_eps or found.norm_eps)
+
+
+def has_pool(leaves: Leaves) -> bool:
+  """Whether the tensors tell how tokens are pooled."""
+  return 'backbone/cls' in leaves or 'backbone/pool/probe' in leaves
+
+
+def _pool(leaves: Leaves, hints: Hints) -> Pool:
+  if not has_pool(leaves):
+    if hints.pool in (Pool.CLS, Pool.PATCHES, Pool.MAP):
+      raise UserError(f'--model=pool: expected mean or first, got {hints.pool.value}. The file has neither a class '
+                      'token nor an attention pool.')
+    return hints.pool or Pool.MEAN
+  found = Pool.CLS if 'backbone/cls' in leaves else Pool.MAP
+  if found is Pool.CLS and (hints.norm_after_pool or hints.pool is Pool.PATCHES):
+    found = Pool.PATCHES  # only the name of the norm, or a person, tells it from reading the class token
+  if hints.pool not in (None, found):
+    raise UserError(f'--model=pool: expected {found.value}, which the tensors of the file are for, got '
+                    f'{hints.pool.value}. Leave it out.')
+  return found
+
+
+def known_heads(s: schema.ViT) -> int:
+  """Heads of the published model of this width, depth and MLP; 0 if there is none."""
+  published = [sizes.published(name) for name in sizes.PUBLISHED]
+  plain = [schema.ViT(width=one.width, depth=one.depth, heads=one.heads, mlp=one.mlp) for one in sizes.VIT.values()]
+  for one in (*published, *plain):
+    if (one.width, one.depth, one.mlp, one.swiglu) == (s.width, s.depth, s.mlp, s.swiglu):
+      return one.heads
+  return 0
+
+
+def _check_heads(heads: int, width: int, *, said: int) -> None:
+  if said and said != heads:
+    raise UserError(f'--model=heads={said}, but the file splits its kernels into {heads} heads')
+  if not heads:
+    raise UserError(f'a network of width {width} with these sizes is not known, and the file does not say how many '
+                    'attention heads it has; say so: --model=heads=N')
+  if width % heads:
+    raise UserError(f'{heads} heads do not divide the width {width}; want another --model=heads=N')
+
+
+def _mixer(leaves: Leaves, hints: Hints) -> schema.Mixer:
+  depth, width = leaves['backbone/blocks/norm1/scale'].shape
+  default = schema.Mixer()
+  return schema.Mixer(
+      patch=leaves['backbone/stem/kernel'].shape[0], width=width, depth=depth,
+      tokens_mlp=leaves['backbone/blocks/tokens/up/kernel'].shape[-1],
+      channels_mlp=leaves['backbone/blocks/channels/up/kernel'].shape[-1],
+      gelu=hints.gelu or default.gelu, norm_eps=hints.norm_eps or default.norm_eps)
+
+
+def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
+  """The published one with these channels and blocks."""
+  found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
+  channels = leaves['backbone/stem/conv/kernel'].shape[-1]
+  for name in rival_sizes.EFFICIENTNET:
+    one = rival_sizes.efficientnet(name)
+    blocks = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
+              for s, stage in enumerate(efficientnet_blocks.stages(one), 1) for block in stage}
+    if blocks == found and efficientnet_blocks.scaled(efficientnet_blocks.STEM, one.width_factor) == channels:
+      return one
+  raise UserError(f'it is an EfficientNet with {channels} channels in its stem and {len(found)} blocks; known are '
+                  f'{", ".join(rival_sizes.EFFICIENTNET)}')
+
+
+def efficientnet_px(model: schema.EfficientNet) -> tuple[int, int]:
+  """Size of the images that the published network of these factors is for."""
+  px = next(px for width, depth, px, _ in rival_sizes.EFFICIENTNET.values()
+            if (width, depth) == (model.width_factor, model.depth_factor))
+  return px, px
+
+
+def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
+  """Settings of the decoder of a masked autoencoder, if there is one.
+
+  Raises:
+    UserError: its number of heads is not known.
+  """
+  if _STACKED_DECODER not in leaves:
+    return None
+  depth, width = leaves[_STACKED_DECODER].shape
+  heads = hints.decoder_heads or MAE_DECODER_HEADS.get(width, 0)
+  if not heads or width % heads:
+    raise UserError(f'a decoder of width {width} is not known, and the file does not say how many attention heads it '
+                    'has; say so: --model=decoder_heads=N')
+  return schema.Mae(decoder_width=width, decoder_depth=depth, decoder_heads=heads)
+
+
+def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int) -> Leaves:
+  """Leaves with all attention kernels split into heads, `[…, D, A, K]`; those that are, stay.
+
+  Raises:
+    UserError: one cannot be split so.
+  """
+  found = {}
+  for name, leaf in leaves.items():
+    count = decoder_heads if name.startswith('decoder/') else heads
+    place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
+    lead = 1 if '/blocks/' in name else 0
+    if not count:  # there is no such network; what is here is told of as left over
+      place = None
+    is_out = bool(place and place[2] == 'out')
+    if place and place[3] == 'kernel' and leaf.ndim == lead + 2 and (width := leaf.shape[-2 if is_out else -1]) % count:
+      raise UserError(f'--model=heads: expected a divisor of the {width} channels of {name}, got {count}. Set another.')
+    if place and not is_out and leaf.ndim == lead + 1 and leaf.shape[-1] % count:
+      raise UserError(f'{count} heads do not divide the {leaf.shape[-1]} channels of {name}')
+    if place and not is_out and leaf.ndim == lead + (2 if place[3] == 'kernel' else 1):
+      leaf = leaf.reshape(*leaf.shape[:-1], count, leaf.shape[-1] // count)
+    elif is_out and place and place[3] == 'kernel' and leaf.ndim == lead + 2:
+      leaf = leaf.reshape(*leaf.shape[:-2], count, leaf.shape[-2] // count, leaf.shape[-1])
+    found[name] = leaf
+  return found
+
+
+def without_heads(leaves: Leaves) -> Leaves:
+  """Leaves with attention kernels as matrices, `[…, D, A K]`: what PyTorch keeps."""
+  found = {}
+  for name, leaf in leaves.items():
+    place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
+    if place and place[2] != 'out':
+      leaf = leaf.reshape(*leaf.shape[:-2], -1)
+    elif place and place[3] == 'kernel':
+      leaf = leaf.reshape(*leaf.shape[:-3], -1, leaf.shape[-1])
+    found[name] = leaf
+  return found
+
+
+def grid(num_tokens: int, patch: int, image_px: tuple[int, int] | None) -> tuple[int, int]:
+  """The token grid (h, w): that of `image_px` if it has as many tokens, else the square one.
+
+  Raises:
+    UserError: there is neither.
+  """
+  if image_px and (image_px[0] // patch) * (image_px[1] // patch) == num_tokens:
+    return image_px[0] // patch, image_px[1] // patch
+  side = math.isqrt(num_tokens)
+  if side * side == num_tokens:
+    return side, side
+  raise UserError(f'{num_tokens} positions are no square grid; say for which images they are: '
+                  f'--model=image=HEIGHTxWIDTH (patches have {patch} px)')
+
+
+def is_zero(leaf: HostArray) -> bool:
+  return not np.any(leaf)

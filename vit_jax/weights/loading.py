@@ -1,0 +1,302 @@
+"""Weights from anywhere, as one record: `load` reads any format. `adapt.py` fits them to a run, `saving.py` writes.
+
+Nothing is taken silently wrong: every tensor of a file must be placed or left out by a stated rule, and every
+parameter of the network be found, with the shape it must have.
+"""
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Params, PyTree
+from vit_jax.models import backbones, heads
+from vit_jax.models.mae_decoder import Decoder
+from vit_jax.weights import addresses, families, files, infer, resize, runs, sidecars, tables
+from vit_jax.weights import preprocess as preparing
+from vit_jax.weights.infer import Hints, Leaves
+from vit_jax.weights.preprocess import Preprocess
+from vit_jax.weights.report import Line, Report
+
+
+class Weights(NamedTuple):
+  """A network with all that is needed to use it.
+
+  model: settings, fully known, with the form of the GELU, the epsilon and the pooling of the weights.
+  head: settings of the head.
+  num_classes: outputs of the head; 0 = there is none (`params` then has no `head`).
+  params: f32 numpy arrays under `backbone`, and where they exist `head`, `head_dist`, `decoder`, `mask_token`.
+  state: running statistics of a network with BatchNorm, else `{}`.
+  decoder: settings of a masked autoencoder's decoder, if there is one.
+  preprocess: what its images must go through.
+  class_names: of the head's outputs, in their order; () = not known.
+  family: what it was read from: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, `efficientnet`, or `run`.
+  source: where it came from.
+  report: what became of every tensor.
+  """
+  model: schema.Model
+  head: schema.Head
+  num_classes: int
+  params: Params
+  state: PyTree
+  decoder: schema.Mae | None
+  preprocess: Preprocess
+  class_names: tuple[str, ...]
+  family: str
+  source: str
+  report: Report
+
+
+def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -> Weights:
+  """The weights at `where`.
+
+  Args:
+    where: a file, a folder, a run directory, `gs://…`, `https://…`, `hf://owner/name`, or a known name.
+    preprocess: decides over what the file, its neighbours or its name say: `half`, `imagenet`, `clip` or `zero_one` for
+      mean and deviation, and `resize=248,image=224,interpolation=bicubic,antialias=true`; '' = nothing.
+    model: decides what tensors cannot say: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
+    view: of a run directory: student, ema or teacher, '' = ema where there is one; of a PyTorch file with several
+      networks, which one.
+
+  Raises:
+    UserError: there is nothing there, it is no weight file, or a tensor is left over or missing.
+  """
+  explicit, hints = preparing.parse(preprocess), infer.parse(model)
+  path = addresses.local(where)
+  if runs.is_run(path):
+    return _of_run(path, where, view, explicit, hints)
+  shards = addresses.weight_files(path)
+  tensors = {name: x for shard in shards for name, x in files.read(shard, branch=view).items()}
+  try:
+    return _of_tensors(tensors, shards[0], where, explicit, hints)
+  except UserError as error:
+    raise UserError(f'{where} cannot be used: {error}') from None
+
+
+def text(weights: Weights) -> str:
+  """What was loaded, for a person."""
+  classes = f'{weights.num_classes:,} classes' if weights.num_classes else 'no head'
+  named = ' with names' if weights.class_names else ''
+  return '\n'.join([
+      f'Weights: {weights.source} ({weights.family}): {describe(weights.model)}, {classes}{named}, '
+      f'{trees.num_elements(weights.params):,} parameters',
+      preparing.tell(weights.preprocess), weights.report.text()])
+
+
+def describe(model: schema.Model) -> str:
+  """A network in a few words."""
+  match model:
+    case schema.ViT():
+      found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
+               f'{model.patch}, pool {model.pool.value}, GELU {model.gelu.value}, epsilon {model.norm_eps:g}')
+      options = {f'{model.registers} registers': model.registers, 'distillation token': model.distilled,
+                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm}
+      stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
+      return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
+    case schema.Mixer():
+      return (f'Mixer of width {model.width}, depth {model.depth}, patch {model.patch}, GELU {model.gelu.value}, '
+              f'epsilon {model.norm_eps:g}')
+    case schema.ResNet():
+      return f'ResNet of stages {model.layers}, width {model.width}'
+    case schema.EfficientNet():
+      return f'EfficientNet, width x {model.width_factor}, depth x {model.depth_factor}'
+
+
+def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.Said],
+                hints: Hints) -> Weights:
+  """Weights from the named tensors of a file."""
+  told, known = sidecars.read(path), families.recognise(tensors)
+  hints = hints.over(told.hints).over(known.hints)
+  found = tables.read(known.tensors, known.table)
+  hints = hints.over(Hints(position_resize=resize.convention(
+      known.family, (path.name, where), has_registers='backbone/registers' in found.leaves)))
+  _check_all_placed(found)
+  model = infer.model(found.leaves, hints)
+  doubts = _unsaid(model, found.leaves, known.family, told, (path.name, where))
+  doubts += _guessed_pool(model, found.leaves, hints, told)
+  decoder = infer.decoder(found.leaves, hints)
+  leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
+                            decoder_heads=decoder.decoder_heads if decoder else 0)
+  leaves, lines, own_px = _placed(leaves, model, hints)
+  head, num_classes = _head(leaves)
+  if isinstance(model, schema.EfficientNet) and not hints.image_px:
+    hints = hints._replace(image_px=infer.efficientnet_px(model))
+  image_px = own_px or hints.image_px or (224, 224)
+  _check_whole(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
+  rules = [*explicit, *told.rules, *preparing.by_name(path.name), *preparing.by_name(where)]
+  rules += [preparing.Said('its size', {'image_px': hints.image_px})] if hints.image_px else []
+  decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
+  names, more = _names(told.class_names, num_classes)
+  taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
+  report = Report((*taken, *lines, *known.dropped), (), (*warnings, *doubts, *more, *_doubts(leaves)))
+  params = trees.unflatten(leaves)
+  state = params.pop('state', {})
+  own = decided._replace(image_px=image_px)
+  return at_size(Weights(model, head, num_classes, params, state, decoder, own, names, known.family, where, report),
+                 decided)
+
+
+def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
+  """The weights for images that are prepared otherwise: positions fit `preprocess.image_px`.
+
+  Raises:
+    UserError: the network is for one size of images only, or its patches do not cover this one.
+  """
+  m, old_px, new_px = weights.model, weights.preprocess.image_px, preprocess.image_px
+  if old_px == new_px or not isinstance(m, schema.ViT | schema.Mixer):
+    return weights._replace(preprocess=preprocess)
+  if isinstance(m, schema.Mixer) or m.positions is schema.Positions.RELATIVE:
+    raise UserError(f'image={new_px[0]}x{new_px[1]}: expected {old_px[0]}x{old_px[1]}, as this {type(m).__name__} '
+                    'takes one size of images only. Leave the size of images out.')
+  if any(px % m.patch or not px for px in new_px):
+    raise UserError(f'image={new_px[0]}x{new_px[1]}: expected multiples of the patch side, {m.patch} px. Choose '
+                    'another size of images.')
+  old, new = ((px[0] // m.patch, px[1] // m.patch) for px in (old_px, new_px))
+  if m.positions is not schema.Positions.LEARNED:
+    return weights._replace(preprocess=preprocess)
+  leaves, lines = resize.tables(trees.flatten(weights.params), old, new, how=m.position_resize,
+                                num_first=m.pool.has_class_token + m.distilled)
+  resized = {line.name for line in lines}
+  kept = tuple(line for line in weights.report.lines if line.name not in resized or line.what != 'taken')
+  return weights._replace(params=trees.unflatten(leaves), preprocess=preprocess,
+                          report=weights.report._replace(lines=(*kept, *lines)))
+
+
+def _unsaid(model: schema.Model, leaves: Leaves, family: str, told: sidecars.Told,
+            names: tuple[str, ...]) -> list[str]:
+  """Warnings about networks whose tensors are those of another network too.
+
+  Raises:
+    UserError: it is that other network.
+  """
+  if isinstance(model, schema.EfficientNet):
+    named = [name for one in (told.architecture, *names) if (name := one.rpartition('/')[2].lower())]
+    if other := [name for name in named if name.startswith('efficientnet_')]:
+      raise UserError(f'{other[0]} pads as PyTorch does, and has another epsilon; networks here are those of the '
+                      'authors, tf_efficientnet_…, whose files have the same names')
+    is_known = told != sidecars.Told() or any(name.startswith('tf_efficientnet_') for name in named)
+    return [] if is_known else ['it is taken for one of tf_efficientnet_…; the efficientnet_… of timm have the same '
+                                'tensors, and compute something else']
+  if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves:
+    return []
+  if family != 'big_vision':
+    raise UserError('it has no position embeddings: they are rotary, or there are none, which no network here has')
+  return ['it has no position embeddings; they are taken to be fixed (sincos2d), as those of big_vision are']
+
+
+def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints, told: sidecars.Told) -> list[str]:
+  """A warning where neither tensors, a person nor a file beside the weights say how tokens are pooled."""
+  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or told.architecture or (
+      model.norm_after_pool):
+    return []
+  return ['its pooling is a guess: the mean of the patch tokens. The same tensors may be of a network that takes the '
+          'first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set --model=pool=mean '
+          'or --model=pool=first.']
+
+
+def _check_all_placed(found: tables.Found) -> None:
+  """Raises UserError if a tensor is left over, or does not fit with the others."""
+  faults = list(found.faults)
+  if found.left:
+    faults += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
+               *families.reasons(found.left)]
+  if faults:
+    raise UserError('\n'.join(faults))
+
+
+def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, tuple[Line, ...],
+                                                                        tuple[int, int] | None]:
+  """Leaves with positions as networks here have them, what was done, and the size of image that they are for."""
+  if isinstance(model, schema.Mixer):
+    num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
+    h, w = infer.grid(num_tokens, model.patch, hints.image_px)
+    return leaves, (), (h * model.patch, w * model.patch)
+  if not isinstance(model, schema.ViT) or model.positions is not schema.Positions.LEARNED:
+    return leaves, (), None
+  own = hints.image_px or (0, 0)
+
+  def fits(number: int) -> bool:
+    return number > 0 and (round(number ** .5) ** 2 == number
+                           or number == (own[0] // model.patch) * (own[1] // model.patch))
+
+  leaves, lines = families.positions(leaves, model, fits)
+  num_first = model.pool.has_class_token + model.distilled
+  h, w = infer.grid(leaves['backbone/positions'].shape[1] - num_first, model.patch, hints.image_px)
+  return leaves, lines, (h * model.patch, w * model.patch)
+
+
+def _head(leaves: Leaves) -> tuple[schema.Head, int]:
+  """Settings of the head, and the number of its outputs."""
+  hidden = leaves.get('head/pre_logits/kernel')
+  kernel = leaves.get('head/kernel')
+  return (schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1]),
+          0 if kernel is None else kernel.shape[-1])
+
+
+def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: schema.Mae | None,
+             image_px: tuple[int, int], *, with_dist: bool) -> Params:
+  """Shapes of all parameters of a network, and of its running statistics under `state` where it has any."""
+  backbone = backbones.build(model, image_px)
+
+  def init() -> Params:
+    key, image = jax.random.key(0), jnp.zeros((1, *image_px, 3))
+    params, state = backbone.init(key, image)
+    found: Params = {'backbone': params, **({'state': state} if state else {})}
+    if num_classes:
+      width = backbone.apply(params, state, image, train=False, key=None)[0].pooled.shape[-1]
+      found['head'] = heads.Head(head).init(key, width, num_classes)
+      found |= {'head_dist': heads.Head(schema.Head()).init(key, width, num_classes)} if with_dist else {}
+    if decoder:
+      assert isinstance(model, schema.ViT)
+      made = Decoder(decoder.decoder_width, decoder.decoder_depth, decoder.decoder_heads, model)
+      found |= {'decoder': made.init(key), 'mask_token': made.init_mask(key)}
+    return found
+
+  return jax.eval_shape(init)
+
+
+def _check_whole(leaves: Leaves, wanted: Params) -> None:
+  """Raises UserError with a readable difference if leaves and parameters do not match one to one."""
+  if differences := trees.difference(trees.unflatten(leaves), wanted, found_name='the file', wanted_name='the network'):
+    raise UserError('the tensors do not make a whole network:\n' + '\n'.join(tables.listed(
+        line.strip() for line in differences.splitlines())))
+
+
+def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], list[str]]:
+  if names and len(names) != num_classes:
+    return (), [f'{len(names)} class names beside the file do not fit the {num_classes} outputs of the head; left out']
+  return names, []
+
+
+def _doubts(leaves: Leaves) -> list[str]:
+  """Warnings about values that are whole and still of no use."""
+  found = []
+  if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
+    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its guesses mean nothing')
+  bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
+  return found + ([f'not finite: {", ".join(bad)}'] if bad else [])
+
+
+def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.Said], hints: Hints) -> Weights:
+  """Weights from the newest whole checkpoint of a run."""
+  found = runs.read(path, view=view)
+  if hints != Hints():
+    raise UserError(f'{where} is a run, whose config says all that --model could')
+  leaves = trees.flatten(found.params)
+  rule = preparing.Said('the run', found.preprocess)
+  decided, _ = preparing.decide([*explicit, rule], family='vision_transformer', own_px=None)
+  own = decided._replace(image_px=found.preprocess['image_px'])
+  head = found.config.head
+  num_classes = leaves['head/bias'].shape[-1] if 'head/bias' in leaves else 0
+  decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
+  report = Report(tuple(Line(name, 'taken') for name in leaves),
+                  (f'Run: step {found.step:,}, view {found.view}',), tuple(_doubts(leaves)))
+  names, more = _names(found.class_names, num_classes)
+  return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
+                         where, report._replace(warnings=(*report.warnings, *more))), decided)

@@ -1,0 +1,220 @@
+"""How images must be made ready for a network, and which rule said so.
+
+A weight file rarely says. In this order, each for what it knows: a person (`--preprocess=`), the files beside it, its
+published name, and at last what is usual in its family, with a warning: AugReg's and DeiT's files have the same
+names and shapes, and want differently normalised images.
+"""
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.core.types import UserError
+from vit_jax.weights.infer import parse_px
+
+
+class Preprocess(NamedTuple):
+  """What evaluation does to an image before the network sees it.
+
+  geometry: whose program decides the resized size and the offset of the crop, as in `schema.Recipe`.
+  resize_px: short side before the centre crop, px (both sides, for `huggingface`); 0 = resized to `image_px` without
+    preserving the aspect ratio.
+  image_px: (height, width) of what the network gets.
+  interpolation, antialias: how pixels are resampled, as in `schema.Recipe`.
+  mean, std: of RGB in [0, 1].
+  rule: which rule decided, for the report.
+  """
+  geometry: Geometry
+  resize_px: int
+  image_px: tuple[int, int]
+  interpolation: Interpolation
+  antialias: bool
+  mean: tuple[float, float, float]
+  std: tuple[float, float, float]
+  rule: str
+
+
+class Said(NamedTuple):
+  """What one rule knows: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias` and `resize`.
+
+  `resize` is the short side in px (int, 0 = squash), or the part of it that the crop keeps (float).
+  """
+  rule: str
+  values: Mapping[str, Any]
+
+
+NORMS: dict[str, dict[str, Any]] = {
+    'half': {'mean': (.5, .5, .5), 'std': (.5, .5, .5)},  # vision_transformer, AugReg: [-1, 1]
+    'imagenet': {'mean': (.485, .456, .406), 'std': (.229, .224, .225)},  # DeiT, MAE, DINO
+    'clip': {'mean': (.48145466, .4578275, .40821073), 'std': (.26862954, .26130258, .27577711)},
+    'zero_one': {'mean': (0., 0., 0.), 'std': (1., 1., 1.)},
+}
+_PILLOW = {'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True}
+_TF = {'geometry': Geometry.BIG_VISION, 'interpolation': Interpolation.BILINEAR, 'antialias': False}
+_WANTED = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'antialias')
+
+USUAL: dict[str, dict[str, Any]] = {
+    'vision_transformer': {**NORMS['half'], **_TF, 'resize': 0},
+    'big_vision': {**NORMS['half'], **_TF, 'interpolation': Interpolation.AREA, 'resize': .875},
+    'timm': {**NORMS['half'], **_PILLOW, 'resize': .9},
+    'huggingface': {**NORMS['half'], 'geometry': Geometry.HUGGINGFACE, 'interpolation': Interpolation.BILINEAR,
+                    'antialias': True, 'resize': 0},
+    'mae': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
+    'dino': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
+    'dinov2': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
+    'bit': {**NORMS['half'], **_TF, 'resize': 0},
+    'efficientnet': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
+}
+"""What is usual in each family."""
+
+_AUGREG = r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip|rope|miil|bamboo))\w*_{}([._-].*)?'
+_BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR}
+_BIT_TUNED = r'resnetv2_{}_bit(m|\.goog_in21k_ft_in1k)'
+_CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934, 'b6': .942, 'b7': .949, 'b8': .954,
+          'l2': .96}
+
+BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r'.*(dinov2).*', USUAL['dinov2']),
+    (r'(.*[./_-])?(mae|dino)([._-].*)?', USUAL['mae']),
+    (r'deit_?3.*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),
+    (r'deit.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .875}),
+    (r'mixer_(?!.*miil).*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
+    (_AUGREG.format(384), {**NORMS['half'], **_PILLOW, 'resize': 1.}),
+    (_AUGREG.format(224), USUAL['timm']),
+    (_BIT_TUNED.format('152x4'), {**_BIT, 'resize': 1., 'image_px': (480, 480)}),
+    (r'resnetv2_152x2_bit\.goog_teacher_in21k_ft_in1k_384', {**_BIT, **_PILLOW, 'resize': 1., 'image_px': (384, 384)}),
+    (r'resnetv2_\w+_bit\.goog_(teacher_in21k_ft|distilled)_in1k', {**_BIT, **_PILLOW, 'resize': .875}),
+    (_BIT_TUNED.format(r'\w+'), {**_BIT, 'resize': 1., 'image_px': (448, 448)}),
+    (r'resnetv2_\w+_bit(m_in21k|\.goog_in21k)', {**_BIT, 'resize': .875}),
+    (r'bit-m-r\d+x\d+-ilsvrc2012', {**USUAL['bit'], 'image_px': (480, 480)}),
+    (r'bit-[ms]-r\d+x\d+', USUAL['bit']),
+    *((rf'tf_efficientnet_{size}[._]ap([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': crop})  # AdvProp
+      for size, crop in _CROPS.items()),
+    (r'tf_efficientnet_l2\w*[._-].*475.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .936, 'image_px': (475, 475)}),
+    *((rf'tf_efficientnet_{size}([._-].*)?', {**NORMS['imagenet'], **_PILLOW, 'resize': crop})
+      for size, crop in _CROPS.items()),
+    (r'(r\d*\+)?vit-\w+.*|(r\d*_)?(ti|s|b|l)_\d+-i\d+k-.*', USUAL['vision_transformer']),
+)
+"""By published names in lower case, the first that fits; sources: the default configs of timm, and VT's README.
+
+DeiT is prepared as its authors evaluate it: short side 256 for 224 px and 438 for 384 px (deit 7e160fe,
+`--eval-crop-ratio` 0.875). timm has crop_pct 0.9 and 1.0 for it (248 and 384 px); where timm's `config.json` lies
+beside the file, that decides. DeiT III has `--eval-crop-ratio 1.0` in its published commands; timm has 0.9 for some of
+them.
+"""
+
+
+def by_name(name: str) -> list[Said]:
+  """What a published name tells; nothing, if it is none."""
+  plain = re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower())
+  found = next((values for pattern, values in BY_NAME if re.fullmatch(pattern, plain)), None)
+  return [Said(f'the name {plain}', found)] if found else []
+
+
+def parse(text: str) -> list[Said]:
+  """What `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true` says.
+
+  '' says nothing.
+
+  Raises:
+    UserError: it is not of this form.
+  """
+  if not text:
+    return []
+  found = schema.parse_arg(text, norm=('', *NORMS), resize=(), image=(), crop=(),
+                           geometry=('', *(g.value for g in Geometry)),
+                           interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'))
+  values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
+  try:
+    if found['resize']:
+      values['resize'] = int(found['resize'])
+    elif found['crop']:
+      values['resize'] = float(found['crop'])
+    if found['image']:
+      values['image_px'] = parse_px(found['image'])
+  except ValueError as error:
+    raise UserError(f'--preprocess={text}: {error}; right is such as imagenet,resize=248,image=224') from None
+  if found['geometry']:
+    values['geometry'] = Geometry(found['geometry'])
+  if found['interpolation']:
+    values['interpolation'] = Interpolation(found['interpolation'])
+  if found['antialias']:
+    values['antialias'] = found['antialias'] == 'true'
+  return [Said('--preprocess', values)]
+
+
+def decide(rules: Sequence[Said], *, family: str, own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
+  """The first of `rules` to know a value decides it; then what is usual in the family, with a warning.
+
+  Args:
+    rules: in order.
+    family: for what no rule knows.
+    own_px: of the images that the positions of the network are for, if it has any; only a person decides otherwise.
+
+  Returns:
+    The decision, and warnings.
+  """
+  last = Said(f'what is usual for {family}', USUAL[family])
+  own = [Said('its positions', {'image_px': own_px})] if own_px else []
+  first = [rule for rule in rules if rule.rule == '--preprocess']
+  order = [*first, *own, *rules, last, Said('the usual size', {'image_px': (224, 224)})]
+  chosen = {name: next(rule for rule in order if name in rule.values) for name in _WANTED}
+  values = {name: rule.values[name] for name, rule in chosen.items()}
+  by_rule: dict[str, list[str]] = {}
+  for name, rule in chosen.items():
+    by_rule.setdefault(rule.rule, []).append(name)
+  told = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
+  found = Preprocess(values['geometry'], _short_side(values['resize'], values['image_px']), values['image_px'],
+                     values['interpolation'], values['antialias'], tuple(values['mean']), tuple(values['std']), told)
+  return found, _guesses(found, [name for name, rule in chosen.items() if rule is last], last.rule)
+
+
+def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
+  """Warnings about what only the family decided: which settings, and how to set them."""
+  shown = [what for name, what in (
+      ('mean', f'mean {p.mean}, std {p.std}'), ('resize', resizing(p)),
+      ('interpolation', p.interpolation.value + (', antialiased' if p.antialias else ''))) if name in names]
+  if not shown:
+    return ()
+  return (f'The preprocessing of images is a guess: {"; ".join(shown)} is {rule}. If it is wrong, set it with '
+          '--preprocess=half, imagenet or clip, and resize=, geometry=, interpolation=.',)
+
+
+def scaled(p: Preprocess, image_px: tuple[int, int]) -> Preprocess:
+  """The same for images of another size (height, width): the crop keeps the same part of the short side."""
+  if p.image_px == image_px:
+    return p
+  small_px = p.resize_px * min(image_px) // min(p.image_px)
+  return p._replace(image_px=image_px, resize_px=max(small_px, *image_px) if p.resize_px else 0)
+
+
+def recipe_values(p: Preprocess) -> dict[str, Any]:
+  """The fields of `schema.Recipe` that prepare images for evaluation so."""
+  return {'eval_resize_px': p.resize_px, 'eval_geometry': p.geometry, 'interpolation': p.interpolation,
+          'antialias': p.antialias, 'mean': p.mean, 'std': p.std}
+
+
+def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
+  """The short side in px; a fraction as timm counts it."""
+  return math.floor(min(image_px) / resize) if isinstance(resize, float) else resize
+
+
+def tell(p: Preprocess) -> str:
+  """One line for a person."""
+  filtered = ', antialiased' if p.antialias else ''
+  return (f'Images: {resizing(p)}, {p.interpolation.value}{filtered}, mean {p.mean}, std {p.std} ({p.rule})')
+
+
+def resizing(p: Preprocess) -> str:
+  """How images get their size, in words."""
+  size = f'{p.image_px[0]} x {p.image_px[1]} px'
+  if not p.resize_px:
+    return f'resized to {size} without preserving the aspect ratio'
+  if p.geometry is Geometry.HUGGINGFACE:
+    return (f'resized to {p.resize_px} x {p.resize_px} px without preserving the aspect ratio, centre crop of {size} '
+            f'(geometry {p.geometry.value})')
+  return f'short side resized to {p.resize_px} px, centre crop of {size} (geometry {p.geometry.value})'

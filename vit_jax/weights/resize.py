@@ -1,0 +1,109 @@
+"""Parameters for other images: position grids of any shape to any other, and patch kernels of another side.
+
+All of it is linear, a matrix an axis, computed in float64.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.config.schema import PositionResize
+from vit_jax.core.types import HostArray
+from vit_jax.models.vit import posemb
+from vit_jax.weights.infer import Leaves
+from vit_jax.weights.report import Line
+
+_BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': PositionResize.ALIGNED,
+              'huggingface': PositionResize.BICUBIC, 'mae': PositionResize.BICUBIC,
+              'dino': PositionResize.BICUBIC_OFFSET, 'dinov2': PositionResize.BICUBIC_OFFSET}
+_BY_NAME = ((r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
+            (r'deit.*|(.*[./_-])?mae([._-].*)?', PositionResize.BICUBIC))
+"""Of files with timm's names, which many programs write; the first that fits."""
+
+
+def convention(family: str, names: Sequence[str], *, has_registers: bool) -> PositionResize:
+  """How the program that weights come from resizes their positions.
+
+  Args:
+    family: of the file.
+    names: of the file, and where it is from: files of DeiT, MAE and DINO have the tensors of timm's.
+    has_registers: DINOv2 with registers is antialiased, in its own program and in transformers.
+  """
+  named = [re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower()) for name in names]
+  found = _BY_FAMILY.get(family) or next(
+      (how for pattern, how in _BY_NAME if any(re.fullmatch(pattern, name) for name in named)),
+      PositionResize.BICUBIC_ANTIALIAS)
+  is_jax = found is PositionResize.ALIGNED
+  return PositionResize.BICUBIC_ANTIALIAS if has_registers and not is_jax else found
+
+
+def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, int],
+              how: PositionResize) -> HostArray:
+  """Position embeddings of another grid, as the forward pass resizes them, in f64.
+
+  Args:
+    table: `[h * w, D]` f32 of `old_grid`, patch tokens only.
+    old_grid: (h, w).
+    new_grid: (h, w).
+    how: which program's interpolation. ALIGNED is without the row of zeros that published loaders make of 28 -> 48.
+
+  Returns:
+    `[h' * w', D]` f32.
+  """
+  if old_grid == new_grid:
+    return table
+  rows, columns = (posemb.matrix(o, n, how) for o, n in zip(old_grid, new_grid, strict=True))
+  grid_hwD = table.reshape(*old_grid, -1).astype(np.float64)
+  resized = np.einsum('ih,jw,hwd->ijd', rows, columns, grid_hwD, optimize=True)
+  return resized.reshape(-1, table.shape[-1]).astype(np.float32)
+
+
+def tables(leaves: Leaves, old: tuple[int, int], new: tuple[int, int], *, num_first: int,
+           how: PositionResize) -> tuple[Leaves, list[Line]]:
+  """Leaves of a network with its learned positions, at the stem or in the blocks, on another grid; and what was done.
+
+  Args:
+    leaves: by path name.
+    old: grid (h, w) that the positions are for.
+    new: grid (h, w) that they are to be for.
+    num_first: rows before those of the patch tokens, which stay as they are.
+    how: which program's interpolation.
+  """
+  leaves, lines = dict(leaves), []
+  for name in ('backbone/positions', 'backbone/blocks/positions'):
+    if name in leaves:
+      stacked = np.asarray(leaves[name])
+      found = [np.concatenate([table[:num_first], positions(table[num_first:], old, new, how)])
+               for table in stacked.reshape(-1, *stacked.shape[-2:])]
+      leaves[name] = np.stack(found).reshape(*stacked.shape[:-2], *found[0].shape)
+      lines.append(Line(name, 'resized', f'{old[0]} x {old[1]} to {new[0]} x {new[1]} tokens, {how.value}'))
+  return leaves, lines
+
+
+def bilinear(old: int, new: int) -> HostArray:
+  """Matrix `[new, old]` f64 of linear interpolation, pixel borders aligned, without antialiasing."""
+  centers = np.clip((np.arange(new) + .5) * old / new - .5, 0, old - 1)
+  return np.maximum(0., 1. - np.abs(np.arange(old)[None] - centers[:, None]))
+
+
+def patches(kernel: HostArray, new: int) -> HostArray:
+  """A patch kernel of another side that answers enlarged patches as the old one answers the small ones.
+
+  The least-squares solution w' of `<B x, w'> = <x, w>` for all patches x, with B their bilinear resize: `w' =
+  pinv(B^T) w` (FlexiViT, arXiv 2212.08013, section 3.4). Exact where `new` is the larger side.
+
+  Args:
+    kernel: `[P, P, C, D]` f32.
+    new: the new side, px.
+
+  Returns:
+    `[new, new, C, D]` f32.
+  """
+  side = kernel.shape[0]
+  if side == new:
+    return kernel
+  # Of a Kronecker product the pseudo-inverse is that of its factors.
+  inverse = np.linalg.pinv(bilinear(side, new).T)
+  return np.einsum('ip,jq,pqcd->ijcd', inverse, inverse, kernel.astype(np.float64), optimize=True).astype(np.float32)

@@ -1,0 +1,144 @@
+"""Run directories of ours as weight files: `config.json` and the newest whole checkpoint, without the optimiser.
+
+Reads onto the host, whatever mesh the run was on, and compares the digests that were saved. Writes a directory that
+can be used as weights; without an optimiser's state it is not one to go on training in.
+"""
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from vit_jax.config import json_files, provenance, schema
+from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.core import checkpoint_files, trees
+from vit_jax.core.os_errors import Damaged
+from vit_jax.core.types import Params, PyTree, UserError
+
+_SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')
+
+
+class Found(NamedTuple):
+  """A network of a run, on the host; `preprocess` as `preprocess.Said.values`."""
+  config: schema.Config
+  step: int
+  view: str
+  params: Params
+  state: PyTree
+  preprocess: dict[str, Any]
+  class_names: tuple[str, ...]
+
+
+def is_run(path: pathlib.Path) -> bool:
+  """Whether this is a run directory, or one of its checkpoints."""
+  return path.is_dir() and ((path / 'checkpoints').is_dir() or _is_step(path))
+
+
+def _is_step(path: pathlib.Path) -> bool:
+  return path.name.isdigit() and path.parent.name == 'checkpoints' and (path / 'params').is_dir()
+
+
+def read(path: pathlib.Path, *, view: str) -> Found:
+  """A network of the newest whole checkpoint of a run, or of the checkpoint that `path` is.
+
+  Args:
+    path: a run directory, or `RUN/checkpoints/STEP`.
+    view: student, ema or teacher; '' = ema where there is one.
+
+  Raises:
+    UserError: there is no checkpoint, it is damaged, or it has no such view.
+  """
+  path = path.absolute()
+  folder = path.parent if _is_step(path) else path / 'checkpoints'
+  while True:
+    steps = checkpoint_files.steps(folder)
+    if not steps:
+      raise UserError(f'{path}: expected a run with a checkpoint, got one that has no whole checkpoint yet. Wait for '
+                      'its first one.')
+    step = int(path.name) if _is_step(path) else steps[-1]
+    try:
+      return _read(folder / str(step), json_files.read(folder.parent / 'config.json'), view)
+    except Damaged as error:
+      if not _is_step(path) and checkpoint_files.steps(folder)[-1:] != [step]:
+        continue  # the run is under way: it has saved a newer one, and removes this
+      others = ', '.join(f'{folder}/{one}' for one in steps if one != step) or 'none'
+      raise UserError(f'checkpoint {step} of {folder.parent} is damaged: {error}; others: {others}') from error
+
+
+def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
+  body = checkpoint_files.read_meta(folder)
+  if body['version'] != checkpoint_files.VERSION:
+    raise UserError(f'{folder}: expected layout version {checkpoint_files.VERSION}, got {body["version"]}.')
+  provenance.check(body, config, said=str(folder.parents[1] / 'config.json'))
+  params = _item(folder, body, 'params')
+  extra = _item(folder, body, 'extra') if 'extra' in body['shapes'] else {}
+  chosen, network, state = select(params, extra, view, where=str(folder))
+  p = body['preprocessing']
+  values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
+            'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
+            'antialias': bool(p['antialias']),
+            'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # runs of version 0.1 have none
+  return Found(config, int(body['step']), chosen, network, state, values, tuple(body['class_names']))
+
+
+def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
+  """One item of a checkpoint as numpy arrays, verified."""
+  shapes = {path: _SHAPE.fullmatch(text) for path, text in body['shapes'][name].items()}
+  target = trees.unflatten({
+      path: np.zeros([int(n) for n in found[2].split(',') if n.strip()], found[1]) for path, found in shapes.items()
+      if found})
+
+  def load() -> PyTree:
+    with ocp.PyTreeCheckpointer() as checkpointer:
+      return checkpointer.restore(folder / name, item=target,
+                                  restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+
+  tree = checkpoint_files.guard(str(folder / name), load)
+  if trees.digest(tree) != body['digests'][name]:
+    raise Damaged(f'the digest of {name} is not the one that was saved')
+  return tree
+
+
+def select(params: Params, extra: PyTree, view: str, *, where: str) -> tuple[str, Params, PyTree]:
+  """The network of a view: its name, parameters and running statistics.
+
+  Raises:
+    UserError: there is no such view.
+  """
+  inner = extra.get('inner', extra)
+  state = inner.get('model_state', {})
+  views = {'student': params, **{name: found for name, found in (('ema', extra.get('ema')),
+                                                                 ('teacher', inner.get('teacher'))) if found}}
+  view = view or ('ema' if 'ema' in views else 'student')
+  if view not in views:
+    raise UserError(f'{where} has no view {view!r}; it has {", ".join(views)}')
+  return view, dict(views[view]), state
+
+
+def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTree, *, class_names: tuple[str, ...],
+          image_px: tuple[int, int]) -> None:
+  """Writes a run directory of one checkpoint, at step 0, that holds a network and no optimiser."""
+  extra = {'model_state': state} if state else {}
+  items = {'params': params, **({'extra': extra} if extra else {})}
+  r = config.data.recipe
+  body = {'version': checkpoint_files.VERSION, 'step': 0,
+          'digests': {name: trees.digest(item) for name, item in items.items()},
+          'shapes': {name: {path: f'{leaf.dtype}{list(leaf.shape)}' for path, leaf in trees.flatten(item).items()}
+                     for name, item in items.items()},
+          'class_names': list(class_names), 'image_px': list(image_px),
+          provenance.SETTINGS: provenance.settings(config),
+          'preprocessing': {'eval_resize_px': r.eval_resize_px, 'eval_geometry': r.eval_geometry.value,
+                            'antialias': r.antialias, 'mean': list(r.mean), 'std': list(r.std),
+                            'interpolation': r.interpolation.value}}
+  folder = path.absolute() / 'checkpoints' / '0'
+  (folder / 'meta').mkdir(parents=True)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    for name, item in items.items():
+      checkpointer.save(folder / name, item)
+  (folder / checkpoint_files.META).write_text(json.dumps(checkpoint_files.seal(body)))
+  (path / 'config.json').write_text(json_files.to_json(config))

@@ -1,0 +1,276 @@
+"""Writes weights in the format of any family, reads them back, and keeps them only if every bit is as it was."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import destination, trees
+from vit_jax.core.types import HostArray, UserError
+from vit_jax.models.vit import posemb
+from vit_jax.weights import carried, conv_names, files, folders, infer, names, preprocess, runs, tables
+from vit_jax.weights.infer import Leaves
+from vit_jax.weights.loading import Weights, load
+from vit_jax.weights.names import Table
+
+FAMILIES = (*names.FAMILIES, 'run')
+TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
+REPORT = 'weights.json'
+"""Of a folder; beside a single file it is part of `FILE.json`."""
+
+
+def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False) -> tuple[pathlib.Path, list[str]]:
+  """Writes weights at the local path `to`.
+
+  Args:
+    weights: of any family.
+    to: ends in .npz, .safetensors, .pth, .pt or .bin; else it is a folder. Its parent directory must exist.
+    family: of `FAMILIES`; '' = by `to`: npz is vision_transformer's (big_vision's where only that has the names), a
+      PyTorch file timm's, a folder Hugging Face's.
+    overwrite: replaces what is there.
+
+  Returns:
+    What was written, and what the format could not carry, a sentence each.
+
+  Raises:
+    UserError: the format cannot hold them, `to` exists or cannot be written, or what was read back differs. Nothing
+      new is left then, and what was there is as it was.
+  """
+  path = check(to, family=family, overwrite=overwrite)
+  family = choose_family(weights, path, family)
+  weights, notes = _with_table(weights, family)
+  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
+  try:
+    part.mkdir()
+    target = part / path.name
+    _write(weights, target, family)
+    lost = carried.compare(weights, load(str(target)), leaves=_comparable)
+    destination.publish(part, path)
+  except OSError as error:
+    raise UserError(f'--to: expected a path that can be written, got {to}: {error.strerror or error}. Nothing was '
+                    'kept. Free some space, or choose another path.') from error
+  finally:
+    shutil.rmtree(part, ignore_errors=True)
+  return path, notes + lost
+
+
+def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
+  """Weights with fixed positions as a table, and that it is so; as they are where a format computes them, too."""
+  m = weights.model
+  if family == 'run' or not isinstance(m, schema.ViT) or m.positions not in posemb.FIXED or (
+      family == 'big_vision' and m.positions is schema.Positions.SINCOS2D):
+    return weights, []
+  h, w = (px // m.patch for px in weights.preprocess.image_px)
+  first = np.zeros(((m.pool.has_class_token) + m.distilled, m.width), np.float32)
+  table = np.concatenate([first, posemb.FIXED[m.positions]((h, w), m.width).astype(np.float32)])[None]
+  params = {**weights.params, 'backbone': {**weights.params['backbone'], 'positions': table}}
+  return (weights._replace(model=dataclasses.replace(m, positions=schema.Positions.LEARNED), params=params),
+          [f'that positions are fixed ({m.positions.value}): they are written as a table'])
+
+
+def check(to: str, *, family: str, overwrite: bool) -> pathlib.Path:
+  """Finds what is wrong with where to write, before anything is read; the path.
+
+  Raises:
+    UserError: the family is not known, the ending is of none, there is something already, or the directory that it
+      would be in does not exist.
+  """
+  path = destination.checked(to)
+  if family and family not in FAMILIES:
+    near = difflib.get_close_matches(family, FAMILIES, 1)
+    raise UserError(f'--family: expected one of {", ".join(FAMILIES)}, got {family!r}.'
+                    + (f' Did you mean {near[0]}?' if near else ' Choose one.'))
+  if not family and re.fullmatch(r'\.[A-Za-z]\w{0,11}', path.suffix) and path.suffix not in ('.npz', *TORCH_SUFFIXES):
+    raise UserError(f'--to: expected a name that ends in {", ".join((".npz", *TORCH_SUFFIXES))}, or that of a folder '
+                    f'without an ending, got {to}. Change it, or set --family as well.')
+  beside = path.with_name(f'{path.name}.json')
+  for one in (path, *([beside] if path.suffix in ('.npz', *TORCH_SUFFIXES) else [])):
+    if (one.exists() or one.is_symlink()) and not overwrite:
+      raise UserError(f'--to: expected a path where nothing is, got {to}, and {one.name} exists. Choose another, or '
+                      'add --overwrite.')
+  if path.is_symlink() or (path.is_dir() and not (path / REPORT).is_file()):
+    raise UserError(f'--to: expected a path that may be overwritten, got {to}: only files, and folders that this job '
+                    f'wrote ({REPORT} is in them), are. Choose another.')
+  return path
+
+
+def choose_family(weights: Weights, path: pathlib.Path, family: str) -> str:
+  """The family to write: `family`, or '' = by the path.
+
+  Raises:
+    UserError: it does not go with the ending.
+  """
+  suffix = path.suffix if path.suffix in ('.npz', *TORCH_SUFFIXES) else ''
+  if not family:
+    is_plain = not isinstance(weights.model, schema.ViT) or (
+        weights.model.pool is not schema.Pool.MAP and weights.model.positions is schema.Positions.LEARNED)
+    if isinstance(weights.model, schema.ResNet) and suffix == '.npz':
+      return 'bit'
+    by_suffix = {'.npz': 'vision_transformer' if is_plain and weights.family != 'big_vision' else 'big_vision',
+                 '': 'huggingface'}
+    return by_suffix.get(suffix, 'timm')
+  wanted = {'vision_transformer': ('.npz',), 'bit': ('.npz',), 'big_vision': ('.npz',), 'timm': ('', *TORCH_SUFFIXES),
+            'huggingface': ('',), 'run': ('',)}[family]
+  if suffix not in wanted:
+    shown = ' or '.join(s or 'a folder' for s in wanted)
+    raise UserError(f'--to: expected {shown} with --family={family}, got {path.name}. Change one of them.')
+  return family
+
+
+def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
+  if family == 'run':
+    p = weights.preprocess
+    recipe = schema.Recipe(**preprocess.recipe_values(p))
+    config = schema.Config(name='converted', model=weights.model, head=weights.head, image_px=p.image_px,
+                           data=schema.Data(recipe=recipe), objective=weights.decoder or schema.Supervised())
+    path.mkdir()
+    runs.write(path, config, weights.params, weights.state, class_names=weights.class_names, image_px=p.image_px)
+    (path / REPORT).write_text(json.dumps(_report(weights), indent=2) + '\n')
+    return
+  configs = _configs(weights, path, family)
+  tensors = to_tensors(weights, family)
+  if configs:
+    path.mkdir()
+    files.write_safetensors(path / 'model.safetensors', tensors)
+    for name, content in (configs | {REPORT: _report(weights)}).items():
+      (path / name).write_text(json.dumps(content, indent=2) + '\n')
+    return
+  writer = {'.npz': files.write_npz, '.safetensors': files.write_safetensors}.get(path.suffix, files.write_torch)
+  writer(path, tensors)
+  content = folders.ours(weights, written_as=family)
+  path.with_name(f'{path.name}.json').write_text(json.dumps(content, indent=2) + '\n')
+
+
+def _report(weights: Weights) -> dict[str, Any]:
+  """What became of every tensor when these weights were loaded."""
+  return {'source': weights.source, 'family': weights.family, **weights.report.plain()}
+
+
+def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any]:
+  """The files that make a folder a model, by name; none for a single file."""
+  if family == 'huggingface':
+    return {'config.json': folders.transformers_config(weights),
+            'preprocessor_config.json': folders.transformers_processor(weights.preprocess)}
+  if family == 'timm' and path.suffix not in TORCH_SUFFIXES:
+    return {'config.json': folders.timm_config(weights)}
+  return {}
+
+
+def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
+  """The tensors of a file of this family.
+
+  Raises:
+    UserError: lists the parameters that it has no place for.
+  """
+  leaves = _leaves(weights)
+  table = _table(weights, family)
+  if family == 'big_vision':
+    leaves = _without_class_row(leaves)
+  if family in ('timm', 'huggingface'):
+    leaves = infer.without_heads(leaves)
+  if family == 'timm' and isinstance(weights.model, schema.ViT) and weights.model.registers:
+    leaves = _with_register_rows(leaves, weights.model)
+  tensors, homeless = tables.write(leaves, table)
+  if homeless:
+    raise UserError(f'files of {family} have no place for {len(homeless)} of the parameters:\n'
+                    + '\n'.join(tables.listed(homeless)) + f'\nWant another --family: {", ".join(FAMILIES)}')
+  match family:
+    case 'huggingface':
+      return _prefixed(tensors, weights)
+    case 'timm' if _is_root_alone(weights.model):
+      return {re.sub(r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.', k): x for k, x in tensors.items()}
+    case 'timm' if getattr(weights.model, 'norm_after_pool', False):
+      return {re.sub(r'^norm\.', 'fc_norm.', k): x for k, x in tensors.items()}
+    case 'timm' if weights.decoder:
+      return tensors | {'decoder_pos_embed': _decoder_positions(weights)}
+  return tensors
+
+
+def _leaves(weights: Weights) -> Leaves:
+  """Parameters and running statistics, by path."""
+  whole = {**weights.params, **({'state': weights.state} if weights.state else {})}
+  return {name: np.asarray(leaf) for name, leaf in trees.flatten(whole).items()}
+
+
+def _comparable(weights: Weights, family: str) -> Leaves:
+  """Leaves as both sides of a comparison have them after a file of this family."""
+  return _without_class_row(_leaves(weights)) if family == 'big_vision' else _leaves(weights)
+
+
+def _table(weights: Weights, family: str) -> Table:
+  """The table of a family that is for this kind of network; one for another kind has no place for it."""
+  if isinstance(weights.model, schema.ResNet):
+    return conv_names.TIMM_BIT if family == 'timm' else conv_names.BIT
+  if isinstance(weights.model, schema.EfficientNet):
+    return conv_names.TIMM_EFFICIENTNET if family == 'timm' else ()
+  is_mixer = isinstance(weights.model, schema.Mixer)
+  is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
+  match family:
+    case 'timm':
+      return names.TIMM_MIXER if is_mixer else names.TIMM_SWIGLU if is_gated else names.TIMM
+    case 'huggingface':
+      kind = folders.transformers_type(weights)
+      if kind.startswith('dinov2'):
+        return names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
+      return names.HUGGINGFACE
+    case 'bit':
+      return ()
+    case 'big_vision':
+      return names.FLAX_MIXER if is_mixer else names.BIG_VISION
+    case _:
+      return names.FLAX_MIXER if is_mixer else names.VISION_TRANSFORMER
+
+
+def _is_root_alone(model: schema.Model) -> bool:
+  """Whether timm names the stem otherwise, as it has no stages."""
+  return isinstance(model, schema.ViT) and isinstance(model.stem, schema.ResNetStem) and not model.stem.layers
+
+
+def _without_class_row(leaves: Leaves) -> Leaves:
+  """Leaves as big_vision has them: the class token holds its position, which is added to it anyway."""
+  if 'backbone/cls' not in leaves or 'backbone/positions' not in leaves:
+    return leaves
+  table = leaves['backbone/positions']
+  return {**leaves, 'backbone/cls': leaves['backbone/cls'] + table[:, :1], 'backbone/positions': table[:, 1:]}
+
+
+def _with_register_rows(leaves: Leaves, model: schema.ViT) -> Leaves:
+  """Leaves with a position of zeros for each register: timm's have one where the class token has."""
+  table, first = leaves.get('backbone/positions'), (model.pool.has_class_token) + model.distilled
+  if table is None:
+    return leaves
+  rows = np.zeros((1, model.registers, table.shape[2]), np.float32)
+  return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
+
+
+def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, HostArray]:
+  """Tensors as transformers' classes name them: the backbone inside of a model with a head has a prefix."""
+  kind = folders.transformers_type(weights)
+  found = dict(tensors)
+  if kind.startswith('dinov2'):
+    width = tensors['embeddings.cls_token'].shape[-1]
+    return found | {'embeddings.mask_token': np.zeros((1, width), np.float32)}
+  if weights.decoder:
+    found['decoder.decoder_pos_embed'] = _decoder_positions(weights)
+  if weights.num_classes or weights.decoder:
+    found = {name if re.match(r'(\w*classifier|decoder)\.', name) else
+             f'{"deit" if kind == "deit" else "vit"}.{name}': x for name, x in found.items()}
+  if kind == 'deit':
+    found = {re.sub('^classifier', 'cls_classifier', name): x for name, x in found.items()}
+  return found
+
+
+def _decoder_positions(weights: Weights) -> HostArray:
+  """The fixed table of MAE's decoder, with zeros for the class token."""
+  assert weights.decoder and isinstance(weights.model, schema.ViT)
+  h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
+  table = posemb.sincos2d_mae((h, w), weights.decoder.decoder_width)
+  return np.concatenate([np.zeros((1, table.shape[1]), np.float32), table])[None]

@@ -1,0 +1,155 @@
+"""What lies beside a weight file and tells what its tensors cannot: `FILE.json` of ours, `config.json` of transformers
+or timm, `preprocessor_config.json`.
+"""
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize
+from vit_jax.core.types import UserError
+from vit_jax.weights import files, plausible
+from vit_jax.weights.infer import Hints
+from vit_jax.weights.preprocess import Said
+
+ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH}
+"""By the names of transformers and timm."""
+PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
+"""Numbers of Pillow's filters; bilinear and bicubic are antialiased there."""
+
+
+class Told(NamedTuple):
+  """What the files beside one tell; `architecture` is timm's name of the network."""
+  hints: Hints = Hints()
+  rules: tuple[Said, ...] = ()
+  class_names: tuple[str, ...] = ()
+  architecture: str = ''
+
+
+def read(path: pathlib.Path) -> Told:
+  """What lies beside the weight file `path`; our own file decides over the others.
+
+  Raises:
+    UserError: one of them is damaged, or tells of a network that is not known here.
+  """
+  own = path.with_name(f'{path.name}.json')
+  if own.is_file():
+    return _from(own, _ours)
+  config, processor = path.with_name('config.json'), path.with_name('preprocessor_config.json')
+  found = _from(config, _config) if config.is_file() else Told()
+  if processor.is_file():
+    found = found._replace(rules=(*_from(processor, _processor).rules, *found.rules))
+  return found
+
+
+def _from(path: pathlib.Path, reader: Callable[[Mapping[str, Any], str], Told]) -> Told:
+  try:
+    content = files.read_json(path)
+    if not isinstance(content, Mapping):
+      raise ValueError(f'it is a {type(content).__name__}')
+    found = reader(content, str(path.name))
+    plausible.check(found.hints, found.rules, found.class_names)
+    return found
+  except UserError as error:
+    raise UserError(f'{path}: {error}') from None
+  except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    raise UserError(f'{path}: expected settings of a network, got a file that cannot be understood: '
+                    f'{str(error) or type(error).__name__}. Fix it, or move it away from the weight file.') from error
+
+
+def _ours(content: Mapping[str, Any], name: str) -> Told:
+  p = content['preprocess']
+  values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(p['image_px']),
+            'resize': int(p['resize_px']), 'interpolation': Interpolation(p['interpolation']),
+            'antialias': bool(p['antialias'])}
+  if 'geometry' in p:  # files of version 0.1 have none
+    values['geometry'] = Geometry(p['geometry'])
+  image = content.get('image_px')
+  return Told(Hints(int(content['heads']), int(content['decoder_heads']),
+                    Gelu(content['gelu']) if content['gelu'] else None, float(content['norm_eps']),
+                    (image[0], image[1]) if image else None, _position_resize(content),
+                    Pool(content['pool']) if content.get('pool') else None),  # files of version 0.1 have none
+              (Said(name, values),), tuple(content['class_names']))
+
+
+def _config(content: Mapping[str, Any], name: str) -> Told:
+  """`config.json` of transformers or of timm; a file of that name by anyone else says nothing."""
+  if 'model_type' in content:
+    return _transformers(content)
+  return _timm(content, name) if 'pretrained_cfg' in content else Told()
+
+
+def _transformers(c: Mapping[str, Any]) -> Told:
+  size = _pair(c.get('image_size', 224))
+  hints = Hints(int(c['num_attention_heads']), int(c.get('decoder_num_attention_heads', 0)),
+                _activation(c.get('hidden_act', 'gelu')), float(c.get('layer_norm_eps', 0.)), size, _position_resize(c))
+  labels = {int(key): str(value) for key, value in c.get('id2label', {}).items()}
+  names = tuple(labels[i] for i in range(len(labels)))
+  # What transformers calls classes that have no names.
+  return Told(hints, (), () if all(x == f'LABEL_{i}' for i, x in enumerate(names)) else names)
+
+
+def _timm(c: Mapping[str, Any], name: str) -> Told:
+  cfg = c['pretrained_cfg']
+  values: dict[str, Any] = {key: tuple(cfg[key]) for key in ('mean', 'std') if key in cfg}
+  values['geometry'] = Geometry.TORCHVISION
+  if cfg.get('interpolation') in ('bilinear', 'bicubic'):
+    values |= {'interpolation': Interpolation(cfg['interpolation']), 'antialias': True}
+  if cfg.get('crop_mode') == 'squash':
+    values['resize'] = 0
+  elif 'crop_pct' in cfg:
+    values['resize'] = float(cfg['crop_pct'])
+  size = tuple(cfg['input_size'][1:]) if 'input_size' in cfg else None
+  if size:
+    values['image_px'] = size
+  arguments = c.get('model_args') or {}
+  act = arguments.get('act_layer')
+  names = c.get('label_descriptions') or c.get('label_names') or ()
+  labels = tuple(names.get(label, label) for label in c.get('label_names', ())) if isinstance(names, Mapping) else names
+  return Told(Hints(int(arguments.get('num_heads', 0)), gelu=_activation(act) if act else None, image_px=size,
+                    position_resize=_position_resize(c)),
+              (Said(name, values),), tuple(map(str, labels)), str(c.get('architecture', '')))
+
+
+def _position_resize(c: Mapping[str, Any]) -> PositionResize | None:
+  """What files of ours say; None for those of others, and of version 0.1."""
+  return PositionResize(c['position_resize']) if c.get('position_resize') else None
+
+
+def _activation(name: str) -> Gelu:
+  if name not in ACTIVATIONS:
+    raise UserError(f'the activation {name!r} is not known here; known are {", ".join(ACTIVATIONS)}')
+  return ACTIVATIONS[name]
+
+
+def _processor(c: Mapping[str, Any], name: str) -> Told:
+  """`preprocessor_config.json`: sizes, filter and normalisation, in all the ways these files have had."""
+  if abs(c.get('rescale_factor', 1 / 255) - 1 / 255) > 1e-6 or not c.get('do_rescale', True):
+    raise UserError(f'rescale_factor={c.get("rescale_factor")}, do_rescale={c.get("do_rescale")}: images here are '
+                    'divided by 255')
+  values: dict[str, Any] = {}
+  if not c.get('do_normalize', True):
+    values |= {'mean': (0., 0., 0.), 'std': (1., 1., 1.)}
+  elif 'image_mean' in c:
+    values |= {'mean': tuple(c['image_mean']), 'std': tuple(c['image_std'])}
+  if c.get('resample') in PILLOW:
+    values |= {'interpolation': PILLOW[c['resample']], 'antialias': True}
+  size = c.get('size')
+  crop = _pair(c['crop_size']) if c.get('do_center_crop') and 'crop_size' in c else None
+  if crop and isinstance(size, Mapping) and 'shortest_edge' in size:
+    values |= {'image_px': crop, 'resize': int(size['shortest_edge']), 'geometry': Geometry.TORCHVISION}
+  elif crop and size is not None:
+    values |= {'image_px': crop, 'resize': min(_pair(size)), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
+  elif size is not None and not (isinstance(size, Mapping) and 'shortest_edge' in size):
+    values |= {'image_px': _pair(size), 'resize': 0, 'geometry': Geometry.HUGGINGFACE}
+  return Told(rules=(Said(name, values),))
+
+
+def _pair(size: Any) -> tuple[int, int]:
+  """(height, width) from a number, a pair, or `{height, width}`."""
+  if isinstance(size, Mapping):
+    return int(size['height']), int(size['width'])
+  if isinstance(size, (list, tuple)):
+    return int(size[0]), int(size[1])
+  return int(size), int(size)

@@ -1,0 +1,159 @@
+"""Applies a table of names in either direction: a file's tensors to our leaves, and back. Nothing is computed."""
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.core.types import HostArray
+from vit_jax.weights.names import Entry, Table
+
+Tensors = Mapping[str, HostArray]
+_COUNTERS = {'i': r'(?P<i>\d+)', 's': r'(?P<s>\d+)', 'u': r'(?P<u>\d+)', 's0': r'(?P<s0>\d+)', 'u0': r'(?P<u0>\d+)',
+             'u2': r'(?P<u2>\d{2,})', 't': r'(?P<t>[2-9]|[1-9]\d+)', 't0': r'(?P<t0>[1-9]\d*)'}
+_FROM_ONE = {'s': 0, 'u': 0, 's0': 1, 'u0': 1, 'u2': 0, 't': 0, 't0': 1}
+"""What has to be added to each counter of stages and units so that it counts from 1."""
+_PLACE = re.compile(r'\{(\w+)\}')
+MOST_LAYERS = 1000
+"""Limit of the numbers in names. The deepest published networks have some 100; a name could say billions."""
+_AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    (r'.*attn/(query|key|value|out)/kernel', (2, 3)), (r'.*attn/(query|key|value)/bias', (1, 2)),
+    (r'backbone/(cls|dist|registers|positions|pool/probe)|mask_token', (3,)),
+    (r'backbone/(stem/)?(root|stage\d+/unit\d+/(conv\d|proj))/kernel|backbone/stem/kernel|.*/conv/kernel', (4,)),
+    (r'.*/kernel', (2,)), (r'.*', (1,)))
+"""How many axes our leaves have, those of blocks without the axis of layers. Heads may be split, or not."""
+
+
+class Found(NamedTuple):
+  """What a table made of a file.
+
+  leaves: our leaves by path name; attention kernels as the file splits their heads, or not.
+  origins: of each, the file's names.
+  left: the file's names that no entry knows.
+  faults: tensors that cannot be put together, a sentence each.
+  """
+  leaves: dict[str, HostArray]
+  origins: dict[str, list[str]]
+  left: list[str]
+  faults: list[str]
+
+
+def read(tensors: Tensors, table: Table) -> Found:
+  """Our leaves from a file's tensors, as far as they are there."""
+  pieces: dict[str, dict[int, HostArray]] = {}
+  origins: dict[str, list[str]] = {}
+  left, faults = [], []
+  for name in sorted(tensors, key=_natural):
+    known = [(entry, counted) for entry in table if (counted := _match(entry.theirs, name)) is not None]
+    left += [] if known else [name]
+    for entry, counted in known:
+      if max(counted.values(), default=0) > MOST_LAYERS:
+        faults.append(f'{name}: expected numbers up to {MOST_LAYERS:,} in the name of a layer')
+        continue
+      ours = _fill(entry.ours, counted)
+      if counted.get('i', 0) in pieces.get(ours, ()):
+        faults.append(f'{name} and another tensor are both {ours}')
+        continue
+      try:
+        piece = _cut(tensors[name], entry, ours)
+      except (ValueError, IndexError):
+        faults.append(f'{name} is {_shape(tensors[name])}, from which {ours} cannot be made')
+        continue
+      pieces.setdefault(ours, {})[counted.get('i', 0)] = piece
+      origins.setdefault(ours, []).append(name)
+  depths: dict[str, int] = {}
+  for name, parts in pieces.items():
+    depths[_stack(name)] = max(depths.get(_stack(name), 1), max(parts) + 1)
+  leaves = {}
+  for name, parts in pieces.items():
+    wrong = _unlike(name, parts, origins[name], depth=depths[_stack(name)])
+    faults += wrong
+    if not wrong:
+      leaves[name] = np.stack([parts[i] for i in range(len(parts))]) if _stack(name) else parts[0]
+  return Found(leaves, origins, left, faults)
+
+
+def write(leaves: Tensors, table: Table) -> tuple[dict[str, HostArray], list[str]]:
+  """A file's tensors from our leaves (heads as the file has them), and the names of leaves that it has no place for."""
+  parts: dict[str, dict[int, HostArray]] = {}
+  homeless = []
+  for name, leaf in leaves.items():
+    known = [(entry, counted) for entry in table if (counted := _match(entry.ours, name)) is not None]
+    homeless += [] if known else [name]
+    for entry, counted in known[:1]:
+      layers = range(leaf.shape[0]) if '{i}' in entry.theirs else [None]
+      for i in layers:
+        theirs = _fill(entry.theirs, counted if i is None else {**counted, 'i': i})
+        parts.setdefault(theirs, {})[entry.part[0]] = entry.layout.write(leaf if i is None else leaf[i])
+  joined = {name: np.concatenate([group[k] for k in sorted(group)]) if len(group) > 1 else next(iter(group.values()))
+            for name, group in parts.items()}
+  return {name: np.ascontiguousarray(x) for name, x in joined.items()}, homeless
+
+
+def _cut(tensor: HostArray, entry: Entry, ours: str) -> HostArray:
+  """The entry's part of a tensor, as we lay it. Raises ValueError or IndexError if it cannot be our leaf."""
+  number, count = entry.part
+  found = entry.layout.read(np.split(tensor, count)[number] if count > 1 else tensor)
+  wanted = next(axes for pattern, axes in _AXES if re.fullmatch(pattern, ours))
+  if found.ndim not in wanted or not found.size:
+    raise ValueError(f'{found.shape}')
+  return found
+
+
+def _stack(name: str) -> str:
+  """The stack of blocks that a leaf belongs to, or ''."""
+  before, found, _ = name.partition('/blocks/')
+  return f'{before}{found}' if found else ''
+
+
+def _unlike(name: str, parts: Mapping[int, HostArray], origins: list[str], *, depth: int) -> list[str]:
+  """What is wrong with the layers of one leaf."""
+  missing = [i for i in range(depth) if i not in parts]
+  shapes = [parts[i].shape for i in sorted(parts)]
+  odd = [f'{origin} gives {list(shape)}, others {list(_most(shapes))}, of {name}'
+         for origin, shape in zip(origins, shapes, strict=False) if shape != _most(shapes)]
+  return odd + ([f'{name}: there is nothing for layers {", ".join(map(str, missing))} of {depth}'] if missing else [])
+
+
+def _most(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+  return max(shapes, key=shapes.count)
+
+
+def _match(pattern: str, name: str) -> dict[str, int] | None:
+  """The counters of a name that fits a pattern; those from 0 also count from 1, and the other way round."""
+  found = _compiled(pattern).fullmatch(name)
+  if found is None:
+    return None
+  counted = {key: int(value) for key, value in found.groupdict().items()}
+  for key, value in tuple(counted.items()):
+    same = [other for other in _FROM_ONE if key in _FROM_ONE and other[0] == key[0]]
+    counted |= {other: value + _FROM_ONE[key] - _FROM_ONE[other] for other in same}
+  return counted
+
+
+def _fill(pattern: str, counted: Mapping[str, int]) -> str:
+  return _PLACE.sub(lambda found: f'{counted[found[1]]:02d}' if found[1] == 'u2' else str(counted[found[1]]), pattern)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+  return re.compile(''.join(_COUNTERS[part] if i % 2 else re.escape(part)
+                            for i, part in enumerate(_PLACE.split(pattern))))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+  """Sorts numbers inside of names as numbers."""
+  return [(int(part), '') if i % 2 else (-1, part) for i, part in enumerate(re.split(r'(\d+)', name))]
+
+
+def _shape(tensor: HostArray) -> str:
+  return f'{tensor.dtype}{list(tensor.shape)}'
+
+
+def listed(names: Iterable[str], most: int = 12) -> list[str]:
+  """Lines of names, the first `most`, and how many more there are."""
+  found = list(names)
+  return [f'  {name}' for name in found[:most]] + ([f'  … and {len(found) - most} more'] if len(found) > most else [])
