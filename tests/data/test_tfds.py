@@ -237,9 +237,9 @@ def test_a_damaged_description_of_a_set_is_named(data_dir: pathlib.Path, tmp_pat
 
 
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
-  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import sources\n'
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
           f'data = schema.Data(source="tfds:animals", data_dir={str(data_dir)!r})\n'
-          'sources.open_sources(data, image_px=(8, 8)).train[0]\nassert "tensorflow" not in sys.modules')
+          'opening.open_sources(data, image_px=(8, 8)).train[0]\nassert "tensorflow" not in sys.modules')
   subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
 
 

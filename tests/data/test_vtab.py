@@ -131,7 +131,7 @@ def test_an_unknown_task_gets_the_nearest_one() -> None:
 
 
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
-  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import sources\n'
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
           f'data = schema.Data(source="vtab:kitti/distance", data_dir={str(data_dir)!r})\n'
-          'sources.open_split(data, "train", image_px=(8, 8))[0]\nassert "tensorflow" not in sys.modules')
+          'opening.open_split(data, "train", image_px=(8, 8))[0]\nassert "tensorflow" not in sys.modules')
   subprocess.run([sys.executable, '-c', code], check=True, timeout=120)

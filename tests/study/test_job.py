@@ -232,10 +232,10 @@ def in_a_process(workdir: pathlib.Path, runs: dict[str, schema.Config], processe
   (workdir / 'runs' / 'order').touch()
   configs = {name: json_files.to_json(one) for name, one in runs.items()}
   code = (f'import sys; sys.path.insert(0, {str(ROOT)!r})\n'
-          'from vit_jax.config import schema, stored\nfrom vit_jax.jobs import study, study_runs\nimport pathlib\n'
+          'from vit_jax.config import json_files, schema\nfrom vit_jax.study import job, runs as study_runs\nimport pathlib\n'
           f'study_runs.CHILD = ({str(workdir / "stand_in.py")!r},)\n'
-          f'runs = {{name: stored.from_json(text) for name, text in {configs!r}.items()}}\n'
-          f'sys.exit(study.run(schema.Study("mine", runs), pathlib.Path({str(workdir)!r}), processes={processes!r}, '
+          f'runs = {{name: json_files.from_json(text) for name, text in {configs!r}.items()}}\n'
+          f'sys.exit(job.run(schema.Study("mine", runs), pathlib.Path({str(workdir)!r}), processes={processes!r}, '
           'dry_run=False, topology=""))\n')
   return subprocess.Popen([sys.executable, '-c', code], env=os.environ | {'JAX_PLATFORMS': 'cpu'})
 
@@ -251,7 +251,7 @@ def wait_for(condition: object, process: subprocess.Popen[bytes]) -> None:
 
 def test_a_run_is_asked_to_stop_when_its_study_is_killed(tmp_path: pathlib.Path) -> None:
   code = (f'import os, sys, time; sys.path.insert(0, {str(ROOT)!r})\n'
-          'from vit_jax.jobs import study_child\nstudy_child.end_with_parent(os.getppid())\n'
+          'from vit_jax.study import child\nchild.end_with_parent(os.getppid())\n'
           f'open({str(tmp_path / "up")!r}, "w").close()\ntime.sleep(60)')
   outer = f'import subprocess, sys; subprocess.Popen([sys.executable, "-c", {code!r}]).wait()'
   parent = subprocess.Popen([sys.executable, '-c', outer], start_new_session=True)
