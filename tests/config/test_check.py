@@ -48,10 +48,10 @@ def test_a_good_config_passes() -> None:
     ({'objective': schema.Supervised(label_smoothing=1.)}, 'objective.label_smoothing: expected 0 to below 1, got 1.0'),
     ({'checkpoints': schema.Checkpoints(keep_latest=0)}, 'checkpoints.keep_latest: expected at least 1, got 0'),
     ({'checkpoints': schema.Checkpoints(keep_best='val/top1')}, "keep_best='val/top1' is measured by no evaluation"),
-    ({'mesh': M(-1, -1, 1)}, '-1 (the rest) can be given once'),
+    ({'mesh': M(-1, -1, 1)}, 'mesh: expected -1 (the remaining devices) for at most one axis'),
     ({'mesh': M(0, 1, 1)}, 'mesh.data: expected 1 to 1048576, or -1, got 0'),
     ({'mesh': M(slices=0)}, 'mesh.slices: expected at least 1, got 0'),
-    ({'mesh': M(9, 1, 1, slices=2)}, 'mesh.data=9 is not a multiple of mesh.slices=2; want one, or mesh.data=-1'),
+    ({'mesh': M(9, 1, 1, slices=2)}, 'mesh.data: expected a multiple of mesh.slices=2, or -1, got 9.'),
     ({'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views names ema, but train.ema=0'),
     ({'evals': {'test': schema.TopK(every='often')}}, 'evals.test.every'),
 ], ids=lambda x: x if isinstance(x, str) else '')
@@ -65,3 +65,22 @@ def test_all_faults_come_in_one_error() -> None:
   with pytest.raises(UserError, match='batch_size: expected at least 1, got -1') as error:
     check.check(dataclasses.replace(GOOD, batch_size=-1, model=V(heads=5), optimizer=schema.AdamW(lr=-1.)))
   assert str(error.value).count('\n') == 3
+
+
+def test_each_part_checks_itself_and_gets_its_path_and_the_complete_config(monkeypatch: pytest.MonkeyPatch) -> None:
+  config = dataclasses.replace(
+      GOOD, model=schema.ResNet(), objective=schema.Distill(schema.Teacher('w', schema.Mixer())),
+      optimizer=schema.AdamW(rules=(schema.PathRule('head/.*'),)))
+  for kind in (schema.Config, schema.Mixer, schema.PathRule, schema.TopK):
+    monkeypatch.setattr(kind, 'problems', lambda part, whole, name: [f'{name}: {type(part).__name__} of {whole.name}'],
+                        raising=False)
+  found = [text for text in check.problems(config) if text.endswith(' of x')]
+  assert found == [': Config of x', 'objective.teacher.model: Mixer of x', 'optimizer.rules[0]: PathRule of x',
+                   'evals.test: TopK of x']
+
+
+def test_problems_of_one_part_are_found_without_those_of_the_others() -> None:
+  config = dataclasses.replace(GOOD, batch_size=-1, mesh=M(-1, -1, 1, slices=0))
+  assert check.problems(config, of='mesh') == [
+      'mesh.slices: expected at least 1, got 0.',
+      "mesh: expected -1 (the remaining devices) for at most one axis, got {'data': -1, 'fsdp': -1, 'tensor': 1}."]

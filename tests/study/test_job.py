@@ -232,7 +232,8 @@ def in_a_process(workdir: pathlib.Path, runs: dict[str, schema.Config], processe
   (workdir / 'runs' / 'order').touch()
   configs = {name: json_files.to_json(one) for name, one in runs.items()}
   code = (f'import sys; sys.path.insert(0, {str(ROOT)!r})\n'
-          'from vit_jax.config import json_files, schema\nfrom vit_jax.study import job, runs as study_runs\nimport pathlib\n'
+          'from vit_jax.config import json_files, schema\nfrom vit_jax.study import job, runs as study_runs\n'
+          'import pathlib\n'
           f'study_runs.CHILD = ({str(workdir / "stand_in.py")!r},)\n'
           f'runs = {{name: json_files.from_json(text) for name, text in {configs!r}.items()}}\n'
           f'sys.exit(job.run(schema.Study("mine", runs), pathlib.Path({str(workdir)!r}), processes={processes!r}, '

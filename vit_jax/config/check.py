@@ -17,7 +17,7 @@ from vit_jax.config import (
     schema,
     training_options,
 )
-from vit_jax.config.schema import ranges
+from vit_jax.config.schema import checks, ranges
 from vit_jax.core.errors import UserError
 
 VIEWS = ('student', 'ema', 'teacher')
@@ -27,17 +27,27 @@ VIEWS = ('student', 'ema', 'teacher')
 def check(config: schema.Config) -> None:
   """Raises UserError with all problems of a config, one a line."""
   if found := problems(config):
-    raise UserError(f'The config {ranges.shown(config.name)} has {len(found)} problem{"s" * (len(found) > 1)}:\n'
+    raise UserError(f'The config {checks.shown(config.name)} has {len(found)} problem{"s" * (len(found) > 1)}:\n'
                     + '\n'.join(f'  {problem}' for problem in found))
 
 
-def problems(config: schema.Config) -> list[str]:
-  """All problems of a config: values of a wrong type or out of range, and what does not go together."""
-  return ranges.all_problems(config, _together)
+def problems(config: schema.Config, *, of: str = '') -> list[str]:
+  """All problems of a config: values of a wrong type or out of range, and settings that do not go together.
+
+  Args:
+    config: the complete run.
+    of: the dotted path of a part, such as `model`: only problems that this part and the parts of it report.
+  """
+  return ranges.all_problems(config, lambda sound: _together(sound, of), of=of)
 
 
-def _together(c: schema.Config) -> Iterator[str]:
-  for part in (_run, _model, _data, _optimizer, objective_options.faults, _checkpoints, _mesh, _evals):
+def _together(c: schema.Config, of: str) -> Iterator[str]:
+  for prefix, part in ranges.walk(c):
+    if hasattr(part, 'problems') and ranges.is_inside(prefix, of):
+      yield from part.problems(c, prefix.rstrip('.'))
+  if of:
+    return
+  for part in (_run, _model, _data, _optimizer, objective_options.faults, _checkpoints, _evals):
     yield from part(c)
 
 
@@ -99,14 +109,6 @@ def _optimizer(c: schema.Config) -> Iterator[str]:
 def _checkpoints(c: schema.Config) -> Iterator[str]:
   if c.checkpoints.keep_best:
     yield from training_options.metric_faults('checkpoints.keep_best', c.checkpoints.keep_best, c)
-
-
-def _mesh(c: schema.Config) -> Iterator[str]:
-  sizes = {'data': c.mesh.data, 'fsdp': c.mesh.fsdp, 'tensor': c.mesh.tensor}
-  if sum(v == -1 for v in sizes.values()) > 1:
-    yield f'mesh {sizes}: -1 (the rest) can be given once'
-  if c.mesh.slices > 1 and c.mesh.data >= 1 and c.mesh.data % c.mesh.slices:
-    yield f'mesh.data={c.mesh.data} is not a multiple of mesh.slices={c.mesh.slices}; want one, or mesh.data=-1'
 
 
 def _evals(c: schema.Config) -> Iterator[str]:

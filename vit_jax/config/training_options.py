@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from vit_jax.config import durations, schema
-from vit_jax.config.schema import ranges
+from vit_jax.config.schema import checks
 from vit_jax.core.errors import UserError
 
 METRICS = ('ece', 'class_mean')
@@ -144,7 +144,7 @@ def _supervised(o: schema.Supervised, head: schema.Head, num_classes: int) -> It
     yield (f'objective.threshold={o.threshold} makes several classes true at once, but objective.loss=softmax wants '
            'one; want loss sigmoid or bce')
   if o.class_weights and not any(o.class_weights):
-    yield f'objective.class_weights: expected at least one number above 0, got {ranges.shown(o.class_weights)}.'
+    yield f'objective.class_weights: expected at least one number above 0, got {checks.shown(o.class_weights)}.'
   if head.bias_init and o.loss is schema.Loss.SOFTMAX:
     yield (f'head.bias_init={head.bias_init} changes nothing with objective.loss=softmax, to which only differences '
            'matter; want 0, or loss sigmoid or bce')

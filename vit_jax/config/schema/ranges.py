@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import durations
+from vit_jax.config.schema import checks
 from vit_jax.core.errors import UserError
 
 MOST = 3.4028234663852886e38   # largest float32, in which all numbers are used
@@ -103,7 +104,7 @@ class Problem(typing.NamedTuple):
   value: Any
 
   def __str__(self) -> str:
-    return f'{self.name}: expected {self.expected}, got {shown(self.value)}.'
+    return checks.problem(self.name, self.expected, self.value)
 
 
 def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
@@ -128,13 +129,22 @@ def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
         yield from walk(one, f'{where}.')
 
 
-def all_problems(part: Any, together: Callable[[Any], Iterable[str]], prefix: str = '') -> list[str]:
-  """Problems of a settings dataclass and its parts, and what does not go together, a sentence each.
+def is_inside(prefix: str, part: str) -> bool:
+  """Whether a prefix as `walk` gives it, such as `model.stem.`, is that of a part such as `model`, or of one in it."""
+  return not part or re.match(rf'{re.escape(part)}[.\[]', prefix) is not None
 
-  The latter is looked for with values out of range replaced by their defaults, and left out where it is about one of
-  these. `together` gets settings of which each is in its range.
+
+def all_problems(part: Any, together: Callable[[Any], Iterable[str]], prefix: str = '', *, of: str = '') -> list[str]:
+  """Problems of a settings dataclass and its parts: first of single settings, then of combinations.
+
+  Args:
+    part: the settings.
+    together: yields the problems of combinations. It gets the settings with every value that is out of range replaced
+      by its default, and what it says about these is left out.
+    prefix: of the names of the settings.
+    of: dotted path of a part: problems of single settings elsewhere are left out.
   """
-  wrong = [problem for where, one in walk(part, prefix) for problem in problems(one, where)]
+  wrong = [problem for where, one in walk(part, prefix) if is_inside(where, of) for problem in problems(one, where)]
   if not wrong:
     return list(dict.fromkeys(map(_shortened, together(part))))
   names = {re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong}
@@ -167,15 +177,6 @@ def _default(field: dataclasses.Field) -> Any:
   if field.default_factory is not dataclasses.MISSING:
     return field.default_factory()
   return '' if field.default is dataclasses.MISSING else field.default
-
-
-def shown(value: Any) -> str:
-  """A value as it is shown in a message: at most 80 characters."""
-  try:
-    text = repr(value)
-  except ValueError:  # Python writes no integer of more than 4,300 digits
-    return f'an integer of {value.bit_length():,} bits' if isinstance(value, int) else f'a {type(value).__name__}'
-  return text if len(text) <= 80 else f'{text[:60]}… ({len(text):,} characters)'
 
 
 def _value_problems(name: str, value: Any, allowed: Range | Span) -> Iterator[Problem]:

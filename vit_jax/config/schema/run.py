@@ -1,8 +1,10 @@
 """Settings of the run itself, and the whole config."""
 import dataclasses
 import enum
+from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config.schema import checks
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import FewShot, Knn, Logistic, Probe, Real, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
@@ -60,6 +62,14 @@ class Mesh:
   fsdp: int = ranged(1, MESH)     # splits the batch, parameters and optimiser state
   tensor: int = ranged(1, MESH)   # splits heads, MLP and classes
   slices: int = ranged(1, COUNT)  # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Sizes that do not describe a grid; whether it fits the devices is checked in `parallel/mesh.py`."""
+    sizes = {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
+    if list(sizes.values()).count(-1) > 1:
+      yield checks.problem(name, '-1 (the remaining devices) for at most one axis', sizes)
+    if self.data > 0:
+      yield from checks.multiple(f'{name}.data', self.data, self.slices, f'{name}.slices={self.slices}, or -1')
 
 
 class InitSettings(enum.Enum):
