@@ -20,7 +20,7 @@ import dataclasses
 
 from vit_jax.config import layout
 from vit_jax.config import schema as s
-from vit_jax.recipes import ablations, pretrain, sizes, small, transfer, vtab
+from vit_jax.recipes import ablations, pretrain, sizes, transfer, vtab
 
 RESNETS = ('BiT-R50x1', 'BiT-R152x2')  # Table 7
 RATES = {'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}  # Table 3
@@ -39,7 +39,8 @@ def get_config(arguments: str = '') -> s.Study:
   if which == 'optimizer':
     return optimizer_study(name, source, transfer.choose(given['sets']))
   if is_small:
-    base = ablations.Base(small.vit(), dataclasses.replace(small.vit(1), patch=8, depth=2), 1e-3,
+    base = ablations.Base(s.ViT(patch=4, width=64, depth=4, heads=4, mlp=128, pool=s.Pool.MEAN),
+                          s.ViT(patch=8, width=32, depth=2, heads=2, mlp=64, pool=s.Pool.MEAN), 1e-3,
                           lambda run, model, rate: small_run(run, model, rate, source or 'tfds:cifar10'))
   else:
     base = ablations.Base(sizes.vit('B/16'), s.ViT(patch=32, width=1024, depth=8, heads=16, mlp=2048), 8e-4,
@@ -96,7 +97,7 @@ def optimizer_study(name: str, source: str, datasets: tuple[str, ...]) -> s.Stud
 def small_optimizers(source: str) -> dict[str, s.Config]:
   """Each small network with AdamW and with SGD, from scratch."""
   sgd = s.Sgd(lr=.05, weight_decay=1e-4, schedule=s.Schedule(warmup='10 %'))
-  adam = {f'{name}_adam': small_run(name, make(), 1e-3, source) for name, make in small.NETWORKS.items()}
+  adam = {f'{name}_adam': small_run(name, sizes.small(name), 1e-3, source) for name in sizes.SMALL}
   return adam | {name.replace('_adam', '_sgd'): dataclasses.replace(config, optimizer=sgd)
                  for name, config in adam.items()}
 
@@ -104,7 +105,7 @@ def small_optimizers(source: str) -> dict[str, s.Config]:
 def small_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
   """600 steps of 64 images."""
   return s.Config(
-      name=name, length='600 steps', batch_size=64, image_px=(small.PX,) * 2,
+      name=name, length='600 steps', batch_size=64, image_px=(sizes.SMALL_PX,) * 2,
       data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=2)), model=model,
       head=pretrain.head(model),
       optimizer=s.AdamW(lr=rate, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10 %')),

@@ -12,7 +12,7 @@ Expected: B/16 76.3 % after 300 epochs, in 2 h 11 min on 128 v3 cores; 70.5 % af
 """
 from vit_jax.config import layout
 from vit_jax.config import schema as s
-from vit_jax.recipes import rival_sizes
+from vit_jax.recipes import sizes
 
 SIZES = ('B/16', 'S/32', 'S/16', 'B/32', 'L/16')
 MESHES = {'v3:8x8': layout.Placement(), 'v3:2x2': layout.Placement(accumulate=8), 'v5e:8x8': layout.Placement()}
@@ -21,7 +21,7 @@ MESHES = {'v3:8x8': layout.Placement(), 'v3:2x2': layout.Placement(accumulate=8)
 def get_config(arguments: str = '') -> s.Config:
   """The run: size; epochs=300|60 mesh=…."""
   given = s.parse_arg(arguments, size=SIZES, epochs=('300', '60'), mesh=('',))
-  model = rival_sizes.mixer(given['size'])
+  model = sizes.mixer(given['size'])
   model.drop_path = .1
   config = s.Config(
       name=f'mixer {given["size"]} i1k', length=f'{given["epochs"]} epochs', batch_size=4096,

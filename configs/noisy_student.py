@@ -27,7 +27,7 @@ Expected: ImageNet 88.4 % with L2 (the paper). CIFAR-10 (JPEG copies, all 10,000
 import dataclasses
 
 from vit_jax.config import schema as s
-from vit_jax.recipes import noisy_student, rival_sizes, sizes, small
+from vit_jax.recipes import noisy_student, sizes
 
 ROUNDS = ('', '1', '2', '3', '4', '5')
 LABELLED = 2_048  # of a step, of ImageNet
@@ -72,7 +72,7 @@ def large_run(model: str, source: str, number: int) -> s.Config:
   name = model or ('EfficientNet-L2' if number else 'EfficientNet-B7')
   network, px = sizes.model(name), 224
   if isinstance(network, s.EfficientNet):
-    px = 475 if name == 'EfficientNet-L2' else rival_sizes.efficientnet_px(name.removeprefix('EfficientNet-'))
+    px = 475 if name == 'EfficientNet-L2' else sizes.efficientnet_px(name.removeprefix('EfficientNet-'))
     network.dropout, network.drop_path = .5, .2
   # Images a step for each labelled one. The program's loss is this many times the mean.
   scale = 1 + unlabelled_ratio(number) if number else 1
@@ -117,11 +117,12 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
 
 def small_run(model: str, source: str, number: int) -> s.Config:
   """On a tenth of CIFAR-10, at 32 px; a student sees as many labelled pictures a step as the teacher."""
-  network = small.NETWORKS[model]() if model in small.NETWORKS else sizes.model(model)
+  network = sizes.small(model) if model in sizes.SMALL else sizes.model(model)
   if isinstance(network, s.ViT):
     network.dropout, network.drop_path = .1, .1
   return s.Config(
-      name=noisy_student.name(number), length='900 steps', batch_size=128 if number else 64, image_px=(small.PX,) * 2,
+      name=noisy_student.name(number), length='900 steps', batch_size=128 if number else 64,
+      image_px=(sizes.SMALL_PX,) * 2,
       data=s.Data(source=source, train_split='train[:10%]', num_examples=5_000, num_classes=10, recipe=s.Recipe(
           crop=s.Crop.RESIZE, shift_px=2, randaugment=s.RandAugment(
               layers=2, magnitude=9., magnitude_std=.5, probability=.5, table=s.OpTable.TIMM))),

@@ -22,7 +22,7 @@ Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small, 
 
 from vit_jax.config import files, layout
 from vit_jax.config import schema as s
-from vit_jax.recipes import data_size, pretrain, sizes, small, transfer, vtab
+from vit_jax.recipes import data_size, pretrain, sizes, transfer, vtab
 
 SUBSETS = {'jft': (9_000_000, 30_000_000, 90_000_000, 303_000_000), 'i1k': (100_000, 300_000, 1_268_355),
            'small': (500, 2_000, 8_000, 40_000)}
@@ -40,7 +40,7 @@ def get_config(arguments: str = '') -> s.Study:
   if scale == 'sets':
     return sets(given['models'])
   subsets = data_size.sizes(given['subsets'], SUBSETS[scale])
-  networks: dict[str, s.Model] = {name: make() for name, make in small.NETWORKS.items()}
+  networks: dict[str, s.Model] = {name: sizes.small(name) for name in sizes.SMALL}
   if scale != 'small':
     networks = {HALVED: s.ViT(patch=32, width=384, depth=12, heads=6, mlp=1536)} | {
         name: sizes.model(name) for name in RATES}
@@ -111,7 +111,7 @@ def small_run(network: s.Model, source: str, steps: str) -> s.Config:
   """As many updates for each subset; the last 2,000 training examples choose the moment."""
   every = '20 %'
   return s.Config(
-      name='small', length=f'{steps} steps', batch_size=64, image_px=(small.PX,) * 2,
+      name='small', length=f'{steps} steps', batch_size=64, image_px=(sizes.SMALL_PX,) * 2,
       data=s.Data(source=source, eval_split='train[-2000:]', recipe=s.Recipe(crop=s.Crop.RESIZE)), model=network,
       optimizer=s.AdamW(lr=1e-3, weight_decay=.1, schedule=s.Schedule(s.Decay.LINEAR, warmup='10 %')),
       evals=evaluations(every=every, few=s.FewShot(every=every, train_split='train[:2000]', split='test[:20%]',

@@ -21,7 +21,7 @@ import dataclasses
 
 from vit_jax.config import schema as s
 from vit_jax.models import cost
-from vit_jax.recipes import pretrain, scaling_study, sizes, small, transfer
+from vit_jax.recipes import pretrain, scaling_study, sizes, transfer
 from vit_jax.recipes.scaling_study import Next, Run
 
 JFT = [Run('B/32', 7, 8e-4), Run('B/16', 7, 8e-4), Run('L/32', 7, 6e-4), Run('L/16', 7, 4e-4), Run('L/16', 14, 4e-4),
@@ -74,8 +74,8 @@ def small_run(run: Run, source: str) -> s.Config:
   """A run of the small ladder."""
   family, factor = run.model.split('x')
   return s.Config(
-      name=run.name, length=f'{run.epochs} epochs', batch_size=64, image_px=(small.PX,) * 2,
+      name=run.name, length=f'{run.epochs} epochs', batch_size=64, image_px=(sizes.SMALL_PX,) * 2,
       data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=2)),
-      model={'ViT': small.vit, 'hybrid': small.hybrid}[family](int(factor)),
+      model=sizes.small(family, int(factor)),
       optimizer=s.AdamW(lr=run.rate, weight_decay=.05, schedule=s.Schedule(warmup='10 %')),
       evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %'))

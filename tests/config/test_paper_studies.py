@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import check, durations, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling_study, small
+from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling_study, sizes
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
          'study_data_size:sets', 'noisy_student', 'noisy_student:cifar10',
@@ -50,7 +50,7 @@ def test_subsets_are_nested_and_all_else_is_the_same() -> None:
   assert [run.data.train_split for run in study.runs.values()] == ['train[:100]'] * 2 + ['train[:300]'] * 2
   one, other = study.runs['BiT_100'], study.runs['BiT_300']
   assert dataclasses.replace(one, name='', data=other.data) == dataclasses.replace(other, name='')
-  assert one.length == '7 steps' and one.model == small.resnet() and one.data.source == 'digits'
+  assert one.length == '7 steps' and one.model == sizes.small('BiT') and one.data.source == 'digits'
   assert one.train.early_stop.metric == 'val/top1' and one.data.eval_split == 'train[-2000:]'
 
 
@@ -83,7 +83,7 @@ def test_sets_of_three_sizes_are_pretrained_on_and_then_imagenet() -> None:
     ('study_data_size:small,subsets=0', 'subsets=0: want positive numbers'),
     ('study_data_size:small,models=ViT+MLP', 'models=ViT.MLP: MLP is none of this study, which has ViT, hybrid, BiT'),
     ('study_scaling:models=B/32+X/1', "'X/1' begins with no network of this study; want some of ViT, hybrid, ResNet"),
-    ('noisy_student:cifar10,model=X', 'Unknown model size')])
+    ('noisy_student:cifar10,model=X', 'model: expected SIZE.PATCH')])
 def test_arguments_that_make_no_sense_are_told(spec: str, said: str) -> None:
   with pytest.raises(UserError, match=said):
     files.load_study(spec, [])

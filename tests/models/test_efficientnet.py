@@ -15,7 +15,7 @@ from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params, PyTree, UserError
 from vit_jax.models import efficientnet, efficientnet_blocks
-from vit_jax.recipes import rival_sizes
+from vit_jax.recipes import sizes
 
 STILL = dataclasses.replace(EFFICIENTNET, dropout=0., drop_path=0., norm_momentum=.75)
 
@@ -137,7 +137,7 @@ def test_channels_are_rounded_to_multiples_of_eight_within_a_tenth() -> None:
 
 
 def test_l2_has_the_published_blocks() -> None:
-  stages = efficientnet_blocks.stages(rival_sizes.efficientnet('L2'))
+  stages = efficientnet_blocks.stages(sizes.efficientnet('L2'))
   assert [(len(blocks), blocks[0].outputs) for blocks in stages] == [
       (6, 72), (11, 104), (11, 176), (16, 344), (16, 480), (22, 824), (6, 1376)]
   assert stages[0][0].inputs == 136 and efficientnet_blocks.scaled(1280, 4.3) == 5504

@@ -14,7 +14,7 @@ from vit_jax.config.schema import DType, Execution, Remat
 from vit_jax.core import trees
 from vit_jax.models import backbones, cost
 from vit_jax.models.heads import Head
-from vit_jax.recipes import rival_sizes, sizes
+from vit_jax.recipes import sizes
 
 PLAIN = schema.Head()
 SMALL = schema.ViT(patch=8, width=192, depth=1, heads=3, mlp=384)
@@ -138,6 +138,6 @@ def test_recomputing_keeps_less(name: str) -> None:
 
 
 def test_execution_costs_nothing() -> None:
-  model = rival_sizes.mixer('S/32')
+  model = sizes.mixer('S/32')
   a, b = (cost.activation_bytes(dataclasses.replace(model, execution=e), (224, 224)) for e in Execution)
   assert a == b

@@ -1,12 +1,13 @@
-"""Tests of model sizes by name."""
+"""Model sizes by name: ViTs, published variants, BiT, Mixer, EfficientNet, and the small networks of studies."""
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
 
-from vit_jax.config import schema, vit_options
+from vit_jax.config import model_options, schema, vit_options
 from vit_jax.core.types import UserError
+from vit_jax.models import cost
 from vit_jax.recipes import sizes
 
 
@@ -56,8 +57,8 @@ def test_published_models_have_the_options_of_their_papers() -> None:
   assert sizes.published('Axial-ViT-B/32').axial and sizes.published('DeiT-III-L/16').layer_scale == 1e-4
 
 
-def test_an_unknown_published_model_shows_the_nearest() -> None:
-  with pytest.raises(UserError, match="Unknown published model 'DINOv2-B/16': want .*DINOv2-B/14"):
+def test_an_unknown_published_model_suggests_the_nearest() -> None:
+  with pytest.raises(UserError, match="a published model, got 'DINOv2-B/16'. Did you mean .*DINOv2-B/14"):
     sizes.published('DINOv2-B/16')
 
 
@@ -74,4 +75,64 @@ def test_the_position_ablation_has_the_cells_of_the_papers_table() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
   with pytest.raises(UserError) as error:
     sizes.vit(name)
-  assert repr(name) in str(error.value) and 'mu Ti S M B L So400m H g g-opt G G-opt e 22B and' in str(error.value)
+  assert str(error.value).endswith(f'got {name!r}.')
+  assert 'one of mu Ti S M B L So400m H g g-opt G G-opt e 22B and PATCH' in str(error.value)
+
+
+NAMES = ['B/16', 'R50+B/16', 'ViT-R50+L/32', 'DINOv2-B/14', 'LV-ViT-S/16', 'DeiT-distilled-B/16', 'BiT-R50x1',
+         'BiT-R200x3', 'Mixer-S/8', 'Mixer-H/14', *(f'EfficientNet-{name}' for name in sizes.EFFICIENTNET)]
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_model_of_any_kind_is_found_by_its_name_and_fits(name: str) -> None:
+  assert not [*model_options.faults(sizes.model(name), (224, 224))]
+
+
+def test_rivals_have_the_published_sizes() -> None:
+  assert sizes.resnet('R152x4') == schema.ResNet(layers=(3, 8, 36, 3), width=256)
+  assert sizes.mixer('B/32') == schema.Mixer(patch=32)
+  assert sizes.mixer('H/14').tokens_mlp == 640
+  assert sizes.efficientnet('L2') == schema.EfficientNet(
+      width_factor=4.3, depth_factor=5.3, dropout=.5, drop_path=.2)
+  assert sizes.efficientnet_px('L2') == 800
+
+
+def test_hybrids_have_the_stems_of_their_files() -> None:
+  tiny, small, base = (sizes.published(f'ViT-{name}') for name in ('R+Ti/16', 'R26+S/32', 'R50+B/16'))
+  assert tiny.stem == schema.ResNetStem(layers=()) and tiny.patch == 32
+  assert small.stem == schema.ResNetStem(layers=(2, 2, 2, 2)) and small.patch == 32
+  assert base.stem == schema.ResNetStem(layers=(3, 4, 9)) and base.patch == 16 and base.width == 768
+
+
+def test_two_models_of_a_name_share_nothing() -> None:
+  first, second = sizes.published('R50+B/16'), sizes.published('R50+B/16')
+  first.stem.width = 32
+  assert second.stem.width == 64
+
+
+@pytest.mark.parametrize(('name', 'message'), [
+    ('BiT-R34x1', 'model: expected BiT-DEPTHxFACTOR such as BiT-R50x1, with DEPTH one of R50 R101 R152 R200 and'),
+    ('BiT-R50x0', "got 'R50x0'"), ('Mixer-B', 'model: expected Mixer-SIZE/PATCH such as Mixer-B/16, with SIZE one of'),
+    ('EfficientNet-B9', "EfficientNet-SIZE, with SIZE one of B0 B1 B2 B3 B4 B5 B6 B7 B8 L2, got 'B9'."),
+    ('ResNet-50', "PATCH in pixels, got 'ResNet-50'.")])
+def test_an_unknown_name_lists_the_known_ones_of_its_kind(name: str, message: str) -> None:
+  with pytest.raises(UserError) as error:
+    sizes.model(name)
+  assert message in str(error.value)
+
+
+@pytest.mark.parametrize('name', sizes.SMALL)
+def test_small_networks_cost_the_same_within_5_per_cent(name: str) -> None:
+  model, px = sizes.small(name), (sizes.SMALL_PX, sizes.SMALL_PX)
+  flops = sum(cost.forward_flops(model, px, head=schema.Head(), num_classes=10).values())
+  assert flops == pytest.approx(21.4e6, rel=.05) and not [*model_options.faults(model, px)]
+
+
+def test_an_unknown_small_network_lists_the_known_ones() -> None:
+  with pytest.raises(UserError, match="model: expected one of ViT, hybrid, BiT, got 'MLP'"):
+    sizes.small('MLP')
+
+
+def test_a_pretraining_head_has_a_hidden_layer_on_a_class_token_alone() -> None:
+  names = ('S/16', 'R26+S/32', 'ViT-g/14', 'Mixer-B/16')
+  assert [sizes.pretraining_head(sizes.model(name)) for name in names] == [384, 384, 0, 0]

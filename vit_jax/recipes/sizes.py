@@ -1,8 +1,9 @@
-"""Model sizes by their published names.
+"""Model sizes by their published names: the one indirection of the recipes.
 
-Sources: ViT paper, Table 1 (B, L, H); DeiT and AugReg (Ti, S); Scaling ViT, Table 2 (g, G);
-SoViT (So400m); big_vision (mu, M, g-opt, G-opt); PaLI (e); ViT-22B, Table 1 (22B). A size is four numbers;
-a published model is a size with options. Only these tables, and those of `rival_sizes.py`, know them.
+Sources: ViT paper, Table 1 (B, L, H); DeiT and AugReg (Ti, S); Scaling ViT, Table 2 (g, G); SoViT (So400m); big_vision
+(mu, M, g-opt, G-opt); PaLI (e); ViT-22B, Table 1 (22B); BiT (arXiv 1912.11370, section 3.2; R200x3 in the ViT paper,
+Table 6); MLP-Mixer (arXiv 2105.01601, Table 1); EfficientNet's authors' code (B0 to B8, L2), Noisy Student (arXiv
+1911.04252, Table 7). The size of a ViT is four numbers; a published model is a size with options.
 """
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from typing import Any
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions, PositionsAt
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import rival_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +43,15 @@ VIT = {
     '22B': _Size(6144, 48, 48, 24576),
 }
 
-
-def vit(name: str) -> schema.ViT:
-  """Settings of a ViT by name: `B/16`, `ViT-B/16`; any patch side in pixels.
-
-  Raises:
-    UserError: lists the known sizes.
-  """
-  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
-  if not found or found[1] not in VIT or int(found[2]) < 1:
-    raise UserError(
-        f'Unknown model size {name!r}: want SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} '
-        'and PATCH in pixels.')
-  size = VIT[found[1]]
-  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads, mlp=size.mlp)
+RESNET = {'R50': (3, 4, 6, 3), 'R101': (3, 4, 23, 3), 'R152': (3, 8, 36, 3), 'R200': (3, 24, 36, 3)}
+"""Bottleneck units of each stage; a width factor multiplies all channels."""
+MIXER = {  # width, depth, hidden widths of the MLPs over tokens and channels
+    'S': (512, 8, 256, 2048), 'B': (768, 12, 384, 3072), 'L': (1024, 24, 512, 4096), 'H': (1280, 32, 640, 5120)}
+EFFICIENTNET = {  # factors of width and depth, image side in px, dropout
+    'B0': (1., 1., 224, .2), 'B1': (1., 1.1, 240, .2), 'B2': (1.1, 1.2, 260, .3), 'B3': (1.2, 1.4, 300, .3),
+    'B4': (1.4, 1.8, 380, .4), 'B5': (1.6, 2.2, 456, .4), 'B6': (1.8, 2.6, 528, .5), 'B7': (2., 3.1, 600, .5),
+    'B8': (2.2, 3.6, 672, .5), 'L2': (4.3, 5.3, 800, .5)}
+DROP_PATH = .2  # stochastic depth of every EfficientNet, in its authors' code
 
 
 def swiglu_hidden(width: int) -> int:
@@ -125,15 +120,77 @@ POSITION_ABLATION: dict[str, tuple[Positions, PositionsAt]] = {
 """The cells of the ViT paper's Table 8 (Appendix D.4), which compares them on B/16."""
 
 
+def vit(name: str) -> schema.ViT:
+  """Settings of a ViT by name: `B/16`, `ViT-B/16`; any patch side in pixels.
+
+  Raises:
+    UserError: lists the known sizes.
+  """
+  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
+  if not found or found[1] not in VIT or int(found[2]) < 1:
+    raise UserError(f'model: expected SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} and PATCH in pixels, '
+                    f'got {name!r}.')
+  size = VIT[found[1]]
+  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads, mlp=size.mlp)
+
+
+def resnet(name: str) -> schema.ResNet:
+  """Settings of a BiT by name: `R50x1`, `R152x4`; any width factor.
+
+  Raises:
+    UserError: lists the known depths.
+  """
+  found = re.fullmatch(r'(R\d+)x(\d+)', name)
+  if not found or found[1] not in RESNET or int(found[2]) < 1:
+    raise UserError(f'model: expected BiT-DEPTHxFACTOR such as BiT-R50x1, with DEPTH one of {" ".join(RESNET)} and '
+                    f'FACTOR that of the channels, got {name!r}.')
+  return schema.ResNet(layers=RESNET[found[1]], width=64 * int(found[2]))
+
+
+def mixer(name: str) -> schema.Mixer:
+  """Settings of a Mixer by name: `B/16`; any patch side in pixels.
+
+  Raises:
+    UserError: lists the known sizes.
+  """
+  found = re.fullmatch(r'([A-Z])[/_](\d+)', name)
+  if not found or found[1] not in MIXER or int(found[2]) < 1:
+    raise UserError(f'model: expected Mixer-SIZE/PATCH such as Mixer-B/16, with SIZE one of {" ".join(MIXER)} and '
+                    f'PATCH in pixels, got {name!r}.')
+  width, depth, tokens_mlp, channels_mlp = MIXER[found[1]]
+  return schema.Mixer(patch=int(found[2]), width=width, depth=depth, tokens_mlp=tokens_mlp, channels_mlp=channels_mlp)
+
+
+def efficientnet(name: str) -> schema.EfficientNet:
+  """Settings of an EfficientNet by name: `B0` to `B8`, `L2`.
+
+  Raises:
+    UserError: lists the known sizes.
+  """
+  width, depth, _, dropout = _efficientnet(name)
+  return schema.EfficientNet(width_factor=width, depth_factor=depth, dropout=dropout, drop_path=DROP_PATH)
+
+
+def efficientnet_px(name: str) -> int:
+  """Returns the side of the images that an EfficientNet was designed for; errors as of `efficientnet`."""
+  return _efficientnet(name)[2]
+
+
+def _efficientnet(name: str) -> tuple[float, float, int, float]:
+  if name not in EFFICIENTNET:
+    raise UserError(f'model: expected EfficientNet-SIZE, with SIZE one of {" ".join(EFFICIENTNET)}, got {name!r}.')
+  return EFFICIENTNET[name]
+
+
 def published(name: str) -> schema.ViT:
   """Settings of a published model by its full name, such as `DINOv2-reg-B/14`: a size with options.
 
   Raises:
-    UserError: shows the nearest names, or all.
+    UserError: suggests the nearest names, or lists all.
   """
   if name not in _PUBLISHED:
     near = difflib.get_close_matches(name, PUBLISHED) or PUBLISHED
-    raise UserError(f'Unknown published model {name!r}: want {" or ".join(near)}; plain sizes: sizes.vit')
+    raise UserError(f'model: expected a published model, got {name!r}. Did you mean {" or ".join(near)}?')
   size, options = _PUBLISHED[name]
   return copy.deepcopy(dataclasses.replace(vit(size), **options))
 
@@ -147,10 +204,43 @@ def model(name: str) -> schema.Model:
   kind, _, size = name.partition('-')
   match kind.lower():
     case 'bit':
-      return rival_sizes.resnet(size)
+      return resnet(size)
     case 'mixer':
-      return rival_sizes.mixer(size)
+      return mixer(size)
     case 'efficientnet':
-      return rival_sizes.efficientnet(size)
+      return efficientnet(size)
     case _:
       return published(name) if name in _PUBLISHED else vit(name)
+
+
+def pretraining_head(model: schema.Model) -> int:
+  """Returns the width of the hidden tanh layer in the ViT paper's head of pre-training; 0 = linear head.
+
+  It is the width of the model with a class token (section 3.1). The head is linear after mean pooling (Appendix D.3),
+  after attention pooling (Scaling ViT), and for networks without tokens.
+  """
+  return model.width if isinstance(model, schema.ViT) and model.pool is Pool.CLS else 0
+
+
+SMALL_PX = 32
+SMALL = ('ViT', 'hybrid', 'BiT')
+"""Small networks for images of 32 px. A forward pass of each has 21 to 22 MFLOP of products, within 5 %."""
+
+
+def small(name: str, factor: int = 2) -> schema.Model:
+  """Settings of one of `SMALL`, for studies on a few processor cores.
+
+  Args:
+    name: of the family.
+    factor: scales the width of a ViT or hybrid. BiT has one width, as its norms need multiples of 32 channels.
+  """
+  vit_4 = schema.ViT(patch=4, width=32 * factor, depth=4, heads=2 * factor, mlp=64 * factor, pool=Pool.MEAN)
+  match name:
+    case 'ViT':
+      return vit_4
+    case 'hybrid':
+      return dataclasses.replace(vit_4, depth=3, stem=schema.ResNetStem((1,), width=32))  # a map of 8 x 8
+    case 'BiT':
+      return schema.ResNet(layers=(2, 3, 2), width=32)
+    case _:
+      raise UserError(f'model: expected one of {", ".join(SMALL)}, got {name!r}.')

@@ -8,7 +8,7 @@ from typing import Any
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
 from vit_jax.core.types import UserError
-from vit_jax.recipes import rival_sizes
+from vit_jax.recipes import sizes
 from vit_jax.weights.loading import Weights
 from vit_jax.weights.preprocess import Preprocess
 
@@ -149,15 +149,15 @@ def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
     case schema.ViT():
       return _timm_vit(m, p)
     case schema.Mixer():
-      sizes = {512: 's', 768: 'b', 1024: 'l'}
-      if m.width in sizes and p.image_px == (224, 224):
-        return f'mixer_{sizes[m.width]}{m.patch}_224', {'act_layer': TIMM_ACTIVATION[m.gelu]}
+      letters = {512: 's', 768: 'b', 1024: 'l'}
+      if m.width in letters and p.image_px == (224, 224):
+        return f'mixer_{letters[m.width]}{m.patch}_224', {'act_layer': TIMM_ACTIVATION[m.gelu]}
     case schema.ResNet():
-      if found := next((name for name in TIMM_BITS if rival_sizes.resnet(f'R{name}') == schema.ResNet(
+      if found := next((name for name in TIMM_BITS if sizes.resnet(f'R{name}') == schema.ResNet(
           m.layers, m.width)), ''):
         return f'resnetv2_{found}_bit', {}
     case schema.EfficientNet():
-      if found := next((name for name, (width, depth, *_) in rival_sizes.EFFICIENTNET.items()
+      if found := next((name for name, (width, depth, *_) in sizes.EFFICIENTNET.items()
                         if (width, depth) == (m.width_factor, m.depth_factor)), ''):
         return f'tf_efficientnet_{found.lower()}', {}
   raise UserError(f'timm has no name for this {type(m).__name__}; want a single .safetensors file')

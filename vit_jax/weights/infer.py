@@ -17,7 +17,7 @@ from vit_jax.config import schema, vit_options
 from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
 from vit_jax.core.types import HostArray, UserError
 from vit_jax.models import efficientnet_blocks
-from vit_jax.recipes import rival_sizes, sizes
+from vit_jax.recipes import sizes
 
 Leaves = dict[str, HostArray]
 LAYER_SCALE = 1e-5  # any but 0 says that the factors are there; how they began does not matter any more
@@ -201,19 +201,19 @@ def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
   """The published one with these channels and blocks."""
   found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
   channels = leaves['backbone/stem/conv/kernel'].shape[-1]
-  for name in rival_sizes.EFFICIENTNET:
-    one = rival_sizes.efficientnet(name)
+  for name in sizes.EFFICIENTNET:
+    one = sizes.efficientnet(name)
     blocks = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
               for s, stage in enumerate(efficientnet_blocks.stages(one), 1) for block in stage}
     if blocks == found and efficientnet_blocks.scaled(efficientnet_blocks.STEM, one.width_factor) == channels:
       return one
   raise UserError(f'it is an EfficientNet with {channels} channels in its stem and {len(found)} blocks; known are '
-                  f'{", ".join(rival_sizes.EFFICIENTNET)}')
+                  f'{", ".join(sizes.EFFICIENTNET)}')
 
 
 def efficientnet_px(model: schema.EfficientNet) -> tuple[int, int]:
   """Size of the images that the published network of these factors is for."""
-  px = next(px for width, depth, px, _ in rival_sizes.EFFICIENTNET.values()
+  px = next(px for width, depth, px, _ in sizes.EFFICIENTNET.values()
             if (width, depth) == (model.width_factor, model.depth_factor))
   return px, px
 
