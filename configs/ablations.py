@@ -64,8 +64,8 @@ def optimizers(source: str) -> dict[str, s.Config]:
   found: dict[str, s.Config] = {}
   for name in RESNETS:
     config = jft_run(name, sizes.model(name), RATES[name], source)
-    sgd = s.Sgd(lr=.03, lr_per=256, weight_decay=1e-4, clip_norm=0., schedule=s.Schedule(
-        s.Decay.STEPS, warmup='5_000 steps', drops=tuple(f'{100 * epoch / 40:g} %' for epoch in (10, 23, 30, 37))))
+    sgd = s.Sgd(lr=.03, base_batch_size=256, weight_decay=1e-4, clip_norm=0., schedule=s.Schedule(
+        s.Decay.STEPS, warmup='5_000 steps', milestones=tuple(f'{100 * epoch / 40:g} %' for epoch in (10, 23, 30, 37))))
     found |= {f'{name}_adam': config, f'{name}_sgd': dataclasses.replace(config, optimizer=sgd)}
   return found
 

@@ -5,7 +5,7 @@ Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=
           --config=configs/bench.py:bf16 computes in bfloat16, as accelerators want it, and then
           --config.model.attention=cudnn attends by cuDNN's kernel on GPUs; --search finds the largest batch;
           --against=timm,transformers times those in the same run. What the ways of running it are worth:
-          --config.train.layers_apart=false, --config.model.execution=scan, or with it --config.model.unroll=2.
+          --config.train.unstacked_layers=false, --config.model.execution=scan, or with it --config.model.unroll=2.
           With pictures of your own:
           --config.data.source=folder:PATH --config.data.num_classes=0 --config.data.num_examples=0
 Expected: a table of milliseconds, images/s and utilisation, with what a large product reaches beside it.

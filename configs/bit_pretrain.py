@@ -39,8 +39,8 @@ def get_config(arguments: str = '') -> s.Config:
       data=DATA[given['data']], model=sizes.model(given['model']),
       head=s.Head(bias_init=0. if is_i1k else -10.),
       objective=s.Supervised(loss=s.Loss.SOFTMAX if is_i1k else s.Loss.SIGMOID),
-      optimizer=s.Sgd(lr=.03, lr_per=256, weight_decay=1e-4, schedule=s.Schedule(
-          s.Decay.STEPS, warmup='5_000 steps', drops=tuple(f'{drop} epochs' for drop in drops))),
+      optimizer=s.Sgd(lr=.03, base_batch_size=256, weight_decay=1e-4, schedule=s.Schedule(
+          s.Decay.STEPS, warmup='5_000 steps', milestones=tuple(f'{drop} epochs' for drop in drops))),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='1 epochs'))
   return layout.place(config, given['mesh'], MESHES)

@@ -30,7 +30,7 @@ def get_config() -> s.Config:
               mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Supervised(loss=s.Loss.BCE, threshold=0.),
-      optimizer=s.Lamb(lr=4e-3, weight_decay=.05, eps=1e-8, trusted=('.*/kernel',),
+      optimizer=s.Lamb(lr=4e-3, weight_decay=.05, eps=1e-8, trust_ratio_mask=('.*/kernel',),
                        schedule=s.Schedule(warmup='5 epochs', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs', metrics=('ece',))},
       checkpoints=s.Checkpoints(every='5 epochs'))

@@ -34,7 +34,7 @@ def get_config(arguments: str = '') -> s.Config:
               mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=5e-4, lr_per=512, weight_decay=.05, clip_norm=0., schedule=s.Schedule(
+      optimizer=s.AdamW(lr=5e-4, base_batch_size=512, weight_decay=.05, clip_norm=0., schedule=s.Schedule(
           s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

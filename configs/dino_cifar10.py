@@ -26,7 +26,7 @@ def get_config() -> s.Config:
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN,
                   position_resize=s.PositionResize.BICUBIC_OFFSET),
       objective=s.Dino(
-          prototypes=1024, hidden=256, bottleneck=64, momentum=s.Ramp(.99, 1.),
+          out_dim=1024, hidden_dim=256, bottleneck_dim=64, momentum=s.Ramp(.99, 1.),
           teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR)),
       optimizer=s.AdamW(
           lr=1e-3, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0., clip_tensor=3.,

@@ -17,7 +17,7 @@ Differs:  The program raises the temperature once an epoch; here it rises every 
 Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16,mesh=v3:8x8 --workdir=runs/dino_s16
           S/8 or B/16 in its place. `teacher` is the network to use: --config.init_from=runs/dino_s16
           --config.init_view=teacher
-          A collapse is said aloud, and stops the run with --config.objective.collapse.then=stop. Centring as in DINOv2:
+          A collapse is logged, and ends the run with --config.objective.collapse.action=stop. Centring as in DINOv2:
           --config.objective.centering=sinkhorn
 Plan:     python -m vit_jax.main --job=plan --config=configs/dino_i1k.py:S/16,mesh=v3:8x8 --topology=v3:8x8
           An image and step costs 124 GFLOP (S/16), 557 (S/8), 474 (B/16).
@@ -73,11 +73,11 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Dino(
-          learned_norm=size.learned_norm,
+          norm_last_layer=not size.learned_norm,
           teacher_temperature=s.Ramp(.04, .07, until=f'{size.warming} epochs', curve=s.Curve.LINEAR)),
       optimizer=s.AdamW(
-          lr=size.lr, lr_per=256, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0.,
-          clip_tensor=size.clip, decayed=DECAYED + (LENGTHS if size.learned_norm else ()),
+          lr=size.lr, base_batch_size=256, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0.,
+          clip_tensor=size.clip, weight_decay_mask=DECAYED + (LENGTHS if size.learned_norm else ()),
           schedule=s.Schedule(s.Decay.COSINE, warmup='10 epochs', end_lr=size.end_lr),
           rules=(s.PathRule('projector/prototypes/.*', frozen_until=f'{size.frozen} epochs'),)),
       evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},

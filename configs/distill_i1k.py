@@ -28,10 +28,11 @@ def get_config(arguments: str = '') -> s.Config:
   teacher = sizes.vit('B/16')
   teacher.gelu = s.Gelu.EXACT
   is_consistent = given['teach'] == 'consistent'
-  learned = {'hard': s.Distill(s.Teacher(model=teacher), s.Teach.HARD, weight=.5, label_smoothing=.1),
-             'soft': s.Distill(s.Teacher(model=teacher), s.Teach.SOFT, weight=.1, temperature=3., label_smoothing=.1,
+  learned = {'hard': s.Distill(s.Teacher(model=teacher), s.DistillType.HARD, weight=.5, label_smoothing=.1),
+             'soft': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=.1, temperature=3.,
+                               label_smoothing=.1,
                                soft_mean=s.SoftMean.CODE),
-             'consistent': s.Distill(s.Teacher(model=teacher), s.Teach.SOFT, weight=1.)}[given['teach']]
+             'consistent': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1.)}[given['teach']]
   model = sizes.vit(given['size']) if is_consistent else sizes.published(f'DeiT-distilled-{given["size"]}')
   model.gelu, model.drop_path = s.Gelu.EXACT, 0. if is_consistent else .1
   deit = s.Recipe(

@@ -8,10 +8,10 @@ Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=con
           --config=configs/from_folder.py:EfficientNet-B0; --config.image_px=64,64 other pictures.
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
           gets better ends by itself with --config.train.early_stop.metric=test/top1@ema, after
-          --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.least_gain=0.
+          --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.min_delta=0.
           Several folders: --config.data.source=mix:0.7*folder:A,0.3*folder:B; where each has classes of its own, also
-          --config.data.mix_classes=apart. Several labels an image, from a file such as PATH/labels_train.csv with lines
-          `some/1.jpg,cat,sofa`: --config.data.max_labels=5 --config.objective.loss=sigmoid.
+          --config.data.mix_classes=separate. Several labels an image, from a file such as PATH/labels_train.csv
+          with lines `some/1.jpg,cat,sofa`: --config.data.max_labels=5 --config.objective.loss=sigmoid.
 Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
 """
 from vit_jax.config import schema as s

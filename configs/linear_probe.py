@@ -42,11 +42,11 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
                   recipe=recipe),
       model=network, head=s.Head(probe=True, batch_norm=True),
-      optimizer=s.Lars(lr=.1, lr_per=256, rules=FROZEN, schedule=s.Schedule(warmup='10 epochs')),
+      optimizer=s.Lars(lr=.1, base_batch_size=256, rules=FROZEN, schedule=s.Schedule(warmup='10 epochs')),
       evals={'val': s.TopK(every='10 epochs')})
   if is_mae:
     return config
-  tap = s.Tap((-1,), patches=True) if size == 'B' else s.Tap(LAST_FOUR)
+  tap = s.FeatureLayers((-1,), patches=True) if size == 'B' else s.FeatureLayers(LAST_FOUR)
   return dataclasses.replace(
-      config, batch_size=1_024, length='100 epochs', head=s.Head(probe=True, tap=tap),
-      optimizer=s.Sgd(lr=.001, lr_per=256, clip_norm=0., rules=FROZEN, schedule=s.Schedule(warmup='0 steps')))
+      config, batch_size=1_024, length='100 epochs', head=s.Head(probe=True, features=tap),
+      optimizer=s.Sgd(lr=.001, base_batch_size=256, clip_norm=0., rules=FROZEN, schedule=s.Schedule(warmup='0 steps')))

@@ -39,7 +39,8 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Mae(),
-      optimizer=s.AdamW(lr=1.5e-4, lr_per=256, weight_decay=.05, decayed=DECAYED, b2=.95, clip_norm=0.,
+      optimizer=s.AdamW(lr=1.5e-4, base_batch_size=256, weight_decay=.05, weight_decay_mask=DECAYED, b2=.95,
+                        clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs')),
       evals={'knn': s.Knn(every='100 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs'))

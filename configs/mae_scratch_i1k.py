@@ -36,7 +36,7 @@ def get_config(arguments: str = '') -> s.Config:
               mixup=.8, cutmix=1., mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=1e-4, lr_per=256, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
+      optimizer=s.AdamW(lr=1e-4, base_batch_size=256, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
           s.Decay.COSINE, warmup='20 epochs')),
       train=s.Train(ema=.9999),
       evals={'val': s.TopK(every='10 epochs')},

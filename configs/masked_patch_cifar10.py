@@ -10,7 +10,7 @@ Plan:     1 device, 0.14 M parameters; 9 epochs, about 15 minutes of one CPU cor
 Expected: logistic regression on 5,000 labelled pictures (JPEG copies), all 10,000 test pictures: as it begins 33.6,
           33.3 and 33.1 % (seeds 0, 1, 2); pixels: 39.1, 38.2, 39.6, 39.9 % after each quarter. Neighbours do not gain
           from the last block (20 of them: 27.9 to 28.9 as it begins, 25.3 %), but from the first
-          (--config.evals.knn.tap.blocks=1: 28.2, then 28.4, 32.3, 32.9, 33.4, 33.0 in 5 epochs, 2,000 test pictures).
+          (--config.evals.knn.features.blocks=1: 28.2, then 28.4, 32.3, 32.9, 33.4, 33.0 in 5 epochs, 2,000 images).
           color, with three blocks, gained less: 34.1 as it begins, then 37.0, 37.7, 36.7 %.
 """
 from vit_jax.config import schema as s

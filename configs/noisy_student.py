@@ -82,9 +82,11 @@ def large_run(model: str, source: str, number: int) -> s.Config:
       data=s.Data(source=source, eval_split='validation', num_examples=1_281_167, num_classes=1_000, recipe=recipe(px)),
       model=network, objective=s.Supervised(label_smoothing=.1 if not number else 0.),
       optimizer=s.RMSProp(
-          lr=RATE, lr_per=256 * scale, weight_decay=1e-5 / scale, eps=1e-3 / scale**2, start=1. / scale**2,
-          decayed=DECAYED if isinstance(network, s.EfficientNet) else s.Optimizer().decayed, schedule=s.Schedule(
-              s.Decay.EXPONENTIAL, warmup=f'{5 * EPOCH:.0f} steps', drop=DROP, every=f'{2.4 * EPOCH:.0f} steps')),
+          lr=RATE, base_batch_size=256 * scale, weight_decay=1e-5 / scale, eps=1e-3 / scale**2,
+          initial_scale=1. / scale**2,
+          weight_decay_mask=DECAYED if isinstance(network, s.EfficientNet) else s.Optimizer().weight_decay_mask,
+          schedule=s.Schedule(
+              s.Decay.EXPONENTIAL, warmup=f'{5 * EPOCH:.0f} steps', gamma=DROP, every=f'{2.4 * EPOCH:.0f} steps')),
       train=s.Train(ema=.9999), evals={'val': s.TopK(every='5 %')}, checkpoints=s.Checkpoints(every='1 %'))
 
 
@@ -109,7 +111,7 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
       init_from=student.workdir,
       data=dataclasses.replace(before.data, recipe=plain, pseudo=s.Pseudo()),
       objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.RMSProp(lr=ended, lr_per=256, weight_decay=1e-5, decayed=DECAYED,
+      optimizer=s.RMSProp(lr=ended, base_batch_size=256, weight_decay=1e-5, weight_decay_mask=DECAYED,
                           rules=(s.PathRule(FIXED, frozen_until='100 %'),),
                           schedule=s.Schedule(s.Decay.CONSTANT, warmup='0 steps')),
       evals={'val': s.TopK(every='50 %')}, checkpoints=s.Checkpoints(every='20 %'))}

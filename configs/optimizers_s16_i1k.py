@@ -15,16 +15,16 @@ from vit_jax.recipes import sizes
 WARM = '10_000 steps'
 COSINE = s.Schedule(warmup=WARM)
 CHANGES: dict[str, s.AdamW | s.Adam | s.Adafactor | s.Lamb | s.Lion] = {
-    'none': s.AdamW(lr=1e-3, weight_decay=.1, moment=s.DType.BF16, schedule=COSINE),
+    'none': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=COSINE),
     'adam': s.Adam(lr=1e-3, weight_decay=1e-4, schedule=COSINE),
     'adafactor': s.Adafactor(lr=1e-3, weight_decay=.1, schedule=COSINE),
-    'lamb': s.Lamb(lr=4e-3, weight_decay=.05, trusted=('.*/kernel',), schedule=COSINE),
+    'lamb': s.Lamb(lr=4e-3, weight_decay=.05, trust_ratio_mask=('.*/kernel',), schedule=COSINE),
     'lion': s.Lion(lr=1e-4, weight_decay=1., schedule=COSINE),
-    'agc': s.AdamW(lr=1e-3, weight_decay=.1, moment=s.DType.BF16, schedule=COSINE, clip_norm=0., clip_adaptive=.01),
-    'wsd': s.AdamW(lr=1e-3, weight_decay=.1, moment=s.DType.BF16, schedule=s.Schedule(
+    'agc': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=COSINE, clip_norm=0., clip_adaptive=.01),
+    'wsd': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=s.Schedule(
         s.Decay.CONSTANT, warmup=WARM, cooldown='20 %')),
-    'steps': s.AdamW(lr=1e-3, weight_decay=.1, moment=s.DType.BF16, schedule=s.Schedule(
-        s.Decay.STEPS, warmup=WARM, drops=('30 epochs', '60 epochs', '80 epochs'))),
+    'steps': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=s.Schedule(
+        s.Decay.STEPS, warmup=WARM, milestones=('30 epochs', '60 epochs', '80 epochs'))),
 }
 
 

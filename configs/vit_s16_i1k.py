@@ -43,7 +43,7 @@ def get_config(arguments: str = '') -> s.Config:
               crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
               randaugment=s.RandAugment(layers=2, magnitude=10.), mixup=.2, eval_resize_px=256, eval_area=True)),
       model=model,
-      optimizer=s.AdamW(lr=1e-3, weight_decay=.1, moment=s.DType.BF16, schedule=s.Schedule(
+      optimizer=s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='2 epochs'))

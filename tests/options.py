@@ -22,7 +22,7 @@ MOST_RUNS = 24  # of a study
 
 ONLY_WITH: dict[str, Callable[[Any], bool]] = {
     'Schedule.timescale': lambda schedule: schedule.decay is schema.Decay.RSQRT,
-    'Schedule.drop': lambda schedule: schedule.decay in (schema.Decay.STEPS, schema.Decay.EXPONENTIAL),
+    'Schedule.gamma': lambda schedule: schedule.decay in (schema.Decay.STEPS, schema.Decay.EXPONENTIAL),
     'Schedule.every': lambda schedule: schedule.decay is schema.Decay.EXPONENTIAL,
     'Recipe.mix_probability': lambda recipe: bool(recipe.mixup or recipe.cutmix),
     'Recipe.cutmix_share': lambda recipe: bool(recipe.mixup and recipe.cutmix),

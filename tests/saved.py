@@ -23,7 +23,7 @@ def program(settings: str = 'one') -> Program:
   """A linear network with a moving average, whose state has every kind of item."""
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
   return programs.build(Ema(task, .9), fakes.normalise, programs.MESHES[settings], rules=RULES, like=programs.batch(),
-                        optimizer=schema.AdamW(decayed=('.*/kernel',)))
+                        optimizer=schema.AdamW(weight_decay_mask=('.*/kernel',)))
 
 
 def write(folder: pathlib.Path, built: Program, steps: list[int]) -> dict[int, str]:

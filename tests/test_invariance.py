@@ -27,13 +27,14 @@ def config(**model: object) -> schema.Config:
 
 
 @functools.cache
-def after(settings: str = 'one', accumulate: int = 1, layers_apart: bool = True,
+def after(settings: str = 'one', accumulate: int = 1, unstacked_layers: bool = True,
           **model: object) -> tuple[object, object]:
   c, mesh = config(**model), programs.MESHES[settings]
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
   prepare = transforms.prepare_train(RECIPE, num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
-                           layers_apart=layers_apart, optimizer=schema.Sgd(clip_norm=1., decayed=('.*/kernel',)))
+                           unstacked_layers=unstacked_layers,
+                           optimizer=schema.Sgd(clip_norm=1., weight_decay_mask=('.*/kernel',)))
   state, metrics = programs.run(program, mesh, DATA, 2)
   return state, metrics.means
 
@@ -67,11 +68,12 @@ def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]
 
 
 OPTIMIZERS = {
-    'layer-wise decay': schema.AdamW(layer_decay=.6, weight_decay=.1, clip_norm=1., eps=.01, moment=schema.DType.BF16),
+    'layer-wise decay': schema.AdamW(layer_decay=.6, weight_decay=.1, clip_norm=1., eps=.01,
+                                     mu_dtype=schema.DType.BF16),
     'frozen': schema.AdamW(eps=.01, rules=(schema.PathRule('backbone/blocks/mlp/.*', frozen_until='1 step'),
                                            schema.PathRule('backbone/blocks/attn/.*', lr=.3))),
     'trust': schema.Lamb(weight_decay=.1, clip_tensor=1., eps=.01),
-    'factored': schema.Adafactor(factored_side=16, eps=1e-4),
+    'factored': schema.Adafactor(min_dim_size_to_factor=16, eps=1e-4),
     'momentum': schema.Sgd(clip_adaptive=.1)}
 
 
@@ -88,14 +90,14 @@ def test_unstacked_layers_are_trained_as_a_stack(optimizer: str, settings: str) 
   the root of the gradient's square; its floor `eps` above keeps that from magnifying rounding by more than 100."""
   mesh = programs.MESHES[settings]
   got, want = (programs.run(programs.build(fakes.LayeredTask(), fakes.normalise, mesh, rules=LAYERED_RULES, like=DATA,
-                                           optimizer=OPTIMIZERS[optimizer], layers_apart=held), mesh, DATA, 2)
+                                           optimizer=OPTIMIZERS[optimizer], unstacked_layers=held), mesh, DATA, 2)
                for held in (True, False))
   assert jax.tree.structure(got) == jax.tree.structure(want)
   programs.assert_close(got, want, rtol=2e-3, atol=2e-5)
 
 
 def test_a_network_with_unstacked_layers_is_trained_as_with_a_stack() -> None:
-  got, want = after('data=2,fsdp=4'), after('data=2,fsdp=4', layers_apart=False)
+  got, want = after('data=2,fsdp=4'), after('data=2,fsdp=4', unstacked_layers=False)
   programs.assert_close(got, want)
 
 
@@ -109,7 +111,7 @@ def test_what_a_run_holds_apart() -> None:
 
   assert held()
   assert not held(model=dataclasses.replace(MODEL, execution=schema.Execution.SCAN))
-  assert not held(train=schema.Train(layers_apart=False))
+  assert not held(train=schema.Train(unstacked_layers=False))
   assert not held(train=schema.Train(sam=schema.Sam(rho=.1)))
 
 

@@ -40,5 +40,5 @@ def test_the_table_finds_the_configs_that_set_an_option() -> None:
   assert 'digits' in rows['ViT.patch'].configs and 'from_folder:Axial-ViT-B/32' in rows['ViT.axial'].configs
   assert 'vit_b16_i1k:mesh=v3:2x2' in rows['Train.accumulate'].configs  # by an argument of the config
   assert 'from_folder' in rows['Supervised.class_weights'].configs  # by an override that the docstring shows
-  assert 'linear_probe' in rows['Lars.trust'].configs
+  assert 'linear_probe' in rows['Lars.trust_coefficient'].configs
   assert 'dino_i1k' in rows['Views.grayscale'].configs and 'mae_i1k' not in rows['Views.grayscale'].configs

@@ -106,7 +106,7 @@ def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytes
 
 
 def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  stacked = '--config.train.layers_apart=false'  # steps then take the buffers of what is evaluated
+  stacked = '--config.train.unstacked_layers=false'  # steps then take the buffers of what is evaluated
   assert main.run(['bench', *TINY, stacked, '--px=24,16', '--turns=1', f'--to={tmp_path}']) == 0
   found = json.loads((tmp_path / 'bench.json').read_text())['networks']
   assert [(one['model'], one['px']) for one in found] == [('ViT-S/16 at 24 px', 24), ('ViT-S/16 at 16 px', 16)]

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from vit_jax.config import check, evaluations, files, schema
-from vit_jax.config.schema import FewShot, Head, Knn, Logistic, PathRule, Probe, Real, Sgd, Tap, TopK
+from vit_jax.config.schema import FeatureLayers, FewShot, Head, Knn, Logistic, PathRule, Probe, Real, Sgd, TopK
 from vit_jax.core.errors import UserError
 
 FROZEN = Sgd(rules=(PathRule('backbone/.*', frozen_until='100 %'),))
@@ -18,7 +18,8 @@ GOOD = schema.Config(evals={
 
 def test_a_config_with_all_evaluations_is_right() -> None:
   check.check(GOOD)
-  check.check(dataclasses.replace(GOOD, optimizer=FROZEN, head=Head(probe=True, batch_norm=True, tap=Tap((-1,), True))))
+  check.check(dataclasses.replace(GOOD, optimizer=FROZEN,
+                                  head=Head(probe=True, batch_norm=True, features=FeatureLayers((-1,), True))))
 
 
 @pytest.mark.parametrize(('one', 'message'), [
@@ -32,12 +33,15 @@ def test_a_config_with_all_evaluations_is_right() -> None:
     (Knn(temperature=0.), 'evals.x.temperature'),
     (Knn(neighbours=(5,)), r'evals.x.headline=20 is not among neighbours=\(5,\)'),
     (Logistic(l2=()), 'evals.x.l2'), (Logistic(holdout=1.), 'evals.x.holdout: expected more than 0 to below 1'),
-    (Logistic(max_steps=0), 'evals.x.max_steps: expected at least 1, got 0'), (Probe(rates=(0.,)), 'evals.x.rates'),
+    (Logistic(max_steps=0), 'evals.x.max_steps: expected at least 1, got 0'),
+    (Probe(learning_rates=(0.,)), 'evals.x.learning_rates'),
     (Probe(epochs=5, warmup_epochs=6), 'evals.x.warmup_epochs: expected at most evals.x.epochs=5, got 6'),
     (Probe(train_batch_size=0), 'evals.x.train_batch_size: expected at least 1'),
-    (Probe(rate_per=-1), 'evals.x.rate_per: expected at least 0'),
-    (Probe(momentum=2.), 'evals.x.momentum: expected 0 to 1'), (Probe(trust=-1.), 'evals.x.trust: expected at least 0'),
-    (Knn(tap=Tap(patches=True)), 'evals.x.tap.patches=true is the mean patch token after the last of tap.blocks')])
+    (Probe(base_batch_size=-1), 'evals.x.base_batch_size: expected at least 0'),
+    (Probe(momentum=2.), 'evals.x.momentum: expected 0 to 1'),
+    (Probe(trust_coefficient=-1.), 'evals.x.trust_coefficient: expected at least 0'),
+    (Knn(features=FeatureLayers(patches=True)),
+     'evals.x.features.patches=true needs features.blocks')])
 def test_a_fault_is_named_with_what_would_be_right(one: schema.Eval, message: str) -> None:
   with pytest.raises(UserError, match=message):
     check.check(schema.Config(evals={'x': one}))
@@ -45,11 +49,12 @@ def test_a_fault_is_named_with_what_would_be_right(one: schema.Eval, message: st
 
 @pytest.mark.parametrize(('changes', 'message'), [
     ({'head': Head(batch_norm=True)}, 'head.batch_norm is for linear probes; want head.probe=true too'),
-    ({'head': Head(tap=Tap((-1,)))}, 'head.tap is for linear probes'),
+    ({'head': Head(features=FeatureLayers((-1,)))}, 'head.features is for linear probes'),
     ({'head': Head(probe=True)}, 'head.probe=true trains the head alone; want optimizer.rules with PathRule'),
     ({'head': Head(probe=True, batch_norm=True), 'optimizer': FROZEN, 'train': schema.Train(accumulate=2)},
      'train.accumulate=2 would give head.batch_norm the statistics of a part of the batch'),
-    ({'head': Head(probe=True, tap=Tap(patches=True)), 'optimizer': FROZEN}, 'head.tap.patches=true is the mean'),
+    ({'head': Head(probe=True, features=FeatureLayers(patches=True)), 'optimizer': FROZEN},
+     'head.features.patches=true needs'),
     ({'evals': {'x': TopK(limit=9)}, 'checkpoints': schema.Checkpoints(keep_best='x/top1')},
      "evals.x.limit=9 makes its numbers partial ones, but checkpoints.keep_best='x/top1' goes by them")])
 def test_settings_that_do_not_go_together_are_named(changes: dict, message: str) -> None:
@@ -58,11 +63,11 @@ def test_settings_that_do_not_go_together_are_named(changes: dict, message: str)
 
 
 def test_a_run_gets_evaluations_by_their_names_and_overrides_reach_into_them() -> None:
-  config = files.load('digits', ['evals=test,knn,probe_dino', 'evals.knn.limit=50', 'evals.knn.tap.blocks=-2,-1',
+  config = files.load('digits', ['evals=test,knn,probe_dino', 'evals.knn.limit=50', 'evals.knn.features.blocks=-2,-1',
                                  'evals.knn.neighbours=5,20', 'evals.test.every=3 epochs'])
   assert list(config.evals) == ['test', 'knn', 'probe_dino'] and config.evals['test'].batch_size == 360
-  assert config.evals['knn'] == Knn(limit=50, neighbours=(5, 20), tap=Tap((-2, -1)))
-  assert config.evals['probe_dino'].tap.blocks == (-4, -3, -2, -1) and config.evals['test'].every == '3 epochs'
+  assert config.evals['knn'] == Knn(limit=50, neighbours=(5, 20), features=FeatureLayers((-2, -1)))
+  assert config.evals['probe_dino'].features.blocks == (-4, -3, -2, -1) and config.evals['test'].every == '3 epochs'
   assert list(files.load('digits', []).evals) == ['test']
 
 

@@ -190,10 +190,10 @@ def test_noisy_student_has_the_optimizer_of_its_program_and_ends_at_800_px() -> 
   for name, scale in (('teacher', 1), ('student_1', 15), ('student_3', 29)):
     run, o = runs[name], runs[name].optimizer
     assert isinstance(o, schema.RMSProp) and (o.b2, o.momentum, o.clip_norm) == (.9, .9, 0.)
-    assert o.lr * run.batch_size / o.lr_per == pytest.approx(.016 * 2_048 / 256)
+    assert o.lr * run.batch_size / o.base_batch_size == pytest.approx(.016 * 2_048 / 256)
     # Its loss is `scale` times the mean over all images: the same updates with these.
-    assert (o.weight_decay * scale, o.eps * scale**2, o.start * scale**2) == pytest.approx((1e-5, 1e-3, 1.))
-    assert (o.schedule.decay, o.schedule.drop) == (schema.Decay.EXPONENTIAL, .97)
+    assert (o.weight_decay * scale, o.eps * scale**2, o.initial_scale * scale**2) == pytest.approx((1e-5, 1e-3, 1.))
+    assert (o.schedule.decay, o.schedule.gamma) == (schema.Decay.EXPONENTIAL, .97)
     assert [durations.parse(text).value for text in (o.schedule.warmup, o.schedule.every)] == pytest.approx(
         [5 * epoch, 2.4 * epoch], abs=.5)
     assert run.train.ema == .9999 and run.data.recipe.mean == (.485, .456, .406)
@@ -222,7 +222,8 @@ def test_the_ablation_of_optimizers_is_measured_on_five_sets_beside_table_seven(
   study = files.load_study('ablations:optimizer', [])
   assert list(study.runs) == list(published.TABLE_7)
   sgd = study.runs['BiT-R50x1_sgd'].optimizer
-  assert isinstance(sgd, schema.Sgd) and (sgd.lr, sgd.lr_per, sgd.weight_decay, sgd.momentum) == (.03, 256, 1e-4, .9)
+  assert isinstance(sgd, schema.Sgd) and (sgd.lr, sgd.base_batch_size, sgd.weight_decay,
+                                          sgd.momentum) == (.03, 256, 1e-4, .9)
   assert isinstance(study.runs['BiT-R152x2_adam'].optimizer, schema.AdamW)
   runs, results = done(study)
   assert len(runs) == 4 * (1 + 5 * (5 + 1)) and runs['BiT-R50x1_adam_pets_seed0'].init_from == '/w/BiT-R50x1_adam'

@@ -26,7 +26,7 @@ def test_dino_has_the_arguments_of_its_published_weights(size: str) -> None:
   check.check(c)
   assert isinstance(c.optimizer, s.AdamW) and isinstance(c.objective, s.Dino) and isinstance(c.model, s.ViT)
   o, views = c.optimizer, c.data.recipe.views
-  assert (c.length, c.batch_size, o.lr, o.lr_per) == (f'{epochs} epochs', 1024, lr, 256)
+  assert (c.length, c.batch_size, o.lr, o.base_batch_size) == (f'{epochs} epochs', 1024, lr, 256)
   assert (o.schedule.decay, o.schedule.warmup, o.schedule.end_lr) == (s.Decay.COSINE, '10 epochs', min_lr)
   assert (o.clip_tensor, o.clip_norm, o.weight_decay) == (clip, 0., .04)
   assert (o.weight_decay_ramp.start, o.weight_decay_ramp.end, o.weight_decay_ramp.curve) == (1., 10., s.Curve.COSINE)
@@ -34,10 +34,10 @@ def test_dino_has_the_arguments_of_its_published_weights(size: str) -> None:
   assert (views.num_local, views.local_px, views.global_area, views.local_area) == (10, 96, (.25, 1.), (.05, .25))
   warm = c.objective.teacher_temperature
   assert (warm.start, warm.end, warm.until, warm.curve) == (.04, .07, f'{warming} epochs', s.Curve.LINEAR)
-  assert (c.objective.momentum.start, c.objective.momentum.end, c.objective.learned_norm) == (
-      .996, 1., not norm_last_layer)
-  assert (c.objective.prototypes, c.model.drop_path, c.model.patch) == (65_536, .1, int(size[2:]))
-  assert ('projector/prototypes/norm' in o.decayed) == c.objective.learned_norm
+  assert (c.objective.momentum.start, c.objective.momentum.end, c.objective.norm_last_layer) == (
+      .996, 1., norm_last_layer)
+  assert (c.objective.out_dim, c.model.drop_path, c.model.patch) == (65_536, .1, int(size[2:]))
+  assert ('projector/prototypes/norm' in o.weight_decay_mask) != c.objective.norm_last_layer
 
 
 # DeiT (arXiv 2012.12877), section 4: tau 3 and lambda .1 of soft, weights of 1/2 of hard distillation.
@@ -72,7 +72,7 @@ def test_mae_decays_what_its_program_decays() -> None:
   found = tables.read(cubes | {name: np.zeros(6) for name in MAE_UNDECAYED}, names.TIMM)
   assert not found.left and len(found.origins) == 36 + 8  # query, key and value are one tensor there
   for leaf, origins in found.origins.items():
-    assert masks.matches(leaf, optimizer.decayed) == (origins[0] in MAE_DECAYED), leaf
+    assert masks.matches(leaf, optimizer.weight_decay_mask) == (origins[0] in MAE_DECAYED), leaf
 
 
 def test_gsam_has_the_numbers_of_its_program() -> None:
@@ -83,7 +83,7 @@ def test_gsam_has_the_numbers_of_its_program() -> None:
   assert (c.length, c.batch_size, c.data.train_split) == ('300 epochs', 4096, 'train[:99%]')
   assert (o.lr, o.weight_decay, o.decay_by, o.clip_norm) == (.003, .001, s.DecayBy.SCHEDULE, 1.)
   assert (o.schedule.decay, o.schedule.warmup) == (s.Decay.LINEAR, '10_000 steps')
-  assert o.schedule.end_lr == pytest.approx(.01 * o.lr) and o.moment is s.DType.F32
+  assert o.schedule.end_lr == pytest.approx(.01 * o.lr) and o.mu_dtype is s.DType.F32
   assert (sam.rho, sam.rho_end, sam.alpha) == (.6, .1, .6)
   assert (c.model.pool, c.head.pre_logits, c.head.bias_init) == (s.Pool.MEAN, 0, -10.)
   assert c.objective.loss is s.Loss.SIGMOID and not c.data.recipe.randaugment.layers and not c.data.recipe.mixup
@@ -91,18 +91,20 @@ def test_gsam_has_the_numbers_of_its_program() -> None:
 
 # facebookresearch/dino@7c446df, eval_linear.py, lines 62 to 107 and 241 to 266, README.md, line 340.
 # facebookresearch/mae@efb2a80, main_linprobe.py, lines 128 to 137, util/crop.py.
-@pytest.mark.parametrize(('arguments', 'tap', 'sampler', 'train', 'length', 'rate'), [
-    ('S/8,protocol=dino', s.Tap((-4, -3, -2, -1)), 'torchvision', 'bilinear', '100 epochs', .004),
-    ('S/16,protocol=dino', s.Tap((-4, -3, -2, -1)), 'torchvision', 'bilinear', '100 epochs', .004),
-    ('B/16,protocol=dino', s.Tap((-1,), patches=True), 'torchvision', 'bilinear', '100 epochs', .004),
-    ('B/16,protocol=mae', s.Tap(), 'clipped', 'same', '90 epochs', 6.4)])
-def test_a_linear_probe_crops_and_reads_as_its_program(arguments: str, tap: s.Tap, sampler: str, train: str,
+@pytest.mark.parametrize(('arguments', 'features', 'sampler', 'train', 'length', 'rate'), [
+    ('S/8,protocol=dino', s.FeatureLayers((-4, -3, -2, -1)), 'torchvision', 'bilinear', '100 epochs', .004),
+    ('S/16,protocol=dino', s.FeatureLayers((-4, -3, -2, -1)), 'torchvision', 'bilinear', '100 epochs', .004),
+    ('B/16,protocol=dino', s.FeatureLayers((-1,), patches=True), 'torchvision', 'bilinear', '100 epochs', .004),
+    ('B/16,protocol=mae', s.FeatureLayers(), 'clipped', 'same', '90 epochs', 6.4)])
+def test_a_linear_probe_crops_and_reads_as_its_program(arguments: str, features: s.FeatureLayers, sampler: str,
+                                                       train: str,
                                                        length: str, rate: float) -> None:
   c = files.load(f'linear_probe:{arguments}', [])
   check.check(c)
   r = c.data.recipe
-  assert (c.head.tap, r.crop_sampler.value, r.crop_interpolation.value, c.length) == (tap, sampler, train, length)
+  assert (c.head.features, r.crop_sampler.value, r.crop_interpolation.value,
+          c.length) == (features, sampler, train, length)
   assert (r.crop_area, r.interpolation, r.antialias) == ((.08, 1.), s.Interpolation.BICUBIC, True)
   assert (r.eval_resize_px, r.eval_geometry) == (256, s.Geometry.TORCHVISION)
-  assert c.optimizer.lr * c.batch_size / c.optimizer.lr_per == pytest.approx(rate)
+  assert c.optimizer.lr * c.batch_size / c.optimizer.base_batch_size == pytest.approx(rate)
   assert isinstance(c.optimizer, s.Sgd | s.Lars) and (c.optimizer.momentum, c.optimizer.weight_decay) == (.9, 0.)

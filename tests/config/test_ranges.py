@@ -38,7 +38,7 @@ def test_every_length_of_time_is_declared_as_one() -> None:
   off = {'cooldown', 'hold', 'frozen_until', 'keep_every'}
   for kind, field in FIELDS:
     texts = field.default if isinstance(field.default, tuple) else (field.default,)
-    is_one = field.name in off or field.name == 'drops' or any(map(is_duration, texts))
+    is_one = field.name in off or field.name == 'milestones' or any(map(is_duration, texts))
     assert is_one == isinstance(field.metadata.get('allowed'), ranges.Span), f'{kind.__name__}.{field.name}'
 
 
@@ -86,7 +86,8 @@ def test_no_number_may_be_infinite_or_out_of_float32_or_something_else(value: ob
     (schema.Config(evals={'x': schema.Knn(temperature=0.)}), 'evals.x.temperature: expected more than 0, got 0.0.'),
     (schema.Config(optimizer=schema.AdamW(rules=(schema.PathRule('x', schema.Ramp(end=-1.)),))),
      'optimizer.rules[0].lr.end: expected at least 0, got -1.0.'),
-    (schema.Config(optimizer=schema.AdamW(decayed=('a', 3))), 'optimizer.decayed: expected a tuple, each text'),
+    (schema.Config(optimizer=schema.AdamW(weight_decay_mask=('a', 3))),
+     'optimizer.weight_decay_mask: expected a tuple, each text'),
 ], ids=lambda x: x[:40] if isinstance(x, str) else '')
 def test_each_setting_is_named_with_what_it_may_be(config: schema.Config, said: str) -> None:
   [problem] = check.problems(config)

@@ -92,8 +92,8 @@ def test_memory_and_host_do_not_go_together(changes: dict[str, object]) -> None:
 
 
 def test_classes_apart_need_a_mixture() -> None:
-  data = schema.Data(mix_classes=schema.MixClasses.APART)
-  with pytest.raises(UserError, match="mix_classes=apart is for mixtures, not for data.source='digits'"):
+  data = schema.Data(mix_classes=schema.MixClasses.SEPARATE)
+  with pytest.raises(UserError, match="mix_classes=separate is for mixtures, not data.source='digits'"):
     check.check(schema.Config(data=data))
 
 

@@ -108,9 +108,9 @@ def test_slices_are_taken_of_each_source_and_evaluation_has_all(folders: list[pa
 def test_classes_are_the_same_or_apart(folders: list[pathlib.Path]) -> None:
   text = f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[2]}'
   with pytest.raises(UserError, match='do not have the same classes: 7 are in one only, such as bee, cow, dog, elk, '
-                                      'fox; right would be sources that agree, or data.mix_classes=apart'):
+                                      'fox; right would be sources that agree, or data.mix_classes=separate'):
     open_mixed(text)
-  opened = open_mixed(text, mix_classes=schema.MixClasses.APART)
+  opened = open_mixed(text, mix_classes=schema.MixClasses.SEPARATE)
   assert opened.class_names == ('ant (1)', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu', 'ant (2)', 'zebra')
   assert {opened.train.label(i) for i in range(37, 46)} == {7, 8}
   assert opened.train[40].label == opened.train.label(40)

@@ -22,7 +22,7 @@ CONFIG = '''
 from vit_jax.config import schema as s
 
 def get_config():
-  tap = s.Tap(blocks=(-2, -1), patches=True)
+  tap = s.FeatureLayers(blocks=(-2, -1), patches=True)
   return s.Config(
       name='tiny', length='12 steps', batch_size=40, image_px=(8, 8), optimizer=s.AdamW(lr=3e-3),
       data=s.Data(source='digits', train_split='train[:300]', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
@@ -32,8 +32,10 @@ def get_config():
           'few': s.FewShot(split='test[:90]', shots=(1, 2), num_seeds=2, batch_size=80, views=('ema',)),
           'test': s.TopK(every='5 steps', batch_size=80),
           'log': s.Logistic(split='test[:90]', l2=(.1,), batch_size=80, views=('ema',), max_steps=20),
-          'probe': s.Probe(split='test[:90]', epochs=2, warmup_epochs=0, train_batch_size=64, views=('ema',), tap=tap,
-                           trust=0., batch_norm=False, momentum=.8, rate_per=0, rates=(.1,))})
+          'probe': s.Probe(split='test[:90]', epochs=2, warmup_epochs=0, train_batch_size=64, views=('ema',),
+                           features=tap,
+                           trust_coefficient=0., batch_norm=False, momentum=.8, base_batch_size=0,
+                           learning_rates=(.1,))})
 '''
 
 

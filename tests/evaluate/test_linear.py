@@ -149,7 +149,7 @@ def by_hand(recipe: stochastic.Recipe, rate: float, keep: np.ndarray) -> tuple[n
       p = np.exp(logits - logits.max(1, keepdims=True))
       error = (p / p.sum(1, keepdims=True) - np.eye(CLASSES)[true]) / size
       grads = [batch.T @ error, error.sum(0)]
-      if recipe.trust:
+      if recipe.trust_coefficient:
         grads[0] *= recipe.trust * np.linalg.norm(kernel) / np.linalg.norm(grads[0])
       velocity = [recipe.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
       now = (step + 1) / (warmup + 1) if step < warmup else (
@@ -162,8 +162,8 @@ def by_hand(recipe: stochastic.Recipe, rate: float, keep: np.ndarray) -> tuple[n
   return kernel, bias
 
 
-DINO = stochastic.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust=0., normalize=False)
-MAE = stochastic.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust=.001, normalize=True)
+DINO = stochastic.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust_coefficient=0., normalize=False)
+MAE = stochastic.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust_coefficient=.001, normalize=True)
 
 
 @pytest.mark.parametrize(('recipe', 'rates', 'size', 'mesh'), [

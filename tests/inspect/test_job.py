@@ -117,7 +117,7 @@ def test_a_masked_autoencoder_paints_what_it_did_not_see(tmp_path: pathlib.Path)
       image_px=(32, 32), data=schema.Data(recipe=schema.Recipe(mean=tuple(mean), std=tuple(std))),
       model=schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=32, pool=schema.Pool.MEAN,
                        positions=schema.Positions.SINCOS2D_MAE),
-      objective=schema.Mae(hidden=.5, decoder_width=16, decoder_depth=1, decoder_heads=2))
+      objective=schema.Mae(mask_ratio=.5, decoder_width=16, decoder_depth=1, decoder_heads=2))
   task = tasks.build_mae(config.objective, build.build_backbone(config))
   params, _ = task.init(jax.random.key(0), {'image': jnp.zeros((1, 32, 32, 3))})
   runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=('a', 'b'), image_px=(32, 32))

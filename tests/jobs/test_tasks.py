@@ -117,7 +117,7 @@ def _extra(run: pathlib.Path) -> dict[str, np.ndarray]:
 
 def test_what_was_learned_without_labels_is_handed_on_by_one_line(tmp_path: pathlib.Path) -> None:
   for name, objective, view in (('mae', schema.Mae(decoder_width=8, decoder_depth=1, decoder_heads=2), 'student'),
-                                ('dino', schema.Dino(prototypes=8, hidden=8, bottleneck=4), 'teacher')):
+                                ('dino', schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=4), 'teacher')):
     assert train.run(config(objective), tmp_path / name) == 0
     tuned = config(schema.Supervised(), lr=0., init_from=str(tmp_path / name), init_view=view)
     assert train.run(tuned, tmp_path / f'{name}_tuned') == 0
@@ -132,16 +132,16 @@ def test_what_was_learned_without_labels_is_handed_on_by_one_line(tmp_path: path
 
 def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
   hot = schema.Ramp(5., 5.)
-  collapsed = schema.Dino(prototypes=8, hidden=8, bottleneck=4, centering=schema.Centering.NONE,
+  collapsed = schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=4, centering=schema.Centering.NONE,
                           teacher_temperature=hot,
-                          collapse=schema.Collapse(lasting='3 steps', after='15 steps'))
+                          collapse=schema.Collapse(patience='3 steps', after='15 steps'))
   assert train.run(config(collapsed, steps=40), tmp_path / 'heard') == 0
   assert 'ALARM at step 18: train/information=' in caplog.text and 'Want a lower objective.teacher_temp' in caplog.text
   alarms = [e for e in writer.read(tmp_path / 'heard').events if e['event'] == 'alarm']
   assert [e['step'] for e in alarms] == [18] and alarms[0]['value'] < .05
   rows = [row for row in writer.read(tmp_path / 'heard').rows if 'train/kl' in row]
   assert abs(rows[-1]['train/below_uniform']) < .05 and rows[-1]['train/teacher_entropy'] > .99 * np.log(8)
-  stops = dataclasses.replace(collapsed.collapse, then=schema.OnCollapse.STOP)
+  stops = dataclasses.replace(collapsed.collapse, action=schema.OnCollapse.STOP)
   with pytest.raises(UserError, match=r'ALARM at step 18'):
     train.run(config(dataclasses.replace(collapsed, collapse=stops), steps=40), tmp_path / 'stopped')
   # The same with the usual temperature and centring, and a rate that they can follow: no alarm.

@@ -56,7 +56,7 @@ def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has
   assert check(gpu, '--only=switches', XLA_FLAGS='--own=1').returncode == 0
   timed = [call.split(' | ') for call in gpu.calls if '--job=bench' in call]
   assert [call[2] for call in timed] == ['--own=1', '--own=1', '--own=1', '--own=1 --one=1', '--own=1 --two=']
-  assert ['layers_apart=false' in call[0] for call in timed] == [False, True, False, False, False]
+  assert ['unstacked_layers=false' in call[0] for call in timed] == [False, True, False, False, False]
   assert ['execution=scan' in call[0] for call in timed] == [False, False, True, False, False]
   assert all('--models=B/16' in call[0] and 'attention=cudnn' in call[0] for call in timed)
   assert (gpu.folder / 'out' / 'switches.txt').read_text() == 'switches-1: --one=1\nswitches-2: --two=\n'

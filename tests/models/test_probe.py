@@ -35,7 +35,7 @@ def plain(params: dict) -> np.ndarray:
 
 
 def test_training_goes_by_the_batch_and_evaluation_by_the_running_statistics(params: dict, plain: np.ndarray) -> None:
-  model = probe.Frozen(MODEL, schema.Tap(), True)
+  model = probe.Frozen(MODEL, schema.FeatureLayers(), True)
   shapes, state = jax.eval_shape(model.init, jax.random.key(1), IMAGE)
   assert jax.tree.map(np.shape, shapes) == jax.tree.map(np.shape, params)
   assert state['features']['mean'].shape == (16,)
@@ -53,7 +53,7 @@ def test_training_goes_by_the_batch_and_evaluation_by_the_running_statistics(par
 
 
 def test_chosen_blocks_are_read_and_no_gradient_reaches_the_backbone(params: dict) -> None:
-  model = probe.Frozen(MODEL, schema.Tap((-2, -1), True), False)
+  model = probe.Frozen(MODEL, schema.FeatureLayers((-2, -1), True), False)
 
   def loss(params: dict) -> tuple[jax.Array, jax.Array]:
     features, state = model.apply(params, {}, IMAGE, train=True, key=jax.random.key(2))
@@ -79,7 +79,7 @@ class Counting:
 
 
 def test_a_network_with_statistics_keeps_its_own_as_they_are() -> None:
-  model = probe.Frozen(Counting(), schema.Tap(), True)
+  model = probe.Frozen(Counting(), schema.FeatureLayers(), True)
   params, state = model.init(jax.random.key(0), IMAGE)
   assert set(state) == {'backbone', 'features'}
   _, new = model.apply(params, state, IMAGE, train=True, key=None)
@@ -88,13 +88,13 @@ def test_a_network_with_statistics_keeps_its_own_as_they_are() -> None:
 
 def test_blocks_of_a_network_without_are_refused() -> None:
   with pytest.raises(UserError, match='Counting has no blocks to read after; want none'):
-    probe.Frozen(Counting(), schema.Tap((-1,)), True).init(jax.random.key(0), IMAGE)
+    probe.Frozen(Counting(), schema.FeatureLayers((-1,)), True).init(jax.random.key(0), IMAGE)
 
 
 def test_a_step_trains_the_head_alone_and_the_statistics() -> None:
   config = schema.Config(
       batch_size=8, length='4 steps', image_px=(8, 8), model=SETTINGS,
-      head=schema.Head(probe=True, batch_norm=True, tap=schema.Tap((-1,))),
+      head=schema.Head(probe=True, batch_norm=True, features=schema.FeatureLayers((-1,))),
       data=schema.Data(recipe=schema.Recipe(crop=schema.Crop.RESIZE, flip=False)),
       optimizer=schema.Lars(lr=1., rules=(schema.PathRule('backbone/.*', frozen_until='100 %'),),
                             schedule=schema.Schedule(warmup='0 steps')))

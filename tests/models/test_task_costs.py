@@ -36,7 +36,7 @@ def test_dino_costs_what_was_counted_for_the_authors_code(name: str, want: float
 
 
 def test_small_crops_add_their_part() -> None:
-  both, fewer = (gflops(schema.Dino(prototypes=1, hidden=1, bottleneck=1), num_local=n) for n in (8, 0))
+  both, fewer = (gflops(schema.Dino(out_dim=1, hidden_dim=1, bottleneck_dim=1), num_local=n) for n in (8, 0))
   small = sum(cost.forward_flops(sizes.vit('B/16'), (96, 96), head=schema.Head(), num_classes=0).values())
   assert both - fewer == pytest.approx(8 * 3 * small / 1e9, rel=1e-3)
 

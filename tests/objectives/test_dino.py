@@ -189,7 +189,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
 def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
   config = schema.Config(
       batch_size=8, image_px=(16, 16), model=schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=8),
-      objective=schema.Dino(prototypes=K, hidden=5, bottleneck=4, learned_norm=True))
+      objective=schema.Dino(out_dim=K, hidden_dim=5, bottleneck_dim=4, norm_last_layer=False))
   one = tasks.build(config, build.build_backbone(config), 3, lengths=programs.durations.Lengths(800, 8, 10_000))
   temperature, momentum = one._rates
   assert [round(float(temperature(s)), 4) for s in (0, 1500, 3000, 9000)] == [.04, .055, .07, .07]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.config.schema import SoftMean, Teach
+from vit_jax.config.schema import DistillType, SoftMean
 from vit_jax.core.types import Array, Features
 from vit_jax.models import heads
 from vit_jax.models.vit import vit
@@ -24,7 +24,7 @@ STUDENT = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, distilled=True
 HALF, OTHER = ((.5,) * 3, (.5,) * 3), ((.4, .45, .5), (.2, .3, .4))
 
 
-def task(teach: Teach = Teach.SOFT, *, weight: float = .3, distilled: bool = True,
+def task(teach: DistillType = DistillType.SOFT, *, weight: float = .3, distilled: bool = True,
          soft_mean: SoftMean = SoftMean.PAPER) -> Distill:
   teacher = Trained(fakes.PlainNet(), fakes.LinearHead(), mean=OTHER[0], std=OTHER[1], seen_mean=HALF[0],
                     seen_std=HALF[1])
@@ -48,9 +48,10 @@ def teacher_logits(extra: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(('teach', 'distilled', 'soft_mean'), [
-    (Teach.SOFT, True, SoftMean.PAPER), (Teach.SOFT, False, SoftMean.PAPER), (Teach.HARD, True, SoftMean.PAPER),
-    (Teach.HARD, False, SoftMean.PAPER), (Teach.SOFT, False, SoftMean.CODE)])
-def test_the_loss_is_that_of_numpy(teach: Teach, soft_mean: SoftMean, *, distilled: bool) -> None:
+    (DistillType.SOFT, True, SoftMean.PAPER), (DistillType.SOFT, False, SoftMean.PAPER),
+    (DistillType.HARD, True, SoftMean.PAPER),
+    (DistillType.HARD, False, SoftMean.PAPER), (DistillType.SOFT, False, SoftMean.CODE)])
+def test_the_loss_is_that_of_numpy(teach: DistillType, soft_mean: SoftMean, *, distilled: bool) -> None:
   one = task(teach, distilled=distilled, soft_mean=soft_mean)
   params, extra = jax.jit(one.init)(jax.random.key(0), BATCH)
   assert ('head_dist' in params) is distilled
@@ -65,7 +66,7 @@ def test_the_loss_is_that_of_numpy(teach: Teach, soft_mean: SoftMean, *, distill
   teacher = teacher_logits(extra)
   target = .9 * np.eye(CLASSES)[BATCH['label']] + .1 / CLASSES
   labels = -(target * np.log(softmax(own))).sum(-1)
-  if teach is Teach.SOFT:
+  if teach is DistillType.SOFT:
     p, q = softmax(teacher / 2), softmax(taught / 2)
     of_teacher = 4 * (p * np.log(p / q)).sum(-1) / (CLASSES if soft_mean is SoftMean.CODE else 1)
   else:
@@ -105,10 +106,11 @@ class Same:
 # DistillationLoss of facebookresearch/deit@7e160fe, losses.py, run in float64 (torch 2.13.0) on these logits, with the
 # soft-target cross entropy of timm as its base criterion.
 @pytest.mark.parametrize(('teach', 'soft_mean', 'weight', 'temperature', 'loss'), [
-    (Teach.SOFT, SoftMean.CODE, .1, 3., 2.664911318126984), (Teach.SOFT, SoftMean.CODE, 1., 3., .30184812755002166),
-    (Teach.SOFT, SoftMean.PAPER, 1., 3., 7 * .30184812755002166),
-    (Teach.HARD, SoftMean.PAPER, .5, 1., 3.210051881199514)])
-def test_the_loss_is_that_of_deits_program(teach: Teach, soft_mean: SoftMean, weight: float, temperature: float,
+    (DistillType.SOFT, SoftMean.CODE, .1, 3., 2.664911318126984),
+    (DistillType.SOFT, SoftMean.CODE, 1., 3., .30184812755002166),
+    (DistillType.SOFT, SoftMean.PAPER, 1., 3., 7 * .30184812755002166),
+    (DistillType.HARD, SoftMean.PAPER, .5, 1., 3.210051881199514)])
+def test_the_loss_is_that_of_deits_program(teach: DistillType, soft_mean: SoftMean, weight: float, temperature: float,
                                            loss: float) -> None:
   n = np.arange(28.).reshape(4, 7)
   own, taught, teacher = 2 * np.sin(n), 2 * np.cos(n), 3 * np.sin(.5 * n)
@@ -153,7 +155,8 @@ def test_consistent_teaching_leaves_the_labels_out() -> None:
 def test_running_statistics_of_the_student_are_kept() -> None:
   teacher = Trained(fakes.BatchNormNet(), fakes.LinearHead(), mean=HALF[0], std=HALF[1], seen_mean=HALF[0],
                     seen_std=HALF[1])
-  one = Distill(fakes.BatchNormNet(), fakes.LinearHead(), teacher, num_classes=CLASSES, teach=Teach.HARD, weight=.5,
+  one = Distill(fakes.BatchNormNet(), fakes.LinearHead(), teacher, num_classes=CLASSES, teach=DistillType.HARD,
+                weight=.5,
                 temperature=1., label_smoothing=0., soft_mean=SoftMean.PAPER)
   params, extra = one.init(jax.random.key(0), BATCH)
   assert set(extra) == {'trained', 'model_state'} and 'state' in extra['trained']

@@ -22,11 +22,12 @@ VIEWS = schema.Views(on=True, num_local=2, local_px=8)
 TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'mae': (schema.Mae(decoder_width=16, decoder_depth=1, decoder_heads=4), {}),
     'masked patch': (schema.MaskedPatch(), {}),
-    'dino': (schema.Dino(prototypes=24, hidden=16, bottleneck=8, learned_norm=True), {'views': VIEWS}),
-    'dino sinkhorn': (schema.Dino(prototypes=24, hidden=16, bottleneck=8, centering=schema.Centering.SINKHORN),
+    'dino': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, norm_last_layer=False), {'views': VIEWS}),
+    'dino sinkhorn': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, centering=schema.Centering.SINKHORN),
                       {'views': VIEWS}),
     'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
-    'distill': (schema.Distill(schema.Teacher(model=OTHER), teach=schema.Teach.SOFT, temperature=2.), {'mixup': .3}),
+    'distill': (schema.Distill(schema.Teacher(model=OTHER), distill_type=schema.DistillType.SOFT, temperature=2.),
+                {'mixup': .3}),
 }
 FULL = 'data=2,fsdp=2,tensor=2'
 MOST = tuple(name for name in TASKS if name != 'dino sinkhorn')

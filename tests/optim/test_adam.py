@@ -12,8 +12,8 @@ from vit_jax.config.durations import Lengths
 from vit_jax.optim import adam, optimizers
 
 LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=100)
-KINDS = [schema.AdamW(), schema.AdamW(moment=schema.DType.BF16), schema.Adam(weight_decay=.1), schema.Lamb(),
-         schema.Lars(trusted=['.*']), schema.Lion(), schema.Sgd(), schema.Adafactor(factored_side=2)]
+KINDS = [schema.AdamW(), schema.AdamW(mu_dtype=schema.DType.BF16), schema.Adam(weight_decay=.1), schema.Lamb(),
+         schema.Lars(trust_ratio_mask=['.*']), schema.Lion(), schema.Sgd(), schema.Adafactor(min_dim_size_to_factor=2)]
 
 
 def tree(seed: int) -> dict[str, dict[str, jax.Array]]:
@@ -32,7 +32,7 @@ def test_equals_optax() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), (got, mine), (want, other))
 
 
-@pytest.mark.parametrize('kind', KINDS, ids=lambda kind: f'{type(kind).__name__}-{kind.moment.name}')
+@pytest.mark.parametrize('kind', KINDS, ids=lambda kind: f'{type(kind).__name__}-{kind.mu_dtype.name}')
 def test_a_gradient_that_is_not_finite_leaves_the_state_as_it_was(kind: optimizers.Kind) -> None:
   optimizer = optimizers.build(kind, lambda step: jnp.asarray(.1), lengths=LENGTHS)
   update = jax.jit(optimizer.update)

@@ -47,7 +47,7 @@ def test_what_thaws_begins_as_at_the_start_and_clipping_sees_what_moves(kind: ty
   np.testing.assert_array_equal(early['backbone']['kernel'], START['backbone']['kernel'])
   moments = {k: v for k, v in trees.flatten(state).items() if k.endswith('backbone/kernel')}
   assert moments and all((np.asarray(v, np.float32) == 0).all() for v in moments.values())
-  close(early['head'], take(build(kind, decayed=('head/kernel',)), HEAD, range(3))[0]['head'])
+  close(early['head'], take(build(kind, weight_decay_mask=('head/kernel',)), HEAD, range(3))[0]['head'])
   after, _ = take(build(kind, rules=(schema.PathRule('backbone/.*', frozen_until='3 steps'),), clip_norm=0.), START,
                   range(5))
   alone, _ = take(build(kind, clip_norm=0.), {'backbone': START['backbone']}, range(3, 5), offset=3)

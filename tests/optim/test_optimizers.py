@@ -99,7 +99,7 @@ def test_decay_by_the_schedule_does_not_know_the_peak() -> None:
   config = schema.AdamW(lr=.05, weight_decay=.003, decay_by=schema.DecayBy.SCHEDULE, clip_norm=0.)
   want = follow(lambda k, g, w, s, t: adam(g, s, t, .9, .999, 1e-8) + .003 / .05 * w * kernel(k))
   assert_same(train(config), want)
-  scaled = dataclasses.replace(config, lr=.05 * 256 / 37, lr_per=256)
+  scaled = dataclasses.replace(config, lr=.05 * 256 / 37, base_batch_size=256)
   assert_same(train(scaled), want)
 
 
@@ -117,7 +117,7 @@ def test_rmsprop_has_the_rate_in_its_momentum_eps_below_the_root_and_squares_tha
 
   config = schema.RMSProp(b2=.8, eps=.01, momentum=.7, weight_decay=.1)
   assert_same(train(config, 6), follow(rule, num_steps=6))
-  halves = schema.RMSProp(b2=.8, eps=.01 / 4, start=1 / 4, momentum=.7)  # of a loss twice as large
+  halves = schema.RMSProp(b2=.8, eps=.01 / 4, initial_scale=1 / 4, momentum=.7)  # of a loss twice as large
   doubled = take(schema.RMSProp(b2=.8, eps=.01, momentum=.7), params(), lambda t: jax.tree.map(
       lambda g: 2. * g, gradients(t)))[0]
   assert_same(train(halves), {k: v.astype(np.float64) for k, v in doubled.items()})
@@ -138,7 +138,7 @@ def test_lars_scales_kernels_before_the_momentum_and_leaves_the_rest() -> None:
     s['m'] = .9 * s.get('m', 0) + u
     return s['m']
 
-  assert_same(train(schema.Lars(trust=.02, weight_decay=.1)), follow(rule))
+  assert_same(train(schema.Lars(trust_coefficient=.02, weight_decay=.1)), follow(rule))
 
 
 @pytest.mark.parametrize('config', [schema.Lamb(weight_decay=0.), schema.Lars()], ids=['lamb', 'lars'])
@@ -176,7 +176,8 @@ def adafactor(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t:
 
 
 def test_adafactor_factors_large_matrices_layer_by_layer() -> None:
-  config = schema.Adafactor(b2_cap=.5, factored_side=4, weight_decay=.3, clip_norm=0., moment=schema.DType.F32)
+  config = schema.Adafactor(b2_cap=.5, min_dim_size_to_factor=4, weight_decay=.3, clip_norm=0.,
+                            mu_dtype=schema.DType.F32)
   assert_same(train(config), follow(adafactor))
   state = take(config, params(), gradients)[1][0][0]
   assert state.rows['blocks']['kernel'].shape == (3, 4) and state.columns['blocks']['kernel'].shape == (3, 5)
@@ -218,10 +219,11 @@ def test_a_bf16_moment_is_rounded_only_where_it_is_kept() -> None:
 
   bf16 = schema.DType.BF16
   # A value near the middle of two bf16 numbers may round the other way from float64: one part in 2 ** 9 of a step.
-  assert_same(train(schema.Sgd(clip_norm=0., moment=bf16)), follow(sgd), rtol=3e-4)
-  assert_same(train(schema.AdamW(clip_norm=0., weight_decay=0., moment=bf16)), follow(adamw), rtol=3e-4)
-  for config in (schema.AdamW(moment=bf16), schema.Lion(moment=bf16), schema.Lamb(moment=bf16), schema.Adafactor(),
-                 schema.Lars(moment=bf16), schema.RMSProp(moment=bf16), schema.Sgd(moment=bf16)):
+  assert_same(train(schema.Sgd(clip_norm=0., mu_dtype=bf16)), follow(sgd), rtol=3e-4)
+  assert_same(train(schema.AdamW(clip_norm=0., weight_decay=0., mu_dtype=bf16)), follow(adamw), rtol=3e-4)
+  for config in (schema.AdamW(mu_dtype=bf16), schema.Lion(mu_dtype=bf16), schema.Lamb(mu_dtype=bf16),
+                 schema.Adafactor(),
+                 schema.Lars(mu_dtype=bf16), schema.RMSProp(mu_dtype=bf16), schema.Sgd(mu_dtype=bf16)):
     state = take(config, params(), gradients)[1]
     kept = [leaf for name, leaf in trees.flatten(state).items() if '/'.join(name.split('/')[-3:]) in (
         'mu/head/kernel', 'trace/head/kernel', 'ema/head/kernel')]
@@ -233,7 +235,7 @@ EVERY = {
     'adamw': schema.AdamW(weight_decay=.1),
     'adamw by schedule': schema.AdamW(weight_decay=.1, decay_by=schema.DecayBy.SCHEDULE),
     'adam': schema.Adam(weight_decay=.1),
-    'adafactor': schema.Adafactor(weight_decay=.1, factored_side=3),
+    'adafactor': schema.Adafactor(weight_decay=.1, min_dim_size_to_factor=3),
     'lamb': schema.Lamb(weight_decay=.1),
     'lars': schema.Lars(weight_decay=.1),
     'lion': schema.Lion(),
@@ -287,8 +289,9 @@ def test_the_mask_goes_by_whole_path_names() -> None:
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_shows_names() -> None:
   for config, said in [
-      (schema.AdamW(decayed=('kernel',)), r"optimizer.decayed: 'kernel' matches no parameter.*blocks/kernel"),
-      (schema.Lars(trusted=('kernel',)), "optimizer.trusted: 'kernel' matches no parameter"),
+      (schema.AdamW(weight_decay_mask=('kernel',)),
+       r"optimizer.weight_decay_mask: 'kernel' matches no parameter.*blocks/kernel"),
+      (schema.Lars(trust_ratio_mask=('kernel',)), "optimizer.trust_ratio_mask: 'kernel' matches no parameter"),
       (schema.Sgd(rules=(schema.PathRule('.*'), schema.PathRule('head/.*'))),
        "optimizer.rules: 'head/.*' decides no parameter.*the first rule that matches decides")]:
     with pytest.raises(UserError, match=said):

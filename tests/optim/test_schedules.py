@@ -37,12 +37,12 @@ def test_decay_follows_the_formula(step: int) -> None:
 
 
 def test_steps_drop_at_and_after_each_moment() -> None:
-  rate = build(Decay.STEPS, drops=('20 steps', '5 epochs', '90 steps'), drop=.5)
+  rate = build(Decay.STEPS, milestones=('20 steps', '5 epochs', '90 steps'), gamma=.5)
   assert [float(rate(s)) for s in (19, 20, 49, 50, 89, 90, 109)] == pytest.approx([2, 1, 1, .5, .5, .25, .25])
 
 
 def test_exponential_decay_is_a_staircase_from_the_start_of_the_run() -> None:
-  rate = build(Decay.EXPONENTIAL, drop=.5, every='20 steps')  # tf.train.exponential_decay(staircase=True)
+  rate = build(Decay.EXPONENTIAL, gamma=.5, every='20 steps')  # tf.train.exponential_decay(staircase=True)
   assert [float(rate(s)) for s in (10, 19, 20, 39, 40, 109)] == pytest.approx([2, 2, 1, 1, .5, 2 / 2**5])
   assert float(rate(9)) == pytest.approx(20 / 11)  # the warm-up takes its place
 
@@ -83,9 +83,9 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 @pytest.mark.parametrize(('settings', 'said'), [
     (schema.Schedule(Decay.CONSTANT, warmup='60 %', cooldown='60 steps'),
      r"warmup='60 %' \(66 steps\) and .*cooldown='60 steps' \(60\) are longer than the run \(110 steps\)"),
-    (schema.Schedule(Decay.STEPS, drops=('50 steps', '20 steps')), r'are steps \[50, 20\]; want rising ones'),
-    (schema.Schedule(Decay.STEPS, warmup='10 steps', drops=('5 steps',)), r'from the end of the warm-up \(10\)'),
-    (schema.Schedule(Decay.STEPS, drops=('200 steps',)), r'to below the end of the run \(110\)'),
+    (schema.Schedule(Decay.STEPS, milestones=('50 steps', '20 steps')), r'are steps \[50, 20\]; want rising ones'),
+    (schema.Schedule(Decay.STEPS, warmup='10 steps', milestones=('5 steps',)), r'from the end of the warm-up \(10\)'),
+    (schema.Schedule(Decay.STEPS, milestones=('200 steps',)), r'to below the end of the run \(110\)'),
 ])
 def test_moments_out_of_order_are_refused(settings: schema.Schedule, said: str) -> None:
   with pytest.raises(UserError, match=said):
@@ -93,7 +93,7 @@ def test_moments_out_of_order_are_refused(settings: schema.Schedule, said: str) 
 
 
 def test_a_rate_for_256_examples_is_scaled_to_the_batch() -> None:
-  assert schedules.peak_rate(schema.AdamW(lr=1.5e-4, lr_per=256), batch_size=4096) == pytest.approx(2.4e-3)
+  assert schedules.peak_rate(schema.AdamW(lr=1.5e-4, base_batch_size=256), batch_size=4096) == pytest.approx(2.4e-3)
   assert schedules.peak_rate(schema.AdamW(lr=1.5e-4), batch_size=4096) == 1.5e-4
 
 

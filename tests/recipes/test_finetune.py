@@ -32,7 +32,7 @@ def test_table_4_of_the_vit_paper(dataset: str, steps: int, held: str, rates: tu
   for run in study.runs.values():
     optimizer = run.optimizer
     assert isinstance(optimizer, schema.Sgd) and (optimizer.momentum, optimizer.weight_decay) == (.9, 0.)
-    assert optimizer.moment is schema.DType.BF16 and optimizer.clip_norm == 1.
+    assert optimizer.mu_dtype is schema.DType.BF16 and optimizer.clip_norm == 1.
     assert optimizer.schedule.decay is schema.Decay.COSINE and run.batch_size == 512 and run.image_px == (384, 384)
     assert run.length == f'{steps} steps' and run.data.eval_split == held and run.train.ema == 0.
   assert [run.data.train_split for run in study.runs.values()] == [held.replace('[', '[:').replace(':]', ']')] * 4
@@ -71,7 +71,7 @@ def test_mae_by_the_size_of_the_model(model: str, length: str, rate: float, deca
   config = files.load(f'finetune:{model},imagenet2012,protocol=mae', [])
   optimizer, recipe = config.optimizer, config.data.recipe
   assert isinstance(optimizer, schema.AdamW) and isinstance(config.model, schema.ViT)
-  assert optimizer.lr * config.batch_size / optimizer.lr_per == pytest.approx(rate)
+  assert optimizer.lr * config.batch_size / optimizer.base_batch_size == pytest.approx(rate)
   assert (config.length, optimizer.layer_decay, config.model.drop_path) == (length, decay, drop)
   assert (optimizer.weight_decay, optimizer.b2, optimizer.clip_norm, config.batch_size) == (.05, .999, 0., 1024)
   assert (recipe.mixup, recipe.cutmix, recipe.cutmix_share, recipe.erase.probability) == (.8, 1., .5, .25)
@@ -92,7 +92,7 @@ def test_bit_hyperrule(arguments: str, steps: int, drops: tuple[int, ...], px: i
   assert isinstance(config.optimizer, schema.Sgd) and isinstance(config.model, schema.ResNet)
   assert (config.optimizer.lr, config.optimizer.momentum, config.batch_size) == (.003, .9, 512)
   assert config.length == f'{steps} steps' and config.image_px == (px, px)
-  assert [durations.parse(d).value for d in config.optimizer.schedule.drops] == list(drops)
+  assert [durations.parse(d).value for d in config.optimizer.schedule.milestones] == list(drops)
   assert config.data.recipe.mixup == mixup and config.data.recipe.crop is schema.Crop.WINDOW
   assert config.data.recipe.crop_area == pytest.approx((area, area))
 

@@ -25,7 +25,7 @@ class Record:
 
 
 def watch(*, stops: bool = False) -> Watch:
-  return Watch('information', .5, 'objective.collapse.below', lasting=3, after=2, stops=stops, advice='Want sense')
+  return Watch('information', .5, 'objective.collapse.threshold', lasting=3, after=2, stops=stops, advice='Want sense')
 
 
 def done(step: int, value: float) -> Done:
@@ -47,7 +47,7 @@ def test_it_rings_once_for_each_time_that_the_metric_stays_low(caplog: pytest.Lo
   assert [e['step'] for e in events] == [5, 11]  # from the third step on, three in a row
   assert events[0] == {'event': 'alarm', 'step': 5, 'metric': 'information', 'value': pytest.approx(.1), 'below': .5}
   assert caplog.messages[0] == (
-      'ALARM at step 5: train/information=0.1 has been below objective.collapse.below=0.5 for 3 steps.\n'
+      'ALARM at step 5: train/information=0.1 has been below objective.collapse.threshold=0.5 for 3 steps.\n'
       '  information 0.1, loss 3\n  Want sense.')
 
 

@@ -30,7 +30,7 @@ def program(settings: str = 'one', *, classes: int = 7, ema: bool = True) -> Pro
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=classes, loss=schema.Loss.SOFTMAX,
                     label_smoothing=0.)
   return programs.build(Ema(task, .9) if ema else task, fakes.normalise, programs.MESHES[settings], rules=RULES,
-                        like=DATA, optimizer=schema.AdamW(decayed=('.*/kernel',)))
+                        like=DATA, optimizer=schema.AdamW(weight_decay_mask=('.*/kernel',)))
 
 
 @pytest.fixture(scope='module')

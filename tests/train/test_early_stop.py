@@ -20,9 +20,9 @@ SETTINGS = ['--config=digits', '--config.model.depth=1', '--config.model.width=1
             '--config.train.early_stop.metric=test/top1', '--config.train.early_stop.patience=2']
 
 
-def stopper(metric: str = 'test/top1', *, patience: int = 2, least_gain: float = 0.) -> tuple[hooks.EarlyStop, dict]:
+def stopper(metric: str = 'test/top1', *, patience: int = 2, min_delta: float = 0.) -> tuple[hooks.EarlyStop, dict]:
   latest: hooks.Latest = {}
-  return hooks.EarlyStop(metric, patience=patience, least_gain=least_gain, every=10, latest=latest), latest
+  return hooks.EarlyStop(metric, patience=patience, min_delta=min_delta, every=10, latest=latest), latest
 
 
 def steps_until_end(values: list[float], *args: str, **settings: float) -> int:
@@ -39,7 +39,7 @@ def test_it_ends_after_patience_evaluations_without_a_new_best() -> None:
   assert steps_until_end([.1, .3, .2, .3, .4]) == 40
   assert steps_until_end([.1, .3, .2, .31, .3, .3]) == 60
   assert steps_until_end([.1, .2, .3, .4]) == 0
-  assert steps_until_end([.1, .15, .19], least_gain=.1) == 30
+  assert steps_until_end([.1, .15, .19], min_delta=.1) == 30
   assert steps_until_end([.5, float('nan'), float('nan')]) == 30
 
 

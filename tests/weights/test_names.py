@@ -21,7 +21,7 @@ VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': Tr
         {'pool': Pool.MEAN, 'axial': True}, {'positions': Positions.LEARNED2D}, {'positions': Positions.RELATIVE},
         LAYERS, {**LAYERS, 'positions': Positions.LEARNED2D}, {'stem': schema.ResNetStem((2,))},
         {'stem': schema.ConvStem()}]
-TASKS = [schema.MaskedPatch(), schema.Dino(prototypes=8, hidden=8, bottleneck=8, learned_norm=True),
+TASKS = [schema.MaskedPatch(), schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=8, norm_last_layer=False),
          schema.TokenLabel()]
 TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'TIMM_BIT', 'TIMM_EFFICIENTNET', 'BIT', 'VISION_TRANSFORMER',
           'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE', 'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU')

@@ -86,7 +86,7 @@ def _data(c: schema.Config) -> Iterator[str]:
   if d.decode is schema.Decode.CROP and (r.crop is schema.Crop.RESIZE or r.views.on):
     yield ('data.decode=crop decodes what one random crop shows, but '
            + ('data.recipe.views takes several of each picture' if r.views.on else 'data.recipe.crop=resize crops none')
-           + '; want data.decode=whole')
+           + '; want data.decode=full')
   read = [d.source, *(e.source for e in c.evals.values())]
   if d.data_dir and not any(kind in source for source in read for kind in ('tfds:', 'vtab:')):
     yield (f'data.data_dir={d.data_dir!r} is where sets of TFDS lie, but data.source={d.source!r} is none; want no '
@@ -99,7 +99,7 @@ def _data(c: schema.Config) -> Iterator[str]:
 
 def _optimizer(c: schema.Config) -> Iterator[str]:
   o = c.optimizer
-  peak = o.lr * c.batch_size / o.lr_per if o.lr_per else o.lr
+  peak = o.lr * c.batch_size / o.base_batch_size if o.base_batch_size else o.lr
   if o.schedule.end_lr > peak:
     yield (f'optimizer.schedule.end_lr: expected at most {peak:g}, the peak that optimizer.lr={o.lr} gives, got '
            f'{o.schedule.end_lr}.')

@@ -15,8 +15,9 @@ FROZEN = schema.FewShot | schema.Knn | schema.Logistic | schema.Probe
 
 def dino_probe() -> schema.Probe:
   """DINO's linear probe of a ViT-S: class tokens of the last four blocks, SGD for 100 epochs, with DINOv2's rates."""
-  return schema.Probe(epochs=100, warmup_epochs=0, train_batch_size=1024, rates=DINO_RATES, trust=0., batch_norm=False,
-                      tap=schema.Tap(LAST_FOUR))
+  return schema.Probe(epochs=100, warmup_epochs=0, train_batch_size=1024, learning_rates=DINO_RATES,
+                      trust_coefficient=0., batch_norm=False,
+                      features=schema.FeatureLayers(LAST_FOUR))
 
 
 NAMES: dict[str, Callable[[], schema.Eval]] = {
@@ -36,8 +37,8 @@ def faults(c: schema.Config) -> Iterator[str]:
   best = c.checkpoints.keep_best.split('/')[0]
   for name, one in c.evals.items():
     where = f'evals.{name}'
-    if isinstance(one, FROZEN) and one.tap.patches and not one.tap.blocks:
-      yield f'{where}.tap.patches=true is the mean patch token after the last of tap.blocks; want these, such as -1'
+    if isinstance(one, FROZEN) and one.features.patches and not one.features.blocks:
+      yield f'{where}.features.patches=true needs features.blocks, such as -1'
     if one.limit and name == best:
       yield (f'{where}.limit={one.limit} makes its numbers partial ones, but checkpoints.keep_best='
              f'{c.checkpoints.keep_best!r} goes by them; want limit=0')
@@ -58,7 +59,7 @@ def _head(c: schema.Config) -> Iterator[str]:
   """What is wrong with a head that is a linear probe."""
   head = c.head
   if not head.probe:
-    given = {'tap': bool(head.tap.blocks) or head.tap.patches, 'batch_norm': head.batch_norm}
+    given = {'features': bool(head.features.blocks) or head.features.patches, 'batch_norm': head.batch_norm}
     yield from (f'head.{name} is for linear probes; want head.probe=true too' for name in given if given[name])
     return
   if not any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/norm/scale')
@@ -68,8 +69,8 @@ def _head(c: schema.Config) -> Iterator[str]:
   if head.batch_norm and c.train.accumulate > 1:
     yield (f'train.accumulate={c.train.accumulate} would give head.batch_norm the statistics of a part of the batch; '
            'want train.accumulate=1')
-  if head.tap.patches and not head.tap.blocks:
-    yield 'head.tap.patches=true is the mean patch token after the last of head.tap.blocks; want these, such as -1'
+  if head.features.patches and not head.features.blocks:
+    yield 'head.features.patches=true needs head.features.blocks, such as -1'
 
 
 def _top_k(where: str, one: schema.TopK) -> Iterator[str]:
@@ -88,7 +89,7 @@ def _knn(where: str, one: schema.Knn) -> Iterator[str]:
 
 
 def _probe(where: str, one: schema.Probe) -> Iterator[str]:
-  yield from _some(f'{where}.rates', one.rates)
+  yield from _some(f'{where}.learning_rates', one.learning_rates)
   if one.warmup_epochs > one.epochs:
     yield f'{where}.warmup_epochs: expected at most {where}.epochs={one.epochs}, got {one.warmup_epochs}.'
 

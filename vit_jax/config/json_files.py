@@ -11,13 +11,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import schema
+from vit_jax.config import renamed, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 
 _ADVICE = 'The command that trained the run writes it again; other jobs also take --config=NAME.'
-REMOVED = ('config.init_interpolation',)
-"""Settings of version 0.1 that changed nothing but how a run began: files that hold them are still read."""
 
 
 def to_json(config: schema.Config) -> str:
@@ -82,8 +80,8 @@ def _typed(value: Any, declared: Any, name: str, faults: list[str]) -> Any:
       plain = [kind for kind in arguments if not dataclasses.is_dataclass(kind)]
       return _typed(value, plain[0], name, faults) if plain else _wrong(
           value, f'a part with type one of {", ".join(parts)}', name, faults)
-    if isinstance(value.get('type'), str) and value['type'] in parts:
-      return _part(value, parts[value['type']], name, faults)
+    if renamed.type_name(value.get('type')) in parts:
+      return _part(value, parts[renamed.type_name(value['type'])], name, faults)
     return _wrong(value, f'a part with type one of {", ".join(parts)}', name, faults)
   if dataclasses.is_dataclass(declared):
     return _part(value, declared, name, faults)
@@ -101,7 +99,7 @@ def _typed(value: Any, declared: Any, name: str, faults: list[str]) -> Any:
 def _plain_value(value: Any, declared: Any, name: str, faults: list[str]) -> Any:
   """A choice, number or text."""
   if isinstance(declared, type) and issubclass(declared, enum.Enum):
-    found = next((choice for choice in declared if choice.value == value), None)
+    found = next((choice for choice in declared if choice.value == renamed.choice(declared, value)), None)
     wanted = f'one of {", ".join(str(choice.value) for choice in declared)}'
     return _wrong(value, wanted, name, faults) if found is None else found
   if declared is float and type(value) is int and abs(value) <= ranges.MOST:
@@ -113,14 +111,16 @@ def _plain_value(value: Any, declared: Any, name: str, faults: list[str]) -> Any
 
 def _part(value: Any, declared: Any, name: str, faults: list[str]) -> Any:
   """A part of the config, by its own type."""
-  if not isinstance(value, Mapping) or value.get('type', declared.__name__) != declared.__name__:
+  if not isinstance(value, Mapping) or renamed.type_name(value.get('type', declared.__name__)) != declared.__name__:
     return _wrong(value, f'a part of type {declared.__name__}', name, faults)
   known = {f.name: f.type for f in dataclasses.fields(declared)}
   found = {}
   for key, one in value.items():
     if key in known:
       found[key] = _typed(one, known[key], f'{name}.{key}', faults)
-    elif key != 'type' and f'{name}.{key}' not in REMOVED:
+    elif new := renamed.setting(declared, key):
+      found[new] = _typed(renamed.value(declared, key, one), known[new], f'{name}.{key}', faults)
+    elif key != 'type' and not renamed.is_removed(declared, key):
       near = difflib.get_close_matches(key, known, 1)
       faults.append(f'{name}.{key}: no such setting' + (f'; the nearest is {name}.{near[0]}' if near else ''))
   return declared(**found)

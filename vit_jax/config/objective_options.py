@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from vit_jax.config import model_options, schema
-from vit_jax.config.schema import Centering, PatchTarget, Pool, Positions, PositionsAt, Teach, ranges
+from vit_jax.config.schema import Centering, DistillType, PatchTarget, Pool, Positions, PositionsAt, ranges
 
 CELLS = 4  # a side, of PatchTarget.COLORS
 WITHOUT_CLASSES = (schema.Mae, schema.MaskedPatch, schema.Dino)
@@ -65,10 +65,10 @@ def _num_patches(c: schema.Config) -> int:
 
 
 def _mae(c: schema.Config, o: schema.Mae) -> Iterator[str]:
-  num_visible = int(_num_patches(c) * (1. - o.hidden) + 1e-6)
+  num_visible = int(_num_patches(c) * (1. - o.mask_ratio) + 1e-6)
   if _num_patches(c) and not 0 < num_visible < _num_patches(c):
-    yield (f'objective.hidden={o.hidden} leaves {num_visible} of {_num_patches(c)} patches visible; want some visible '
-           'and some hidden')
+    yield (f'objective.mask_ratio={o.mask_ratio} leaves {num_visible} of {_num_patches(c)} patches '
+           'visible; want some visible and some hidden')
   if o.decoder_width % o.decoder_heads:
     yield f'objective.decoder_width={o.decoder_width} is not a multiple of objective.decoder_heads={o.decoder_heads}'
   if o.decoder_width % 4:
@@ -87,12 +87,12 @@ def _mae(c: schema.Config, o: schema.Mae) -> Iterator[str]:
 def _masked_patch(c: schema.Config, o: schema.MaskedPatch) -> Iterator[str]:
   if model_options.has_statistics(c.model):
     yield f'model {type(c.model).__name__} has BatchNorm, which objective MaskedPatch keeps no statistics of'
-  num_corrupted = _num_patches(c) - int(_num_patches(c) * (1. - o.corrupted) + 1e-6)
+  num_corrupted = _num_patches(c) - int(_num_patches(c) * (1. - o.mask_ratio) + 1e-6)
   if _num_patches(c) and not num_corrupted:
-    yield f'objective.corrupted={o.corrupted} corrupts {num_corrupted} of {_num_patches(c)} patches; want at least one'
-  if o.masked + o.swapped > 1 + 1e-9:
-    yield (f'objective.masked={o.masked} and objective.swapped={o.swapped} are probabilities of two of three fates; '
-           'want their sum at most 1')
+    yield f'objective.mask_ratio={o.mask_ratio} corrupts {num_corrupted} of {_num_patches(c)} patches; want one'
+  if o.mask_token_prob + o.random_patch_prob > 1 + 1e-9:
+    yield (f'objective.mask_token_prob={o.mask_token_prob} and objective.random_patch_prob={o.random_patch_prob} are '
+           'probabilities of two of three cases; want their sum at most 1')
   patch = getattr(c.model, 'patch', CELLS)
   if o.target is PatchTarget.COLORS and patch % CELLS:
     yield (f'objective.target=colors cuts patches into {CELLS} x {CELLS} cells, but model.patch={patch} is not a '
@@ -127,18 +127,18 @@ def _token_label(c: schema.Config, o: schema.TokenLabel) -> Iterator[str]:
             'shear': r.shear > 0}
   if named := [name for name, is_on in moving.items() if is_on]:
     yield (f'data.recipe.{", ".join(named)} moves or mixes pixels in a way that label maps cannot follow; want crops, '
-           'flips and shifts, and objective.mix')
+           'flips and shifts, and objective.mix_token')
   rows = c.batch_size // c.train.accumulate
-  if o.mix and rows % 2:
-    yield f'objective.mix=true exchanges tokens in pairs, but a microbatch has {rows} images; want an even number'
+  if o.mix_token and rows % 2:
+    yield f'objective.mix_token=true exchanges tokens in pairs, but a microbatch has {rows} images; want an even number'
 
 
 def _distill(c: schema.Config, o: schema.Distill) -> Iterator[str]:
-  if o.teach is Teach.HARD and o.temperature != 1:
-    yield f'objective.temperature={o.temperature} changes nothing with objective.teach=hard; want 1, or teach=soft'
-  if o.teach is Teach.HARD and o.soft_mean is not schema.SoftMean.PAPER:
-    yield (f'objective.soft_mean: expected paper with objective.teach=hard, got {o.soft_mean.value}. Set '
-           'objective.teach=soft, whose loss it divides.')
+  if o.distill_type is DistillType.HARD and o.temperature != 1:
+    yield f'objective.temperature={o.temperature} changes nothing with objective.distill_type=hard; want 1'
+  if o.distill_type is DistillType.HARD and o.soft_mean is not schema.SoftMean.PAPER:
+    yield (f'objective.soft_mean: expected paper with objective.distill_type=hard, got {o.soft_mean.value}. Set '
+           'objective.distill_type=soft, whose loss it divides.')
   if o.weight == 1 and o.label_smoothing:
     yield (f'objective.label_smoothing={o.label_smoothing} changes nothing with objective.weight=1, which leaves the '
            'labels out; want 0')

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import json_files, renamed, schema
 from vit_jax.core.errors import UserError
 
 SETTINGS = 'settings'
@@ -20,7 +20,7 @@ _RUNNING = ('dtype', 'execution', 'unroll', 'remat', 'full_remat', 'attention', 
             'drop_path_even', 'attention_dropout', 'norm_momentum', 'bias_init', 'probe')
 """Settings of a network that evaluation does not depend on."""
 _PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'mean', 'std')
-_DECODING = ('type', 'normalized', 'decoder_heads')
+_DECODING = ('type', 'norm_pix_loss', 'decoder_heads')
 log = logging.getLogger('vit_jax.config')
 
 
@@ -51,6 +51,8 @@ def differences(meta: Mapping[str, Any], config: schema.Config) -> dict[str, tup
     stated = meta.get('preprocessing', {})
     saved = {f'data.recipe.{name}': stated[name] for name in ('eval_resize_px', 'mean', 'std') if name in stated}
     saved |= {name: meta[name] for name in ('image_px',) if name in meta}
+  saved = {renamed.path(config, name): renamed.type_name(value) if name.endswith('.type') else value
+           for name, value in saved.items()}
   return {name: (value, now[name]) for name, value in saved.items() if name in now and now[name] != value}
 
 

@@ -30,8 +30,8 @@ def faults(config: schema.Config) -> Iterator[str]:
            'for both, and eval_area=false')
   elif r.eval_area and r.interpolation is schema.Interpolation.AREA:
     yield 'data.recipe.eval_area=true changes nothing with interpolation=area; want eval_area=false'
-  if config.data.mix_classes is schema.MixClasses.APART and not config.data.source.startswith('mix:'):
-    yield f'data.mix_classes=apart is for mixtures, not for data.source={config.data.source!r}; want mix_classes=same'
+  if config.data.mix_classes is schema.MixClasses.SEPARATE and not config.data.source.startswith('mix:'):
+    yield f'data.mix_classes=separate is for mixtures, not data.source={config.data.source!r}; want mix_classes=same'
   if r.views.on:
     yield from _views(config, r)
   if config.data.in_memory is schema.InMemory.YES:

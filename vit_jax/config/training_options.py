@@ -50,11 +50,11 @@ def _optimizer(o: schema.Optimizer) -> Iterator[str]:
            'optimizer.weight_decay, or optimizer.decay_by=gradient.')
   if by is schema.DecayBy.SCHEDULE and o.lr == 0:
     yield 'optimizer.decay_by=schedule divides the schedule by its peak, but optimizer.lr=0; want a positive lr'
-  for name in ('decayed', 'trusted'):
+  for name in ('weight_decay_mask', 'trust_ratio_mask'):
     for pattern in getattr(o, name, ()):
       yield from _pattern(f'optimizer.{name}', pattern)
-  if o.weight_decay and not o.decayed:
-    yield f'optimizer.weight_decay={o.weight_decay} decays nothing with optimizer.decayed=(); want patterns there, or 0'
+  if o.weight_decay and not o.weight_decay_mask:
+    yield f'optimizer.weight_decay={o.weight_decay} decays nothing with optimizer.weight_decay_mask=()'
   if o.weight_decay == 0 and o.weight_decay_ramp != schema.Ramp():
     yield 'optimizer.weight_decay_ramp changes nothing with optimizer.weight_decay=0'
 
@@ -71,11 +71,12 @@ def _schedule(s: schema.Schedule) -> Iterator[str]:
   if s.hold and s.decay not in ENDED:
     yield (f'optimizer.schedule.hold: expected none with decay={s.decay.value}, got {s.hold!r}. It is for cosine and '
            'linear, which reach end_lr; set a cooldown instead.')
-  if bool(s.drops) != (s.decay is steps):
-    yield (f'optimizer.schedule.drops={s.drops} with decay={s.decay.value}; want drops exactly where decay=steps')
+  if bool(s.milestones) != (s.decay is steps):
+    yield (f'optimizer.schedule.milestones={s.milestones} with decay={s.decay.value}; set them for decay=steps alone')
   usual = schema.Schedule()
   exponential = schema.Decay.EXPONENTIAL
-  for name, decays in (('timescale', (schema.Decay.RSQRT,)), ('drop', (steps, exponential)), ('every', (exponential,))):
+  for name, decays in (('timescale', (schema.Decay.RSQRT,)), ('gamma', (steps, exponential)),
+                       ('every', (exponential,))):
     if getattr(s, name) != getattr(usual, name) and s.decay not in decays:
       yield (f'optimizer.schedule.{name}={getattr(s, name)} changes nothing with decay={s.decay.value}; it is of '
              f'decay={" or ".join(decay.value for decay in decays)}')
@@ -127,7 +128,7 @@ def _train(c: schema.Config) -> Iterator[str]:
   if stop.metric:
     yield from metric_faults('train.early_stop.metric', stop.metric, c)
   elif stop != schema.EarlyStop():
-    yield (f'train.early_stop.patience={stop.patience} and least_gain={stop.least_gain} change nothing without '
+    yield (f'train.early_stop.patience={stop.patience} and min_delta={stop.min_delta} change nothing without '
            'train.early_stop.metric; want one such as test/top1')
   yield from _profile(c)
 

@@ -44,11 +44,11 @@ class Pooled:
 class Tapped:
   """Reads features after chosen blocks."""
   backbone: intermediates.LayeredBackbone
-  tap: schema.Tap
+  features: schema.FeatureLayers
 
   def __call__(self, selected: PyTree, image: Array) -> Array:
-    found = intermediates.read(self.backbone, selected['backbone'], image, self.tap.blocks)
-    return intermediates.concatenate(found, patches=self.tap.patches)
+    found = intermediates.read(self.backbone, selected['backbone'], image, self.features.blocks)
+    return intermediates.concatenate(found, patches=self.features.patches)
 
 
 class Bench:
@@ -94,18 +94,18 @@ class Bench:
                 recipe.exif_orientation)
     identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
                 'network': repr((self.config.model, self.config.head)), 'view': view,
-                'tap': repr(settings.tap), 'code': __version__}
+                'features': repr(settings.features), 'code': __version__}
     return Split(
-        self._reader(name, settings.tap, view), self.prepare, self.loader(source, size, in_memory=in_memory),
+        self._reader(name, settings.features, view), self.prepare, self.loader(source, size, in_memory=in_memory),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
         name=f'evals.{name} ({source.name}, {view})', bar=self.bar)
 
-  def _reader(self, name: str, tap: schema.Tap, view: str) -> Reader:
+  def _reader(self, name: str, tap: schema.FeatureLayers, view: str) -> Reader:
     key = (view, repr(tap))
     if key not in self._readers:
       if tap.blocks and not intermediates.is_layered(self._backbone):
-        raise UserError(f'evals.{name}.tap.blocks={tap.blocks}: {type(self.config.model).__name__} has no blocks to '
-                        'read after; want none, which reads what the head sees')
+        raise UserError(f'evals.{name}.features.blocks={tap.blocks}: {type(self.config.model).__name__} has no '
+                        'blocks to read after; want none, which reads what the head sees')
       if tap.blocks and intermediates.is_layered(self._backbone):
         self._readers[key] = Tapped(self._backbone, tap)
       else:
@@ -191,8 +191,9 @@ def probe(bench: Bench, name: str, settings: schema.Probe, train: Source, test: 
   size = min(settings.train_batch_size, len(train))
   recipe = stochastic.Recipe(
       epochs=settings.epochs, batch_size=size, momentum=settings.momentum, warmup_epochs=settings.warmup_epochs,
-      trust=settings.trust, normalize=settings.batch_norm)
-  rates = [rate * size / settings.rate_per if settings.rate_per else rate for rate in settings.rates]
+      trust_coefficient=settings.trust_coefficient, normalize=settings.batch_norm)
+  base = settings.base_batch_size
+  rates = [rate * size / base if base else rate for rate in settings.learning_rates]
 
   def make(view: str) -> Measuring:
     return linear.Probe(

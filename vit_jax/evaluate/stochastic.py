@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
   batch_size: int
   momentum: float
   warmup_epochs: int
-  trust: float
+  trust_coefficient: float
   normalize: bool
 
   def num_steps(self, num_examples: int) -> int:
@@ -96,8 +96,9 @@ def _in_order(example: Array, weight: Array, mesh: Mesh) -> HostArray:
 def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimizer:
   """With a learning rate of 1 at the peak; each classifier's own is multiplied to the update."""
   settings: schema.Sgd | schema.Lars = schema.Sgd(momentum=recipe.momentum, clip_norm=0.)
-  if recipe.trust:
-    settings = schema.Lars(momentum=recipe.momentum, trust=recipe.trust, trusted=('kernel',))
+  if recipe.trust_coefficient:
+    settings = schema.Lars(momentum=recipe.momentum, trust_coefficient=recipe.trust_coefficient,
+                           trust_ratio_mask=('kernel',))
   warmup = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
   schedule = schedules.build(schema.Schedule(warmup=f'{warmup} steps'), peak=1., lengths=lengths)
   return optimizers.build(settings, schedule, lengths=lengths)

@@ -214,20 +214,20 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
       config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory), num_classes=num_classes)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
-      seed=config.seed, accumulate=config.train.accumulate, layers_apart=_holds_layers_apart(config))
+      seed=config.seed, accumulate=config.train.accumulate, unstacked_layers=_unstacks_layers(config))
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
 
 
-def _holds_layers_apart(config: schema.Config) -> bool:
+def _unstacks_layers(config: schema.Config) -> bool:
   """Whether that is asked for and of use. SAM computes with the parameters as one stack, and a scan takes one."""
-  return (config.train.layers_apart and not config.train.sam.rho
+  return (config.train.unstacked_layers and not config.train.sam.rho
           and getattr(config.model, 'execution', None) is schema.Execution.UNROLLED)
 
 
 def build_backbone(config: schema.Config) -> Backbone:
   """The network under the head, for a linear probe frozen."""
   backbone = backbones.build(config.model, config.image_px)
-  return probe.Frozen(backbone, config.head.tap, config.head.batch_norm) if config.head.probe else backbone
+  return probe.Frozen(backbone, config.head.features, config.head.batch_norm) if config.head.probe else backbone
 
 
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,

@@ -41,22 +41,22 @@ def build(config: schema.Config, backbone: Backbone, num_classes: int, *, length
     case schema.MaskedPatch():
       tokens, model = _tokens(backbone)
       return masked_patch.MaskedPatch(
-          tokens, patch=model.patch, target=task.target, corrupted=task.corrupted, masked=task.masked,
-          swapped=task.swapped, mean=recipe.mean, std=recipe.std)
+          tokens, patch=model.patch, target=task.target, corrupted=task.mask_ratio, masked=task.mask_token_prob,
+          swapped=task.random_patch_prob, mean=recipe.mean, std=recipe.std)
     case schema.Dino():
       return _dino(task, config.model, backbone, lengths)
     case schema.TokenLabel():
       tokens, model = _tokens(backbone)
       return token_label.TokenLabel(
           tokens, head, heads.Head(schema.Head()), patch=model.patch, num_classes=num_classes,
-          dense_weight=task.dense_weight, mix=task.mix, label_smoothing=task.label_smoothing,
+          dense_weight=task.dense_weight, mix=task.mix_token, label_smoothing=task.label_smoothing,
           class_from_map=task.class_target is schema.ClassTarget.MAP)
     case schema.Distill():
       t = task.teacher
       teacher = distill.Trained(backbones.build(t.model, config.image_px), heads.Head(t.head), mean=t.mean, std=t.std,
                                 seen_mean=recipe.mean, seen_std=recipe.std)
       return distill.Distill(
-          backbone, head, teacher, num_classes=num_classes, teach=task.teach, weight=task.weight,
+          backbone, head, teacher, num_classes=num_classes, teach=task.distill_type, weight=task.weight,
           temperature=task.temperature, label_smoothing=task.label_smoothing, soft_mean=task.soft_mean)
     case _:
       assert_never(task)
@@ -72,7 +72,7 @@ def build_mae(task: schema.Mae, backbone: Backbone) -> mae.Mae:
   """Masked autoencoding, of which more can be seen than of other tasks."""
   tokens, model = _tokens(backbone)
   decoder = Decoder(task.decoder_width, task.decoder_depth, task.decoder_heads, model)
-  return mae.Mae(tokens, decoder, patch=model.patch, hidden=task.hidden, normalized=task.normalized)
+  return mae.Mae(tokens, decoder, patch=model.patch, hidden=task.mask_ratio, normalized=task.norm_pix_loss)
 
 
 def rules(config: schema.Config) -> list[sharding.Rule]:
@@ -86,7 +86,7 @@ def rules(config: schema.Config) -> list[sharding.Rule]:
     case schema.MaskedPatch():
       return [*sharding.MASKED_PATCH]
     case schema.Dino():
-      return [*sharding.PROJECTOR, *([sharding.PROTOTYPE_NORM] if config.objective.learned_norm else [])]
+      return [*sharding.PROJECTOR, *([sharding.PROTOTYPE_NORM] if not config.objective.norm_last_layer else [])]
     case schema.TokenLabel():
       return [*of_head, *sharding.AUX]
     case schema.Distill():
@@ -145,16 +145,18 @@ def batch_shapes(config: schema.Config) -> transforms.Shapes:
 def watches(config: schema.Config, lengths: Lengths) -> list[Watch]:
   """Metrics of the train step that are a reason for alarm when they are low."""
   match config.objective:
-    case schema.Dino() as task if task.collapse.below:
+    case schema.Dino() as task if task.collapse.threshold:
       c = task.collapse
-      return [Watch(dino.INFORMATION, c.below, setting='objective.collapse.below', lasting=lengths.steps(c.lasting),
-                    after=lengths.steps(c.after), stops=c.then is schema.OnCollapse.STOP, advice=ADVICE)]
+      return [Watch(dino.INFORMATION, c.threshold, setting='objective.collapse.threshold',
+                    lasting=lengths.steps(c.patience),
+                    after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=ADVICE)]
     case _:
       return []
 
 
 def _dino(task: schema.Dino, model: schema.Model, backbone: Backbone, lengths: Lengths) -> dino.Dino:
-  projector = Projector(task.prototypes, task.hidden, task.bottleneck, task.learned_norm, jnp.dtype(model.dtype.value))
+  projector = Projector(task.out_dim, task.hidden_dim, task.bottleneck_dim, not task.norm_last_layer,
+                        jnp.dtype(model.dtype.value))
   rates = dino.Rates(teacher_temperature=schedules.ramp(task.teacher_temperature, lengths=lengths),
                      momentum=schedules.ramp(task.momentum, lengths=lengths))
   return dino.Dino(backbone, projector, student_temperature=task.student_temperature, rates=rates,

@@ -193,7 +193,7 @@ class Run:
     settings = self.config.train.early_stop
     name = settings.metric.split('/')[0]
     every = self.parts.lengths.steps(self.config.evals[name].every) if settings.metric else 0
-    hook = hooks.EarlyStop(settings.metric, patience=settings.patience, least_gain=settings.least_gain, every=every,
+    hook = hooks.EarlyStop(settings.metric, patience=settings.patience, min_delta=settings.min_delta, every=every,
                            latest=latest)
     if every and start:
       hook.recall(self._read_record().rows, up_to=start)

@@ -29,7 +29,7 @@ class Frozen:
   running statistics (whose variance is the unbiased one).
   """
   backbone: Backbone
-  tap: schema.Tap
+  features: schema.FeatureLayers
   normalize: bool
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
@@ -52,14 +52,14 @@ class Frozen:
     return features._replace(pooled=x_BD), state
 
   def _read(self, params: Params, inner: PyTree, image: Array) -> tuple[Features, Array]:
-    if not self.tap.blocks:
+    if not self.features.blocks:
       features, _ = self.backbone.apply(params, inner, image, train=False, key=None)
       return features, features.pooled.astype(jnp.float32)
     if not intermediates.is_layered(self.backbone):
-      raise UserError(f'head.tap.blocks={self.tap.blocks}: {type(self.backbone).__name__} has no blocks to read after; '
-                      'want none')
-    found = intermediates.read(self.backbone, params, image, self.tap.blocks)
-    return found[-1], intermediates.concatenate(found, patches=self.tap.patches)
+      raise UserError(f'head.features.blocks={self.features.blocks}: {type(self.backbone).__name__} has no blocks to '
+                      'read after; want none')
+    found = intermediates.read(self.backbone, params, image, self.features.blocks)
+    return found[-1], intermediates.concatenate(found, patches=self.features.patches)
 
 
 def _normalize(x_BD: Array, running: PyTree, *, train: bool) -> tuple[Array, PyTree]:

@@ -11,7 +11,7 @@ from typing import assert_never
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config.schema import SoftMean, Teach
+from vit_jax.config.schema import DistillType, SoftMean
 from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outputs, Params, PyTree
@@ -63,7 +63,7 @@ class Distill:
   else z' is z.
   """
 
-  def __init__(self, backbone: Backbone, head: Head, teacher: Trained, *, num_classes: int, teach: Teach,
+  def __init__(self, backbone: Backbone, head: Head, teacher: Trained, *, num_classes: int, teach: DistillType,
                weight: float, temperature: float, label_smoothing: float, soft_mean: SoftMean):
     self._backbone, self._head, self._teacher, self._num_classes = backbone, head, teacher, num_classes
     self._teach, self._weight, self._temperature, self._smoothing = teach, weight, temperature, label_smoothing
@@ -106,12 +106,12 @@ class Distill:
   def _taught(self, logits_BC: Array, teacher_BC: Array) -> Array:
     """D of each example, `[B]`."""
     match self._teach:
-      case Teach.SOFT:
+      case DistillType.SOFT:
         t = self._temperature
         log_t_BC, log_s_BC = (jax.nn.log_softmax(z.astype(jnp.float32) / t) for z in (teacher_BC, logits_BC))
         divergence_BC = t ** 2 * jnp.exp(log_t_BC) * (log_t_BC - log_s_BC)
         return divergence_BC.mean(-1) if self._soft_mean is SoftMean.CODE else divergence_BC.sum(-1)
-      case Teach.HARD:
+      case DistillType.HARD:
         return losses.softmax_xent(logits_BC, jax.nn.one_hot(jnp.argmax(teacher_BC, -1), logits_BC.shape[-1]))
       case _:
         assert_never(self._teach)

@@ -69,14 +69,14 @@ def scale_by_path(config: schema.Optimizer, lengths: Lengths) -> optax.GradientT
 
 
 def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float) -> optax.GradientTransformationExtraArgs:
-  """Adds `weight_decay * ramp(step) * rule(step) / over * parameter` to the leaves that `decayed` names."""
+  """Adds `weight_decay * ramp(step) * rule(step) / over * parameter` to the leaves that `weight_decay_mask` names."""
   rules, ramp = _values(config, lengths, lambda rule: rule.weight_decay), schedules.ramp(
       config.weight_decay_ramp, lengths=lengths)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array,
              **_: Any) -> tuple[PyTree, PyTree]:
     def add(name: str, u: Array, param: Array) -> Array:
-      if not masks.matches(name, config.decayed):
+      if not masks.matches(name, config.weight_decay_mask):
         return u
       return u + (config.weight_decay / over * ramp(step) * rules(name)(step)).astype(u.dtype) * param
 
@@ -100,8 +100,8 @@ def _values(config: schema.Optimizer, lengths: Lengths,
 def check(params: PyTree, config: schema.Optimizer) -> None:
   """Raises UserError if a pattern or a layer-wise decay does not fit the parameters."""
   masks.check_rules(params, config.rules)
-  masks.mask(params, config.decayed if config.weight_decay else (), what='optimizer.decayed')
+  masks.mask(params, config.weight_decay_mask if config.weight_decay else (), what='optimizer.weight_decay_mask')
   if isinstance(config, schema.Lamb | schema.Lars):
-    masks.mask(params, config.trusted, what='optimizer.trusted')
+    masks.mask(params, config.trust_ratio_mask, what='optimizer.trust_ratio_mask')
   if config.layer_decay != 1.:
     find_depth(params)

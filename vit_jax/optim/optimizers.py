@@ -90,31 +90,31 @@ def _core(config: Kind, lengths: Lengths, schedule: Schedule) -> optax.GradientT
       # without correction for its start at zero (the warm-up covers that).
       return _chain(
           _held(adafactor.scale_by_factored_rms(power=config.b2_power, cap=config.b2_cap, eps=config.eps,
-                                                least=config.factored_side)),
-          _keep_as(config.moment, 'ema', optax.ema(config.b1, debias=False)))
+                                                least=config.min_dim_size_to_factor)),
+          _keep_as(config.mu_dtype, 'ema', optax.ema(config.b1, debias=False)))
     case schema.Lamb():
       # You et al. 2020, Algorithm 2, with phi(z) = z.
-      return _chain(_adam(config), *coupled, trust.scale_by_trust(1., config.trusted))
+      return _chain(_adam(config), *coupled, trust.scale_by_trust(1., config.trust_ratio_mask))
     case schema.Lars():
       # You et al. 2017, Algorithm 1, with the decayed gradient under the ratio and the learning rate after the
       # momentum, as MAE's linear probe has it.
-      return _chain(*coupled, trust.scale_by_trust(config.trust, config.trusted),
-                    _keep_as(config.moment, 'trace', optax.trace(config.momentum)))
+      return _chain(*coupled, trust.scale_by_trust(config.trust_coefficient, config.trust_ratio_mask),
+                    _keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
     case schema.Lion():
-      return _keep_as(config.moment, 'mu', optax.scale_by_lion(config.b1, config.b2))
+      return _keep_as(config.mu_dtype, 'mu', optax.scale_by_lion(config.b1, config.b2))
     case schema.RMSProp():
       return _chain(*coupled, rmsprop.scale_by_rms(
-          schedule, b2=config.b2, start=config.start, eps=config.eps, momentum=config.momentum,
-          moment=config.moment.value))
+          schedule, b2=config.b2, start=config.initial_scale, eps=config.eps, momentum=config.momentum,
+          moment=config.mu_dtype.value))
     case schema.Sgd():
       coupled = coupled if config.decay_by is schema.DecayBy.GRADIENT else []
-      return _chain(*coupled, _keep_as(config.moment, 'trace', optax.trace(config.momentum)))
+      return _chain(*coupled, _keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
     case _:
       assert_never(config)
 
 
 def _adam(config: schema.AdamW | schema.Adam | schema.Lamb) -> optax.GradientTransformation:
-  return adam.scale_by_adam(config.b1, config.b2, config.eps, config.moment.value)
+  return adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
 
 
 def _chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -13,8 +13,8 @@ from vit_jax.core.types import Array, Schedule
 
 
 def peak_rate(config: schema.Optimizer, *, batch_size: int) -> float:
-  """The learning rate at the peak: `lr`, or `lr * batch_size / lr_per` (Goyal et al. 2017, section 2.1)."""
-  return config.lr * batch_size / config.lr_per if config.lr_per else config.lr
+  """The learning rate at the peak: `lr`, or `lr * batch_size / base_batch_size` (Goyal et al. 2017, section 2.1)."""
+  return config.lr * batch_size / config.base_batch_size if config.base_batch_size else config.lr
 
 
 class _Moments(NamedTuple):
@@ -60,7 +60,7 @@ def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedu
 def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
   total, warmup = lengths.total_steps, lengths.steps(schedule.warmup)
   cooldown = lengths.steps(schedule.cooldown) if schedule.cooldown else 0
-  drops = [lengths.steps(drop) for drop in schedule.drops]
+  drops = [lengths.steps(drop) for drop in schedule.milestones]
   hold = lengths.steps(schedule.hold) if schedule.hold else 0
   if hold and warmup + hold >= total:
     raise UserError(f'optimizer.schedule.hold: expected less than the run ({total:,} steps) without its warm-up '
@@ -71,8 +71,8 @@ def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
                     f"({total:,} steps); want a share of it, such as --config.optimizer.schedule.warmup='10 %', or a "
                     'longer --config.length')
   if drops != sorted(set(drops)) or drops and not warmup <= drops[0] <= drops[-1] < total:
-    raise UserError(f'optimizer.schedule.drops={schedule.drops} are steps {drops}; want rising ones from the end of '
-                    f'the warm-up ({warmup:,}) to below the end of the run ({total:,})')
+    raise UserError(f'optimizer.schedule.milestones={schedule.milestones} are steps {drops}; want rising ones from '
+                    f'the end of the warm-up ({warmup:,}) to below the end of the run ({total:,})')
   return _Moments(total, warmup, cooldown, hold, max(1, lengths.steps(schedule.every)),
                   max(1, lengths.steps(schedule.timescale)), tuple(drops))
 
@@ -92,9 +92,9 @@ def _decay(schedule: schema.Schedule, at: _Moments, *, peak: float) -> Callable[
       case schema.Decay.RSQRT:
         return peak / jnp.sqrt(1. + since / at.timescale)
       case schema.Decay.STEPS:
-        return peak * schedule.drop ** sum((jnp.where(step >= drop, 1., 0.) for drop in at.drops), jnp.zeros(()))
+        return peak * schedule.gamma ** sum((jnp.where(step >= drop, 1., 0.) for drop in at.drops), jnp.zeros(()))
       case schema.Decay.EXPONENTIAL:
-        return peak * schedule.drop ** jnp.floor(step / at.every)
+        return peak * schedule.gamma ** jnp.floor(step / at.every)
       case schema.Decay.CONSTANT:
         return jnp.full((), peak)
 

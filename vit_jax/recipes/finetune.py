@@ -185,7 +185,7 @@ def _table_4(config: s.Config, point: Point) -> s.Config:
   return dataclasses.replace(
       config, length=f'{budget.steps} steps', image_px=(384, 384),
       data=dataclasses.replace(config.data, recipe=recipe), optimizer=s.Sgd(
-          lr=rate, moment=s.DType.BF16, clip_norm=1., schedule=s.Schedule(warmup=f'{budget.warmup} steps')))
+          lr=rate, mu_dtype=s.DType.BF16, clip_norm=1., schedule=s.Schedule(warmup=f'{budget.warmup} steps')))
 
 
 def _mae(config: s.Config, name: str) -> s.Config:
@@ -205,7 +205,7 @@ def _mae(config: s.Config, name: str) -> s.Config:
   return dataclasses.replace(
       config, length=length, batch_size=1024, model=network, data=dataclasses.replace(config.data, recipe=recipe),
       objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=rate, lr_per=256, weight_decay=.05, layer_decay=layer_decay, clip_norm=0.,
+      optimizer=s.AdamW(lr=rate, base_batch_size=256, weight_decay=.05, layer_decay=layer_decay, clip_norm=0.,
                         schedule=s.Schedule(warmup='5 epochs', end_lr=1e-6)))
 
 
@@ -220,5 +220,6 @@ def _hyperrule(config: s.Config, data: Dataset, *, num_examples: int, side_px: i
   return dataclasses.replace(
       config, length=f'{rule.steps} steps', image_px=(crop, crop), data=dataclasses.replace(config.data, recipe=recipe),
       optimizer=s.Sgd(lr=.003, clip_norm=0., schedule=s.Schedule(
-          s.Decay.STEPS, warmup=f'{rule.warmup} steps', drops=tuple(f'{step} steps' for step in rule.drops), drop=.1)))
+          s.Decay.STEPS, warmup=f'{rule.warmup} steps', milestones=tuple(f'{step} steps' for step in rule.drops),
+          gamma=.1)))
 

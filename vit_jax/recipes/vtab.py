@@ -61,7 +61,7 @@ def build(network: s.Model, task: str, *, point: Point, px: int, phase: str) -> 
                   num_examples=NUM_EXAMPLES if phase == 'final' else 800,
                   recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
       model=network, init_settings=s.InitSettings.NETWORK,  # VTAB resizes images without their aspect ratio
-      optimizer=s.Sgd(lr=point.rate, moment=s.DType.BF16, clip_norm=1.,
+      optimizer=s.Sgd(lr=point.rate, mu_dtype=s.DType.BF16, clip_norm=1.,
                       schedule=s.Schedule(warmup=f'{point.budget.warmup} steps')),
       evals={name: s.TopK(every='50 %')}, checkpoints=s.Checkpoints(every='20 %', keep_latest=1))
 

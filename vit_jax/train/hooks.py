@@ -127,8 +127,8 @@ class EarlyStop:
   again from the record (`recall`), so that it decides as if it had never stopped.
   """
 
-  def __init__(self, metric: str, *, patience: int, least_gain: float, every: int, latest: Latest):
-    self.every, self._metric, self._patience, self._least_gain = every, metric, patience, least_gain
+  def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest):
+    self.every, self._metric, self._patience, self._min_delta = every, metric, patience, min_delta
     self._latest = latest
     self._sign = -1. if metric.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
     self._best, self._best_step, self._since = -math.inf, 0, 0
@@ -162,7 +162,7 @@ class EarlyStop:
   def _see(self, step: int, number: float) -> None:
     if self.reason:
       return
-    if self._sign * number > self._best + self._least_gain:
+    if self._sign * number > self._best + self._min_delta:
       self._best, self._best_step, self._since = self._sign * number, step, 0
     else:
       self._since += 1

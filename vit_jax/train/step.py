@@ -60,12 +60,12 @@ class Program(NamedTuple):
 
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
           rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int,
-          layers_apart: bool = False) -> Program:
+          unstacked_layers: bool = False) -> Program:
   """Builds init and step for global batches shaped like `batch` (arrays or ShapeDtypeStructs).
 
   Random keys come from (seed, step) alone, so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the whole batch: sums are added and divided once. With `layers_apart` stacked leaves are held as
-  `apart.Layers`, but for what never changes.
+  give the gradient of the whole batch: sums are added and divided once. With `unstacked_layers` stacked leaves are held
+  as `unstacked.Layers`, but for what never changes.
   """
   def init() -> TrainState:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')
@@ -80,7 +80,7 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
 
   abstract = jax.eval_shape(init)
   placed, whole = _place(abstract, rules, mesh), meshes.replicated(mesh)
-  held = jax.eval_shape(_hold_apart, abstract) if layers_apart else abstract
+  held = jax.eval_shape(_hold_apart, abstract) if unstacked_layers else abstract
   held_placed = unstacked.follow(placed, held)
 
   def same(state: TrainState) -> TrainState:
@@ -88,8 +88,8 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
 
   return Program(
       abstract, placed, jax.jit(init, out_shardings=placed),
-      jax.jit(_hold_apart, out_shardings=held_placed) if layers_apart else same,
-      jax.jit(unstacked.join, out_shardings=placed) if layers_apart else same, held,
+      jax.jit(_hold_apart, out_shardings=held_placed) if unstacked_layers else same,
+      jax.jit(unstacked.join, out_shardings=placed) if unstacked_layers else same, held,
       jax.jit(step, in_shardings=(held_placed, meshes.batch_sharding(mesh)), out_shardings=(held_placed, whole),
               donate_argnums=0))
 

@@ -80,7 +80,7 @@ def transformers_config(weights: Weights) -> dict[str, Any]:
     d = weights.decoder
     found |= {'decoder_hidden_size': d.decoder_width, 'decoder_num_hidden_layers': d.decoder_depth,
               'decoder_num_attention_heads': d.decoder_heads, 'decoder_intermediate_size': 4 * d.decoder_width,
-              'mask_ratio': d.hidden, 'norm_pix_loss': d.normalized}
+              'mask_ratio': d.mask_ratio, 'norm_pix_loss': d.norm_pix_loss}
   if names:
     found |= {'id2label': {str(i): name for i, name in enumerate(names)},
               'label2id': {name: i for i, name in enumerate(names)}}

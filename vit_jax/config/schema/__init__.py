@@ -37,6 +37,7 @@ from vit_jax.config.schema.model import ConvStem as ConvStem
 from vit_jax.config.schema.model import DType as DType
 from vit_jax.config.schema.model import EfficientNet as EfficientNet
 from vit_jax.config.schema.model import Execution as Execution
+from vit_jax.config.schema.model import FeatureLayers as FeatureLayers
 from vit_jax.config.schema.model import Gelu as Gelu
 from vit_jax.config.schema.model import Head as Head
 from vit_jax.config.schema.model import Mixer as Mixer
@@ -49,13 +50,13 @@ from vit_jax.config.schema.model import PositionsAt as PositionsAt
 from vit_jax.config.schema.model import Remat as Remat
 from vit_jax.config.schema.model import ResNet as ResNet
 from vit_jax.config.schema.model import ResNetStem as ResNetStem
-from vit_jax.config.schema.model import Tap as Tap
 from vit_jax.config.schema.model import ViT as ViT
 from vit_jax.config.schema.objective import Centering as Centering
 from vit_jax.config.schema.objective import ClassTarget as ClassTarget
 from vit_jax.config.schema.objective import Collapse as Collapse
 from vit_jax.config.schema.objective import Dino as Dino
 from vit_jax.config.schema.objective import Distill as Distill
+from vit_jax.config.schema.objective import DistillType as DistillType
 from vit_jax.config.schema.objective import EmaWarmup as EmaWarmup
 from vit_jax.config.schema.objective import Loss as Loss
 from vit_jax.config.schema.objective import Mae as Mae
@@ -66,7 +67,6 @@ from vit_jax.config.schema.objective import PatchTarget as PatchTarget
 from vit_jax.config.schema.objective import Sam as Sam
 from vit_jax.config.schema.objective import SoftMean as SoftMean
 from vit_jax.config.schema.objective import Supervised as Supervised
-from vit_jax.config.schema.objective import Teach as Teach
 from vit_jax.config.schema.objective import Teacher as Teacher
 from vit_jax.config.schema.objective import TokenLabel as TokenLabel
 from vit_jax.config.schema.optim import Adafactor as Adafactor

@@ -149,8 +149,8 @@ class Recipe:
 
 class MixClasses(enum.Enum):
   """How the classes of a mixture of sources are numbered."""
-  SAME = 'same'    # all sources have the same class names
-  APART = 'apart'  # the classes of each source follow those of the sources before it
+  SAME = 'same'          # all sources have the same class names
+  SEPARATE = 'separate'  # the classes of each source follow those of the sources before it
 
 
 class InMemory(enum.Enum):
@@ -162,7 +162,7 @@ class InMemory(enum.Enum):
 
 class Decode(enum.Enum):
   """How much of a stored JPEG is decoded where a recipe crops it at random."""
-  WHOLE = 'whole'
+  FULL = 'full'
   CROP = 'crop'  # what the crop shows, by nvImageCodec (pip install 'vit_jax[crop]'; no GPU needed)
 
 
@@ -201,7 +201,7 @@ class Data:
   pseudo: Pseudo = field(default_factory=Pseudo)
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
-  decode: Decode = Decode.WHOLE                    # of a JPEG that is cropped at random; the same pixels either way
+  decode: Decode = Decode.FULL                    # of a JPEG that is cropped at random; the same pixels either way
   workers: int = ranged(0, THREADS)                # loader processes; 0 = threads of this process
   threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run

@@ -2,7 +2,7 @@
 import dataclasses
 from dataclasses import field
 
-from vit_jax.config.schema.model import Tap
+from vit_jax.config.schema.model import FeatureLayers
 from vit_jax.config.schema.ranges import COUNT, COUNT_OR_0, INSIDE, NOT_NEGATIVE, POSITIVE, SHARE, duration, ranged
 
 
@@ -43,7 +43,7 @@ class FewShot(Evaluation):
   num_seeds: int = ranged(3, COUNT)
   l2: float = ranged(1024., POSITIVE)
   l2_sweep: tuple[float, ...] = ranged((), POSITIVE)  # further ones, and the one that leaving each shot out prefers
-  tap: Tap = field(default_factory=Tap)
+  features: FeatureLayers = field(default_factory=FeatureLayers)
 
 
 @dataclasses.dataclass
@@ -53,7 +53,7 @@ class Knn(Evaluation):
   neighbours: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)
   temperature: float = ranged(.07, POSITIVE)
   headline: int = ranged(20, COUNT)  # the k that a single number is quoted from
-  tap: Tap = field(default_factory=Tap)
+  features: FeatureLayers = field(default_factory=FeatureLayers)
 
 
 @dataclasses.dataclass
@@ -67,7 +67,7 @@ class Logistic(Evaluation):
   holdout: float = ranged(.1, INSIDE)            # part of the training examples that chooses among them
   max_steps: int = ranged(500, COUNT)            # of L-BFGS
   tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
-  tap: Tap = field(default_factory=Tap)
+  features: FeatureLayers = field(default_factory=FeatureLayers)
 
 
 @dataclasses.dataclass
@@ -77,14 +77,14 @@ class Probe(Evaluation):
   epochs: int = ranged(90, COUNT)                     # MAE, Table 10; DINO: 100
   warmup_epochs: int = ranged(10, COUNT_OR_0)         # DINO: 0
   train_batch_size: int = ranged(16_384, COUNT)       # DINO: 1024
-  rates: tuple[float, ...] = ranged((.1,), POSITIVE)  # learning rates to choose from
+  learning_rates: tuple[float, ...] = ranged((.1,), POSITIVE)  # learning rates to choose from
   # examples a step that they are for; they are scaled to the batch; 0 = as they are
-  rate_per: int = ranged(256, COUNT_OR_0)
+  base_batch_size: int = ranged(256, COUNT_OR_0)
   momentum: float = ranged(.9, SHARE)
-  trust: float = ranged(.001, NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
+  trust_coefficient: float = ranged(.001, NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
   batch_norm: bool = True                    # of the features, without scale and bias; DINO: no
   holdout: float = ranged(.1, INSIDE)        # part of the training examples that chooses, where there are several rates
-  tap: Tap = field(default_factory=Tap)
+  features: FeatureLayers = field(default_factory=FeatureLayers)
 
 
 Eval = TopK | Real | FewShot | Knn | Logistic | Probe

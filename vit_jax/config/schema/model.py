@@ -191,7 +191,7 @@ Model = ViT | ResNet | Mixer | EfficientNet
 
 
 @dataclasses.dataclass
-class Tap:
+class FeatureLayers:
   """Where in a network features are read; by default what its head sees."""
   # After these blocks, normalised and pooled as after the last, in a row; from 1, or from the end: -4,-3,-2,-1 (DINO).
   blocks: tuple[int, ...] = ranged((), Range(-10_000, 10_000))
@@ -204,5 +204,5 @@ class Head:
   pre_logits: int = ranged(0, COUNT_OR_0)  # width of a tanh layer before the logits; 0 = linear head
   bias_init: float = ranged(0., ANY)       # e.g. -10 for sigmoid losses with many classes
   probe: bool = False                      # a linear probe: the backbone only evaluates, and no gradient reaches it
-  tap: Tap = field(default_factory=Tap)    # of a probe: what it sees
+  features: FeatureLayers = field(default_factory=FeatureLayers)    # of a probe: what it sees
   batch_norm: bool = False                 # of a probe: of what it sees, without scale and bias (MAE)

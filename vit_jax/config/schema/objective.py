@@ -41,8 +41,8 @@ class Supervised:
 @dataclasses.dataclass
 class Mae:
   """Masked autoencoder (arXiv 2111.06377): reconstructs the patches that the encoder does not see."""
-  hidden: float = ranged(.75, INSIDE)  # share of the patches of each image that are hidden
-  normalized: bool = True  # each target patch has mean 0 and deviation 1; else pixels as the network gets them
+  mask_ratio: float = ranged(.75, INSIDE)  # share of the patches of each image that the encoder does not see
+  norm_pix_loss: bool = True  # each target patch has mean 0 and deviation 1; else pixels as the network gets them
   decoder_width: int = ranged(512, COUNT)
   decoder_depth: int = ranged(8, Range(1, 10_000))
   decoder_heads: int = ranged(16, COUNT)
@@ -59,9 +59,9 @@ class PatchTarget(enum.Enum):
 class MaskedPatch:
   """Masked patch prediction (ViT paper, Appendix B.1.2), after BERT."""
   target: PatchTarget = PatchTarget.COLOR
-  corrupted: float = ranged(.5, UP_TO_1)  # share of the patches of each image
-  masked: float = ranged(.8, SHARE)       # probability that a corrupted patch becomes the mask token
-  swapped: float = ranged(.1, SHARE)      # that it becomes another patch of the image; else it stays as it is
+  mask_ratio: float = ranged(.5, UP_TO_1)      # share of the patches of each image that are corrupted
+  mask_token_prob: float = ranged(.8, SHARE)    # probability that a corrupted patch becomes the mask token
+  random_patch_prob: float = ranged(.1, SHARE)  # that it becomes another patch of the image; else it is unchanged
 
 
 class Centering(enum.Enum):
@@ -84,19 +84,19 @@ class Collapse:
   Measured is the mutual information of image and prototype, H(mean of answers) - mean of H(answer), in nats: it
   falls to 0 when all answers are the same, whether flat or peaked.
   """
-  below: float = ranged(.05, NOT_NEGATIVE)  # nats, of the teacher over a batch
-  lasting: str = duration('2 %')            # for so long without a break
-  after: str = duration('5 %')              # not before: a new network tells little
-  then: OnCollapse = OnCollapse.WARN
+  threshold: float = ranged(.05, NOT_NEGATIVE)  # nats, of the teacher over a batch
+  patience: str = duration('2 %')               # the information is below the threshold for so long without a break
+  after: str = duration('5 %')                  # not before: the outputs of a new network carry little information
+  action: OnCollapse = OnCollapse.WARN
 
 
 @dataclasses.dataclass
 class Dino:
   """Self-distillation without labels (arXiv 2104.14294). Needs `data.recipe.views`."""
-  prototypes: int = ranged(65_536, COUNT)                         # K, outputs of the projection head
-  hidden: int = ranged(2048, COUNT)                               # width of its MLP
-  bottleneck: int = ranged(256, COUNT)                            # width before the last layer
-  learned_norm: bool = False  # the rows of the last layer may grow; False is the safer `norm_last_layer`
+  out_dim: int = ranged(65_536, COUNT)      # K, outputs of the projection head
+  hidden_dim: int = ranged(2048, COUNT)     # width of its MLP
+  bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer
+  norm_last_layer: bool = True  # the rows of the last layer have norm 1, which is safer; False: their norms are learned
   student_temperature: float = ranged(.1, POSITIVE)
   teacher_temperature: Ramp = field(default_factory=lambda: Ramp(.04, .07, until='30 epochs', curve=Curve.LINEAR))
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # of the teacher
@@ -116,14 +116,14 @@ class TokenLabel:
   """Token labelling (arXiv 2104.10858): every patch token has a target of its own, beside the class of the image."""
   maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
   dense_weight: float = ranged(.5, POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
-  mix: bool = True                                     # MixToken: a box of tokens comes from another image
+  mix_token: bool = True                                  # MixToken: a box of tokens comes from another image
   label_smoothing: float = ranged(.1, BELOW_1)         # of the targets of class and tokens
   class_target: ClassTarget = ClassTarget.MAP
   top: int = ranged(5, COUNT)                          # classes a position in the maps
   map_grid: tuple[int, int] = ranged((18, 18), COUNT)  # positions of the maps
 
 
-class Teach(enum.Enum):
+class DistillType(enum.Enum):
   """What the student takes from the teacher."""
   SOFT = 'soft'  # its probabilities at `temperature`
   HARD = 'hard'  # its most likely class
@@ -149,7 +149,7 @@ class Teacher:
 class Distill:
   """Learning from a teacher (DeiT, arXiv 2012.12877, section 4; with `weight` 1 arXiv 2106.05237)."""
   teacher: Teacher = field(default_factory=Teacher)
-  teach: Teach = Teach.HARD
+  distill_type: DistillType = DistillType.HARD
   weight: float = ranged(.5, SHARE)             # of the teacher's part of the loss; 1 - weight is that of the labels
   temperature: float = ranged(1., POSITIVE)     # of soft teaching
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching

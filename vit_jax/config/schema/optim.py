@@ -36,8 +36,8 @@ class Schedule:
   cooldown: str = duration('', off=True)  # last part of the run, after rsqrt, steps or constant; '' = none
   hold: str = duration('', off=True)      # last part of the run, at `end_lr` after cosine or linear; '' = none
   timescale: str = duration('10_000 steps', zero=False)  # of rsqrt
-  drops: tuple[str, ...] = duration(())                  # of steps: moments, from the start of the run
-  drop: float = ranged(.1, UP_TO_1)                      # of steps and exponential: factor at each
+  milestones: tuple[str, ...] = duration(())                  # of steps: moments, from the start of the run
+  gamma: float = ranged(.1, UP_TO_1)                      # of steps and exponential: factor at each
   every: str = duration('2.4 epochs', zero=False)        # of exponential
 
 
@@ -84,10 +84,11 @@ class DecayBy(enum.Enum):
 class Optimizer:
   """What every optimiser has. Not one itself."""
   lr: float = ranged(1e-3, NOT_NEGATIVE)  # at the peak of the schedule
-  lr_per: int = ranged(0, COUNT_OR_0)  # examples a step that `lr` is for; it is scaled to the batch; 0 = as it is
+  base_batch_size: int = ranged(0,
+                                COUNT_OR_0)  # examples a step that `lr` is for; it is scaled to the batch; 0 = as it is
   weight_decay: float = ranged(0., NOT_NEGATIVE)
   weight_decay_ramp: Ramp = field(default_factory=Ramp)  # factor of it over the run
-  decayed: tuple[str, ...] = ('.*/kernel',)  # patterns of whole path names
+  weight_decay_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of whole path names
   schedule: Schedule = field(default_factory=Schedule)
   clip_norm: float = ranged(1., NOT_NEGATIVE)  # of the whole gradient; 0 = off
   clip_tensor: float = ranged(0., NOT_NEGATIVE)  # norm of each tensor's gradient, layer by layer (qkv is one); 0 = off
@@ -105,7 +106,7 @@ class AdamW(Optimizer):
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.999, BELOW_1)
   eps: float = ranged(1e-8, POSITIVE)
-  moment: DType = DType.F32  # first moment as it is kept; computed in f32
+  mu_dtype: DType = DType.F32  # first moment as it is kept; computed in f32
   decay_by: DecayBy = DecayBy.LR
 
 
@@ -115,18 +116,18 @@ class Adam(Optimizer):
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.999, BELOW_1)
   eps: float = ranged(1e-8, POSITIVE)
-  moment: DType = DType.F32
+  mu_dtype: DType = DType.F32
 
 
 @dataclasses.dataclass
 class Adafactor(Optimizer):
   """Adafactor as Scaling ViT has it (section 3.4): a first moment, no relative step, capped second decay."""
   b1: float = ranged(.9, BELOW_1)
-  moment: DType = DType.BF16
+  mu_dtype: DType = DType.BF16
   b2_power: float = ranged(.8, POSITIVE)  # decay of the second moment at update t from 1: 1 - t ** -power
   b2_cap: float = ranged(.999, INSIDE)
   eps: float = ranged(1e-30, POSITIVE)    # added to the squared gradient
-  factored_side: int = ranged(32, COUNT)  # smallest side of a matrix whose second moment is factored
+  min_dim_size_to_factor: int = ranged(32, COUNT)  # smallest side of a matrix whose second moment is factored
   decay_by: DecayBy = DecayBy.LR
 
 
@@ -137,8 +138,8 @@ class Lamb(Optimizer):
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.999, BELOW_1)
   eps: float = ranged(1e-6, POSITIVE)
-  moment: DType = DType.F32
-  trusted: tuple[str, ...] = ('.*',)  # patterns of what is scaled; the rest moves as by AdamW
+  mu_dtype: DType = DType.F32
+  trust_ratio_mask: tuple[str, ...] = ('.*',)  # patterns of what is scaled; the rest moves as by AdamW
 
 
 @dataclasses.dataclass
@@ -146,9 +147,9 @@ class Lars(Optimizer):
   """LARS: the gradient with decay, scaled to the norm of the parameter, then momentum (arXiv 1708.03888)."""
   lr: float = ranged(.1, NOT_NEGATIVE)
   momentum: float = ranged(.9, BELOW_1)
-  trust: float = ranged(.001, POSITIVE)
-  moment: DType = DType.F32
-  trusted: tuple[str, ...] = ('.*/kernel',)  # patterns of what is scaled; the rest moves as by SGD
+  trust_coefficient: float = ranged(.001, POSITIVE)
+  mu_dtype: DType = DType.F32
+  trust_ratio_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of what is scaled; the rest moves as by SGD
   clip_norm: float = ranged(0., NOT_NEGATIVE)
 
 
@@ -159,7 +160,7 @@ class Lion(Optimizer):
   weight_decay: float = ranged(1., NOT_NEGATIVE)
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.99, BELOW_1)
-  moment: DType = DType.F32
+  mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.LR
 
 
@@ -167,11 +168,11 @@ class Lion(Optimizer):
 class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
   lr: float = ranged(.016, NOT_NEGATIVE)
-  b2: float = ranged(.9, BELOW_1)              # decay of the mean of squares, which begins at `start`
-  start: float = ranged(1., NOT_NEGATIVE)
+  b2: float = ranged(.9, BELOW_1)              # decay of the mean of squares, which begins at `initial_scale`
+  initial_scale: float = ranged(1., NOT_NEGATIVE)
   eps: float = ranged(1e-3, POSITIVE)          # added to the mean of squares, below the root
   momentum: float = ranged(.9, BELOW_1)        # of updates that are already multiplied by the learning rate
-  moment: DType = DType.F32                    # momentum as it is kept
+  mu_dtype: DType = DType.F32                    # momentum as it is kept
   clip_norm: float = ranged(0., NOT_NEGATIVE)
 
 
@@ -180,5 +181,5 @@ class Sgd(Optimizer):
   """SGD with momentum. Its weight decay is coupled, as in PyTorch, or decoupled: SGDW, and big_vision's `momentum`."""
   lr: float = ranged(.01, NOT_NEGATIVE)
   momentum: float = ranged(.9, BELOW_1)
-  moment: DType = DType.F32
+  mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.GRADIENT

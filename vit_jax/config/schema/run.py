@@ -27,14 +27,14 @@ class EarlyStop:
   """Ends the run, as if it were done, when an evaluation has stopped getting better."""
   metric: str = ''                              # such as test/top1@ema; '' = off
   patience: int = ranged(5, COUNT)              # evaluations without a new best one that end the run
-  least_gain: float = ranged(0., NOT_NEGATIVE)  # what a new best has to be better by
+  min_delta: float = ranged(0., NOT_NEGATIVE)  # what a new best has to be better by
 
 
 @dataclasses.dataclass
 class Train:
   """The run itself."""
   accumulate: int = ranged(1, COUNT)  # microbatches a step; same result as the whole batch
-  layers_apart: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
+  unstacked_layers: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
   ema: float = ranged(0., BELOW_1)  # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
   sam: Sam = field(default_factory=Sam)

@@ -84,7 +84,7 @@ def check() -> None:
   """Raises UserError if the decoder is not installed."""
   if not is_installed():
     raise UserError("data.decode=crop decodes by nvImageCodec, which is not installed; want pip install 'vit_jax[crop]'"
-                    ' (Linux, no GPU needed), or data.decode=whole, which gives the same pictures')
+                    ' (Linux, no GPU needed), or data.decode=full, which gives the same pictures')
 
 
 def _codec() -> Any:

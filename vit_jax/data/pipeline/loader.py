@@ -102,7 +102,7 @@ class EvalLoader:
 
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
-                 max_bad_images: int, decode: schema.Decode = schema.Decode.WHOLE, max_labels: int = 0) -> TrainLoader:
+                 max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0) -> TrainLoader:
   """Batches of `image label index box bad` for training; with views, those instead of image and box.
 
   Args:

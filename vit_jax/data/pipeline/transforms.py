@@ -89,12 +89,12 @@ def host_labels(record: Record, max_labels: int) -> Example:
           'label_list': np.array([*labels, *[-1] * (max_labels - len(labels))], np.int32)}
 
 
-def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.WHOLE,
+def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
                     max_labels: int = 0) -> Transform:
   """`(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed."""
   if recipe.views.on:
     return multicrop.ViewsTransform(recipe, (image_px[0], image_px[1]))
-  if decode is schema.Decode.WHOLE:
+  if decode is schema.Decode.FULL:
     return TrainTransform(recipe, (image_px[0], image_px[1]), max_labels=max_labels)
   jpeg_crop.check()
   return TrainTransform(recipe, (image_px[0], image_px[1]), jpeg_crop.open_picture, max_labels)

@@ -179,7 +179,7 @@ def join_classes(sources: Sequence[Source], *, apart: bool) -> tuple[tuple[str, 
       if odd := set(first) ^ set(source.class_names):
         raise UserError(f'{sources[0].name} and {source.name} do not have the same classes: {len(odd)} are in one '
                         f'only, such as {", ".join(sorted(odd)[:5])}; right would be sources that agree, or '
-                        'data.mix_classes=apart, which numbers the classes of each source after the others')
+                        'data.mix_classes=separate, which numbers the classes of each source after the others')
     numbers = {name: i for i, name in enumerate(first)}
     return first, [np.array([numbers[n] for n in s.class_names], np.int32) for s in sources]
   names = [(k, n) for k, s in enumerate(sources) for n in s.class_names]

@@ -55,7 +55,7 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
   from vit_jax.data.sources import mixture
   terms = mixture.parse(where)
   found = [_in_order(select(_opener(t.source, data, image_px), split), data.classes) for t in terms]
-  names, labels = mixture.join_classes(found, apart=data.mix_classes is schema.MixClasses.APART)
+  names, labels = mixture.join_classes(found, apart=data.mix_classes is schema.MixClasses.SEPARATE)
   return mixture.Mixture(found, [t.weight for t in terms], name=f'{data.source}/{split}', class_names=names,
                          labels=labels)
 

@@ -26,7 +26,7 @@ def train_flops(objective: schema.Objective, model: schema.Model, image_px: tupl
     case schema.MaskedPatch():
       vit = _vit(model)
       outputs = {PatchTarget.COLOR: COLORS, PatchTarget.COLORS: 16 * COLORS, PatchTarget.PIXELS: 3 * vit.patch ** 2}
-      predictions = round(objective.corrupted * _num_patches(vit, image_px))
+      predictions = round(objective.mask_ratio * _num_patches(vit, image_px))
       learning, teaching = forward(vit, head=plain) + 2 * predictions * vit.width * outputs[objective.target], 0
     case schema.Dino():
       project = _projector(objective, cost.feature_width(model, image_px))
@@ -47,14 +47,14 @@ def train_flops(objective: schema.Objective, model: schema.Model, image_px: tupl
 
 def mae_encoder_flops(objective: schema.Mae, model: schema.ViT, image_px: tuple[int, int]) -> int:
   """FLOPs of the encoder's forward pass: on a picture of the visible patches in a row."""
-  visible = int(_num_patches(model, image_px) * (1. - objective.hidden) + 1e-6)
+  visible = int(_num_patches(model, image_px) * (1. - objective.mask_ratio) + 1e-6)
   row = (model.patch, visible * model.patch)
   return sum(cost.forward_flops(model, row, head=schema.Head(), num_classes=0).values())
 
 
 def _mae(objective: schema.Mae, model: schema.ViT, image_px: tuple[int, int]) -> int:
   width, first = objective.decoder_width, int(model.pool.has_class_token)
-  visible = int(_num_patches(model, image_px) * (1. - objective.hidden) + 1e-6)
+  visible = int(_num_patches(model, image_px) * (1. - objective.mask_ratio) + 1e-6)
   # The prediction of pixels is a stem the other way round.
   decoder = schema.ViT(patch=model.patch, width=width, depth=objective.decoder_depth, heads=objective.decoder_heads,
                        mlp=4 * width, pool=Pool.CLS if first else Pool.MEAN)
@@ -63,7 +63,7 @@ def _mae(objective: schema.Mae, model: schema.ViT, image_px: tuple[int, int]) ->
 
 
 def _projector(o: schema.Dino, width: int) -> int:
-  return 2 * (width * o.hidden + o.hidden ** 2 + o.hidden * o.bottleneck + o.bottleneck * o.prototypes)
+  return 2 * (width * o.hidden_dim + o.hidden_dim ** 2 + o.hidden_dim * o.bottleneck_dim + o.bottleneck_dim * o.out_dim)
 
 
 def _vit(model: schema.Model) -> schema.ViT:
