@@ -38,7 +38,7 @@ class Command(NamedTuple):
 
 def run(command: Command) -> int:
   """Runs a job and returns its exit status."""
-  from vit_jax.jobs import hardware
+  from vit_jax.parallel import hardware
   hardware.choose()  # before any job imports jax
   return RUN[command.job](command)
 
@@ -102,7 +102,7 @@ def _measure(command: Command) -> int:
 
 
 def convert(command: Command) -> int:
-  from vit_jax.jobs import hardware
+  from vit_jax.parallel import hardware
   hardware.use_cpu()
   from vit_jax.jobs import convert as job
   given = command.flags
@@ -112,7 +112,7 @@ def convert(command: Command) -> int:
 
 def plan(command: Command) -> int:
   config = load_config(command)
-  from vit_jax.jobs import hardware
+  from vit_jax.parallel import hardware
   hardware.use_cpu()
   from vit_jax.plan import job
   workdir = command.path('workdir') if 'workdir' in command.flags else None
@@ -138,7 +138,7 @@ def _prepare_labels(command: Command) -> int:
   if faults:
     raise UserError('\n'.join(faults))
   config = load_config(command)
-  from vit_jax.jobs import token_labels as job
+  from vit_jax.jobs import teacher_labels as job
   return job.run(config, given['weights'], command.local_path('to'),
                  **{name: given.get(name, '') for name in ('preprocess', 'model', 'view')})
 
@@ -177,7 +177,7 @@ def list_configs(command: Command) -> int:
 def predict(command: Command) -> int:
   from vit_jax.jobs import predict as job
   given = command.flags
-  return job.run(given['weights'], command.files, top=given.get('top', ''), as_json='json' in given,
+  return job.run(given['weights'], command.files, top=int(given.get('top', 5)), as_json='json' in given,
                  overlay='overlay' in given, to=command.local_path('to') if 'to' in given else None,
                  **{name: given.get(name, '') for name in ('preprocess', 'model', 'view', 'classes')})
 
@@ -193,7 +193,7 @@ def inspect(command: Command) -> int:
 
 
 def export(command: Command) -> int:
-  from vit_jax.jobs import hardware
+  from vit_jax.parallel import hardware
   hardware.use_cpu()  # so that a file does not depend on what is here
   from vit_jax.export import job
   given = command.flags
@@ -205,7 +205,7 @@ def study(command: Command) -> int:
   from vit_jax.config import files
   given, environ = command.flags, dict(os.environ)
   found = files.load_study(given['config'], command.overrides)
-  from vit_jax.jobs import hardware
+  from vit_jax.parallel import hardware
   hardware.use_cpu()  # this process only starts others; devices are theirs
   from vit_jax.study import job
   return job.run(found, command.local_path('workdir') if 'workdir' in given else None, environ=environ,

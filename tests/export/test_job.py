@@ -13,11 +13,12 @@ import loaded
 import numpy as np
 import pytest
 
-from vit_jax import api, main
+from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.export import graph, job, rules
 from vit_jax.export import onnx as export_onnx
+from vit_jax.inspect.model import Model
 from vit_jax.weights import loading
 
 needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in __import__('pkgutil').iter_modules()},
@@ -96,7 +97,7 @@ def test_stablehlo_runs_without_this_project(name: str, tmp_path: pathlib.Path) 
 def test_pixels_are_normalised_inside_on_request(suffix: str, tmp_path: pathlib.Path) -> None:
   path, found = tmp_path / f'a{suffix}', loaded.weights('mixer')
   job.write(found, path, from_pixels=True)
-  model = api.Model(found)
+  model = Model(found)
   pixels = np.stack([model.prepare(picture) for picture in loaded.pictures(2)])
   got = export_onnx.run(path, pixels) if suffix == '.onnx' else job.from_stablehlo(path.read_bytes())(pixels)
   np.testing.assert_allclose(got, model.logits(pixels, prepared=True), atol=1e-4, rtol=1e-4)

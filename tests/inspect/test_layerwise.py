@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.weights import drawn, test_golden
-from vit_jax import api
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.inspect import layerwise
+from vit_jax.inspect.model import Model
 from vit_jax.models.vit import vit
 
 PX = (16, 24)
@@ -42,7 +42,7 @@ def test_the_last_layer_finishes_as_apply_does(changes: dict[str, object]) -> No
 
 @pytest.mark.parametrize('name', GOLDEN.files)
 def test_attention_is_that_of_transformers(name: str, tmp_path: pathlib.Path) -> None:
-  own = api.Model(test_golden.load(name, tmp_path)).driver
+  own = Model(test_golden.load(name, tmp_path)).driver
   _, *layers = own.layers(jnp.asarray(drawn.image(32)), capture=True)
   assert GOLDEN[name].shape == (len(layers), 2, 4, *[layers[0].tokens.shape[1]] * 2)
   np.testing.assert_allclose(np.stack([layer.attention for layer in layers]), GOLDEN[name], rtol=0, atol=1e-5)

@@ -32,7 +32,8 @@ def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: path
   for part in ('ViT of width 32, depth 2, 4 heads', 'Tensors: 24 taken', 'Images: short side resized to 36 px'):
     assert part in said
   assert said.endswith(
-      f'Written to {tmp_path / "out.npz"} in the format of vision_transformer, read back, every bit the same.\n')
+      f'Written to {tmp_path / "out.npz"} in the format of vision_transformer, and read back without a '
+      'difference.\n')
   again = loading.load(str(tmp_path / 'out.npz'))
   made.assert_same(again, made.network())
   assert again.class_names == made.CLASSES
@@ -74,7 +75,7 @@ def test_bad_input_is_a_message_and_nothing_is_written(
 
 @pytest.mark.parametrize(('words', 'says'), [
     (['--family=timm', '--to=x.npz'], '.pt or .bin with --family=timm, got x.npz.'),
-    (['--to=x.npz', '--classes=words.txt'], 'names 2 classes, but the weights have 7 outputs'),
+    (['--to=x.npz', '--classes=words.txt'], 'expected 7 names, one per output of the weights, got 2'),
     (['--to=back.foo'], '--to: expected a name that ends in .npz, .safetensors, .pth, .pt, .bin, or that of a folder'),
     (['--to=x.npz', '--family=big_vison'], 'Did you mean big_vision?'),
     (['--to=x.npz', '--classes=nofile.txt'], '--classes=nofile.txt cannot be read'),

@@ -13,8 +13,7 @@ from tests.data import pictures
 from tests.weights import made
 from vit_jax import main
 from vit_jax.data.image import image_ops
-from vit_jax.jobs import inference
-from vit_jax.weights import loading, saving
+from vit_jax.weights import inference, loading, saving
 
 OWN = [made.CLASSES[i].split()[0] for i in (5, 1, 2)]
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import api, main
+from vit_jax import main
 from vit_jax.core.errors import UserError
+from vit_jax.inspect.model import Model
 from vit_jax.jobs import predict
 from vit_jax.weights import loading
 from vit_jax.weights.report import Report
@@ -49,7 +50,7 @@ def test_files_and_folders_are_classified_in_order(
   lines = capsys.readouterr().out.splitlines()
   want = [pictures[i] for i in (4, 0, 1, 3, 2)]
   assert lines[::3] == want and list(predict.find([str(tmp_path / 'in')])) == sorted(pictures)
-  model = api.Model(loaded.weights('vit'))
+  model = Model(loaded.weights('vit'))
   for i, path in enumerate(want):
     for line, guess in zip(lines[3 * i + 1:3 * i + 3], model.classify(path, top=2)[0], strict=True):
       shown, _, name = line.strip().partition(' %  ')
@@ -74,7 +75,7 @@ def test_json_is_a_line_for_each_file(pictures: list[str], capsys: pytest.Captur
 
 def test_json_carries_the_warnings_about_the_weights() -> None:
   warned = loaded.weights('vit')._replace(report=Report((), (), ('The preprocessing of images is a guess.',)))
-  assert predict.describe(api.Model(warned))['warnings'] == ['The preprocessing of images is a guess.']
+  assert predict.describe(Model(warned))['warnings'] == ['The preprocessing of images is a guess.']
 
 
 def test_what_cannot_be_read_is_told_and_skipped(
@@ -102,7 +103,7 @@ def test_any_number_of_files_gives_the_same(
     pictures: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
   assert run(*pictures * 2, '--json') == 0
   many = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-  monkeypatch.setattr(api, 'BATCH', 3)
+  monkeypatch.setattr(predict, 'BATCH', 3)
   assert run(*pictures * 2, '--json') == 0
   few = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert [row['file'] for row in few] == pictures * 2
@@ -115,7 +116,7 @@ def test_overlays_show_where_the_network_looked(
     tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
   assert run(str(tmp_path / 'in'), '--overlay', f'--to={tmp_path / "out"}') == 0
   assert sorted(p.name for p in (tmp_path / 'out').iterdir()) == ['1.png', '1_2.png', '2.png', '3.png', '4.png']
-  shown, model = np.asarray(Image.open(tmp_path / 'out' / '2.png')).astype(float), api.Model(loaded.weights('vit'))
+  shown, model = np.asarray(Image.open(tmp_path / 'out' / '2.png')).astype(float), Model(loaded.weights('vit'))
   plain = model.prepare(pictures[1]).astype(float)
   assert shown.shape == (32, 48, 3)
   changed = np.abs(shown - plain).mean(-1).reshape(2, 16, 3, 16).mean((1, 3))
@@ -137,8 +138,8 @@ def test_names_come_from_a_file_if_the_weights_have_none(
     (['--top=0', 'a.jpg'], "--top: expected a whole number 1 to 2147483647, got '0'."),
     (['--to=x', 'a.jpg'], '--to=.*x is for --overlay'),
     ([], '--job=predict needs FILES and folders'),
-    (['--weights=vit-headless', 'a.jpg'], 'vit-headless has no head, so it knows no classes'),
-    (['--classes=NAMES', 'a.jpg'], 'names 2 classes, but the weights have 7 outputs'),
+    (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
+    (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),
     (['--config=digits', 'a.jpg'], '--config is not for --job=predict'),
     (['EMPTY'], 'EMPTY: expected images, files ending in .jpg .* in or below it; got none'),
 ])

@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.source import Record
 from vit_jax.data.sources import builtin, label_maps
-from vit_jax.jobs import build, tasks, token_labels, train
+from vit_jax.jobs import build, tasks, teacher_labels, train
 from vit_jax.record import writer
 from vit_jax.weights import loading
 
@@ -58,7 +58,7 @@ def test_label_maps_are_what_the_teacher_says_of_each_patch_and_train_a_student(
     teacher: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   task = schema.TokenLabel(top=2, map_grid=(4, 4))
   maps = tmp_path / 'maps'
-  assert token_labels.run(config(task, batch_size=256), str(teacher), maps) == 0
+  assert teacher_labels.run(config(task, batch_size=256), str(teacher), maps) == 0
   assert f'--config.objective.maps={maps} --config.objective.map_grid=4,4' in capsys.readouterr().out
   source = builtin.open_digits('train')
   stored = label_maps.LabelMaps(maps)
@@ -153,5 +153,5 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
 
 
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='has objective Supervised; label maps are for TokenLabel'):
-    token_labels.run(config(schema.Supervised()), str(teacher), tmp_path / 'maps')
+  with pytest.raises(UserError, match='objective: expected TokenLabel, got Supervised'):
+    teacher_labels.run(config(schema.Supervised()), str(teacher), tmp_path / 'maps')

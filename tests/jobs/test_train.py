@@ -15,8 +15,8 @@ from vit_jax.config import files
 from vit_jax.core import types
 from vit_jax.core.errors import DataStopped
 from vit_jax.data.pipeline import loader
-from vit_jax.jobs import run_directory
-from vit_jax.record import writer
+from vit_jax.jobs import resume
+from vit_jax.record import run_directory, writer
 
 pytestmark = pytest.mark.xdist_group('test_train')  # in one worker, for what the tests share
 
@@ -125,7 +125,7 @@ def test_a_run_whose_loader_gives_up_saves_and_goes_on_to_the_same_end(
 
 @pytest.mark.parametrize(('extra', 'said'), [
     ('--config.length=3 steps', 'holds a run of 12 steps, but length=.3 steps. is 3 steps'),
-    ('--config.seed=5', r'cannot go on with the same data in the same order:\n  seed: 0 -> 5'),
+    ('--config.seed=5', r'expected a run on the same data in the same order, got changes:\n  seed: 0 -> 5'),
     ('--config.batch_size=48', r'batch_size: 40 -> 48'),
     ('--config.model.width=32', 'made with another model'),
     ('--config.checkpoints.keep_every=7 steps', 'is 7 steps, which is no multiple of checkpoints.every=.5 steps.'),
@@ -166,7 +166,7 @@ def test_a_finished_run_is_not_measured_as_another_network(
   for extra in ('--config.model.gelu=exact', '--config.data.recipe.mean=.4,.4,.4'):
     before = {name: (done / name).read_bytes() for name in ('config.json', 'final.json')}
     assert run(done, extra) == 2
-    assert 'was made with other settings:\n' in capsys.readouterr().err
+    assert 'got one with other settings:\n' in capsys.readouterr().err
     assert {name: (done / name).read_bytes() for name in before} == before
 
 
@@ -182,14 +182,15 @@ def test_a_damaged_config_is_an_error_for_readers_and_written_again_by_training(
     assert main.run(job) == 2
     assert f'{path}: expected a config as JSON, got' in capsys.readouterr().err
   overrides = [one.removeprefix('--config.') for one in TINY[1:]]
-  run_directory.write_config(done, files.load(TINY[0].partition('=')[2], overrides))
+  resume.write_config(done, files.load(TINY[0].partition('=')[2], overrides))
   assert 'config.json is damaged' in caplog.text and path.read_bytes() == before
 
 
 def test_two_runs_cannot_share_a_directory(done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   with run_directory.Lock(done):
     assert run(done) == 2
-  assert f'--workdir={done} is in use by another run (process' in capsys.readouterr().err
+  said = f'--workdir={done}: expected a directory that no other run uses, got one in use by process'
+  assert said in capsys.readouterr().err
 
 
 def test_a_workdir_that_cannot_be_written_is_refused(

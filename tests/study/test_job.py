@@ -20,8 +20,8 @@ import pytest
 from vit_jax import main
 from vit_jax.config import files, json_files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import run_directory
 from vit_jax.recipes import studies
+from vit_jax.record import run_directory
 from vit_jax.study import child as study_child
 from vit_jax.study import estimate, job
 from vit_jax.study import runs as study_runs

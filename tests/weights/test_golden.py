@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from tests.weights import drawn
-from vit_jax.jobs import inference
 from vit_jax.models.mae_decoder import Decoder
-from vit_jax.weights import files, loading
+from vit_jax.weights import files, inference, loading
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('golden.npz'))
 NAMES = sorted({name.split('/')[0] for name in GOLDEN.files})

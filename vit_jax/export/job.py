@@ -23,9 +23,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.pipeline import transforms
 from vit_jax.export import onnx
-from vit_jax.jobs import inference
 from vit_jax.jobs import runtime as startup
-from vit_jax.weights import loading
+from vit_jax.weights import inference, loading
 from vit_jax.weights.loading import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')

@@ -18,17 +18,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import api
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.image_ops import BadImage
 from vit_jax.data.pipeline import prefetch
-from vit_jax.data.sources import classes as naming
 from vit_jax.inspect import embeddings, measurements, reconstruction
 from vit_jax.inspect import page as inspection_page
-from vit_jax.jobs import build, inference, predict, tasks
+from vit_jax.inspect.model import Model
+from vit_jax.jobs import predict, tasks
 from vit_jax.jobs import runtime as startup
-from vit_jax.weights import loading as weights
+from vit_jax.weights import inference
 
 log = logging.getLogger('vit_jax.jobs')
 BATCH = 8  # of images at a time: bounds memory, as attention of a layer is [BATCH, heads, tokens, tokens]
@@ -64,9 +63,8 @@ def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, of_
   prefetch.quieten_cv2()
   began = time.monotonic()
   names = [part.strip() for part in where.split(',') if part.strip()]
-  class_names = naming.read(classes, said='--classes') if classes else ()
-  found = [weights.load(name, preprocess=preprocess, model=model, view=view) for name in names]
-  networks = [api.Model(api.named(one, class_names, said=f'--classes={classes}')) for one in found]
+  networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes))
+              for name in names]
   of_classes = [network.find_class(of_class) if of_class else None for network in networks]
   log.info('Attention is collected on the explicit path, one layer of %d images at a time.', BATCH)
   to.mkdir(parents=True, exist_ok=True)
@@ -97,7 +95,7 @@ def _short_names(names: Sequence[str]) -> list[str]:
   return [name if short.count(name) == 1 else f'{name} ({i + 1})' for i, name in enumerate(short)]
 
 
-def _read(network: api.Model, paths: Sequence[str]) -> tuple[HostArray, Pictures, int]:
+def _read(network: Model, paths: Sequence[str]) -> tuple[HostArray, Pictures, int]:
   """Pictures `[S, H, W, 3]` u8 as the network is given them, and how many could not be read."""
   images, good = [], []
   for path in paths:
@@ -112,7 +110,7 @@ def _read(network: api.Model, paths: Sequence[str]) -> tuple[HostArray, Pictures
   return np.stack(images) if images else np.zeros(shape, np.uint8), Pictures(good, labels), len(paths) - len(good)
 
 
-def _inspect(name: str, network: api.Model, images: HostArray, pictures: Pictures, *,
+def _inspect(name: str, network: Model, images: HostArray, pictures: Pictures, *,
              discard: float, of_class: int | None) -> inspection_page.Seen:
   driver, grid = network.driver, network.grid
   params = jax.device_get(network.weights.params['backbone'])
@@ -132,12 +130,12 @@ def _inspect(name: str, network: api.Model, images: HostArray, pictures: Picture
                               '' if of_class is None else network.class_names[of_class])
 
 
-def _paint(network: api.Model, images: HostArray) -> reconstruction.Painted | None:
+def _paint(network: Model, images: HostArray) -> reconstruction.Painted | None:
   """What a masked autoencoder makes of pictures `[K, H, W, 3]` u8; None of weights without its decoder."""
   weights = network.weights
   if weights.decoder is None or 'decoder' not in weights.params or not len(images):
     return None
-  task = tasks.build_mae(weights.decoder, build.build_backbone(inference.run_config(weights)))
+  task = tasks.build_mae(weights.decoder, inference.backbone(weights))
   found = jax.jit(task.reconstruct)(weights.params, network.normalize(images), jax.random.key(0))
   return reconstruction.paint(*jax.device_get(found), mean=weights.preprocess.mean, std=weights.preprocess.std)
 

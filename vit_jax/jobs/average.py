@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
-from vit_jax.jobs import build, inherit, run_directory
+from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import storage
+from vit_jax.record import run_directory, storage
 from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.state import TrainState
+from vit_jax.weights import inherit
 
 log = logging.getLogger('vit_jax.jobs')
 OF_SAVING = ('version', 'step', 'digests', 'data_sha256', 'shapes')
@@ -63,7 +64,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
         **meta, 'averaged_steps': chosen, provenance.SETTINGS: provenance.settings(config)}, metrics={})
     target.wait()
     target.close()
-    run_directory.write_config(to, config)
+    resume.write_config(to, config)
   if jax.process_index() == 0:
     print(f'The mean of {len(chosen)} checkpoints (steps {", ".join(map(str, chosen))}) is in {to}. To measure it: '
           f'--job=evaluate --workdir={to}', flush=True)

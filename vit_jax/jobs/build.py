@@ -226,8 +226,7 @@ def _unstacks_layers(config: schema.Config) -> bool:
 
 def build_backbone(config: schema.Config) -> Backbone:
   """The network under the head, for a linear probe frozen."""
-  backbone = backbones.build(config.model, config.image_px)
-  return probe.Frozen(backbone, config.head.features, config.head.batch_norm) if config.head.probe else backbone
+  return probe.around(backbones.build(config.model, config.image_px), config.head)
 
 
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,

@@ -13,10 +13,12 @@ import jax
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.pipeline import transforms
-from vit_jax.jobs import build, inherit, results
+from vit_jax.evaluate import final as results
+from vit_jax.jobs import build
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import storage
 from vit_jax.train import checkpoint_reader
+from vit_jax.weights import inherit
 
 log = logging.getLogger('vit_jax.jobs')
 

@@ -16,7 +16,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Extra, Outputs, Params, PyTree
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.sources import classes, opening
-from vit_jax.jobs import build, init_state, results, run_directory
+from vit_jax.evaluate import final as results
+from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate import print_results
 from vit_jax.models import heads
@@ -24,9 +25,9 @@ from vit_jax.objectives.distill import Student
 from vit_jax.objectives.supervised import STATE
 from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import storage
+from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
-from vit_jax.weights import loading, preprocess
+from vit_jax.weights import init_state, loading, preprocess
 from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -101,7 +102,7 @@ def run(config: schema.Config, asked: Asked, *, overridden: Collection[str], wor
                                 bar=config.train.progress)
   final = results.measure(evaluators, network, _state(found, mesh))
   workdir.mkdir(parents=True, exist_ok=True)
-  run_directory.write_config(workdir, config)
+  resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
   fit = transforms.eval_transform(config.data.recipe, config.image_px)

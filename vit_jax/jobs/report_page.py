@@ -18,9 +18,9 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.evaluate import final as results
 from vit_jax.inspect import norms, predictions, render
-from vit_jax.jobs import results, run_directory
-from vit_jax.record import goodput, storage, writer
+from vit_jax.record import goodput, run_directory, storage, writer
 from vit_jax.record.progress import format_duration
 
 Json = dict[str, object]

@@ -13,8 +13,7 @@ from types import TracebackType
 import jax
 
 from vit_jax.data.sources import open_files
-from vit_jax.jobs import hardware
-from vit_jax.parallel import hosts
+from vit_jax.parallel import hardware, hosts
 
 THREADS_PER_DEVICE = 8
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc

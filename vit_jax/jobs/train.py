@@ -18,25 +18,17 @@ from vit_jax.core import trees
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Batch
 from vit_jax.data.pipeline import transforms
-from vit_jax.jobs import (
-  build,
-  inherit,
-  init_state,
-  pseudo_labels,
-  report_page,
-  results,
-  resume_checks,
-  run_directory,
-  tasks,
-)
+from vit_jax.evaluate import final as results
+from vit_jax.jobs import build, report_page, resume, tasks, teacher_labels
 from vit_jax.jobs import runtime as startup
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import goodput, progress, storage
+from vit_jax.record import goodput, progress, run_directory, storage
 from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
 from vit_jax.train import alarm, checkpoint, diagnose, hooks, loop, profile, stopping
 from vit_jax.train.state import TrainState
+from vit_jax.weights import inherit, init_state
 from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -57,8 +49,8 @@ def run(config: schema.Config, workdir: storage.Path, *, overridden: Collection[
   check.check(config)
   # Processes of one run may share the directory; process 0 speaks for them.
   with run_directory.hold(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
-    if asked := pseudo_labels.ensure(config):
-      print(f'Stopped by {asked} while the teacher labels pictures. The same command resumes from there.', flush=True)
+    if asked := teacher_labels.ensure(config):
+      print(f'Stopped by {asked} while the teacher labels images. The same command resumes from there.', flush=True)
       return stopping.RESUMABLE
     return Run(config, workdir, began, found).run()
 
@@ -84,7 +76,7 @@ class Run:
     """Restores or begins, trains, finishes."""
     total, program = self.parts.lengths.total_steps, self.parts.program
     held, start = self._begin()
-    run_directory.write_config(self.workdir, self.config)
+    resume.write_config(self.workdir, self.config)
     lost = self._find_lost(start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total)
@@ -122,14 +114,14 @@ class Run:
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
       found, self._found = self._found, None  # its arrays are not needed once the run has begun
-      return program.hold(init_state.begin(self.config, self.parts, self.data.class_names, self.workdir, found)), 0
-    resume_checks.check_data(restored.data, self._data_guard(), self.workdir)
+      return program.hold(init_state.begin(self.config, program, self.data.class_names, self.workdir, found)), 0
+    resume.check_data(restored.data, self._data_guard(), self.workdir)
     step = int(restored.state.step)
     if step > total:
       raise UserError(f'{self.workdir} holds a run of {step:,} steps, but length={self.config.length!r} is {total:,} '
                       f'steps; want at least {step:,} steps, or another --workdir')
     self._restored_digest = str(restored.meta['digests']['params'])
-    resume_checks.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
+    resume.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
     log.info('Finished before: step %s of %s in %s; evaluating.' if step == total else
              'Continuing at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return program.hold(restored.state), step

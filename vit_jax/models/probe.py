@@ -62,6 +62,11 @@ class Frozen:
     return found[-1], intermediates.concatenate(found, patches=self.features.patches)
 
 
+def around(backbone: Backbone, head: schema.Head) -> Backbone:
+  """The network under a head: the backbone itself, or for a linear probe `Frozen` around it."""
+  return Frozen(backbone, head.features, head.batch_norm) if head.probe else backbone
+
+
 def _normalize(x_BD: Array, running: PyTree, *, train: bool) -> tuple[Array, PyTree]:
   if not train:
     return (x_BD - running['mean'][None]) / jnp.sqrt(running['variance'] + EPS)[None], running

@@ -16,12 +16,12 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from vit_jax.config import check, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import build, run_directory
+from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.plan import compile, compiled, topologies
-from vit_jax.record import storage
+from vit_jax.record import run_directory, storage
 
 ASSUMED_MFU = .4
 """Where the compiler counts no cycles; published pre-training of ViT on TPUv3 comes to 32 to 43 %."""

@@ -17,8 +17,8 @@ from typing import IO, NamedTuple
 
 from vit_jax.config import json_files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import run_directory
-from vit_jax.record import writer
+from vit_jax.jobs import resume
+from vit_jax.record import run_directory, writer
 from vit_jax.train.checkpoint import LOWER_IS_BETTER
 
 OUTPUT = 'output.txt'
@@ -46,7 +46,7 @@ class Task(NamedTuple):
     path = self.folder / 'config.json'
     if not path.is_file() or not (self.is_done or self.is_begun):
       return
-    if changed := run_directory.changes(json.loads(json_files.to_json(json_files.read(path))), self.config):
+    if changed := resume.changes(json.loads(json_files.to_json(json_files.read(path))), self.config):
       raise UserError(f'{self.folder} holds the run {self.name} with other settings:\n' + '\n'.join(changed)
                       + '\nWant the study as it was begun, another --workdir, or that folder removed.')
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.inspect import render
-from vit_jax.jobs import run_directory
+from vit_jax.record import run_directory
 from vit_jax.study import panels
 
 

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.jobs import hardware
+from vit_jax.parallel import hardware
 from vit_jax.plan import topologies
 
 

@@ -14,10 +14,10 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.sources import label_maps, opening
-from vit_jax.jobs import inference, pseudo_labels, train
+from vit_jax.jobs import teacher_labels, train
 from vit_jax.recipes import noisy_student
 from vit_jax.record import progress, writer
-from vit_jax.weights import loading
+from vit_jax.weights import inference, loading
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CONFIG = schema.Config(
@@ -44,7 +44,7 @@ def student(teacher: pathlib.Path) -> schema.Config:
 def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
     teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:
-  monkeypatch.setattr(pseudo_labels, 'PER_PART', 80)
+  monkeypatch.setattr(teacher_labels, 'PER_PART', 80)
   update, seen = progress.Progress.update, []
 
   def stop_at(self: progress.Progress, done: int, values: dict[str, float]) -> None:
@@ -58,7 +58,7 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
   labels = pathlib.Path(config.data.pseudo.labels)
   assert labels == teacher / 'pseudo_1'
   assert train.run(config, tmp_path / 'student') == 75
-  assert 'Stopped by SIGTERM while the teacher labels pictures' in capsys.readouterr().out
+  assert 'Stopped by SIGTERM while the teacher labels images' in capsys.readouterr().out
   assert seen == [40, 80, 120, 160, 200] and not labels.exists()
   assert sorted(p.name for p in labels.with_name('pseudo_1.part').glob('scores*.npy')) == [
       'scores-00000.npy', 'scores-00001.npy']
@@ -116,5 +116,5 @@ def test_a_teacher_of_other_classes_is_refused(teacher: pathlib.Path, tmp_path: 
       config.data, source='synthetic', train_split='train', pseudo=dataclasses.replace(
           config.data.pseudo, labels=str(tmp_path / 'labels'))))
   with pytest.raises(UserError, match='class'):
-    pseudo_labels.ensure(other)
-  assert not pseudo_labels.ensure(CONFIG)
+    teacher_labels.ensure(other)
+  assert not teacher_labels.ensure(CONFIG)

@@ -1,8 +1,9 @@
-"""One writer for a run directory in object storage, which has no locks: a lease that its holder renews.
+"""A lease on a run directory in object storage, which has no file locks: its holder renews it.
 
-`.lock` names the holder and when it last renewed. A holder that has not for `EXPIRES_S` is gone, as after a kill; its
-successor waits that long, at once where it can see that the process is no more. Two that start within the same
-second find out by reading back what they wrote. Clocks of the machines have to agree to a minute.
+`.lock` names the holder and the time of its last renewal. A holder that has not renewed for `EXPIRES_S` has ended, for
+example by a kill; the next run waits that long, or not at all if the process was on this machine and has ended. Two
+runs that start within the same second notice it by reading back what they wrote. The clocks of the machines have to
+agree to a minute.
 """
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ RENEW_S = 30.
 EXPIRES_S = 120.
 SETTLE_S = 1.
 FILE = '.lock'
-log = logging.getLogger('vit_jax.jobs')
+log = logging.getLogger('vit_jax.record')
 
 
 class Lease:
-  """Holds a remote run directory for one run, until `__exit__` or until the process is gone for `EXPIRES_S`.
+  """Locks a remote run directory for one run, until `__exit__` or until `EXPIRES_S` after the process ended.
 
   Raises:
-    UserError: if another process holds it, or the directory cannot be written.
+    UserError: another process holds the lease, or the directory is not writable.
   """
 
   def __init__(self, workdir: storage.PathLike, *, renew_s: float = RENEW_S, expires_s: float = EXPIRES_S,
@@ -45,8 +46,8 @@ class Lease:
       if not self._is_own():
         raise UserError(self._taken(self._read()))
     except storage.faults() as error:
-      raise UserError(f'--workdir={workdir} cannot be written: {error}; want a bucket that this machine may write '
-                      'to') from error
+      raise UserError(f'--workdir={workdir}: expected a bucket that this machine may write to, got {error}. Check its '
+                      'permissions, or use another --workdir.') from error
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._run, name='lease', daemon=True)
     self._thread.start()
@@ -62,14 +63,14 @@ class Lease:
       self._path.unlink(missing_ok=True)
 
   def _wait(self) -> None:
-    """Returns once nobody holds the directory; a holder that renews meanwhile is alive."""
+    """Returns when the lease is free. Raises UserError if its holder renews it meanwhile."""
     first = holder = self._read()
     if not holder or _is_gone(holder):
       return
     until = float(first['time']) + self._expires_s
     if until > time.time():
-      log.info('%s was last held by %s; taken in %.0f s if that does not show.', self._workdir, _name(first),
-               until - time.time())
+      log.info('%s was last used by %s. Waiting %.0f s to see whether that run still exists.', self._workdir,
+               _name(first), until - time.time())
     while time.time() < until:
       time.sleep(min(self._renew_s / 4, 5.))
       holder = self._read()
@@ -82,11 +83,11 @@ class Lease:
     while not self._closed.wait(self._renew_s):
       try:
         if not self._is_own():
-          log.error('%s is written to by another run too, %s; stop one of them.', self._workdir, _name(self._read()))
+          log.error('%s is also used by another run, %s. Stop one of them.', self._workdir, _name(self._read()))
           return
         self._renew()
       except storage.faults() as error:
-        log.warning('The hold on %s could not be renewed, and is tried again: %s', self._workdir, error)
+        log.warning('The lease on %s could not be renewed and will be tried again: %s', self._workdir, error)
 
   def _renew(self) -> None:
     storage.write_bytes(self._path, json.dumps({**self._own, 'time': time.time()}).encode())
@@ -95,7 +96,7 @@ class Lease:
     return self._read().get('token') == self._own['token']
 
   def _read(self) -> dict[str, Any]:
-    """What the file says; {} if there is none, or one that says nothing."""
+    """Returns the content of the file; {} if it is missing or unreadable."""
     try:
       found = json.loads(storage.read_text(self._path))
     except (FileNotFoundError, ValueError):
@@ -103,8 +104,8 @@ class Lease:
     return found if isinstance(found, dict) and {'host', 'pid', 'token', 'time'} <= found.keys() else {}
 
   def _taken(self, holder: dict[str, Any]) -> str:
-    return (f'--workdir={self._workdir} is in use by another run ({_name(holder)}); wait for it, stop it, or take '
-            'another --workdir')
+    return (f'--workdir={self._workdir}: expected a directory that no other run uses, got one in use by '
+            f'{_name(holder)}. Wait for that run, stop it, or use another --workdir.')
 
 
 def _name(holder: dict[str, Any]) -> str:
@@ -112,7 +113,7 @@ def _name(holder: dict[str, Any]) -> str:
 
 
 def _machine() -> str:
-  """The machine, and on Linux the set of process numbers, which a container has for itself."""
+  """Returns the host name, and on Linux the process namespace, which is different in every container."""
   try:
     return f'{socket.gethostname()} {os.readlink("/proc/self/ns/pid")}'
   except OSError:
@@ -120,7 +121,7 @@ def _machine() -> str:
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
-  """Whether the holder was a process of this machine that is no more."""
+  """Whether the holder was a process of this machine that has ended."""
   if holder['host'] != _machine():
     return False
   try:

@@ -17,7 +17,7 @@ from vit_jax.record import storage
 from vit_jax.weights import loading, preprocess
 from vit_jax.weights.loading import Weights
 
-log = logging.getLogger('vit_jax.jobs')
+log = logging.getLogger('vit_jax.weights')
 
 NETWORK = (('model.gelu',), ('model.norm_eps',), ('model.position_resize',), ('data.recipe.mean', 'data.recipe.std'))
 IMAGES = tuple(f'data.recipe.{name}' for name in (

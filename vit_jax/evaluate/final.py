@@ -17,8 +17,7 @@ from vit_jax.data.source import Source
 from vit_jax.evaluate import fewshot
 from vit_jax.evaluate.classify import TOP
 from vit_jax.evaluate.results import Measuring, Result
-from vit_jax.jobs import run_directory
-from vit_jax.record import storage
+from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 
 NUM_EXAMPLES = 12

@@ -13,14 +13,14 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.data.sources import classes
-from vit_jax.jobs import build, run_directory
-from vit_jax.record import storage
+from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
+from vit_jax.train.step import Program
 from vit_jax.weights import adapt, loading
 from vit_jax.weights.adapt import Target
 from vit_jax.weights.loading import Weights
 
-log = logging.getLogger('vit_jax.jobs')
+log = logging.getLogger('vit_jax.weights')
 
 COPIES = ('ema', 'teacher', 'inner/teacher')
 """Parts of `extra` that begin as copies of the parameters."""
@@ -36,13 +36,13 @@ class Given(NamedTuple):
   told: dict[str, object]
 
 
-def begin(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...], workdir: storage.Path,
+def begin(config: schema.Config, program: Program, class_names: tuple[str, ...], workdir: storage.Path,
           found: Weights | None = None) -> TrainState:
   """The state of step 0; what was taken from weights is logged, and written to `init.json`.
 
   Args:
     config: of the run.
-    parts: of the run.
+    program: of the run.
     class_names: of the data.
     workdir: for `init.json`.
     found: the weights of `config.init_from` if they have been read; else they are read now.
@@ -52,11 +52,11 @@ def begin(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...
   """
   given: dict[str, Given] = {}
   if config.init_from:
-    given['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, parts,
+    given['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, program,
                                        class_names)
   if isinstance(config.objective, schema.Distill):
-    given['teacher'] = _teacher(config.objective.teacher, config, parts, class_names)
-  state = parts.program.init_fn()
+    given['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
+  state = program.init_fn()
   for one in given.values():
     state = state._replace(params=_replaced(state.params, one.params), extra=_replaced(state.extra, one.extra))
   if given:
@@ -64,11 +64,11 @@ def begin(config: schema.Config, parts: build.Parts, class_names: tuple[str, ...
   return state
 
 
-def _from_weights(found: Weights, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...]) -> Given:
+def _from_weights(found: Weights, config: schema.Config, program: Program, class_names: tuple[str, ...]) -> Given:
   log.info('%s', loading.text(found))
   for text in adapt.preprocessing_differs(found, config.data.recipe):
     log.warning('%s', text)
-  target = Target(config.model, config.image_px, parts.program.abstract_state.params, class_names)
+  target = Target(config.model, config.image_px, program.abstract_state.params, class_names)
   fitted = adapt.adapt(found, target)
   log.info('Into this run:\n%s', fitted.report.text())
   params, statistics = _leaves(fitted.params), _leaves(fitted.state)
@@ -77,7 +77,7 @@ def _from_weights(found: Weights, config: schema.Config, parts: build.Parts, cla
   return Given(params, extra, _told(found, fitted))
 
 
-def _teacher(teacher: schema.Teacher, config: schema.Config, parts: build.Parts, class_names: tuple[str, ...]) -> Given:
+def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program, class_names: tuple[str, ...]) -> Given:
   """The trained teacher of distillation, which is part of `extra`."""
   if not teacher.weights:
     raise UserError("objective.teacher.weights='': distillation learns from a trained network; want a weight file")
@@ -87,7 +87,7 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, parts: build.Parts,
   for name, own, said in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
     if not np.allclose(own, said, atol=1e-3):
       log.warning('objective.teacher.%s=%s, but its weights know images with %s', name, tuple(said), own)
-  extra = parts.program.abstract_state.extra
+  extra = program.abstract_state.extra
   trained = extra.get('inner', extra)['trained']
   like = {name: trained[name] for name in ('backbone', 'head')}
   fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None))

@@ -1,4 +1,4 @@
-"""One run for a run directory in object storage."""
+"""A lease on a run directory in object storage allows one run."""
 from __future__ import annotations
 
 import json
@@ -12,7 +12,7 @@ import buckets
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import lease, run_directory
+from vit_jax.record import lease, run_directory
 
 WORKDIR = 'gs://mine/run'
 
@@ -26,7 +26,7 @@ def write(bucket: buckets.Server, **changes: object) -> None:
   bucket.objects['mine/run/.lock'] = (99, json.dumps(content).encode())
 
 
-def test_a_directory_is_held_until_the_end_and_no_longer(bucket: buckets.Server) -> None:
+def test_a_lease_ends_with_the_run(bucket: buckets.Server) -> None:
   with hold():
     assert json.loads(bucket.read('mine/run/.lock'))['pid'] == os.getpid()
   assert bucket.names(WORKDIR) == []
@@ -34,23 +34,23 @@ def test_a_directory_is_held_until_the_end_and_no_longer(bucket: buckets.Server)
     pass
 
 
-def test_a_holder_that_renews_is_found_to_be_alive(bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_renewed_is_not_taken(bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   with hold(expires_s=5.):
     monkeypatch.setattr(lease, '_machine', lambda: 'another pid:[1]')
-    with pytest.raises(UserError, match=rf'{WORKDIR} is in use by another run \(process {os.getpid()} on .*; wait for'):
+    with pytest.raises(UserError, match=rf'{WORKDIR}: .* got one in use by process {os.getpid()} on .*\. Wait for'):
       hold(expires_s=5.)
 
 
-def test_a_holder_elsewhere_that_does_not_renew_is_waited_for_and_replaced(
+def test_a_lease_of_another_machine_is_taken_after_it_expires(
     bucket: buckets.Server, caplog: pytest.LogCaptureFixture) -> None:
   write(bucket)
   began = time.monotonic()
   with caplog.at_level('INFO'), hold(expires_s=.5):
     assert .3 < time.monotonic() - began < 5
-  assert 'was last held by process 7 on elsewhere; taken in' in caplog.text
+  assert 'was last used by process 7 on elsewhere. Waiting' in caplog.text
 
 
-def test_a_process_of_this_machine_that_is_no_more_is_replaced_at_once(bucket: buckets.Server) -> None:
+def test_a_lease_of_an_ended_process_of_this_machine_is_taken_immediately(bucket: buckets.Server) -> None:
   gone = subprocess.Popen([sys.executable, '-c', ''])
   gone.wait()
   write(bucket, host=lease._machine(), pid=gone.pid)
@@ -59,20 +59,20 @@ def test_a_process_of_this_machine_that_is_no_more_is_replaced_at_once(bucket: b
     assert time.monotonic() - began < 5
 
 
-def test_a_file_that_says_nothing_holds_nothing(bucket: buckets.Server) -> None:
+def test_an_unreadable_lock_file_is_ignored(bucket: buckets.Server) -> None:
   bucket.objects['mine/run/.lock'] = (1, b'{"pid"')
   with hold():
     pass
 
 
-def test_of_two_that_start_at_once_the_first_gives_way(
+def test_of_two_runs_that_start_together_the_first_stops(
     bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(lease.time, 'sleep', lambda seconds: write(bucket, host='other pid:[2]', pid=8))
-  with pytest.raises(UserError, match=r'in use by another run \(process 8 on other\)'):
+  with pytest.raises(UserError, match=r'in use by process 8 on other\.'):
     hold()
 
 
-def test_it_is_renewed_through_failures_and_a_second_writer_is_said(
+def test_a_lease_is_renewed_after_failures_and_a_second_writer_is_reported(
     bucket: buckets.Server, caplog: pytest.LogCaptureFixture) -> None:
   def wait_for(text: str) -> None:
     for _ in range(400):
@@ -84,24 +84,24 @@ def test_it_is_renewed_through_failures_and_a_second_writer_is_said(
   with hold():
     before = json.loads(bucket.read('mine/run/.lock'))['time']
     bucket.broken = True
-    wait_for('could not be renewed, and is tried again')
+    wait_for('could not be renewed and will be tried again')
     bucket.broken = False
     for _ in range(400):
       if json.loads(bucket.read('mine/run/.lock'))['time'] > before:
         break
       time.sleep(.01)
     write(bucket)
-    wait_for('is written to by another run too, process 7 on elsewhere')
+    wait_for('is also used by another run, process 7 on elsewhere')
   assert bucket.names(WORKDIR) == ['.lock']  # the other's
 
 
-def test_a_bucket_that_cannot_be_written_is_refused(bucket: buckets.Server) -> None:
+def test_a_bucket_without_write_permission_is_refused(bucket: buckets.Server) -> None:
   bucket.broken = True
-  with pytest.raises(UserError, match=rf'--workdir={WORKDIR} cannot be written: .*; want a bucket'):
+  with pytest.raises(UserError, match=rf'{WORKDIR}: expected a bucket that this machine may write to, got .*\. Check'):
     hold()
 
 
-def test_a_run_directory_is_held_by_what_its_place_can_do(bucket: buckets.Server, tmp_path: str) -> None:
+def test_local_directories_are_locked_and_remote_ones_leased(bucket: buckets.Server, tmp_path: str) -> None:
   with run_directory.hold(tmp_path) as near:
     assert isinstance(near, run_directory.Lock)
   with run_directory.hold(WORKDIR) as far:

@@ -11,9 +11,8 @@ from tests.weights import made
 from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Gelu, Geometry, InitSettings, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import inherit
 from vit_jax.recipes import finetune, sizes, vtab
-from vit_jax.weights import loading, preprocess
+from vit_jax.weights import inherit, loading, preprocess
 from vit_jax.weights.preprocess import Preprocess
 
 HOW = Preprocess(Geometry.TORCHVISION, 248, (224, 224), Interpolation.BICUBIC, True, (.4, .5, .6), (.2, .3, .4), 'made')
@@ -35,7 +34,7 @@ def with_recipe(**changes: object) -> schema.Config:
 
 def test_what_nothing_sets_is_that_of_the_weights_and_is_logged(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-  caplog.set_level(logging.INFO, 'vit_jax.jobs')
+  caplog.set_level(logging.INFO, 'vit_jax.weights')
   found, read = inherit.resolve(config(), (), tmp_path)
   model, recipe = found.model, found.data.recipe
   assert (model.gelu, model.norm_eps, model.position_resize) == (Gelu.EXACT, 1e-5, PositionResize.BICUBIC_OFFSET)

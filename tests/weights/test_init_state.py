@@ -14,8 +14,8 @@ from vit_jax import main
 from vit_jax.config import check, files, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import build, init_state
-from vit_jax.weights import loading, saving
+from vit_jax.jobs import build
+from vit_jax.weights import init_state, loading, saving
 
 pytestmark = pytest.mark.xdist_group('test_starting')  # in one worker, for what the tests share
 
@@ -50,7 +50,7 @@ def begin(run: schema.Config, workdir: pathlib.Path) -> tuple[build.Parts, init_
   if repr(plain) not in BUILT:
     mesh, _ = build.open_mesh(run)
     BUILT[repr(plain)] = build.parts(plain, mesh=mesh, num_examples=1437, num_classes=10, in_memory=True)
-  return BUILT[repr(plain)], init_state.begin(run, BUILT[repr(plain)], NAMES, workdir)
+  return BUILT[repr(plain)], init_state.begin(run, BUILT[repr(plain)].program, NAMES, workdir)
 
 
 def assert_equal(a: object, b: object) -> None:

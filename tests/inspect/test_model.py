@@ -1,0 +1,186 @@
+"""A network with its weights: images of any kind in, numpy arrays out, for every family of networks."""
+from __future__ import annotations
+
+import io
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import loaded
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.core.errors import UserError
+from vit_jax.data.image import headers
+from vit_jax.data.image.image_ops import BadImage
+from vit_jax.inspect import model as module
+from vit_jax.inspect.model import Model
+from vit_jax.weights import inference
+
+
+@pytest.fixture(scope='module')
+def vit() -> Model:
+  return Model(loaded.weights('vit'), batch_size=4)
+
+
+def by_hand(image: np.ndarray) -> np.ndarray:
+  """Preprocessing with Pillow and numpy alone, by torchvision's rules: short side 40, bicubic, centre 32 x 48."""
+  h, w = image.shape[:2]
+  size = (max(48, int(w * 40 / min(h, w))), max(32, int(h * 40 / min(h, w))))
+  resized = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
+  top, left = round((resized.shape[0] - 32) / 2), round((resized.shape[1] - 48) / 2)
+  cut = resized[top:top + 32, left:left + 48]
+  return ((cut / 255. - np.array([[[.5, .4, .3]]])) / np.array([[[.2, .3, .4]]])).astype(np.float32)
+
+
+@pytest.mark.parametrize('name', list(loaded.MODELS))
+def test_every_family_classifies_and_gives_features(name: str) -> None:
+  found = loaded.weights(name)
+  model, images = Model(found), loaded.pictures(2)
+  prepared = jnp.asarray(np.stack([by_hand(image) for image in images]))
+  logits, features = jax.jit(inference.function(found))(inference.parameters(found), prepared)
+  np.testing.assert_allclose(model.logits(images), logits, rtol=2e-4, atol=2e-4)
+  np.testing.assert_allclose(model.features(images), features.pooled, rtol=2e-4, atol=2e-4)
+  assert model.features(images).shape == (2, features.pooled.shape[1])
+
+
+def test_images_of_all_kinds_give_the_same(vit: Model, tmp_path: pathlib.Path) -> None:
+  image = loaded.pictures(1)[0]
+  want = vit.logits(image)
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, 'png')
+  (tmp_path / 'a.png').write_bytes(file.getvalue())
+  path = tmp_path / 'a.png'
+  for same in (Image.fromarray(image), file.getvalue(), path, str(path), [image], [[image]], image[None], (path,)):
+    np.testing.assert_array_equal(vit.logits(same), want)
+  grey = image[..., :1]
+  np.testing.assert_array_equal(vit.logits(grey[..., 0]), vit.logits(np.repeat(grey, 3, 2)))
+  np.testing.assert_array_equal(vit.logits(grey), vit.logits(Image.fromarray(grey[..., 0])))
+
+
+def test_a_file_its_bytes_and_what_pillow_makes_of_it_are_the_same_image(tmp_path: pathlib.Path) -> None:
+  deep = np.linspace(0, 65_535, 12 * 15).astype(np.uint16).reshape(12, 15)
+  exif = Image.Exif()
+  exif[headers.ORIENTATION] = 6
+  colours = Image.fromarray(loaded.pictures(1)[0])
+  for image, kind in ((Image.fromarray(deep), 'png'), (colours, 'webp'), (colours.convert('P'), 'gif'),
+                      (colours, 'tiff')):
+    path = tmp_path / f'image.{kind}'
+    image.save(path, **({'lossless': True} if kind == 'webp' else {}), **({} if kind == 'gif' else {'exif': exif}))
+    want = module.decode(path)
+    np.testing.assert_array_equal(module.decode(path.read_bytes()), want)
+    np.testing.assert_array_equal(module.decode(Image.open(path)), want)
+    np.testing.assert_array_equal(module.decode(want), want)
+    assert want.shape == ((image.height, image.width, 3) if kind == 'gif' else (image.width, image.height, 3))
+  np.testing.assert_array_equal(module.decode(tmp_path / 'image.png')[..., 0], np.rot90(deep >> 8, -1))
+
+
+def test_too_large_an_image_is_refused_whatever_it_comes_as(tmp_path: pathlib.Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+  assert module.UPRIGHT == (178_956_970, True)  # as Pillow
+  monkeypatch.setattr(module, 'UPRIGHT', headers.Reading(max_pixels=899, upright=True))
+  path = tmp_path / 'large.png'
+  Image.new('RGB', (30, 30)).save(path)
+  for image in (path, path.read_bytes(), Image.open(path)):
+    with pytest.raises(BadImage, match='30 x 30 px: expected at most 899 pixels, got 900'):
+      module.decode(image)
+
+
+def test_the_rest_of_a_batch_does_not_matter(vit: Model) -> None:
+  images = loaded.pictures(7)
+  whole = vit.logits(images)
+  assert whole.shape == (7, loaded.CLASSES)
+  for i, image in enumerate(images):
+    np.testing.assert_allclose(vit.logits(image)[0], whole[i], rtol=1e-4, atol=1e-5)
+
+
+def test_classes_come_by_probability_with_their_names(vit: Model) -> None:
+  images = loaded.pictures(2)
+  logits = vit.logits(images).astype(np.float64)
+  for row, found in zip(logits, vit.classify(images, top=3), strict=True):
+    p = np.exp(row) / np.exp(row).sum()
+    assert [g.label for g in found] == np.argsort(-p)[:3].tolist()
+    assert [g.name for g in found] == [f'kind {g.label}' for g in found]
+    np.testing.assert_allclose([g.probability for g in found], np.sort(p)[::-1][:3], rtol=1e-5)
+  assert len(vit.classify(images[0], top=50)[0]) == loaded.CLASSES
+
+
+def test_classes_without_names_are_numbered() -> None:
+  model = Model(loaded.weights('mixer', names=False))
+  assert model.class_names == tuple(f'class {i}' for i in range(loaded.CLASSES))
+
+
+def test_features_of_a_layer_are_all_its_tokens(vit: Model) -> None:
+  images = loaded.pictures(2)
+  assert vit.num_layers == 2 and vit.features(images, layer=0).shape == (2, 7, 32)
+  last = vit.features(images, layer=-1)
+  np.testing.assert_array_equal(last, vit.features(images, layer=2))
+  assert not np.allclose(last, vit.features(images, layer=1))
+  norm = vit.weights.params['backbone']['norm']
+  cls = last[:, 0].astype(np.float64)
+  normed = (cls - cls.mean(1, keepdims=True)) / np.sqrt(cls.var(1, keepdims=True) + 1e-6) * norm['scale'] + norm['bias']
+  np.testing.assert_allclose(vit.features(images), normed, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', ['vit', 'dinov2', 'map', 'deit', 'hybrid'])
+def test_attention_is_that_of_the_block_and_rolls_out(name: str) -> None:
+  model, images = Model(loaded.weights(name)), loaded.pictures(2)
+  extra = {'vit': 1, 'dinov2': 3, 'map': 0, 'deit': 2, 'hybrid': 0}[name]
+  each = [model.attention(images, layer=layer + 1) for layer in range(model.num_layers)]
+  assert each[0].shape == (2, 4, extra + 6, extra + 6)
+  np.testing.assert_allclose(np.stack(each).sum(-1), 1., rtol=1e-5)
+  np.testing.assert_array_equal(each[-1], model.attention(images))
+  rolled = model.rollout(images)
+  assert rolled.shape == (2, 2, 3) and (rolled >= 0).all()
+  if name == 'vit':
+    product = np.eye(7)[None]
+    for attention in each:
+      product = (attention.mean(1) + np.eye(7)) / 2 @ product
+    np.testing.assert_allclose(rolled.reshape(2, 6), product[:, 0, 1:], rtol=1e-4)
+
+
+def test_relevance_is_of_the_given_class(vit: Model) -> None:
+  images = loaded.pictures(2)
+  first = [vit.rank(row, top=2)[0].label for row in vit.logits(images)]
+  own = vit.relevance(images)
+  assert own.shape == (2, 2, 3)
+  np.testing.assert_allclose(own[1], vit.relevance(images[1], of_class=first[1])[0], rtol=1e-5)
+  np.testing.assert_array_equal(vit.relevance(images[0], of_class='kind 1'), vit.relevance(images[0], of_class=1))
+  assert np.abs(vit.relevance(images[0], of_class=0) - vit.relevance(images[0], of_class=1)).max() > 0
+
+
+@pytest.mark.parametrize(('name', 'call', 'said'), [
+    ('vit', lambda m: m.features(loaded.pictures(1), layer=3), 'expected 0 to 2, or -1 for the last block, got 3'),
+    ('vit', lambda m: m.attention(loaded.pictures(1), layer=0), 'expected 1 to 2, or -1 for the last block, got 0'),
+    ('bit', lambda m: m.attention(loaded.pictures(1)), 'layer: expected None, as ResNet has no blocks, got -1'),
+    ('mixer', lambda m: m.rollout(loaded.pictures(1)), 'no transformer blocks'),
+    ('vit', lambda m: m.logits([]), 'images: expected at least one image, got none'),
+    ('vit', lambda m: m.logits(np.zeros((4, 4, 3))), r'expected a uint8 array .* got an array \(4, 4, 3\) of float64'),
+    ('vit', lambda m: m.logits(np.zeros((4, 4, 2), np.uint8)), 'images: expected a uint8 array'),
+    ('vit', lambda m: m.logits(3), 'got int'),
+])
+def test_impossible_requests_are_errors(name: str, call: object, said: str) -> None:
+  with pytest.raises(UserError, match=said):
+    call(Model(loaded.weights(name)))  # type: ignore[operator]
+
+
+def test_weights_without_a_head_do_not_classify() -> None:
+  model = Model(loaded.weights('vit', num_classes=0))
+  assert model.features(loaded.pictures(2)).shape == (2, 32)
+  headless = r'small vit: expected weights with a classification head, got weights without one\.'
+  with pytest.raises(UserError, match=rf'{headless} Use rollout'):
+    model.relevance(loaded.pictures(1))
+  with pytest.raises(UserError, match=rf'{headless} Use features'):
+    model.classify(loaded.pictures(1))
+
+
+def test_a_file_that_is_not_an_image_is_named(vit: Model, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'broken.jpg').write_bytes(b'no picture')
+  with pytest.raises(BadImage, match='broken.jpg: '):
+    vit.classify([loaded.pictures(1)[0], tmp_path / 'broken.jpg'])
+
+
+def test_bytes_that_are_not_an_image_are_an_error(vit: Model) -> None:
+  with pytest.raises(BadImage, match='not an image'):
+    vit.logits(b'<html>')

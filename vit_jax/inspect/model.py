@@ -1,0 +1,287 @@
+"""A network with its weights, ready to use: classes, features and attention of images.
+
+Images are PIL images, numpy arrays `[H, W, 3]`, `[H, W]` or `[B, H, W, 3]` of uint8, paths, or encoded bytes; one of
+them or a list. They are resized, cropped and normalized as the weights require. Results are numpy arrays with one row
+per image.
+"""
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, HostArray, Outputs
+from vit_jax.data.image import headers, image_ops, pillow
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Record
+from vit_jax.data.sources import classes as naming
+from vit_jax.inspect import attention as maps
+from vit_jax.inspect import measurements
+from vit_jax.inspect.layerwise import Driver
+from vit_jax.weights import inference
+from vit_jax.weights.loading import Weights
+
+ImageLike = Image.Image | HostArray | str | os.PathLike[str] | bytes
+BATCH = 32
+UPRIGHT = headers.Reading(upright=True)
+
+
+class Guess(NamedTuple):
+  """A predicted class of an image."""
+  label: int
+  name: str
+  probability: float
+
+
+class Model:
+  """A network with its weights on the device.
+
+  weights: as loaded.
+  image_px: (height, width) of its input.
+  class_names: of its outputs; 'class 0', 'class 1', … where the weights do not name them.
+  num_layers: blocks; 0 for networks without blocks.
+  """
+
+  def __init__(self, weights: Weights, *, batch_size: int = BATCH):
+    self.weights, self._batch_size = weights, batch_size
+    self.image_px = weights.preprocess.image_px
+    self._params = jax.device_put(inference.parameters(weights))
+    self._recipe = inference.eval_recipe(weights)
+    self._apply = jax.jit(inference.function(weights))
+    named = len(weights.class_names) == weights.num_classes
+    self.class_names = weights.class_names if named else tuple(f'class {i}' for i in range(weights.num_classes))
+
+  def __repr__(self) -> str:
+    height, width = self.image_px
+    return (f'{type(self.weights.model).__name__} from {self.weights.source}: {height} x {width} px, '
+            f'{self.num_layers} blocks, {self.weights.num_classes} classes')
+
+  def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5) -> list[list[Guess]]:
+    """Returns the `top` most probable classes of each image, best first.
+
+    Raises:
+      UserError: the weights have no head.
+    """
+    return [self.rank(row, top=top) for row in self.logits(images)]
+
+  def rank(self, logits: HostArray, *, top: int) -> list[Guess]:
+    """Returns the `top` largest of `logits [C]` with names and probabilities, largest first, ties in class order."""
+    powers = np.exp(logits - logits.max())
+    probabilities = powers / powers.sum()
+    order = np.argsort(-probabilities, kind='stable')[:top]
+    return [Guess(int(i), self.class_names[i], float(probabilities[i])) for i in order]
+
+  def logits(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
+    """`[B, C]` f32.
+
+    Args:
+      images: of any size.
+      prepared: the images are outputs of `prepare`, `[B, H, W, 3]` u8.
+
+    Raises:
+      UserError: the weights have no head.
+    """
+    if not self.weights.num_classes:
+      raise UserError(f'{self.weights.source}: expected weights with a classification head, got weights without one. '
+                      'Use features(), or weights that were trained on classes.')
+    return self._over(images, lambda image: self._outputs(image).logits, prepared=prepared)
+
+  def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None) -> HostArray:
+    """Returns features of each image, f32.
+
+    Args:
+      images: of any size.
+      layer: None = the pooled features that the head receives, `[B, D]`; else all tokens after block `layer`,
+        `[B, M, D]`: class token and registers, if there are any, then the patches row by row. Blocks count from 1;
+        0 is the input of the first block, and -1 the last block.
+
+    Raises:
+      UserError: there is no such block.
+    """
+    if layer is None:
+      return self._over(images, lambda image: self._outputs(image).features.pooled)
+    depth = self._depth(layer, least=0)
+    return self._over(images, lambda image: next(itertools.islice(
+        self.driver.layers(image, capture=False), depth, None)).tokens.astype(jnp.float32))
+
+  def attention(self, images: ImageLike | Sequence[ImageLike], *, layer: int = -1) -> HostArray:
+    """Returns the attention of block `layer`, `[B, A, M, M]` f32: per head, the weight of each key in each row.
+
+    Raises:
+      UserError: there is no such block.
+    """
+    depth = self._depth(layer, least=1)
+
+    def one(image: Array) -> Array:
+      found = next(itertools.islice(self.driver.layers(image, capture=True), depth, None)).attention
+      assert found is not None
+      return found
+    return self._over(images, one)
+
+  def rollout(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
+    """Returns attention over all layers, `[B, h, w]` f32, by attention rollout (ViT paper, Appendix D.8).
+
+    Args:
+      images: of any size.
+      prepared: the images are outputs of `prepare`, `[B, H, W, 3]` u8.
+
+    Raises:
+      UserError: the network has no attention.
+    """
+    driver = self.driver
+
+    def one(image: Array) -> Array:
+      product, tokens = None, image
+      for seen in driver.layers(image, capture=True):
+        tokens = seen.tokens
+        if seen.attention is not None:
+          product = maps.roll(product, seen.attention, discard=0.)
+      assert product is not None
+      h, w = self.grid
+      rolled = jnp.einsum('bm,bmk->bk', driver.reading(tokens), product)[:, -h * w:]
+      return rolled.reshape(-1, h, w)
+    return self._over(images, one, prepared=prepared)
+
+  def relevance(self, images: ImageLike | Sequence[ImageLike], *, of_class: int | str | None = None) -> HostArray:
+    """Returns the relevance of patches for a class, `[B, h, w]` f32: attention times its gradient (arXiv 2103.15679).
+
+    Args:
+      images: of any size; gradients are computed one image at a time.
+      of_class: index or name of the class; None = the predicted class of each image.
+
+    Raises:
+      UserError: the network has no head or no attention, or there is no such class.
+    """
+    if self.head is None:
+      raise UserError(f'{self.weights.source}: expected weights with a classification head, got weights without one. '
+                      'Use rollout().')
+    chosen = None if of_class is None else self.find_class(of_class)
+    return np.stack([measurements.relevance(self.driver, np.asarray(self.normalize(self.prepare(image)[None])),
+                                          grid=self.grid, logits=self.head, of_class=chosen)
+                     for image in listed(images)])
+
+  def find_class(self, named: int | str) -> int:
+    """Returns the index of a class given by index or name, see `data.sources.classes.find`.
+
+    Raises:
+      UserError: no class or several classes match.
+    """
+    return naming.find(self.weights.class_names, named, count=self.weights.num_classes)
+
+  @property
+  def num_layers(self) -> int:
+    blocks = self.weights.params['backbone'].get('blocks')
+    return 0 if blocks is None else int(jax.tree.leaves(blocks)[0].shape[0])
+
+  def prepare(self, image: ImageLike) -> HostArray:
+    """Returns the image as the network receives it before normalization, `[H, W, 3]` u8.
+
+    Raises:
+      BadImage: it cannot be decoded.
+      UserError: it is not an image.
+    """
+    prepared = transforms.eval_transform(self._recipe, self.image_px)(Record(decode(image), 0))
+    return np.asarray(prepared['image'])
+
+  def _over(self, images: ImageLike | Sequence[ImageLike], function: Callable[[Array], Array | None], *,
+            prepared: bool = False) -> HostArray:
+    """Applies `function` to any number of normalized images, in batches of a few sizes."""
+    every = list(listed(images))
+    if not every:
+      raise UserError('images: expected at least one image, got none.')
+    rows = []
+    for start in range(0, len(every), self._batch_size):
+      batch = np.stack([np.asarray(image) if prepared else self._prepare(image)
+                        for image in every[start:start + self._batch_size]])
+      padded = np.concatenate([batch, np.repeat(batch[:1], _room(len(batch), self._batch_size) - len(batch), 0)])
+      rows.append(np.asarray(function(transforms.normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
+    return np.concatenate(rows)
+
+  def _prepare(self, image: ImageLike) -> HostArray:
+    """Like `prepare`, with the path in the error."""
+    try:
+      return self.prepare(image)
+    except image_ops.BadImage as error:
+      raise image_ops.BadImage(f'{os.fspath(image)}: {error}' if isinstance(image, str | os.PathLike)
+                               else str(error)) from error
+
+  def _outputs(self, image: Array) -> Outputs:
+    return self._apply(self._params, image)
+
+  def _depth(self, layer: int, *, least: int) -> int:
+    """Returns the index of a block, which may be counted from the end."""
+    depth = layer + self.num_layers + 1 if layer < 0 else layer
+    if not least <= depth <= self.num_layers:
+      raise UserError(f'layer: expected {least} to {self.num_layers}, or -1 for the last block, got {layer}.'
+                      if self.num_layers else
+                      f'layer: expected None, as {type(self.weights.model).__name__} has no blocks, got {layer}.')
+    return depth
+
+  @functools.cached_property
+  def head(self) -> Callable[[Features], Array] | None:
+    """Maps features to logits; None without a head."""
+    return inference.head(self.weights, self._params)
+
+  def normalize(self, images: HostArray) -> Array:
+    """Normalizes outputs of `prepare`, `[B, H, W, 3]` u8 to f32."""
+    return transforms.normalize(jnp.asarray(images), self._recipe)
+
+  @functools.cached_property
+  def driver(self) -> Driver:
+    """The backbone, for running it layer by layer."""
+    backbone: Any = inference.backbone(self.weights)
+    return Driver(backbone, self._params['backbone'])
+
+  @property
+  def grid(self) -> tuple[int, int]:
+    """`(h, w)` of the patch tokens."""
+    patch = self.weights.model.patch  # type: ignore[union-attr]
+    return self.image_px[0] // patch, self.image_px[1] // patch
+
+
+def listed(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
+  """Yields the images of one image, an array of several, or a nested list, one by one."""
+  if isinstance(images, np.ndarray) and images.ndim == 4:
+    yield from images
+  elif isinstance(images, Sequence) and not isinstance(images, str | bytes):
+    for image in images:
+      yield from listed(image)
+  else:
+    yield images
+
+
+def decode(image: ImageLike) -> HostArray:
+  """Returns `[H, W, 3]` u8 for any kind of image; a file, its bytes and its Pillow image give the same result.
+
+  Files and Pillow images are rotated by their EXIF orientation.
+
+  Raises:
+    BadImage: the image cannot be decoded, or is too large.
+    UserError: not an image, or an array of another shape or dtype.
+  """
+  match image:
+    case np.ndarray() if image.dtype == np.uint8 and (image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
+      return image_ops.as_rgb(image[..., None] if image.ndim == 2 else image)
+    case Image.Image():
+      return pillow.read(image, UPRIGHT)
+    case bytes():
+      return image_ops.decode(image, UPRIGHT)
+    case str() | os.PathLike():
+      with open(image, 'rb') as file:
+        return image_ops.decode(file.read(), UPRIGHT)
+  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
+  raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
+                  f'of a file, got {what}.')
+
+
+def _room(num: int, most: int) -> int:
+  """Returns the size to which a batch of `num` is padded, so that few sizes are compiled: a power of two, or `most`."""
+  return min(most, 1 << (num - 1).bit_length())

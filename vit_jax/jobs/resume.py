@@ -1,0 +1,69 @@
+"""The config of a run directory, and what must not change when the run is resumed."""
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from vit_jax.config import json_files, provenance, schema
+from vit_jax.core import os_errors
+from vit_jax.core.errors import UserError
+from vit_jax.record import run_directory, storage
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:
+  """Raises UserError if a run would continue as another network, which the shapes of its arrays do not show.
+
+  The preprocessing of images may change during a run, but not for the checkpoint at its end.
+  """
+  changed = {name: pair for name, pair in provenance.differences(meta, config).items()
+             if is_done or not provenance.is_preprocessing(name)}
+  if changed:
+    raise UserError(f'--workdir={workdir}: expected a run with the settings of this command, got one with other '
+                    f'settings:\n{provenance.text(changed)}\nUse the settings of that run, or another --workdir.')
+
+
+def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storage.Path) -> None:
+  """Raises UserError if a run would continue with other data, or in another order, than before."""
+  changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in now.items() if saved.get(name) != value]
+  if changed:
+    raise UserError(f'--workdir={workdir}: expected a run on the same data in the same order, got changes:\n'
+                    + '\n'.join(changed) + '\nUse the data settings of that run, or another --workdir.')
+
+
+def write_config(workdir: storage.Path, config: schema.Config) -> None:
+  """Writes `config.json`, and warns of settings that differ from those the run was started with."""
+  path = workdir / 'config.json'
+  if not jax.process_index() and path.exists():
+    _warn_of_changes(path, config)
+  run_directory.write_text(path, json_files.to_json(config))
+
+
+def _warn_of_changes(path: storage.Path, config: schema.Config) -> None:
+  try:
+    changed = changes(json.loads(path.read_text()), config)
+  except (ValueError, RecursionError, IsADirectoryError) as error:
+    log.warning('%s is damaged (%s) and is replaced by the config of this command.', path, os_errors.first_line(error))
+    return
+  except OSError as error:
+    raise os_errors.reading(str(path), error) from error
+  if changed:
+    log.warning('These settings differ from those the run was started with:\n%s', '\n'.join(changed))
+
+
+def changes(before: Any, config: schema.Config) -> list[str]:
+  """One line per setting of `config` that differs from `before`, a config as parsed JSON."""
+  old, new = _flat(before), _flat(json.loads(json_files.to_json(config)))
+  return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
+          if old.get(name) != new.get(name)]
+
+
+def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
+  if not isinstance(tree, dict):
+    return {prefix: tree}
+  return {k: v for name, child in tree.items() for k, v in _flat(child, f'{prefix}.{name}'.strip('.')).items()}

@@ -1,0 +1,246 @@
+"""Labels by a trained classifier: label maps (`--job=prepare`), and the labels of Noisy Student's unlabelled images.
+
+Label maps: each stored image is resized to the input size of the teacher without preserving the aspect ratio, so that
+the map covers all of it. The classifier's head is applied to each patch token (of networks that pool by the mean, the
+tokens before pooling), and the most likely classes are kept with their logits, as in the authors' generate_label.py
+(zihangJiang/TokenLabeling@9dbfd59; their maps cover the central square of the image, these the complete image).
+
+Noisy Student (arXiv 1911.04252): the teacher labels the images before the student's run begins, part by part, so that
+a run that was stopped or killed resumes there. Each process of a run labels some of the parts; all must share the
+directory. The teacher is not noised: it predicts as in an evaluation, with its own preprocessing.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from vit_jax.config import check, schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Part, Parts, Source
+from vit_jax.data.sources import label_maps, local_paths, opening, pseudo
+from vit_jax.jobs import build
+from vit_jax.jobs import runtime as startup
+from vit_jax.models import heads
+from vit_jax.parallel import mesh as meshes
+from vit_jax.record import progress
+from vit_jax.train.stopping import StopRequest
+from vit_jax.weights import inference, init_state, loading
+from vit_jax.weights.loading import Weights
+
+log = logging.getLogger('vit_jax.jobs')
+PER_PART = 4_096  # unlabelled images that a kill may cost
+
+Compute = Callable[[range], tuple[HostArray, HostArray]]
+Predict = Callable[[PyTree, Array], tuple[Array, Array]]
+"""Parameters and normalized images to `classes [B, N, k] i32` and `scores [B, N, k] f32`."""
+
+
+class _Stopped(Exception):
+  """This process received a signal to stop."""
+
+
+def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str = '', model: str = '',
+        view: str = '') -> int:
+  """Writes the label maps of a config's training images; exit status 0.
+
+  Args:
+    config: of the run that will use them; its data, `objective.top`, `batch_size` and `mesh` are used.
+    where, preprocess, model, view: weights of the teacher, see `weights.loading.load`.
+    to: directory to write.
+
+  Raises:
+    UserError: the objective is not token labelling, or the teacher has other classes or no classes per token.
+  """
+  check.check(config)
+  if not isinstance(config.objective, schema.TokenLabel):
+    raise UserError(f'objective: expected TokenLabel, got {type(config.objective).__name__}. Label maps are for token '
+                    'labelling.')
+  startup.start()
+  if jax.process_count() > 1:
+    raise UserError(f'--job=prepare: expected one process, got {jax.process_count()}. Run it on one host.')
+  found = loading.load(where, preprocess=preprocess, model=model, view=view)
+  log.info('Teacher: %s', loading.text(found))
+  data = build.open_data(config)
+  init_state.check_order(found, data.class_names, is_listed=bool(config.data.classes))
+  _check_tokens(found)
+  write(config, config.objective, found, data.train, to)
+  return 0
+
+
+def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source: Source, to: pathlib.Path) -> None:
+  """Writes the maps of a source with a progress bar, and prints how to use them."""
+  grid = _grid(found)
+  info = label_maps.Info(
+      source.name, source.digest, len(source), grid, task.top, found.num_classes, label_maps.PER_PART,
+      {'weights': found.source, 'image_px': list(found.preprocess.image_px)}, label_maps.LOGITS)
+  how = found.preprocess
+  resize = schema.Recipe(interpolation=how.interpolation, antialias=how.antialias, mean=how.mean, std=how.std)
+  with _progress(len(source), shown=True) as count:
+    compute = computing(
+        found, source, functools.partial(classify_tokens, found, top=task.top),
+        recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
+        mesh=meshes.make(config.mesh), threads=config.data.threads, grid=grid, on_done=count)
+    is_new = label_maps.write(to, info, compute)
+  print(f'{"Written to" if is_new else "Already in"} {to}: {len(source):,} maps of {grid[0]} x {grid[1]}. Use them '
+        f'with --config.objective.maps={to} --config.objective.map_grid={grid[0]},{grid[1]}')
+
+
+def ensure(config: schema.Config) -> str:
+  """Labels the unlabelled images that a config's training needs, unless that is done. All processes call it.
+
+  Returns:
+    The signal that stopped it, or ''. A run of several processes ends at once on a signal.
+
+  Raises:
+    UserError: the teacher cannot be read or has other classes, or the directory holds something else.
+  """
+  settings = config.data.pseudo
+  folder = pathlib.Path(local_paths.resolve(settings.labels, 'data.pseudo.labels'))
+  if not settings.source or (folder / label_maps.INFO).is_file():
+    return ''
+  found = loading.load(settings.teacher)
+  log.info('Teacher: %s', loading.text(found))
+  labelled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
+  init_state.check_order(found, labelled.class_names, is_listed=bool(config.data.classes))
+  source = pseudo.open_unlabelled(config.data, image_px=config.image_px)
+  info = label_maps.Info(
+      source.name, source.digest, len(source), (1, 1), settings.top, found.num_classes, PER_PART,
+      {'teacher': settings.teacher, 'weights': found.source, 'image_px': list(found.preprocess.image_px)})
+  with StopRequest() if jax.process_count() == 1 else contextlib.nullcontext() as request:
+    try:
+      _label(config, found, source, info, folder, request)
+    except _Stopped:
+      assert request is not None
+      return request.reason(0)
+  return ''
+
+
+def _label(config: schema.Config, found: Weights, source: Source, info: label_maps.Info, folder: pathlib.Path,
+           request: StopRequest | None) -> None:
+  """Labels the parts of this process, with a progress bar."""
+  share = jax.process_index(), jax.process_count()
+  with _progress(len(source), shown=config.train.progress and not share[0]) as show:
+    def count(done: int) -> None:
+      if request is not None and request.reason(0):
+        raise _Stopped
+      show(done)
+
+    compute = computing(
+        found, source, functools.partial(classify, found, top=info.top),
+        recipe=transforms.read_as(inference.eval_recipe(found), config.data.recipe),
+        batch_size=config.batch_size // share[1], mesh=meshes.make(schema.Mesh(), jax.local_devices()),
+        threads=config.data.threads, grid=(1, 1), on_done=count)
+    label_maps.write(folder, info, compute, share=share, meet=_meet)
+  log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
+
+
+def _meet(place: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(f'vit_jax {place}')
+
+
+@contextlib.contextmanager
+def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+  """A progress bar with images per second, as a function of the number of images that are done."""
+  began = time.monotonic()
+  with progress.Progress(total, start=0, shown=shown) as bar:
+    yield lambda done: bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began)})
+
+
+def classify_tokens(found: Weights, params: PyTree, image: Array, *, top: int) -> tuple[Array, Array]:
+  """`classes [B, N, top] i32` and logits `[B, N, top]` f32 of each token of normalized images."""
+  features, _ = inference.backbone(found).apply(params['backbone'], params['state'], image, train=False, key=None)
+  num_images, num_tokens, width = features.tokens.shape
+  logits_RC = heads.Head(found.head).apply(params['head'], features.tokens.reshape(-1, width))
+  return highest(logits_RC.reshape(num_images, num_tokens, -1).astype(jnp.float32), top=top)
+
+
+def classify(found: Weights, params: PyTree, image: Array, *, top: int) -> tuple[Array, Array]:
+  """`classes [B, 1, top] i32` and probabilities `[B, 1, top]` f32 of normalized images."""
+  logits_BC = inference.function(found)(params, image).logits
+  assert logits_BC is not None
+  return highest(jax.nn.softmax(logits_BC)[:, None], top=top)
+
+
+def highest(scores_BNC: Array, *, top: int) -> tuple[Array, Array]:
+  """The classes with the highest scores, `[B, N, top] i32`, and these scores; zeros beyond the number of classes."""
+  num = min(top, scores_BNC.shape[-1])
+  scores_BNk, classes_BNk = jax.lax.top_k(scores_BNC, num)
+  missing = ((0, 0), (0, 0), (0, top - num))
+  return jnp.pad(classes_BNk, missing), jnp.pad(scores_BNk, missing)
+
+
+def computing(found: Weights, source: Source, predict: Predict, *, recipe: schema.Recipe, batch_size: int, mesh: Mesh,
+              threads: int, grid: tuple[int, int], on_done: Callable[[int], None]) -> Compute:
+  """Returns a function that reads, resizes and classifies a range of examples. Unreadable images get zeros.
+
+  Args:
+    found: the teacher.
+    source: of the examples.
+    predict: is compiled here.
+    recipe: how images are resized and normalized.
+    batch_size: over the devices of the mesh, which all belong to this process.
+    mesh: of the devices.
+    threads: that read images; 0 = one per core.
+    grid: rows and columns of N.
+    on_done: called with the number of examples that are done.
+  """
+  meshes.check_batch(mesh, batch_size, 1, what='batch_size')
+  shard = meshes.local_rows(mesh)
+  params = jax.device_put(inference.parameters(found), meshes.replicated(mesh))
+  prepare, predict = transforms.prepare_eval(recipe), jax.jit(predict)
+
+  def compute(rows: range) -> tuple[HostArray, HostArray]:
+    part = Parts([Part(source, rows.start, rows.stop)], name=source.name)
+    loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
+                                 shard=shard, threads=threads, workers=0)
+    classes, scores = [], []
+    for batch in loader.batches():
+      image = meshes.put_batch({'image': batch['image']}, mesh, shard)
+      prepared = prepare(image, jax.random.key(0), jnp.zeros((), jnp.int32))['image']
+      one = jax.device_get(predict(params, prepared))
+      classes.append(one[0])
+      scores.append(one[1] * batch['mask'][:, None, None])
+      on_done(min(rows.start + batch_size * len(classes), rows.stop))
+    loader.close()
+    shape = (len(rows), *grid, classes[0].shape[-1])
+    return tuple(np.concatenate(x)[:len(rows)].reshape(shape) for x in (classes, scores))  # type: ignore[return-value]
+
+  return compute
+
+
+def _grid(found: Weights) -> tuple[int, int]:
+  """Rows and columns of the teacher's tokens, from shapes alone."""
+  backbone = inference.backbone(found)
+  image = jax.ShapeDtypeStruct((1, *found.preprocess.image_px, 3), jnp.float32)
+  grids: list[tuple[int, int]] = []
+
+  def apply(params: PyTree, state: PyTree, image: Array) -> Array:
+    features, _ = backbone.apply(params, state, image, train=False, key=None)
+    grids.append(features.grid)
+    return features.tokens
+
+  jax.eval_shape(apply, found.params['backbone'], found.state, image)
+  return grids[0]
+
+
+def _check_tokens(found: Weights) -> None:
+  """Raises UserError if the teacher's head does not apply to single tokens."""
+  model = found.model
+  if isinstance(model, schema.ViT) and (model.pool is schema.Pool.MAP or model.norm_after_pool):
+    what = 'pools by attention' if model.pool is schema.Pool.MAP else 'normalizes the mean of its tokens'
+    raise UserError(f'{found.source}: expected a teacher whose head applies to single tokens, got one that {what}. Use '
+                    'a teacher that pools by the class token or by the mean of normalized tokens.')

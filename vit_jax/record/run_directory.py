@@ -1,0 +1,101 @@
+"""The run directory: a lock that allows one writer, and small files that are replaced atomically."""
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from vit_jax.core import os_errors
+from vit_jax.core.errors import UserError
+from vit_jax.record import storage
+from vit_jax.record.lease import Lease
+
+
+def hold(workdir: storage.PathLike) -> Lock | Lease:
+  """Locks a run directory for one run, as a context manager.
+
+  Raises:
+    UserError: another process holds the lock, or the directory is not writable.
+  """
+  return Lock(workdir) if storage.is_local(workdir) else Lease(workdir)
+
+
+class Lock:
+  """Locks a local run directory. The operating system releases the lock when the process ends, however it ends.
+
+  A new directory is removed again if the run ends with a `UserError` before it has written anything of value.
+
+  Raises:
+    UserError: another process holds the lock, or the directory is not writable.
+  """
+
+  def __init__(self, workdir: storage.PathLike):
+    self._workdir, self._is_new = os.fspath(workdir), not os.path.exists(workdir)
+    try:
+      os.makedirs(workdir, exist_ok=True)
+      self._file = open(os.path.join(workdir, '.lock'), 'a+')
+      self._take()
+    except OSError as error:
+      raise UserError(f'--workdir={workdir}: expected a folder that can be written, got {error.strerror}. '
+                      f'{os_errors.find(error) or "Use a folder that this user may write to"}, then run the same '
+                      'command again.') from error
+
+  def _take(self) -> None:
+    """Locks the file and writes the id of this process into it."""
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      self._file.seek(0)
+      holder = self._file.read().strip() or 'unknown'
+      self._file.close()
+      raise UserError(f'--workdir={self._workdir}: expected a directory that no other run uses, got one in use by '
+                      f'process {holder}. Wait for that run, stop it, or use another --workdir.') from None
+    self._file.seek(0)
+    self._file.truncate()
+    os.write(self._file.fileno(), str(os.getpid()).encode())
+
+  def __enter__(self) -> Lock:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    if self._is_new and isinstance(error, UserError) and _holds_nothing(self._workdir):
+      shutil.rmtree(self._workdir, ignore_errors=True)
+    self._file.close()
+
+
+def _holds_nothing(workdir: str) -> bool:
+  """Whether a run directory holds only the files that every start writes first."""
+  found = set(os.listdir(workdir))
+  return found <= {'.lock', 'config.json', 'checkpoints'} and not (
+      'checkpoints' in found and os.listdir(os.path.join(workdir, 'checkpoints')))
+
+
+def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
+  """Replaces a JSON file atomically; only process 0 writes."""
+  write_text(path, json.dumps(content, indent=2) + '\n')
+
+
+def write_text(path: storage.PathLike, text: str) -> None:
+  """Replaces a text file atomically; only process 0 writes."""
+  write_bytes(path, text.encode())
+
+
+def write_bytes(path: storage.PathLike, content: bytes) -> None:
+  """Replaces a file atomically; only process 0 writes.
+
+  Raises:
+    UserError: it cannot be written, for example because the disk is full.
+  """
+  if jax.process_index():
+    return
+  try:
+    storage.write_bytes(path, content)
+  except storage.faults() as error:
+    raise os_errors.writing(os.fspath(path), error) from error

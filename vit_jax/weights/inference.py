@@ -1,0 +1,77 @@
+"""Loaded weights as a function of images, for prediction and export."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from vit_jax.config import schema
+from vit_jax.core.contracts import Backbone
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, Outputs, PyTree
+from vit_jax.data.sources import classes as naming
+from vit_jax.models import backbones, heads, probe
+from vit_jax.objectives.distill import Student
+from vit_jax.objectives.supervised import STATE
+from vit_jax.weights import loading
+from vit_jax.weights import preprocess as preprocessing
+from vit_jax.weights.loading import Weights
+
+
+def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', classes: str = '') -> Weights:
+  """Loads weights as `loading.load` does, and names their outputs as the file `classes` does ('' = unchanged).
+
+  Raises:
+    UserError: the weights or the file cannot be read, or the file has another number of names.
+  """
+  names = naming.read(classes, said='--classes') if classes else ()
+  return with_class_names(loading.load(where, preprocess=preprocess, model=model, view=view), names,
+                          source=f'--classes={classes}')
+
+
+def with_class_names(weights: Weights, names: Sequence[str], *, source: str = 'classes') -> Weights:
+  """The weights with these names of their outputs, or unchanged without any; `source` is for the error.
+
+  Raises:
+    UserError: the weights have another number of outputs.
+  """
+  if names and len(names) != weights.num_classes:
+    raise UserError(f'{source}: expected {weights.num_classes:,} names, one per output of the weights, got '
+                    f'{len(names):,}. Pass the classes of these weights in the order of their outputs.')
+  return weights._replace(class_names=tuple(names)) if names else weights
+
+
+def backbone(weights: Weights) -> Backbone:
+  """The network under the head of these weights."""
+  return probe.around(backbones.build(weights.model, weights.preprocess.image_px), weights.head)
+
+
+def eval_recipe(weights: Weights) -> schema.Recipe:
+  """The preprocessing of images for these weights."""
+  return schema.Recipe(**preprocessing.recipe_values(weights.preprocess))
+
+
+def parameters(weights: Weights) -> PyTree:
+  """The parameters that `function` takes."""
+  if not weights.num_classes:
+    return {'backbone': weights.params['backbone'], 'state': weights.state}
+  return _view(weights).select(weights.params, {STATE: weights.state})
+
+
+def function(weights: Weights) -> Callable[[PyTree, Array], Outputs]:
+  """Maps `(parameters, image [B, H, W, 3] f32, normalized)` to features and logits (None without a head)."""
+  if weights.num_classes:
+    return _view(weights).predict
+  network = backbone(weights)
+
+  def infer(params: PyTree, image: Array) -> Outputs:
+    return Outputs(None, network.apply(params['backbone'], params['state'], image, train=False, key=None)[0])
+  return infer
+
+
+def head(weights: Weights, params: PyTree) -> Callable[[Features], Array] | None:
+  """Maps features to logits `[B, C]` with these parameters; None without a head."""
+  return functools.partial(_view(weights).classify, params) if weights.num_classes else None
+
+
+def _view(weights: Weights) -> Student:
+  return Student(backbone(weights), heads.Head(weights.head))
