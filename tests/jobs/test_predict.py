@@ -136,7 +136,7 @@ def test_names_come_from_a_file_if_the_weights_have_none(
 
 @pytest.mark.parametrize(('words', 'said'), [
     (['--top=0', 'a.jpg'], "--top: expected a whole number 1 to 2147483647, got '0'."),
-    (['--to=x', 'a.jpg'], '--to=.*x is for --overlay'),
+    (['--to=x', 'a.jpg'], '--to: expected --overlay as well'),
     ([], '--job=predict needs FILES and folders'),
     (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
     (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),
