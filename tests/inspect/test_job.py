@@ -14,8 +14,9 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.inspect import job
-from vit_jax.jobs import build, tasks
+from vit_jax.jobs import build
 from vit_jax.models.vit import vit
+from vit_jax.objectives import mae
 from vit_jax.weights import names, runs
 
 pytestmark = pytest.mark.xdist_group('test_inspect')  # in one worker, for what the tests share
@@ -118,7 +119,7 @@ def test_a_masked_autoencoder_paints_what_it_did_not_see(tmp_path: pathlib.Path)
       model=schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=32, pool=schema.Pool.MEAN,
                        positions=schema.Positions.SINCOS2D_MAE),
       objective=schema.Mae(mask_ratio=.5, decoder_width=16, decoder_depth=1, decoder_heads=2))
-  task = tasks.build_mae(config.objective, build.build_backbone(config))
+  task = mae.build(config.objective, build.build_backbone(config))
   params, _ = task.init(jax.random.key(0), {'image': jnp.zeros((1, 32, 32, 3))})
   runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=('a', 'b'), image_px=(32, 32))
   pixels, few = RNG.integers(0, 256, (2, 32, 32, 3), np.uint8), [str(tmp_path / f'{i}.png') for i in range(2)]

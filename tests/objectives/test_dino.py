@@ -15,9 +15,9 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Centering
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Features, Key, Params
-from vit_jax.jobs import build, tasks
+from vit_jax.jobs import build
 from vit_jax.models.projector import Projector
-from vit_jax.objectives import dino
+from vit_jax.objectives import dino, kinds
 from vit_jax.train.step import Program
 
 K, WIDTH, CENTER_MOMENTUM = 11, 6, .8
@@ -190,7 +190,7 @@ def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
   config = schema.Config(
       batch_size=8, image_px=(16, 16), model=schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=8),
       objective=schema.Dino(out_dim=K, hidden_dim=5, bottleneck_dim=4, norm_last_layer=False))
-  one = tasks.build(config, build.build_backbone(config), 3, lengths=programs.durations.Lengths(800, 8, 10_000))
+  one = kinds.of(config).build(build.build_backbone(config), 3, lengths=programs.durations.Lengths(800, 8, 10_000))
   temperature, momentum = one._rates
   assert [round(float(temperature(s)), 4) for s in (0, 1500, 3000, 9000)] == [.04, .055, .07, .07]
   assert [round(float(momentum(s)), 4) for s in (0, 5000, 10_000)] == [.996, .998, 1.]

@@ -12,7 +12,8 @@ import pytest
 
 from vit_jax.config import check, schema
 from vit_jax.data.pipeline import transforms
-from vit_jax.jobs import build, tasks
+from vit_jax.jobs import build
+from vit_jax.objectives import kinds
 from vit_jax.train import checkpoint
 from vit_jax.train.step import Program
 
@@ -57,7 +58,7 @@ def program(name: str, settings: str = 'one') -> Program:
   c = config(name)
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
   own = transforms.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True)
-  prepare = tasks.prepare(c, own, num_classes=7)
+  prepare = kinds.of(c).prepare(own, num_classes=7)
   return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
                         optimizer=schema.AdamW(lr=1e-3, eps=1e-3))
 

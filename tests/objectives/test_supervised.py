@@ -61,6 +61,6 @@ def test_class_weights_are_the_same_over_microbatches(accumulate: int) -> None:
   programs.assert_close(*states)
 
 
-def test_a_weight_for_each_class_is_wanted() -> None:
-  with pytest.raises(UserError, match='class_weights has 2 numbers; want one for each of the 4 classes'):
+def test_class_weights_must_have_one_number_for_each_class() -> None:
+  with pytest.raises(UserError, match='class_weights: expected a number for each of the 4 classes, got 2'):
     task(class_weights=(1., 2.))

@@ -12,8 +12,8 @@ from tests.weights import made
 from vit_jax.config import durations, schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
-from vit_jax.jobs import tasks
 from vit_jax.models import backbones
+from vit_jax.objectives import kinds
 from vit_jax.weights import conv_names, loading, names, tables
 
 LAYERS = {'positions_at': PositionsAt.LAYERS}
@@ -36,7 +36,7 @@ def paths() -> set[str]:
     found |= trees.flatten({**one.params, 'state': one.state}).keys()
   for task in TASKS:
     config = schema.Config(model=made.MODEL, image_px=(32, 32), objective=task)
-    built = tasks.build(config, backbones.build(made.MODEL, (32, 32)), 3, lengths=durations.Lengths(10, 10, 10))
+    built = kinds.of(config).build(backbones.build(made.MODEL, (32, 32)), 3, lengths=durations.Lengths(10, 10, 10))
     batch = {'image': jnp.zeros((2, 32, 32, 3)), 'views_global': jnp.zeros((2, 2, 32, 32, 3))}
     found |= trees.flatten(jax.eval_shape(lambda b=built, x=batch: b.init(jax.random.key(0), x)[0])).keys()
   for model in (made.MIXER, schema.ResNet((1, 1)), schema.EfficientNet()):

@@ -7,7 +7,7 @@ from typing import assert_never
 from vit_jax.config import model_options, schema
 from vit_jax.config.schema import Centering, DistillType, PatchTarget, Pool, Positions, PositionsAt, ranges
 
-CELLS = 4  # a side, of PatchTarget.COLORS
+CELLS = schema.COLOR_CELLS
 WITHOUT_CLASSES = (schema.Mae, schema.MaskedPatch, schema.Dino)
 """Tasks whose networks have no head."""
 

@@ -122,6 +122,26 @@ class Objective(Viewed, Protocol):
     ...
 
 
+class Watch(NamedTuple):
+  """A metric of the train step that raises an alarm when it is low for too long.
+
+  metric: its name.
+  below: the alarm's threshold; not a number counts as low.
+  setting: name of the setting with the threshold.
+  lasting: number of low steps in a row that raise one alarm.
+  after: number of steps at the start of the run that do not count.
+  stops: whether an alarm ends the run.
+  advice: what to do, a sentence without its full stop.
+  """
+  metric: str
+  below: float
+  setting: str
+  lasting: int
+  after: int
+  stops: bool
+  advice: str
+
+
 class Prepare(Protocol):
   """Normalisation, device augmentation and mixing; pure, jitted inside the step."""
 

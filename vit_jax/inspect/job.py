@@ -25,8 +25,9 @@ from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import embeddings, measurements, reconstruction
 from vit_jax.inspect import page as inspection_page
 from vit_jax.inspect.model import Model
-from vit_jax.jobs import predict, tasks
+from vit_jax.jobs import predict
 from vit_jax.jobs import runtime as startup
+from vit_jax.objectives import mae
 from vit_jax.weights import inference
 
 log = logging.getLogger('vit_jax.jobs')
@@ -135,7 +136,7 @@ def _paint(network: Model, images: HostArray) -> reconstruction.Painted | None:
   weights = network.weights
   if weights.decoder is None or 'decoder' not in weights.params or not len(images):
     return None
-  task = tasks.build_mae(weights.decoder, inference.backbone(weights))
+  task = mae.build(weights.decoder, inference.backbone(weights))
   found = jax.jit(task.reconstruct)(weights.params, network.normalize(images), jax.random.key(0))
   return reconstruction.paint(*jax.device_get(found), mean=weights.preprocess.mean, std=weights.preprocess.std)
 

@@ -26,10 +26,8 @@ from vit_jax.data.sources import opening, pseudo, subset
 from vit_jax.evaluate import evaluators as measures
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
-from vit_jax.jobs import tasks
 from vit_jax.models import backbones, probe
-from vit_jax.models.cost import tasks as task_costs
-from vit_jax.objectives import ema, sam
+from vit_jax.objectives import ema, kinds, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import kernels
@@ -87,11 +85,13 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   """
   d = config.data
   check_size(d, data.train)
-  loader = loaders.train_loader(
+  loader: Loader = loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
       decode=d.decode, max_labels=d.max_labels)
-  return tasks.attach(config, loader, data.train)
+  if isinstance(data.train, pseudo.Beside):
+    loader = pseudo.SoftLoader(loader, data.train)
+  return kinds.of(config).attach(loader, data.train)
 
 
 def check_size(data: schema.Data, train: Source) -> None:
@@ -201,7 +201,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
     in_memory: images come in one size from memory; the device does the geometry.
   """
   meshes.check_batch(mesh, config.batch_size, config.train.accumulate, what='batch_size')
-  for name, model in tasks.models(config).items():
+  spec = kinds.of(config)
+  for name, model in spec.models().items():
     kernels.check(model, mesh, name=name)
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
@@ -210,8 +211,10 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   schedule = schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
   task = sharpen(config, task, schedule, peak=peak)
-  prepare = tasks.prepare(config, transforms.prepare_train(
-      config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory), num_classes=num_classes)
+  prepare = transforms.prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory)
+  if config.data.pseudo.source:
+    prepare = pseudo.softening(prepare, num_classes=num_classes)
+  prepare = spec.prepare(prepare, num_classes=num_classes)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
       seed=config.seed, accumulate=config.train.accumulate, unstacked_layers=_unstacks_layers(config))
@@ -232,7 +235,7 @@ def build_backbone(config: schema.Config) -> Backbone:
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
                     lengths: durations.Lengths) -> Objective:
   """The task of a config, with a moving average around it if it asks for one."""
-  objective = tasks.build(config, backbone, num_classes, lengths=lengths)
+  objective = kinds.of(config).build(backbone, num_classes, lengths=lengths)
   return ema.Ema(objective, config.train.ema, config.train.ema_warmup) if config.train.ema else objective
 
 
@@ -248,7 +251,7 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
 
 def build_rules(config: schema.Config) -> list[sharding.Rule]:
   """Sharding rules of the parameters a config leads to."""
-  return [*sharding.backbone(config.model), *tasks.rules(config)]
+  return [*sharding.backbone(config.model), *kinds.of(config).rules()]
 
 
 def abstract_batch(config: schema.Config) -> Batch:
@@ -257,7 +260,10 @@ def abstract_batch(config: schema.Config) -> Batch:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
   shapes = transforms.train_shapes(config.data.recipe, config.image_px, max_labels=config.data.max_labels)
-  shapes |= tasks.batch_shapes(config)
+  if config.data.pseudo.source:
+    top = config.data.pseudo.top
+    shapes |= {'token_labels': ((1, top), np.int32), 'token_scores': ((1, top), np.float32)}
+  shapes |= kinds.of(config).batch_shapes()
   found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
   return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
 
@@ -281,7 +287,5 @@ def describe(parts: Parts) -> str:
 
 def train_flops(parts: Parts) -> float:
   """FLOPs of one image in one training step, and twice that with SAM."""
-  config = parts.config
-  flops = task_costs.train_flops(config.objective, config.model, config.image_px, head=config.head,
-                                 num_classes=parts.num_classes, views=config.data.recipe.views)
-  return flops * (2 if config.train.sam.rho else 1)
+  flops = kinds.of(parts.config).train_flops(parts.num_classes)
+  return flops * (2 if parts.config.train.sam.rho else 1)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import check, schema
-from vit_jax.core.contracts import Backbone, View
+from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Extra, Outputs, Params, PyTree
+from vit_jax.core.types import Extra, Params
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.sources import classes, opening
 from vit_jax.evaluate import final as results
@@ -21,8 +21,8 @@ from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate import print_results
 from vit_jax.models import heads
-from vit_jax.objectives.distill import Student
-from vit_jax.objectives.supervised import STATE
+from vit_jax.objectives import distill
+from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import run_directory, storage
@@ -44,26 +44,13 @@ class Asked(NamedTuple):
   view: str = ''
 
 
-class Headless:
-  """A view on a backbone alone."""
-
-  def __init__(self, backbone: Backbone):
-    self._backbone = backbone
-
-  def select(self, params: Params, extra: Extra) -> PyTree:
-    return {'backbone': params['backbone'], 'state': extra.get(STATE, {})}
-
-  def predict(self, selected: PyTree, image: Array) -> Outputs:
-    features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
-    return Outputs(None, features)
-
-
 class Network:
   """Loaded weights as what evaluations take: something with views."""
 
   def __init__(self, config: schema.Config, *, has_head: bool):
     backbone = build.build_backbone(config)
-    self._view: View = Student(backbone, heads.Head(config.head)) if has_head else Headless(backbone)
+    self._view: View = (distill.view(backbone, heads.Head(config.head)) if has_head
+                        else NetworkView(backbone))
 
   def views(self) -> dict[str, View]:
     return {'student': self._view}
@@ -151,7 +138,7 @@ def needs_head(config: schema.Config) -> bool:
 def _state(found: Weights, mesh: jax.sharding.Mesh) -> TrainState:
   """The weights as a state, whole on every device."""
   params: Params = {name: found.params[name] for name in ('backbone', 'head', 'head_dist') if name in found.params}
-  extra: Extra = {STATE: found.state} if found.state else {}
+  extra: Extra = statistics(found.state)
   whole = meshes.replicated(mesh)
   placed = jax.device_put((params, extra), whole)
   return TrainState(jax.device_put(jnp.zeros((), jnp.int32), whole), placed[0], {}, placed[1])

@@ -19,8 +19,9 @@ from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Batch
 from vit_jax.data.pipeline import transforms
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, report_page, resume, tasks, teacher_labels
+from vit_jax.jobs import build, report_page, resume, teacher_labels
 from vit_jax.jobs import runtime as startup
+from vit_jax.objectives import kinds
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
 from vit_jax.record import goodput, progress, run_directory, storage
@@ -161,7 +162,7 @@ class Run:
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
-    found += [alarm.Alarm(watch, writer) for watch in tasks.watches(config, parts.lengths)]
+    found += [alarm.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
     found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
     if best := config.checkpoints.keep_best:  # each checkpoint is judged, whenever else the evaluation is due

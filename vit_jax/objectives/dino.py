@@ -1,7 +1,7 @@
-"""Self-distillation without labels: DINO (Caron et al. 2021, arXiv 2104.14294), with DINOv2's centring as an option.
+"""DINO: self-distillation without labels (Caron et al. 2021, arXiv 2104.14294), optionally with DINOv2's centring.
 
-The student sees two large and several small crops of an image, the teacher the large ones; the student is to say of
-each crop what the teacher says of another. The teacher is a running mean of the student.
+The student sees two global and several local crops of an image, the teacher only the global ones. The student learns
+to predict from each crop the output of the teacher for another one. The teacher is an EMA of the student.
 """
 from __future__ import annotations
 
@@ -10,21 +10,35 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
-from vit_jax.core.contracts import Backbone, View
+from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
+from vit_jax.models import cost
 from vit_jax.models.projector import Projector
-from vit_jax.objectives.views import Encoder
+from vit_jax.objectives import spec
+from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.optim import schedules
+from vit_jax.parallel.rules import Rule
 
 TEACHER, CENTER = 'teacher', 'center'
 SINKHORN_ROUNDS = 3  # DINOv2
 INFORMATION = 'information'
 """Name of the metric that falls to 0 when the teacher collapses."""
+ADVICE = ('All outputs are the same. Try a lower objective.teacher_temperature, objective.centering=mean, a lower '
+          'optimizer.lr, or objective.momentum closer to 1')
+RULES: tuple[Rule, ...] = (
+    ('projector/mlp[123]/kernel', ('fsdp', None)),          # [D or F, F or E]
+    ('projector/mlp[123]/bias', ()),
+    ('projector/prototypes/kernel', ('fsdp', 'tensor')),    # [E, K]
+)
+LEARNED_NORM: Rule = ('projector/prototypes/norm', ('tensor',))  # [K]
 
 
 class Rates(NamedTuple):
-  """What changes over the run: functions of the step."""
+  """Settings that change over the run, as functions of the step."""
   teacher_temperature: Schedule
   momentum: Schedule
 
@@ -39,8 +53,8 @@ class Dino:
   With Sinkhorn centring P_t is `sinkhorn(g_t / T_t)` instead, over the whole batch, and c stays 0.
 
   Metrics beside the loss, in nats: `teacher_entropy`, `student_entropy` (of the large crops), `kl` of the two (loss
-  minus teacher's entropy), `information` (`H(mean of P_t) - mean of H(P_t)`: 0 when the teacher gives one answer to
-  all, flat or peaked), `below_uniform` (`ln K - loss`: 0 for flat answers); and `center_norm`.
+  minus teacher's entropy), `information` (`H(mean of P_t) - mean of H(P_t)`: 0 when all outputs of the teacher are the
+  same, whether uniform or peaked), `below_uniform` (`ln K - loss`: 0 for uniform outputs); and `center_norm`.
 
   extra: `teacher/{backbone, projector}`, `center [1, K]`.
   """
@@ -53,9 +67,9 @@ class Dino:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'projector'), batch['views_global'][:, 0]
-    params, _ = self._backbone.init(keys['backbone'], image)
-    width = jax.eval_shape(lambda: self._backbone.apply(params, {}, image, train=False, key=None)[0].pooled).shape[-1]
-    params = {'backbone': params, 'projector': self._projector.init(keys['projector'], width)}
+    backbone, _, features = init_backbone(self._backbone, keys['backbone'], image)
+    params = {'backbone': backbone,
+              'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}
     return params, {TEACHER: jax.tree.map(lambda x: x + 0., params),
                     CENTER: jnp.zeros((1, self._projector.prototypes))}
 
@@ -84,7 +98,7 @@ class Dino:
             CENTER: center}
 
   def views(self) -> dict[str, View]:
-    return {'student': Encoder(self._backbone), 'teacher': Encoder(self._backbone, under=TEACHER)}
+    return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
 
   def _outputs(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
     """Outputs `[B, V, K]` of `views [B, V, H, W, 3]`; the rows of an image stay together, on its device."""
@@ -116,7 +130,7 @@ class Dino:
 
 
 def cross_entropy(targets_BtK: Array, log_p_BVK: Array) -> Array:
-  """Mean of `-sum_k P_t log P_s` over pairs of a teacher crop and another student crop, `[B]`."""
+  """Mean of `-sum_k P_t log P_s` over all pairs of a teacher crop and a different student crop, `[B]`."""
   pairs_BtV = -jnp.einsum('btk,bvk->btv', targets_BtK, log_p_BVK, precision=jax.lax.Precision.HIGHEST)
   num_teacher, num_student = pairs_BtV.shape[1:]
   counts_tV = 1. - jnp.eye(num_teacher, num_student)
@@ -129,10 +143,10 @@ def entropy(p: Array) -> Array:
 
 
 def sinkhorn(logits_RK: Array, mask_R: Array | None = None, *, rounds: int) -> Array:
-  """Probabilities `[R, K]` near `exp(logits)` in whose sum over rows all prototypes are about equal (Sinkhorn-Knopp).
+  """Probabilities `[R, K]` close to `exp(logits)` with nearly equal column sums (Sinkhorn-Knopp).
 
-  Each round divides the columns by their sums, then the rows by theirs; in logarithms, so that no temperature
-  overflows. Rows with mask 0 take no part; they are left as the softmax by the others' columns.
+  Each round divides the columns by their sums and then the rows by theirs. The logarithm of all is used, so that no
+  temperature overflows. Rows with mask 0 do not contribute to the sums of the columns.
   """
   out_R1 = jnp.zeros((logits_RK.shape[0], 1)) if mask_R is None else jnp.where(mask_R > 0, 0., -jnp.inf)[:, None]
   log_q_RK = logits_RK
@@ -140,3 +154,32 @@ def sinkhorn(logits_RK: Array, mask_R: Array | None = None, *, rounds: int) -> A
     log_q_RK = log_q_RK - jax.nn.logsumexp(log_q_RK + out_R1, axis=0, keepdims=True)
     log_q_RK = log_q_RK - jax.nn.logsumexp(log_q_RK, axis=1, keepdims=True)
   return jnp.exp(log_q_RK)
+
+
+class Spec(spec.Spec[schema.Dino]):
+  """Builds `Dino` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dino:
+    s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
+    rates = Rates(teacher_temperature=schedules.ramp(s.teacher_temperature, lengths=lengths),
+                  momentum=schedules.ramp(s.momentum, lengths=lengths))
+    projector = Projector(s.out_dim, s.hidden_dim, s.bottleneck_dim, not s.norm_last_layer, dtype)
+    return Dino(backbone, projector, rates=rates, student_temperature=s.student_temperature,
+                centering=s.centering, center_momentum=s.center_momentum)
+
+  def rules(self) -> list[Rule]:
+    return [*RULES, *([] if self.settings.norm_last_layer else [LEARNED_NORM])]
+
+  def train_flops(self, num_classes: int) -> int:
+    s, px, views = self.settings, self.config.image_px, self.config.data.recipe.views
+    width = cost.feature_width(self.config.model, px)
+    project = 2 * (width * s.hidden_dim + s.hidden_dim ** 2 + s.bottleneck_dim * (s.hidden_dim + s.out_dim))
+    large, small = (self.forward_flops(image_px=size, head=schema.Head()) + project
+                    for size in (px, (views.local_px,) * 2))
+    return cost.TRAIN_FACTOR * (2 * large + views.num_local * small) + 2 * large
+
+  def watches(self, lengths: Lengths) -> list[Watch]:
+    c = self.settings.collapse
+    return [Watch(INFORMATION, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),
+                  after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=ADVICE)
+            ] if c.threshold else []

@@ -1,8 +1,8 @@
-"""Learning from a trained classifier: DeiT's distillation (Touvron et al. 2021, arXiv 2012.12877), and consistent
-teaching (Beyer et al. 2022, arXiv 2106.05237).
+"""Distillation from a trained classifier: DeiT (Touvron et al. 2021, arXiv 2012.12877), and consistent teaching
+(Beyer et al. 2022, arXiv 2106.05237).
 
-The teacher sees the prepared images of the student, with the same crop, colours and mixing. With `weight` 1 it is the
-only source of targets: that is consistent teaching; it wants soft targets and patience.
+The teacher sees the prepared images of the student: the same crop, colours and mixing. With `weight` 1 the teacher is
+the only source of targets, which is consistent teaching. It needs soft targets and long training.
 """
 from __future__ import annotations
 
@@ -11,40 +11,58 @@ from typing import assert_never
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import DistillType, SoftMean
 from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outputs, Params, PyTree
-from vit_jax.objectives import losses
-from vit_jax.objectives.supervised import STATE, Classifier, Head
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
+from vit_jax.models import backbones, cost, heads
+from vit_jax.objectives import losses, spec, supervised
+from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
+from vit_jax.parallel import rules as sharding
 
-TRAINED = 'trained'
-"""Key of `extra` under which the teacher is: `backbone`, `head`, `state`. It never changes."""
+TRAINED = sharding.TRAINED
+"""Key of `extra` for the teacher: `backbone`, `head`, `state`. It never changes."""
 HEAD_DIST = 'head_dist'
+RULES: tuple[sharding.Rule, ...] = (
+    ('head_dist/(pre_logits/)?kernel', ('fsdp', 'tensor')),  # [D, C]
+    ('head_dist/(pre_logits/)?bias', ('tensor',)),           # [C]
+)
 
 Pixels = tuple[float, float, float]
 
 
+def view(backbone: Backbone, head: Head) -> NetworkView:
+  """The view of a classifier that may have a second head, on a distillation token: it predicts the mean of both."""
+  def logits(selected: PyTree, features: Features) -> Array:
+    logits_BC = head.apply(selected['head'], features.pooled)
+    if features.distilled is None:
+      return logits_BC
+    return (logits_BC + head.apply(selected[HEAD_DIST], features.distilled)) / 2.
+
+  return NetworkView(backbone, ('head', HEAD_DIST), logits)
+
+
 class Trained:
-  """The teacher of a run: a classifier, and what it wants pictures to be normalised with."""
+  """The teacher of a run: a trained classifier, and the normalisation of images that it expects."""
 
   def __init__(self, backbone: Backbone, head: Head, *, mean: Pixels, std: Pixels, seen_mean: Pixels,
                seen_std: Pixels):
-    """`seen_mean` and `seen_std` are what the student's pictures are normalised with."""
-    self._backbone, self._head, self._view = backbone, head, Classifier(backbone, head)
+    """`seen_mean` and `seen_std` are what the student's images are normalised with."""
+    self._backbone, self._head, self._view = backbone, head, supervised.view(backbone, head)
     self._mean, self._std, self._seen_mean, self._seen_std = (
         jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (mean, std, seen_mean, seen_std))
 
   def init(self, key: Key, image: Array, num_classes: int) -> PyTree:
-    """Untrained, for its shapes: training begins from a weight file."""
+    """An untrained network of the same shapes; training starts from a weight file."""
     keys = split_key(key, 'backbone', 'head')
-    params, state = self._backbone.init(keys['backbone'], image)
-    width = jax.eval_shape(lambda: self._backbone.apply(params, state, image, train=False, key=None)[0].pooled).shape[1]
-    head = self._head.init(keys['head'], width, num_classes)
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    head = self._head.init(keys['head'], features.pooled.shape[1], num_classes)
     return {'backbone': params, 'head': head, **({'state': state} if state else {})}
 
   def predict(self, teacher: PyTree, image: Array) -> Array:
-    """Logits `[B, C]` for pictures as the student gets them; no gradient goes through."""
+    """Logits `[B, C]` for images that are normalised for the student; no gradient flows through."""
     own = (image * self._seen_std + self._seen_mean - self._mean) / self._std
     logits_BC = self._view.predict({'state': {}, **teacher}, own).logits
     assert logits_BC is not None
@@ -71,18 +89,11 @@ class Distill:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'head', 'head_dist', 'teacher'), batch['image']
-    params, state = self._backbone.init(keys['backbone'], image)
-
-    def summaries() -> tuple[Array, Array | None]:
-      features, _ = self._backbone.apply(params, state, image, train=False, key=None)
-      return features.pooled, features.distilled
-
-    pooled, distilled = jax.eval_shape(summaries)
-    heads = {'head': pooled, **({} if distilled is None else {HEAD_DIST: distilled})}
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    inputs = {'head': features.pooled} | ({} if features.distilled is None else {HEAD_DIST: features.distilled})
     teacher = self._teacher.init(keys['teacher'], image, self._num_classes)
     return ({'backbone': params, **{name: self._head.init(keys[name], x.shape[-1], self._num_classes)
-                                    for name, x in heads.items()}},
-            {TRAINED: teacher, **({STATE: state} if state else {})})
+                                    for name, x in inputs.items()}}, {TRAINED: teacher, **statistics(state)})
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
@@ -100,8 +111,7 @@ class Distill:
     metrics = {'accuracy': losses.hit(logits_BC, targets_BC), 'teacher_accuracy': losses.hit(teacher_BC, targets_BC),
                'agreement': agrees_B, 'labels_loss': labels_B, 'teacher_loss': taught_B}
     return LossOut(weighted_mean((1. - self._weight) * labels_B + self._weight * taught_B, mask_B),
-                   {name: weighted_mean(values_B, mask_B) for name, values_B in metrics.items()},
-                   {STATE: state} if state else {})
+                   {name: weighted_mean(values_B, mask_B) for name, values_B in metrics.items()}, statistics(state))
 
   def _taught(self, logits_BC: Array, teacher_BC: Array) -> Array:
     """D of each example, `[B]`."""
@@ -118,29 +128,36 @@ class Distill:
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     del params, step
-    return {**extra, **stats} if stats else extra
+    return {**extra, **stats}
 
   def views(self) -> dict[str, View]:
-    return {'student': Student(self._backbone, self._head)}
+    return {'student': view(self._backbone, self._head)}
 
 
-class Student:
-  """A view on a classifier that may have a second head, on a distillation token."""
+class Spec(spec.Spec[schema.Distill]):
+  """Builds `Distill` from a config."""
 
-  def __init__(self, backbone: Backbone, head: Head):
-    self._backbone, self._head = backbone, head
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Distill:
+    s, t, recipe = self.settings, self.settings.teacher, self.config.data.recipe
+    teacher = Trained(backbones.build(t.model, self.config.image_px), heads.Head(t.head), mean=t.mean, std=t.std,
+                      seen_mean=recipe.mean, seen_std=recipe.std)
+    return Distill(
+        backbone, heads.Head(self.config.head), teacher, num_classes=num_classes, teach=s.distill_type, weight=s.weight,
+        temperature=s.temperature, label_smoothing=s.label_smoothing, soft_mean=s.soft_mean)
 
-  def select(self, params: Params, extra: Extra) -> PyTree:
-    heads = {name: params[name] for name in ('head', HEAD_DIST) if name in params}
-    return {'backbone': params['backbone'], **heads, 'state': extra.get(STATE, {})}
+  def rules(self) -> list[sharding.Rule]:
+    return [*supervised.head_rules(self.config.head), *(RULES if self._has_token else ())]
 
-  def predict(self, selected: PyTree, image: Array) -> Outputs:
-    features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
-    return Outputs(self.classify(selected, features), features)
+  def train_flops(self, num_classes: int) -> int:
+    teacher = self.settings.teacher
+    head_dist = 2 * self.vit.width * num_classes if self._has_token else 0
+    learned = self.forward_flops(num_classes=num_classes) + head_dist
+    return cost.TRAIN_FACTOR * learned + self.forward_flops(model=teacher.model, head=teacher.head,
+                                                            num_classes=num_classes)
 
-  def classify(self, selected: PyTree, features: Features) -> Array:
-    """`[B, C]` logits of what the backbone gave; the mean of both heads where there are two."""
-    logits_BC = self._head.apply(selected['head'], features.pooled)
-    if features.distilled is None:
-      return logits_BC
-    return (logits_BC + self._head.apply(selected[HEAD_DIST], features.distilled)) / 2.
+  def models(self) -> dict[str, schema.Model]:
+    return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}
+
+  @property
+  def _has_token(self) -> bool:
+    return getattr(self.config.model, 'distilled', False)

@@ -1,4 +1,4 @@
-"""A moving average of the parameters beside any objective, as one more view."""
+"""An exponential moving average (EMA) of the parameters of any objective, as one more view."""
 from __future__ import annotations
 
 import jax
@@ -11,35 +11,21 @@ from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Param
 AVERAGE, INNER = 'ema', 'inner'
 
 
-class Averaged:
-  """The `student` of an objective with averaged parameters."""
+class _Wrapped:
+  """A view of the inner objective in the state of this one, with its own parameters or with their average."""
 
-  def __init__(self, student: View):
-    self._student = student
-
-  def select(self, params: Params, extra: Extra) -> PyTree:
-    del params
-    return self._student.select(extra[AVERAGE], extra.get(INNER, {}))
-
-  def predict(self, selected: PyTree, image: Array) -> Outputs:
-    return self._student.predict(selected, image)
-
-
-class _Unwrapped:
-  """A view of the inner objective, which knows nothing of the average."""
-
-  def __init__(self, view: View):
-    self._view = view
+  def __init__(self, view: View, *, average: bool = False):
+    self._view, self._average = view, average
 
   def select(self, params: Params, extra: Extra) -> PyTree:
-    return self._view.select(params, extra.get(INNER, {}))
+    return self._view.select(extra[AVERAGE] if self._average else params, extra.get(INNER, {}))
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
     return self._view.predict(selected, image)
 
 
 def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
-  """The decay of the average after the update that `step` updates came before. Scalar f32."""
+  """The decay of the average after update number `step`, from 0. Scalar f32."""
   s = step.astype(jnp.float32)
   match warmup:
     case schema.EmaWarmup.RATIO:
@@ -53,7 +39,7 @@ def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
 class Ema:
   """Objective: another one, with `average <- decay * average + (1 - decay) * params` after each update.
 
-  Early on the decay is smaller, by the rule of `warmup`, so that the random start is soon forgotten.
+  `warmup` lowers the decay at the start, so that the initialization soon loses its weight.
   """
 
   def __init__(self, inner: Objective, decay: float, warmup: schema.EmaWarmup = schema.EmaWarmup.RATIO):
@@ -74,4 +60,4 @@ class Ema:
 
   def views(self) -> dict[str, View]:
     inner = self._inner.views()
-    return {**{name: _Unwrapped(view) for name, view in inner.items()}, 'ema': Averaged(inner['student'])}
+    return {**{name: _Wrapped(view) for name, view in inner.items()}, 'ema': _Wrapped(inner['student'], average=True)}

@@ -12,8 +12,8 @@ from vit_jax.core.types import Array
 def smooth(targets_BC: Array, amount: float) -> Array:
   """Label smoothing: `(1 - amount) * targets + amount / C` (Szegedy et al. 2016, section 7).
 
-  The same for sigmoid losses, as in timm: every class but the targets wants probability `amount / C`. Of several
-  targets each wants `1 - amount + amount / C`: big_vision's `onehot` with these values as `on` and `off`.
+  The same for sigmoid losses, as in timm: the target of every other class is `amount / C`. Each of several targets
+  becomes `1 - amount + amount / C`: big_vision's `onehot` with these values as `on` and `off`.
   """
   return (1. - amount) * targets_BC + amount / targets_BC.shape[-1] if amount else targets_BC
 
@@ -24,7 +24,7 @@ def softmax_xent(logits_BC: Array, targets_BC: Array) -> Array:
 
 
 def sigmoid_xent(logits_BC: Array, targets_BC: Array) -> Array:
-  """`-sum_c t_c log sigmoid(z_c) + (1 - t_c) log sigmoid(-z_c)`, shape `[B]`: one binary problem a class."""
+  """`-sum_c t_c log sigmoid(z_c) + (1 - t_c) log sigmoid(-z_c)`, shape `[B]`: a binary loss for each class."""
   z_BC = logits_BC.astype(jnp.float32)
   return -(targets_BC * jax.nn.log_sigmoid(z_BC) + (1. - targets_BC) * jax.nn.log_sigmoid(-z_BC)).sum(-1)
 
@@ -35,7 +35,7 @@ def binary_xent(logits_BC: Array, targets_BC: Array) -> Array:
 
 
 def harden(targets_BC: Array, threshold: float) -> Array:
-  """1 where a target is above `threshold`, else 0: a mixed image then has both classes. Nothing if it is negative."""
+  """1 where a target is above `threshold`, else 0: a mixed image then has both classes. A negative one is off."""
   return (targets_BC > threshold).astype(jnp.float32) if threshold >= 0. else targets_BC
 
 

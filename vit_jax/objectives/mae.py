@@ -1,8 +1,8 @@
-"""Masked autoencoder (He et al. 2022, arXiv 2111.06377): most patches are hidden, and reconstructed from the rest.
+"""Masked autoencoder (MAE; He et al. 2022, arXiv 2111.06377): reconstructs the masked patches from the visible ones.
 
-The encoder gets the patches that are left and nothing else, so that it costs in proportion to them. Where we differ
-from the authors' code: the class token begins at zero instead of N(0, .02), and query, key and value are initialised
-as matrices of their own.
+The encoder sees only the visible patches, so its cost is in proportion to their number. Where this differs from the
+authors' code: the class token is initialised to zero instead of N(0, 0.02), and the kernels of query, key and value are
+initialised as three matrices instead of one.
 """
 from __future__ import annotations
 
@@ -10,25 +10,42 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from vit_jax.core.contracts import TokenBackbone, View
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
-from vit_jax.models.mae_decoder import Decoder
-from vit_jax.objectives import patches
-from vit_jax.objectives.views import Encoder
+from vit_jax.models import cost
+from vit_jax.models.mae_decoder import MLP_RATIO, Decoder
+from vit_jax.objectives import patches, spec
+from vit_jax.objectives.networks import NetworkView
+from vit_jax.parallel.rules import Rule
+
+RULES: tuple[Rule, ...] = (
+    ('decoder/embed/kernel', ('fsdp', None)),                                          # [D, E]
+    ('decoder/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, E, A, K]
+    ('decoder/blocks/attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
+    ('decoder/blocks/attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, E]
+    ('decoder/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')),                        # [L, E, F]
+    ('decoder/blocks/mlp/up/bias', (None, 'tensor')),                                  # [L, F]
+    ('decoder/blocks/mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, E]
+    ('decoder/predict/kernel', ('fsdp', None)),                                        # [E, P * P * 3]
+    ('decoder/((embed|predict)/bias|norm/.*|blocks/norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
+    ('mask_token', ()),
+)
 
 
 class Reconstruction(NamedTuple):
-  """`predicted [B, H, W, 3]` f32 and `hidden [B, H, W, 3]`, 1 where the encoder saw nothing, else 0."""
+  """`predicted [B, H, W, 3]` f32 and `hidden [B, H, W, 3]` f32: 1 in masked patches, which the encoder does not see."""
   predicted: Array
   hidden: Array
 
 
 class Mae:
-  """Objective: the mean squared error of hidden patches, `L = mean over hidden i of |x_i - y_i|^2 / (3 P^2)`.
+  """Objective: the mean squared error of masked patches, `L = mean over masked i of |x_i - y_i|^2 / (3 P^2)`.
 
-  x_i is the patch, with mean 0 and deviation 1 if `normalized` (section 4.1), y_i its prediction. Per image
-  `int(N (1 - hidden))` patches are visible.
+  x_i is the patch, with mean 0 and standard deviation 1 if `normalized` (section 4.1), and y_i its prediction. Of each
+  image `int(N (1 - hidden))` patches are visible.
   """
 
   def __init__(self, backbone: TokenBackbone, decoder: Decoder, *, patch: int, hidden: float, normalized: bool):
@@ -45,9 +62,9 @@ class Mae:
     del extra, step
     keys = split_key(key, 'hide', 'encoder')
     choice = self.draw(keys['hide'], batch['image'])
-    wanted_BNP = self.targets(batch['image'])
+    targets_BNP = self.targets(batch['image'])
     predicted_BNP = self.predict(params, batch['image'], choice, train=True, key=keys['encoder'])
-    error_BN = jnp.square(predicted_BNP - wanted_BNP).mean(-1)
+    error_BN = jnp.square(predicted_BNP - targets_BNP).mean(-1)
     num_visible = choice.chosen.shape[1]
     loss_B = jnp.where(choice.rank >= num_visible, error_BN, 0.).sum(-1) / choice.others.shape[1]
     return LossOut(weighted_mean(loss_B, batch.get('mask')), {}, {})
@@ -57,7 +74,7 @@ class Mae:
     return extra
 
   def views(self) -> dict[str, View]:
-    return {'student': Encoder(self._backbone)}
+    return {'student': NetworkView(self._backbone)}
 
   def draw(self, key: Key, image: Array) -> patches.Choice:
     """Which patches of each image are visible."""
@@ -66,7 +83,7 @@ class Mae:
                         num_chosen=patches.num_kept(h * w, self._hidden))
 
   def targets(self, image: Array) -> Array:
-    """What is to be predicted of every patch, `[B, N, P * P * 3]`."""
+    """The target of every patch, `[B, N, P * P * 3]`."""
     image_BNP = patches.patchify(image, self._patch)
     if not self._normalized:
       return image_BNP
@@ -74,7 +91,7 @@ class Mae:
     return (image_BNP - mean) / deviation
 
   def encode(self, params: Params, image: Array, choice: patches.Choice, *, train: bool, key: Key | None) -> Features:
-    """Features of the visible patches alone; `tokens [B, n, D]` in the order of `choice.chosen`."""
+    """Features of the visible patches: `tokens [B, n, D]` in the order of `choice.chosen`."""
     grid, backbone = self._grid(image), params['backbone']
     visible_BnP = patches.pick(patches.patchify(image, self._patch), choice.chosen)
     tokens_BnD = self._backbone.embed(backbone, patches.strip(visible_BnP, self._patch))
@@ -89,7 +106,7 @@ class Mae:
                                grid=self._grid(image))
 
   def reconstruct(self, params: Params, image: Array, key: Key) -> Reconstruction:
-    """Pictures to look at, in the units of `image`. Normalised patches get mean and deviation of the true ones."""
+    """Reconstructed images in the units of `image`. Normalised patches get the moments of the original ones."""
     choice, grid = self.draw(key, image), self._grid(image)
     predicted_BNP = self.predict(params, image, choice, train=False, key=None)
     if self._normalized:
@@ -101,3 +118,40 @@ class Mae:
 
   def _grid(self, image: Array) -> tuple[int, int]:
     return image.shape[1] // self._patch, image.shape[2] // self._patch
+
+
+def build(settings: schema.Mae, backbone: Backbone) -> Mae:
+  """Builds the objective. Raises UserError if the backbone is not a ViT."""
+  encoder, model = spec.tokens(backbone)
+  decoder = Decoder(settings.decoder_width, settings.decoder_depth, settings.decoder_heads, model)
+  return Mae(encoder, decoder, patch=model.patch, hidden=settings.mask_ratio, normalized=settings.norm_pix_loss)
+
+
+class Spec(spec.Spec[schema.Mae]):
+  """Builds `Mae` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Mae:
+    return build(self.settings, backbone)
+
+  def rules(self) -> list[Rule]:
+    return [*RULES]
+
+  def train_flops(self, num_classes: int) -> int:
+    return cost.TRAIN_FACTOR * (self.encoder_flops() + self._decoder_flops())
+
+  def encoder_flops(self) -> int:
+    """FLOPs of a forward pass of the encoder: as on an image of the visible patches in a row."""
+    return self.forward_flops(image_px=(self.vit.patch, self._num_visible * self.vit.patch), head=schema.Head())
+
+  def _decoder_flops(self) -> int:
+    s, vit = self.settings, self.vit
+    # The prediction of the pixels of a patch costs as much as a patch embedding of the decoder's width.
+    decoder = schema.ViT(patch=vit.patch, width=s.decoder_width, depth=s.decoder_depth, heads=s.decoder_heads,
+                         mlp=MLP_RATIO * s.decoder_width,
+                         pool=schema.Pool.CLS if vit.pool.has_class_token else schema.Pool.MEAN)
+    embedded = self._num_visible + int(vit.pool.has_class_token)
+    return self.forward_flops(model=decoder, head=schema.Head()) + 2 * embedded * vit.width * s.decoder_width
+
+  @property
+  def _num_visible(self) -> int:
+    return patches.num_kept(self.num_patches, self.settings.mask_ratio)

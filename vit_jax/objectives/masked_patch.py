@@ -1,9 +1,10 @@
 """Masked patch prediction (ViT paper, arXiv 2010.11929, Appendix B.1.2): BERT's task on patches.
 
-Half of the patches of each image are corrupted, after the embedding: with probability .8 a patch becomes a learned
-mask token, with .1 another patch, and else it stays. From the final token of each corrupted patch its mean colour is
-predicted, 3 bits a channel. Where the paper does not say: exactly the given share of each image is corrupted, the
-other patch is one of the same image, and the mask token begins as N(0, .02).
+Half of the patches of each image are corrupted after the embedding: a patch becomes a learned mask token with
+probability 0.8, another patch with probability 0.1, and otherwise stays. The final token of each corrupted patch
+predicts the mean colour of the patch, with 3 bits a channel. Our choices where the paper is silent: exactly the given
+share of each image is corrupted, the other patch is from the same image, and the mask token is initialised as
+N(0, 0.02).
 """
 from __future__ import annotations
 
@@ -13,24 +14,46 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import PatchTarget
-from vit_jax.core.contracts import TokenBackbone, View
+from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.models.cost import TRAIN_FACTOR
 from vit_jax.models.kernels.dense import dense
-from vit_jax.objectives import patches
-from vit_jax.objectives.views import Encoder
+from vit_jax.objectives import patches, spec
+from vit_jax.objectives.networks import NetworkView
+from vit_jax.parallel.rules import Rule
 
 LEVELS = 8                   # 3 bits
 NUM_COLORS = LEVELS ** 3     # 512
-CELLS = 4                    # a patch is shrunk to 4 x 4 for `colors`
-MASK_STDDEV = .02
+CELLS = schema.COLOR_CELLS   # a patch is shrunk to 4 x 4 for `colors`
+MASK_STDDEV = 0.02
+RULES: tuple[Rule, ...] = (
+    ('decoder/kernel', ('fsdp', 'tensor')),  # [D, n]
+    ('decoder/bias', ('tensor',)),           # [n]
+    ('mask_token', ()),
+)
 
 
 def color_classes(pixels: Array) -> Array:
   """Colours `[..., 3]` in [0, 1] to classes `64 r + 8 g + b`, each channel in 8 equal steps, i32."""
   levels = jnp.clip(jnp.floor(pixels * LEVELS), 0, LEVELS - 1).astype(jnp.int32)
   return (levels[..., 0] * LEVELS + levels[..., 1]) * LEVELS + levels[..., 2]
+
+
+def num_outputs(target: PatchTarget, patch: int) -> int:
+  """Width n of the prediction of a patch."""
+  match target:
+    case PatchTarget.COLOR:
+      return NUM_COLORS
+    case PatchTarget.COLORS:
+      return CELLS ** 2 * NUM_COLORS
+    case PatchTarget.PIXELS:
+      return 3 * patch ** 2
+    case _:
+      assert_never(target)
 
 
 class MaskedPatch:
@@ -42,22 +65,10 @@ class MaskedPatch:
 
   def __init__(self, backbone: TokenBackbone, *, patch: int, target: PatchTarget, corrupted: float, masked: float,
                swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float]):
-    """`mean` and `std` are what pictures were normalised with."""
+    """`mean` and `std` are what the images were normalised with."""
     self._backbone, self._patch, self._target, self._corrupted = backbone, patch, target, corrupted
     self._masked, self._swapped, self._mean, self._std = masked, swapped, mean, std
-
-  @property
-  def num_outputs(self) -> int:
-    """Width n of the prediction of a patch."""
-    match self._target:
-      case PatchTarget.COLOR:
-        return NUM_COLORS
-      case PatchTarget.COLORS:
-        return CELLS ** 2 * NUM_COLORS
-      case PatchTarget.PIXELS:
-        return 3 * self._patch ** 2
-      case _:
-        assert_never(self._target)
+    self.num_outputs = num_outputs(target, patch)
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'decoder', 'mask_token')
@@ -81,15 +92,15 @@ class MaskedPatch:
     if self._target is PatchTarget.PIXELS:
       error_Bn = jnp.square(predicted_Bnc - image_BnP).mean(-1)
       return LossOut(weighted_mean(error_Bn.mean(-1), mask_B), {}, {})
-    wanted_BnG = self.classes(image_BnP)
-    log_p_BnGC = jax.nn.log_softmax(predicted_Bnc.reshape(*wanted_BnG.shape, NUM_COLORS))
-    nll_BnG = -jnp.take_along_axis(log_p_BnGC, wanted_BnG[..., None], -1)[..., 0]
-    hits_BnG = (jnp.argmax(log_p_BnGC, -1) == wanted_BnG).astype(jnp.float32)
+    classes_BnG = self.classes(image_BnP)
+    log_p_BnGC = jax.nn.log_softmax(predicted_Bnc.reshape(*classes_BnG.shape, NUM_COLORS))
+    nll_BnG = -jnp.take_along_axis(log_p_BnGC, classes_BnG[..., None], -1)[..., 0]
+    hits_BnG = (jnp.argmax(log_p_BnGC, -1) == classes_BnG).astype(jnp.float32)
     return LossOut(weighted_mean(nll_BnG.mean((1, 2)), mask_B),
                    {'accuracy': weighted_mean(hits_BnG.mean((1, 2)), mask_B)}, {})
 
   def corrupt(self, tokens: Array, mask_token: Array, key: Key) -> tuple[Array, patches.Choice]:
-    """Tokens `[B, N, D]` with some corrupted, and which."""
+    """Tokens `[B, N, D]` of which some are corrupted, and which ones."""
     num_images, num_patches, _ = tokens.shape
     keys = split_key(key, 'choice', 'fate', 'other')
     num_chosen = num_patches - patches.num_kept(num_patches, self._corrupted)
@@ -104,7 +115,7 @@ class MaskedPatch:
     return mixed_BND, choice
 
   def classes(self, image_BnP: Array) -> Array:
-    """Colour classes `[B, n, G] i32` of patches `[B, n, 3 P^2]` as the network gets them; G cells a patch."""
+    """Colour classes `[B, n, G] i32` of normalised patches `[B, n, 3 P^2]`, for G cells a patch."""
     mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 1, 3) for x in (self._mean, self._std))
     cells = CELLS if self._target is PatchTarget.COLORS else 1
     side, shape = self._patch // cells, image_BnP.shape[:2]
@@ -116,4 +127,21 @@ class MaskedPatch:
     return extra
 
   def views(self) -> dict[str, View]:
-    return {'student': Encoder(self._backbone)}
+    return {'student': NetworkView(self._backbone)}
+
+
+class Spec(spec.Spec[schema.MaskedPatch]):
+  """Builds `MaskedPatch` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> MaskedPatch:
+    s, recipe, (encoder, model) = self.settings, self.config.data.recipe, spec.tokens(backbone)
+    return MaskedPatch(encoder, patch=model.patch, target=s.target, corrupted=s.mask_ratio,
+                       masked=s.mask_token_prob, swapped=s.random_patch_prob, mean=recipe.mean, std=recipe.std)
+
+  def rules(self) -> list[Rule]:
+    return [*RULES]
+
+  def train_flops(self, num_classes: int) -> int:
+    num_predicted = round(self.settings.mask_ratio * self.num_patches)
+    outputs = num_outputs(self.settings.target, self.vit.patch)
+    return TRAIN_FACTOR * (self.forward_flops(head=schema.Head()) + 2 * num_predicted * self.vit.width * outputs)

@@ -1,4 +1,4 @@
-"""Pictures as patches, and which of them are hidden or corrupted: what MAE and masked patch prediction share."""
+"""Images as patches, and random subsets of them: what MAE and masked patch prediction share."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -12,8 +12,11 @@ EPS = 1e-6  # MAE: added to the variance of a patch
 
 
 class Choice(NamedTuple):
-  """Some patches of each image. `chosen [B, n] i32` and `others [B, N - n] i32` are patch numbers in random order;
-  `rank [B, N] i32` is the place of each patch in chosen and others, one after the other."""
+  """A subset of the patches of each image.
+
+  `chosen [B, n] i32` and `others [B, N - n] i32` are patch numbers in random order; `rank [B, N] i32` is the position
+  of each patch in the concatenation of both.
+  """
   chosen: Array
   others: Array
   rank: Array
@@ -34,7 +37,7 @@ def unpatchify(patches: Array, patch: int, *, grid: tuple[int, int]) -> Array:
 
 
 def strip(patches: Array, patch: int) -> Array:
-  """Patches `[B, n, P * P * 3]` side by side as pictures `[B, P, n * P, 3]`: a backbone embeds them as it does any."""
+  """Patches `[B, n, P * P * 3]` side by side as images `[B, P, n * P, 3]`, which any backbone can embed."""
   return unpatchify(patches, patch, grid=(1, patches.shape[1]))
 
 
@@ -44,7 +47,7 @@ def pick(patches: Array, numbers: Array) -> Array:
 
 
 def num_kept(num_patches: int, share: float) -> int:
-  """How many of the patches are left when this share is taken: `int(N (1 - share))`, safe from rounding."""
+  """Number of patches that remain when this share is removed: `int(N (1 - share))`, safe from rounding errors."""
   return int(num_patches * (1. - share) + 1e-6)
 
 
@@ -55,12 +58,12 @@ def choose(noise: Array, num_chosen: int) -> Choice:
 
 
 def draw(key: Key, *, num_images: int, num_patches: int, num_chosen: int) -> Choice:
-  """A choice for each image by itself, uniform among all of this size."""
+  """An independent choice for each image, uniform among all subsets of this size."""
   return choose(jax.random.uniform(key, (num_images, num_patches)), num_chosen)
 
 
 def moments(patches: Array) -> tuple[Array, Array]:
-  """Mean and deviation `sqrt(var + 1e-6)` of each patch, `[B, N, 1]`; the variance is unbiased, as in MAE."""
+  """Mean and standard deviation `sqrt(var + 1e-6)` of each patch, `[B, N, 1]`; the variance is unbiased, as in MAE."""
   mean = patches.mean(-1, keepdims=True)
   variance = jnp.square(patches - mean).sum(-1, keepdims=True) / (patches.shape[-1] - 1)
   return mean, jnp.sqrt(variance + EPS)

@@ -1,7 +1,7 @@
-"""Sharpness-aware minimisation around any objective: the gradient is taken where the loss is worst near by.
+"""Sharpness-aware minimisation of any objective: the gradient is taken where the loss near the parameters is largest.
 
-SAM: Foret et al. 2021 (arXiv 2010.01412). GSAM: Zhuang et al. 2022 (arXiv 2203.08065). The perturbation is worked
-out inside `loss`, so the train step knows nothing of it; a step costs two forward and backward passes.
+SAM: Foret et al. 2021 (arXiv 2010.01412). GSAM: Zhuang et al. 2022 (arXiv 2203.08065). The perturbation is computed
+inside `loss`, so the train step does not depend on it. A step costs two forward and backward passes.
 """
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 
 TINY = 1e-12
-"""Added to norms: where the gradient is zero, nothing is perturbed."""
+"""Added to norms, so that a zero gradient gives no perturbation."""
 
 
 class Sam:
-  """Objective: another one, with the gradient of its worst value within `rho` of the parameters, to first order.
+  """Objective: another one, with the gradient of its largest value within `rho` of the parameters, to first order.
 
     g = grad L(w),   eps = rho(step) * g / |g|,   h = grad L(w + eps)
     SAM: h           GSAM: h - alpha * (g - (<g, h> / |h|^2) h)
 
   GSAM descends the surrogate gap L(w + eps) - L(w) too: it *subtracts* the part of g orthogonal to h (eq. 9 and
-  Algorithm 1). Both passes use the same random key, so the same dropout. The loss that is reported is that at
-  w + eps; `sharpness` is its difference to L(w). Running statistics and other `stats` are those of the pass at w.
-  Norms are over all parameters, in f32. With accumulation each microbatch has its own eps (m-sharpness, Foret et
-  al., section 3.3): unlike for other objectives, the result then depends on the number of microbatches, while
-  that of devices never matters.
+  Algorithm 1). Both passes use the same random key, so the same dropout. The reported loss is that at w + eps;
+  `sharpness` is its difference to L(w). Running statistics and other `stats` are those of the pass at w. Norms are over
+  all parameters, in f32. With accumulation each microbatch has its own eps (m-sharpness, Foret et al., section 3.3):
+  unlike for other objectives, the result then depends on the number of microbatches, but never on that of devices.
   """
 
   def __init__(self, inner: Objective, *, rho: Schedule, alpha: float):
@@ -49,7 +48,7 @@ class Sam:
       worst, h = jax.value_and_grad(lambda p: mean(p)[0])(jax.tree.map(jnp.add, here, shift))
       share = _dot(g, h) / (_dot(h, h) + TINY ** 2)
       descent = jax.tree.map(lambda g, h: h - self._alpha * (g - share.astype(h.dtype) * h), g, h)
-      slope = _dot(jax.lax.stop_gradient(descent), params)  # its gradient is `descent`; its value is taken off again
+      slope = _dot(jax.lax.stop_gradient(descent), params)  # its gradient is `descent`; its value cancels
       worst = jax.lax.stop_gradient(worst) + (slope - jax.lax.stop_gradient(slope))
     else:
       worst = mean(jax.tree.map(jnp.add, params, shift))[0]
@@ -65,7 +64,7 @@ class Sam:
 
 
 def follow_rate(schedule: Schedule, *, peak: float, end: float, rho: float, rho_end: float) -> Schedule:
-  """`rho` at the peak of the learning rate, `rho_end` at its end, linear in the rate between (GSAM, Algorithm 1)."""
+  """`rho` at the peak of the learning rate, `rho_end` at its end, linear in the rate in between (GSAM, Algorithm 1)."""
   def value(step: Array | int) -> Array:
     t = jnp.clip((schedule(step) - end) / (peak - end), 0., 1.) if peak > end else jnp.ones(())
     return rho_end + (rho - rho_end) * t

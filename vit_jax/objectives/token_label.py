@@ -1,23 +1,40 @@
-"""Token labelling (LV-ViT, Jiang et al. 2021, arXiv 2104.10858): each patch token learns a target of its own.
+"""Token labelling (LV-ViT, Jiang et al. 2021, arXiv 2104.10858): each patch token has its own target.
 
-Targets come with the batch: `token_targets [B, N, C]` are distributions over classes, made of label maps. A token whose
-target is 0 (nothing of the image is there) does not count. With `class_from_map` the class token has such a target too,
-`labels [B, C]`, as in the authors' code; else the image's label, as in the paper (eq. 3). Where we differ from the
-authors' code (zihangJiang/TokenLabeling@9dbfd59): MixToken's partner is the neighbour in a pair of rows, as for all
-mixing here; there it is the row as far from the end of the batch as this one is from its start.
+The batch holds the targets: `token_targets [B, N, C]` are distributions over classes, made from label maps. A token
+whose target is 0 (it lies outside the image) does not count. With `class_from_map` the target of the class token also
+comes from the map, as `labels [B, C]`, as in the authors' code; otherwise it is the image's label, as in the paper
+(eq. 3). Where this differs from the authors' code (zihangJiang/TokenLabeling@9dbfd59): MixToken's partner is the
+neighbour in a pair of rows, as for all mixing here; there, row i is mixed with row B - 1 - i.
 """
 from __future__ import annotations
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from vit_jax.core.contracts import TokenBackbone, View
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.contracts import Backbone, Loader, Prepare, TokenBackbone, View
+from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
-from vit_jax.objectives import losses
-from vit_jax.objectives.supervised import STATE, Head
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
+from vit_jax.data.device import mix, token_targets
+from vit_jax.data.pipeline.transforms import Shapes
+from vit_jax.data.source import Source
+from vit_jax.data.sources import label_maps, local_paths
+from vit_jax.models import heads
+from vit_jax.models.cost import TRAIN_FACTOR
+from vit_jax.objectives import losses, spec, supervised
+from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
+from vit_jax.parallel.rules import Rule
 
-DENSE_SHARE = .5  # of the tokens' logits at inference; LV-ViT
+DENSE_SHARE = 0.5  # of the tokens' logits at inference; LV-ViT
+RULES: tuple[Rule, ...] = (
+    ('aux/kernel', ('fsdp', 'tensor')),  # [D, C]
+    ('aux/bias', ('tensor',)),           # [C]
+)
 
 
 class TokenLabel:
@@ -25,7 +42,7 @@ class TokenLabel:
 
   z_cls is `head` on the pooled features, z_n is `aux` on token n. With `mix` a box of tokens is exchanged with
   another image after the embedding (MixToken, section 3.2) and back after the last block; the class target is mixed
-  by area. Inference adds half of the largest token logit of each class: `z_cls + max_n z_n / 2`.
+  in proportion to the area. Inference adds half of the largest token logit of each class: `z_cls + max_n z_n / 2`.
   """
 
   def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, *, patch: int, num_classes: int,
@@ -36,11 +53,10 @@ class TokenLabel:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'head', 'aux'), batch['image']
-    params, state = self._backbone.init(keys['backbone'], image)
-    width = jax.eval_shape(lambda: self._backbone.apply(params, state, image, train=False, key=None)[0].pooled).shape[1]
-    heads = {'head': self._head, 'aux': self._aux}
-    return ({'backbone': params, **{name: head.init(keys[name], width, self._num_classes)
-                                    for name, head in heads.items()}}, {STATE: state} if state else {})
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    both = {'head': self._head, 'aux': self._aux}
+    return ({'backbone': params, **{name: head.init(keys[name], features.pooled.shape[1], self._num_classes)
+                                    for name, head in both.items()}}, statistics(state))
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
@@ -59,24 +75,30 @@ class TokenLabel:
     return LossOut(weighted_mean(class_B + self._dense_weight * dense_B, mask_B), {
         'accuracy': weighted_mean(losses.hit(logits_BC, mixed_BC), mask_B),
         'class_loss': weighted_mean(class_B, mask_B), 'dense_loss': weighted_mean(dense_B, mask_B)},
-        {STATE: state} if state else {})
+        statistics(state))
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     del params, step
-    return {**extra, **stats} if stats else extra
+    return {**extra, **stats}
 
   def views(self) -> dict[str, View]:
-    return {'student': Both(self._backbone, self._head, self._aux)}
+    return {'student': NetworkView(self._backbone, ('head', 'aux'), self._logits)}
+
+  def _logits(self, selected: PyTree, features: Features) -> Array:
+    num_images, num_tokens, width = features.tokens.shape
+    dense_RC = self._aux.apply(selected['aux'], features.tokens.reshape(-1, width))
+    best_BC = dense_RC.reshape(num_images, num_tokens, -1).max(1)
+    return self._head.apply(selected['head'], features.pooled) + DENSE_SHARE * best_BC
 
   def _kept(self, key: Key, num_images: int, grid: tuple[int, int], mask_B: Array | None) -> Array | None:
-    """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: nothing is mixed."""
+    """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: no mixing."""
     if not self._mix:
       return None
     kept_BN = jnp.broadcast_to(draw_kept(key, grid)[None], (num_images, grid[0] * grid[1]))
-    return kept_BN if mask_B is None else jnp.where(swap_pairs(mask_B)[:, None] > 0, kept_BN, 1.)
+    return kept_BN if mask_B is None else jnp.where(mix.swap_pairs(mask_B)[:, None] > 0, kept_BN, 1.)
 
   def _dense(self, aux: Params, tokens_BND: Array, batch: Batch) -> Array:
-    """Mean over the tokens with a target of their cross-entropy, `[B]`."""
+    """The mean cross-entropy of the tokens with a target, `[B]`."""
     logits_RC = self._aux.apply(aux, tokens_BND.reshape(-1, tokens_BND.shape[-1]))
     targets_BNC = batch['token_targets']
     targets_RC = smooth_map(targets_BNC, self._smoothing).reshape(logits_RC.shape)
@@ -85,57 +107,73 @@ class TokenLabel:
     return (nll_BN * counts_BN).sum(1) / jnp.maximum(counts_BN.sum(1), 1)
 
 
-class Both:
-  """A view on a classifier with a head on its tokens too."""
-
-  def __init__(self, backbone: TokenBackbone, head: Head, aux: Head):
-    self._backbone, self._head, self._aux = backbone, head, aux
-
-  def select(self, params: Params, extra: Extra) -> PyTree:
-    return {**{name: params[name] for name in ('backbone', 'head', 'aux')}, 'state': extra.get(STATE, {})}
-
-  def predict(self, selected: PyTree, image: Array) -> Outputs:
-    features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
-    num_images, num_tokens, width = features.tokens.shape
-    dense_RC = self._aux.apply(selected['aux'], features.tokens.reshape(-1, width))
-    best_BC = dense_RC.reshape(num_images, num_tokens, -1).max(1)
-    return Outputs(self._head.apply(selected['head'], features.pooled) + DENSE_SHARE * best_BC, features)
-
-
 def smooth_map(targets: Array, amount: float) -> Array:
-  """`(1 - amount + amount / C) targets + amount / C`, as the authors' code smooths targets of maps; C is the last axis.
+  """`(1 - amount + amount / C) targets + amount / C`, as the authors' code smooths targets from maps; C: last axis.
 
-  They add up to `1 + amount / C`: the code multiplies by the value that a true class has after smoothing.
+  Their sum is `1 + amount / C`: the code multiplies by the value that a true class has after smoothing.
   """
   off = amount / targets.shape[-1]
   return (1. - amount + off) * targets + off if amount else targets
 
 
-def swap_pairs(x: Array) -> Array:
-  """Rows 0 and 1, 2 and 3, ... exchanged; their number is even."""
-  return x.reshape(-1, 2, *x.shape[1:])[:, ::-1].reshape(x.shape)
-
-
 def exchange(tokens_BND: Array, kept_BN: Array | None) -> Array:
-  """Tokens with those at `kept` 0 taken from the other row of the pair. Its own inverse."""
+  """Replaces the tokens with `kept` 0 by those of the other row of the pair. It is its own inverse."""
   if kept_BN is None:
     return tokens_BND
-  return jnp.where(kept_BN[..., None] > 0, tokens_BND, swap_pairs(tokens_BND))
+  return jnp.where(kept_BN[..., None] > 0, tokens_BND, mix.swap_pairs(tokens_BND))
 
 
 def mix_by_area(targets_BC: Array, kept_BN: Array | None) -> Array:
-  """Class targets of a pair, in proportion to their tokens."""
+  """Class targets of a pair, mixed in proportion to their tokens."""
   if kept_BN is None:
     return targets_BC
   share_B1 = kept_BN.mean(1, keepdims=True)
-  return share_B1 * targets_BC + (1. - share_B1) * swap_pairs(targets_BC)
+  return share_B1 * targets_BC + (1. - share_B1) * mix.swap_pairs(targets_BC)
 
 
 def draw_kept(key: Key, grid: tuple[int, int]) -> Array:
-  """`[N] f32`: 0 in a box, as cutmix draws it with Beta(1, 1), but on the token grid; 1 around it."""
+  """`[N] f32`: 0 in a box on the token grid, drawn as cutmix draws one with Beta(1, 1), and 1 elsewhere."""
   area_key, center_key = jax.random.split(key)
-  sides_2 = jnp.floor(jnp.sqrt(jax.random.uniform(area_key)) * jnp.array(grid, jnp.float32))
-  center_2 = jax.random.randint(center_key, (2,), 0, jnp.array(grid))
-  low_2, high_2 = center_2 - sides_2 // 2, center_2 + sides_2 // 2
-  row_h, column_w = ((jnp.arange(grid[i]) >= low_2[i]) & (jnp.arange(grid[i]) < high_2[i]) for i in (0, 1))
-  return 1. - (row_h[:, None] & column_w[None, :]).astype(jnp.float32).reshape(-1)
+  return mix.outside_box(center_key, grid, area=jax.random.uniform(area_key)).reshape(-1)
+
+
+class Spec(spec.Spec[schema.TokenLabel]):
+  """Builds `TokenLabel` from a config, with the label maps of its examples."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> TokenLabel:
+    s, (encoder, model) = self.settings, spec.tokens(backbone)
+    return TokenLabel(
+        encoder, heads.Head(self.config.head), heads.Head(schema.Head()), patch=model.patch, num_classes=num_classes,
+        dense_weight=s.dense_weight, mix=s.mix_token, label_smoothing=s.label_smoothing,
+        class_from_map=self._class_from_map)
+
+  def rules(self) -> list[Rule]:
+    return [*supervised.head_rules(self.config.head), *RULES]
+
+  def train_flops(self, num_classes: int) -> int:
+    dense = 2 * self.num_patches * self.vit.width * num_classes
+    return TRAIN_FACTOR * (self.forward_flops(num_classes=num_classes) + dense)
+
+  def prepare(self, inner: Prepare, *, num_classes: int) -> Prepare:
+    px, patch = self.config.image_px, self.vit.patch
+    return token_targets.targeting(inner, stored=self.settings.map_grid, grid=(px[0] // patch, px[1] // patch),
+                                   num_classes=num_classes, classes=self._class_from_map)
+
+  def attach(self, loader: Loader, source: Source) -> Loader:
+    s = self.settings
+    if not s.maps:
+      raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with --job=prepare "
+                      '--config=CONFIG --weights=TEACHER --to=DIR.')
+    maps = label_maps.LabelMaps(pathlib.Path(local_paths.resolve(s.maps, 'objective.maps')))
+    label_maps.check(maps.info, {
+        'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
+        'grid': tuple(s.map_grid), 'top': s.top, 'scores': label_maps.LOGITS}, folder=maps.folder)
+    return token_targets.LabelledLoader(loader, maps)
+
+  def batch_shapes(self) -> Shapes:
+    shape = (self.settings.map_grid[0] * self.settings.map_grid[1], self.settings.top)
+    return {'token_labels': (shape, np.int32), 'token_scores': (shape, np.float32)}
+
+  @property
+  def _class_from_map(self) -> bool:
+    return self.settings.class_target is schema.ClassTarget.MAP

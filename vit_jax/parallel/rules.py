@@ -105,47 +105,6 @@ def backbone(model: schema.Model) -> list[Rule]:
       assert_never(model)
 
 
-HEAD: tuple[Rule, ...] = (
-    ('head/kernel', ('fsdp', 'tensor')),  # [D, C]
-    ('head/bias', ('tensor',)),           # [C]
-)
-PRE_LOGITS: tuple[Rule, ...] = (
-    ('head/pre_logits/kernel', ('fsdp', 'tensor')),  # [D, D]
-    ('head/pre_logits/bias', ('tensor',)),           # [D]
-)
-
-
-MAE_DECODER: tuple[Rule, ...] = (
-    ('decoder/embed/kernel', ('fsdp', None)),                                     # [D, E]
-    ('decoder/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, E, A, K]
-    ('decoder/blocks/attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
-    ('decoder/blocks/attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, E]
-    ('decoder/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')),                        # [L, E, F]
-    ('decoder/blocks/mlp/up/bias', (None, 'tensor')),                                  # [L, F]
-    ('decoder/blocks/mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, E]
-    ('decoder/predict/kernel', ('fsdp', None)),                                   # [E, P * P * 3]
-    ('decoder/((embed|predict)/bias|norm/.*|blocks/norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
-    ('mask_token', ()),
-)
-MASKED_PATCH: tuple[Rule, ...] = (
-    ('decoder/kernel', ('fsdp', 'tensor')),  # [D, n]
-    ('decoder/bias', ('tensor',)),           # [n]
-    ('mask_token', ()),
-)
-PROJECTOR: tuple[Rule, ...] = (
-    ('projector/mlp[123]/kernel', ('fsdp', None)),          # [D or F, F or E]
-    ('projector/mlp[123]/bias', ()),
-    ('projector/prototypes/kernel', ('fsdp', 'tensor')),    # [E, K]
-)
-PROTOTYPE_NORM: Rule = ('projector/prototypes/norm', ('tensor',))  # [K]
-AUX: tuple[Rule, ...] = (
-    ('aux/kernel', ('fsdp', 'tensor')),  # [D, C]
-    ('aux/bias', ('tensor',)),           # [C]
-)
-HEAD_DIST: tuple[Rule, ...] = (
-    ('head_dist/(pre_logits/)?kernel', ('fsdp', 'tensor')),  # [D, C]
-    ('head_dist/(pre_logits/)?bias', ('tensor',)),           # [C]
-)
 TRAINED = 'trained'
 """What `extra` holds under this key never changes, such as a teacher of another shape; it may be whole everywhere."""
 

@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import jax
 
+from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
 from vit_jax.record.writer import Writer
 from vit_jax.train.hooks import value
@@ -13,26 +13,6 @@ from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger('vit_jax.train')
-
-
-class Watch(NamedTuple):
-  """What to look at, and when it is too low.
-
-  metric: its name in the step's metrics.
-  below: the least value that is still well; not a number counts as too low.
-  setting: where `below` comes from.
-  lasting: steps in a row that are one alarm.
-  after: steps at the start of the run that do not count.
-  stops: whether an alarm ends the run.
-  advice: what would be right, a sentence without its full stop.
-  """
-  metric: str
-  below: float
-  setting: str
-  lasting: int
-  after: int
-  stops: bool
-  advice: str
 
 
 class Alarm:

@@ -10,8 +10,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Outputs, PyTree
 from vit_jax.data.sources import classes as naming
 from vit_jax.models import backbones, heads, probe
-from vit_jax.objectives.distill import Student
-from vit_jax.objectives.supervised import STATE
+from vit_jax.objectives import distill
+from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.weights import loading
 from vit_jax.weights import preprocess as preprocessing
 from vit_jax.weights.loading import Weights
@@ -52,26 +52,20 @@ def eval_recipe(weights: Weights) -> schema.Recipe:
 
 def parameters(weights: Weights) -> PyTree:
   """The parameters that `function` takes."""
-  if not weights.num_classes:
-    return {'backbone': weights.params['backbone'], 'state': weights.state}
-  return _view(weights).select(weights.params, {STATE: weights.state})
+  return _view(weights).select(weights.params, statistics(weights.state))
 
 
 def function(weights: Weights) -> Callable[[PyTree, Array], Outputs]:
   """Maps `(parameters, image [B, H, W, 3] f32, normalized)` to features and logits (None without a head)."""
-  if weights.num_classes:
-    return _view(weights).predict
-  network = backbone(weights)
-
-  def infer(params: PyTree, image: Array) -> Outputs:
-    return Outputs(None, network.apply(params['backbone'], params['state'], image, train=False, key=None)[0])
-  return infer
+  return _view(weights).predict
 
 
 def head(weights: Weights, params: PyTree) -> Callable[[Features], Array] | None:
   """Maps features to logits `[B, C]` with these parameters; None without a head."""
-  return functools.partial(_view(weights).classify, params) if weights.num_classes else None
+  logits = _view(weights).logits
+  return functools.partial(logits, params) if logits else None
 
 
-def _view(weights: Weights) -> Student:
-  return Student(backbone(weights), heads.Head(weights.head))
+def _view(weights: Weights) -> NetworkView:
+  network = backbone(weights)
+  return distill.view(network, heads.Head(weights.head)) if weights.num_classes else NetworkView(network)

@@ -51,6 +51,7 @@ from vit_jax.config.schema.model import Remat as Remat
 from vit_jax.config.schema.model import ResNet as ResNet
 from vit_jax.config.schema.model import ResNetStem as ResNetStem
 from vit_jax.config.schema.model import ViT as ViT
+from vit_jax.config.schema.objective import COLOR_CELLS as COLOR_CELLS
 from vit_jax.config.schema.objective import Centering as Centering
 from vit_jax.config.schema.objective import ClassTarget as ClassTarget
 from vit_jax.config.schema.objective import Collapse as Collapse

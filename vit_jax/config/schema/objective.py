@@ -48,6 +48,10 @@ class Mae:
   decoder_heads: int = ranged(16, COUNT)
 
 
+COLOR_CELLS = 4
+"""Cells on a side into which `PatchTarget.COLORS` divides a patch."""
+
+
 class PatchTarget(enum.Enum):
   """What is predicted of a corrupted patch (ViT paper, Appendix B.1.2)."""
   COLOR = 'color'    # its mean colour, 3 bits a channel: one of 512 classes

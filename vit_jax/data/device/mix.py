@@ -40,9 +40,16 @@ def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> B
 def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
   """`[H, W] f32`: 0 in the box that cutmix replaces, 1 around it."""
   area_key, center_key = jax.random.split(key)
-  kept = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
-  sides_2 = jnp.floor(jnp.sqrt(1. - kept) * jnp.array(size, jnp.float32))
-  center_2 = jax.random.randint(center_key, (2,), 0, jnp.array(size))
+  return outside_box(center_key, size, area=1. - jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32))
+
+
+def outside_box(key: Key, size: tuple[int, ...], *, area: Array) -> Array:
+  """`[H, W] f32`: 0 in a box with the shape of the image and this share of its area, at a random centre; 1 elsewhere.
+
+  The box is cut off at the border.
+  """
+  sides_2 = jnp.floor(jnp.sqrt(area) * jnp.array(size, jnp.float32))
+  center_2 = jax.random.randint(key, (2,), 0, jnp.array(size))
   low_2, high_2 = center_2 - sides_2 // 2, center_2 + sides_2 // 2
   in_rows_H, in_columns_W = ((jnp.arange(size[i]) >= low_2[i]) & (jnp.arange(size[i]) < high_2[i]) for i in (0, 1))
   return 1. - (in_rows_H[:, None] & in_columns_W[None, :]).astype(jnp.float32)

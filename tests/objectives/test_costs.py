@@ -1,4 +1,4 @@
-"""What tasks cost: published figures, and what XLA counts."""
+"""The cost of objectives: published figures, and what XLA counts."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,9 +10,9 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.models import cost
-from vit_jax.models.cost import tasks
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.models.vit import vit
+from vit_jax.objectives import kinds
 from vit_jax.objectives.mae import Mae
 from vit_jax.recipes import sizes
 
@@ -20,8 +20,13 @@ PX = (224, 224)
 
 
 def gflops(objective: schema.Objective, name: str = 'B/16', num_classes: int = 1000, **views: Any) -> float:
-  return tasks.train_flops(objective, sizes.model(name), PX, head=schema.Head(), num_classes=num_classes,
-                           views=schema.Views(**views)) / 1e9
+  return flops(objective, sizes.model(name), num_classes, **views) / 1e9
+
+
+def flops(objective: schema.Objective, model: schema.Model, num_classes: int, **views: Any) -> int:
+  recipe = schema.Recipe(views=schema.Views(**views))
+  return kinds.of(schema.Config(image_px=PX, model=model, objective=objective, data=schema.Data(recipe=recipe))
+                  ).train_flops(num_classes)
 
 
 @pytest.mark.parametrize(('name', 'gmacs'), [('B/16', 9.78), ('L/16', 20.8), ('H/14', 48.6)])
@@ -51,8 +56,7 @@ def test_the_count_of_a_masked_autoencoder_is_that_of_xla() -> None:
     return task.predict(params, image, task.draw(jax.random.key(0), image), train=False, key=None)
 
   counted = jax.jit(predict).lower(params, image).cost_analysis()['flops']
-  analytic = tasks.train_flops(schema.Mae(decoder_width=128, decoder_depth=2, decoder_heads=4), model, PX,
-                               head=schema.Head(), num_classes=0, views=schema.Views()) / 3
+  analytic = flops(schema.Mae(decoder_width=128, decoder_depth=2, decoder_heads=4), model, 0) / 3
   assert counted == pytest.approx(analytic, rel=.05)  # norms, softmax and GELU are left out here
 
 

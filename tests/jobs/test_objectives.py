@@ -1,4 +1,4 @@
-"""Tasks through the main job: label maps made and used, a teacher loaded, weights handed on, a collapse heard."""
+"""Objectives in the train job: label maps are made and used, a teacher is loaded, weights are reused, alarms raised."""
 from __future__ import annotations
 
 import dataclasses
@@ -16,11 +16,12 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.source import Record
 from vit_jax.data.sources import builtin, label_maps
-from vit_jax.jobs import build, tasks, teacher_labels, train
+from vit_jax.jobs import build, teacher_labels, train
+from vit_jax.objectives import kinds
 from vit_jax.record import writer
 from vit_jax.weights import loading
 
-pytestmark = pytest.mark.xdist_group('test_tasks')  # in one worker, for what the tests share
+pytestmark = pytest.mark.xdist_group('test_objectives')  # in one worker, for what the tests share
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CROPS = schema.Recipe(flip=False, views=schema.Views(on=True, num_local=1, local_px=8), eval_resize_px=16)
@@ -38,8 +39,8 @@ def config(objective: schema.Objective, steps: int = 2, lr: float = 1e-2, **chan
 
 def test_a_teacher_is_among_the_networks_of_a_run_by_its_place_in_the_config() -> None:
   distil = schema.Distill(teacher=schema.Teacher(model=schema.ViT(width=32)))
-  assert tasks.models(config(distil)) == {'model': MODEL, 'objective.teacher.model': schema.ViT(width=32)}
-  assert tasks.models(config(schema.Supervised())) == {'model': MODEL}
+  assert kinds.of(config(distil)).models() == {'model': MODEL, 'objective.teacher.model': schema.ViT(width=32)}
+  assert kinds.of(config(schema.Supervised())).models() == {'model': MODEL}
 
 
 def params(run: pathlib.Path, view: str = 'student') -> dict[str, np.ndarray]:

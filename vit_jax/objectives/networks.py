@@ -1,0 +1,59 @@
+"""The networks of an objective: a backbone, with or without heads, as parameters to train and as views to evaluate."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from vit_jax.core.contracts import Backbone
+from vit_jax.core.types import Array, Extra, Features, Key, Outputs, Params, PyTree
+
+STATE = 'model_state'
+"""Key of `extra` for the running statistics of a backbone that has any."""
+
+
+class Head(Protocol):
+  """Features to logits."""
+
+  def init(self, key: Key, width: int, num_classes: int) -> Params:
+    ...
+
+  def apply(self, params: Params, pooled: Array) -> Array:
+    ...
+
+
+def init_backbone(backbone: Backbone, key: Key, image: Array) -> tuple[Params, PyTree, Features]:
+  """Parameters and state for images like `image [B, H, W, 3]`, and the shapes of the features."""
+  params, state = backbone.init(key, image)
+  return params, state, jax.eval_shape(lambda: backbone.apply(params, state, image, train=False, key=None)[0])
+
+
+def statistics(state: PyTree) -> dict[str, Any]:
+  """The part of `extra`, and of the `stats` of a loss, that holds the state of a backbone; empty if it has none."""
+  return {STATE: state} if state else {}
+
+
+class NetworkView:
+  """The view of one network.
+
+  Args:
+    backbone: of the network.
+    heads: names of heads in the parameters; those that the parameters do not have are left out.
+    logits: from what `select` returns and features to logits `[B, C]`; None: the network predicts no classes.
+    under: the part of `extra` that holds the network; '' = the parameters of the run.
+  """
+
+  def __init__(self, backbone: Backbone, heads: Sequence[str] = (),
+               logits: Callable[[PyTree, Features], Array] | None = None, *, under: str = ''):
+    self._backbone, self._heads, self._under = backbone, heads, under
+    self.logits = logits
+
+  def select(self, params: Params, extra: Extra) -> PyTree:
+    own = extra[self._under] if self._under else params
+    return {'backbone': own['backbone'], **{name: own[name] for name in self._heads if name in own},
+            'state': extra.get(STATE, {})}
+
+  def predict(self, selected: PyTree, image: Array) -> Outputs:
+    features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
+    return Outputs(self.logits(selected, features) if self.logits else None, features)

@@ -1,0 +1,88 @@
+"""What a run needs to know of an objective beside the objective itself. Each kind defines it in its own file."""
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Generic, TypeVar
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, TokenBackbone, Watch
+from vit_jax.core.errors import UserError
+from vit_jax.data.pipeline.transforms import Shapes
+from vit_jax.data.source import Source
+from vit_jax.models import cost
+from vit_jax.models.vit import vit
+from vit_jax.parallel.rules import Rule
+
+S = TypeVar('S')
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec(abc.ABC, Generic[S]):
+  """The objective of a config. `build`, `rules` and `train_flops` are required; the rest is for the kinds that need it.
+
+  config: of the run.   settings: its `objective`.
+  """
+  config: schema.Config
+  settings: S
+
+  @abc.abstractmethod
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Objective:
+    """The objective on a backbone."""
+
+  @abc.abstractmethod
+  def rules(self) -> list[Rule]:
+    """Sharding rules of the parameters that the objective adds to the backbone."""
+
+  @abc.abstractmethod
+  def train_flops(self, num_classes: int) -> int:
+    """FLOPs of one image in one training step, of all networks on all their inputs."""
+
+  def models(self) -> dict[str, schema.Model]:
+    """Settings of all networks of the run, by their place in the config."""
+    return {'model': self.config.model}
+
+  def prepare(self, inner: Prepare, *, num_classes: int) -> Prepare:
+    """Batch preparation on the device, from that of the data recipe."""
+    del num_classes
+    return inner
+
+  def attach(self, loader: Loader, source: Source) -> Loader:
+    """The loader with what the objective needs of every example. Raises UserError if that does not exist or fit."""
+    del source
+    return loader
+
+  def batch_shapes(self) -> Shapes:
+    """What `attach` adds to an example."""
+    return {}
+
+  def watches(self, lengths: Lengths) -> list[Watch]:
+    """Metrics of the train step that raise an alarm when they are low."""
+    del lengths
+    return []
+
+  def forward_flops(self, *, model: schema.Model | None = None, image_px: tuple[int, int] | None = None,
+                    head: schema.Head | None = None, num_classes: int = 0) -> int:
+    """FLOPs of a forward pass of one image: by default of the model, without its head."""
+    parts = cost.forward_flops(model or self.config.model, image_px or self.config.image_px,
+                               head=head or self.config.head, num_classes=num_classes)
+    return sum(parts.values())
+
+  @property
+  def vit(self) -> schema.ViT:
+    """Settings of the backbone, for an objective on patch tokens."""
+    assert isinstance(self.config.model, schema.ViT), self.config.model
+    return self.config.model
+
+  @property
+  def num_patches(self) -> int:
+    """Patch tokens of an image."""
+    return cost.num_tokens(self.vit, self.config.image_px)[0]
+
+
+def tokens(backbone: Backbone) -> tuple[TokenBackbone, schema.ViT]:
+  """A backbone as one on patch tokens, and its settings. Raises UserError if it has none."""
+  if not isinstance(backbone, vit.ViT):
+    raise UserError(f'model: expected a ViT, as this objective needs patch tokens, got {type(backbone).__name__}.')
+  return backbone, backbone.settings
