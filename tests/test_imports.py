@@ -22,7 +22,7 @@ FLOORS = [
 ]
 """Packages from the ground up. No import runs upward; the modules outside packages (main, api) are on top."""
 APART = {'data': {'objectives', 'evaluate', 'weights', 'train'}, 'optim': {'models'}, 'parallel': {'models'},
-         'objectives': {'evaluate', 'weights', 'train'}, 'evaluate': {'objectives', 'weights', 'train'},
+         'objectives': {'evaluate', 'weights', 'train'}, 'evaluate': {'objectives', 'weights'},
          'train': {'data', 'objectives', 'evaluate', 'weights'}, 'models': {'optim'}, 'record': {'config'}}
 """What a package does not know of its own floor."""
 ONLY_IN = {

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from vit_jax.config import (
     evaluations,
     model_options,
-    objective_options,
     pseudo_options,
     recipe_options,
     schema,
@@ -47,7 +46,7 @@ def _together(c: schema.Config, of: str) -> Iterator[str]:
       yield from part.problems(c, prefix.rstrip('.'))
   if of:
     return
-  for part in (_run, _model, _data, _optimizer, objective_options.faults, _checkpoints, _evals):
+  for part in (_run, _model, _data, _optimizer, _checkpoints, _evals):
     yield from part(c)
 
 
@@ -66,6 +65,8 @@ def _init(c: schema.Config) -> Iterator[str]:
 
 def _model(c: schema.Config) -> Iterator[str]:
   yield from model_options.faults(c.model, c.image_px)
+  if isinstance(c.objective, schema.Distill):
+    yield from (f'objective.teacher.{fault}' for fault in model_options.faults(c.objective.teacher.model, c.image_px))
   if model_options.has_statistics(c.model) and c.train.accumulate > 1:
     yield (f'train.accumulate={c.train.accumulate} would give the BatchNorm of the model the statistics of a part of '
            'the batch; want train.accumulate=1')

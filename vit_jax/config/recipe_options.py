@@ -114,7 +114,7 @@ def _repeats(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
 
 def _views(config: schema.Config, r: schema.Recipe) -> Iterator[str]:
   v, name = r.views, 'data.recipe.views'
-  if not isinstance(config.objective, schema.Dino):
+  if not config.objective.takes_views:
     yield (f'{name}.on=true makes views instead of images, which objective {type(config.objective).__name__} does not '
            'take; want false')
   others = {f'crop={r.crop.value}': r.crop is not schema.Crop.INCEPTION, 'randaugment': r.randaugment.layers > 0,

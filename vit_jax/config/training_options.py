@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 from vit_jax.config import durations, schema
-from vit_jax.config.schema import checks
 from vit_jax.core.errors import UserError
 
 METRICS = ('ece', 'class_mean')
@@ -25,8 +24,6 @@ def faults(c: schema.Config) -> Iterator[str]:
   for i, rule in enumerate(c.optimizer.rules):
     yield from _rule(f'optimizer.rules[{i}]', rule, c.optimizer)
   yield from _train(c)
-  if isinstance(c.objective, schema.Supervised):
-    yield from _supervised(c.objective, c.head, c.data.num_classes)
   for name, one in c.evals.items():
     unknown = [m for m in one.metrics if m not in METRICS] if isinstance(one, schema.TopK) else []
     if unknown:
@@ -138,17 +135,3 @@ def _profile(c: schema.Config) -> Iterator[str]:
     durations.parse_steps(c.train.profile)
   except UserError as error:
     yield f'train.profile: {error}'
-
-
-def _supervised(o: schema.Supervised, head: schema.Head, num_classes: int) -> Iterator[str]:
-  if o.threshold >= 0 and o.loss is schema.Loss.SOFTMAX:
-    yield (f'objective.threshold={o.threshold} makes several classes true at once, but objective.loss=softmax wants '
-           'one; want loss sigmoid or bce')
-  if o.class_weights and not any(o.class_weights):
-    yield f'objective.class_weights: expected at least one number above 0, got {checks.shown(o.class_weights)}.'
-  if head.bias_init and o.loss is schema.Loss.SOFTMAX:
-    yield (f'head.bias_init={head.bias_init} changes nothing with objective.loss=softmax, to which only differences '
-           'matter; want 0, or loss sigmoid or bce')
-  if o.class_weights and num_classes and len(o.class_weights) != num_classes:
-    yield (f'objective.class_weights has {len(o.class_weights)} numbers; want one for each of data.num_classes='
-           f'{num_classes}')

@@ -1,23 +1,38 @@
-"""Settings of tasks: what is learned from a batch."""
+"""Settings of objectives: what a run learns from a batch."""
 import dataclasses
 import enum
+from collections.abc import Iterator
 from dataclasses import field
+from typing import ClassVar
 
-from vit_jax.config.schema.model import Head, Model, ViT
+from vit_jax.config.schema import checks
+from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.model import Head, Model, PatchStem, Pool, Positions, PositionsAt, ViT
+from vit_jax.config.schema.objective_base import (
+  ObjectiveSettings,
+  local_crop_problems,
+  num_kept,
+  num_patches,
+  ramp_problems,
+)
 from vit_jax.config.schema.optim import Curve, Ramp
 from vit_jax.config.schema.ranges import (
-    ANY,
-    BELOW_1,
-    COUNT,
-    INSIDE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    UP_TO_1,
-    Range,
-    duration,
-    ranged,
+  ANY,
+  BELOW_1,
+  COUNT,
+  INSIDE,
+  NOT_NEGATIVE,
+  POSITIVE,
+  SHARE,
+  UP_TO_1,
+  Range,
+  duration,
+  ranged,
 )
+
+__all__ = (
+    'COLOR_CELLS', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
+    'MaskedPatch', 'Objective', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -28,24 +43,61 @@ class Loss(enum.Enum):
 
 
 @dataclasses.dataclass
-class Supervised:
+class Supervised(ObjectiveSettings):
   """Classification with labels."""
   loss: Loss = Loss.SOFTMAX
   label_smoothing: float = ranged(0., BELOW_1)  # targets become (1 - x) * target + x / classes, for every loss
   # Of sigmoid and bce: targets above it become 1, others 0; -1 = off.
   threshold: float = ranged(-1., Range(0, 1, below=True, also=(-1,)))
-  # Of an example, by its class; the mean is weighted; () = all alike.
+  # Weight of an example in the mean loss, by its class; () = all 1.
   class_weights: tuple[float, ...] = ranged((), NOT_NEGATIVE)
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Settings that have no effect with this loss, and class weights that do not fit."""
+    yield from super().problems(config, name)
+    weights, num_classes = self.class_weights, config.data.num_classes
+    if self.threshold >= 0 and self.loss is Loss.SOFTMAX:
+      yield problem(f'{name}.loss', f'sigmoid or bce with {name}.threshold={self.threshold}, which can make several '
+                    'classes true', self.loss)
+    if weights and not any(weights):
+      yield problem(f'{name}.class_weights', 'at least one number above 0', weights)
+    if config.head.bias_init and self.loss is Loss.SOFTMAX:
+      yield problem('head.bias_init', f'0 with {name}.loss=softmax, where it has no effect', config.head.bias_init,
+                    'Remove it, or set the loss to sigmoid or bce.')
+    if weights and num_classes and len(weights) != num_classes:
+      yield f'{name}.class_weights: expected a number for each of data.num_classes={num_classes}, got {len(weights)}.'
 
 
 @dataclasses.dataclass
-class Mae:
+class Mae(ObjectiveSettings):
   """Masked autoencoder (arXiv 2111.06377): reconstructs the patches that the encoder does not see."""
+  has_head: ClassVar[bool] = False
+  needs_tokens: ClassVar[bool] = True
   mask_ratio: float = ranged(.75, INSIDE)  # share of the patches of each image that the encoder does not see
-  norm_pix_loss: bool = True  # each target patch has mean 0 and deviation 1; else pixels as the network gets them
+  norm_pix_loss: bool = True  # normalises the pixels of each target patch to mean 0 and standard deviation 1
   decoder_width: int = ranged(512, COUNT)
   decoder_depth: int = ranged(8, Range(1, 10_000))
   decoder_heads: int = ranged(16, COUNT)
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """A share that leaves nothing to do, a decoder of an impossible width, and encoders that need all patches."""
+    yield from super().problems(config, name)
+    num, m = num_patches(config), config.model
+    if num and not 0 < num_kept(num, self.mask_ratio) < num:
+      yield problem(f'{name}.mask_ratio', f'a share that leaves 1 to {num - 1} of {num} patches visible',
+                    self.mask_ratio)
+    yield from checks.multiple(f'{name}.decoder_width', self.decoder_width, self.decoder_heads,
+                               f'{name}.decoder_heads={self.decoder_heads}')
+    yield from checks.multiple(f'{name}.decoder_width', self.decoder_width, 4, '4, for 2-D sine-cosine positions')
+    if not isinstance(m, ViT):
+      return
+    unsupported = {
+        'positions=relative': m.positions is Positions.RELATIVE, 'axial=true': m.axial,
+        'positions_at=layers': m.positions_at is PositionsAt.LAYERS, 'pool=map': m.pool is Pool.MAP,
+        'pool=patches': m.pool is Pool.PATCHES, 'norm_after_pool=true': m.norm_after_pool,
+        'distilled=true': m.distilled, f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
+    for setting in (setting for setting, is_set in unsupported.items() if is_set):
+      yield f'model: expected one that encodes a subset of the patches, for objective Mae, got model.{setting}.'
 
 
 COLOR_CELLS = 4
@@ -60,43 +112,61 @@ class PatchTarget(enum.Enum):
 
 
 @dataclasses.dataclass
-class MaskedPatch:
+class MaskedPatch(ObjectiveSettings):
   """Masked patch prediction (ViT paper, Appendix B.1.2), after BERT."""
+  has_head: ClassVar[bool] = False
+  needs_tokens: ClassVar[bool] = True
+  has_statistics: ClassVar[bool] = False
   target: PatchTarget = PatchTarget.COLOR
-  mask_ratio: float = ranged(.5, UP_TO_1)      # share of the patches of each image that are corrupted
+  mask_ratio: float = ranged(.5, UP_TO_1)       # share of the patches of each image that are corrupted
   mask_token_prob: float = ranged(.8, SHARE)    # probability that a corrupted patch becomes the mask token
   random_patch_prob: float = ranged(.1, SHARE)  # that it becomes another patch of the image; else it is unchanged
 
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Shares that corrupt nothing or add up to more than 1, and patches without cells."""
+    yield from super().problems(config, name)
+    num, patch = num_patches(config), getattr(config.model, 'patch', COLOR_CELLS)
+    if num and num_kept(num, self.mask_ratio) == num:
+      yield problem(f'{name}.mask_ratio', f'a share of at least 1 of {num} patches', self.mask_ratio)
+    if self.mask_token_prob + self.random_patch_prob > 1 + 1e-9:
+      yield problem(f'{name}.mask_token_prob', f'at most 1 together with {name}.random_patch_prob='
+                    f'{self.random_patch_prob}', self.mask_token_prob)
+    if self.target is PatchTarget.COLORS:
+      yield from checks.multiple('model.patch', patch, COLOR_CELLS, f'{COLOR_CELLS} with {name}.target=colors')
+
 
 class Centering(enum.Enum):
-  """What keeps DINO's teacher from giving one answer to everything."""
-  MEAN = 'mean'          # takes off a running mean of its outputs (DINO)
-  SINKHORN = 'sinkhorn'  # spreads its answers evenly over the batch, in three rounds (SwAV, DINOv2)
+  """What prevents the collapse of DINO's teacher to the same output for all images."""
+  MEAN = 'mean'          # subtracts an EMA of its outputs (DINO)
+  SINKHORN = 'sinkhorn'  # spreads its outputs evenly over the batch, in three rounds (SwAV, DINOv2)
   NONE = 'none'          # nothing: collapses (DINO paper, section 5.3)
 
 
 class OnCollapse(enum.Enum):
   """What the alarm does."""
-  WARN = 'warn'  # says so, once, and in the record
+  WARN = 'warn'  # logs a warning, once, and an event in the record
   STOP = 'stop'  # ends the run with an error
 
 
 @dataclasses.dataclass
 class Collapse:
-  """When a network is said to have collapsed: its answers tell too little of which image they are for, for too long.
+  """The alarm for a collapsed network: its outputs hold too little information about the image for too long.
 
-  Measured is the mutual information of image and prototype, H(mean of answers) - mean of H(answer), in nats: it
-  falls to 0 when all answers are the same, whether flat or peaked.
+  The information is H(mean output) - mean of H(output), in nats, between image and prototype: 0 if the outputs for all
+  images are the same, whether uniform or peaked.
   """
   threshold: float = ranged(.05, NOT_NEGATIVE)  # nats, of the teacher over a batch
-  patience: str = duration('2 %')               # the information is below the threshold for so long without a break
-  after: str = duration('5 %')                  # not before: the outputs of a new network carry little information
+  patience: str = duration('2 %')               # below the threshold without interruption, before the alarm is raised
+  after: str = duration('5 %')                  # from the start of the run, where outputs carry little information
   action: OnCollapse = OnCollapse.WARN
 
 
 @dataclasses.dataclass
-class Dino:
+class Dino(ObjectiveSettings):
   """Self-distillation without labels (arXiv 2104.14294). Needs `data.recipe.views`."""
+  has_head: ClassVar[bool] = False
+  takes_views: ClassVar[bool] = True
+  has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
   out_dim: int = ranged(65_536, COUNT)      # K, outputs of the projection head
   hidden_dim: int = ranged(2048, COUNT)     # width of its MLP
   bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer
@@ -108,41 +178,66 @@ class Dino:
   center_momentum: float = ranged(.9, BELOW_1)
   collapse: Collapse = field(default_factory=Collapse)
 
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Ramps out of range, centring that has no effect or cannot work, and models that need one size of images."""
+    yield from super().problems(config, name)
+    yield from ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
+    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
+    if self.centering is not Centering.MEAN:
+      yield from no_effect(self, name, ['center_momentum'], f'with {name}.centering={self.centering.value}')
+    if self.centering is Centering.SINKHORN and config.train.accumulate > 1:
+      yield problem('train.accumulate', f'1 with {name}.centering=sinkhorn, which needs the complete batch',
+                    config.train.accumulate, f'Set it to 1, or {name}.centering=mean.')
+    yield from local_crop_problems(config)
+
 
 class ClassTarget(enum.Enum):
-  """What the class token learns in token labelling."""
+  """The target of the class token in token labelling."""
   MAP = 'map'      # the label map over the whole crop (the authors' code)
   LABEL = 'label'  # the class of the image (arXiv 2104.10858, eq. 3)
 
 
 @dataclasses.dataclass
-class TokenLabel:
-  """Token labelling (arXiv 2104.10858): every patch token has a target of its own, beside the class of the image."""
+class TokenLabel(ObjectiveSettings):
+  """Token labelling (arXiv 2104.10858): every patch token has its own target, in addition to the class of the image."""
+  needs_tokens: ClassVar[bool] = True
   maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
   dense_weight: float = ranged(.5, POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
-  mix_token: bool = True                                  # MixToken: a box of tokens comes from another image
+  mix_token: bool = True                               # MixToken: a box of tokens comes from another image
   label_smoothing: float = ranged(.1, BELOW_1)         # of the targets of class and tokens
   class_target: ClassTarget = ClassTarget.MAP
   top: int = ranged(5, COUNT)                          # classes a position in the maps
   map_grid: tuple[int, int] = ranged((18, 18), COUNT)  # positions of the maps
 
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Augmentation that label maps cannot follow, and microbatches without pairs."""
+    yield from super().problems(config, name)
+    r, rows = config.data.recipe, config.batch_size // config.train.accumulate
+    for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear'):
+      if (value := getattr(r, setting)) > 0:
+        yield problem(f'data.recipe.{setting}', '0 for objective TokenLabel, as label maps follow only crops, flips '
+                      'and shifts', value, f'To mix images, set {name}.mix_token.')
+    if self.mix_token:
+      yield from checks.multiple('batch_size / train.accumulate', rows, 2,
+                                 f'2 with {name}.mix_token=true, which mixes pairs')
+
 
 class DistillType(enum.Enum):
-  """What the student takes from the teacher."""
+  """What the student learns from the teacher."""
   SOFT = 'soft'  # its probabilities at `temperature`
   HARD = 'hard'  # its most likely class
 
 
 class SoftMean(enum.Enum):
-  """What the teacher's term of soft teaching is divided by."""
+  """The divisor of the teacher's term in soft teaching."""
   PAPER = 'paper'  # the number of examples (DeiT, eq. 2)
   CODE = 'code'    # the number of logits, examples times classes (DeiT's program, losses.py)
 
 
 @dataclasses.dataclass
 class Teacher:
-  """A trained classifier. It sees the very images that the student sees, mixed or not, normalised its own way."""
-  weights: str = ''                                             # a weight file; wanted where training begins
+  """A trained classifier. It sees the same images as the student, also mixed ones, with its own normalisation."""
+  weights: str = ''                                             # a weight file; required when training starts
   model: Model = field(default_factory=ViT)
   head: Head = field(default_factory=Head)
   mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
@@ -150,8 +245,8 @@ class Teacher:
 
 
 @dataclasses.dataclass
-class Distill:
-  """Learning from a teacher (DeiT, arXiv 2012.12877, section 4; with `weight` 1 arXiv 2106.05237)."""
+class Distill(ObjectiveSettings):
+  """Distillation from a teacher (DeiT, arXiv 2012.12877, section 4; with `weight` 1 arXiv 2106.05237)."""
   teacher: Teacher = field(default_factory=Teacher)
   distill_type: DistillType = DistillType.HARD
   weight: float = ranged(.5, SHARE)             # of the teacher's part of the loss; 1 - weight is that of the labels
@@ -159,21 +254,14 @@ class Distill:
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching
   label_smoothing: float = ranged(0., BELOW_1)  # of the labels' part
 
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Settings that have no effect with this kind of teaching or this weight."""
+    yield from super().problems(config, name)
+    if self.distill_type is DistillType.HARD:
+      yield from no_effect(self, name, ('temperature', 'soft_mean'), f'with {name}.distill_type=hard',
+                           f'Remove it, or set {name}.distill_type=soft.')
+    if self.weight == 1:
+      yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
+
 
 Objective = Supervised | Mae | MaskedPatch | Dino | TokenLabel | Distill
-
-
-class EmaWarmup(enum.Enum):
-  """How the decay d of a moving average begins; s is the number of updates before."""
-  RATIO = 'ratio'  # min(d, (1 + s) / (10 + s)) (TensorFlow)
-  POWER = 'power'  # min(d, 1 - (1 + s) ** -2/3) (timm)
-  NONE = 'none'    # d throughout: the start of the run weighs d ** s
-
-
-@dataclasses.dataclass
-class Sam:
-  """Sharpness-aware minimisation (arXiv 2010.01412), or GSAM (arXiv 2203.08065) with `alpha`. Twice the cost a step."""
-  rho: float = ranged(0., NOT_NEGATIVE)    # length of the perturbation at the peak of the learning rate; 0 = off
-  # At the end of the learning rate, linear in the rate between; -1 = as rho.
-  rho_end: float = ranged(-1, Range(also=(-1,)))
-  alpha: float = ranged(0., NOT_NEGATIVE)  # of GSAM's surrogate gap; 0 = plain SAM

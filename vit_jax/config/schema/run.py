@@ -8,7 +8,7 @@ from vit_jax.config.schema import checks
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import FewShot, Knn, Logistic, Probe, Real, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
-from vit_jax.config.schema.objective import Dino, Distill, EmaWarmup, Mae, MaskedPatch, Sam, Supervised, TokenLabel
+from vit_jax.config.schema.objective import Objective, Supervised
 from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Lamb, Lars, Lion, RMSProp, Sgd
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
 
@@ -20,6 +20,22 @@ class OnNonfinite(enum.Enum):
   """What a loss or gradient that is not finite leads to; the update is never applied."""
   STOP = 'stop'
   SKIP = 'skip'
+
+
+class EmaWarmup(enum.Enum):
+  """The decay d of an EMA at the start of the run; s is the number of updates before."""
+  RATIO = 'ratio'  # min(d, (1 + s) / (10 + s)) (TensorFlow)
+  POWER = 'power'  # min(d, 1 - (1 + s) ** -2/3) (timm)
+  NONE = 'none'    # d throughout: the start of the run weighs d ** s
+
+
+@dataclasses.dataclass
+class Sam:
+  """Sharpness-aware minimisation (arXiv 2010.01412), or GSAM (arXiv 2203.08065) with `alpha`. Steps cost double."""
+  rho: float = ranged(0., NOT_NEGATIVE)    # length of the perturbation at the peak of the learning rate; 0 = off
+  # At the end of the learning rate, linear in the rate between; -1 = as rho.
+  rho_end: float = ranged(-1, Range(also=(-1,)))
+  alpha: float = ranged(0., NOT_NEGATIVE)  # of GSAM's surrogate gap; 0 = plain SAM
 
 
 @dataclasses.dataclass
@@ -93,7 +109,7 @@ class Config:
   data: Data = field(default_factory=Data)
   model: ViT | ResNet | Mixer | EfficientNet = field(default_factory=ViT)
   head: Head = field(default_factory=Head)
-  objective: Supervised | Mae | MaskedPatch | Dino | TokenLabel | Distill = field(default_factory=Supervised)
+  objective: Objective = field(default_factory=Supervised)
   optimizer: AdamW | Adam | Adafactor | Lamb | Lars | Lion | RMSProp | Sgd = field(default_factory=AdamW)
   train: Train = field(default_factory=Train)
   evals: dict[str, TopK | Real | FewShot | Knn | Logistic | Probe] = field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""What the settings of all objectives share: checks of the rest of the config that depend on the kind of objective."""
+from collections.abc import Iterator
+from typing import ClassVar
+
+from vit_jax.config.schema import checks
+from vit_jax.config.schema.checks import problem
+from vit_jax.config.schema.evals import TopK
+from vit_jax.config.schema.model import ConvStem, EfficientNet, Head, Mixer, Model, Positions, ViT
+from vit_jax.config.schema.optim import Ramp
+from vit_jax.config.schema.ranges import Range
+
+
+class ObjectiveSettings:
+  """What the settings of all objectives have in common. `problems` checks what the class variables declare."""
+  has_head: ClassVar[bool] = True        # a classification head, which learns from labels
+  needs_tokens: ClassVar[bool] = False   # the patch tokens of a ViT
+  takes_views: ClassVar[bool] = False    # several crops of an image: `data.recipe.views`
+  has_statistics: ClassVar[bool] = True  # running statistics of BatchNorm may be updated
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Settings elsewhere that this kind of objective cannot use."""
+    kind, model = type(self).__name__, type(config.model).__name__
+    if self.needs_tokens and not isinstance(config.model, ViT):
+      yield f'model: expected a ViT for objective {kind}, which works on patch tokens, got {model}.'
+    if self.takes_views and not config.data.recipe.views.on:
+      yield problem('data.recipe.views.on', f'true for objective {kind}, which compares crops of an image', False)
+    if not self.has_statistics and _has_batch_norm(config.model):
+      yield f'model: expected one without BatchNorm for objective {kind}, got {model}.'
+    if not self.has_head:
+      yield from self._without_head(config, f'for objective {kind}, which has no head and uses no labels')
+
+  @staticmethod
+  def _without_head(config: checks.Run, where: str) -> Iterator[str]:
+    for name, evaluation in config.evals.items():
+      if isinstance(evaluation, TopK):
+        yield f'evals.{name}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
+    if config.head != Head():
+      yield f'head: expected the default {where}, got other settings. Remove them.'
+    for setting in ('mixup', 'cutmix'):
+      if value := getattr(config.data.recipe, setting):
+        yield problem(f'data.recipe.{setting}', f'0 {where}', value)
+    if config.data.max_labels:
+      yield problem('data.max_labels', f'0 {where}', config.data.max_labels)
+
+
+def _has_batch_norm(model: Model) -> bool:
+  return isinstance(model, EfficientNet) or isinstance(model, ViT) and isinstance(model.stem, ConvStem)
+
+
+def num_patches(config: checks.Run) -> int:
+  """Patches of an image; 0 if the model has none."""
+  patch = getattr(config.model, 'patch', 0)
+  return (config.image_px[0] // patch) * (config.image_px[1] // patch) if patch >= 1 else 0
+
+
+def num_kept(num_patches: int, share: float) -> int:
+  """Number of patches that remain when this share is removed, as `objectives/patches.py` rounds it."""
+  return int(num_patches * (1. - share) + 1e-6)
+
+
+def ramp_problems(name: str, ramp: Ramp, allowed: Range) -> Iterator[str]:
+  """Problems of a ramp whose ends are out of range."""
+  for end in ('start', 'end'):
+    if not allowed.has(value := getattr(ramp, end)):
+      yield problem(f'{name}.{end}', str(allowed), value)
+
+
+def local_crop_problems(config: checks.Run) -> Iterator[str]:
+  """Problems of a model that cannot process local crops, whose size is not that of the image."""
+  views, model = config.data.recipe.views, config.model
+  fixed = 'model Mixer' if isinstance(model, Mixer) else (
+      'model.positions=relative' if getattr(model, 'positions', None) is Positions.RELATIVE else '')
+  if views.on and views.num_local and fixed:
+    yield problem('data.recipe.views.num_local', f'0 with {fixed}, which takes images of one size', views.num_local)
