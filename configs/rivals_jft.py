@@ -1,10 +1,11 @@
 """The ViT paper's ResNets (BiT) and hybrids on JFT-300M: what ViT is compared with in its scaling study.
 
-Data:     JFT-300M: 303 M images, 18,291 classes, several an image (data.max_labels). It is Google's own: point
-          --config.data.source at your data, and set data.num_examples and data.num_classes to match.
+Data:     JFT-300M: 303 M images, 18,291 classes, several labels per image (data.max_labels). It is internal to Google:
+          point --config.data.source at your data, and set data.num_examples and data.num_classes to match.
 Source:   arXiv 2010.11929, Table 3 (length and rate by model; Adam for ResNets too, decay 0.1, batch 4,096, warm-up
-          10,000, linear decay; no clipping, which its caption has for ImageNet alone). Hybrids have the hidden layer of
-          section 3.1 in their heads, ResNets a linear one. Sigmoid loss and head bias -10 as in the released code.
+          10,000, linear decay; no clipping: the caption gives clipping for ImageNet only). The head of a hybrid has
+          the hidden layer of section 3.1, the head of a ResNet is linear. Sigmoid loss and head bias -10 as in the
+          released code.
 Run:      python -m vit_jax.main --config=configs/rivals_jft.py:R50+B/16,mesh=v3:16x16 --workdir=runs/r50_b16_jft
           epochs=14 trains R50+L/16 for as long as its second row.
 Plan:     python -m vit_jax.main --job=plan --config=configs/rivals_jft.py:R50+B/16,mesh=v3:16x16 --topology=v3:16x16
@@ -13,7 +14,7 @@ Expected: ImageNet after fine-tuning, 7 epochs (Table 6): R50+B/32 84.90 %, R50+
 """
 from vit_jax.config import layout
 from vit_jax.config import schema as s
-from vit_jax.recipes import pretrain
+from vit_jax.recipes import sizes
 
 RATES = {  # Table 3
     'R50+B/16': 8e-4, 'R50+B/32': 8e-4, 'R50+L/32': 2e-4, 'R50+L/16': 4e-4, 'BiT-R50x1': 1e-3, 'BiT-R50x2': 1e-3,
@@ -24,6 +25,22 @@ MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(fsdp=8), 'v
 def get_config(arguments: str = '') -> s.Config:
   """The run: model; epochs=7|14 mesh=…."""
   given = s.parse_arg(arguments, model=tuple(RATES), epochs=('7', '14'), mesh=('',))
-  model = given['model']
-  return pretrain.jft(f'{model} jft', model, epochs=int(given['epochs']), lr=RATES[model],
-                      arguments=f'mesh={given["mesh"]}', meshes=MESHES)
+  model = layout.run_as(sizes.model(given['model']), remat=s.Remat.NAMES, execution=s.Execution.SCAN)  # fits any slice
+  model.dtype = s.DType.BF16
+  config = s.Config(
+      name=f'{given["model"]} jft', length=f'{given["epochs"]} epochs', batch_size=4096, image_px=(224, 224),
+      data=s.Data(
+          source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
+          recipe=s.Recipe(
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+              crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
+      model=model,
+      head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10.),
+      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
+      optimizer=s.AdamW(
+          lr=RATES[given['model']], b1=.9, b2=.999, weight_decay=.1, clip_norm=0.,
+          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=0.)),
+      train=s.Train(log_every='200 steps'),
+      evals={'test': s.TopK(every='25_000 steps')},
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
+  return layout.place(config, given['mesh'], MESHES)

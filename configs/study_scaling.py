@@ -1,7 +1,7 @@
 """A study: accuracy against the compute of pre-training, a law for each family, and what the next size would take.
 
-Data:     scale=jft: JFT-300M, which is Google's own (point --config.data.source at your data), and the TFDS sets of
-          the paper for fine-tuning: imagenet2012, imagenet2012_real, cifar10, cifar100, oxford_iiit_pet,
+Data:     scale=jft: JFT-300M, which is internal to Google (point --config.data.source at your data), and the TFDS
+          sets of the paper for fine-tuning: imagenet2012, imagenet2012_real, cifar10, cifar100, oxford_iiit_pet,
           oxford_flowers102. scale=small: TFDS `cifar10`, or source=folder:PATH.
 Source:   ViT paper, section 4.4, Figure 5 and all 18 rows of Table 6; settings of Table 3 (R200x3, which it leaves out,
           as R152x2); fine-tuning at 384 px by Table 4 with its learning rates tried on held-out examples, for ResNets
@@ -17,18 +17,18 @@ Plan:     15,900 exaFLOPs of pre-training; B/32 alone is 56. small: 8 runs, 2e-4
 Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With its accuracies the law of ViT is
           9.9 + 37.3 C^-.346 %. Not run here at this scale.
 """
-import dataclasses
-
+from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.models import cost
-from vit_jax.recipes import pretrain, scaling_study, sizes, transfer
-from vit_jax.recipes.scaling_study import Next, Run
+from vit_jax.recipes import scaling, sizes, transfer
+from vit_jax.recipes.scaling import Next, Run
 
-JFT = [Run('B/32', 7, 8e-4), Run('B/16', 7, 8e-4), Run('L/32', 7, 6e-4), Run('L/16', 7, 4e-4), Run('L/16', 14, 4e-4),
-       Run('H/14', 14, 3e-4), Run('R50+B/32', 7, 8e-4), Run('R50+B/16', 7, 8e-4), Run('R50+L/32', 7, 2e-4),
-       Run('R50+L/16', 7, 4e-4), Run('R50+L/16', 14, 4e-4), Run('BiT-R50x1', 7, 1e-3), Run('BiT-R50x2', 7, 1e-3),
-       Run('BiT-R101x1', 7, 8e-4), Run('BiT-R152x1', 7, 6e-4), Run('BiT-R152x2', 7, 6e-4),
-       Run('BiT-R152x2', 14, 6e-4), Run('BiT-R200x3', 14, 6e-4)]
+JFT = [  # network, epochs (Table 6) and learning rate (Table 3)
+    Run('B/32', 7, 8e-4), Run('B/16', 7, 8e-4), Run('L/32', 7, 6e-4), Run('L/16', 7, 4e-4), Run('L/16', 14, 4e-4),
+    Run('H/14', 14, 3e-4), Run('R50+B/32', 7, 8e-4), Run('R50+B/16', 7, 8e-4), Run('R50+L/32', 7, 2e-4),
+    Run('R50+L/16', 7, 4e-4), Run('R50+L/16', 14, 4e-4), Run('BiT-R50x1', 7, 1e-3), Run('BiT-R50x2', 7, 1e-3),
+    Run('BiT-R101x1', 7, 8e-4), Run('BiT-R152x1', 7, 6e-4), Run('BiT-R152x2', 7, 6e-4), Run('BiT-R152x2', 14, 6e-4),
+    Run('BiT-R200x3', 14, 6e-4)]
 NEXT = ('ViT-g/14', 'BiT-R200x4')  # of hybrids there is no larger one by name
 SMALL = [Run(f'{family}x{factor}', epochs, 2e-3) for family in ('ViT', 'hybrid') for factor in (1, 2)
          for epochs in (1, 3)]
@@ -38,30 +38,20 @@ def get_config(arguments: str = '') -> s.Study:
   """The study: scale, then source=… models=… sets=… real=… seeds=…."""
   given = s.parse_arg(arguments, scale=('jft', 'small'), source=('',), models=('',), sets=('',), real=('',),
                       seeds=('1', *(str(number) for number in range(2, 21))))
-  if given['scale'] == 'small':
-    runs = scaling_study.choose(SMALL, given['models'])
+  is_small = given['scale'] == 'small'
+  runs = scaling.choose(SMALL if is_small else JFT, given['models'])
+  following: list[Next] = []
+  if is_small:
+    name, stages = 'scaling of small networks', ()
     first = {run.name: small_run(run, given['source'] or 'tfds:cifar10') for run in runs}
-    return s.Study('scaling of small networks', first, table=lambda results: scaling_study.rows(results, runs, ()),
-                   figures=scaling_study.FIGURES, curves=lambda results: scaling_study.curves(results, runs, ()))
-  runs = scaling_study.choose(JFT, given['models'])
-  first = {run.name: pretrain.jft(run.name, run.model, epochs=run.epochs, lr=run.rate, arguments='', meshes={})
-           for run in runs}
-  if given['source']:
-    first = {name: dataclasses.replace(one, data=dataclasses.replace(one.data, source=given['source']))
-             for name, one in first.items()}
-  following = [Next(name, 14, exaflops(name, 14)) for name in NEXT
-               if any(scaling_study.family(run.model) == scaling_study.family(name) for run in runs)]
-
-  networks, datasets = {run.model: sizes.model(run.model) for run in runs}, transfer.choose(given['sets'])
-
-  def tune(results: s.Results) -> dict[str, s.Config]:
-    return scaling_study.tunings(results, runs, networks, datasets)
-
-  def final(results: s.Results) -> dict[str, s.Config]:
-    return scaling_study.finals(results, runs, networks, datasets, real=given['real'], seeds=int(given['seeds']))
-
-  return s.Study('scaling', first, (tune, final), lambda results: scaling_study.rows(results, runs, following),
-                 scaling_study.FIGURES, lambda results: scaling_study.curves(results, runs, following))
+  else:
+    name, first = 'scaling', {run.name: jft_run(run, given['source'] or 'folder:JFT-300M') for run in runs}
+    families = {scaling.family(run.model) for run in runs}
+    following = [Next(one, 14, exaflops(one, 14)) for one in NEXT if scaling.family(one) in families]
+    stages = transfer.stages({run.name: run.model for run in runs}, transfer.choose(given['sets']), px=384,
+                             real=given['real'], seeds=int(given['seeds']))
+  return s.Study(name, first, stages, lambda results: scaling.rows(results, runs, following), scaling.FIGURES,
+                 lambda results: scaling.curves(results, runs, following))
 
 
 def exaflops(model: str, epochs: int) -> float:
@@ -70,12 +60,35 @@ def exaflops(model: str, epochs: int) -> float:
   return flops * epochs * 303e6 / 1e18
 
 
+def jft_run(run: Run, source: str) -> s.Config:
+  """Pre-training on JFT-300M."""
+  model = layout.run_as(sizes.model(run.model), remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  model.dtype = s.DType.BF16
+  return s.Config(
+      name=run.name, length=f'{run.epochs} epochs', batch_size=4096, image_px=(224, 224),
+      data=s.Data(
+          source=source, num_examples=303_000_000, num_classes=18_291, max_labels=8,
+          recipe=s.Recipe(
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+              crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
+      model=model,
+      head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10.),
+      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
+      optimizer=s.AdamW(
+          lr=run.rate, b1=.9, b2=.999, weight_decay=.1, clip_norm=0.,
+          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=0.)),
+      train=s.Train(log_every='200 steps'),
+      evals={'test': s.TopK(every='25_000 steps')},
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
+
+
 def small_run(run: Run, source: str) -> s.Config:
   """A run of the small ladder."""
   family, factor = run.model.split('x')
   return s.Config(
-      name=run.name, length=f'{run.epochs} epochs', batch_size=64, image_px=(sizes.SMALL_PX,) * 2,
-      data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=2)),
+      name=run.name, length=f'{run.epochs} epochs', batch_size=64, image_px=(32, 32),
+      data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
       model=sizes.small(family, int(factor)),
-      optimizer=s.AdamW(lr=run.rate, weight_decay=.05, schedule=s.Schedule(warmup='10 %')),
+      optimizer=s.AdamW(lr=run.rate, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %'))

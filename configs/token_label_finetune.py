@@ -16,17 +16,41 @@ Expected: top-1 84.4 % (S at 384 px), 85.4 and 85.5 % (M at 384 and 448 px), 86.
 from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import token_label
+from vit_jax.recipes import sizes
 
 MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement()}
+SIDES = {'S': (384,), 'M': (384, 448), 'L': (448, 512)}  # px; README.md
+DROP_PATH = {'S': .1, 'M': .2, 'L': .3}  # README.md
+CROP = {'S': .9, 'M': 1., 'L': 1.}  # share of the short side that evaluation shows: tlt/models/lvvit.py
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run of S, M or L; px=384|448|512, mesh=…."""
-  given = s.parse_arg(arguments, size=tuple(token_label.FINE_TUNED), px=('', '384', '448', '512'), mesh=('',))
+  given = s.parse_arg(arguments, size=tuple(SIDES), px=('', '384', '448', '512'), mesh=('',))
   size = given['size']
-  px = int(given['px'] or token_label.FINE_TUNED[size][0])
-  if px not in token_label.FINE_TUNED[size]:
-    raise UserError(f'px: expected one of {", ".join(map(str, token_label.FINE_TUNED[size]))} for LV-ViT-{size}, got '
-                    f'{px}. Set another side with --config.image_px=SIDE,SIDE.')
-  return layout.place(token_label.finetune(size, px), given['mesh'], MESHES)
+  px = int(given['px'] or SIDES[size][0])
+  if px not in SIDES[size]:
+    raise UserError(f'px: expected one of {", ".join(map(str, SIDES[size]))} for LV-ViT-{size}, got {px}. Set another '
+                    'side with --config.image_px=SIDE,SIDE.')
+  model = sizes.published(f'LV-ViT-{size}/16')
+  model.drop_path, model.position_resize = DROP_PATH[size], s.PositionResize.BICUBIC  # tlt/utils/utils.py
+  config = s.Config(
+      name=f'token_label finetune LV-ViT-{size} {px} px', length='30 epochs', batch_size=512, image_px=(px, px),
+      data=s.Data(
+          source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
+          recipe=s.Recipe(
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, randaugment=s.RandAugment(
+                  layers=3 if size == 'L' else 2, magnitude=9., magnitude_std=.5, probability=.5, table=s.OpTable.TIMM),
+              erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
+              interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=int(px / CROP[size]),
+              eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
+      model=model,
+      objective=s.TokenLabel(
+          dense_weight=1., mix_token=True, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
+          map_grid=(18, 18)),
+      optimizer=s.AdamW(lr=5e-6, b1=.9, b2=.999, weight_decay=1e-8, clip_norm=0.,
+                        schedule=s.Schedule(s.Decay.CONSTANT, warmup='5 epochs')),
+      evals={'val': s.TopK(every='5 epochs')},
+      checkpoints=s.Checkpoints(every='2 epochs'))
+  return layout.place(config, given['mesh'], MESHES)

@@ -22,12 +22,38 @@ Expected: the paper reports top-1 79.1 % (T), 83.3 % (S), 84.0 % (M). Not run he
 """
 from vit_jax.config import layout
 from vit_jax.config import schema as s
-from vit_jax.recipes import token_label
+from vit_jax.recipes import sizes
 
 MESHES = {'v3:4x4': layout.Placement(), 'v3:8x8': layout.Placement(), 'v5e:4x4': layout.Placement()}
+DROP_PATH = {'T': 0., 'S': .1, 'M': .2, 'L': .3}  # README.md
+CROP = {'T': .9, 'S': .9, 'M': 1., 'L': 1.}  # share of the short side that evaluation shows: tlt/models/lvvit.py
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run of T, S, M or L; `mesh=v3:4x4` lays it out for that slice."""
   given = s.parse_arg(arguments, size=('S', 'T', 'M', 'L'), mesh=('',))
-  return layout.place(token_label.pretrain(given['size']), given['mesh'], MESHES)
+  size, px = given['size'], 224
+  model = sizes.published(f'LV-ViT-{size}/16')
+  model.drop_path, model.position_resize = DROP_PATH[size], s.PositionResize.BICUBIC  # tlt/utils/utils.py
+  config = s.Config(
+      name=f'token_label LV-ViT-{size}', length='310 epochs', batch_size=1024, image_px=(px, px),
+      data=s.Data(
+          source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
+          recipe=s.Recipe(
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, randaugment=s.RandAugment(
+                  layers=3 if size == 'L' else 2, magnitude=9., magnitude_std=.5, probability=.5, table=s.OpTable.TIMM),
+              erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
+              interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=int(px / CROP[size]),
+              eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
+      model=model,
+      objective=s.TokenLabel(
+          dense_weight=1., mix_token=True, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
+          map_grid=(18, 18)),
+      optimizer=s.AdamW(
+          lr=1e-3 if size == 'L' else 1.6e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
+          schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5, hold='10 epochs')),
+      train=s.Train(ema=.99992, ema_warmup=s.EmaWarmup.NONE),
+      evals={'val': s.TopK(every='10 epochs')},
+      checkpoints=s.Checkpoints(every='2 epochs'))
+  return layout.place(config, given['mesh'], MESHES)

@@ -1,7 +1,7 @@
 """A study: Tables 2 and 5 of the ViT paper from one weight file, beside the published numbers.
 
 Data:     imagenet2012, imagenet2012_real, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102 and the sets of VTAB,
-          as TFDS prepares them. A run whose set is not there is reported, and the others go on.
+          as TFDS prepares them. A run whose set is not there is reported, and the others continue.
 Source:   ViT paper, Table 2 and Table 4: learning rates chosen on held-out training examples, three final runs;
           ImageNet at 512 px (L/16) or 518 px (H/14) with averaged weights, all else at 384 px. ResNets also try
           BiT-HyperRule; the better one on the held-out examples is used (Appendix B.1.1). px=384 is Table 5.
@@ -13,8 +13,9 @@ Plan:     4 (ResNets: 5) + 3 runs a set; those on ImageNet (20,000 steps) are mo
 Expected: L/16 from ImageNet-21k: ImageNet 85.30, ReaL 88.62, CIFAR-10 99.15, CIFAR-100 93.25, Pets 94.67, Flowers
           99.61, VTAB 72.72
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.recipes import finetune, sizes, transfer, vtab
+from vit_jax.recipes import finetune, studies, transfer, vtab
 
 SEEDS = ('3', *(str(number) for number in range(1, 21)))
 
@@ -22,17 +23,17 @@ SEEDS = ('3', *(str(number) for number in range(1, 21)))
 def get_config(arguments: str = '') -> s.Study:
   """The study: the model, then seeds=… px=… real=… sets=… tasks=…."""
   given = s.parse_arg(arguments, model=finetune.MODELS, seeds=SEEDS, px=('',), real=('',), sets=('',), tasks=('',))
-  name, seeds, px = given['model'], int(given['seeds']), finetune.number('px', given['px'])
-  network, tasks = sizes.model(name), vtab.choose(given['tasks'])
-  datasets = transfer.choose(given['sets'], extra=('vtab',))
+  name, seeds, px = given['model'], int(given['seeds']), studies.number('px', given['px'])
+  tasks, datasets = vtab.choose(given['tasks']), transfer.choose(given['sets'], extra=('vtab',))
   has_vtab = not given['sets'] or 'vtab' in datasets
   datasets = tuple(one for one in datasets if one != 'vtab')
 
   def final(results: s.Results) -> dict[str, s.Config]:
-    return transfer.finals(network, name, datasets, results, px=px, real=given['real'], seeds=seeds)
+    return transfer.finals(name, datasets, results, px=px, real=given['real'], seeds=seeds)
 
-  first = transfer.tunings(network, name, datasets, px=px)
+  first = transfer.tunings(name, datasets, px=px)
   if has_vtab:
-    first |= vtab.finals(network, tasks, {}, protocol='vit', px=px or vtab.PX, seeds=seeds)
+    first |= files.load_study(
+        f'vtab:model={name},protocol=vit,tasks={given["tasks"]},px={given["px"]},seeds={seeds}', []).runs
   return s.Study(f'Table 2 with {name}', first, (final,), lambda results: transfer.rows(
       results, name, datasets, tasks if has_vtab else ()))

@@ -1,29 +1,56 @@
 """A study: VTAB-1k, fine-tuning on 1,000 examples of each of 19 tasks; group means, mean and deviation over seeds.
 
-Data:     sets of TFDS as they are prepared, in --config.data.data_dir or $TFDS_DATA_DIR. A task whose set is not there
-          is reported with what gets it, and the others go on.
-Source:   protocol=vit: ViT paper, Table 4 (2,500 steps, SGD .01, batch 512, 384 px; squashed, no augmentation);
-          augreg: arXiv 2106.10270, section 3.4: four rates, 500 or 2,500 steps, chosen for each task by val200
+Data:     sets of TFDS as they are prepared, in --config.data.data_dir or $TFDS_DATA_DIR. A task without
+          its dataset is reported with install instructions, and the others continue.
+Source:   protocol=vit: ViT paper, Table 4 (2,500 steps, SGD 0.01, batch 512, 384 px; images are
+          resized without preserving the aspect ratio, no augmentation); the warm-up is AugReg's, as the paper gives
+          none. augreg: arXiv 2106.10270, section 3.4: four rates, 500 or 2,500 steps, chosen for each task by val200
 Run:      python -m vit_jax.main --job=study --config=configs/vtab.py:L/16 --workdir=runs/vtab --config.init_from=FILE
           …/vtab.py:B/16,protocol=augreg,seeds=5,px=224; …/vtab.py:Ti/16,tasks=clevr/count+pets takes some tasks only
-Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px .43 exaFLOPs each
+Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px 0.43 exaFLOPs each
 Expected: L/16 from ImageNet-21k 72.72, from JFT 76.28; H/14 from JFT 77.63 (the paper's Table 2)
 """
 from vit_jax.config import schema as s
-from vit_jax.recipes import finetune, sizes, vtab
+from vit_jax.recipes import finetune, sizes, studies, vtab
+from vit_jax.recipes.studies import Point
 
 SEEDS = ('3', *(str(number) for number in range(1, 21)))
+POINTS = {  # learning rate, steps, warm-up steps
+    'vit': (Point(.01, 2_500, 200),),
+    'augreg': tuple(Point(rate, steps, warmup) for steps, warmup in ((500, 100), (2_500, 200))
+                    for rate in (.001, .003, .01, .03))}
 
 
 def get_config(arguments: str = '') -> s.Study:
   """The study: the model, then protocol=… seeds=… px=… tasks=…."""
-  given = s.parse_arg(arguments, model=finetune.MODELS, protocol=vtab.PROTOCOLS, seeds=SEEDS, px=('',), tasks=('',))
-  network, protocol = sizes.model(given['model']), given['protocol']
-  tasks, px = vtab.choose(given['tasks']), finetune.number('px', given['px']) or vtab.PX
+  given = s.parse_arg(arguments, model=finetune.MODELS, protocol=tuple(POINTS), seeds=SEEDS, px=('',), tasks=('',))
+  tasks, points = vtab.choose(given['tasks']), POINTS[given['protocol']]
+
+  def build(task: str, point: Point, phase: str) -> s.Config:
+    return run(given['model'], task, point, phase, px=studies.number('px', given['px']) or 384)
 
   def final(results: s.Results) -> dict[str, s.Config]:
-    return vtab.finals(network, tasks, results, protocol=protocol, px=px, seeds=int(given['seeds']))
+    return vtab.finals(build, tasks, results, points, seeds=int(given['seeds']))
 
-  first = vtab.tunings(network, tasks, protocol=protocol, px=px)
-  return s.Study(f'VTAB-1k {given["model"]} {protocol}', first or final({}), (final,) if first else (),
+  is_tried = len(points) > 1
+  return s.Study(f'VTAB-1k {given["model"]} {given["protocol"]}',
+                 vtab.tunings(build, tasks, points) if is_tried else final({}), (final,) if is_tried else (),
                  lambda results: vtab.rows(results, tasks))
+
+
+def run(name: str, task: str, point: Point, phase: str, *, px: int) -> s.Config:
+  """A run on a task; `phase` is `final`, or `tune` for choosing by val200."""
+  model, is_final = sizes.model(name), phase == 'final'
+  return s.Config(
+      name=f'vtab {task}', length=f'{point.steps} steps', batch_size=512, image_px=(finetune.side(px, model),) * 2,
+      data=s.Data(
+          source=f'vtab:{task}', train_split='train800val200' if is_final else 'train800',
+          eval_split='test' if is_final else 'val200', num_examples=1000 if is_final else 800,
+          num_classes=vtab.TASKS[task][1], recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
+      model=model,
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=s.Sgd(lr=point.rate, momentum=.9, weight_decay=0., mu_dtype=s.DType.BF16, clip_norm=1.,
+                      schedule=s.Schedule(s.Decay.COSINE, warmup=f'{point.warmup} steps', end_lr=0.)),
+      evals={'test' if is_final else 'val': s.TopK(every='50 %')},
+      checkpoints=s.Checkpoints(every='20 %', keep_latest=1),
+      init_settings=s.InitSettings.NETWORK)  # VTAB resizes images without preserving the aspect ratio

@@ -23,11 +23,11 @@ def test_files_call_the_first_two_otherwise() -> None:
 
 
 def test_the_other_kind_of_name_is_explained() -> None:
-  with pytest.raises(UserError, match="no level 'light0'; light0 is a name of weight files, for the light1 of the "
-                                      'paper; right are: none, light1, light2'):
+  with pytest.raises(UserError, match="aug: expected one of none, light1, light2.*, got 'light0'. light0 is a name "
+                                      'of weight files; the paper calls it light1.'):
     augreg.recipe('light0')
-  with pytest.raises(UserError, match='know no aug_light2; light2 is a name of the paper, for the light1 of files; '
-                                      'right are: none, light0, light1'):
+  with pytest.raises(UserError, match='expected aug_ and one of none, light0, light1.*, got aug_light2. light2 is '
+                                      'a name of the paper; weight files call it light1.'):
     augreg.recipe_of_file('light2')
 
 

@@ -97,10 +97,10 @@ def test_bit_hyperrule(arguments: str, steps: int, drops: tuple[int, ...], px: i
   assert config.data.recipe.crop_area == pytest.approx((area, area))
 
 
-def test_bit_hyperrule_wants_to_know_the_data() -> None:
-  with pytest.raises(UserError, match='which folder:PATH leaves open; want the arguments examples=N,side=PX'):
+def test_bit_hyperrule_needs_to_know_the_data() -> None:
+  with pytest.raises(UserError, match='examples, side: expected the number of training .* of folder:PATH, got none.'):
     files.load('bit_hyperrule:BiT-R50x1,own', [])
-  with pytest.raises(UserError, match='examples=many is no whole number'):
+  with pytest.raises(UserError, match="examples: expected a whole number, got 'many'."):
     files.load('bit_hyperrule:BiT-R50x1,own,examples=many', [])
 
 

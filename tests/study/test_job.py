@@ -179,8 +179,8 @@ def test_a_stage_without_results_to_choose_by_is_reported(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   failing = schema.Study('two', {'low': config('fault'), 'high': config('crash')}, then=(chosen,))
   assert start(tmp_path, failing) == 2
-  assert 'Stage 2 cannot begin: there is no result to choose by: none of the runs low, high' in capsys.readouterr().out
-  assert 'there is no result to choose by' in (tmp_path / 'table.html').read_text()
+  assert 'expected at least one finished run with an evaluation among low, high, got none.' in capsys.readouterr().out
+  assert 'expected at least one finished run with an evaluation' in (tmp_path / 'table.html').read_text()
 
 
 def test_runs_go_side_by_side(tmp_path: pathlib.Path) -> None:
@@ -369,7 +369,7 @@ def test_the_best_of_results_and_their_spread() -> None:
   results = {name: schema.Result(config(), 'x', 1, 1., 1, 1., {}, score)
              for name, score in (('a', .5), ('b', None), ('c', .75), ('d', float('nan')), ('e', .75))}
   assert studies.best(results, 'abcdef') == 'c'
-  with pytest.raises(UserError, match='none of the runs b, d, x is done'):
+  with pytest.raises(UserError, match='at least one finished run with an evaluation among b, d, x, got none'):
     studies.best(results, 'bdx')
   assert studies.spread(results, 'ac') == (.625, pytest.approx(.1767767), 2)
   assert studies.spread(results, 'b').num == 0

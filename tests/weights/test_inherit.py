@@ -8,10 +8,9 @@ import pathlib
 import pytest
 
 from tests.weights import made
-from vit_jax.config import json_files, schema
+from vit_jax.config import files, json_files, schema
 from vit_jax.config.schema import Gelu, Geometry, InitSettings, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import finetune, sizes, vtab
 from vit_jax.weights import inherit, loading, preprocess
 from vit_jax.weights.preprocess import Preprocess
 
@@ -67,12 +66,13 @@ def test_a_protocol_keeps_its_way_to_resize_and_a_resolved_config_everything(tmp
 
 def test_recipes_of_papers_resize_as_their_papers_do() -> None:
   def chosen(dataset: str, protocol: str) -> InitSettings:
-    return finetune.build(sizes.vit('Ti/16'), 'Ti/16', dataset, protocol=protocol, phase='final', px=0,
-                          num_examples=1000, side_px=300).init_settings
+    spec = (f'bit_hyperrule:Ti/16,{dataset},examples=1000,side=300' if protocol == 'hyperrule' else
+            f'finetune:Ti/16,{dataset},protocol={protocol}')
+    return files.load(spec, []).init_settings
   assert [chosen('own', protocol) for protocol in ('vit', 'augreg')] == [InitSettings.WEIGHTS] * 2
   assert {chosen('cifar10', 'vit'), chosen('pets', 'augreg'), chosen('own', 'hyperrule')} == {InitSettings.NETWORK}
-  tasks = vtab.tunings(sizes.vit('Ti/16'), list(vtab.TASKS)[:1], protocol='augreg', px=224)
-  assert {one.init_settings for one in tasks.values()} == {InitSettings.NETWORK}
+  tasks = files.load_study('vtab:Ti/16,protocol=augreg,tasks=caltech101,px=224', []).runs.values()
+  assert {one.init_settings for one in tasks} == {InitSettings.NETWORK}
 
 
 def test_a_saved_run_goes_on_with_the_settings_it_began_with(

@@ -1,4 +1,4 @@
-"""What the ViT paper takes apart in its Appendix D (arXiv 2010.11929): variants of a network or a run, by name.
+"""The ablations of the ViT paper's Appendix D (arXiv 2010.11929): variants of a network or a run, by name.
 
 `Base` is a run on which an ablation is made: on JFT-300M as in the paper, or small, for a few processor cores.
 """
@@ -37,14 +37,14 @@ def positions(base: Base) -> dict[str, s.Config]:
 
 
 def pool(base: Base) -> dict[str, s.Config]:
-  """Appendix D.3, Figure 9: class token, or mean of the patches, which wants another learning rate (3/8 of it)."""
+  """Appendix D.3, Figure 9: class token, or mean of the patches, which needs another learning rate (3/8 of it)."""
   cls, mean = (dataclasses.replace(base.vit, pool=one) for one in (s.Pool.CLS, s.Pool.MEAN))
   return {'cls': base.run('cls', cls, base.rate), 'mean': base.run('mean', mean, base.rate),
           'mean_lower_rate': base.run('mean_lower_rate', mean, base.rate * 3 / 8)}
 
 
 def shape(base: Base) -> dict[str, s.Config]:
-  """Appendix D.2, Figure 8: one dimension scaled, or all of them. By which factors is a choice made here."""
+  """Appendix D.2, Figure 8: one dimension scaled, or all of them. The factors are our choice."""
   plain = base.shape
   variants: dict[str, s.ViT] = {'base': plain}
   for factor in (2, 4):

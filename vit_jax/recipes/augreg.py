@@ -1,9 +1,9 @@
 """The seven levels of augmentation of AugReg (Steiner et al., arXiv 2106.10270, section 3.3): what each means.
 
-A level is RandAugment's number of operations and magnitude (table `augreg`), and mixup's alpha. Beware of the
-names: the paper and big_vision call the first two that do anything light1 and light2, the published weight files
-light0 and light1. So `light1` of the paper and `aug_light1` of a file are different recipes; ask by the right one.
-A magnitude of 0 is not the identity (see `data/image/randaugment.py`), so the paper's light1 is not mild.
+A level is RandAugment's number of operations and magnitude (table `augreg`), and mixup's alpha. The names
+need care: the paper and big_vision call the first two levels with an effect light1 and light2, the published weight
+files call them light0 and light1. So `light1` of the paper and `aug_light1` of a file are different recipes. A
+magnitude of 0 is not the identity (see `data/image/randaugment.py`), so the paper's light1 is not mild.
 """
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def recipe(level: str) -> Level:
     UserError: there is no such level.
   """
   if level not in LEVELS:
-    hint = '; light0 is a name of weight files, for the light1 of the paper' if level == 'light0' else ''
-    raise UserError(f'AugReg has no level {level!r}{hint}; right are: {", ".join(LEVELS)}')
+    hint = ' light0 is a name of weight files; the paper calls it light1.' if level == 'light0' else ''
+    raise UserError(f'aug: expected one of {", ".join(LEVELS)}, got {level!r}.{hint}')
   return LEVELS[level]
 
 
@@ -55,8 +55,8 @@ def recipe_of_file(aug: str) -> Level:
     UserError: there is no such level.
   """
   if aug not in FILE_NAMES:
-    hint = '; light2 is a name of the paper, for the light1 of files' if aug == 'light2' else ''
-    raise UserError(f'weight files of AugReg know no aug_{aug}{hint}; right are: {", ".join(FILE_NAMES)}')
+    hint = ' light2 is a name of the paper; weight files call it light1.' if aug == 'light2' else ''
+    raise UserError(f'aug: expected aug_ and one of {", ".join(FILE_NAMES)}, got aug_{aug}.{hint}')
   return recipe(FILE_NAMES[aug])
 
 

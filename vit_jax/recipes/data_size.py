@@ -1,5 +1,5 @@
-"""The study of data size (ViT paper, arXiv 2010.11929, section 4.3): sets of three sizes (Figure 3), and networks on
-nested random subsets of one (Figure 4).
+"""The study of data size (ViT paper, arXiv 2010.11929, section 4.3): datasets of three sizes (Figure 3), and networks
+on nested random subsets of one (Figure 4).
 
 Sources keep their examples in an order that was random when they were written (TFDS, prepared shards) or that a hash of
 the names gives (folders), so that the first N are a random subset, and those of a smaller N are among them. All runs of
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import published, transfer
+from vit_jax.recipes import published, studies, transfer
 
 VAL, SHOTS = 'val', 'fewshot'
 ACCURACY = 'ImageNet %'
@@ -26,16 +26,16 @@ def sizes(text: str, default: Sequence[int]) -> list[int]:
   """Numbers of images from `1000+4000` or `9e6+30e6`, ascending; `default` for ''.
 
   Raises:
-    UserError: one is no such number.
+    UserError: one is not a positive number.
   """
   found = []
   for part in filter(None, text.split('+')):
     try:
       found.append(int(float(part)))
     except ValueError:
-      raise UserError(f'subsets={text}: {part!r} is no number of images; want such as 1000+4000+16000') from None
+      raise UserError(f'subsets: expected numbers of images such as 1000+4000+16000, got {part!r}.') from None
   if any(number < 1 for number in found):
-    raise UserError(f'subsets={text}: want positive numbers of images, such as 1000+4000+16000')
+    raise UserError(f'subsets: expected positive numbers of images such as 1000+4000+16000, got {text}.')
   return sorted(set(found)) or list(default)
 
 
@@ -43,12 +43,10 @@ def chosen(networks: Mapping[str, s.Model], text: str) -> dict[str, s.Model]:
   """The networks that `ViT+BiT` names; all for ''. Names with a + of their own cannot be chosen together.
 
   Raises:
-    UserError: a name is none of them.
+    UserError: a name is unknown.
   """
-  names = [text] if text in networks else list(filter(None, text.split('+')))
-  if unknown := [name for name in names if name not in networks]:
-    raise UserError(f'models={text}: {", ".join(unknown)} is none of this study, which has {", ".join(networks)}')
-  return {name: network for name, network in networks.items() if not names or name in names}
+  names = [text] if text in networks else studies.choose('models', text, networks)
+  return {name: network for name, network in networks.items() if name in names}
 
 
 def runs(base: Mapping[str, s.Config], subsets: Sequence[int]) -> dict[str, s.Config]:

@@ -1,6 +1,7 @@
-"""Pieces that studies are made of: choosing by results, and summing results up."""
+"""Parts that studies are made of: points of a grid, choosing by results, and summaries of results."""
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable
@@ -8,6 +9,47 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+
+
+class Point(NamedTuple):
+  """A choice of a grid: learning rate, length and warm-up in steps."""
+  rate: float
+  steps: int
+  warmup: int
+
+  @property
+  def name(self) -> str:
+    """Part of the name of a run."""
+    return f'lr{self.rate:g}_steps{self.steps}'
+
+  def apply(self, config: schema.Config) -> schema.Config:
+    """The config with this learning rate, length and warm-up."""
+    schedule = dataclasses.replace(config.optimizer.schedule, warmup=f'{self.warmup} steps')
+    return dataclasses.replace(config, length=f'{self.steps} steps', optimizer=dataclasses.replace(
+        config.optimizer, lr=self.rate, schedule=schedule))
+
+
+def number(name: str, text: str) -> int:
+  """A whole number from the text of an argument; '' is 0.
+
+  Raises:
+    UserError: it is not a whole number.
+  """
+  if text and not text.isdecimal():
+    raise UserError(f'{name}: expected a whole number, got {text!r}.')
+  return int(text or 0)
+
+
+def choose(name: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
+  """The names that an argument such as `cifar10+pets` lists; all known ones for ''.
+
+  Raises:
+    UserError: a name is unknown.
+  """
+  known, names = tuple(known), tuple(filter(None, text.split('+')))
+  if unknown := [one for one in names if one not in known]:
+    raise UserError(f'{name}: expected some of {", ".join(known)}, got {", ".join(unknown)}. Put + between names.')
+  return names or known
 
 
 def best(results: schema.Results, names: Iterable[str]) -> str:
@@ -20,7 +62,8 @@ def best(results: schema.Results, names: Iterable[str]) -> str:
   scores = {name: results[name].headline for name in wanted if name in results}
   known = {name: score for name, score in scores.items() if score is not None and math.isfinite(score)}
   if not known:
-    raise UserError(f'there is no result to choose by: none of the runs {", ".join(wanted)} is done with an evaluation')
+    raise UserError(f'results: expected at least one finished run with an evaluation among {", ".join(wanted)}, got '
+                    'none.')
   return max(known, key=lambda name: known[name])
 
 

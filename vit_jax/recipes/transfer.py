@@ -1,102 +1,108 @@
-"""Transfer as in the ViT paper (arXiv 2010.11929): a network fine-tuned on several sets, beside the published numbers.
+"""Tables 2 and 5 of the ViT paper (arXiv 2010.11929): fine-tuning on several datasets as runs of a study, and its rows.
 
-For each set the learning rates of the paper's Table 4 are tried on held-out training examples. ResNets also try
-BiT-HyperRule, and the better of all these is used (Appendix B.1.1). Final runs with the best choice give mean and
-deviation (Table 2: three runs). ReaL is measured by the runs on ImageNet. VTAB is as in `vtab.py`.
+The runs are those of `configs/finetune.py`. What is tried on held-out examples are the learning rates of Table 4, and
+BiT-HyperRule for ResNets (Appendix B.1.1); the final runs take the better one. VTAB is in `vtab.py`.
 """
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
+from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.core.errors import UserError
 from vit_jax.recipes import finetune, published, studies, vtab
+from vit_jax.recipes.studies import Point
 
 ROWS = {'imagenet2012': 'ImageNet', 'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100', 'pets': 'Oxford-IIIT Pets',
         'flowers': 'Oxford Flowers-102'}
 REAL, VTAB, COST = 'ImageNet ReaL', 'VTAB (19 tasks)', 'TPUv3-core-days'
-IMAGENET_PX = {'L/16': 512, 'H/14': 518}  # Table 2
+IMAGENET_PX = {'L/16': 512, 'H/14': 518}  # Table 2; 384 px for all else
 HERE, PUBLISHED = 'measured here', 'published only'
-
-
-class Candidate(NamedTuple):
-  """A choice that is tried on held-out examples: a protocol of `finetune.py`, and its point where it has a grid."""
-  protocol: str
-  point: finetune.Point | None = None
-
-  @property
-  def name(self) -> str:
-    """Part of the name of a run."""
-    return self.point.name if self.point else self.protocol
+Stage = Callable[[s.Results], dict[str, s.Config]]
 
 
 def choose(text: str, *, extra: Sequence[str] = ()) -> tuple[str, ...]:
-  """The sets that `cifar10+pets` lists; the five of the paper for ''.
-
-  Args:
-    text: names with + between them.
-    extra: names that are allowed beside those of `ROWS`.
+  """The datasets that `cifar10+pets` lists; the five of the paper for ''. `extra` are names allowed beside them.
 
   Raises:
     UserError: a name is unknown.
   """
-  names = tuple(filter(None, text.split('+')))
-  if unknown := [name for name in names if name not in (*ROWS, *extra)]:
-    raise UserError(f'sets={text}: expected some of {", ".join((*ROWS, *extra))}, got {", ".join(unknown)}. Put + '
-                    'between names.')
-  return names or tuple(ROWS)
+  return studies.choose('sets', text, (*ROWS, *extra)) if text else tuple(ROWS)
 
 
-def candidates(name: str, dataset: str) -> list[Candidate]:
-  """What is tried for a network on a set: the rates of Table 4, and BiT-HyperRule for ResNets."""
-  found = [Candidate('vit', point) for point in finetune.grid(dataset, 'vit')]
-  return [*found, Candidate('hyperrule')] if name.startswith('BiT-') else found
+def candidates(name: str, dataset: str) -> dict[str, Point | None]:
+  """What is tried for a network on a dataset, by name; None = BiT-HyperRule, which has a point of its own."""
+  found: dict[str, Point | None] = {point.name: point for point in finetune.grid(dataset, 'vit')}
+  return {**found, 'hyperrule': None} if name.startswith('BiT-') else found
 
 
-def points(name: str, dataset: str) -> dict[str, Candidate]:
-  """What is tried for a network on a set, by the name of the run."""
-  return {f'{dataset}_{one.name}': one for one in candidates(name, dataset)}
-
-
-def build(network: s.Model, name: str, dataset: str, *, phase: str, candidate: Candidate | None, px: int,
-          real: str) -> s.Config:
-  """A run on a set.
+def build(name: str, dataset: str, *, phase: str, point: Point | None, px: int, real: str) -> s.Config:
+  """A run on a dataset.
 
   Args:
-    network: its settings.
     name: of the network, such as `L/16`.
     dataset: one of `ROWS`.
     phase: `tune` or `final`.
-    candidate: rate and budget, or the protocol; None = the paper's, with its third rate.
+    point: learning rate and length; None = BiT-HyperRule.
     px: side of the images; 0 = that of Table 2. BiT-HyperRule has its own.
-    real: path of `real.json`, '' = labels from TFDS, `no` = ReaL is not measured.
+    real: path of `real.json`, '' = labels from TFDS, `no` = ReaL is not evaluated.
   """
-  candidate = candidate or Candidate('vit')
-  if candidate.protocol == 'hyperrule':
-    px = 0
+  if point is None:
+    config = files.load(f'bit_hyperrule:model={name},dataset={dataset},phase={phase}', [])
   else:
-    px = px or (IMAGENET_PX.get(name, vtab.PX) if dataset == 'imagenet2012' else vtab.PX)
-  config = finetune.build(network, name, dataset, protocol=candidate.protocol, phase=phase, px=px,
-                          point=candidate.point)
+    px = px or (IMAGENET_PX.get(name, 384) if dataset == 'imagenet2012' else 384)
+    config = point.apply(files.load(f'finetune:model={name},dataset={dataset},phase={phase},px={px}', []))
   if dataset != 'imagenet2012' or phase != 'final' or real == 'no':
     return config
-  labelled = s.Real(every='50 %', labels=real) if real else s.Real(
+  labels = s.Real(every='50 %', labels=real) if real else s.Real(
       every='50 %', source='tfds:imagenet2012_real', split='validation')
-  return dataclasses.replace(config, evals={**config.evals, 'real': labelled})
+  return dataclasses.replace(config, evals={**config.evals, 'real': labels})
 
 
-def tunings(network: s.Model, name: str, datasets: Sequence[str], *, px: int, prefix: str = '',
+def tunings(name: str, datasets: Sequence[str], *, px: int, prefix: str = '',
             init_from: str = '') -> dict[str, s.Config]:
-  """The runs that choose for each set, named `{prefix}{dataset}_{candidate}`; `init_from` '' = as it is."""
-  runs = {f'{prefix}{run}': build(network, name, dataset, phase='tune', candidate=candidate, px=px, real='no')
-          for dataset in datasets for run, candidate in points(name, dataset).items()}
-  return _starting(runs, init_from)
+  """The runs that choose for each dataset, named `{prefix}{dataset}_{candidate}`; `init_from` '' = as it is."""
+  return _init({f'{prefix}{dataset}_{key}': build(name, dataset, phase='tune', point=point, px=px, real='no')
+                for dataset in datasets for key, point in candidates(name, dataset).items()}, init_from)
 
 
-def _starting(runs: dict[str, s.Config], init_from: str) -> dict[str, s.Config]:
+def finals(name: str, datasets: Sequence[str], results: s.Results, *, px: int, real: str, seeds: int,
+           prefix: str = '', init_from: str = '') -> dict[str, s.Config]:
+  """The final runs of each dataset that has a run to choose by, named `{prefix}{dataset}_seed{seed}`."""
+  found: dict[str, s.Config] = {}
+  for dataset in datasets:
+    tried = {f'{prefix}{dataset}_{key}': point for key, point in candidates(name, dataset).items()}
+    if any(run in results for run in tried):
+      config = build(name, dataset, phase='final', point=tried[studies.best(results, tried)], px=px, real=real)
+      found |= {f'{prefix}{dataset}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
+  return _init(found, init_from)
+
+
+def stages(pretrained: Mapping[str, str], datasets: Sequence[str], *, px: int, real: str,
+           seeds: int) -> tuple[Stage, Stage]:
+  """The stages of a study that fine-tunes the networks it has pre-trained: choosing runs, then final runs.
+
+  Args:
+    pretrained: names of pre-training runs, with the name of the network of each. Those without a result are skipped.
+    datasets: to fine-tune on.
+    px: side of the images.
+    real: as of `build`.
+    seeds: final runs of each.
+  """
+  def tune(results: s.Results) -> dict[str, s.Config]:
+    return {name: config for run, model in pretrained.items() if run in results for name, config in tunings(
+        model, datasets, px=px, prefix=f'{run}_', init_from=results[run].workdir).items()}
+
+  def final(results: s.Results) -> dict[str, s.Config]:
+    return {name: config for run, model in pretrained.items() if run in results for name, config in finals(
+        model, datasets, results, px=px, real=real, seeds=seeds, prefix=f'{run}_',
+        init_from=results[run].workdir).items()}
+
+  return tune, final
+
+
+def _init(runs: dict[str, s.Config], init_from: str) -> dict[str, s.Config]:
   return {name: dataclasses.replace(run, init_from=init_from or run.init_from) for name, run in runs.items()}
 
 
@@ -148,17 +154,3 @@ def accuracies(results: s.Results, datasets: Sequence[str], *, prefix: str = '')
   values = {ROWS[dataset]: list(final_scores(results, dataset, prefix=prefix).values()) for dataset in datasets}
   values[REAL] = real_scores(results, prefix=prefix)
   return {name: statistics.fmean(values[name]) for name in published.TRANSFER_SETS if values.get(name)}
-
-
-def finals(network: s.Model, name: str, datasets: Sequence[str], results: s.Results, *, px: int, real: str, seeds: int,
-           prefix: str = '', init_from: str = '') -> dict[str, s.Config]:
-  """The final runs of each set that has a run to choose by, named `{prefix}{dataset}_seed{seed}`."""
-  found: dict[str, s.Config] = {}
-  for dataset in datasets:
-    grid = {f'{prefix}{run}': one for run, one in points(name, dataset).items()}
-    if not any(run in results for run in grid):
-      continue
-    config = build(network, name, dataset, phase='final', candidate=grid[studies.best(results, grid)], px=px,
-                   real=real)
-    found |= {f'{prefix}{dataset}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
-  return _starting(found, init_from)

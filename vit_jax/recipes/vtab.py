@@ -1,20 +1,19 @@
-"""Fine-tuning on VTAB-1k as the papers do it: runs by task, and their table.
+"""VTAB-1k: its tasks, which runs a study has for each, and the table of results. `configs/vtab.py` has the settings.
 
-Protocols: `vit` is the ViT paper's (arXiv 2010.11929, Appendix B.1.1 and Table 4): 2,500 steps at 384 px with one
-learning rate for all tasks. `augreg` tries four rates and two lengths (arXiv 2106.10270, section 3.4) and chooses
-for each task by val200. Final runs train on train800val200 and are measured on the whole test split.
+A study either has final runs of fixed settings (the ViT paper, arXiv 2010.11929), or tries a grid for each task and
+chooses by val200 (AugReg, 2106.10270). Final runs train on train800val200 and are evaluated on the complete test split.
 """
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import published, studies
-from vit_jax.recipes.finetune import Budget, Point
+from vit_jax.recipes.studies import Point
 
 GROUPS = ('natural', 'specialized', 'structured')
 TASKS: dict[str, tuple[str, int]] = {  # group and classes
@@ -26,24 +25,17 @@ TASKS: dict[str, tuple[str, int]] = {  # group and classes
     'kitti/distance': ('structured', 4), 'dsprites/x_position': ('structured', 16),
     'dsprites/orientation': ('structured', 16), 'smallnorb/azimuth': ('structured', 18),
     'smallnorb/elevation': ('structured', 9)}
-NUM_EXAMPLES = 1000
-PROTOCOLS = ('vit', 'augreg')
-PX = 384
-_PAPER = Point(.01, Budget(2_500, 200))  # ViT paper, Table 4; the warm-up is AugReg's, as the paper gives none
-_GRID = tuple(Point(rate, budget) for budget in (Budget(500, 100), Budget(2_500, 200))
-              for rate in (.001, .003, .01, .03))
+Build = Callable[[str, Point, str], s.Config]
+"""Makes the run of a task, a point and a phase: `final`, or `tune` for choosing by val200."""
 
 
 def choose(text: str) -> tuple[str, ...]:
   """The tasks that `clevr/count+pets` lists; all for ''.
 
   Raises:
-    UserError: lists the ones that there are not.
+    UserError: a task is unknown.
   """
-  names = tuple(filter(None, text.split('+')))
-  if unknown := [name for name in names if name not in TASKS]:
-    raise UserError(f'tasks={text}: VTAB has no {", ".join(unknown)}; there are {", ".join(TASKS)}')
-  return names or tuple(TASKS)
+  return studies.choose('tasks', text, TASKS)
 
 
 def key(task: str) -> str:
@@ -51,49 +43,28 @@ def key(task: str) -> str:
   return task.replace('/', '-')
 
 
-def build(network: s.Model, task: str, *, point: Point, px: int, phase: str) -> s.Config:
-  """A run on a task; `phase` is `final`, or `tune` for choosing by val200."""
-  patch = getattr(network, 'patch', 1)
-  train, test, name = ('train800val200', 'test', 'test') if phase == 'final' else ('train800', 'val200', 'val')
-  return s.Config(
-      name=f'vtab {task}', length=f'{point.budget.steps} steps', batch_size=512, image_px=(px - px % patch,) * 2,
-      data=s.Data(source=f'vtab:{task}', train_split=train, eval_split=test, num_classes=TASKS[task][1],
-                  num_examples=NUM_EXAMPLES if phase == 'final' else 800,
-                  recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
-      model=network, init_settings=s.InitSettings.NETWORK,  # VTAB resizes images without their aspect ratio
-      optimizer=s.Sgd(lr=point.rate, mu_dtype=s.DType.BF16, clip_norm=1.,
-                      schedule=s.Schedule(warmup=f'{point.budget.warmup} steps')),
-      evals={name: s.TopK(every='50 %')}, checkpoints=s.Checkpoints(every='20 %', keep_latest=1))
-
-
-def grid(protocol: str) -> tuple[Point, ...]:
-  """What is tried before the final runs; nothing for the paper's protocol."""
-  return _GRID if protocol == 'augreg' else ()
-
-
-def tunings(network: s.Model, tasks: Iterable[str], *, protocol: str, px: int) -> dict[str, s.Config]:
+def tunings(build: Build, tasks: Iterable[str], grid: Sequence[Point]) -> dict[str, s.Config]:
   """The runs that choose, by name."""
-  return {f'{key(task)}_{point.name}': build(network, task, point=point, px=px, phase='tune')
-          for task in tasks for point in grid(protocol)}
+  return {f'{key(task)}_{point.name}': build(task, point, 'tune') for task in tasks for point in grid}
 
 
-def finals(network: s.Model, tasks: Iterable[str], results: s.Results, *, protocol: str, px: int,
+def finals(build: Build, tasks: Iterable[str], results: s.Results, points: Sequence[Point], *,
            seeds: int) -> dict[str, s.Config]:
-  """The final runs by name, with the best point of each task that has a result to choose by.
+  """The final runs by name: with the only point, or the best of several for each task that has a result to choose by.
 
   Raises:
     UserError: no task has one.
   """
   found: dict[str, s.Config] = {}
   for task in tasks:
-    names = {f'{key(task)}_{point.name}': point for point in grid(protocol)}
-    if names and not any(name in results for name in names):
+    names = {f'{key(task)}_{point.name}': point for point in points}
+    if len(points) > 1 and not any(name in results for name in names):
       continue
-    point = names[studies.best(results, names)] if names else _PAPER
-    config = build(network, task, point=point, px=px, phase='final')
+    point = names[studies.best(results, names)] if len(points) > 1 else points[0]
+    config = build(task, point, 'final')
     found |= {f'{key(task)}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
   if not found:
-    raise UserError('no task has a run to choose by')
+    raise UserError('results: expected at least one finished run to choose by, got none.')
   return found
 
 

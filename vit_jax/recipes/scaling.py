@@ -1,30 +1,36 @@
 """The scaling study of the ViT paper (arXiv 2010.11929, section 4.4, Figure 5, Table 6): rows, fits, what comes next.
 
-A point is a pre-training run. Its compute is that of pre-training; its accuracy is the mean on ImageNet over the runs
-that fine-tune it, or its own where there are none. One law is fitted to all runs of a family (ViT, hybrid, ResNet).
+A point is a pre-training run. Its compute is that of pre-training. Its accuracy is the mean on ImageNet over the runs
+that fine-tune it, or its own where there are none. One scaling law is fitted to all runs of a family (ViT, hybrid,
+ResNet): E(C) = c + a C^-b, as in arXiv 2106.04560, section 2.2, without its shift of C. C is the compute in exaFLOPs, E
+the error in %, and c the error that no compute can reduce. The fit minimizes the squares of E: for a given b, a and c
+are a linear problem of two unknowns that may not be negative, so only b is searched for.
 """
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import published, scaling_laws, transfer
+from vit_jax.recipes import published, transfer
 
 COMPUTE, ACCURACY, ERROR, FAMILY = 'exaFLOPs', 'top-1 %', 'error %', 'family'
 FRONTIER = 'frontier'
 FIGURES = (s.Figure(COMPUTE, ACCURACY, series=FAMILY, log_x=True),
            s.Figure(COMPUTE, ERROR, series=FAMILY, log_x=True, log_y=True))
-PX = 384  # of fine-tuning, Table 5's caption
 _DRAWN = 40  # points of a curve
+LEAST_POINTS = 3
+_EXPONENTS = np.concatenate([[0.], np.geomspace(.005, 5., 400)])
+_REFINED = 60  # halvings of the interval of exponents around the best of the grid
 
 
 class Run(NamedTuple):
-  """A network, for how long it is pre-trained, and its learning rate."""
+  """A network, the length of its pre-training in epochs of JFT-300M, and its learning rate."""
   model: str
   epochs: int
   rate: float
@@ -47,7 +53,7 @@ class Next(NamedTuple):
 
 
 def family(model: str) -> str:
-  """Of a network by its name."""
+  """Returns the family of a network by its name."""
   return 'ResNet' if model.startswith('BiT') else 'hybrid' if model.startswith(('R', 'hybrid')) else 'ViT'
 
 
@@ -55,7 +61,7 @@ def choose(runs: Sequence[Run], text: str) -> list[Run]:
   """The runs of the networks or families that `B/32+R50+B/16+ResNet` names; all for ''.
 
   Raises:
-    UserError: a name is none of them.
+    UserError: a name is unknown.
   """
   known = sorted({run.model for run in runs}, key=len, reverse=True)
   families = list(dict.fromkeys(family(run.model) for run in runs))
@@ -63,8 +69,8 @@ def choose(runs: Sequence[Run], text: str) -> list[Run]:
   while left:
     name = next((name for name in (*known, *families) if left == name or left.startswith(f'{name}+')), None)
     if name is None:
-      raise UserError(f'models={text}: {left!r} begins with no network of this study; want some of '
-                      f'{", ".join([*families, *dict.fromkeys(run.model for run in runs)])}, with + between them')
+      raise UserError(f'models: expected some of {", ".join([*families, *dict.fromkeys(run.model for run in runs)])}, '
+                      f'got {left!r}. Put + between names.')
     wanted.append(name)
     left = left[len(name) + 1:]
   return [run for run in runs if not wanted or run.model in wanted or family(run.model) in wanted]
@@ -84,12 +90,12 @@ def points(results: s.Results, runs: Sequence[Run]) -> dict[Run, tuple[float, fl
   return found
 
 
-def laws(measured: Mapping[Run, tuple[float, float]]) -> dict[str, scaling_laws.Law]:
+def laws(measured: Mapping[Run, tuple[float, float]]) -> dict[str, Law]:
   """The fit of each family that has enough points."""
   groups: dict[str, list[tuple[float, float]]] = {}
   for run, point in measured.items():
     groups.setdefault(family(run.model), []).append(point)
-  fitted = {name: scaling_laws.fit([c for c, _ in group], [100 - a for _, a in group])
+  fitted = {name: fit([c for c, _ in group], [100 - a for _, a in group])
             for name, group in groups.items()}
   return {name: law for name, law in fitted.items() if law}
 
@@ -98,7 +104,7 @@ def rows(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> 
   """A row a pre-training run, beside the paper's; then of each family the next network, with what the law says."""
   measured = points(results, runs)
   fitted = laws(measured)
-  best = scaling_laws.frontier((run.name, *point) for run, point in measured.items())
+  best = frontier((run.name, *point) for run, point in measured.items())
   table = {(row.model, row.epochs): row for row in published.TABLE_6}
   found: list[s.Row] = []
   for run in runs:
@@ -125,29 +131,7 @@ def _transferred(results: s.Results, run: Run, row: published.Scaled | None) -> 
   return found
 
 
-def tunings(results: s.Results, runs: Sequence[Run], networks: Mapping[str, s.Model],
-            datasets: Sequence[str]) -> dict[str, s.Config]:
-  """For each finished pre-training run, the runs that choose how it is fine-tuned on each set, at 384 px."""
-  found: dict[str, s.Config] = {}
-  for run in runs:
-    if run.name in results:
-      found |= transfer.tunings(networks[run.model], run.model, datasets, px=PX, prefix=run.prefix,
-                                init_from=results[run.name].workdir)
-  return found
-
-
-def finals(results: s.Results, runs: Sequence[Run], networks: Mapping[str, s.Model], datasets: Sequence[str], *,
-           real: str, seeds: int) -> dict[str, s.Config]:
-  """The final runs on each set with what was best on its held-out examples."""
-  found: dict[str, s.Config] = {}
-  for run in runs:
-    if run.name in results:
-      found |= transfer.finals(networks[run.model], run.model, datasets, results, px=PX, real=real, seeds=seeds,
-                               prefix=run.prefix, init_from=results[run.name].workdir)
-  return found
-
-
-def _row(model: str, epochs: int, compute: float, law: scaling_laws.Law | None, *, status: str) -> s.Row:
+def _row(model: str, epochs: int, compute: float, law: Law | None, *, status: str) -> s.Row:
   return {'model': model, FAMILY: family(model), 'epochs': epochs, COMPUTE: float(f'{compute:.4g}'), ACCURACY: None,
           ERROR: None, 'law %': round(100 - law.error(compute), 2) if law else None,
           'at most %': round(100 - law.floor, 2) if law else None, 'status': status}
@@ -162,7 +146,66 @@ def curves(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -
     computes = [compute for run, (compute, _) in measured.items() if family(run.model) == name]
     for compute in np.geomspace(min(computes), max(*computes, ends.get(name, 0.)), _DRAWN).tolist():
       found.append({FAMILY: name, COMPUTE: compute, ERROR: law.error(compute), ACCURACY: 100 - law.error(compute)})
-  best = scaling_laws.frontier((run.name, *point) for run, point in measured.items())
+  best = frontier((run.name, *point) for run, point in measured.items())
   places = {run.name: point for run, point in measured.items()}
   return found + [{FAMILY: FRONTIER, COMPUTE: compute, ERROR: 100 - accuracy, ACCURACY: accuracy}
                   for compute, accuracy in (places[name] for name in best)]
+
+
+class Law(NamedTuple):
+  """Error in % at a compute of C exaFLOPs: `floor + factor * C ** -exponent`."""
+  factor: float
+  exponent: float
+  floor: float
+
+  def error(self, compute: float) -> float:
+    """E(C), %."""
+    return self.floor + self.factor * compute ** -self.exponent
+
+  def compute(self, error: float) -> float:
+    """The exaFLOPs that an error takes; infinite at the floor and below."""
+    if error <= self.floor or not self.exponent or not self.factor:
+      return math.inf
+    return ((error - self.floor) / self.factor) ** (-1. / self.exponent)
+
+
+def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
+  """The law of some runs; None of fewer than three different computes, which say nothing about a saturation.
+
+  Args:
+    compute: exaFLOPs of each, > 0.
+    error: %, of each.
+  """
+  if len(set(compute)) < LEAST_POINTS:
+    return None
+  x, y = np.asarray(compute, np.float64), np.asarray(error, np.float64)
+  scale = math.exp(np.log(x).mean())  # so that the two columns are of a size
+  losses = [_solve(x / scale, y, exponent)[0] for exponent in _EXPONENTS]
+  best = int(np.argmin(losses))
+  low, high = _EXPONENTS[max(0, best - 1)], _EXPONENTS[min(len(_EXPONENTS) - 1, best + 1)]
+  for _ in range(_REFINED):
+    a, b = low + (high - low) / 3, high - (high - low) / 3
+    low, high = (low, b) if _solve(x / scale, y, a)[0] < _solve(x / scale, y, b)[0] else (a, high)
+  exponent = float(low + high) / 2
+  _, factor, floor = _solve(x / scale, y, exponent)
+  return Law(factor * scale ** exponent, exponent, floor)
+
+
+def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> tuple[float, float, float]:
+  """Sum of squares, factor and floor of the best law of an exponent, neither negative."""
+  powers = x ** -exponent
+  candidates = [(max(0., float(powers @ y / (powers @ powers))), 0.), (0., max(0., float(y.mean())))]
+  if exponent:
+    factor, floor = np.linalg.lstsq(np.stack([powers, np.ones_like(x)], 1), y, rcond=None)[0]
+    candidates += [(float(factor), float(floor))] * bool(factor >= 0. and floor >= 0.)
+  return min((float(((factor * powers + floor - y) ** 2).sum()), factor, floor) for factor, floor in candidates)
+
+
+def frontier(points: Iterable[tuple[str, float, float]]) -> list[str]:
+  """Of points (name, compute, accuracy), those that no point of the same compute or less reaches; by compute."""
+  found: list[str] = []
+  best = -math.inf
+  for name, _, accuracy in sorted(points, key=lambda point: (point[1], -point[2])):
+    if accuracy > best:
+      best, found = accuracy, [*found, name]
+  return found
