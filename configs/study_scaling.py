@@ -41,8 +41,9 @@ def get_config(arguments: str = '') -> s.Study:
   is_small = given['scale'] == 'small'
   runs = scaling.choose(SMALL if is_small else JFT, given['models'])
   following: list[Next] = []
+  stages: tuple[transfer.Stage, ...] = ()
   if is_small:
-    name, stages = 'scaling of small networks', ()
+    name = 'scaling of small networks'
     first = {run.name: small_run(run, given['source'] or 'tfds:cifar10') for run in runs}
   else:
     name, first = 'scaling', {run.name: jft_run(run, given['source'] or 'folder:JFT-300M') for run in runs}
