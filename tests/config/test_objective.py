@@ -62,7 +62,7 @@ def test_the_defaults_are_fine(objective: schema.Objective) -> None:
     (config(schema.Dino(momentum=schema.Ramp(.9, 1.1))), 'objective.momentum.end: expected 0 to 1, got 1.1'),
     (config(schema.Dino(momentum=schema.Ramp(.9, 1., until='soon'))), 'momentum.until: expected a number'),
     (config(schema.Dino(center_momentum=1.)), 'objective.center_momentum: expected 0 to below 1, got 1.0'),
-    (config(schema.Dino(centering=SINKHORN, center_momentum=.5)), 'center_momentum: expected 0.9 with objective.cen'),
+    (config(schema.Dino(centering=SINKHORN, center_momentum=.5)), 'center_momentum: expected its default 0.9 wit'),
     (config(schema.Dino(centering=SINKHORN), train=schema.Train(accumulate=2)), 'train.accumulate: expected 1 with ob'),
     (config(schema.Dino(collapse=schema.Collapse(threshold=-1.))), 'objective.collapse.threshold: expected at least 0'),
     (config(schema.Dino(collapse=schema.Collapse(patience='3'))), 'collapse.patience: expected a number'),
@@ -74,13 +74,15 @@ def test_the_defaults_are_fine(objective: schema.Objective) -> None:
     (config(schema.TokenLabel(), data=recipe(cutmix=1., rotate_degrees=3.)), 'recipe.rotate_degrees: expected 0 for'),
     (config(schema.TokenLabel(), batch_size=6, train=schema.Train(accumulate=2)), 'accumulate: expected a multiple of'),
     (config(schema.Distill(weight=1.5)), 'objective.weight: expected 0 to 1, got 1.5'),
-    (config(schema.Distill(temperature=3.)), 'objective.temperature: expected 1.0 with objective.distill_type=hard'),
+    (config(schema.Distill(temperature=3.)),
+     'objective.temperature: expected its default 1.0 with objective.distill_type=hard'),
     (config(schema.Distill(soft_mean=schema.SoftMean.CODE)),
-     'soft_mean: expected paper with objective.distill_type=hard, where it has no effect, got code. Remove it, or set'),
-    (config(schema.Distill(weight=1., label_smoothing=.1)), 'label_smoothing: expected 0.0 with objective.weight=1, '),
+     'soft_mean: expected its default paper with objective.distill_type=hard, got code. It has no effect there'),
+    (config(schema.Distill(weight=1., label_smoothing=.1)), 'label_smoothing: expected its default 0.0 with obj'),
     (config(schema.Distill(schema.Teacher(model=model(patch=5)))), 'objective.teacher.image_px=(16, 16) is not a mult'),
     (config(schema.Distill(schema.Teacher(std=(0., 1., 1.)))), 'teacher.std: expected numbers, each more'),
-    (config(schema.Distill(schema.Teacher(model=MODEL)), data=VIEWS), 'which objective Distill does not take; want fa'),
+    (config(schema.Distill(schema.Teacher(model=MODEL)), data=VIEWS),
+     'expected False for objective Distill, which take'),
 ])
 def test_settings_that_cannot_work_are_refused(given: C, said: str) -> None:
   with pytest.raises(UserError) as error:

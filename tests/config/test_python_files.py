@@ -25,8 +25,13 @@ def said(path: pathlib.Path, content: str | bytes, spec: str = '') -> str:
     ('if 1:\nx = 1\n', [', line 2:', 'expected an indented block']),
     ('import no_such_package\n', [', line 1:', "ModuleNotFoundError: No module named 'no_such_package'"]),
     ('from vit_jax.config import schema as s\ndef get_config():\n  return s.Config(batch=3)\n',
-     [', line 3, in get_config:', "TypeError: Config.__init__() got an unexpected keyword argument 'batch'",
-      'return s.Config(batch=3)']),
+     [', line 3, in get_config: Config: expected the name of a setting, got', 'return s.Config(batch=3)']),
+    ('from vit_jax.config import schema as s\ndef get_config():\n  c = s.Config()\n  c.lenght = "3 epochs"\n',
+     [", line 4, in get_config: Config: expected the name of a setting, got 'lenght'. Did you mean length?\n"
+      '    c.lenght = "3 epochs"']),
+    ('from vit_jax.config import schema as s\nOPTIMIZER = s.AdamW(lr_per=256)\n',
+     [", line 2: AdamW: expected the name of a setting, got 'lr_per', its name in earlier versions. Use "
+      "'base_batch_size'.\n    OPTIMIZER = s.AdamW(lr_per=256)"]),
     ('def helper():\n  return 1 / 0\ndef get_config():\n  return helper()\n', [', line 2, in helper:', 'ZeroDivis']),
     ('def get_config():\n  return get_config()\n', [', line 2, in get_config', 'RecursionError']),
     ('raise SystemExit(3)\n', [', line 1:', 'SystemExit: 3']),

@@ -131,9 +131,11 @@ def test_settings_that_make_no_sense_are_all_told() -> None:
   config = schema.Config(data=schema.Data(pseudo=wrong), objective=schema.Mae())
   with pytest.raises(UserError) as error:
     check.check(config)
-  for said in ("data.pseudo.teacher='': want", "data.pseudo.labels='': want", 'is a mixture, which has no examples',
-               'objective Mae does not learn', 'pseudo.top: expected at least 1', 'pseudo.per_class: expected at least',
+  for said in ('data.pseudo.teacher: expected weights', 'data.pseudo.labels: expected a directory',
+               'data.pseudo.source: expected one source beside',
+               "'' for objective Mae, which does not learn", 'pseudo.top: expected at least 1',
+               'pseudo.per_class: expected at least',
                'pseudo.threshold: expected 0 to below 1', 'pseudo.share: expected more than 0 to below 1'):
     assert said in str(error.value)
-  with pytest.raises(UserError, match="data.pseudo.source='' names no pictures"):
+  with pytest.raises(UserError, match="data.pseudo.top: expected its default 10 with data.pseudo.source='', got 3"):
     check.check(schema.Config(data=schema.Data(pseudo=schema.Pseudo(top=3))))

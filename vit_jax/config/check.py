@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from vit_jax.config import (
     evaluations,
     model_options,
-    pseudo_options,
-    recipe_options,
     schema,
     training_options,
 )
@@ -46,7 +44,7 @@ def _together(c: schema.Config, of: str) -> Iterator[str]:
       yield from part.problems(c, prefix.rstrip('.'))
   if of:
     return
-  for part in (_run, _model, _data, _optimizer, _checkpoints, _evals):
+  for part in (_run, _model, training_options.faults, _checkpoints, _evals):
     yield from part(c)
 
 
@@ -70,41 +68,6 @@ def _model(c: schema.Config) -> Iterator[str]:
   if model_options.has_statistics(c.model) and c.train.accumulate > 1:
     yield (f'train.accumulate={c.train.accumulate} would give the BatchNorm of the model the statistics of a part of '
            'the batch; want train.accumulate=1')
-  if c.optimizer.layer_decay != 1 and isinstance(c.model, schema.ResNet | schema.EfficientNet):
-    yield (f'optimizer.layer_decay={c.optimizer.layer_decay} counts blocks, which model {type(c.model).__name__} has '
-           'not; want 1')
-
-
-def _data(c: schema.Config) -> Iterator[str]:
-  d, r = c.data, c.data.recipe
-  if r.mixup and c.batch_size % 2:
-    yield f'batch_size={c.batch_size} is odd, but mixup mixes pairs; want an even batch'
-  if r.eval_resize_px and r.eval_resize_px < max(c.image_px):
-    yield f'data.recipe.eval_resize_px={r.eval_resize_px} is smaller than image_px={c.image_px}'
-  if d.in_memory is schema.InMemory.YES and r.crop is not schema.Crop.RESIZE:
-    yield (f'data.in_memory=yes holds images of one size, but data.recipe.crop={r.crop.value} crops from the stored '
-           'picture; want data.recipe.crop=resize or data.in_memory=no')
-  if d.decode is schema.Decode.CROP and (r.crop is schema.Crop.RESIZE or r.views.on):
-    yield ('data.decode=crop decodes what one random crop shows, but '
-           + ('data.recipe.views takes several of each picture' if r.views.on else 'data.recipe.crop=resize crops none')
-           + '; want data.decode=full')
-  read = [d.source, *(e.source for e in c.evals.values())]
-  if d.data_dir and not any(kind in source for source in read for kind in ('tfds:', 'vtab:')):
-    yield (f'data.data_dir={d.data_dir!r} is where sets of TFDS lie, but data.source={d.source!r} is none; want no '
-           'data_dir')
-  if d.in_memory is schema.InMemory.YES and d.workers:
-    yield f'data.workers={d.workers} have nothing to do with data.in_memory=yes; want workers=0'
-  yield from recipe_options.faults(c)
-  yield from pseudo_options.faults(c)
-
-
-def _optimizer(c: schema.Config) -> Iterator[str]:
-  o = c.optimizer
-  peak = o.lr * c.batch_size / o.base_batch_size if o.base_batch_size else o.lr
-  if o.schedule.end_lr > peak:
-    yield (f'optimizer.schedule.end_lr: expected at most {peak:g}, the peak that optimizer.lr={o.lr} gives, got '
-           f'{o.schedule.end_lr}.')
-  yield from training_options.faults(c)
 
 
 def _checkpoints(c: schema.Config) -> Iterator[str]:

@@ -12,6 +12,7 @@ import traceback
 import types
 from typing import Any
 
+from vit_jax.config.schema.checks import UnknownSetting
 from vit_jax.core.errors import UserError
 
 MODULE = 'vit_jax_config'
@@ -36,6 +37,8 @@ def run(path: pathlib.Path, arguments: str | None) -> Any:
   given = _arguments(path, get_config, arguments)
   try:
     return get_config(*given)
+  except UnknownSetting as error:
+    raise _located(path, error, str(error)) from None
   except UserError:
     raise
   except (Exception, SystemExit) as error:  # code of the person may raise anything
@@ -54,6 +57,8 @@ def _load(path: pathlib.Path) -> types.ModuleType:
   linecache.checkcache(str(path))
   try:
     exec(compile(text, str(path), 'exec', dont_inherit=True), module.__dict__)
+  except UnknownSetting as error:
+    raise _located(path, error, str(error)) from None
   except UserError:
     raise
   except (Exception, SystemExit) as error:
@@ -81,15 +86,19 @@ def _arguments(path: pathlib.Path, get_config: Any, arguments: str | None) -> tu
 
 
 def _wrong(path: pathlib.Path, error: BaseException) -> UserError:
-  """The message for an exception of the code of a config: its file, line and text, and what was raised."""
+  """The message for an exception that the code of a config raises."""
+  lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
+  raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
+  return _located(path, error, f'expected a config that runs, got {raised}.')
+
+
+def _located(path: pathlib.Path, error: BaseException, message: str) -> UserError:
+  """An error whose message begins with the line of the file that raised another error, and ends with its text."""
   if isinstance(error, SyntaxError) and (error.filename in (str(path), None, '<unknown>')):
     number, function = error.lineno or 0, ''
-    said = f'SyntaxError: {error.msg}'
   else:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     number, function = (frames[-1].lineno or 0, frames[-1].name) if frames else (0, '')
-    lines = str(error).strip().splitlines()
-    said = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
   code = linecache.getline(str(path), number).strip()[:120] if number else ''
   where = f', line {number}' * bool(number) + f', in {function}' * (function not in ('', '<module>'))
-  return UserError(f'{path}{where}: expected a config that runs, got {said}.' + f'\n    {code}' * bool(code))
+  return UserError(f'{path}{where}: {message}' + f'\n    {code}' * bool(code))

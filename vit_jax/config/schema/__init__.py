@@ -8,22 +8,11 @@ them (steps from epochs, warm-up steps) is computed from the final config by `co
 No `from __future__ import annotations` in this package and no `Literal`: `config_flags` needs real types.
 """
 from vit_jax.config.schema.arguments import parse_arg as parse_arg
-from vit_jax.config.schema.data import Crop as Crop
-from vit_jax.config.schema.data import CropInterpolation as CropInterpolation
-from vit_jax.config.schema.data import CropSampler as CropSampler
 from vit_jax.config.schema.data import Data as Data
 from vit_jax.config.schema.data import Decode as Decode
-from vit_jax.config.schema.data import Erase as Erase
-from vit_jax.config.schema.data import Geometry as Geometry
 from vit_jax.config.schema.data import InMemory as InMemory
-from vit_jax.config.schema.data import Interpolation as Interpolation
-from vit_jax.config.schema.data import Jitter as Jitter
 from vit_jax.config.schema.data import MixClasses as MixClasses
-from vit_jax.config.schema.data import OpTable as OpTable
 from vit_jax.config.schema.data import Pseudo as Pseudo
-from vit_jax.config.schema.data import RandAugment as RandAugment
-from vit_jax.config.schema.data import Recipe as Recipe
-from vit_jax.config.schema.data import Views as Views
 from vit_jax.config.schema.evals import Eval as Eval
 from vit_jax.config.schema.evals import Evaluation as Evaluation
 from vit_jax.config.schema.evals import FewShot as FewShot
@@ -68,6 +57,17 @@ from vit_jax.config.schema.optim import Ramp as Ramp
 from vit_jax.config.schema.optim import RMSProp as RMSProp
 from vit_jax.config.schema.optim import Schedule as Schedule
 from vit_jax.config.schema.optim import Sgd as Sgd
+from vit_jax.config.schema.recipe import Crop as Crop
+from vit_jax.config.schema.recipe import CropInterpolation as CropInterpolation
+from vit_jax.config.schema.recipe import CropSampler as CropSampler
+from vit_jax.config.schema.recipe import Erase as Erase
+from vit_jax.config.schema.recipe import Geometry as Geometry
+from vit_jax.config.schema.recipe import Interpolation as Interpolation
+from vit_jax.config.schema.recipe import Jitter as Jitter
+from vit_jax.config.schema.recipe import OpTable as OpTable
+from vit_jax.config.schema.recipe import RandAugment as RandAugment
+from vit_jax.config.schema.recipe import Recipe as Recipe
+from vit_jax.config.schema.recipe import Views as Views
 from vit_jax.config.schema.run import Checkpoints as Checkpoints
 from vit_jax.config.schema.run import Config as Config
 from vit_jax.config.schema.run import EarlyStop as EarlyStop

@@ -1,21 +1,68 @@
-"""How settings check themselves: the messages that `problems(config, name)` of a settings dataclass yields.
-
-Each settings dataclass may define
-
-    def problems(self, config: Run, name: str) -> Iterator[str]:
-
-which yields one message for each combination of settings that cannot work or has no effect. `config` is the complete
-run, in which the value of every single setting is valid (`ranges.py`); `name` is the dotted path of this part, such as
-`data.recipe`. `config/check.py` calls it on every part of a config.
-"""
+"""What all settings dataclasses share: they refuse unknown names, and check themselves."""
 import dataclasses
+import difflib
 import enum
+import functools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Self
+
+from vit_jax.config import renamed
+from vit_jax.core.errors import UserError
 
 Run = Any
 """The `schema.Config` that a part belongs to. Its module imports those of the parts, so they cannot name its type."""
+
+
+class UnknownSetting(UserError):
+  """A name that a settings dataclass does not have."""
+
+
+class Settings:
+  """Base of all parts of a config, which are dataclasses."""
+
+  def __new__(cls, *args: Any, **settings: Any) -> Self:
+    for name in settings:
+      _refuse_unknown(cls, name)
+    return super().__new__(cls)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    _refuse_unknown(type(self), name)
+    super().__setattr__(name, value)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields a message for each combination of settings that cannot work or has no effect.
+
+    Args:
+      config: the complete run, in which every single setting has a valid value (`ranges.py`).
+      name: the dotted path of this part, such as `data.recipe`.
+    """
+    del config, name
+    yield from ()
+
+
+def _refuse_unknown(kind: Any, name: str) -> None:
+  """Raises UnknownSetting, with the new name of a setting that was renamed, or the nearest name."""
+  if name in (known := _names(kind)):
+    return
+  if new := renamed.setting(kind, name):
+    hint = f'{name!r}, its name in earlier versions. Use {new!r}.'
+  else:
+    hint = f'{name!r}.{nearest(name, known)}'
+  raise UnknownSetting(f'{kind.__name__}: expected the name of a setting, got {hint}')
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+  return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = '') -> str:
+  """The end of a message about an unknown name: the nearest of the known names, or all of them if none is near."""
+  known = list(known)
+  if near := difflib.get_close_matches(name, known, 1, cutoff=.5):
+    return f' Did you mean {prefix}{near[0]}?'
+  return f' Known: {", ".join(known)}.' if len(known) <= 40 else ''
 
 
 def problem(name: str, expected: str, got: Any, advice: str = '') -> str:
@@ -34,23 +81,34 @@ def shown(value: Any) -> str:
   return text if len(text) <= 80 else f'{text[:60]}… ({len(text):,} characters)'
 
 
-def no_effect(part: Any, name: str, settings: Iterable[str], condition: str, advice: str = '') -> Iterator[str]:
+def switched_off(part: Any, name: str, condition: str) -> Iterator[str]:
+  """Problems of all settings of a part that differ from their defaults while the part is switched off."""
+  return no_effect(part, name, [field.name for field in dataclasses.fields(part)], condition)
+
+
+def no_effect(part: Any, name: str, settings: Collection[str], condition: str, advice: str = '') -> Iterator[str]:
   """Problems of settings that differ from their defaults where they have no effect.
 
   Args:
-    part: the settings dataclass, whose type has a default for each of these settings.
+    part: the settings dataclass.
     name: its dotted path.
     settings: names of fields.
-    condition: where they have no effect, such as `with crop=resize`.
-    advice: what to do instead of removing the setting.
+    condition: when they have no effect, such as `with crop=resize`.
+    advice: a further sentence: what to do, if not to remove the setting.
   """
-  usual = type(part)()
-  for setting in settings:
-    value, default = getattr(part, setting), getattr(usual, setting)
-    if value != default:
-      expected = 'the default' if dataclasses.is_dataclass(default) else shown(default)
-      yield problem(f'{name}.{setting}', f'{expected} {condition}, where it has no effect', value,
-                    advice or 'Remove it.')
+  for field in dataclasses.fields(part):
+    value, default = getattr(part, field.name), default_of(field)
+    if field.name in settings and value != default:
+      usual_text = '' if dataclasses.is_dataclass(default) else f' {shown(default)}'
+      yield problem(f'{name}.{field.name}', f'its default{usual_text} {condition}', value,
+                    f'It has no effect there.{" " * bool(advice)}{advice}')
+
+
+def default_of(field: dataclasses.Field) -> Any:
+  """The default value of a field; '' if it has none."""
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return '' if field.default is dataclasses.MISSING else field.default
 
 
 def at_most(name: str, value: float, most: float, what: str) -> Iterator[str]:
@@ -77,4 +135,4 @@ def patterns(name: str, texts: Iterable[str]) -> Iterator[str]:
     try:
       re.compile(text)
     except re.error as error:
-      yield problem(name, 'a regular expression', text, f'Python says: {error}.')
+      yield problem(name, 'a regular expression', text, f'Python reports: {error}.')

@@ -149,7 +149,7 @@ class OnCollapse(enum.Enum):
 
 
 @dataclasses.dataclass
-class Collapse:
+class Collapse(checks.Settings):
   """The alarm for a collapsed network: its outputs hold too little information about the image for too long.
 
   The information is H(mean output) - mean of H(output), in nats, between image and prototype: 0 if the outputs for all
@@ -235,7 +235,7 @@ class SoftMean(enum.Enum):
 
 
 @dataclasses.dataclass
-class Teacher:
+class Teacher(checks.Settings):
   """A trained classifier. It sees the same images as the student, also mixed ones, with its own normalisation."""
   weights: str = ''                                             # a weight file; required when training starts
   model: Model = field(default_factory=ViT)

@@ -10,7 +10,7 @@ from vit_jax.config.schema.optim import Ramp
 from vit_jax.config.schema.ranges import Range
 
 
-class ObjectiveSettings:
+class ObjectiveSettings(checks.Settings):
   """What the settings of all objectives have in common. `problems` checks what the class variables declare."""
   has_head: ClassVar[bool] = True        # a classification head, which learns from labels
   needs_tokens: ClassVar[bool] = False   # the patch tokens of a ViT

@@ -1,8 +1,10 @@
 """Settings of optimisers, learning rates, and what differs by parameter."""
 import dataclasses
 import enum
+from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, problem
 from vit_jax.config.schema.model import DType
 from vit_jax.config.schema.ranges import (
     BELOW_1,
@@ -26,9 +28,14 @@ class Decay(enum.Enum):
   EXPONENTIAL = 'exponential'  # times `drop` after every `every`, counted from the start of the run (EfficientNet)
   CONSTANT = 'constant'  # with a cooldown: warm-up, stable, decay (WSD)
 
+  @property
+  def reaches_end_lr(self) -> bool:
+    """Whether the learning rate falls to `end_lr` without a cooldown."""
+    return self in (Decay.COSINE, Decay.LINEAR)
+
 
 @dataclasses.dataclass
-class Schedule:
+class Schedule(Settings):
   """Learning rate over the run: linear warm-up from 0, then decay, then perhaps a linear cooldown to `end_lr`."""
   decay: Decay = Decay.COSINE
   warmup: str = duration('5 %')
@@ -40,6 +47,22 @@ class Schedule:
   gamma: float = ranged(.1, UP_TO_1)                      # of steps and exponential: factor at each
   every: str = duration('2.4 epochs', zero=False)        # of exponential
 
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    decay, given = self.decay, f'with {name}.decay={self.decay.value}'
+    if decay.reaches_end_lr:
+      yield from no_effect(self, name, ('cooldown',), f'{given}, which reaches end_lr by itself')
+    else:
+      yield from no_effect(self, name, ('hold',), given, 'Set cooldown instead.')
+      if not self.cooldown:
+        yield from no_effect(self, name, ('end_lr',), f'{given} and no cooldown')
+    if decay is Decay.STEPS and not self.milestones:
+      yield problem(f'{name}.milestones', f'at least one {given}', ())
+    for settings, decays in ((('milestones',), (Decay.STEPS,)), (('timescale',), (Decay.RSQRT,)),
+                             (('gamma',), (Decay.STEPS, Decay.EXPONENTIAL)), (('every',), (Decay.EXPONENTIAL,))):
+      if decay not in decays:
+        yield from no_effect(self, name, settings, given,
+                             f'It is a setting of decay={" and ".join(one.value for one in decays)}.')
+
 
 class Curve(enum.Enum):
   """How a number gets from one value to another."""
@@ -48,7 +71,7 @@ class Curve(enum.Enum):
 
 
 @dataclasses.dataclass
-class Ramp:
+class Ramp(Settings):
   """A factor over the run: `start` up to the moment `begin`, `end` after the moment `until`, a curve between."""
   start: float = ranged(1., NOT_NEGATIVE)
   end: float = ranged(1., NOT_NEGATIVE)
@@ -58,13 +81,18 @@ class Ramp:
 
 
 @dataclasses.dataclass
-class PathRule:
+class PathRule(Settings):
   """What is different for the parameters whose whole path name matches. The first rule that matches decides."""
   paths: str
   lr: float | Ramp = ranged(1., NOT_NEGATIVE)            # times the learning rate
   weight_decay: float | Ramp = ranged(1., NOT_NEGATIVE)  # times the weight decay
   # From the start to here no update, no decay, and moments stay; '100 %' = for good.
   frozen_until: str = duration('', off=True)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from patterns(f'{name}.paths', (self.paths,))
+    if config.optimizer.weight_decay == 0:
+      yield from no_effect(self, name, ('weight_decay',), 'with optimizer.weight_decay=0')
 
 
 class LayerGroups(enum.Enum):
@@ -81,7 +109,7 @@ class DecayBy(enum.Enum):
 
 
 @dataclasses.dataclass
-class Optimizer:
+class Optimizer(Settings):
   """What every optimiser has. Not one itself."""
   lr: float = ranged(1e-3, NOT_NEGATIVE)  # at the peak of the schedule
   base_batch_size: int = ranged(0,
@@ -97,6 +125,35 @@ class Optimizer:
   layer_decay: float = ranged(1., UP_TO_1)  # factor of the learning rate from a layer to the one below; 1 = off
   layer_groups: LayerGroups = LayerGroups.MAE
   rules: tuple[PathRule, ...] = ()
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    clips = {clip: value for clip in ('clip_norm', 'clip_tensor', 'clip_adaptive') if (value := getattr(self, clip))}
+    if len(clips) > 1:
+      yield problem(name, f'at most one of {", ".join(clips)}', clips, 'Set the others to 0.')
+    peak = self.lr * config.batch_size / self.base_batch_size if self.base_batch_size else self.lr
+    if self.schedule.end_lr > peak:
+      yield problem(f'{name}.schedule.end_lr', f'at most {peak:g}, the peak that {name}.lr={self.lr} gives',
+                    self.schedule.end_lr)
+    if self.layer_decay == 1:
+      yield from no_effect(self, name, ('layer_groups',), f'with {name}.layer_decay=1')
+    elif not hasattr(config.model, 'depth'):
+      yield problem(f'{name}.layer_decay', f'1 for {type(config.model).__name__}, which has no blocks to count',
+                    self.layer_decay)
+    for mask in ('weight_decay_mask', 'trust_ratio_mask'):
+      yield from patterns(f'{name}.{mask}', getattr(self, mask, ()))
+    if not self.weight_decay:
+      yield from no_effect(self, name, ('weight_decay_ramp',), f'with {name}.weight_decay=0')
+    elif not self.weight_decay_mask:
+      yield problem(f'{name}.weight_decay_mask', f'a pattern with {name}.weight_decay={self.weight_decay}', ())
+    yield from self._decay_problems(name)
+
+  def _decay_problems(self, name: str) -> Iterator[str]:
+    by = getattr(self, 'decay_by', None)
+    if by is DecayBy.GRADIENT and not isinstance(self, Sgd):
+      yield problem(f'{name}.decay_by', f'lr or schedule for {type(self).__name__}, whose weight decay is decoupled',
+                    by, 'For coupled weight decay use Adam or Sgd.')
+    if by is DecayBy.SCHEDULE and self.lr == 0:
+      yield problem(f'{name}.lr', f'a positive number with {name}.decay_by=schedule, which divides by it', self.lr)
 
 
 @dataclasses.dataclass
@@ -183,3 +240,9 @@ class Sgd(Optimizer):
   momentum: float = ranged(.9, BELOW_1)
   mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.GRADIENT
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if self.weight_decay == 0:
+      yield from no_effect(self, name, ('decay_by',), f'with {name}.weight_decay=0',
+                           f'Set {name}.weight_decay for it.')

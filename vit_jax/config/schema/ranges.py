@@ -161,8 +161,9 @@ def _shortened(text: str) -> str:
 def repaired(part: Any) -> Any:
   """A copy of a settings dataclass in which settings with problems have their defaults, all parts included."""
   wrong = {problem.name for problem in problems(part)}
-  return type(part)(**{field.name: _default(field) if field.name in wrong else _repaired(getattr(part, field.name))
-                       for field in dataclasses.fields(part)})
+  return type(part)(**{
+      field.name: checks.default_of(field) if field.name in wrong else _repaired(getattr(part, field.name))
+      for field in dataclasses.fields(part)})
 
 
 def _repaired(value: Any) -> Any:
@@ -171,12 +172,6 @@ def _repaired(value: Any) -> Any:
   if isinstance(value, tuple):
     return tuple(map(_repaired, value))
   return repaired(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _default(field: dataclasses.Field) -> Any:
-  if field.default_factory is not dataclasses.MISSING:
-    return field.default_factory()
-  return '' if field.default is dataclasses.MISSING else field.default
 
 
 def _value_problems(name: str, value: Any, allowed: Range | Span) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from vit_jax.config.schema import checks
+from vit_jax.config.schema.checks import Settings
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import FewShot, Knn, Logistic, Probe, Real, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
@@ -30,7 +31,7 @@ class EmaWarmup(enum.Enum):
 
 
 @dataclasses.dataclass
-class Sam:
+class Sam(Settings):
   """Sharpness-aware minimisation (arXiv 2010.01412), or GSAM (arXiv 2203.08065) with `alpha`. Steps cost double."""
   rho: float = ranged(0., NOT_NEGATIVE)    # length of the perturbation at the peak of the learning rate; 0 = off
   # At the end of the learning rate, linear in the rate between; -1 = as rho.
@@ -39,7 +40,7 @@ class Sam:
 
 
 @dataclasses.dataclass
-class EarlyStop:
+class EarlyStop(Settings):
   """Ends the run, as if it were done, when an evaluation has stopped getting better."""
   metric: str = ''                              # such as test/top1@ema; '' = off
   patience: int = ranged(5, COUNT)              # evaluations without a new best one that end the run
@@ -47,7 +48,7 @@ class EarlyStop:
 
 
 @dataclasses.dataclass
-class Train:
+class Train(Settings):
   """The run itself."""
   accumulate: int = ranged(1, COUNT)  # microbatches a step; same result as the whole batch
   unstacked_layers: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
@@ -63,7 +64,7 @@ class Train:
 
 
 @dataclasses.dataclass
-class Checkpoints:
+class Checkpoints(Settings):
   """When checkpoints are made and which stay. The last one is always made, and always stays."""
   every: str = duration('10 %')
   keep_latest: int = ranged(2, COUNT)
@@ -72,7 +73,7 @@ class Checkpoints:
 
 
 @dataclasses.dataclass
-class Mesh:
+class Mesh(Settings):
   """Devices as a grid. -1, at most once, takes the rest."""
   data: int = ranged(-1, MESH)    # splits the batch
   fsdp: int = ranged(1, MESH)     # splits the batch, parameters and optimiser state
@@ -99,7 +100,7 @@ class InitSettings(enum.Enum):
 
 
 @dataclasses.dataclass
-class Config:
+class Config(Settings):
   """A run."""
   name: str = 'unnamed'
   seed: int = ranged(0, SEED)

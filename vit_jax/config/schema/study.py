@@ -3,6 +3,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import field
 
+from vit_jax.config.schema.checks import Settings
 from vit_jax.config.schema.run import Config
 
 
@@ -28,7 +29,7 @@ Row = dict[str, str | float | int | None]
 
 
 @dataclasses.dataclass
-class Figure:
+class Figure(Settings):
   """A panel of the study's figure, drawn from columns of its table."""
   x: str
   y: str
@@ -39,7 +40,7 @@ class Figure:
 
 
 @dataclasses.dataclass
-class Study:
+class Study(Settings):
   """Several runs. Their names are names of directories."""
   name: str = 'unnamed'
   runs: dict[str, Config] = field(default_factory=dict)

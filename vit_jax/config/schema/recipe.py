@@ -1,0 +1,244 @@
+"""Settings of image preprocessing and augmentation."""
+import dataclasses
+import enum
+from collections.abc import Iterator
+from dataclasses import field
+
+from vit_jax.config.schema.checks import Run, Settings, ascending, multiple, no_effect, problem, switched_off
+from vit_jax.config.schema.ranges import (
+    ANY,
+    BELOW_1,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PX,
+    PX_OR_0,
+    SHARE,
+    UP_TO_1,
+    Range,
+    ranged,
+)
+
+MAX_TIMM = 10.  # timm cuts off larger magnitudes
+
+
+class Crop(enum.Enum):
+  """How a stored image becomes one of `image_px` for training."""
+  INCEPTION = 'inception'  # random area and aspect ratio
+  WINDOW = 'window'        # random place, shape of the image: as resizing to a little more and cropping at random
+  RESIZE = 'resize'        # as for evaluation
+
+
+class CropSampler(enum.Enum):
+  """The distribution of random crops: the sampler of the program that a recipe is from."""
+  TORCHVISION = 'torchvision'  # RandomResizedCrop: area uniform, aspect ratio log-uniform; DeiT, MAE, DINO, timm
+  CLIPPED = 'clipped'          # likewise, but drawn once and its sides cut to the image's; MAE's linear probe, BYOL
+  TENSORFLOW = 'tensorflow'    # sample_distorted_bounding_box: height and aspect ratio uniform; ViT, big_vision
+
+
+class Interpolation(enum.Enum):
+  """How pixels are resampled where a image is resized."""
+  BILINEAR = 'bilinear'
+  BICUBIC = 'bicubic'  # sharper; timm, DeiT, MAE, DINO
+  AREA = 'area'        # mean over the covered area where both sides shrink, else bilinear
+
+
+class CropInterpolation(enum.Enum):
+  """How random crops are resized in training, where that is not as in evaluation."""
+  SAME = 'same'          # as `interpolation`
+  BILINEAR = 'bilinear'
+  BICUBIC = 'bicubic'
+
+
+class Geometry(enum.Enum):
+  """Whose program decides the resized size and the offset of the centre crop in evaluation.
+
+  The three differ where `eval_resize_px` is set; without it, all resize to `image_px` directly.
+  """
+  TORCHVISION = 'torchvision'  # short side to size, long side truncated, offset rounded half to even: timm, DeiT, MAE
+  BIG_VISION = 'big_vision'    # short side to size, long side rounded half to even, offset rounded down
+  HUGGINGFACE = 'huggingface'  # both sides to size (the aspect ratio is not preserved), offset rounded down
+
+
+class OpTable(enum.Enum):
+  """The operations of RandAugment, and what a magnitude means for each."""
+  AUGREG = 'augreg'  # 16 operations, the pixels of big_vision's program; AugReg, Mixer. Magnitude 0 is not the identity
+  TIMM = 'timm'      # 15 operations, each stronger with the magnitude (`inc1`), at most 10; DeiT, MAE, LV-ViT
+
+
+@dataclasses.dataclass
+class RandAugment(Settings):
+  """RandAugment (arXiv 1909.13719). timm's rand-m9-mstd0.5-inc1: layers=2 magnitude=9 magnitude_std=.5
+  probability=.5 table=timm."""
+  layers: int = ranged(0, Range(0, 100))           # operations an image, one after the other; 0 = off
+  magnitude: float = ranged(10., NOT_NEGATIVE)     # in tenths of each operation's range
+  magnitude_std: float = ranged(0., NOT_NEGATIVE)  # of a normal added to it for each operation
+  probability: float = ranged(1., SHARE)           # that a chosen operation is applied
+  table: OpTable = OpTable.AUGREG
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.layers == 0:
+      yield from switched_off(self, name, f'with {name}.layers=0')
+    elif self.table is OpTable.TIMM:
+      if self.magnitude > MAX_TIMM:
+        yield problem(f'{name}.magnitude', f'at most {MAX_TIMM:g} with {name}.table=timm', self.magnitude)
+    else:
+      yield from no_effect(self, name, ('magnitude_std',), f'with {name}.table=augreg')
+
+
+@dataclasses.dataclass
+class Jitter(Settings):
+  """Colour jitter: four operations in random order, each with a factor uniform in [1 - x, 1 + x]."""
+  brightness: float = ranged(0., NOT_NEGATIVE)
+  contrast: float = ranged(0., NOT_NEGATIVE)
+  saturation: float = ranged(0., NOT_NEGATIVE)
+  hue: float = ranged(0., Range(0, .5))   # turns of the colour circle, uniform in [-x, x]
+  probability: float = ranged(1., SHARE)  # that an image is jittered at all
+
+  @property
+  def is_on(self) -> bool:
+    """Whether any colour changes."""
+    return any((self.brightness, self.contrast, self.saturation, self.hue))
+
+
+@dataclasses.dataclass
+class Erase(Settings):
+  """Random erasing (arXiv 1708.04896) after normalisation, with normal noise in each pixel."""
+  probability: float = ranged(0., SHARE)                     # of an image; 0 = off
+  area: tuple[float, float] = ranged((.02, 1 / 3), UP_TO_1)  # of the image's area
+  aspect: tuple[float, float] = ranged((.3, 1 / .3), POSITIVE)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.probability == 0:
+      yield from switched_off(self, name, f'with {name}.probability=0')
+    yield from ascending(f'{name}.area', self.area)
+    yield from ascending(f'{name}.aspect', self.aspect)
+
+
+@dataclasses.dataclass
+class Views(Settings):
+  """Several crops of each image instead of one, for self-supervision; DINO's (arXiv 2104.14294) by default."""
+  on: bool = False
+  num_local: int = ranged(8, Range(0, 1000))  # local crops, besides the two global ones of `image_px`
+  local_px: int = ranged(96, PX)                                      # side of a local crop
+  global_area: tuple[float, float] = ranged((.4, 1.), UP_TO_1)
+  local_area: tuple[float, float] = ranged((.05, .4), UP_TO_1)
+  # Probability: first and second global, local; sigma .1-2 px.
+  blur: tuple[float, float, float] = ranged((1., .1, .5), SHARE)
+  solarize: tuple[float, float, float] = ranged((0., .2, 0.), SHARE)  # probability: first and second global, local
+  grayscale: float = ranged(.2, SHARE)                                # probability
+  jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if not self.on:
+      yield from switched_off(self, name, f'with {name}.on=False')
+      return
+    objective = config.objective
+    if not objective.takes_views:
+      yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
+    if self.num_local:
+      patch = getattr(config.model, 'patch', 1)
+      yield from multiple(f'{name}.local_px', self.local_px, patch, f'model.patch={patch}')
+    yield from ascending(f'{name}.global_area', self.global_area)
+    yield from ascending(f'{name}.local_area', self.local_area)
+
+
+@dataclasses.dataclass
+class Recipe(Settings):
+  """What happens to images. Geometry that needs the whole image on the host, the rest in the step."""
+  # Images are turned as their EXIF says. Off in the published pipelines: tf.image.decode_jpeg and torchvision's loader
+  # of folders ignore it.
+  exif_orientation: bool = False
+  max_image_pixels: int = ranged(178_956_970, Range(1, 2**40))  # a larger stored image counts as bad; Pillow's limit
+  crop: Crop = Crop.INCEPTION
+  crop_area: tuple[float, float] = ranged((0.05, 1.), UP_TO_1)  # of the image's area
+  # Of inception; TensorFlow's programs: (0.75, 1.33).
+  crop_aspect: tuple[float, float] = ranged((0.75, 4 / 3), POSITIVE)
+  crop_sampler: CropSampler = CropSampler.TORCHVISION  # of inception and of views
+  flip: bool = True  # left-right, probability 1/2
+  shift_px: int = ranged(0, PX_OR_0)  # pad with zeros by this, crop at random
+  rotate_degrees: float = ranged(0., Range(0, 180, unit='degrees'))  # mild affine: uniform in [-x, x]
+  scale: float = ranged(0., BELOW_1)  # relative, uniform in [-x, x]
+  shear: float = ranged(0., NOT_NEGATIVE)  # uniform in [-x, x]
+  randaugment: RandAugment = field(default_factory=RandAugment)
+  three_augment: bool = False  # grayscale, solarize or blur, one of them (DeiT III); then `jitter`
+  jitter: Jitter = field(default_factory=Jitter)
+  erase: Erase = field(default_factory=Erase)
+  mixup: float = ranged(0., NOT_NEGATIVE)  # alpha of Beta(alpha, alpha); 0 = off
+  cutmix: float = ranged(0., NOT_NEGATIVE)  # alpha of Beta(alpha, alpha), the part that is kept; 0 = off
+  mix_probability: float = ranged(1., SHARE)  # that a batch is mixed at all
+  cutmix_share: float = ranged(.5, SHARE)  # of mixed batches, where both are on, those with cutmix
+  repeats: int = ranged(1, COUNT)  # of each example in a batch (repeated augmentation); 1 = off
+  views: Views = field(default_factory=Views)
+  eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the centre crop; 0 = squash to image_px
+  eval_geometry: Geometry = Geometry.BIG_VISION  # of resizing and cropping, where eval_resize_px is set
+  eval_area: bool = False  # evaluation shrinks by `area`, whatever the next says (big_vision)
+  interpolation: Interpolation = Interpolation.BILINEAR
+  crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
+  antialias: bool = False  # the filter covers every stored pixel when shrinking (Pillow's)
+  mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
+  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from ascending(f'{name}.crop_area', self.crop_area)
+    yield from ascending(f'{name}.crop_aspect', self.crop_aspect)
+    yield from self._crop_problems(name)
+    yield from self._resize_problems(config, name)
+    yield from self._mixing_problems(config, name)
+    if not self.jitter.is_on:
+      yield from switched_off(self.jitter, f'{name}.jitter', 'where brightness, contrast, saturation and hue are 0')
+    if self.randaugment.layers and self.three_augment:
+      yield problem(f'{name}.three_augment', f'False with {name}.randaugment.layers={self.randaugment.layers}', True,
+                    'Three-Augment replaces RandAugment: set one of the two.')
+    if self.repeats > 1 and config.batch_size < 2 * self.repeats:
+      yield problem('batch_size', f'at least {2 * self.repeats}, two different examples, with {name}.repeats='
+                    f'{self.repeats}', config.batch_size)
+    if self.views.on and (others := self._augmentations()):
+      yield problem(f'{name}.views.on', 'False with augmentation of single images', True,
+                    f'Views have their own colours and crops. Switch off {", ".join(others)}.')
+
+  def on_host(self) -> list[str]:
+    """The augmentations that are applied on the host, by name."""
+    is_on = {'randaugment.layers': self.randaugment.layers > 0, 'three_augment': self.three_augment,
+             'jitter': self.jitter.is_on, 'views.on': self.views.on}
+    return [name for name in is_on if is_on[name]]
+
+  def _augmentations(self) -> list[str]:
+    """What views are made without."""
+    numbers = ('mixup', 'cutmix', 'shift_px', 'scale', 'rotate_degrees', 'shear')
+    is_on = {f'crop={self.crop.value}': self.crop is not Crop.INCEPTION, 'randaugment': self.randaugment.layers > 0,
+             'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
+             **{name: getattr(self, name) > 0 for name in numbers}}
+    return [name for name in is_on if is_on[name]]
+
+  def _crop_problems(self, name: str) -> Iterator[str]:
+    """Settings of random crops that are not made."""
+    made = f'with {name}.crop={self.crop.value}'
+    if self.crop is Crop.RESIZE:
+      yield from no_effect(self, name, ('crop_area',), made)
+    if self.crop is not Crop.INCEPTION:
+      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
+    if self.crop is Crop.RESIZE:
+      yield from no_effect(self, name, ('crop_interpolation',), made)
+    elif self.views.on:
+      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
+    elif self.crop_interpolation.value == self.interpolation.value:
+      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
+
+  def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.eval_resize_px and self.eval_resize_px < max(config.image_px):
+      yield problem(f'{name}.eval_resize_px', f'0, or at least image_px={config.image_px}', self.eval_resize_px)
+    if self.interpolation is Interpolation.AREA:
+      yield from no_effect(self, name, ('antialias', 'eval_area'), f'with {name}.interpolation=area')
+    elif self.eval_area and self.crop is Crop.RESIZE:
+      yield problem(f'{name}.eval_area', f'False with {name}.crop=resize, where training resizes as evaluation does',
+                    True, f'Set {name}.interpolation=area for both.')
+
+  def _mixing_problems(self, config: Run, name: str) -> Iterator[str]:
+    for mixing in ('mixup', 'cutmix'):
+      if getattr(self, mixing) and config.batch_size % 2:
+        yield problem('batch_size', f'an even number with {name}.{mixing}, which mixes pairs', config.batch_size)
+    if not self.mixup and not self.cutmix:
+      yield from no_effect(self, name, ('mix_probability',), 'where mixup and cutmix are 0')
+    if not self.mixup or not self.cutmix:
+      yield from no_effect(self, name, ('cutmix_share',), 'unless mixup and cutmix are both on')
