@@ -25,12 +25,13 @@ def test_a_good_config_passes() -> None:
      "data.data_dir: expected '' with data.source='digits', which is not a TFDS dataset, got '/x'"),
     ({'data': D(in_memory=schema.InMemory.YES, workers=2)}, 'data.workers: expected its default 0 with data.in_me'),
     ({'checkpoints': schema.Checkpoints(keep_best='test/ece')},
-     "keep_best='test/ece': evals.test measures top1, top5, nll; want one of them, or ece in evals.test.metrics"),
-    ({'checkpoints': schema.Checkpoints(keep_best='test/top1@student')}, 'have no @; want test/top1'),
+     "checkpoints.keep_best: expected one of the metrics of evals.test, top1, top5, nll, got 'test/ece'. Others are "),
+    ({'checkpoints': schema.Checkpoints(keep_best='test/top1@student')},
+     'keep_best: expected test/top1 for the raw weights, without @'),
     ({'checkpoints': schema.Checkpoints(keep_best='test/top1'), 'train': schema.Train(ema=.9),
-      'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views=ema leaves student out'),
+      'evals': {'test': schema.TopK(views=('ema',))}}, "expected one of the views of evals.test, ema, got 'test/top1'"),
     ({'batch_size': 0}, 'batch_size: expected at least 1, got 0'),
-    ({'train': schema.Train(accumulate=3)}, 'batch_size=128 is not a multiple of train.accumulate=3'),
+    ({'train': schema.Train(accumulate=3)}, 'batch_size: expected a multiple of train.accumulate=3, got 128'),
     ({'train': schema.Train(ema=1.)}, 'train.ema: expected 0 to below 1, got 1.0'),
     ({'model': V(heads=5)}, 'model.width=768 is not a multiple of model.heads=5'),
     ({'model': V(depth=0)}, 'model.depth: expected 1 to 10000, got 0'),
@@ -49,21 +50,21 @@ def test_a_good_config_passes() -> None:
     ({'optimizer': schema.AdamW(schedule=schema.Schedule(end_lr=1.))}, 'optimizer.schedule.end_lr: expected at most'),
     ({'objective': schema.Supervised(label_smoothing=1.)}, 'objective.label_smoothing: expected 0 to below 1, got 1.0'),
     ({'checkpoints': schema.Checkpoints(keep_latest=0)}, 'checkpoints.keep_latest: expected at least 1, got 0'),
-    ({'checkpoints': schema.Checkpoints(keep_best='val/top1')}, "keep_best='val/top1' is measured by no evaluation"),
+    ({'checkpoints': schema.Checkpoints(keep_best='val/top1')}, 'expected EVALUATION/METRIC with one of the eval'),
     ({'mesh': M(-1, -1, 1)}, 'mesh: expected -1 (the remaining devices) for at most one axis'),
     ({'mesh': M(0, 1, 1)}, 'mesh.data: expected 1 to 1048576, or -1, got 0'),
     ({'mesh': M(slices=0)}, 'mesh.slices: expected at least 1, got 0'),
     ({'mesh': M(9, 1, 1, slices=2)}, 'mesh.data: expected a multiple of mesh.slices=2, or -1, got 9.'),
-    ({'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views names ema, but train.ema=0'),
+    ({'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views: expected no ema with train.ema=0'),
     ({'evals': {'test': schema.TopK(every='often')}}, 'evals.test.every'),
 ], ids=lambda x: x if isinstance(x, str) else '')
-def test_a_fault_is_named_with_its_value(changes: dict[str, object], said: str) -> None:
+def test_a_problem_names_the_setting_and_its_value(changes: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:
     check.check(dataclasses.replace(GOOD, **changes))
   assert said in str(error.value)
 
 
-def test_all_faults_come_in_one_error() -> None:
+def test_all_problems_come_in_one_error() -> None:
   with pytest.raises(UserError, match='batch_size: expected at least 1, got -1') as error:
     check.check(dataclasses.replace(GOOD, batch_size=-1, model=V(heads=5), optimizer=schema.AdamW(lr=-1.)))
   assert str(error.value).count('\n') == 3

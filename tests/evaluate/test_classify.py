@@ -9,7 +9,8 @@ import numpy as np
 import programs
 import pytest
 
-from vit_jax.config import schema, training_options
+from vit_jax.config import schema
+from vit_jax.config.schema import evals
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Features, Outputs
 from vit_jax.evaluate import classify
@@ -178,4 +179,4 @@ def test_nothing_to_count_is_refused() -> None:
 
 
 def test_a_config_may_name_what_there_is() -> None:
-  assert set(training_options.METRICS) == classify.FURTHER.keys()
+  assert set(evals.MORE_METRICS) == classify.FURTHER.keys()

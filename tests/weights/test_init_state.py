@@ -182,7 +182,7 @@ def test_weights_that_do_not_fit_are_a_message(tmp_path: pathlib.Path, capsys: p
 
 @pytest.mark.parametrize(('changes', 'says'), [
     ({'init_view': 'ema'}, "init_view: expected '' without init_from, got 'ema'."),
-    ({'init_from': 'x', 'init_view': 'best'}, "init_view='best' is not known; want student, ema, teacher, or nothing")])
-def test_settings_that_say_nothing_are_faults(changes: dict, says: str) -> None:
+    ({'init_from': 'x', 'init_view': 'best'}, "init_view: expected one of student, ema, teacher, or '', got 'best'")])
+def test_an_initial_view_without_weights_or_of_an_unknown_name_is_refused(changes: dict, says: str) -> None:
   with pytest.raises(UserError, match=says):
     check.check(config(**changes))

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vit_jax.config import (
-    evaluations,
-    model_options,
-    schema,
-    training_options,
-)
+from vit_jax.config import evaluations, model_options, schema
 from vit_jax.config.schema import checks, ranges
 from vit_jax.core.errors import UserError
-
-VIEWS = ('student', 'ema', 'teacher')
-"""Networks of a run, by the names of its views."""
 
 
 def check(config: schema.Config) -> None:
@@ -44,21 +36,8 @@ def _together(c: schema.Config, of: str) -> Iterator[str]:
       yield from part.problems(c, prefix.rstrip('.'))
   if of:
     return
-  for part in (_run, _model, training_options.faults, _checkpoints, _evals):
-    yield from part(c)
-
-
-def _run(c: schema.Config) -> Iterator[str]:
-  if c.batch_size % c.train.accumulate:
-    yield f'batch_size={c.batch_size} is not a multiple of train.accumulate={c.train.accumulate}'
-  yield from _init(c)
-
-
-def _init(c: schema.Config) -> Iterator[str]:
-  if c.init_view not in ('', *VIEWS):
-    yield f'init_view={c.init_view!r} is not known; want {", ".join(VIEWS)}, or nothing'
-  if not c.init_from and c.init_view:
-    yield f"init_view: expected '' without init_from, got {c.init_view!r}. Set init_from=RUN, whose view it is."
+  yield from _model(c)
+  yield from evaluations.faults(c)
 
 
 def _model(c: schema.Config) -> Iterator[str]:
@@ -68,16 +47,3 @@ def _model(c: schema.Config) -> Iterator[str]:
   if model_options.has_statistics(c.model) and c.train.accumulate > 1:
     yield (f'train.accumulate={c.train.accumulate} would give the BatchNorm of the model the statistics of a part of '
            'the batch; want train.accumulate=1')
-
-
-def _checkpoints(c: schema.Config) -> Iterator[str]:
-  if c.checkpoints.keep_best:
-    yield from training_options.metric_faults('checkpoints.keep_best', c.checkpoints.keep_best, c)
-
-
-def _evals(c: schema.Config) -> Iterator[str]:
-  for name, e in c.evals.items():
-    for view in e.views:
-      if view == 'ema' and not c.train.ema:
-        yield f'evals.{name}.views names ema, but train.ema=0 keeps no moving average'
-  yield from evaluations.faults(c)

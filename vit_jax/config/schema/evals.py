@@ -1,13 +1,20 @@
 """Settings of evaluations."""
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config.schema.checks import Run, Settings, problem
 from vit_jax.config.schema.model import FeatureLayers
 from vit_jax.config.schema.ranges import COUNT, COUNT_OR_0, INSIDE, NOT_NEGATIVE, POSITIVE, SHARE, duration, ranged
 
+TOP_K_METRICS = ('top1', 'top5', 'nll')
+"""What `TopK` always measures."""
+MORE_METRICS = ('ece', 'class_mean')
+"""What `TopK.metrics` may name."""
+
 
 @dataclasses.dataclass
-class Evaluation:
+class Evaluation(Settings):
   """What every evaluation has. Not one itself."""
   every: str = duration('10 epochs')
   split: str = ''                          # '' = data.eval_split
@@ -16,6 +23,10 @@ class Evaluation:
   # a quick look at the first so many examples; marked as partial everywhere; 0 = all
   limit: int = ranged(0, COUNT_OR_0)
   source: str = ''  # like data.source; '' = that
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if 'ema' in self.views and not config.train.ema:
+      yield problem(f'{name}.views', 'no ema with train.ema=0', self.views)
 
 
 @dataclasses.dataclass
@@ -27,6 +38,12 @@ class TopK(Evaluation):
   # class` a line; any of several is right. '' = its classes are called as the network's, or numbered like them.
   classes: str = ''
   only_present: bool = False  # only classes that the source has can be guessed (ImageNet-A, -R)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if not set(self.metrics) <= set(MORE_METRICS):
+      yield problem(f'{name}.metrics', f'some of {", ".join(MORE_METRICS)}', self.metrics,
+                    f'{", ".join(TOP_K_METRICS)} are always measured.')
 
 
 @dataclasses.dataclass

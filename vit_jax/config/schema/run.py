@@ -4,17 +4,20 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
-from vit_jax.config.schema import checks
-from vit_jax.config.schema.checks import Settings
+from vit_jax.config import durations
+from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
 from vit_jax.config.schema.data import Data
-from vit_jax.config.schema.evals import FewShot, Knn, Logistic, Probe, Real, TopK
+from vit_jax.config.schema.evals import TOP_K_METRICS, FewShot, Knn, Logistic, Probe, Real, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
 from vit_jax.config.schema.objective import Objective, Supervised
-from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Lamb, Lars, Lion, RMSProp, Sgd
+from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Decay, Lamb, Lars, Lion, RMSProp, Sgd
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
+from vit_jax.core.errors import UserError
 
 MESH = Range(1, 2**20, also=(-1,))
 """Devices along an axis; -1 = the rest."""
+VIEWS = ('student', 'ema', 'teacher')
+"""Networks of a run, by the names of its views."""
 
 
 class OnNonfinite(enum.Enum):
@@ -38,13 +41,28 @@ class Sam(Settings):
   rho_end: float = ranged(-1, Range(also=(-1,)))
   alpha: float = ranged(0., NOT_NEGATIVE)  # of GSAM's surrogate gap; 0 = plain SAM
 
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    schedule = config.optimizer.schedule
+    if not self.rho:
+      yield from switched_off(self, name, f'with {name}.rho=0')
+      return
+    yield from at_most(f'{name}.rho_end', self.rho_end, self.rho, f'{name}.rho')
+    if schedule.decay is Decay.CONSTANT and not schedule.cooldown:
+      yield from no_effect(self, name, ('rho_end',), 'with a constant learning rate, which rho follows')
+
 
 @dataclasses.dataclass
 class EarlyStop(Settings):
   """Ends the run, as if it were done, when an evaluation has stopped getting better."""
   metric: str = ''                              # such as test/top1@ema; '' = off
   patience: int = ranged(5, COUNT)              # evaluations without a new best one that end the run
-  min_delta: float = ranged(0., NOT_NEGATIVE)  # what a new best has to be better by
+  min_delta: float = ranged(0., NOT_NEGATIVE)   # the least improvement that counts as a new best
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.metric:
+      yield from _metric_problems(f'{name}.metric', self.metric, config)
+    else:
+      yield from switched_off(self, name, f"with {name}.metric=''")
 
 
 @dataclasses.dataclass
@@ -62,6 +80,15 @@ class Train(Settings):
   profile: str = ''  # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
   dump_hlo: bool = False  # compile the train step once more, for its text: WORKDIR/hlo/train_step.txt
 
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from multiple('batch_size', config.batch_size, self.accumulate, f'{name}.accumulate={self.accumulate}')
+    if self.ema == 0:
+      yield from no_effect(self, name, ('ema_warmup',), f'with {name}.ema=0')
+    try:
+      durations.parse_steps(self.profile)
+    except UserError as error:
+      yield f'{name}.profile: {error}'
+
 
 @dataclasses.dataclass
 class Checkpoints(Settings):
@@ -70,6 +97,10 @@ class Checkpoints(Settings):
   keep_latest: int = ranged(2, COUNT)
   keep_every: str = duration('', off=True)  # keep these for good; a multiple of `every`
   keep_best: str = ''  # name of a metric, such as test/top1; keeps its best one, and measures it at each
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.keep_best:
+      yield from _metric_problems(f'{name}.keep_best', self.keep_best, config)
 
 
 @dataclasses.dataclass
@@ -80,13 +111,13 @@ class Mesh(Settings):
   tensor: int = ranged(1, MESH)   # splits heads, MLP and classes
   slices: int = ranged(1, COUNT)  # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
 
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+  def problems(self, config: Run, name: str) -> Iterator[str]:
     """Sizes that do not describe a grid; whether it fits the devices is checked in `parallel/mesh.py`."""
     sizes = {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
     if list(sizes.values()).count(-1) > 1:
-      yield checks.problem(name, '-1 (the remaining devices) for at most one axis', sizes)
+      yield problem(name, '-1 (the remaining devices) for at most one axis', sizes)
     if self.data > 0:
-      yield from checks.multiple(f'{name}.data', self.data, self.slices, f'{name}.slices={self.slices}, or -1')
+      yield from multiple(f'{name}.data', self.data, self.slices, f'{name}.slices={self.slices}, or -1')
 
 
 class InitSettings(enum.Enum):
@@ -119,3 +150,29 @@ class Config(Settings):
   init_from: str = ''  # weights to begin with: a file, folder, run, address or known name; '' = random ones
   init_view: str = ''  # of a run given there: student, ema or teacher; '' = ema where there is one
   init_settings: InitSettings = InitSettings.WEIGHTS  # that are not set
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if not self.init_from and self.init_view:
+      yield problem('init_view', "'' without init_from", self.init_view, 'Set init_from to a run that has this view.')
+    elif self.init_view not in ('', *VIEWS):
+      yield problem('init_view', f"one of {', '.join(VIEWS)}, or ''", self.init_view)
+
+
+def _metric_problems(name: str, text: str, config: Config) -> Iterator[str]:
+  """Problems of `EVALUATION/METRIC[@VIEW]`, the name of a number that an evaluation of the config measures."""
+  evaluation, _, rest = text.partition('/')
+  metric, _, view = rest.partition('@')
+  measured = config.evals.get(evaluation)
+  if measured is None:
+    known = ', '.join(config.evals) or 'none is configured'
+    yield problem(name, f'EVALUATION/METRIC with one of the evaluations ({known})', text)
+    return
+  if isinstance(measured, TopK) and metric not in (known_metrics := (*TOP_K_METRICS, *measured.metrics)):
+    yield problem(name, f'one of the metrics of evals.{evaluation}, {", ".join(known_metrics)}', text,
+                  f'Others are measured if evals.{evaluation}.metrics names them.')
+  if view == 'ema' and not config.train.ema:
+    yield problem(name, 'no @ema with train.ema=0', text)
+  if view == 'student':
+    yield problem(name, f'{evaluation}/{metric} for the raw weights, without @', text)
+  elif measured.views and (view or 'student') not in measured.views:
+    yield problem(name, f'one of the views of evals.{evaluation}, {", ".join(measured.views)}', text)

@@ -1,4 +1,4 @@
-"""Every combination of optimiser, schedule, loss and training that makes no sense, by what is said."""
+"""Every combination of settings of optimizer, schedule and training that cannot work or has no effect."""
 from __future__ import annotations
 
 import dataclasses
@@ -46,8 +46,8 @@ def ruled(**settings: object) -> dict[str, object]:
      "optimizer.schedule.timescale: expected its default '10_000 steps' with optimizer.schedule.decay=cosine, got "
      "'1 epoch'. It has no effect there. It is a setting of decay=rsqrt."),
     (scheduled(gamma=.5), 'schedule.gamma: expected its default 0.1 with optimizer.schedule.decay=cosine'),
-    ({'train': Train(early_stop=EarlyStop(patience=3))}, 'patience=3 and min_delta=0.0 change nothing without'),
-    ({'train': Train(early_stop=EarlyStop('test/top2'))}, "early_stop.metric='test/top2': evals.test measures top1"),
+    ({'train': Train(early_stop=EarlyStop(patience=3))}, 'patience: expected its default 5 with train.early'),
+    ({'train': Train(early_stop=EarlyStop('test/top2'))}, 'early_stop.metric: expected one of the metrics of'),
     ({'objective': Supervised(), 'head': schema.Head(bias_init=-10.)}, 'head.bias_init: expected 0 with objective.'),
     ({'optimizer': AdamW(eps=0.)}, 'optimizer.eps: expected more than 0, got 0.0'),
     ({'optimizer': schema.Lars(trust_coefficient=0.)}, 'optimizer.trust_coefficient: expected more than 0, got 0.0'),
@@ -83,13 +83,14 @@ def ruled(**settings: object) -> dict[str, object]:
     ({'optimizer': Sgd(rules=(PathRule('head/.*', weight_decay=3.),))},
      'rules[0].weight_decay: expected its default 1.0'),
     ({'train': Train(sam=Sam(-.1))}, 'train.sam.rho: expected at least 0, got -0.1'),
-    ({'train': Train(sam=Sam(alpha=.4))}, 'change nothing with train.sam.rho=0'),
-    ({'train': Train(sam=Sam(.1, .6))}, 'train.sam.rho_end=0.6 is above train.sam.rho=0.1'),
+    ({'train': Train(sam=Sam(alpha=.4))}, 'train.sam.alpha: expected its default 0.0 with train.sam.rho=0'),
+    ({'train': Train(sam=Sam(.1, .6))}, 'train.sam.rho_end: expected at most train.sam.rho=0.1, got 0.6'),
     ({'train': Train(sam=Sam(.6, .1)), 'optimizer': AdamW(schedule=Schedule(Decay.CONSTANT))},
-     'rho_end=0.1 is never reached'),
-    ({'train': Train(ema_warmup=schema.EmaWarmup.POWER)}, 'ema_warmup=power changes nothing with train.ema=0'),
-    ({'train': Train(early_stop=EarlyStop('val/top1'))}, "early_stop.metric='val/top1' is measured by no evaluation"),
-    ({'train': Train(early_stop=EarlyStop('test/top1@ema'))}, 'is of the average, but train.ema=0'),
+     'train.sam.rho_end: expected its default -1 with a constant learning rate'),
+    ({'train': Train(ema_warmup=schema.EmaWarmup.POWER)}, 'ema_warmup: expected its default ratio with'),
+    ({'train': Train(early_stop=EarlyStop('val/top1'))},
+     'expected EVALUATION/METRIC with one of the evaluations (test'),
+    ({'train': Train(early_stop=EarlyStop('test/top1@ema'))}, 'expected no @ema with train.ema=0'),
     ({'train': Train(early_stop=EarlyStop('test/top1', patience=0))}, 'train.early_stop.patience: expected at least 1'),
     ({'objective': Supervised(threshold=.2)}, 'objective.loss: expected sigmoid or bce with objective.thr'),
     ({'objective': Supervised(schema.Loss.BCE, threshold=1.)}, 'objective.threshold: expected 0 to below 1, or -1'),
@@ -97,9 +98,9 @@ def ruled(**settings: object) -> dict[str, object]:
     ({'objective': Supervised(class_weights=(1., 1.)), 'data': schema.Data(num_classes=3)},
      'class_weights: expected a number for each of data.num_classes=3, got 2'),
     ({'evals': {'test': TopK(metrics=('f1',))}},
-     'evals.test.metrics: unknown f1; beside top1, top5 and nll there are: ece'),
+     "evals.test.metrics: expected some of ece, class_mean, got ('f1',). top1"),
 ], ids=lambda x: x if isinstance(x, str) else '')
-def test_a_fault_is_named_with_its_value(changes: dict[str, object], said: str) -> None:
+def test_a_problem_names_the_setting_and_its_value(changes: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:
     check.check(dataclasses.replace(GOOD, **changes))
   assert said in str(error.value)
