@@ -106,6 +106,7 @@ def small_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
       name=name, length='600 steps', batch_size=64, image_px=(32, 32),
       data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)), model=model,
       head=s.Head(pre_logits=sizes.pretraining_head(model)),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
       optimizer=s.AdamW(lr=rate, b1=.9, b2=.999, weight_decay=.1, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.LINEAR, warmup='10 %')),
       evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %', keep_latest=1))

@@ -33,7 +33,8 @@ def get_config(arguments: str = '') -> s.Config:
                       wd=('0.1', '0.03'), epochs=('300', '30'), mesh=('',))
   level = augreg.by_name(given['aug'])
   recipe = s.Recipe(
-      crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
+      crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
+      flip=True,
       randaugment=augreg.randaugment(level), mixup=level.mixup, eval_resize_px=256, eval_area=True)
   many = given['data'] == 'i21k'
   data = (s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841, recipe=recipe) if many else
@@ -44,10 +45,10 @@ def get_config(arguments: str = '') -> s.Config:
   model.dropout = model.drop_path = .1 if given['reg'] == 'on' else 0.
   config = s.Config(
       name=f'augreg {given["size"]} {given["data"]} {given["aug"]}', length=f'{given["epochs"]} epochs',
-      batch_size=4096, data=data, model=model,
+      batch_size=4096, image_px=(224, 224), data=data, model=model,
       head=s.Head(bias_init=-10. if many else -6.9),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
-      optimizer=s.AdamW(lr=1e-3, weight_decay=float(given['wd']), schedule=s.Schedule(
+      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=float(given['wd']), clip_norm=1., schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

@@ -20,12 +20,13 @@ def get_config(arguments: str = '') -> s.Config:
   size = s.parse_arg(arguments, size=('Axial-ViT-B/32', 'Axial-ViT-B/16', 'B/32', 'B/16'))['size']
   plain = dataclasses.replace(sizes.vit('B/16' if size.endswith('16') else 'B/32'), pool=s.Pool.MEAN)
   return s.Config(
-      name=f'axial {size}', length='7 epochs', batch_size=4096,
+      name=f'axial {size}', length='7 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
-                  recipe=s.Recipe(crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33))),
+                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                                  crop_aspect=(.75, 1.33), flip=True)),
       model=sizes.published(size) if size in sizes.PUBLISHED else plain,
-      head=s.Head(bias_init=-10.), objective=s.Supervised(s.Loss.SIGMOID),
-      optimizer=s.AdamW(lr=8e-4, weight_decay=.1, clip_norm=0., schedule=s.Schedule(
+      head=s.Head(bias_init=-10.), objective=s.Supervised(s.Loss.SIGMOID, label_smoothing=0.),
+      optimizer=s.AdamW(lr=8e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=0., schedule=s.Schedule(
           s.Decay.LINEAR, warmup='10_000 steps')),
       evals={'imagenet': s.FewShot(every='50_000 steps', source='tfds:imagenet2012', train_split='train[:65000]',
                                    split='validation', shots=(5,))},

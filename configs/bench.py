@@ -20,7 +20,9 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit('S/16')
   model.dtype = s.DType.BF16 if dtype == 'bf16' else s.DType.F32
   return s.Config(
-      name='ViT-S/16', length='100 steps', batch_size=4,
+      name='ViT-S/16', length='100 steps', batch_size=4, image_px=(224, 224),
       data=s.Data(source='synthetic', num_examples=256, num_classes=1_000),
       model=model,
-      optimizer=s.AdamW(lr=1e-3, weight_decay=.1))
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='5 %')))

@@ -19,7 +19,8 @@ from vit_jax.recipes import sizes
 MODELS = ('BiT-R50x1', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x2', 'BiT-R152x4')
 MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(fsdp=8), 'v5e:8x8': layout.Placement()}
 _RECIPE = s.Recipe(
-    crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33), eval_resize_px=256, eval_area=True)
+    crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
+    flip=True, eval_resize_px=256, eval_area=True)
 DATA = {
     'i1k': s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
                   recipe=_RECIPE),
@@ -36,11 +37,12 @@ def get_config(arguments: str = '') -> s.Config:
   drops = ('10', '23', '30', '37') if is_jft else ('30', '60', '80')
   config = s.Config(
       name=f'{given["model"]} {given["data"]}', length='40 epochs' if is_jft else '90 epochs', batch_size=4096,
+      image_px=(224, 224),
       data=DATA[given['data']], model=sizes.model(given['model']),
       head=s.Head(bias_init=0. if is_i1k else -10.),
-      objective=s.Supervised(loss=s.Loss.SOFTMAX if is_i1k else s.Loss.SIGMOID),
-      optimizer=s.Sgd(lr=.03, base_batch_size=256, weight_decay=1e-4, schedule=s.Schedule(
-          s.Decay.STEPS, warmup='5_000 steps', milestones=tuple(f'{drop} epochs' for drop in drops))),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX if is_i1k else s.Loss.SIGMOID, label_smoothing=0.),
+      optimizer=s.Sgd(lr=.03, base_batch_size=256, momentum=.9, weight_decay=1e-4, clip_norm=1., schedule=s.Schedule(
+          s.Decay.STEPS, warmup='5_000 steps', milestones=tuple(f'{drop} epochs' for drop in drops), gamma=.1)),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='1 epochs'))
   return layout.place(config, given['mesh'], MESHES)

@@ -12,10 +12,11 @@ def get_config() -> s.Config:
   """The run."""
   return s.Config(
       name='cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=2)),
+      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
       model=s.ViT(patch=4, width=96, depth=4, heads=3, mlp=192, pool=s.Pool.MEAN),
-      objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=2e-3, weight_decay=.05, schedule=s.Schedule(warmup='5 %')),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
+      optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='5 %')),
       train=s.Train(ema=.999),
       evals={'test': s.TopK(every='1 epoch', batch_size=500)},
       checkpoints=s.Checkpoints(every='1 epoch'))

@@ -19,19 +19,21 @@ def get_config() -> s.Config:
   model = sizes.vit('S/16')
   model.layer_scale, model.gelu, model.position_resize = 1e-4, s.Gelu.EXACT, s.PositionResize.BICUBIC
   model.drop_path, model.drop_path_even = .05, True
-  config = s.Config(
-      name='deit3_s16_i1k', length='800 epochs', batch_size=2048,
+  return s.Config(
+      name='deit3_s16_i1k', length='800 epochs', batch_size=2048, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
-              crop_area=(.08, 1.), three_augment=True, jitter=s.Jitter(.3, .3, .3), mixup=.8, cutmix=1., repeats=3,
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, three_augment=True, jitter=s.Jitter(.3, .3, .3), mixup=.8, cutmix=1.,
+              repeats=3,
               eval_resize_px=224, eval_geometry=s.Geometry.TORCHVISION,
               interpolation=s.Interpolation.BICUBIC, antialias=True,
               mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
-      objective=s.Supervised(loss=s.Loss.BCE, threshold=0.),
-      optimizer=s.Lamb(lr=4e-3, weight_decay=.05, eps=1e-8, trust_ratio_mask=('.*/kernel',),
-                       schedule=s.Schedule(warmup='5 epochs', end_lr=1e-5)),
+      objective=s.Supervised(loss=s.Loss.BCE, threshold=0., label_smoothing=0.),
+      optimizer=s.Lamb(lr=4e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1., eps=1e-8,
+                       trust_ratio_mask=('.*/kernel',),
+                       schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs', metrics=('ece',))},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return config

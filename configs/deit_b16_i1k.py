@@ -24,18 +24,21 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path, model.position_resize = s.Gelu.EXACT, .1, s.PositionResize.BICUBIC
   config = s.Config(
-      name=f'deit {given["size"]}', length='300 epochs', batch_size=1024,
+      name=f'deit {given["size"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
-              crop_area=(.08, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True,
+              eval_resize_px=256,
               eval_geometry=s.Geometry.TORCHVISION,
-              randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM), erase=s.Erase(.25),
+              randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
+              erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
               mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
-      objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=5e-4, base_batch_size=512, weight_decay=.05, clip_norm=0., schedule=s.Schedule(
-          s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
+      optimizer=s.AdamW(lr=5e-4, base_batch_size=512, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
   return layout.place(config, mesh=given['mesh'], known=MESHES)

@@ -19,18 +19,21 @@ from vit_jax.config import schema as s
 def get_config() -> s.Config:
   """The run."""
   views = s.Views(on=True, num_local=2, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.), solarize=(0., .1, 0.),
-                  grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5))
+                  grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5), global_area=(.4, 1.))
   return s.Config(
       name='dino_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(views=views, eval_resize_px=32)),
+      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop_sampler=s.CropSampler.TORCHVISION,
+                                                         crop_aspect=(.75, 4 / 3), flip=True, views=views,
+                                                         eval_resize_px=32)),
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN,
                   position_resize=s.PositionResize.BICUBIC_OFFSET),
       objective=s.Dino(
           out_dim=1024, hidden_dim=256, bottleneck_dim=64, momentum=s.Ramp(.99, 1.),
-          teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR)),
+          teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR), norm_last_layer=True,
+          student_temperature=.1, centering=s.Centering.MEAN, center_momentum=.9),
       optimizer=s.AdamW(
-          lr=1e-3, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0., clip_tensor=3.,
-          schedule=s.Schedule(warmup='10 %', end_lr=1e-6),
+          lr=1e-3, b1=.9, b2=.999, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0., clip_tensor=3.,
+          schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6),
           rules=(s.PathRule('projector/prototypes/.*', frozen_until='5 %'),)),
       evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
                           batch_size=500)},

@@ -64,19 +64,25 @@ def get_config(arguments: str = '') -> s.Config:
   model.gelu, model.drop_path = s.Gelu.EXACT, .1
   model.position_resize = s.PositionResize.BICUBIC_OFFSET  # of local crops, which see positions of 6 x 6 tokens
   config = s.Config(
-      name=f'dino {given["size"]}', length=f'{size.epochs} epochs', batch_size=1024,
+      name=f'dino {given["size"]}', length=f'{size.epochs} epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
-              views=s.Views(on=True, num_local=10, global_area=(.25, 1.), local_area=(.05, .25)),
+              crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3), flip=True,
+              views=s.Views(on=True, num_local=10, global_area=(.25, 1.), local_area=(.05, .25), local_px=96,
+                            blur=(1., .1, .5), solarize=(0., .2, 0.), grayscale=.2,
+                            jitter=s.Jitter(.4, .4, .2, .1, probability=.8)),
               interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Dino(
           norm_last_layer=not size.learned_norm,
-          teacher_temperature=s.Ramp(.04, .07, until=f'{size.warming} epochs', curve=s.Curve.LINEAR)),
+          teacher_temperature=s.Ramp(.04, .07, until=f'{size.warming} epochs', curve=s.Curve.LINEAR), out_dim=65_536,
+          hidden_dim=2048, bottleneck_dim=256, student_temperature=.1, momentum=s.Ramp(.996, 1.),
+          centering=s.Centering.MEAN, center_momentum=.9),
       optimizer=s.AdamW(
-          lr=size.lr, base_batch_size=256, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.), clip_norm=0.,
+          lr=size.lr, base_batch_size=256, b1=.9, b2=.999, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 10.),
+          clip_norm=0.,
           clip_tensor=size.clip, weight_decay_mask=DECAYED + (LENGTHS if size.learned_norm else ()),
           schedule=s.Schedule(s.Decay.COSINE, warmup='10 epochs', end_lr=size.end_lr),
           rules=(s.PathRule('projector/prototypes/.*', frozen_until=f'{size.frozen} epochs'),)),

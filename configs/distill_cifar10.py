@@ -26,15 +26,16 @@ def get_config(arguments: str = '') -> s.Config:
   teacher = sizes.vit('Ti/16')
   teacher.patch, teacher.gelu = 8, s.Gelu.EXACT
   student = s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN)
-  taught = s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1., temperature=2.)
+  taught = s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1., temperature=2., label_smoothing=0.)
   length = {'teacher': '15 epochs', 'taught': '1800 steps', 'alone': '7000 steps'}[part]
   own = part == 'teacher'
   return s.Config(
       name=f'distill_cifar10 {part}', length=length, batch_size=32 if own else 64, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', train_split='train' if part == 'taught' else 'train[:2%]',
-                  recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),
+                  recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
       model=teacher if own else student,
-      objective=taught if part == 'taught' else s.Supervised(),
-      optimizer=s.AdamW(lr=2e-4 if own else 2e-3, weight_decay=.05, schedule=s.Schedule(warmup='10 %')),
+      objective=taught if part == 'taught' else s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=s.AdamW(lr=2e-4 if own else 2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       evals={'test': s.TopK(every='25 %', split='test[:20%]', batch_size=500)},
       checkpoints=s.Checkpoints(every='25 %'))

@@ -32,23 +32,28 @@ def get_config(arguments: str = '') -> s.Config:
              'soft': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=.1, temperature=3.,
                                label_smoothing=.1,
                                soft_mean=s.SoftMean.CODE),
-             'consistent': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1.)}[given['teach']]
+             'consistent': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1., label_smoothing=0.,
+                                     temperature=1.)}[given['teach']]
   model = sizes.vit(given['size']) if is_consistent else sizes.published(f'DeiT-distilled-{given["size"]}')
   model.gelu, model.drop_path = s.Gelu.EXACT, 0. if is_consistent else .1
   deit = s.Recipe(
-      crop_area=(.08, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+      crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3),
+      flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
       eval_geometry=s.Geometry.TORCHVISION,
-      randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM), erase=s.Erase(.25),
+      randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
+      erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
       mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))
-  mixed = s.Recipe(crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33), mixup=1.,
+  mixed = s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                   crop_aspect=(.75, 1.33), flip=True, mixup=1.,
                    interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256)
   config = s.Config(
-      name=f'distill {given["size"]} {given["teach"]}', length='300 epochs', batch_size=1024,
+      name=f'distill {given["size"]} {given["teach"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
                   recipe=mixed if is_consistent else deit),
       model=model,
       objective=learned,
-      optimizer=s.AdamW(lr=1e-3, weight_decay=.03 if is_consistent else .05, clip_norm=1. if is_consistent else 0.,
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.03 if is_consistent else .05,
+                        clip_norm=1. if is_consistent else 0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=0. if is_consistent else 1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

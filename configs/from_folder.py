@@ -28,10 +28,12 @@ def get_config(size: str = 'Ti/16') -> s.Config:
   return s.Config(
       name=f'from_folder {size}', length='100 epochs', batch_size=64, image_px=(224, 224),
       data=s.Data(source='folder:PATH', recipe=s.Recipe(
-          crop_area=(.25, 1.), mixup=.2, eval_resize_px=256, exif_orientation=True)),
+          crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.25, 1.), crop_aspect=(.75, 4 / 3),
+          flip=True, mixup=.2, eval_resize_px=256, exif_orientation=True)),
       model=model,
-      objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=5e-4, weight_decay=.1, schedule=s.Schedule(warmup='10 %')),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
+      optimizer=s.AdamW(lr=5e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       train=s.Train(ema=.999),
       evals={'test': s.TopK(every='5 epochs', metrics=('ece', 'class_mean'))},
       checkpoints=s.Checkpoints(every='5 %', keep_best='test/top1@ema'))

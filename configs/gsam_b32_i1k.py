@@ -24,20 +24,20 @@ def get_config() -> s.Config:
   """The run."""
   model = sizes.vit('B/32')
   model.pool = s.Pool.MEAN
-  config = s.Config(
-      name='gsam_b32_i1k', length='300 epochs', batch_size=4096,
+  return s.Config(
+      name='gsam_b32_i1k', length='300 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000, recipe=s.Recipe(
-              crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33), eval_resize_px=256, eval_area=True)),
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+              crop_aspect=(.75, 1.33), flip=True, eval_resize_px=256, eval_area=True)),
       model=model,
       head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
+      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(
-          lr=3e-3, weight_decay=1e-3, decay_by=s.DecayBy.SCHEDULE,
+          lr=3e-3, b1=.9, b2=.999, weight_decay=1e-3, clip_norm=1., decay_by=s.DecayBy.SCHEDULE,
           schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=3e-5)),
       train=s.Train(sam=s.Sam(rho=.6, rho_end=.1, alpha=.6)),
       evals={'val': s.TopK(every='10 epochs', metrics=('ece',)),
              'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

@@ -32,21 +32,25 @@ def get_config(arguments: str = '') -> s.Config:
     network = dataclasses.replace(network, gelu=s.Gelu.EXACT)
   is_mae = given['protocol'] == 'mae'
   recipe = s.Recipe(
-      crop_area=(.08, 1.), crop_sampler=s.CropSampler.CLIPPED if is_mae else s.CropSampler.TORCHVISION,
+      crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
+      crop_sampler=s.CropSampler.CLIPPED if is_mae else s.CropSampler.TORCHVISION,
       crop_interpolation=s.CropInterpolation.SAME if is_mae else s.CropInterpolation.BILINEAR,
       interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
       eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))
   config = s.Config(
-      name=f'probe {given["model"]} {given["protocol"]}', batch_size=16_384,
+      name=f'probe {given["model"]} {given["protocol"]}', batch_size=16_384, image_px=(224, 224),
       length='50 epochs' if size in 'LH' else '90 epochs',
       data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
                   recipe=recipe),
       model=network, head=s.Head(probe=True, batch_norm=True),
-      optimizer=s.Lars(lr=.1, base_batch_size=256, rules=FROZEN, schedule=s.Schedule(warmup='10 epochs')),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=s.Lars(lr=.1, base_batch_size=256, momentum=.9, trust_coefficient=.001, weight_decay=0., clip_norm=0.,
+                       rules=FROZEN, schedule=s.Schedule(s.Decay.COSINE, warmup='10 epochs')),
       evals={'val': s.TopK(every='10 epochs')})
   if is_mae:
     return config
   tap = s.FeatureLayers((-1,), patches=True) if size == 'B' else s.FeatureLayers(LAST_FOUR)
   return dataclasses.replace(
       config, batch_size=1_024, length='100 epochs', head=s.Head(probe=True, features=tap),
-      optimizer=s.Sgd(lr=.001, base_batch_size=256, clip_norm=0., rules=FROZEN, schedule=s.Schedule(warmup='0 steps')))
+      optimizer=s.Sgd(lr=.001, base_batch_size=256, momentum=.9, weight_decay=0., clip_norm=0., rules=FROZEN,
+                      schedule=s.Schedule(s.Decay.COSINE, warmup='0 steps')))

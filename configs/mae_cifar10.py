@@ -18,10 +18,11 @@ def get_config() -> s.Config:
   seen, test = 'train[:10%]', 'test[:20%]'
   return s.Config(
       name='mae_cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),
+      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
       model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN, positions=s.Positions.SINCOS2D_MAE),
-      objective=s.Mae(decoder_width=48, decoder_depth=1, decoder_heads=4),
-      optimizer=s.AdamW(lr=2e-3, b2=.95, weight_decay=.05, clip_norm=0., schedule=s.Schedule(warmup='10 %')),
+      objective=s.Mae(decoder_width=48, decoder_depth=1, decoder_heads=4, mask_ratio=.75, norm_pix_loss=True),
+      optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.95, weight_decay=.05, clip_norm=0.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       evals={'knn': s.Knn(every='20 %', train_split=seen, split=test, batch_size=500),
              'logistic': s.Logistic(every='100 %', l2=(1e-4, 1e-3, 1e-2, .1), train_split=seen, split=test,
                                     batch_size=500)},

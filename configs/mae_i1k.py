@@ -31,15 +31,17 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit(given['size'])
   model.positions, model.gelu = s.Positions.SINCOS2D_MAE, s.Gelu.EXACT
   config = s.Config(
-      name=f'mae {given["size"]}', length='800 epochs', batch_size=4096,
+      name=f'mae {given["size"]}', length='800 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
-              crop_area=(.2, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.2, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True,
+              eval_resize_px=256,
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
-      objective=s.Mae(),
-      optimizer=s.AdamW(lr=1.5e-4, base_batch_size=256, weight_decay=.05, weight_decay_mask=DECAYED, b2=.95,
+      objective=s.Mae(mask_ratio=.75, norm_pix_loss=True, decoder_width=512, decoder_depth=8, decoder_heads=16),
+      optimizer=s.AdamW(lr=1.5e-4, base_batch_size=256, b1=.9, weight_decay=.05, weight_decay_mask=DECAYED, b2=.95,
                         clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs')),
       evals={'knn': s.Knn(every='100 epochs')},

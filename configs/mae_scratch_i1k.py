@@ -26,17 +26,19 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, drop_path
   config = s.Config(
-      name=f'mae_scratch {given["size"]}', length=length, batch_size=4096,
+      name=f'mae_scratch {given["size"]}', length=length, batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
-              crop_area=(.08, 1.), interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True,
+              eval_resize_px=256,
               eval_geometry=s.Geometry.TORCHVISION,
               randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
               mixup=.8, cutmix=1., mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
-      objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.AdamW(lr=1e-4, base_batch_size=256, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
+      optimizer=s.AdamW(lr=1e-4, base_batch_size=256, b1=.9, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
           s.Decay.COSINE, warmup='20 epochs')),
       train=s.Train(ema=.9999),
       evals={'val': s.TopK(every='10 epochs')},

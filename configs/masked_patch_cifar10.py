@@ -22,10 +22,11 @@ def get_config(arguments: str = '') -> s.Config:
   seen, test = 'train[:10%]', 'test'
   return s.Config(
       name=f'masked_patch_cifar10 {target}', length='9 epochs', batch_size=128, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, shift_px=4)),
+      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
       model=s.ViT(patch=4, width=64, depth=4, heads=4, mlp=128, pool=s.Pool.MEAN),
-      objective=s.MaskedPatch(target=s.PatchTarget(target)),
-      optimizer=s.AdamW(lr=2e-3, weight_decay=.05, schedule=s.Schedule(warmup='10 %')),
+      objective=s.MaskedPatch(target=s.PatchTarget(target), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),
+      optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       evals={'knn': s.Knn(every='25 %', train_split=seen, split=test, batch_size=500),
              'logistic': s.Logistic(every='25 %', l2=(1e-4, 1e-3, 1e-2, .1), train_split=seen, split=test,
                                     batch_size=500)},

@@ -21,12 +21,13 @@ def get_config(arguments: str = '') -> s.Config:
   """The run; `target=color|colors|pixels`, `mesh=v3:16x16`."""
   given = s.parse_arg(arguments, target=('color', 'colors', 'pixels'), mesh=('',))
   config = s.Config(
-      name=f'masked_patch {given["target"]}', length='1_000_000 steps', batch_size=4096,
+      name=f'masked_patch {given["target"]}', length='1_000_000 steps', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291,
-                  recipe=s.Recipe(crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33))),
+                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                                  crop_aspect=(.75, 1.33), flip=True)),
       model=sizes.vit('B/16'),
-      objective=s.MaskedPatch(s.PatchTarget(given['target'])),
-      optimizer=s.AdamW(lr=2e-4, weight_decay=0., clip_norm=0., schedule=s.Schedule(
+      objective=s.MaskedPatch(s.PatchTarget(given['target']), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),
+      optimizer=s.AdamW(lr=2e-4, b1=.9, b2=.999, weight_decay=0., clip_norm=0., schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       checkpoints=s.Checkpoints(every='5_000 steps'))
   return layout.place(config, given['mesh'], MESHES)

@@ -24,14 +24,16 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.mixer(given['size'])
   model.drop_path = .1
   config = s.Config(
-      name=f'mixer {given["size"]} i1k', length=f'{given["epochs"]} epochs', batch_size=4096,
+      name=f'mixer {given["size"]} i1k', length=f'{given["epochs"]} epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000, recipe=s.Recipe(
-              crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
-              randaugment=s.RandAugment(layers=2, magnitude=15.), mixup=.5, eval_resize_px=256, eval_area=True)),
-      model=model, head=s.Head(bias_init=-6.9), objective=s.Supervised(loss=s.Loss.SIGMOID),
-      optimizer=s.AdamW(lr=1e-3, weight_decay=.1, schedule=s.Schedule(
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+              crop_aspect=(.75, 1.33), flip=True,
+              randaugment=s.RandAugment(layers=2, magnitude=15., table=s.OpTable.AUGREG), mixup=.5, eval_resize_px=256,
+              eval_area=True)),
+      model=model, head=s.Head(bias_init=-6.9), objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., schedule=s.Schedule(
           s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-8)),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='5 epochs'))

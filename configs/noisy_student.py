@@ -52,7 +52,8 @@ def get_config(arguments: str = '') -> s.Study:
     unlabelled = given['unlabelled'] or (source if is_small else 'folder:JFT-300M')
     ratio = 1 if is_small else unlabelled_ratio(number)
     return s.Pseudo(source=unlabelled, split='train[10%:]' if is_small and not given['unlabelled'] else 'train',
-                    threshold=.5 if is_small else .3, per_class=PER_CLASS[given['set']], share=ratio / (1 + ratio))
+                    threshold=.5 if is_small else .3, per_class=PER_CLASS[given['set']], share=ratio / (1 + ratio),
+                    top=10)
 
   num_rounds = int(given['rounds'] or (2 if is_small else 3))
   first, then = noisy_student.rounds(student, pseudo, num_rounds, teacher=given['teacher'])
@@ -80,10 +81,10 @@ def large_run(model: str, source: str, number: int) -> s.Config:
       name=noisy_student.name(number), length='218_949 steps',  # 350 epochs of 1,281,167 labelled images
       batch_size=LABELLED * scale, image_px=(px, px),
       data=s.Data(source=source, eval_split='validation', num_examples=1_281_167, num_classes=1_000, recipe=recipe(px)),
-      model=network, objective=s.Supervised(label_smoothing=.1 if not number else 0.),
+      model=network, objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1 if not number else 0.),
       optimizer=s.RMSProp(
-          lr=RATE, base_batch_size=256 * scale, weight_decay=1e-5 / scale, eps=1e-3 / scale**2,
-          initial_scale=1. / scale**2,
+          lr=RATE, base_batch_size=256 * scale, b2=.9, weight_decay=1e-5 / scale, clip_norm=0., eps=1e-3 / scale**2,
+          initial_scale=1. / scale**2, momentum=.9,
           weight_decay_mask=DECAYED if isinstance(network, s.EfficientNet) else s.Optimizer().weight_decay_mask,
           schedule=s.Schedule(
               s.Decay.EXPONENTIAL, warmup=f'{5 * EPOCH:.0f} steps', gamma=DROP, every=f'{2.4 * EPOCH:.0f} steps')),
@@ -93,7 +94,8 @@ def large_run(model: str, source: str, number: int) -> s.Config:
 def recipe(px: int) -> s.Recipe:
   """The program's images: TensorFlow's crops, bicubic without antialias, evaluated with 32 px around the centre."""
   return s.Recipe(
-      crop_area=(.08, 1.), crop_sampler=s.CropSampler.TENSORFLOW, randaugment=s.RandAugment(layers=2, magnitude=27.),
+      crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
+      crop_sampler=s.CropSampler.TENSORFLOW, randaugment=s.RandAugment(layers=2, magnitude=27., table=s.OpTable.AUGREG),
       interpolation=s.Interpolation.BICUBIC, eval_resize_px=px + 32, mean=(.485, .456, .406), std=(.229, .224, .225))
 
 
@@ -110,8 +112,9 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
       before, name=noisy_student.HIGH, length='1.5 epochs', batch_size=LABELLED, image_px=(px, px),
       init_from=student.workdir,
       data=dataclasses.replace(before.data, recipe=plain, pseudo=s.Pseudo()),
-      objective=s.Supervised(label_smoothing=.1),
-      optimizer=s.RMSProp(lr=ended, base_batch_size=256, weight_decay=1e-5, weight_decay_mask=DECAYED,
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
+      optimizer=s.RMSProp(lr=ended, base_batch_size=256, b2=.9, eps=.001, initial_scale=1., momentum=.9,
+                          weight_decay=1e-5, clip_norm=0., weight_decay_mask=DECAYED,
                           rules=(s.PathRule(FIXED, frozen_until='100 %'),),
                           schedule=s.Schedule(s.Decay.CONSTANT, warmup='0 steps')),
       evals={'val': s.TopK(every='50 %')}, checkpoints=s.Checkpoints(every='20 %'))}
@@ -126,8 +129,10 @@ def small_run(model: str, source: str, number: int) -> s.Config:
       name=noisy_student.name(number), length='900 steps', batch_size=128 if number else 64,
       image_px=(sizes.SMALL_PX,) * 2,
       data=s.Data(source=source, train_split='train[:10%]', num_examples=5_000, num_classes=10, recipe=s.Recipe(
-          crop=s.Crop.RESIZE, shift_px=2, randaugment=s.RandAugment(
+          crop=s.Crop.RESIZE, flip=True, shift_px=2, randaugment=s.RandAugment(
               layers=2, magnitude=9., magnitude_std=.5, probability=.5, table=s.OpTable.TIMM))),
-      model=network, optimizer=s.AdamW(lr=2e-3, weight_decay=.1, schedule=s.Schedule(warmup='10 %')),
+      model=network, objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1.,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       train=s.Train(ema=.99), evals={'test': s.TopK(every='50 %', batch_size=500)},
       checkpoints=s.Checkpoints(every='50 %', keep_latest=1))

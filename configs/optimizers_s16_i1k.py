@@ -13,18 +13,20 @@ from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
 WARM = '10_000 steps'
-COSINE = s.Schedule(warmup=WARM)
+COSINE = s.Schedule(s.Decay.COSINE, warmup=WARM)
 CHANGES: dict[str, s.AdamW | s.Adam | s.Adafactor | s.Lamb | s.Lion] = {
-    'none': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=COSINE),
-    'adam': s.Adam(lr=1e-3, weight_decay=1e-4, schedule=COSINE),
-    'adafactor': s.Adafactor(lr=1e-3, weight_decay=.1, schedule=COSINE),
-    'lamb': s.Lamb(lr=4e-3, weight_decay=.05, trust_ratio_mask=('.*/kernel',), schedule=COSINE),
-    'lion': s.Lion(lr=1e-4, weight_decay=1., schedule=COSINE),
-    'agc': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=COSINE, clip_norm=0., clip_adaptive=.01),
-    'wsd': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=s.Schedule(
+    'none': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16, schedule=COSINE),
+    'adam': s.Adam(lr=1e-3, b1=.9, b2=.999, weight_decay=1e-4, clip_norm=1., schedule=COSINE),
+    'adafactor': s.Adafactor(lr=1e-3, b1=.9, b2_cap=.999, weight_decay=.1, clip_norm=1., schedule=COSINE),
+    'lamb': s.Lamb(lr=4e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1., trust_ratio_mask=('.*/kernel',),
+                   schedule=COSINE),
+    'lion': s.Lion(lr=1e-4, b1=.9, b2=.99, weight_decay=1., clip_norm=1., schedule=COSINE),
+    'agc': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=COSINE, clip_norm=0.,
+                   clip_adaptive=.01),
+    'wsd': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16, schedule=s.Schedule(
         s.Decay.CONSTANT, warmup=WARM, cooldown='20 %')),
-    'steps': s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=s.Schedule(
-        s.Decay.STEPS, warmup=WARM, milestones=('30 epochs', '60 epochs', '80 epochs'))),
+    'steps': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16, schedule=s.Schedule(
+        s.Decay.STEPS, warmup=WARM, milestones=('30 epochs', '60 epochs', '80 epochs'), gamma=.1)),
 }
 
 
@@ -33,17 +35,20 @@ def get_config(arguments: str = '') -> s.Config:
   change = s.parse_arg(arguments, change=tuple(CHANGES))['change']
   model = sizes.vit('S/16')
   model.pool, model.positions = s.Pool.MEAN, s.Positions.SINCOS2D
-  config = s.Config(
-      name=f's16_{change}', length='90 epochs', batch_size=1024,
+  return s.Config(
+      name=f's16_{change}', length='90 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000,
           recipe=s.Recipe(
-              crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
-              randaugment=s.RandAugment(layers=2, magnitude=10.), mixup=.2, eval_resize_px=256, eval_area=True)),
-      model=model, optimizer=CHANGES[change],
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+              crop_aspect=(.75, 1.33), flip=True,
+              randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG), mixup=.2, eval_resize_px=256,
+              eval_area=True)),
+      model=model,
+      head=s.Head(pre_logits=384, bias_init=0.),  # a hidden layer with tanh
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=CHANGES[change],
       evals={'val': s.TopK(every='10 epochs', metrics=('ece',)),
              'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  config.head.pre_logits = model.width
-  return config

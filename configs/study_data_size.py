@@ -146,6 +146,7 @@ def small_run(network: s.Model, source: str, steps: str) -> s.Config:
       name='small', length=f'{steps} steps', batch_size=64, image_px=(32, 32),
       data=s.Data(source=source, eval_split='train[-2000:]', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True)),
       model=network,
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.LINEAR, warmup='10 %')),
       train=s.Train(early_stop=s.EarlyStop('val/top1', patience=2)),

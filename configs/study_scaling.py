@@ -90,6 +90,7 @@ def small_run(run: Run, source: str) -> s.Config:
       name=run.name, length=f'{run.epochs} epochs', batch_size=64, image_px=(32, 32),
       data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
       model=sizes.small(family, int(factor)),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
       optimizer=s.AdamW(lr=run.rate, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %'))

@@ -25,15 +25,17 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.published('ViT-22B/14')
   model.dtype, model.execution, model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
   config = s.Config(
-      name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536,
+      name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536, image_px=(224, 224),
       data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,
-                  recipe=s.Recipe(crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
+                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                                  crop_aspect=(.75, 1.33), flip=True,
                                   eval_resize_px=256, eval_area=True)),
       model=model,
       head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
+      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.Adafactor(
-          lr=1e-3, weight_decay=.03, rules=(s.PathRule('head/.*', weight_decay=100.),),
+          lr=1e-3, b1=.9, b2_cap=.999, weight_decay=.03, clip_norm=1.,
+          rules=(s.PathRule('head/.*', weight_decay=100.),),
           schedule=s.Schedule(s.Decay.RSQRT, warmup='10_000 steps', timescale='10_000 steps',
                               cooldown='30_000 steps')),
       train=s.Train(log_every='200 steps'),

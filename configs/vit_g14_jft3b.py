@@ -30,15 +30,17 @@ def get_config(arguments: str = '') -> s.Config:
   # A pod run on any mesh: products in bf16, quick to compile, activations small.
   model.pool, model.dtype, model.execution, model.remat = s.Pool.MAP, s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
   return layout.place(s.Config(
-      name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384,
+      name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384, image_px=(224, 224),
       data=s.Data(source='folder:JFT-3B', num_examples=3_000_000_000, num_classes=29_593, max_labels=8,
-                  recipe=s.Recipe(crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
+                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                                  crop_aspect=(.75, 1.33), flip=True,
                                   eval_resize_px=256, eval_area=True)),
       model=model,
       head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID),
+      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.Adafactor(
-          lr=8e-4, weight_decay=.03, rules=(s.PathRule('head/.*', weight_decay=100.),),
+          lr=8e-4, b1=.9, b2_cap=.999, weight_decay=.03, clip_norm=1.,
+          rules=(s.PathRule('head/.*', weight_decay=100.),),
           schedule=s.Schedule(s.Decay.RSQRT, warmup='10_000 steps', timescale='10_000 steps',
                               cooldown='50_000 steps')),
       train=s.Train(log_every='200 steps'),

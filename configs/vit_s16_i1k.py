@@ -35,19 +35,23 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit('S/16')
   model.pool, model.positions = s.Pool.MEAN, s.Positions.SINCOS2D
   config = s.Config(
-      name='vit_s16_i1k', length=f'{given["epochs"]} epochs', batch_size=1024,
+      name='vit_s16_i1k', length=f'{given["epochs"]} epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000,
           recipe=s.Recipe(
-              crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 1.33),
-              randaugment=s.RandAugment(layers=2, magnitude=10.), mixup=.2, eval_resize_px=256, eval_area=True)),
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+              crop_aspect=(.75, 1.33), flip=True,
+              randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG), mixup=.2, eval_resize_px=256,
+              eval_area=True)),
       model=model,
-      optimizer=s.AdamW(lr=1e-3, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=s.Schedule(
+      head=s.Head(pre_logits=384, bias_init=0.),  # a hidden layer with tanh
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16,
+                        schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  config.head.pre_logits = model.width
   if given['evals'] == 'all':
     config.evals['real'] = s.Real(every='10 epochs', source='tfds:imagenet2012_real', split='validation')
     config.evals['v2'] = s.TopK(every='10 epochs', source='tfds:imagenet_v2', split='test')
