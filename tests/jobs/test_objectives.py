@@ -68,7 +68,7 @@ def test_label_maps_are_what_the_teacher_says_of_each_patch_and_train_a_student(
   assert classes.shape == (2, 16, 2) and classes.max() < 10 and (scores[..., 0] >= scores[..., 1]).all()
   found = loading.load(str(teacher))
   _check_against(found, source[3].image, classes[1], scores[1])
-  with pytest.raises(UserError, match="objective.maps='' names no label maps"):
+  with pytest.raises(UserError, match="objective.maps: expected a directory of label maps, got ''"):
     train.run(config(task), tmp_path / 'none')
   with pytest.raises(UserError, match=r'are for something else: top 2, want 3\.'):
     train.run(config(dataclasses.replace(task, maps=str(maps), top=3)), tmp_path / 'wrong')
@@ -137,7 +137,7 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
                           teacher_temperature=hot,
                           collapse=schema.Collapse(patience='3 steps', after='15 steps'))
   assert train.run(config(collapsed, steps=40), tmp_path / 'heard') == 0
-  assert 'ALARM at step 18: train/information=' in caplog.text and 'Want a lower objective.teacher_temp' in caplog.text
+  assert 'ALARM at step 18: train/information=' in caplog.text and 'Try a lower objective.teacher_temp' in caplog.text
   alarms = [e for e in writer.read(tmp_path / 'heard').events if e['event'] == 'alarm']
   assert [e['step'] for e in alarms] == [18] and alarms[0]['value'] < .05
   rows = [row for row in writer.read(tmp_path / 'heard').rows if 'train/kl' in row]

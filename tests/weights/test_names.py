@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tests.weights import made
-from vit_jax.config import durations, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
 from vit_jax.models import backbones
-from vit_jax.objectives import kinds
 from vit_jax.weights import conv_names, loading, names, tables
 
 LAYERS = {'positions_at': PositionsAt.LAYERS}
@@ -21,8 +20,6 @@ VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': Tr
         {'pool': Pool.MEAN, 'axial': True}, {'positions': Positions.LEARNED2D}, {'positions': Positions.RELATIVE},
         LAYERS, {**LAYERS, 'positions': Positions.LEARNED2D}, {'stem': schema.ResNetStem((2,))},
         {'stem': schema.ConvStem()}]
-TASKS = [schema.MaskedPatch(), schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=8, norm_last_layer=False),
-         schema.TokenLabel()]
 TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'TIMM_BIT', 'TIMM_EFFICIENTNET', 'BIT', 'VISION_TRANSFORMER',
           'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE', 'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU')
 
@@ -34,11 +31,6 @@ def paths() -> set[str]:
     one = made.network(**changes, decoder=None if i else made.DECODER,
                        head=schema.Head(pre_logits=32 if i == 2 else 0))
     found |= trees.flatten({**one.params, 'state': one.state}).keys()
-  for task in TASKS:
-    config = schema.Config(model=made.MODEL, image_px=(32, 32), objective=task)
-    built = kinds.of(config).build(backbones.build(made.MODEL, (32, 32)), 3, lengths=durations.Lengths(10, 10, 10))
-    batch = {'image': jnp.zeros((2, 32, 32, 3)), 'views_global': jnp.zeros((2, 2, 32, 32, 3))}
-    found |= trees.flatten(jax.eval_shape(lambda b=built, x=batch: b.init(jax.random.key(0), x)[0])).keys()
   for model in (made.MIXER, schema.ResNet((1, 1)), schema.EfficientNet()):
     backbone, image = backbones.build(model, (32, 32)), jnp.zeros((1, 32, 32, 3))
     params, state = jax.eval_shape(lambda b=backbone, x=image: b.init(jax.random.key(0), x))

@@ -1,10 +1,11 @@
 """What every parameter is called: here, and in each family of weight files. With `conv_names.py`, where the networks
 without tokens are, the only place that knows.
 
-`PATHS` lists our own path names, which are a public format. A table holds, for one family, an `Entry` for each of
-ours, and is used in both directions by `tables.py`. In a pattern `{i}` counts layers from 0 (our leaf is stacked over
-them), `{s}` and `{u}` count stages and units from 1, `{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}`
-count stages as `{s}` and `{s0}` do, but leave out the first. Running statistics are named by their paths below `state`.
+`PATHS` lists our own path names, which are a public format; those that objectives add are in the sharding rules
+of `objectives/`. A table holds, for one family, an `Entry` for each of ours, and is used in both directions by
+`tables.py`. In a pattern `{i}` counts layers from 0 (our leaf is stacked over them), `{s}` and `{u}` count stages and
+units from 1, `{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}` count stages as `{s}` and `{s0}` do, but
+leave out the first. Running statistics are named by their paths below `state`.
 """
 from __future__ import annotations
 
@@ -59,11 +60,7 @@ PATHS = {
     '(head|head_dist)/kernel': '[D, C]',
     '(head|head_dist)/bias': '[C]',
     '(head|head_dist)/pre_logits/(kernel|bias)': '[D, D], [D]',
-    # of the tasks: token labels, DINO, masked patches, and the decoder of a masked autoencoder, of width E
-    'aux/(kernel|bias)': '[D, C], [C]',
-    'projector/mlp[123]/(kernel|bias)': '[in, out], [out]',
-    'projector/prototypes/(kernel|norm)': '[E, K], [K]',
-    'decoder/(kernel|bias)': '[D, n], [n]',
+    # the decoder of a masked autoencoder, of width E
     'mask_token': '[1, 1, E]',
     'decoder/(embed|predict)/(kernel|bias)': '[in, out], [out]',
     'decoder/norm/(scale|bias)': '[E]',
