@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from vit_jax.config import schema
-from vit_jax.objectives import dino, distill, mae, masked_patch, supervised, token_label
+from vit_jax.objectives import byol, dino, distill, mae, masked_patch, supervised, token_label
 from vit_jax.objectives.spec import Spec
 
 
@@ -19,6 +19,8 @@ def of(config: schema.Config) -> Spec[Any]:
       return masked_patch.Spec(config, settings)
     case schema.Dino() as settings:
       return dino.Spec(config, settings)
+    case schema.Byol() as settings:
+      return byol.Spec(config, settings)
     case schema.TokenLabel() as settings:
       return token_label.Spec(config, settings)
     case schema.Distill() as settings:

@@ -31,7 +31,7 @@ from vit_jax.config.schema.ranges import (
 )
 
 __all__ = (
-    'COLOR_CELLS', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
+    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
     'MaskedPatch', 'Objective', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
@@ -191,6 +191,25 @@ class Dino(ObjectiveSettings):
     yield from local_crop_problems(config)
 
 
+@dataclasses.dataclass
+class Byol(ObjectiveSettings):
+  """Bootstrap your own latent (arXiv 2006.07733). Needs `data.recipe.views`, two of them."""
+  has_head: ClassVar[bool] = False
+  takes_views: ClassVar[bool] = True
+  has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
+  hidden_dim: int = ranged(4096, COUNT)                           # width of the MLPs (Appendix J.2)
+  out_dim: int = ranged(256, COUNT)                               # width of projections and predictions
+  momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # tau, of the target network
+  collapse: Collapse = field(default_factory=Collapse)            # its threshold is that of `spread`, from 0 to 1
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """A momentum out of range, and crops that are not used."""
+    yield from super().problems(config, name)
+    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
+    if num := config.data.recipe.views.num_local:
+      yield problem('data.recipe.views.num_local', '0 for objective Byol, which compares two global crops', num)
+
+
 class ClassTarget(enum.Enum):
   """The target of the class token in token labelling."""
   MAP = 'map'      # the label map over the whole crop (the authors' code)
@@ -264,4 +283,4 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = Supervised | Mae | MaskedPatch | Dino | TokenLabel | Distill
+Objective = Supervised | Mae | MaskedPatch | Dino | Byol | TokenLabel | Distill

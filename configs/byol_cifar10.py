@@ -1,0 +1,31 @@
+"""BYOL on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: two crops of 32 px.
+
+Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH. Only the evaluations
+          use labels.
+Source:   arXiv 2006.07733 at a small scale: AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px
+          are too much for 32), half of the colour changes; sizes and rates are our own. LayerNorm in place of
+          BatchNorm in the heads (`objectives/byol.py`).
+Run:      python -m vit_jax.main --config=configs/byol_cifar10.py --workdir=runs/byol_cifar10
+          --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
+Plan:     1 device; 48,000 images, minutes of one CPU core.
+Expected: not measured. 20 nearest neighbours at initialization: see `configs/dino_cifar10.py`, the same network.
+"""
+from vit_jax.config import schema as s
+
+
+def get_config() -> s.Config:
+  """The run."""
+  views = s.Views(on=True, num_local=0, global_area=(.2, 1.), blur=(0., 0., 0.), solarize=(0., .2, 0.), grayscale=.2,
+                  jitter=s.Jitter(.4, .4, .2, .1, probability=.8))
+  return s.Config(
+      name='byol_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
+      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(
+          views=views, crop_sampler=s.CropSampler.TENSORFLOW, eval_resize_px=32)),
+      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN,
+                  position_resize=s.PositionResize.BICUBIC_OFFSET),
+      objective=s.Byol(hidden_dim=256, out_dim=64, momentum=s.Ramp(.99, 1.)),
+      optimizer=s.AdamW(lr=1e-3, weight_decay=.04, clip_norm=0., clip_tensor=3.,
+                        schedule=s.Schedule(warmup='10 %', end_lr=1e-6)),
+      evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
+                          batch_size=500)},
+      checkpoints=s.Checkpoints(every='20 %'))

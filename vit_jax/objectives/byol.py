@@ -1,0 +1,146 @@
+"""BYOL: bootstrap your own latent (Grill et al. 2020, arXiv 2006.07733).
+
+From one crop of an image the online network predicts how the target network projects another crop; the target is an
+EMA of the online network. No negative examples are used.
+
+Where this differs from the paper: the hidden layer of projector and predictor has LayerNorm in place of BatchNorm.
+BatchNorm would make the loss depend on the number of microbatches. Batch statistics are not needed: with group
+normalisation and weight standardisation in place of BatchNorm, Richemond et al. 2020 (arXiv 2010.10241) reach 73.9 %
+instead of 74.3 % on ImageNet. LayerNorm is group normalisation with one group; weights are not standardised here.
+Crops and colours are those of `data.recipe.views`.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+from jax.typing import DTypeLike
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.contracts import Backbone, View, Watch
+from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
+from vit_jax.models import cost
+from vit_jax.models.layers import Dense, LayerNorm, applied, initial
+from vit_jax.models.projector import normalize
+from vit_jax.objectives import spec
+from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.optim import schedules
+from vit_jax.parallel.rules import Rule
+
+TEACHER = 'teacher'
+"""Key of `extra` for the target network, which other objectives call the teacher."""
+SPREAD = 'spread'
+"""Name of the metric that falls to 0 when the target collapses."""
+NORM_EPS = 1e-6
+RULES: tuple[Rule, ...] = (
+    ('(projector|predictor)/mlp1/kernel', ('fsdp', 'tensor')),  # [D or E, F]
+    ('(projector|predictor)/mlp1/bias', ('tensor',)),           # [F]
+    ('(projector|predictor)/mlp2/kernel', ('tensor', 'fsdp')),  # [F, E]
+    ('(projector|predictor)/(mlp2/bias|norm/(scale|bias))', ()),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp:
+  """`W2 relu(LayerNorm(W1 x + b1)) + b2`, from any width to `out`. Dense layers are in `dtype`, the result is f32.
+
+  Parameters, f32: `mlp1/{kernel [D, F], bias [F]}`, `norm/{scale, bias} [F]`, `mlp2/{kernel [F, E], bias [E]}`.
+  """
+  hidden: int
+  out: int
+  dtype: DTypeLike
+
+  def init(self, key: Key, width: int) -> Params:
+    keys = split_key(key, 'mlp1', 'norm', 'mlp2')
+    first, norm, last = self._layers()
+    hidden = jnp.zeros((1, self.hidden))
+    return {'mlp1': initial(first, keys['mlp1'], jnp.zeros((1, width))), 'norm': initial(norm, keys['norm'], hidden),
+            'mlp2': initial(last, keys['mlp2'], hidden)}
+
+  def apply(self, params: Params, x: Array) -> Array:
+    first, norm, last = self._layers()
+    x = jax.nn.relu(applied(norm, params['norm'], applied(first, params['mlp1'], x)))
+    return applied(last, params['mlp2'], x).astype(jnp.float32)
+
+  def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
+    first, last = (Dense((size,), self.dtype, initializers.lecun_normal()) for size in (self.hidden, self.out))
+    return first, LayerNorm(NORM_EPS), last
+
+
+class Byol:
+  """Objective: `L = |q_1 - z_2|^2 + |q_2 - z_1|^2` of unit vectors, so from 0 to 8 (eq. 2, symmetrised).
+
+    q_i = unit(predictor(projector(backbone(x_i))))        online network, crop i
+    z_i = unit(projector'(backbone'(x_i)))                 target network, without gradient
+    after the update, with tau of the step:    target <- tau target + (1 - tau) online    (eq. 1)
+
+  Metric beside the loss: `spread`, `1 - |mean of z|^2`: 0 if all projections of the target are the same, 1 if their
+  directions cancel.
+
+  extra: `teacher/{backbone, projector}`, the target.
+  """
+
+  def __init__(self, backbone: Backbone, projector: Mlp, predictor: Mlp, *, momentum: Schedule):
+    self._backbone, self._projector, self._predictor, self._momentum = backbone, projector, predictor, momentum
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys = split_key(key, 'backbone', 'projector', 'predictor')
+    backbone, _, features = init_backbone(self._backbone, keys['backbone'], batch['views_global'][:, 0])
+    network = {'backbone': backbone, 'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}
+    predictor = self._predictor.init(keys['predictor'], self._projector.out)
+    return {**network, 'predictor': predictor}, {TEACHER: jax.tree.map(lambda x: x + 0., network)}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    del step
+    views, mask_B = batch['views_global'], batch.get('mask')
+    online_RE = self._predictor.apply(params['predictor'], self._project(params, views, train=True, key=key))
+    target_RE = jax.lax.stop_gradient(self._project(extra[TEACHER], views, train=False, key=None))
+    q_BVE, z_BVE = (normalize(x, axis=-1).reshape(*views.shape[:2], -1) for x in (online_RE, target_RE))
+    loss_B = jnp.square(q_BVE - z_BVE[:, ::-1]).sum((1, 2))
+    weight_B = jnp.ones(views.shape[0]) if mask_B is None else mask_B
+    mean_E = jnp.where(weight_B[:, None] > 0, z_BVE.mean(1), 0.).sum(0) / jnp.maximum(weight_B.sum(), 1.)
+    spread_B = jnp.broadcast_to(1. - jnp.square(mean_E).sum(), loss_B.shape)
+    return LossOut(weighted_mean(loss_B, mask_B), {SPREAD: weighted_mean(spread_B, mask_B)}, {})
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    del stats
+    tau, target = self._momentum(step), extra[TEACHER]
+    return {TEACHER: jax.tree.map(lambda t, p: tau * t + (1. - tau) * p, target, {k: params[k] for k in target})}
+
+  def views(self) -> dict[str, View]:
+    return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
+
+  def _project(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
+    """Projections `[B V, E]` of `views [B, V, H, W, 3]`."""
+    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=train,
+                                       key=key)
+    return self._projector.apply(params['projector'], features.pooled)
+
+
+class Spec(spec.Spec[schema.Byol]):
+  """Builds `Byol` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Byol:
+    s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
+    projector, predictor = (Mlp(s.hidden_dim, s.out_dim, dtype) for _ in range(2))
+    return Byol(backbone, projector, predictor, momentum=schedules.ramp(s.momentum, lengths=lengths))
+
+  def rules(self) -> list[Rule]:
+    return [*RULES]
+
+  def train_flops(self, num_classes: int) -> int:
+    s, width = self.settings, cost.feature_width(self.config.model, self.config.image_px)
+    target = self.forward_flops(head=schema.Head()) + 2 * s.hidden_dim * (width + s.out_dim)
+    online = target + 2 * s.hidden_dim * 2 * s.out_dim
+    return 2 * (cost.TRAIN_FACTOR * online + target)
+
+  def watches(self, lengths: Lengths) -> list[Watch]:
+    c = self.settings.collapse
+    advice = 'All projections are the same. Try a lower optimizer.lr, or objective.momentum closer to 1'
+    return [Watch(SPREAD, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),
+                  after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=advice)
+            ] if c.threshold else []
