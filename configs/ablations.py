@@ -19,7 +19,6 @@ Expected: without positions 61.4 %, with any 64.0 to 64.3 % (5-shot ImageNet; Ta
 """
 import dataclasses
 
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.recipes import ablations, sizes, transfer
 
@@ -51,7 +50,6 @@ def get_config(arguments: str = '') -> s.Study:
 
 def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
   """7 epochs of JFT, measured by 5-shot accuracy on ImageNet."""
-  model = layout.run_as(model, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
   return s.Config(
       name=name, length='7 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(

@@ -14,12 +14,14 @@ Source:   arXiv 2104.14294, section 3.2 and Appendix C, and its program, faceboo
           1e-5; issue 122 of the repository).
 Differs:  The program raises the temperature once an epoch; here it rises every step (0.001 apart at most). The
           program's first step has a learning rate of 0; here it is 1 / (warm-up + 1) of the highest.
-Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16,mesh=v3:8x8 --workdir=runs/dino_s16
+Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16 --workdir=runs/dino_s16
+          --config.model.dtype=bfloat16
           S/8 or B/16 in its place. `teacher` is the network to use: --config.init_from=runs/dino_s16
           --config.init_view=teacher
           A collapse is logged, and ends the run with --config.objective.collapse.action=stop. Centring as in DINOv2:
           --config.objective.centering=sinkhorn
-Plan:     python -m vit_jax.main --job=plan --config=configs/dino_i1k.py:S/16,mesh=v3:8x8 --topology=v3:8x8
+Plan:     python -m vit_jax.main --job=plan --config=configs/dino_i1k.py:S/16 --topology=v3:8x8
+          --config.model.dtype=bfloat16
           An image and step costs 124 GFLOP (S/16), 557 (S/8), 474 (B/16).
 Expected: k-NN and linear probe of the published weights: 74.5 / 77.0 % (S/16), 78.3 / 79.7 % (S/8), 76.1 / 78.2 %
           (B/16). The README's shorter run, S/16 with --config.length='300 epochs'
@@ -28,12 +30,9 @@ Expected: k-NN and linear probe of the published weights: 74.5 / 77.0 % (S/16), 
 """
 from typing import NamedTuple
 
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement(),
-          'v4:4x4x4': layout.Placement()}
 DECAYED = ('.*/kernel', 'backbone/cls', 'backbone/positions')
 """What has two axes or more in the authors' code, where the lengths of prototypes do so too."""
 LENGTHS = ('projector/prototypes/norm',)
@@ -58,8 +57,8 @@ SIZES = {'S/16': Size(800, 5e-4, 1e-6, 3., 1, 30, learned_norm=True),
 
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run of S/16, S/8 or B/16; `mesh=v3:8x8` lays it out for that slice."""
-  given = s.parse_arg(arguments, size=tuple(SIZES), mesh=('',))
+  """The run of S/16, S/8 or B/16."""
+  given = s.parse_arg(arguments, size=tuple(SIZES))
   size, model = SIZES[given['size']], sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, .1
   model.position_resize = s.PositionResize.BICUBIC_OFFSET  # of local crops, which see positions of 6 x 6 tokens
@@ -88,4 +87,4 @@ def get_config(arguments: str = '') -> s.Config:
           rules=(s.PathRule('projector/prototypes/.*', frozen_until=f'{size.frozen} epochs'),)),
       evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return layout.place(config, given['mesh'], MESHES)
+  return config

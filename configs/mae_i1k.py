@@ -6,28 +6,26 @@ Source:   arXiv 2111.06377, Table 8: AdamW .9/.95, 1.5e-4 for 256 images, batch 
           cosine, crops of .2 to 1 and flips alone, normalised pixels. As in its program (facebookresearch/mae
           main_pretrain.py) all but biases and norms are decayed, class token and mask token too. The authors' best
           weights had --config.length='1600 epochs'.
-Run:      python -m vit_jax.main --config=configs/mae_i1k.py:L/16,mesh=v3:8x8 --workdir=runs/mae_l16
+Run:      python -m vit_jax.main --config=configs/mae_i1k.py:L/16 --workdir=runs/mae_l16 --config.model.dtype=bfloat16
           B/16 or H/14 in its place. Then configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16, and
           python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=runs/mae_l16 for probes.
-Plan:     python -m vit_jax.main --job=plan --config=configs/mae_i1k.py:L/16,mesh=v3:8x8 --topology=v3:8x8
+Plan:     python -m vit_jax.main --job=plan --config=configs/mae_i1k.py:L/16 --topology=v3:8x8
+          --config.model.dtype=bfloat16
           An image and step costs 58.2 GFLOP (B), 124 (L) and 291 (H): 55, 34 and 29 % of one of supervised training;
           the encoder alone is 25 %.
 Expected: the paper reports, fine-tuned / linear probe: B/16 83.6 / 68.0 %, L/16 85.9 / 75.8 %, H/14 86.9 / 76.6 %
           (1,600 epochs). Not run here.
 """
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement(),
-          'v4:4x4x4': layout.Placement()}
 DECAYED = ('.*/kernel', 'backbone/cls', 'mask_token')
 """What has more than one axis in the authors' program; positions are fixed."""
 
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run of B/16, L/16 or H/14; `mesh=v3:8x8` lays it out for that slice."""
-  given = s.parse_arg(arguments, size=('L/16', 'B/16', 'H/14'), mesh=('',))
+  """The run of B/16, L/16 or H/14."""
+  given = s.parse_arg(arguments, size=('L/16', 'B/16', 'H/14'))
   model = sizes.vit(given['size'])
   model.positions, model.gelu = s.Positions.SINCOS2D_MAE, s.Gelu.EXACT
   config = s.Config(
@@ -46,4 +44,4 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs')),
       evals={'knn': s.Knn(every='100 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return layout.place(config, given['mesh'], MESHES)
+  return config

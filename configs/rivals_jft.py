@@ -6,26 +6,24 @@ Source:   arXiv 2010.11929, Table 3 (length and rate by model; Adam for ResNets 
           10,000, linear decay; no clipping: the caption gives clipping for ImageNet only). The head of a hybrid has
           the hidden layer of section 3.1, the head of a ResNet is linear. Sigmoid loss and head bias -10 as in the
           released code.
-Run:      python -m vit_jax.main --config=configs/rivals_jft.py:R50+B/16,mesh=v3:16x16 --workdir=runs/r50_b16_jft
+Run:      python -m vit_jax.main --config=configs/rivals_jft.py:R50+B/16 --workdir=runs/r50_b16_jft
           epochs=14 trains R50+L/16 for as long as its second row.
-Plan:     python -m vit_jax.main --job=plan --config=configs/rivals_jft.py:R50+B/16,mesh=v3:16x16 --topology=v3:16x16
+Plan:     python -m vit_jax.main --job=plan --config=configs/rivals_jft.py:R50+B/16 --topology=v3:16x16
 Expected: ImageNet after fine-tuning, 7 epochs (Table 6): R50+B/32 84.90 %, R50+B/16 85.58 %, R50+L/32 85.68 %, R50+L/16
           86.60 % (14 epochs: 87.12 %), R50x1 77.54 %, R152x2 84.97 %. Not run here.
 """
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
 RATES = {  # Table 3
     'R50+B/16': 8e-4, 'R50+B/32': 8e-4, 'R50+L/32': 2e-4, 'R50+L/16': 4e-4, 'BiT-R50x1': 1e-3, 'BiT-R50x2': 1e-3,
     'BiT-R101x1': 8e-4, 'BiT-R152x1': 6e-4, 'BiT-R152x2': 6e-4}
-MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(fsdp=8), 'v5e:8x8': layout.Placement()}
 
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run: model; epochs=7|14 mesh=…."""
-  given = s.parse_arg(arguments, model=tuple(RATES), epochs=('7', '14'), mesh=('',))
-  model = layout.run_as(sizes.model(given['model']), remat=s.Remat.NAMES, execution=s.Execution.SCAN)  # fits any slice
+  """The run: model; epochs=7|14."""
+  given = s.parse_arg(arguments, model=tuple(RATES), epochs=('7', '14'))
+  model = sizes.model(given['model'])
   model.dtype = s.DType.BF16
   config = s.Config(
       name=f'{given["model"]} jft', length=f'{given["epochs"]} epochs', batch_size=4096, image_px=(224, 224),
@@ -43,4 +41,4 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='25_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
-  return layout.place(config, given['mesh'], MESHES)
+  return config

@@ -21,7 +21,7 @@ Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small, 
 """
 from typing import NamedTuple
 
-from vit_jax.config import files, layout
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import data_size, sizes, transfer
 
@@ -114,13 +114,13 @@ def set_run(name: str, dataset: str) -> s.Config:
                    'jft': s.Checkpoints(every='5_000 steps', keep_every='100_000 steps')}[dataset])
   if dataset == 'jft':
     config.train.log_every = '200 steps'
-    model.dtype, model.execution, model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
+    model.dtype = s.DType.BF16
   return config
 
 
 def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Config:
   """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take."""
-  model = layout.run_as(network, remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  model = network
   model.dtype = s.DType.BF16
   data = s.Data(source=source or 'folder:JFT-300M', eval_split='test', num_classes=18_291, max_labels=8,
                 recipe=RECIPE)

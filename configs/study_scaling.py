@@ -17,7 +17,6 @@ Plan:     15,900 exaFLOPs of pre-training; B/32 alone is 56. small: 8 runs, 2e-4
 Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With its accuracies the law of ViT is
           9.9 + 37.3 C^-.346 %. Not run here at this scale.
 """
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.models import cost
 from vit_jax.recipes import scaling, sizes, transfer
@@ -63,7 +62,7 @@ def exaflops(model: str, epochs: int) -> float:
 
 def jft_run(run: Run, source: str) -> s.Config:
   """Pre-training on JFT-300M."""
-  model = layout.run_as(sizes.model(run.model), remat=s.Remat.NAMES, execution=s.Execution.SCAN)
+  model = sizes.model(run.model)
   model.dtype = s.DType.BF16
   return s.Config(
       name=run.name, length=f'{run.epochs} epochs', batch_size=4096, image_px=(224, 224),

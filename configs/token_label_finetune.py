@@ -8,25 +8,24 @@ Source:   zihangJiang/TokenLabeling@9dbfd59, README.md: S at 384 px with batch 5
           for the same rate, decay and batch. Positions are resized bicubically, as there.
 Run:      python -m vit_jax.main --config=configs/token_label_finetune.py:L,px=448 --config.init_from=runs/lvvit_l
           --config.objective.maps=maps --config.objective.map_grid=18,18 --workdir=runs/lvvit_l_448
-Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_finetune.py:L,px=448,mesh=v3:8x8
+Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_finetune.py:L,px=448
+          --config.model.dtype=bfloat16
           --topology=v3:8x8
 Expected: top-1 84.4 % (S at 384 px), 85.4 and 85.5 % (M at 384 and 448 px), 86.2 and 86.4 % (L at 448 and 512 px), by
           its README. Not run here.
 """
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
-MESHES = {'v3:8x8': layout.Placement(), 'v3:16x16': layout.Placement(), 'v5e:8x8': layout.Placement()}
 SIDES = {'S': (384,), 'M': (384, 448), 'L': (448, 512)}  # px; README.md
 DROP_PATH = {'S': .1, 'M': .2, 'L': .3}  # README.md
 CROP = {'S': .9, 'M': 1., 'L': 1.}  # share of the short side that evaluation shows: tlt/models/lvvit.py
 
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run of S, M or L; px=384|448|512, mesh=…."""
-  given = s.parse_arg(arguments, size=tuple(SIDES), px=('', '384', '448', '512'), mesh=('',))
+  """The run of S, M or L; px=384|448|512."""
+  given = s.parse_arg(arguments, size=tuple(SIDES), px=('', '384', '448', '512'))
   size = given['size']
   px = int(given['px'] or SIDES[size][0])
   if px not in SIDES[size]:
@@ -53,4 +52,4 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.CONSTANT, warmup='5 epochs')),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return layout.place(config, given['mesh'], MESHES)
+  return config

@@ -7,23 +7,19 @@ Source:   arXiv 2302.05442, Table 1 and section 3: batch 65,536, 177,000 steps, 
           timescale and clipping as in Scaling ViT (vit_g14_jft3b.py), whose recipe it goes on from. Not looked up
           again: the numbers of section 3. The model also leaves out bias and centring of
           LayerNorm, which ours has.
-Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py:mesh=v4:8x8x8 --workdir=runs/vit_22b_jft4b
-Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py:mesh=v4:8x8x8 --topology=v4:8x8x8
+Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py --workdir=runs/vit_22b_jft4b
+Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --topology=v4:8x8x8
 Expected: the paper reports 89.51 % on ImageNet with a linear probe on frozen features. Not run here.
 """
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
-MESHES = {'v4:8x8x8': layout.Placement(fsdp=512, remat=s.Remat.FULL),
-          'v5p:8x8x8': layout.Placement(fsdp=512, remat=s.Remat.FULL)}
-
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run; `mesh=v4:8x8x8` lays it out for that slice."""
-  mesh = s.parse_arg(arguments, mesh=('',))['mesh']
+  """The run."""
+  s.parse_arg(arguments)
   model = sizes.published('ViT-22B/14')
-  model.dtype, model.execution, model.remat = s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
+  model.dtype = s.DType.BF16
   config = s.Config(
       name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536, image_px=(224, 224),
       data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,
@@ -41,4 +37,4 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='10_000 steps')},
       checkpoints=s.Checkpoints(every='2_000 steps', keep_every='20_000 steps'))
-  return layout.place(config, mesh, MESHES)
+  return config

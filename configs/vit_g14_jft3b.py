@@ -8,28 +8,24 @@ Source:   arXiv 2106.04560, sections 3.1 to 3.5, as google-research/big_vision c
 Run:      python -m vit_jax.main --config=configs/vit_g14_jft3b.py --workdir=runs/vit_g14_jft3b
           The cooldown needs no decision beforehand: a run that is stopped early can be given a shorter --config.length.
           size=G/14 trains the 1.8 B one, by the same settings.
-Plan:     python -m vit_jax.main --job=plan --config=configs/vit_g14_jft3b.py:G/14,mesh=v5e:16x16 --topology=v5e:16x16
+Plan:     python -m vit_jax.main --job=plan --config=configs/vit_g14_jft3b.py:G/14 --topology=v5e:16x16
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
           without collectives; those one after the other, hidden behind nothing.
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
           v5e:16x16              256   8.59 of 15.75   1449.6        503.9   65.0%  1,000,000   402.7      4,295
 Expected: the paper's abstract has 90.45 % on ImageNet after fine-tuning G/14. Not run here.
 """
-from vit_jax.config import layout
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
-MESHES = {'v5e:16x16': layout.Placement(fsdp=16, accumulate=4)}
-
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run, of `size=g/14` or `size=G/14`; `mesh=v5e:16x16` lays it out for that slice."""
-  given = s.parse_arg(arguments, size=('g/14', 'G/14'), mesh=('',))
+  """The run, of `size=g/14` or `size=G/14`."""
+  given = s.parse_arg(arguments, size=('g/14', 'G/14'))
   size = given['size']
   model = sizes.vit(size)
-  # A pod run on any mesh: products in bf16, quick to compile, activations small.
-  model.pool, model.dtype, model.execution, model.remat = s.Pool.MAP, s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES
-  return layout.place(s.Config(
+  model.pool, model.dtype = s.Pool.MAP, s.DType.BF16
+  return s.Config(
       name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384, image_px=(224, 224),
       data=s.Data(source='folder:JFT-3B', num_examples=3_000_000_000, num_classes=29_593, max_labels=8,
                   recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
@@ -45,4 +41,4 @@ def get_config(arguments: str = '') -> s.Config:
                               cooldown='50_000 steps')),
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='50_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps')), given['mesh'], MESHES)
+      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))

@@ -103,8 +103,7 @@ def specs(name: str) -> list[str]:
   of its arguments."""
   text = files.find(name)[0].read_text()
   shown = re.findall(rf'configs/{name}\.py:([\w=./,:-]+)', text)
-  meshes = [f'mesh={mesh}' for mesh in re.findall(r"^(?:MESHES = \{| +)'(v\d\w*:[\dx]+)'", text, re.MULTILINE)]
-  return [name, *dict.fromkeys(f'{name}:{a.rstrip(".,:")}' for a in [*shown, *meshes, *choices(name)])]
+  return [name, *dict.fromkeys(f'{name}:{a.rstrip(".,:")}' for a in [*shown, *choices(name)])]
 
 
 def shown_overrides(name: str, config: schema.Config) -> set[str]:

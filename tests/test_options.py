@@ -16,7 +16,9 @@ WITHOUT_A_CONFIG = {
         'Data.data_dir', 'Data.label_column', 'Data.holdout', 'Data.holdout_seed', 'Data.workers',
         'Data.threads', 'Data.max_bad_images', 'Data.verify_shards', 'Data.decode', 'Train.on_nonfinite',
         'Train.progress', 'Train.profile', 'Train.dump_hlo', 'Evaluation.limit', 'Data.any_num_examples',
-        'Recipe.max_image_pixels', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.tensor', 'Mesh.slices'},
+        'Recipe.max_image_pixels', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.fsdp',
+        'Mesh.tensor', 'Mesh.slices', 'Config.mesh'},
+    'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'ViT.attention_dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
         'Optimizer.layer_groups', 'PathRule.lr'},
@@ -38,7 +40,6 @@ def test_every_setting_is_named_in_a_test() -> None:
 def test_the_table_finds_the_configs_that_set_an_option() -> None:
   rows = {row.name: row for row in options.table()}
   assert 'digits' in rows['ViT.patch'].configs and 'from_folder:Axial-ViT-B/32' in rows['ViT.axial'].configs
-  assert 'vit_b16_i1k:mesh=v3:2x2' in rows['Train.accumulate'].configs  # by an argument of the config
   assert 'from_folder' in rows['Supervised.class_weights'].configs  # by an override that the docstring shows
   assert 'linear_probe' in rows['Lars.trust_coefficient'].configs
   assert 'dino_i1k' in rows['Views.grayscale'].configs and 'mae_i1k' not in rows['Views.grayscale'].configs

@@ -1,58 +1,152 @@
-"""Placements of a config on known hardware."""
+"""The rules by which a run is laid out on its hardware."""
 from __future__ import annotations
+
+import dataclasses
+import json
 
 import pytest
 
-from vit_jax.config import layout
+from vit_jax.config import check, files, json_files, layout
 from vit_jax.config import schema as s
-from vit_jax.core.errors import UserError
+from vit_jax.models import cost
+from vit_jax.recipes import sizes
 
-KNOWN = {'v3:2x2': layout.Placement(fsdp=8, remat=s.Remat.FULL, execution=s.Execution.UNROLLED, accumulate=4)}
-
-
-def test_a_placement_sets_mesh_recomputation_and_execution_in_bf16() -> None:
-  before = s.Config(name='a', seed=5)
-  after = layout.place(before, 'v3-8', KNOWN)
-  assert after.mesh == s.Mesh(-1, 8, 1) and after.train.accumulate == 4 and after.seed == 5
-  assert (after.model.remat, after.model.execution, after.model.dtype) == (
-      s.Remat.FULL, s.Execution.UNROLLED, s.DType.BF16)
-  assert before == s.Config(name='a', seed=5)
+GIB = 2**30
+V3 = layout.Hardware('v3', 'tpu', 8, 15.48)
+AUTO = ('mesh.fsdp', 'mesh.tensor', 'train.accumulate', 'model.remat', 'model.execution')
 
 
-def test_no_mesh_leaves_the_config_as_it_is() -> None:
-  config = s.Config()
-  assert layout.place(config, '', KNOWN) is config
+def needs(state_gib: float, image_gib: float) -> layout.Sizes:
+  """A run whose activations are as many bytes for each image as its `remat` keeps of `image_gib`."""
+  share = {s.Remat.NONE: 1., s.Remat.NAMES: .8, s.Remat.QKV: .6, s.Remat.MLP: .4, s.Remat.FULL: .1}
+  return layout.Sizes(int(.75 * state_gib * GIB), int(.25 * state_gib * GIB),
+                      lambda model: share[model.remat] * image_gib * GIB)
 
 
-@pytest.mark.parametrize('mesh', ['gpu:8', 'A100:8', 'h100:8', 'h200:8'])
-def test_one_placement_serves_all_kinds_of_gpu(mesh: str) -> None:
-  known = {'gpu:8': layout.Placement(fsdp=8, accumulate=2)}
-  after = layout.place(s.Config(name='mine'), mesh, known)
-  assert (after.mesh.fsdp, after.train.accumulate) == (8, 2)
-  with pytest.raises(UserError, match='mesh=h100:4: mine has no placement of that name; known: gpu:8'):
-    layout.place(s.Config(name='mine'), 'h100:4', known)
+def way(config: s.Config) -> tuple[int, int, int, str, str]:
+  model = config.model
+  return (config.mesh.fsdp, config.mesh.tensor, config.train.accumulate, model.remat.value,
+          getattr(model, 'execution', s.Execution.AUTO).value)
 
 
-def test_an_unknown_mesh_lists_the_known_ones() -> None:
-  with pytest.raises(UserError, match=r'mesh=v9: mine has no placement of that name; known: v3:2x2\..*--search'):
-    layout.place(s.Config(name='mine'), 'v9', KNOWN)
+def test_every_setting_of_the_layout_is_auto_by_default() -> None:
+  assert layout.auto(s.Config()) == list(AUTO)
+  assert layout.auto(s.Config(model=s.ResNet())) == list(AUTO[:4])
 
 
-KINDS = {'size': ('B/16', 'S/16'), 'aug': ('none', 'light1'), 'mesh': ('',)}
+@pytest.mark.parametrize('hardware', [layout.Hardware('cpu', 'cpu', 8, 0.), layout.Hardware('new', 'gpu', 8, 0.)])
+def test_on_cpus_and_without_a_known_memory_nothing_is_split_or_recomputed(hardware: layout.Hardware) -> None:
+  found = layout.choose(s.Config(), hardware, None)
+  assert way(found.config) == (1, 1, 1, 'none', 'unrolled') and found.fits
+  assert found.text.count('\n') == 0 and 'data=8 fsdp=1' in found.text
 
 
-@pytest.mark.parametrize(('text', 'want'), [
-    ('', {'size': 'B/16', 'aug': 'none', 'mesh': ''}),
-    ('light1,S/16', {'size': 'S/16', 'aug': 'light1', 'mesh': ''}),
-    (' mesh=v3:16x16 , aug=light1,', {'size': 'B/16', 'aug': 'light1', 'mesh': 'v3:16x16'})])
-def test_config_arguments_are_words_or_pairs_in_any_order(text: str, want: dict[str, str]) -> None:
-  assert s.parse_arg(text, **KINDS) == want
+def test_a_run_that_fits_on_one_device_runs_as_it_is_written() -> None:
+  found = layout.choose(s.Config(), V3._replace(num_devices=1), needs(4., .05))
+  assert way(found.config) == (1, 1, 1, 'none', 'unrolled')
 
 
-@pytest.mark.parametrize(('text', 'said'), [
-    ('S/17,v3', ["'S/17' is not known", "'v3' is not known", 'size=B/16 | S/16', 'mesh=...']),
-    ('size=M/16', ["'size=M/16' is not known"]), ('B/16,S/16', ['size is given twice: B/16 and S/16'])])
-def test_config_arguments_that_are_wrong_are_all_listed_with_the_known_ones(text: str, said: list[str]) -> None:
-  with pytest.raises(UserError) as error:
-    s.parse_arg(text, **KINDS)
-  assert all(part in str(error.value) for part in said), error.value
+@pytest.mark.parametrize('state_gib, fsdp', [(1.9, 1), (2., 8), (15.4, 8), (15.6, 16), (31.5, 32), (900., 32)])
+def test_the_state_is_split_until_an_eighth_of_the_memory_holds_it(state_gib: float, fsdp: int) -> None:
+  hardware = layout.Hardware('v3', 'tpu', 32, 15.48)
+  assert layout.choose(s.Config(), hardware, needs(state_gib, 0.)).config.mesh.fsdp == fsdp
+
+
+def test_fsdp_stays_inside_a_slice_and_divides_the_width() -> None:
+  hardware = layout.Hardware('v3', 'tpu', 32, 15.48, slices=2)
+  assert layout.choose(s.Config(), hardware, needs(900., 0.)).config.mesh.fsdp == 16
+  config = s.Config(model=s.ViT(width=24, heads=2))
+  assert layout.choose(config, hardware, needs(900., 0.)).config.mesh.fsdp == 8
+
+
+@pytest.mark.parametrize('image_gib, expected', [
+    (.8, (1, 'none')),     # 16 images: 12.8 of 13.9 GiB
+    (1., (2, 'none')),     # 0.98 x 1.02 of two microbatches is less than 1.00 of names
+    (1.8, (2, 'names')),   # 11.5 GiB, where none needs 14.4 and four microbatches are 0.98 x 1.06
+    (13., (2, 'full')), (30., (4, 'full'))])
+def test_the_fastest_rematerialisation_and_accumulation_that_fit_are_taken(
+    image_gib: float, expected: tuple[int, str]) -> None:
+  found = layout.choose(s.Config(), V3, needs(0., image_gib))
+  assert found.fits and (found.config.train.accumulate, found.config.model.remat.value) == expected
+  check.check(found.config)
+
+
+def test_a_layout_that_fits_nowhere_is_the_smallest_and_says_so() -> None:
+  found = layout.choose(s.Config(), V3, needs(0., 1e4))
+  assert not found.fits and found.config.model.remat is s.Remat.FULL and found.config.train.accumulate == 16
+  assert 'No layout needs less than 90% of the memory. Use more devices' in found.text
+
+
+def test_fsdp_grows_where_activations_leave_no_room_for_its_share() -> None:
+  config = s.Config(train=s.Train(accumulate=1), model=s.ViT(remat=s.Remat.NONE))
+  found = layout.choose(config, V3._replace(num_devices=128), needs(15., 12.5))
+  assert found.fits and found.config.mesh.fsdp == 16
+
+
+def test_settings_with_a_value_keep_it() -> None:
+  config = s.Config(mesh=s.Mesh(fsdp=4), train=s.Train(accumulate=2),
+                    model=s.ViT(remat=s.Remat.QKV, execution=s.Execution.SCAN))
+  found = layout.choose(config, V3, needs(12., .1))
+  assert way(found.config) == (4, 1, 2, 'qkv', 'scan') and found.config.mesh.chosen == ('mesh.tensor',)
+  assert 'Set in the config: mesh.fsdp, train.accumulate, model.remat, model.execution.' in found.text
+  explicit = dataclasses.replace(config, mesh=s.Mesh(-1, 4, 1))
+  assert layout.choose(explicit, V3, None) == layout.Layout(explicit, layout.choose(explicit, V3, None).text)
+  data = layout.choose(s.Config(mesh=s.Mesh(data=2)), V3, needs(12., .1)).config.mesh
+  assert (data.data, data.fsdp, data.tensor) == (2, 4, 1)
+
+
+def test_a_batch_smaller_than_the_devices_is_split_over_tensor() -> None:
+  hardware = layout.Hardware('v3', 'tpu', 512, 15.48)
+  assert layout.choose(s.Config(batch_size=128), hardware, needs(1., .1)).config.mesh.tensor == 4
+  assert layout.choose(s.Config(batch_size=512), hardware, needs(1., .1)).config.mesh.tensor == 1
+
+
+@pytest.mark.parametrize('config', [
+    s.Config(model=sizes.model('EfficientNet-B0')),                       # BatchNorm
+    s.Config(train=s.Train(sam=s.Sam(rho=.1))),                           # each microbatch has a perturbation of its own
+    s.Config(objective=s.TokenLabel(mix_token=True))], ids=['batchnorm', 'sam', 'token mixing'])
+def test_microbatches_that_would_change_results_are_not_chosen(config: s.Config) -> None:
+  found = layout.choose(config, V3, needs(0., 13.))
+  assert found.config.train.accumulate == 1 and found.config.model.remat is s.Remat.FULL
+
+
+def test_deep_networks_are_scanned() -> None:
+  assert layout.choose(s.Config(model=s.ViT(depth=32)), V3, None).config.model.execution is s.Execution.UNROLLED
+  assert layout.choose(s.Config(model=s.ViT(depth=33)), V3, None).config.model.execution is s.Execution.SCAN
+  assert layout.choose(s.Config(model=s.ViT(unroll=2)), V3, None).config.model.execution is s.Execution.SCAN
+
+
+def test_a_saved_layout_is_kept_on_its_hardware_and_chosen_anew_on_other_hardware() -> None:
+  written = layout.choose(s.Config(), V3, needs(12., 1.8)).config
+  saved = json_files.from_json(json_files.to_json(written))
+  assert saved == written and saved.mesh.chosen == AUTO and saved.mesh.chosen_for == '8 x v3'
+  assert layout.reopen(saved, V3) == saved
+  other = layout.Hardware('v4', 'tpu', 8, 30.75)
+  assert layout.reopen(saved, other) == s.Config()
+  assert layout.reopen(saved, other, ['mesh.fsdp']).mesh.fsdp == written.mesh.fsdp  # given on the command line
+  marked = dataclasses.replace(saved, model=dataclasses.replace(saved.model, remat=s.Remat.QKV))
+  assert layout.keep(s.Config(), marked, V3).model.remat is s.Remat.QKV
+  assert layout.keep(s.Config(), marked, other) == s.Config()
+  explicit = s.Config(train=s.Train(accumulate=4))
+  assert layout.keep(explicit, marked, V3) == explicit
+
+
+def test_a_config_of_before_layouts_were_chosen_keeps_its_own() -> None:
+  old = json.loads(json_files.to_json(s.Config(mesh=s.Mesh(-1, 2, 1))))
+  del old['mesh']['chosen'], old['mesh']['chosen_for']
+  read = json_files.from_json(json.dumps(old))
+  assert layout.reopen(read, V3).mesh == s.Mesh(-1, 2, 1)
+
+
+@pytest.mark.parametrize('name, hardware', [
+    ('finetune:L/16,imagenet2012,px=512', V3), ('finetune:H/14,imagenet2012,px=518', V3), ('vit_l16_jft', V3),
+    ('mae_finetune:H/14', V3), ('bit_hyperrule:BiT-R152x4,imagenet2012', V3), ('vit_l16_i21k', layout.Hardware(
+        'h200', 'gpu', 1, 134.))])
+def test_published_runs_fit_on_eight_cores_and_on_one_gpu_by_arithmetic(
+    name: str, hardware: layout.Hardware) -> None:
+  config = files.load(name, [])
+  count = sum(cost.parameters(config.model, config.image_px, head=config.head, num_classes=1_000).values())
+  found = layout.choose(config, hardware, layout.Sizes(
+      12 * count, 4 * count, lambda model: cost.activation_bytes(model, config.image_px)))
+  assert found.fits, found.text
+  check.check(found.config)

@@ -148,7 +148,8 @@ def test_mean_pooling_costs_one_token_less() -> None:
 
 
 def test_remat_keeps_less_the_more_it_computes_again() -> None:
-  kept = [cost.activation_bytes(dataclasses.replace(sizes.vit('L/16'), remat=r), PX) for r in Remat]
+  kept = [cost.activation_bytes(dataclasses.replace(sizes.vit('L/16'), remat=r), PX)
+          for r in Remat if r is not Remat.AUTO]
   assert kept == sorted(kept, reverse=True) and len(set(kept)) == 5
 
 

@@ -253,7 +253,8 @@ def test_flops_agree_with_those_that_xla_counts(name: str) -> None:
 
 @pytest.mark.parametrize('name', MODELS)
 def test_remat_keeps_less_the_more_it_computes_again(name: str) -> None:
-  kept = [cost.activation_bytes(dataclasses.replace(MODELS[name], depth=12, remat=r), PX) for r in Remat]
+  kept = [cost.activation_bytes(dataclasses.replace(MODELS[name], depth=12, remat=r), PX)
+          for r in Remat if r is not Remat.AUTO]
   assert kept == sorted(kept, reverse=True) and len(set(kept)) == 5
 
 

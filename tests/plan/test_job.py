@@ -19,7 +19,7 @@ from vit_jax.plan import compile, compiled, job, operations, search, table, topo
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
-JFT = ['--config=vit_l16_jft:mesh=v3:16x16', '--topology=v3-512']
+JFT = ['--config=vit_l16_jft', '--topology=v3-512']
 
 
 def run(workdir: pathlib.Path, *words: str) -> dict:
@@ -67,7 +67,8 @@ def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
   assert found['estimated_step_ms'] == pytest.approx(flops / 512 / 61.5e12 / .4 * 1e3)
   assert found['core_days'] == pytest.approx(found['estimated_step_ms'] / 1e3 * 1_035_645 * 512 / 86_400)
   text = capsys.readouterr().out
-  assert 'remat names, full in the first 3. ' in text
+  assert 'remat none, full in the first 3. ' in text
+  assert 'Layout for 512 x v3: data=64 fsdp=8' in text and found['dtype'] == 'bfloat16'
   assert 'by arithmetic only. The TPU compiler is not installed here.' in text
   assert 'Time and cost (not measured on a TPU)' in text and 'TPUv3-core-days, ViT paper, Table 2' in text
 
@@ -81,8 +82,8 @@ def test_the_dearest_operations_are_named_and_the_rest_is_added_up(monkeypatch: 
 
 
 def test_state_is_split_over_fsdp(no_compiler: None) -> None:
-  whole = job.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2', 'mesh.fsdp=1')).memory
-  split = job.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:2x2')).memory
+  whole = job.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=1')).memory
+  split = job.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=8')).memory
   assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.02)  # biases, norms, positions stay whole
   assert whole['optimiser'] == pytest.approx(2 * whole['parameters'], rel=.001)
 
@@ -96,7 +97,7 @@ def test_an_fsdp_size_that_divides_no_side_is_said(no_compiler: None) -> None:
 def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> job.Plan:
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', lambda request: given)
-  return job.make(subject('vit_l16_jft:mesh=v3:16x16', 'v3:16x16'))
+  return job.make(subject('vit_l16_jft', 'v3:16x16'))
 
 
 def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
   words = ['--config.model.attention=splash', '--config.model.dtype=bfloat16', '--job=plan']
   assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
   assert 'model.attention=splash does not compile for v3 with dtype=bfloat16' in capsys.readouterr().err
-  assert job.abstract_parts(subject('vit_l16_jft:mesh=v3:16x16', 'v5e:16x16', 'model.attention=splash'))
+  assert job.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', 'model.attention=splash'))
 
 
 def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
   given = answer()._replace(costs=answer().costs._replace(collectives=rows))
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', lambda request: given)
-  one = subject('vit_l16_jft:mesh=v5e:16x16', 'v5e:16x16', 'mesh.slices=2')
+  one = subject('vit_l16_jft', 'v5e:16x16', 'mesh.slices=2')
   assert one.topology.num_devices == one.request().parse().num_devices == 512
   found = job.make(one)
   text, content = table.render(found), found.to_json()
@@ -224,7 +225,7 @@ def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pyt
 @pytest.mark.parametrize(('words', 'said'), [
     (['--config=vit_l16_jft', '--topology=v3:16x17'], '--topology=v3:16x17: no such topology'),
     (['--config=vit_l16_jft'], '--job=plan needs --topology'),
-    (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'mesh=v9: vit_l16_jft has no placement'),
+    (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'laid out for the devices it runs on'),
     (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "'S/16' is not known"),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], '--search=yes: takes no value; want --search'),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'does not fit 8 devices'),
@@ -303,16 +304,3 @@ def test_all_loops_of_a_step_over_all_devices_are_counted(tmp_path: pathlib.Path
   assert found['mfu'] < 1 and {row['kind'] for row in found['collectives']} >= {'all-gather', 'all-reduce'}
 
 
-@pytest.mark.slow  # 60 s: shapes of thirty full-size runs
-def test_every_placement_of_every_config_fits_by_arithmetic(no_compiler: None) -> None:
-  seen = 0
-  for name in files.list_names():
-    module = ast.parse(files.find(name)[0].read_text())
-    known = next((node.value for node in module.body if isinstance(node, ast.Assign)
-                  and ast.unparse(node.targets[0]) == 'MESHES'), None)
-    for key in known.keys if isinstance(known, ast.Dict) else ():
-      mesh = ast.literal_eval(key) if key else ''
-      found = job.make(subject(f'{name}:mesh={mesh}', mesh))
-      assert found.fits and not found.whole_bytes > 2**27, (name, mesh, table.verdict(found))
-      seen += 1
-  assert seen > 20

@@ -22,7 +22,7 @@ import jax
 from vit_jax.bench import own as bench_own
 from vit_jax.bench import peers as bench_peers
 from vit_jax.bench import sizes as bench_sizes
-from vit_jax.config import check, schema
+from vit_jax.config import check, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs import train
@@ -97,6 +97,7 @@ def run(config: schema.Config, *, models: str, px: str, against: str, turns: str
   reports, failures = [], []
   for name, one in networks:
     if search:
+      one = layout.plain(one)
       one = dataclasses.replace(one, batch_size=bench_own.largest_batch(one))
     report, failed = _measure(name, one, peers, turns=count)
     reports.append(report)

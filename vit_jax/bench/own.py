@@ -46,12 +46,10 @@ class Own:
   """A run of a config that is ready to be timed; holds its state on the devices."""
 
   def __init__(self, config: schema.Config):
-    self.config = config
     self.data = build.open_data(config)
-    self.mesh, self.shard = build.open_mesh(config)
     self.num_classes = len(self.data.class_names)
-    self.run_parts = build.parts(config, mesh=self.mesh, num_examples=config.data.num_examples or len(self.data.train),
-                                 num_classes=self.num_classes, in_memory=self.data.in_memory)
+    self.mesh, self.shard, self.run_parts = build.open_run(config, self.data)
+    self.config = config = self.run_parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
     self._rows = iter(self.loader.batches(0))
     program = self.run_parts.program

@@ -1,75 +1,256 @@
-"""Placements of a config on known hardware: mesh, what is computed again, how the blocks run.
+"""Layout of a run on its hardware: device axes, microbatches, rematerialisation, and how the blocks are run.
 
-Hardware is spelled as the planner spells it, `v3:16x16`; the names that clouds sell it under are aliases. `gpu:8` is
-eight GPUs of any kind with 80 GB or more.
-Knows no devices, and imports no jax.
+A setting that is `auto` (0 for a number) is chosen here. `choose` is a pure function of the config, the hardware and
+the run's sizes. Its rules, in order:
+
+1.  Settings with a value keep it. Only `mesh.fsdp`, `mesh.tensor`, `train.accumulate`, `model.remat` and
+    `model.execution` can be auto; `mesh.data` takes the remaining devices.
+2.  On CPUs, and where the memory of a device is not known, nothing is split or recomputed: all devices share the
+    batch, everything is saved, and there is one microbatch.
+3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
+    each place along `data` and `fsdp`.
+4.  `fsdp` is 1 if state (parameters, optimiser state, averages, teachers) and gradients take at most 1/8 of a device's
+    memory. Otherwise it is the smallest of 8 (the devices of one host or node), 16, 32, … with which the share of one
+    device is that small. It divides the devices of one slice and the width of the model.
+5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
+    program takes 3 to 6 times as long to compile.
+6.  `remat` and `accumulate` are the fastest pair, by the relative times below, with which state, gradients and
+    activations take at most 90 % of the memory. Accumulation is considered only where it does not change results (no
+    BatchNorm, SAM, or objective that mixes the images of a batch).
+7.  If no pair fits, `fsdp` is doubled. If nothing fits at all, the layout that needs the least memory is used, with a
+    warning.
+
+So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
+the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
+settings are chosen anew. Knows no devices, and imports no jax.
 """
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import assert_never
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from vit_jax.config import model_options, schema
-from vit_jax.core.errors import UserError
+from vit_jax.config import check, schema
+from vit_jax.config.schema import Execution, Remat
 
-# What is rented -> what the compiler calls it. Numbers after v2 to v5p count cores, after v5e and v6e chips.
-ALIASES = {
-    **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v2', 'v3') for n, grid in (
-        (1, '2x2'), (4, '4x4'), (8, '4x8'), (16, '8x8'), (32, '8x16'), (64, '16x16'), (128, '16x32'),
-        (256, '32x32'))},
-    **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v4', 'v5p') for n, grid in (
-        (1, '2x2x1'), (2, '2x2x2'), (4, '2x2x4'), (8, '2x4x4'), (16, '4x4x4'), (32, '4x4x8'), (64, '4x8x8'),
-        (128, '8x8x8'))},
-    **{f'{name}-{n}': f'{chip}:{grid}' for chip, names in (('v5e', ('v5e', 'v5litepod')), ('v6e', ('v6e',)))
-       for name in names for n, grid in (
-           (1, '1x1'), (4, '2x2'), (8, '2x4'), (16, '4x4'), (32, '4x8'), (64, '8x8'), (128, '8x16'),
-           (256, '16x16'))},
-}
-GPUS = ('a100', 'h100', 'h200')
+GIB = 2**30
+STATE_SHARE = 1 / 8
+"""Part of a device's memory up to which its state is not split further."""
+USABLE = .9
+"""Part of a device's memory that a layout may fill by arithmetic."""
+FIRST_FSDP = 8
+MOST_UNROLLED = 32
+ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)
+AUTO: dict[str, Any] = {'mesh.fsdp': 0, 'mesh.tensor': 0, 'train.accumulate': 0, 'model.remat': Remat.AUTO,
+                        'model.execution': Execution.AUTO}
+"""Settings that can be chosen, and their values that ask for it."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-  """How a model is laid out on one kind of hardware. Products are in bf16."""
-  fsdp: int = 1
-  remat: schema.Remat = schema.Remat.NAMES
-  execution: schema.Execution = schema.Execution.SCAN
-  accumulate: int = 1
+# Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
+REMAT_TIME = {Remat.NONE: .98, Remat.NAMES: 1., Remat.QKV: 1.08, Remat.MLP: 1.16, Remat.FULL: 1.16}
+EXECUTION_TIME = {Execution.UNROLLED: 1., Execution.SCAN: 1.14}
+MICROBATCH_TIME = .02
+"""A further microbatch: its share of fixed work."""
 
 
-def canonical(text: str) -> str:
-  """The planner's name of a slice: `v3-512` is `v3:16x16`; other texts are returned as they are."""
-  return ALIASES.get(text.strip().lower(), text.strip().lower())
+class Hardware(NamedTuple):
+  """The devices that a run is laid out for; `memory_gib` of one of them that a program may use, 0 = not known."""
+  name: str
+  platform: str
+  num_devices: int
+  memory_gib: float
+  slices: int = 1
+
+  def __str__(self) -> str:
+    return f'{self.num_devices} x {self.name}' + (f' in {self.slices} slices' if self.slices > 1 else '')
 
 
-def place(config: schema.Config, mesh: str, known: Mapping[str, Placement]) -> schema.Config:
-  """The config laid out for `mesh`, such as `v3:16x16`, `v3-512` or `h100:8`; '' leaves it as it is.
+class Sizes(NamedTuple):
+  """What a run needs, in bytes over all devices.
 
-  Raises:
-    UserError: lists the meshes that the config knows.
+  state: parameters, optimiser state, averages, teachers.
+  gradients: of all parameters.
+  activations: of one image, for a model with given `remat`.
   """
-  if not mesh:
+  state: int
+  gradients: int
+  activations: Callable[[schema.Model], float]
+
+
+class Layout(NamedTuple):
+  """A config without auto settings; `text` says what was chosen and why; `fits`: by arithmetic."""
+  config: schema.Config
+  text: str
+  fits: bool = True
+
+
+class _Way(NamedTuple):
+  """One way to run, with its relative time and the bytes that it needs on a device."""
+  config: schema.Config
+  time: float
+  need: float
+
+
+def auto(config: schema.Config) -> list[str]:
+  """Names of the settings that are to be chosen."""
+  return [name for name, value in AUTO.items() if _value(config, name) == value]
+
+
+def _value(config: schema.Config, name: str) -> Any:
+  part, _, field = name.partition('.')
+  return getattr(getattr(config, part), field, None)
+
+
+def put(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
+  """The config with other values for settings such as `mesh.fsdp`; those that its model does not have are left out."""
+  for name, value in values.items():
+    part, _, field = name.partition('.')
+    if hasattr(old := getattr(config, part), field):
+      config = dataclasses.replace(config, **{part: dataclasses.replace(old, **{field: value})})
+  return config
+
+
+def _fill(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
+  """The config with these values where it is auto."""
+  return put(config, {name: values[name] for name in auto(config)})
+
+
+def plain(config: schema.Config) -> schema.Config:
+  """The config with rule 2 for everything that is auto."""
+  return _fill(config, {'mesh.fsdp': 1, 'mesh.tensor': 1, 'train.accumulate': 1, 'model.remat': Remat.NONE,
+                        'model.execution': _execution(config.model)})
+
+
+def _execution(model: schema.Model) -> Execution:
+  """Rule 5."""
+  is_long = getattr(model, 'depth', 0) > MOST_UNROLLED or getattr(model, 'unroll', 1) > 1
+  return Execution.SCAN if is_long else Execution.UNROLLED
+
+
+def reopen(config: schema.Config, hardware: Hardware, overridden: Collection[str] = ()) -> schema.Config:
+  """The config with the settings that were chosen for other hardware as auto again; `overridden` ones stay."""
+  if str(hardware) == config.mesh.chosen_for:
     return config
-  kind, _, size = canonical(mesh).partition(':')
-  found = known.get(f'{"gpu" if kind in GPUS else kind}:{size}')
-  if found is None:
-    raise UserError(f'mesh={mesh}: {config.name} has no placement of that name; known: {", ".join(known)}. For other '
-                    'hardware set config.mesh.fsdp, config.model.remat and config.model.execution, and try them with '
-                    '--job=plan --search')
-  return dataclasses.replace(
-      config, mesh=dataclasses.replace(config.mesh, fsdp=found.fsdp),
-      train=dataclasses.replace(config.train, accumulate=found.accumulate),
-      model=dataclasses.replace(run_as(config.model, remat=found.remat, execution=found.execution),
-                                dtype=schema.DType.BF16))
+  again = {name: AUTO[name] for name in config.mesh.chosen if name in AUTO and name not in overridden}
+  return put(config, {**again, 'mesh.chosen': (), 'mesh.chosen_for': ''})
 
 
-def run_as(model: schema.Model, *, remat: schema.Remat, execution: schema.Execution) -> schema.Model:
-  """The same model, run this way; one of convolutions has no `execution`, and computes units again or not."""
-  match model:
-    case schema.ViT() | schema.Mixer():
-      return dataclasses.replace(model, remat=remat, execution=execution)
-    case schema.ResNet() | schema.EfficientNet():
-      return dataclasses.replace(model, remat=remat if remat in model_options.UNIT_REMAT else schema.Remat.FULL)
-    case _:
-      assert_never(model)
+def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> schema.Config:
+  """The config with what `before`, the config that a run was saved with, chose on the same hardware for such a step."""
+  is_same = (str(hardware) == before.mesh.chosen_for and before.batch_size == config.batch_size
+             and type(before.model) is type(config.model) and set(before.mesh.chosen) == set(auto(config)))
+  if not is_same:
+    return config
+  return put(config, {name: _value(before, name) for name in (*before.mesh.chosen, 'mesh.chosen', 'mesh.chosen_for')})
+
+
+def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> Layout:
+  """The config with all its auto settings chosen by the rules above.
+
+  Args:
+    config: checked.
+    hardware: to lay it out for.
+    sizes: of the run; None = not known, as on CPUs, where they are not needed.
+  """
+  names = auto(config)
+  if not names:
+    why = 'as it was chosen before' if config.mesh.chosen else 'as set in the config'
+    return Layout(config, f'Layout for {hardware}: {_shown(config, hardware)}; {why}.')
+  if hardware.platform == 'cpu' or not hardware.memory_gib or sizes is None:
+    config = plain(config)
+    why = 'on CPUs nothing is split or recomputed' if hardware.platform == 'cpu' else 'memory of a device not known'
+    return Layout(_recorded(config, names, hardware), f'Layout for {hardware}: {_shown(config, hardware)}; {why}.')
+  tensor = config.mesh.tensor or _tensor(config, hardware)
+  possible = _fsdp_sizes(config, hardware, tensor)
+  preferred = next((f for f in possible if (sizes.state + sizes.gradients) / f / tensor
+                    <= STATE_SHARE * hardware.memory_gib * GIB), possible[-1])
+  least: _Way | None = None
+  for fsdp in (f for f in possible if f >= preferred):
+    ways = sorted(_ways(config, hardware, sizes, fsdp, tensor), key=lambda way: (way.time, way.need))
+    if found := next((way for way in ways if way.need <= USABLE * hardware.memory_gib * GIB), None):
+      return _answer(found, names, hardware, sizes)
+    least = min([*ways, *([least] if least else [])], key=lambda way: way.need)
+  assert least is not None
+  return _answer(least, names, hardware, sizes)
+
+
+def _recorded(config: schema.Config, names: Collection[str], hardware: Hardware) -> schema.Config:
+  return put(config, {'mesh.chosen': tuple(names), 'mesh.chosen_for': str(hardware)})
+
+
+def _tensor(config: schema.Config, hardware: Hardware) -> int:
+  """Rule 3."""
+  in_slice = hardware.num_devices // hardware.slices
+  needed = -(-hardware.num_devices // config.batch_size)
+  return next(t for t in (*range(needed, in_slice + 1), 1) if in_slice % t == 0)
+
+
+def _fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[int]:
+  """Sizes of `fsdp` in ascending order: what the config says, else those of rule 4."""
+  in_slice = hardware.num_devices // hardware.slices // max(1, tensor)
+  if config.mesh.fsdp == -1:
+    return [max(1, in_slice // max(1, config.mesh.data))]
+  if config.mesh.fsdp:
+    return [config.mesh.fsdp]
+  if config.mesh.data != -1:
+    return [max(1, in_slice * hardware.slices // config.mesh.data)]
+  first = min(FIRST_FSDP, in_slice)
+  width = getattr(config.model, 'width', 0) if hasattr(config.model, 'depth') else 0  # of convolutions each has its own
+  sizes = itertools.takewhile(lambda f: f <= in_slice, (first * 2**i for i in range(32)))
+  return [1, *(f for f in sizes if f > 1 and in_slice % f == 0 and width % f == 0)]
+
+
+def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, tensor: int) -> Iterator[_Way]:
+  """Every pair of rule 6 that the config allows; the plainest is always one of them."""
+  shards = max(1, hardware.num_devices // tensor)
+  counts = (config.train.accumulate,) if config.train.accumulate else ACCUMULATE
+  remats = tuple(REMAT_TIME) if config.model.remat is Remat.AUTO else (config.model.remat,)
+  for accumulate, remat in itertools.product(counts, remats):
+    one = _fill(config, {'mesh.fsdp': fsdp, 'mesh.tensor': tensor, 'train.accumulate': accumulate,
+                         'model.remat': remat, 'model.execution': _execution(config.model)})
+    is_first = (accumulate, remat) == (counts[0], remats[0])
+    if is_first or (_may_accumulate(config, shards, accumulate) and not check.problems(one)):
+      images = math.ceil(config.batch_size / shards / accumulate)
+      need = (sizes.state + sizes.gradients) / fsdp / tensor + images * _kept(one.model, sizes) / tensor
+      yield _Way(one, REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1)), need)
+
+
+def _may_accumulate(config: schema.Config, shards: int, accumulate: int) -> bool:
+  """Whether so many microbatches divide the batch, and give the result of one; `check` knows the models for which."""
+  mixes = config.train.sam.rho or getattr(config.objective, 'mix_token', False)
+  return accumulate == 1 or (config.batch_size % (shards * accumulate) == 0 and not mixes)
+
+
+def _kept(model: schema.Model, sizes: Sizes) -> float:
+  """Bytes of the activations of one image. A scan that saves everything keeps about twice what it needs."""
+  is_stacked = model.remat is Remat.NONE and getattr(model, 'execution', None) is Execution.SCAN
+  return sizes.activations(model) * (2 if is_stacked else 1)
+
+
+def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes) -> Layout:
+  """The layout, with two lines on what was chosen and why."""
+  config, have = way.config, hardware.memory_gib
+  state, share = (sizes.state + sizes.gradients) / GIB, config.mesh.fsdp * config.mesh.tensor
+  given = [name for name in AUTO if name not in names and _value(config, name) is not None]
+  lines = [f'Layout for {hardware}: {_shown(config, hardware)}.'
+           + f' Set in the config: {", ".join(given)}.' * bool(given),
+           f'  State and gradients take {state / share:.2f} GiB a device'
+           + f' ({state:.2f} GiB if replicated)' * (share > 1)
+           + f', with activations {way.need / GIB:.2f} of {have:.2f} GiB, by arithmetic.']
+  fits = way.need <= USABLE * have * GIB
+  if not fits:
+    lines.append(f'  No layout needs less than {USABLE:.0%} of the memory. Use more devices, a smaller batch_size or a '
+                 'smaller model.')
+  return Layout(_recorded(config, names, hardware), '\n'.join(lines), fits)
+
+
+def _shown(config: schema.Config, hardware: Hardware) -> str:
+  """The layout in a line: axes, dtype, images of a device, and how the blocks are run."""
+  mesh, model = config.mesh, config.model
+  split = max(1, mesh.fsdp) * max(1, mesh.tensor)
+  data = mesh.data if mesh.data != -1 else max(1, hardware.num_devices // split)
+  images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
+  run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
+  return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
+          f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')

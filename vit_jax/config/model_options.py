@@ -44,7 +44,7 @@ def ways_to_run(model: schema.Model) -> tuple[tuple[Remat, ...], tuple[Execution
   """What `model.remat` and `model.execution` may be; None: the model has no such setting."""
   match model:
     case schema.ViT() | schema.Mixer():
-      return tuple(Remat), tuple(Execution)
+      return (tuple(r for r in Remat if r is not Remat.AUTO), (Execution.SCAN, Execution.UNROLLED))
     case schema.ResNet() | schema.EfficientNet():
       return UNIT_REMAT, (None,)
     case _:
@@ -52,7 +52,7 @@ def ways_to_run(model: schema.Model) -> tuple[tuple[Remat, ...], tuple[Execution
 
 
 def _unit_remat(remat: Remat) -> Iterator[str]:
-  if remat not in UNIT_REMAT:
+  if remat not in (*UNIT_REMAT, Remat.AUTO):
     yield f'model.remat={remat.value} is for blocks of attention and MLP; want none or full'
 
 
@@ -62,7 +62,7 @@ def _tiles(patch: int, image_px: tuple[int, int]) -> Iterator[str]:
 
 
 def _vit(m: schema.ViT, image_px: tuple[int, int]) -> Iterator[str]:
-  if m.unroll > 1 and m.execution is not Execution.SCAN:
+  if m.unroll > 1 and m.execution is Execution.UNROLLED:
     yield f'model.unroll={m.unroll} is for a scan, but model.execution={m.execution.value}; want unroll=1'
   if m.full_remat > m.depth:
     yield f'model.full_remat={m.full_remat} are not some of model.depth={m.depth} blocks; want 0 to {m.depth}'

@@ -50,9 +50,8 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
     raise UserError(f'--to={to} holds checkpoints already; want a directory without')
   config = inherit.resolve(config, overridden, workdir).config
   data = build.open_data(config)
-  mesh, _ = build.open_mesh(config)
-  parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or len(data.train),
-                      num_classes=len(data.class_names), in_memory=data.in_memory)
+  _, _, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
+  config = parts.config
   source = checkpoint_reader.Reader(workdir / 'checkpoints')
   chosen = choose(source.steps(), last=last, steps=steps, workdir=workdir)
   with run_directory.hold(to):

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import pathlib
+from collections.abc import Collection
 from typing import NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from vit_jax.config import durations, schema
+from vit_jax.config import durations, json_files, layout, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
@@ -26,7 +28,7 @@ from vit_jax.data.sources import opening, pseudo, subset
 from vit_jax.evaluate import evaluators as measures
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
-from vit_jax.models import backbones, probe
+from vit_jax.models import backbones, cost, probe
 from vit_jax.objectives import ema, kinds, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
@@ -46,6 +48,13 @@ class Data(NamedTuple):
   train: Source
   eval: Source
   class_names: tuple[str, ...]
+  in_memory: bool
+
+
+class Numbers(NamedTuple):
+  """What a run needs to know of its data: examples an epoch, classes of the head, whether images come from memory."""
+  num_examples: int
+  num_classes: int
   in_memory: bool
 
 
@@ -75,6 +84,45 @@ def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
   """The mesh over all devices, and this process's share of each batch."""
   mesh = meshes.make(config.mesh)
   return mesh, meshes.local_rows(mesh)
+
+
+def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None = None,
+             overridden: Collection[str] = ()) -> tuple[Mesh, Shard, Parts]:
+  """Lays a run out on the devices, says how, and builds it; `Parts.config` has no auto settings.
+
+  Args:
+    config: checked.
+    data: of the run.
+    workdir: of the run; one that was saved on the same hardware keeps its layout.
+    overridden: settings that the command line gives, which stay as they are on any hardware.
+  """
+  hardware = meshes.find_hardware(config.mesh.slices)
+  numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
+  config = layout.reopen(config, hardware, overridden)
+  if workdir is not None and (workdir / 'config.json').is_file():
+    with storage.local(workdir / 'config.json') as path:
+      config = layout.keep(config, json_files.read(path), hardware)
+  found = lay_out(config, hardware, numbers)
+  (log.info if found.fits else log.warning)('%s', found.text)
+  mesh, shard = open_mesh(found.config)
+  return mesh, shard, parts(found.config, mesh=mesh, **numbers._asdict())
+
+
+def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) -> layout.Layout:
+  """The layout of a run on hardware, which need not be here: sizes are those of its shapes on one device."""
+  sizes = None
+  if layout.auto(config) and hardware.platform != 'cpu' and hardware.memory_gib:
+    alone = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
+    mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
+    one = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
+    state = one.program.abstract_state
+    # An objective keeps activations for its backward pass in proportion to its FLOPs.
+    more = train_flops(one) / cost.train_flops(config.model, config.image_px, head=config.head,
+                                               num_classes=numbers.num_classes)
+    sizes = layout.Sizes(
+        trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
+        lambda model: more * cost.activation_bytes(model, config.image_px) + 8 * math.prod(config.image_px) * 3)
+  return layout.choose(config, hardware, sizes)
 
 
 def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
@@ -200,7 +248,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
     num_classes: classes of the head.
     in_memory: images come in one size from memory; the device does the geometry.
   """
-  meshes.check_batch(mesh, config.batch_size, config.train.accumulate, what='batch_size')
+  meshes.check_batch(mesh, config.batch_size, config.train.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
     kernels.check(model, mesh, name=name)
@@ -217,14 +265,14 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   prepare = spec.prepare(prepare, num_classes=num_classes)
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
-      seed=config.seed, accumulate=config.train.accumulate, unstacked_layers=_unstacks_layers(config))
+      seed=config.seed, accumulate=config.train.microbatches, unstacked_layers=_unstacks_layers(config))
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
 
 
 def _unstacks_layers(config: schema.Config) -> bool:
   """Whether that is asked for and of use. SAM computes with the parameters as one stack, and a scan takes one."""
   return (config.train.unstacked_layers and not config.train.sam.rho
-          and getattr(config.model, 'execution', None) is schema.Execution.UNROLLED)
+          and getattr(config.model, 'execution', schema.Execution.SCAN) is not schema.Execution.SCAN)
 
 
 def build_backbone(config: schema.Config) -> Backbone:

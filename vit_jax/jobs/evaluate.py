@@ -39,9 +39,8 @@ def run(config: schema.Config, workdir: storage.Path, *, said: str, overridden: 
                     'run')
   config = inherit.resolve(config, overridden, workdir).config
   data = build.open_data(config)
-  mesh, shard = build.open_mesh(config)
-  parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or len(data.train),
-                      num_classes=len(data.class_names), in_memory=data.in_memory)
+  mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
+  config = parts.config
   reader = checkpoint_reader.Reader(workdir / 'checkpoints')
   restored = reader.newest(parts.program.abstract_state, parts.program.shardings)
   if restored is None:

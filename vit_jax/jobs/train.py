@@ -53,20 +53,19 @@ def run(config: schema.Config, workdir: storage.Path, *, overridden: Collection[
     if asked := teacher_labels.ensure(config):
       print(f'Stopped by {asked} while the teacher labels images. The same command resumes from there.', flush=True)
       return stopping.RESUMABLE
-    return Run(config, workdir, began, found).run()
+    return Run(config, workdir, began, found, overridden).run()
 
 
 class Run:
   """One process's part in one run, from opening the data to the report."""
 
-  def __init__(self, config: schema.Config, workdir: storage.Path, began: float, found: Weights | None = None):
-    self.config, self.workdir, self._began, self._found = config, workdir, began, found
+  def __init__(self, config: schema.Config, workdir: storage.Path, began: float, found: Weights | None = None,
+               overridden: Collection[str] = ()):
+    self.workdir, self._began, self._found = workdir, began, found
     self._restored_digest = ''
     self.data = build.open_data(config)
-    self.mesh, self.shard = build.open_mesh(config)
-    self.parts = build.parts(
-        config, mesh=self.mesh, num_examples=config.data.num_examples or len(self.data.train),
-        num_classes=len(self.data.class_names), in_memory=self.data.in_memory)
+    self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
+    self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
     self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
                                        workdir=workdir)

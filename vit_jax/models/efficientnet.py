@@ -111,7 +111,7 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, draws: list[Draw]) -> Array:
-    kind: Any = InvertedBottleneck if self.remat is Remat.NONE else nn.remat(InvertedBottleneck)
+    kind: Any = InvertedBottleneck if self.remat.saves_everything else nn.remat(InvertedBottleneck)
     for block, draw in zip(self.blocks, draws, strict=True):
       x = constrain_batch(kind(block, self.running, self.dtype, name=block.name)(x, *draw))
     return x

@@ -110,7 +110,7 @@ class Stage(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     kind: Any = PostActivationUnit if self.is_hybrid else PreActivationUnit
-    unit = kind if self.remat is Remat.NONE else nn.remat(kind)
+    unit = kind if self.remat.saves_everything else nn.remat(kind)
     for i in range(self.units):
       is_first = i == 0
       x = unit(self.hidden, self.stride if is_first else 1, is_first, self.dtype, self.style, name=f'unit{i + 1}')(x)

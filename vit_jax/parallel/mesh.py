@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.config import schema
+from vit_jax.config import layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Shard
@@ -24,7 +24,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
   Raises:
     UserError: if they do not multiply to the number of devices, or the slices do not divide `data`.
   """
-  sizes = [getattr(config, axis) for axis in AXES]
+  sizes = [getattr(config, axis) or 1 for axis in AXES]  # auto and not chosen: 1
   fixed = math.prod(s for s in sizes if s != -1)
   if -1 in sizes and num_devices % fixed == 0:
     sizes[sizes.index(-1)] = num_devices // fixed
@@ -37,6 +37,16 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
                     f'fsdp={sizes[1]}, tensor={sizes[2]}); want data a multiple of the slices, since fsdp and tensor '
                     'stay inside one')
   return sizes[0], sizes[1], sizes[2]
+
+
+def find_hardware(slices: int) -> layout.Hardware:
+  """The devices of this run as `config/layout.py` needs them to be described; the same on every process."""
+  first = jax.local_devices()[0]
+  limit = (first.memory_stats() or {}).get('bytes_limit', 0) if first.platform != 'cpu' else 0
+  memory_gib = limit // 2**30  # devices of a kind differ by some bytes
+  if jax.process_count() > 1:
+    memory_gib = int(multihost_utils.broadcast_one_to_all(np.asarray(memory_gib, np.int32)))
+  return layout.Hardware(first.device_kind, first.platform, jax.device_count(), memory_gib, slices)
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:

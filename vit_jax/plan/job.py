@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from vit_jax.config import check, schema
+from vit_jax.config import check, layout, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
@@ -32,12 +32,13 @@ GIB = topologies.GIB
 
 
 class Subject(NamedTuple):
-  """A config on a topology; the numbers of its data."""
+  """A config on a topology; the numbers of its data; `layout`: how it was laid out, and why."""
   config: schema.Config
   topology: topologies.Topology
   num_examples: int
   num_classes: int
   in_memory: bool
+  layout: str = ''
 
   def request(self) -> compile.Request:
     return compile.Request(self.config, self.topology.name, self.num_examples, self.num_classes, self.in_memory)
@@ -69,7 +70,7 @@ class Plan:
   @property
   def rows(self) -> int:
     """Images of one device in one microbatch."""
-    return self.parts.config.batch_size // self._batch_shards // self.parts.config.train.accumulate
+    return self.parts.config.batch_size // self._batch_shards // self.parts.config.train.microbatches
 
   @property
   def peak_gib(self) -> float:
@@ -108,7 +109,7 @@ class Plan:
     """At least this: products at the peak, or state and saved activations once in and once out of memory."""
     own, chip = self.memory, self.subject.topology.chip
     moved = 2 * (own['parameters'] + own['optimiser'] + own['extra'] + own['gradients']
-                 + own['activations'] * self.parts.config.train.accumulate)
+                 + own['activations'] * self.parts.config.train.microbatches)
     ideal = self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops
     return 1e3 * max(ideal, moved / chip.hbm_bytes_s)
 
@@ -166,6 +167,7 @@ class Plan:
         'config': self.parts.config.name, 'topology': topology.name, 'slices': topology.slices,
         'num_devices': topology.num_devices,
         'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape), 'measured': False,
+        'layout': self.subject.layout, 'dtype': self.parts.config.model.dtype.value,
         'compiled': answer is not None, 'reason': self.reason, 'fits': self.fits,
         'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': topology.chip.hbm_gib,
         'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.whole_bytes,
@@ -199,7 +201,7 @@ def run(config: schema.Config, topology: str, *, workdir: storage.Path | None, s
   from vit_jax.plan import table
   check.check(config)
   subject = Subject(config, topologies.parse(topology, slices=config.mesh.slices), *_numbers(config))
-  plan = make(subject)
+  plan = make(lay_out(subject))
   text, content = table.render(plan), plan.to_json()
   print(text, flush=True)
   if search:
@@ -212,6 +214,14 @@ def run(config: schema.Config, topology: str, *, workdir: storage.Path | None, s
       run_directory.write_text(workdir / 'plan.md', text + '\n')
       run_directory.write_json(workdir / 'plan.json', content)
   return 0
+
+
+def lay_out(subject: Subject) -> Subject:
+  """The subject with the layout that its run gets on the topology."""
+  hardware = subject.topology.hardware
+  found = build.lay_out(layout.reopen(subject.config, hardware), hardware, build.Numbers(
+      subject.num_examples, subject.num_classes, subject.in_memory))
+  return subject._replace(config=found.config, layout=found.text)
 
 
 def make(subject: Subject) -> Plan:

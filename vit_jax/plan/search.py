@@ -5,7 +5,6 @@ large; then the compiler tries them in that order.
 """
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
@@ -19,12 +18,6 @@ from vit_jax.plan import table
 MAX_COMPILES = 10
 ENOUGH = 2
 """Fitting ones after which the search ends: the order is that of the expected speed."""
-
-# Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
-_REMAT = {schema.Remat.NONE: .98, schema.Remat.NAMES: 1., schema.Remat.QKV: 1.08, schema.Remat.MLP: 1.16,
-          schema.Remat.FULL: 1.16}
-_EXECUTION = {schema.Execution.UNROLLED: 1., schema.Execution.SCAN: 1.14, None: 1.}
-_MICROBATCH = .02  # a further microbatch: its share of fixed work
 
 
 class Candidate(NamedTuple):
@@ -72,9 +65,8 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
 def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
   """State and gradients of one device: exact, since a side that fsdp does not divide stays whole."""
   own_config = plan.parts.config
-  config = dataclasses.replace(
-      own_config, train=dataclasses.replace(own_config.train, accumulate=1),
-      mesh=dataclasses.replace(own_config.mesh, data=-1, fsdp=fsdp, tensor=max(1, own_config.mesh.tensor)))
+  config = layout.put(own_config, {'train.accumulate': 1, 'mesh.data': -1, 'mesh.fsdp': fsdp,
+                                   'mesh.tensor': max(1, own_config.mesh.tensor)})
   subject = plan.subject._replace(config=config)
   own = plans.Plan(subject, plans.abstract_parts(subject), None, '').memory
   return sum(own[part] for part in ('parameters', 'optimiser', 'extra', 'gradients'))
@@ -86,13 +78,14 @@ def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: s
   config, topology = plan.parts.config, plan.subject.topology
   params = trees.num_bytes(plan.parts.program.abstract_state.params)
   shards = topology.num_devices // max(1, config.mesh.tensor)
-  model = _run_as(config.model, remat, execution)
+  model = layout.put(config, {'model.remat': remat, 'model.execution': execution}).model
   kept = cost.activation_bytes(model, config.image_px) * config.batch_size // shards // accumulate
   kept *= 2 if remat is schema.Remat.NONE else 1  # what autodiff keeps beyond need
   # All-reduce of the gradients, or gathering bf16 weights twice a microbatch and scattering gradients once.
   sent = 2 * params if fsdp == 1 else params * accumulate + params
   seconds = plan.flops_per_step / topology.num_devices / topology.chip.peak_flops / plans.ASSUMED_MFU
-  seconds *= _REMAT[remat] * _EXECUTION[execution] * (1 + _MICROBATCH * (accumulate - 1))
+  seconds *= layout.REMAT_TIME[remat] * (layout.EXECUTION_TIME[execution] if execution else 1.)
+  seconds *= 1 + layout.MICROBATCH_TIME * (accumulate - 1)
   return Candidate(accumulate, remat, execution, fsdp, 1e3 * (seconds + sent / topology.chip.ring_bytes_s),
                    (held + kept) / plans.GIB)
 
@@ -132,14 +125,9 @@ def _try(plan: plans.Plan, one: Candidate) -> Tried:
 
 
 def _with(config: schema.Config, one: Candidate) -> schema.Config:
-  return dataclasses.replace(
-      config, mesh=dataclasses.replace(config.mesh, data=-1, fsdp=one.fsdp, tensor=max(1, config.mesh.tensor)),
-      train=dataclasses.replace(config.train, accumulate=one.accumulate),
-      model=_run_as(config.model, one.remat, one.execution))
-
-
-def _run_as(model: schema.Model, remat: schema.Remat, execution: schema.Execution | None) -> schema.Model:
-  return layout.run_as(model, remat=remat, execution=execution or schema.Execution.UNROLLED)
+  return layout.put(config, {
+      'mesh.data': -1, 'mesh.fsdp': one.fsdp, 'mesh.tensor': max(1, config.mesh.tensor),
+      'train.accumulate': one.accumulate, 'model.remat': one.remat, 'model.execution': one.execution})
 
 
 def _name(one: Candidate) -> str:

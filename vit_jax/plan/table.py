@@ -34,6 +34,7 @@ def render(plan: plans.Plan) -> str:
       f'{config.batch_size:,} images a step on {axes}; {plan.rows} a device and microbatch; '
       f'{config.model.dtype.value}, {_execution(config.model)}{_remat(config.model)}. {made}, '
       f'{plan.to_json()["date"]}.',
+      *filter(None, (plan.subject.layout, _precision(plan))),
       verdict(plan), *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
       *_section(plan, 'Time and cost', table(('figure', 'value', 'how known'), list(time_rows(plan))))]
   if plan.answer and not plan.answer.overflow:
@@ -42,6 +43,14 @@ def render(plan: plans.Plan) -> str:
     sections += _section(plan, 'Collectives of one step, one device', collectives(plan))
   sections += _section(plan, 'Parameters', parameters(plan))
   return '\n\n'.join(sections)
+
+
+def _precision(plan: plans.Plan) -> str:
+  """A note on a plan in float32 for an accelerator, which multiplies bfloat16 faster."""
+  if plan.parts.config.model.dtype is not schema.DType.F32 or plan.subject.topology.chip.platform == 'cpu':
+    return ''
+  return ('**This plan is for float32**, the dtype of the config. The MFU is relative to the bfloat16 peak; '
+          '--config.model.dtype=bfloat16 plans a faster step that needs less memory.')
 
 
 def _section(plan: plans.Plan, title: str, text: str) -> list[str]:

@@ -61,6 +61,19 @@ CHIPS = {
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
     'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
 }
+# What is rented -> what the compiler calls it. Numbers after v2 to v5p count cores, after v5e and v6e chips.
+ALIASES = {
+    **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v2', 'v3') for n, grid in (
+        (1, '2x2'), (4, '4x4'), (8, '4x8'), (16, '8x8'), (32, '8x16'), (64, '16x16'), (128, '16x32'),
+        (256, '32x32'))},
+    **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v4', 'v5p') for n, grid in (
+        (1, '2x2x1'), (2, '2x2x2'), (4, '2x2x4'), (8, '2x4x4'), (16, '4x4x4'), (32, '4x4x8'), (64, '4x8x8'),
+        (128, '8x8x8'))},
+    **{f'{name}-{n}': f'{chip}:{grid}' for chip, names in (('v5e', ('v5e', 'v5litepod')), ('v6e', ('v6e',)))
+       for name in names for n, grid in (
+           (1, '1x1'), (4, '2x2'), (8, '2x4'), (16, '4x4'), (32, '4x8'), (64, '8x8'), (128, '8x16'),
+           (256, '16x16'))},
+}
 _FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 _CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8')
 _PODS = ('2x2', '4x4', '4x8', '8x8', '8x16', '16x16', '16x32', '32x32')
@@ -82,6 +95,11 @@ class Topology(NamedTuple):
     return self.name if self.slices == 1 else f'{self.slices} slices of {self.name}'
 
   @property
+  def hardware(self) -> layout.Hardware:
+    """As `config/layout.py` needs it to be described."""
+    return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices)
+
+  @property
   def num_cores(self) -> int:
     return self.num_devices * self.chip.cores
 
@@ -96,7 +114,8 @@ def parse(text: str, *, slices: int = 1) -> Topology:
   Raises:
     UserError: lists the known ones.
   """
-  name = layout.canonical(text)
+  name = text.strip().lower()
+  name = ALIASES.get(name, name)
   kind, _, size = name.partition(':')
   if kind in GRIDS and size in GRIDS[kind]:
     num_devices = math.prod(map(int, size.split('x'))) * _DEVICES_A_CHIP.get(kind, 1)
@@ -104,7 +123,7 @@ def parse(text: str, *, slices: int = 1) -> Topology:
   if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
     return Topology(name, kind, CHIPS[kind], int(size))
   names = [f'{k}:{grid}' for k, grids in GRIDS.items() for grid in grids]
-  near = difflib.get_close_matches(name, [*names, *layout.ALIASES], 1)
+  near = difflib.get_close_matches(name, [*names, *ALIASES], 1)
   lines = [f'  {k + ":":<5}{"  ".join(grids)}' for k, grids in GRIDS.items()]
   numbered = '  '.join(f'{k}:N' for k in CHIPS if k not in GRIDS)
   raise UserError('\n'.join([f'--topology={text}: no such topology' + (f'; did you mean {near[0]}?' if near else ''),

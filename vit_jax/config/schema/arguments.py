@@ -19,7 +19,10 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     key, equals, value = word.partition('=')
     if not equals:
       key, value = next((kind for kind, known in kinds.items() if word in known), ''), word
-    if key not in kinds or (any(kinds[key]) and value not in kinds[key]):
+    if key == 'mesh' and key not in kinds:
+      faults.append(f'  {word!r}: a run is laid out for the devices it runs on, and a plan for --topology. Remove the '
+                    'argument. It also set bfloat16, which --config.model.dtype=bfloat16 sets.')
+    elif key not in kinds or (any(kinds[key]) and value not in kinds[key]):
       faults.append(f'  {word!r} is not known')
     elif key in found:
       faults.append(f'  {key} is given twice: {found[key]} and {value}')

@@ -61,6 +61,7 @@ class Execution(enum.Enum):
   """How the stacked blocks are run; the parameters are the same."""
   SCAN = 'scan'          # compiles fastest
   UNROLLED = 'unrolled'  # runs fastest
+  AUTO = 'auto'          # chosen from the hardware (config/layout.py); a network built without that is unrolled
 
 
 class Remat(enum.Enum):
@@ -70,6 +71,12 @@ class Remat(enum.Enum):
   QKV = 'qkv'      # save query, key, value and MLP pre-activation
   MLP = 'mlp'      # save the MLP pre-activation only
   FULL = 'full'    # save nothing but the block's input
+  AUTO = 'auto'    # chosen from the hardware (config/layout.py); a network built without that saves everything
+
+  @property
+  def saves_everything(self) -> bool:
+    """Whether nothing is computed again."""
+    return self in (Remat.NONE, Remat.AUTO)
 
 
 class AttentionKernel(enum.Enum):
@@ -123,9 +130,9 @@ class ViT:
   gelu: Gelu = Gelu.TANH
   norm_eps: float = ranged(1e-6, POSITIVE)
   dtype: DType = DType.F32
-  execution: Execution = Execution.UNROLLED
+  execution: Execution = Execution.AUTO
   unroll: int = ranged(1, COUNT)           # blocks an iteration of the scan
-  remat: Remat = Remat.NONE
+  remat: Remat = Remat.AUTO
   full_remat: int = ranged(0, COUNT_OR_0)  # so many first blocks save nothing but their input, whatever `remat` says
   drop_path_even: bool = False             # `drop_path` in every block alike (CaiT, DeiT III)
   positions_at: PositionsAt = PositionsAt.STEM
@@ -154,7 +161,7 @@ class ResNet:
   width: int = ranged(64, COUNT)                # channels of the root; stage i from 0 gives width * 4 * 2^i
   var_eps: float = ranged(1e-10, NOT_NEGATIVE)  # added to the variance of a kernel, under the root (timm: 1e-8)
   dtype: DType = DType.F32
-  remat: Remat = Remat.NONE                     # of each unit: none or full
+  remat: Remat = Remat.AUTO                     # of each unit: none or full
 
 
 @dataclasses.dataclass
@@ -170,8 +177,8 @@ class Mixer:
   gelu: Gelu = Gelu.TANH
   norm_eps: float = ranged(1e-6, POSITIVE)
   dtype: DType = DType.F32
-  execution: Execution = Execution.UNROLLED
-  remat: Remat = Remat.NONE
+  execution: Execution = Execution.AUTO
+  remat: Remat = Remat.AUTO
 
 
 @dataclasses.dataclass
@@ -184,7 +191,7 @@ class EfficientNet:
   norm_momentum: float = ranged(.99, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   norm_eps: float = ranged(1e-3, POSITIVE)
   dtype: DType = DType.F32
-  remat: Remat = Remat.NONE  # of each block: none or full
+  remat: Remat = Remat.AUTO  # of each block: none or full
 
 
 Model = ViT | ResNet | Mixer | EfficientNet

@@ -231,7 +231,7 @@ class TokenLabel(ObjectiveSettings):
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Augmentation that label maps cannot follow, and microbatches without pairs."""
     yield from super().problems(config, name)
-    r, rows = config.data.recipe, config.batch_size // config.train.accumulate
+    r, rows = config.data.recipe, config.batch_size // config.train.microbatches
     for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear'):
       if (value := getattr(r, setting)) > 0:
         yield problem(f'data.recipe.{setting}', '0 for objective TokenLabel, as label maps follow only crops, flips '

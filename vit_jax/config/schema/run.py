@@ -11,11 +11,13 @@ from vit_jax.config.schema.evals import TOP_K_METRICS, FewShot, Knn, Logistic, P
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
 from vit_jax.config.schema.objective import Objective, Supervised
 from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Decay, Lamb, Lars, Lion, RMSProp, Sgd
-from vit_jax.config.schema.ranges import BELOW_1, COUNT, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
+from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
 from vit_jax.core.errors import UserError
 
 MESH = Range(1, 2**20, also=(-1,))
 """Devices along an axis; -1 = the rest."""
+MESH_OR_AUTO = Range(1, 2**20, also=(-1, 0))
+"""0 = auto: chosen from the hardware."""
 VIEWS = ('student', 'ema', 'teacher')
 """Networks of a run, by the names of its views."""
 
@@ -68,7 +70,7 @@ class EarlyStop(Settings):
 @dataclasses.dataclass
 class Train(Settings):
   """The run itself."""
-  accumulate: int = ranged(1, COUNT)  # microbatches a step; same result as the whole batch
+  accumulate: int = ranged(0, COUNT_OR_0)  # microbatches a step; same result as the whole batch. 0 = auto
   unstacked_layers: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
   ema: float = ranged(0., BELOW_1)  # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
@@ -80,8 +82,13 @@ class Train(Settings):
   profile: str = ''  # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
   dump_hlo: bool = False  # compile the train step once more, for its text: WORKDIR/hlo/train_step.txt
 
+  @property
+  def microbatches(self) -> int:
+    """`accumulate`, or 1 where it is not chosen yet."""
+    return max(1, self.accumulate)
+
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    yield from multiple('batch_size', config.batch_size, self.accumulate, f'{name}.accumulate={self.accumulate}')
+    yield from multiple('batch_size', config.batch_size, self.microbatches, f'{name}.accumulate={self.accumulate}')
     if self.ema == 0:
       yield from no_effect(self, name, ('ema_warmup',), f'with {name}.ema=0')
     try:
@@ -105,11 +112,13 @@ class Checkpoints(Settings):
 
 @dataclasses.dataclass
 class Mesh(Settings):
-  """Devices as a grid. -1, at most once, takes the rest."""
-  data: int = ranged(-1, MESH)    # splits the batch
-  fsdp: int = ranged(1, MESH)     # splits the batch, parameters and optimiser state
-  tensor: int = ranged(1, MESH)   # splits heads, MLP and classes
+  """Devices as a grid. -1, at most once, takes the rest; 0 = auto, chosen by the rules of `config/layout.py`."""
+  data: int = ranged(-1, MESH)            # splits the batch
+  fsdp: int = ranged(0, MESH_OR_AUTO)     # splits the batch, parameters and optimiser state
+  tensor: int = ranged(0, MESH_OR_AUTO)   # splits heads, MLP and classes
   slices: int = ranged(1, COUNT)  # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
+  chosen: tuple[str, ...] = ()    # written by the program: settings that were auto, such as mesh.fsdp, model.remat
+  chosen_for: str = ''            # written by the program: the hardware that they were chosen for
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     """Sizes that do not describe a grid; whether it fits the devices is checked in `parallel/mesh.py`."""

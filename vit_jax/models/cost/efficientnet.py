@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Remat
 from vit_jax.models.cost.parts import Conv, Costs, area, by_part, halved, item_bytes
 from vit_jax.models.efficientnet_blocks import TOP, Block, scaled, stages
 
@@ -42,7 +41,7 @@ def _kept_bytes(model: schema.EfficientNet, convs: list[Conv]) -> int:
   size = item_bytes(model.dtype)
   needed = by_part((conv.part, conv.input_size + (2 + (conv.groups > 1)) * conv.output_size) for conv in convs)
   inputs = {conv.part: conv.inputs * area(conv.map_in) for conv in reversed(convs)}
-  if model.remat is Remat.NONE:
+  if model.remat.saves_everything:
     return sum(needed.values()) * size
   of_blocks = [needed[part] for part in needed if '/' in part]
   ends = sum(needed[part] for part in needed if '/' not in part)

@@ -27,7 +27,7 @@ def _activation_bytes(model: schema.Mixer, image_px: tuple[int, int]) -> int:
   hidden = (model.width * model.tokens_mlp + tokens * model.channels_mlp) * size
   everything = 2 * tokens * model.width * 4 + 2 * wide + 2 * hidden  # centred inputs of the norms in f32
   match model.remat:
-    case Remat.NONE:
+    case Remat.NONE | Remat.AUTO:
       return model.depth * everything
     case Remat.NAMES:  # the input, residual, pre-activations
       saved = 2 * wide + hidden

@@ -64,7 +64,7 @@ def kept_bytes(convs: list[Conv], dtype: DType, remat: Remat) -> int:
   units = by_part((_unit(conv), 2 * conv.input_size) for conv in convs if _name(conv) in NAMES)
   first = {_unit(conv): conv.input_size for conv in convs if _name(conv) == 'conv1'}
   root = convs[0].output_size * 2
-  if remat is Remat.NONE or not units:
+  if remat.saves_everything or not units:
     return (root + sum(units.values())) * size
   return (root + sum(first.values()) + max(units.values())) * size
 

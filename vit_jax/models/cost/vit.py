@@ -61,7 +61,7 @@ def _stem_costs(model: schema.ViT, image_px: tuple[int, int]) -> Costs:
     case schema.PatchStem():
       return Costs({}, {}, 0, 3)
     case schema.ResNetStem():
-      remat = Remat.NONE if model.remat is Remat.NONE else Remat.FULL
+      remat = Remat.NONE if model.remat.saves_everything else Remat.FULL
       return resnet.stem_costs(model.stem, image_px, dtype=model.dtype, remat=remat)
     case schema.ConvStem():
       return _convolutions(model.stem.width, image_px, size=item_bytes(model.dtype))
@@ -84,7 +84,7 @@ def _activation_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:
   tokens, size = num_tokens(model, image_px)[1], item_bytes(model.dtype)
   wide, hidden = tokens * model.width * size, tokens * model.mlp * size * (2 if model.swiglu else 1)
   match model.remat:
-    case Remat.NONE:
+    case Remat.NONE | Remat.AUTO:
       saved = everything
     case Remat.NAMES:  # the input, and of each block query, key, value, attention, residual, MLP pre-activation
       saved = wide + blocks * ((4 if model.parallel else 5) * wide + hidden)

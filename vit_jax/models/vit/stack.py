@@ -49,7 +49,7 @@ def cast(dtype: DTypeLike) -> Ready:
 
 def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
   """`layer` with its backward pass computing again whatever `remat` does not save."""
-  if remat is Remat.NONE:
+  if remat.saves_everything:
     return layer
   policy = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES[remat])
   return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
@@ -77,7 +77,7 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
     unroll: layers an iteration of the scan.
   """
   # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
-  first, rest = (rematerialised(layer, how, prevent_cse=execution is Execution.UNROLLED) for how in (Remat.FULL, remat))
+  first, rest = (rematerialised(layer, how, prevent_cse=execution is not Execution.SCAN) for how in (Remat.FULL, remat))
   match execution:
     case Execution.SCAN:
       layers = (ready(params), rates, keys)
@@ -85,7 +85,7 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
         return _scan(rest, x, layers, unroll)
       x = _scan(first, x, jax.tree.map(lambda leaf: leaf[:full_remat], layers), unroll)
       return _scan(rest, x, jax.tree.map(lambda leaf: leaf[full_remat:], layers), unroll)
-    case Execution.UNROLLED:
+    case Execution.UNROLLED | Execution.AUTO:
       for i, stacked in enumerate(unstack(params)):
         one = jax.tree.map(lambda leaf: leaf[0], ready(stacked))
         step = first if i < full_remat else rest

@@ -98,7 +98,7 @@ class Stem:
       case schema.PatchStem():
         return None
       case schema.ResNetStem():
-        remat = Remat.NONE if self.remat is Remat.NONE else Remat.FULL
+        remat = Remat.NONE if self.remat.saves_everything else Remat.FULL
         return resnet.stem(self.settings, dtype=self.dtype, remat=remat)
       case schema.ConvStem() as stem:
         return Convolutions(stem.width, self.dtype, Running(stem.norm_momentum, CONV_NORM_EPS, train))
