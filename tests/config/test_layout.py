@@ -102,8 +102,8 @@ def test_a_batch_smaller_than_the_devices_is_split_over_tensor() -> None:
 
 
 @pytest.mark.parametrize('config', [
-    s.Config(model=sizes.model('EfficientNet-B0')),                       # BatchNorm
-    s.Config(train=s.Train(sam=s.Sam(rho=.1))),                           # each microbatch has a perturbation of its own
+    s.Config(model=sizes.model('EfficientNet-B0')),  # BatchNorm
+    s.Config(train=s.Train(sam=s.Sam(rho=.1))),      # each microbatch has a perturbation of its own
     s.Config(objective=s.TokenLabel(mix_token=True))], ids=['batchnorm', 'sam', 'token mixing'])
 def test_microbatches_that_would_change_results_are_not_chosen(config: s.Config) -> None:
   found = layout.choose(config, V3, needs(0., 13.))

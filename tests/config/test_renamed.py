@@ -23,7 +23,8 @@ def test_a_config_of_an_old_run_is_read_with_all_its_values() -> None:
   assert config.optimizer == s.Lars(
       lr=.2, base_batch_size=256, weight_decay_mask=('x',), mu_dtype=s.DType.BF16, trust_ratio_mask=('head/.*',),
       trust_coefficient=.002, schedule=s.Schedule(s.Decay.STEPS, milestones=('3 epochs',), gamma=.2))
-  assert config.train == s.Train(unstacked_layers=False, early_stop=s.EarlyStop('probe/top1', min_delta=.01))
+  assert config.train == s.Train(
+      accumulate=1, unstacked_layers=False, early_stop=s.EarlyStop('probe/top1', min_delta=.01))
   assert (config.data.mix_classes, config.data.decode) == (s.MixClasses.SEPARATE, s.Decode.FULL)
   assert config.objective == s.Dino(out_dim=7, hidden_dim=8, bottleneck_dim=9, norm_last_layer=False,
                                     collapse=s.Collapse(.1, '3 %', '6 %', s.OnCollapse.STOP))

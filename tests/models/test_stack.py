@@ -16,7 +16,8 @@ from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
 from vit_jax.models.vit import stack, vit
 
-OTHERS = [(e, r) for e in Execution for r in Remat if 'auto' not in (e.value, r.value) and (e, r) != (Execution.UNROLLED, Remat.NONE)]
+OTHERS = [(e, r) for e in Execution for r in Remat
+          if 'auto' not in (e.value, r.value) and (e, r) != (Execution.UNROLLED, Remat.NONE)]
 
 
 def loss_of(settings: schema.ViT) -> Callable[[Params, Array], Array]:

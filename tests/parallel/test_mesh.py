@@ -156,7 +156,7 @@ def test_the_rows_of_a_host_need_not_be_neighbours() -> None:
 
 TRUE_SLICES = """
 import sys
-from vit_jax.parallel import topologies
+from vit_jax.plan import topologies
 import slices
 for name in sys.argv[1:]:
   true = [(d.id, d.process_index, tuple(d.coords), d.core_on_chip, d.device_kind)

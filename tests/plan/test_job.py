@@ -1,7 +1,6 @@
 """Planning: the verdict, the figures, what is written, the search, and what is said where something is missing."""
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 import json
