@@ -19,6 +19,7 @@ Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small, 
           BiT 24.5, 37.0, 46.0, 50.4 %; 23 CPU minutes. This is the opposite of the paper's result: 600 steps are too
           few for the ViT to benefit from more images, and BiT is better from 8,000 images on.
 """
+import dataclasses
 from typing import NamedTuple
 
 from vit_jax.config import files
