@@ -121,8 +121,7 @@ def set_run(name: str, dataset: str) -> s.Config:
 
 def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Config:
   """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take."""
-  model = network
-  model.dtype = s.DType.BF16
+  model = dataclasses.replace(network, dtype=s.DType.BF16)
   data = s.Data(source=source or 'folder:JFT-300M', eval_split='test', num_classes=18_291, max_labels=8,
                 recipe=RECIPE)
   if not is_jft:
