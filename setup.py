@@ -27,6 +27,7 @@ setuptools.setup(
   packages=list_packages(),
   # An editable install honours this mapping only for folders with an __init__.py.
   package_dir={'vit_jax': 'vit_jax', 'vit_jax.configs': 'configs'},
+  package_data={'vit_jax.inspect': ['templates/*']},
   python_requires='>=3.11',
   install_requires=[
     'absl-py>=2.1',
@@ -37,6 +38,7 @@ setuptools.setup(
     'google-crc32c>=1.5',
     'grain>=0.2.18',
     'jax>=0.10',
+    'jinja2>=3.1',
     'matplotlib>=3.9',
     'ml-collections>=1.0',
     'numpy>=2.0',

@@ -1,4 +1,4 @@
-"""`--job=inspect`: the page and files of one network and of two, with and without pictures."""
+"""`--job=inspect`: the page and files of one network and of two, with and without images."""
 from __future__ import annotations
 
 import csv
@@ -55,8 +55,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope='module')
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-  root = tmp_path_factory.mktemp('pictures')
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+  root = tmp_path_factory.mktemp('images')
   for i in range(13):
     path = root / f'class{i % 2}' / f'{i}.png'
     path.parent.mkdir(exist_ok=True)
@@ -64,10 +64,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
   return str(root)
 
 
-def test_a_page_with_all_pictures_and_numbers(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+def test_one_network_gets_a_page_with_all_figures_and_numbers(weights: list[str], images: str, tmp_path: pathlib.Path,
                                               capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
-                   f'--to={tmp_path}', pictures]) == 0
+                   f'--to={tmp_path}', images]) == 0
   assert f'Report: {tmp_path}/report.html' in capsys.readouterr().out
   drawn = {'filters', 'positions', 'maps', 'heads', 'distance', 'information', 'entropy', 'fourier', 'singular', 'cka',
            'separable', 'map', 'neighbours'}
@@ -81,20 +81,20 @@ def test_a_page_with_all_pictures_and_numbers(weights: list[str], pictures: str,
   assert arrays['by_depth'].shape == (3, 13, 32) and arrays['rollout'].shape == (13, 4, 4)
 
 
-def test_two_networks_are_compared_and_a_bad_file_is_told(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+def test_two_networks_are_compared_and_a_bad_file_is_reported(weights: list[str], images: str, tmp_path: pathlib.Path,
                                                           caplog: pytest.LogCaptureFixture) -> None:
   bad = tmp_path / 'bad.jpg'
   bad.write_text('no picture')
   assert main.run(['inspect', f'--weights={",".join(weights)}', '--model=heads=2', '--preprocess=image=32,resize=36',
-                   f'--to={tmp_path / "out"}', pictures, str(bad)]) == 2
+                   f'--to={tmp_path / "out"}', images, str(bad)]) == 2
   assert 'bad.jpg' in caplog.text and 'skipped' in caplog.text
   assert {'maps-1', 'maps-2', 'filters-2', 'distance'} <= {p.stem for p in (tmp_path / 'out').glob('*.png')}
   assert {'net0.npz/pooled', 'net1.npz/pooled'} <= set(np.load(tmp_path / 'out' / 'arrays.npz').files)
 
 
-def test_relevance_may_be_for_a_chosen_class(weights: list[str], pictures: str, tmp_path: pathlib.Path,
+def test_relevance_can_be_for_a_chosen_class(weights: list[str], images: str, tmp_path: pathlib.Path,
                                              capsys: pytest.CaptureFixture[str]) -> None:
-  few = sorted(map(str, pathlib.Path(pictures).rglob('*.png')))[:2]
+  few = sorted(map(str, pathlib.Path(images).rglob('*.png')))[:2]
   found = {}
   for name in ('0', '1', '2'):
     assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
@@ -106,13 +106,13 @@ def test_relevance_may_be_for_a_chosen_class(weights: list[str], pictures: str, 
   assert 'class 3: the network has 3; want 0 to 2' in capsys.readouterr().err
 
 
-def test_without_pictures_the_input_layer_is_shown(weights: list[str], tmp_path: pathlib.Path) -> None:
+def test_without_images_only_the_input_layer_is_drawn(weights: list[str], tmp_path: pathlib.Path) -> None:
   assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
                    f'--to={tmp_path}']) == 0
   assert {p.stem for p in tmp_path.glob('*.png')} == {'filters', 'positions'}
 
 
-def test_a_masked_autoencoder_paints_what_it_did_not_see(tmp_path: pathlib.Path) -> None:
+def test_a_masked_autoencoder_reconstructs_masked_patches(tmp_path: pathlib.Path) -> None:
   mean, std = np.array([.4, .5, .6]), np.array([.3, .2, .25])
   config = schema.Config(
       image_px=(32, 32), data=schema.Data(recipe=schema.Recipe(mean=tuple(mean), std=tuple(std))),
@@ -127,7 +127,7 @@ def test_a_masked_autoencoder_paints_what_it_did_not_see(tmp_path: pathlib.Path)
     Image.fromarray(image).save(path)
   assert main.run(['inspect', f'--workdir={tmp_path / "run"}', f'--to={tmp_path / "out"}', *few]) == 0
   assert {'reconstructions', 'heads', 'maps'} <= {p.stem for p in (tmp_path / 'out').glob('*.png')}
-  assert '50% of the patches are hidden' in (tmp_path / 'out' / 'report.html').read_text()
+  assert '50% of the patches are masked' in (tmp_path / 'out' / 'report.html').read_text()
   arrays = np.load(tmp_path / 'out' / 'arrays.npz')
   assert arrays['predicted'].shape == pixels.shape and arrays['predicted'].dtype == np.uint8
   by_patch = arrays['hidden'].reshape(2, 4, 8, 4, 8)
@@ -136,15 +136,15 @@ def test_a_masked_autoencoder_paints_what_it_did_not_see(tmp_path: pathlib.Path)
   np.testing.assert_allclose(means[0], means[1], atol=.08)  # as true patches have a mean, and predictions nearly 0
 
 
-def test_a_share_that_is_none_and_a_missing_network_are_told(tmp_path: pathlib.Path,
+def test_an_invalid_share_and_missing_weights_are_errors(tmp_path: pathlib.Path,
                                                              capsys: pytest.CaptureFixture[str]) -> None:
-  with pytest.raises(UserError, match='--discard=1.5 is no share; want a number from 0 to below 1'):
+  with pytest.raises(UserError, match='--discard: expected a number from 0 to below 1, such as 0.9, got 1.5'):
     job._parse_share('1.5')
   assert main.run(['inspect', f'--to={tmp_path}']) == 2
   assert 'needs either --weights=… or --workdir=…' in capsys.readouterr().err
 
 
-def test_pictures_of_many_classes_are_shown_on_the_map_themselves(weights: list[str], tmp_path: pathlib.Path) -> None:
+def test_with_many_classes_the_map_shows_the_images(weights: list[str], tmp_path: pathlib.Path) -> None:
   for i in range(26):
     folder = tmp_path / 'many' / f'class{i:02d}'
     folder.mkdir(parents=True)

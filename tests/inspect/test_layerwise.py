@@ -1,4 +1,4 @@
-"""A network driven layer by layer gives what it gives at once, and true gradients of its attention."""
+"""A network run layer by layer gives the same output as at once, and correct gradients of its attention."""
 from __future__ import annotations
 
 import dataclasses
@@ -48,7 +48,7 @@ def test_attention_is_that_of_transformers(name: str, tmp_path: pathlib.Path) ->
   np.testing.assert_allclose(np.stack([layer.attention for layer in layers]), GOLDEN[name], rtol=0, atol=1e-5)
 
 
-def test_gradients_by_attention_are_those_of_finite_differences() -> None:
+def test_gradients_of_attention_equal_finite_differences() -> None:
   own = driver(TINY)
   head = jax.random.normal(jax.random.key(4), (32, 5))
   direction = head[:, 3]
@@ -76,10 +76,10 @@ def test_axial_attention_is_rows_first_then_columns() -> None:
   x = rng.random((2, 3))
   mixed = np.stack([rows[0, i, 0] @ x[i] for i in range(2)])
   want = np.stack([columns[0, j, 0] @ mixed[:, j] for j in range(3)], axis=1)
-  whole = layerwise.whole_attention({'row_attention': jnp.asarray(rows), 'column_attention': jnp.asarray(columns)})
+  whole = layerwise.full_attention({'row_attention': jnp.asarray(rows), 'column_attention': jnp.asarray(columns)})
   np.testing.assert_allclose(np.asarray(whole)[0, 0] @ x.reshape(6), want.reshape(6), rtol=1e-5)
 
 
-def test_a_network_without_blocks_is_refused() -> None:
-  with pytest.raises(UserError, match='object has no transformer blocks to look into; want a Vision Transformer'):
+def test_a_network_without_blocks_is_an_error() -> None:
+  with pytest.raises(UserError, match='expected a Vision Transformer, got a object without transformer blocks'):
     layerwise.Driver(object(), {})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The report opens without a network, whatever of the run is there."""
+"""The report opens without a network, whichever files of the run exist."""
 from __future__ import annotations
 
 import html.parser
@@ -99,11 +99,11 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
   return folder
 
 
-def test_the_page_shows_everything_a_run_left(workdir: pathlib.Path) -> None:
+def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
   page = parse(report_page.write_report(workdir))
-  for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps done again', '98.06 %',
+  for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps repeated', '98.06 %',
                'test/top1 over 37 images', '3 min 20 s', '206', '2,680,000', 'learning rate',
-               'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0%', '40 s20.0%', 'before a kill30 s15.0%',
+               'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0 %', '40 s20.0 %', 'before a kill30 s15.0 %',
                '<kind 3>', 'a.png', "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
     assert text in page.text, text
   assert page.tags.count('svg') == 9  # five curves, three heat maps, one confusion matrix
@@ -111,11 +111,11 @@ def test_the_page_shows_everything_a_run_left(workdir: pathlib.Path) -> None:
   assert 'Not in this report' not in page.text
 
 
-def test_wrong_and_right_examples_are_told_apart(workdir: pathlib.Path) -> None:
+def test_wrong_and_correct_examples_are_shown_separately(workdir: pathlib.Path) -> None:
   text = parse(report_page.write_report(workdir)).text
-  wrong, right = text[text.index('Wrong: 5 of 37'):].split('Right: 32 of 37')
-  assert 'a.png' in wrong and '<kind 1>, truly <kind 0>' in wrong
-  assert 'c.png' in right[:200]
+  wrong, correct = text[text.index('Wrong: 5 of 37'):].split('Correct: 32 of 37')
+  assert 'a.png' in wrong and '<kind 1>, label: <kind 0>' in wrong
+  assert 'c.png' in correct[:200]
 
 
 def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workdir: pathlib.Path) -> None:
@@ -182,11 +182,12 @@ def test_values_of_the_wrong_kind_do_not_stop_the_report(workdir: pathlib.Path) 
   parse(report_page.write_report(workdir))
 
 
-def test_predictions_that_do_not_fit_are_left_out(workdir: pathlib.Path) -> None:
+def test_predictions_of_other_shapes_are_left_out(workdir: pathlib.Path) -> None:
   np.savez(workdir / 'predictions.npz', class_names=np.array(['a']), index=np.arange(3), label=np.arange(2),
            top=np.zeros((3, 1), np.int32), probability=np.zeros((3, 1)))
   text = parse(report_page.write_report(workdir)).text
-  assert 'predictions.npz: shapes do not fit: index (3,), label (2,), top (3, 1)' in text
+  shapes = '[S], [S], [S, k], [S, k], got index (3,), label (2,), top (3, 1)'
+  assert f'predictions.npz: expected arrays of shapes {shapes}' in text
 
 
 def test_several_runs_share_their_curves(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -203,5 +204,5 @@ def test_several_runs_share_their_curves(workdir: pathlib.Path, tmp_path: pathli
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(ValueError, match='not a run directory: .*nowhere; want existing folders'):
+  with pytest.raises(ValueError, match='expected existing run directories, got .*nowhere. Pass the --workdir'):
     report_page.write_report([tmp_path, tmp_path / 'nowhere'])

@@ -86,7 +86,7 @@ def test_a_study_tells_what_lacks_goes_on_without_it_and_later_with_it(tmp_path:
 
 
 def test_a_table_is_printed_from_the_directory_of_a_study(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='holds a study without a table yet'):
+  with pytest.raises(UserError, match='expected the table of a study, got no such file'):
     table.show(tmp_path)
   study = files.load_study('transfer:L/16,tasks=pets', [])
   table.write(tmp_path, study, {}, {})

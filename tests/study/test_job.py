@@ -361,7 +361,7 @@ def test_a_config_of_one_run_is_a_study_of_one() -> None:
 def test_figures_of_columns_that_are_not_there_are_refused(tmp_path: pathlib.Path) -> None:
   odd = schema.Study('x', {}, figures=(schema.Figure('run', 'top1', series='model', log_y=True),))
   result = schema.Result(config(), 'x', 1, 1., 1, 1., {'val/top1': .5}, .5)
-  with pytest.raises(UserError, match='name columns that its table has not: model, top1; it has run, headline'):
+  with pytest.raises(UserError, match='expected columns of its table, run, headline, .*got model, top1'):
     study_table.make_rows(odd, {'a': result})
 
 

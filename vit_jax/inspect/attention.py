@@ -1,7 +1,8 @@
-"""Maps of where a network looks: rollout, attention of the last block, relevance for a class.
+"""Attention maps: rollout, attention of the last block, relevance for a class.
 
-Attention is `[B, A, M, M]` f32, query before key, the N patch tokens last. A map is `[B, N]` f32: what each patch token
-contributes to what is read in the end, which is a class token, a mean of tokens or a learned query's choice.
+Attention is `[B, A, M, M]` f32, query before key, the N patch tokens last. A map is `[B, N]` f32: the contribution of
+each patch token to the output. `readout_weights [B, M]` are the weights of the final tokens in the output: of a class
+token, of a mean over tokens, or of a learned query.
 """
 from __future__ import annotations
 
@@ -12,34 +13,34 @@ import jax.numpy as jnp
 from vit_jax.core.types import Array
 
 
-def rollout(attentions: Iterable[Array], reading: Array, *, discard: float = 0.) -> Array:
+def rollout(attentions: Iterable[Array], readout_weights: Array, *, discard: float = 0.) -> Array:
   """Attention rollout (arXiv 2005.00928; ViT paper, Appendix D.8), weights over input tokens, `[B, M]`.
 
   Each layer's attention, averaged over heads, gets half its weight from the identity, for the residual connection:
-  `(mean_A A + I) / 2`; the layers are multiplied. `reading` times the product is what the output reads of the input.
+  `(mean_A A + I) / 2`; the layers are multiplied. The result is `readout_weights` times the product.
 
   Args:
-    attentions: one `[B, A, M, M]` a layer, the first layer first; taken one by one.
-    reading: `[B, M]`, how much of each token is read in the end.
-    discard: share of the smallest entries of each row of attention that are set to 0, the largest always stays;
-      a row's sum is restored. 0 is the paper's.
+    attentions: `[B, A, M, M]` of each layer, the first layer first; consumed one by one.
+    readout_weights: `[B, M]`.
+    discard: share of the smallest entries of each row of attention that are set to 0, never the largest; rows are
+      normalised again. The paper discards none: 0.
   """
   product: Array | None = None
   for attention in attentions:
     product = roll(product, attention, discard=discard)
   assert product is not None, 'no layers'
-  return jnp.einsum('bm,bmk->bk', reading, product)
+  return jnp.einsum('bm,bmk->bk', readout_weights, product)
 
 
 def roll(product: Array | None, attention: Array, *, discard: float) -> Array:
-  """One more layer of `rollout`: the product so far, `[B, M, M]` or None, times this layer's."""
+  """Multiplies the product of the layers so far, `[B, M, M]` or None, by one more layer of `rollout`."""
   mixed = _without_smallest(attention.mean(1), discard)
   mixed = (mixed + jnp.eye(mixed.shape[-1])[None]) / 2
   return mixed if product is None else mixed @ product
 
 
 def _without_smallest(attention: Array, share: float) -> Array:
-  """`[..., M]` without the smallest `share` of its entries, rows summing to 1."""
+  """Returns `[..., M]` with the smallest `share` of the entries set to 0; rows sum to 1."""
   num_dropped = int(share * attention.shape[-1])
   if not num_dropped:
     return attention
@@ -48,13 +49,13 @@ def _without_smallest(attention: Array, share: float) -> Array:
   return kept / kept.sum(-1, keepdims=True)
 
 
-def head_maps(attention: Array, reading: Array, num_patches: int) -> Array:
-  """What each head of the last block looks at (DINO, arXiv 2104.14294, Figure 1), `[B, A, N]` f32."""
-  return jnp.einsum('bm,bamk->bak', reading, attention)[..., -num_patches:]
+def head_maps(attention: Array, readout_weights: Array, num_patches: int) -> Array:
+  """Attention map of each head of the last block (DINO, arXiv 2104.14294, Figure 1), `[B, A, N]` f32."""
+  return jnp.einsum('bm,bamk->bak', readout_weights, attention)[..., -num_patches:]
 
 
 def keep_mass(maps: Array, mass: float) -> Array:
-  """The smallest set of tokens that holds at least `mass` of a map `[..., N]`: bool (DINO uses .6)."""
+  """Marks the smallest set of tokens with at least `mass` of a map `[..., N]`: bool (DINO uses 0.6)."""
   order = jnp.argsort(-maps, -1)
   ordered = jnp.take_along_axis(maps, order, -1)
   before = jnp.cumsum(ordered, -1) - ordered
@@ -62,19 +63,19 @@ def keep_mass(maps: Array, mass: float) -> Array:
   return jnp.take_along_axis(kept, jnp.argsort(order, -1), -1)
 
 
-def relevance(pairs: Iterable[tuple[Array, Array]], reading: Array) -> Array:
+def relevance(pairs: Iterable[tuple[Array, Array]], readout_weights: Array) -> Array:
   """Gradient-weighted relevance of input tokens for a score, `[B, M]` (arXiv 2103.15679, eqs. 5 and 6).
 
   With `E = mean_A max(0, gradient * A)` of each layer, `R <- R + E R` from `R = I`, the first layer first; here the
-  row `reading R` is followed from the last layer to the first, so that no product of matrices is held. The part that
-  stays where it is read (the identity's) is left out.
+  row `readout_weights R` is computed from the last layer to the first, so that no product of matrices is held in
+  memory. The contribution of the identity is subtracted.
 
   Args:
     pairs: attention of a block and gradient of the score by it, both `[B, A, M, M]`, the last block first.
-    reading: `[B, M]`, how much of each token is read in the end.
+    readout_weights: `[B, M]`.
   """
-  row = reading
+  row = readout_weights
   for attention, gradient in pairs:
     weights = jnp.maximum(attention * gradient, 0.).mean(1)
     row = row + jnp.einsum('bm,bmk->bk', row, weights)
-  return row - reading
+  return row - readout_weights

@@ -1,6 +1,6 @@
-"""Pictures of what the input layer has learned, and of feature spaces: components, similarities, neighbours.
+"""Analyses of the input layer and of feature spaces: principal components, similarities, nearest neighbours.
 
-NumPy throughout: each is done once for a model or a folder, not in a step.
+In NumPy, as each runs once for a model or a folder of images.
 """
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def filter_components(kernel: HostArray, count: int) -> tuple[HostArray, HostArr
 
   Args:
     kernel: `[P, P, 3, D]`, D filters.
-    count: how many; at most min(3 P^2, D).
+    count: number of components; at most min(3 P^2, D).
 
   Returns:
     Components `[count, P, P, 3]` f64 of unit length, and the share of the variance that each explains `[count]`. The
-    sign of a component means nothing; here its largest entry is positive.
+    sign of a component is arbitrary; its largest entry is made positive.
   """
   shape = kernel.shape[:3]
   filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T
@@ -28,7 +28,7 @@ def filter_components(kernel: HostArray, count: int) -> tuple[HostArray, HostArr
 
 
 def signed(components: HostArray) -> HostArray:
-  """Rows `[n, d]`, each turned so that its largest entry is positive."""
+  """Returns rows `[n, d]`, each with the sign that makes its largest entry positive."""
   largest = np.take_along_axis(components, np.abs(components).argmax(1, keepdims=True), 1)
   return components * np.where(largest < 0, -1., 1.)
 
@@ -37,7 +37,7 @@ def position_similarity(positions: HostArray, grid: tuple[int, int]) -> HostArra
   """Cosine similarity of position embeddings (ViT paper, Figure 7 centre).
 
   Args:
-    positions: `[N, D]`, of patch tokens.
+    positions: `[N, D]`, of the patch tokens.
     grid: `(h, w)`.
 
   Returns:
@@ -48,7 +48,7 @@ def position_similarity(positions: HostArray, grid: tuple[int, int]) -> HostArra
 
 
 def unit_rows(rows: HostArray) -> HostArray:
-  """`[n, d]` with rows of length 1 (zero rows stay)."""
+  """Returns `[n, d]` with rows scaled to length 1 (zero rows stay zero)."""
   return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
@@ -59,7 +59,7 @@ def token_colors(tokens: HostArray) -> HostArray:
     tokens: `[B, N, D]`; the components are those of all images together.
 
   Returns:
-    `[B, N, 3]` f64 in [0, 1]; 2 % of the values at each end are cut off.
+    `[B, N, 3]` f64 in [0, 1]; 2 % of the values at each end are clipped.
   """
   rows = np.asarray(tokens, np.float64).reshape(-1, tokens.shape[-1])
   centred = rows - rows.mean(0)
@@ -102,9 +102,9 @@ def nearest(features: HostArray, count: int) -> tuple[HostArray, HostArray]:
 
 
 def leave_one_out(features: HostArray, labels: HostArray, neighbours: int) -> float:
-  """Share of images whose class most of their nearest neighbours have; each image is left out of its own.
+  """Share of the images whose class is that of most of their nearest other images.
 
-  Ties go to the class of the nearest. A cheap measure of how separable classes are at a depth.
+  Ties are decided by the nearest image. A cheap measure of how separable the classes are at a depth.
   """
   order, _ = nearest(features, neighbours)
   hits = 0
@@ -115,7 +115,7 @@ def leave_one_out(features: HostArray, labels: HostArray, neighbours: int) -> fl
 
 
 def flat_map(features: HostArray, *, seed: int) -> HostArray:
-  """Places of images in the plane, `[S, 2]`: principal components, then t-SNE (scikit-learn)."""
+  """Returns coordinates of images in the plane, `[S, 2]`, by principal components and t-SNE (scikit-learn)."""
   from sklearn.decomposition import PCA
   from sklearn.manifold import TSNE
   reduced = PCA(min(50, *features.shape), random_state=seed).fit_transform(np.asarray(features, np.float64))

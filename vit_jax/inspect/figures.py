@@ -1,14 +1,14 @@
-"""The pictures of an inspection, as PNG files with their own labels, on white.
+"""The figures of an inspection, as PNG files with labels on white.
 
-Each function takes numbers and returns the bytes of a file. Images are never stretched: pixels stay square. Knows no
-model and no file. matplotlib is imported when the first picture is drawn.
+Each function takes arrays and returns the bytes of a file. Pixels of images stay square. The module knows nothing about
+models and files. matplotlib is imported when the first figure is drawn.
 """
 from __future__ import annotations
 
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
-COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')  # as in render.py
+COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
+"""Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
 _DPI = 130
-_DEPTHS = 'viridis'  # of lines by depth, and of maps
+RECONSTRUCTION_COLUMNS = ('input', 'masked', 'prediction', 'prediction where masked')
+_MASKED = 128  # grey level of masked patches
+_DEPTHS = 'viridis'  # colour map of lines by depth, and of tables
 
 
 def filters(components: HostArray, share: HostArray) -> bytes:
-  """Filter components `[n, P, P, 3]` side by side, each scaled to fill the colours on its own."""
+  """Draws filter components `[n, P, P, 3]` side by side, each scaled separately to [0, 1]."""
   columns = 7
   rows = -(-len(components) // columns)
   with _canvas((.95 * columns, .95 * rows + .5), (rows, columns)) as (figure, axes):
@@ -38,7 +41,7 @@ def filters(components: HostArray, share: HostArray) -> bytes:
 
 
 def position_tiles(similarity: HostArray) -> bytes:
-  """`[h, w, h, w]` cosine similarities, a tile for each position, where it stands in the image."""
+  """Draws cosine similarities `[h, w, h, w]` with one tile for each position, at its place in the image."""
   h, w = similarity.shape[:2]
   gap = 1
   wall = np.full((h * (h + gap) - gap, w * (w + gap) - gap), np.nan)
@@ -62,13 +65,13 @@ def position_tiles(similarity: HostArray) -> bytes:
 
 
 def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, bottom: float | None = 0.) -> bytes:
-  """A dot for each head over the depth of its block, and a line through their means.
+  """Draws a dot for each head over the depth of its block, and a line through their means.
 
   Args:
     values: `[L, A]` by name of the model.
     ylabel: with the unit.
-    title: of the picture.
-    bottom: of the axis; None lets it be.
+    title: of the figure.
+    bottom: lower limit of the y axis; None = automatic.
   """
   with _canvas((5.2, 3.4)) as (figure, axes):
     ax = axes[0, 0]
@@ -77,67 +80,67 @@ def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, 
       ax.plot(np.repeat(depth, table.shape[1]), table.reshape(-1), 'o', color=color, markersize=3, alpha=.55,
               markeredgewidth=0)
       ax.plot(depth, table.mean(1), color=color, linewidth=1.4, label=name)
-    _dress(ax, xlabel='block', ylabel=ylabel, title=title, legend=len(values) > 1)
+    _finish(ax, xlabel='block', ylabel=ylabel, title=title, legend=len(values) > 1)
     ax.set_ylim(bottom=bottom)
     return _png(figure)
 
 
 def lines(curves: Mapping[str, tuple[HostArray, HostArray]], *, xlabel: str, ylabel: str, title: str) -> bytes:
-  """Curves `(x [n], y [n])` by name."""
+  """Draws curves `(x [n], y [n])` by name."""
   with _canvas((5.2, 3.4)) as (figure, axes):
     _plot(axes[0, 0], curves)
-    _dress(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
+    _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
     return _png(figure)
 
 
 def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArray]]]], *, xlabel: str,
            is_log: bool) -> bytes:
-  """Side by side, by title: the name of its y axis, and curves `(x [n], y [n])` by name; with `is_log` y is."""
+  """Draws panels side by side: title to label of the y axis and curves `(x [n], y [n])` by name; `is_log`: y axis."""
   with _canvas((4.6 * len(tables), 3.6), (1, len(tables))) as (figure, axes):
     for ax, (title, (ylabel, curves)) in zip(axes[0], tables.items(), strict=True):
       _plot(ax, curves)
       if is_log:
         ax.set_yscale('log')
-      _dress(ax, xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
+      _finish(ax, xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
     return _png(figure)
 
 
 def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str, ylabel: str, title: str) -> bytes:
-  """A panel a model, in it a line `[n]` for each of its depths `[L + 1, n]`, coloured by depth."""
+  """Draws a panel for each model with a line for each depth of `[L + 1, n]`, coloured by depth."""
   import matplotlib
   with _canvas((4.4 * len(tables) + .6, 3.4), (1, len(tables))) as (figure, axes):
     for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
       colors = matplotlib.colormaps[_DEPTHS](np.linspace(0, .92, len(table)))
       for color, row in zip(colors, table, strict=True):
         ax.plot(x[:len(row)], row, color=color, linewidth=1.2)
-      _dress(ax, xlabel=xlabel, ylabel=ylabel, title=f'{title}: {name}' if len(tables) > 1 else title, legend=False)
+      _finish(ax, xlabel=xlabel, ylabel=ylabel, title=f'{title}: {name}' if len(tables) > 1 else title, legend=False)
       shade = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, len(table) - 1), _DEPTHS)
       figure.colorbar(shade, ax=ax, label='after block (0: before the first)')
     return _png(figure)
 
 
 def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, unit: str) -> bytes:
-  """`[rows, columns]` between 0 and 1 as colours, the first row at the bottom."""
+  """Draws `[rows, columns]` between 0 and 1 as colours, the first row at the bottom."""
   with _canvas((4.4, 3.8)) as (figure, axes):
     image = axes[0, 0].imshow(values, origin='lower', vmin=0, vmax=1, cmap=_DEPTHS, interpolation='nearest')
-    _dress(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=False)
+    _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=False)
     axes[0, 0].grid(False)
     figure.colorbar(image, ax=axes[0, 0], label=unit)
     return _png(figure)
 
 
 def contact_sheet(rows: Sequence[Sequence[HostArray]], *, captions: Sequence[str], heads: Sequence[str]) -> bytes:
-  """Pictures in rows that belong together: `[H, W, 3]` in [0, 1] or uint8, a caption a row, a title a column."""
+  """Draws rows of images `[H, W, 3]`, in [0, 1] or uint8, with a caption for each row and a title for each column."""
   height, width = rows[0][0].shape[:2]
   cell = 1.35
   size = (cell * width / max(height, width) * len(rows[0]) + .1, (cell * height / max(height, width) + .22) * len(rows))
   with _canvas(size, (len(rows), len(rows[0]))) as (figure, axes):
-    for line, pictures, caption in zip(axes, rows, captions, strict=True):
-      for ax, picture in zip(line, pictures, strict=True):
-        ax.imshow(picture, interpolation='nearest' if max(picture.shape[:2]) < 64 else 'antialiased')
+    for line, images, caption in zip(axes, rows, captions, strict=True):
+      for ax, image in zip(line, images, strict=True):
+        ax.imshow(image, interpolation='nearest' if max(image.shape[:2]) < 64 else 'antialiased')
         ax.axis('off')
-      line[-1].set_title(' ', fontsize=6.5, pad=2)  # keeps the room; the caption itself is wider than its picture
-      line[0].text(0, 1.03, _short(caption, 14 * len(pictures)), transform=line[0].transAxes, fontsize=6.5,
+      line[-1].set_title(' ', fontsize=6.5, pad=2)  # reserves the space; the caption itself is wider than its image
+      line[0].text(0, 1.03, shorten(caption, 14 * len(images)), transform=line[0].transAxes, fontsize=6.5,
                    va='bottom').set_in_layout(False)
     for ax, title in zip(axes[0], heads, strict=False):
       ax.text(.98, .98, title, transform=ax.transAxes, fontsize=6, ha='right', va='top', color='white',
@@ -145,15 +148,15 @@ def contact_sheet(rows: Sequence[Sequence[HostArray]], *, captions: Sequence[str
     return _png(figure)
 
 
-def picture_map(places: HostArray, images: HostArray, *, title: str) -> bytes:
-  """Images `[S, H, W, 3]` uint8 themselves at their places `[S, 2]`."""
+def image_map(points: HostArray, images: HostArray, *, title: str) -> bytes:
+  """Draws images `[S, H, W, 3]` uint8 as thumbnails at the points `[S, 2]`."""
   from matplotlib.offsetbox import AnnotationBbox, OffsetImage
   with _canvas((7.2, 6.)) as (figure, axes):
     ax = axes[0, 0]
-    ax.scatter(*places.T, s=0)
+    ax.scatter(*points.T, s=0)
     zoom = 30. / max(images.shape[1:3])
-    for place, image in zip(places, images, strict=True):
-      ax.add_artist(AnnotationBbox(OffsetImage(image, zoom=zoom), tuple(place), frameon=False))
+    for point, image in zip(points, images, strict=True):
+      ax.add_artist(AnnotationBbox(OffsetImage(image, zoom=zoom), tuple(point), frameon=False))
     ax.margins(.06)
     ax.set_xticks([])
     ax.set_yticks([])
@@ -161,15 +164,15 @@ def picture_map(places: HostArray, images: HostArray, *, title: str) -> bytes:
     return _png(figure)
 
 
-def scatter(places: HostArray, labels: Sequence[str], *, title: str) -> bytes:
-  """Images as points `[S, 2]`, coloured by their label where there are at most eight, else numbered by marker."""
+def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
+  """Draws images as points `[S, 2]`; each label has a colour, from the ninth label on with another marker."""
   names = list(dict.fromkeys(labels))
   with _canvas((5.6, 4.6)) as (figure, axes):
     ax = axes[0, 0]
     for number, name in enumerate(names):
       own = np.array([label == name for label in labels])
-      ax.scatter(*places[own].T, s=16, color=COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
-                 label=_short(name, 24), linewidths=0)
+      ax.scatter(*points[own].T, s=16, color=COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
+                 label=shorten(name, 24), linewidths=0)
     ax.set_xticks([])
     ax.set_yticks([])
     ax.set_title(title, fontsize=9)
@@ -181,13 +184,13 @@ def scatter(places: HostArray, labels: Sequence[str], *, title: str) -> bytes:
 def shade(image: HostArray, heat: HostArray) -> HostArray:
   """`image [H, W, 3]` uint8 dimmed where `heat [h, w]` is low, as in the ViT paper's Figure 6; uint8.
 
-  The map is scaled so that its largest 3 % are fully lit, and enlarged with linear interpolation.
+  The map is scaled so that the largest 3 % have full brightness, and enlarged by linear interpolation.
   """
   return np.round(image * enlarge(heat / max(_bright(heat), 1e-12), image.shape[:2])[..., None]).astype(np.uint8)
 
 
 def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
-  """`image [H, W, 3]` uint8 under the colours of `heat [h, w]`, from its least value to its largest 3 %; uint8."""
+  """`image [H, W, 3]` uint8 under the colours of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
   import matplotlib
   scaled = (heat - heat.min()) / max(_bright(heat) - float(heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]
@@ -195,31 +198,63 @@ def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostA
 
 
 def _bright(heat: HostArray) -> float:
-  """The value that 3 % of the cells exceed, so that a few tokens that gather attention do not hide the others.
+  """Returns the value that 3 % of the cells exceed, so that a few tokens with very high attention do not hide the rest.
 
-  Where fewer than that are above all others, as in a thresholded map, it is the largest.
+  If that is also the minimum, as in a thresholded map, it is the maximum.
   """
   found = float(np.quantile(heat, .97))
   return found if found > float(heat.min()) else float(heat.max())
 
 
 def enlarge(heat: HostArray, size: tuple[int, int]) -> HostArray:
-  """`[h, w]` in [0, 1] at `size` (height, width), linear between the centres of cells; f64."""
+  """Resizes `[h, w]` in [0, 1] to `size` (height, width), linear between the centres of cells; f64."""
   from PIL import Image
-  picture = Image.fromarray(np.asarray(heat, np.float32))
-  return np.clip(np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR), np.float64), 0, 1)
+  image = Image.fromarray(np.asarray(heat, np.float32))
+  return np.clip(np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR), np.float64), 0, 1)
 
 
 def blocks(values: HostArray, size: tuple[int, int]) -> HostArray:
-  """`[h, w, 3]` in [0, 1] as even blocks at `size`; uint8."""
+  """Resizes `[h, w, 3]` in [0, 1] to blocks of one colour at `size`; uint8."""
   from PIL import Image
-  picture = Image.fromarray(np.uint8(np.round(255 * values)))
-  return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
+  image = Image.fromarray(np.uint8(np.round(255 * values)))
+  return np.asarray(image.resize(size[::-1], Image.Resampling.NEAREST))
+
+
+class Reconstruction(NamedTuple):
+  """Predictions of a masked autoencoder for K images: `predicted [K, H, W, 3]` u8 and `hidden [K, H, W]` bool, the
+  masked pixels."""
+  predicted: HostArray
+  hidden: HostArray
+
+
+def reconstruct(predicted: HostArray, hidden: HostArray, *, mean: Sequence[float],
+                std: Sequence[float]) -> Reconstruction:
+  """Returns predictions as pixels.
+
+  Args:
+    predicted: `[K, H, W, 3]` in the units of the network's input, `(x / 255 - mean) / std`.
+    hidden: `[K, H, W, 3]`, 1 where pixels are masked, else 0.
+    mean, std: of RGB in [0, 1].
+  """
+  pixels = np.asarray(predicted, np.float64) * np.asarray(std) + np.asarray(mean)
+  return Reconstruction(np.round(255 * np.clip(pixels, 0, 1)).astype(np.uint8), np.asarray(hidden)[..., 0] > 0.5)
+
+
+def reconstruction_columns(image: HostArray, predicted: HostArray, hidden: HostArray) -> list[HostArray]:
+  """Returns an image for each of `RECONSTRUCTION_COLUMNS`, all `[H, W, 3]` u8 (MAE, arXiv 2111.06377, Figure 2)."""
+  hidden = hidden[..., None]
+  return [image, np.where(hidden, np.uint8(_MASKED), image), predicted, np.where(hidden, predicted, image)]
+
+
+def reconstruction_sheet(images: HostArray, found: Reconstruction, captions: Sequence[str]) -> bytes:
+  """Draws a row for each of the images `[K, H, W, 3]` u8."""
+  rows = [reconstruction_columns(*each) for each in zip(images, found.predicted, found.hidden, strict=True)]
+  return contact_sheet(rows, captions=captions, heads=RECONSTRUCTION_COLUMNS)
 
 
 @contextlib.contextmanager
 def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1)) -> Iterator[tuple[Figure, Any]]:
-  """A figure of no window with its axes `[rows, columns]`."""
+  """Yields a figure without a window, and its axes `[rows, columns]`."""
   import matplotlib
   from matplotlib.figure import Figure
   with matplotlib.rc_context({'font.size': 8, 'axes.linewidth': .6, 'axes.formatter.useoffset': False}):
@@ -228,13 +263,13 @@ def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1)) -> Itera
 
 
 def _plot(ax: Axes, curves: Mapping[str, tuple[HostArray, HostArray]]) -> None:
-  """Curves `(x [n], y [n])` by name; few points are marked."""
+  """Draws curves `(x [n], y [n])` by name, with markers if there are few points."""
   for number, (name, (x, y)) in enumerate(curves.items()):
     ax.plot(x, y, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name, marker='o' if len(x) < 40 else None,
             markersize=3)
 
 
-def _dress(ax: Axes, *, xlabel: str, ylabel: str, title: str, legend: bool) -> None:
+def _finish(ax: Axes, *, xlabel: str, ylabel: str, title: str, legend: bool) -> None:
   ax.set_xlabel(xlabel)
   ax.set_ylabel(ylabel)
   ax.set_title(title, fontsize=9)
@@ -250,5 +285,6 @@ def _png(figure: Figure) -> bytes:
   return buffer.getvalue()
 
 
-def _short(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
+  """Returns at most `length` characters of a text, with an ellipsis where some are left out."""
   return text if len(text) <= length else text[:length - 1] + '…'

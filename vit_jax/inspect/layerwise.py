@@ -1,7 +1,7 @@
-"""Drives a backbone layer by layer, so that no more than one layer's attention is ever held.
+"""Runs a backbone layer by layer, so that the attention of only one layer is in memory.
 
-All layers share one compiled program for a batch of a given shape. Attention is collected on the explicit path, in
-the network as it is otherwise; training and evaluation never come here.
+All layers share one compiled program for a batch of a given shape. Attention is computed explicitly, not by a fused
+kernel. Training and evaluation do not use this module.
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Logits = Callable[[Features], Array]
 
 
 class Layer(NamedTuple):
-  """What is seen at one depth.
+  """The tokens and the attention at one depth.
 
   depth: 0 is before the first block, l is after block l.
   tokens: `[B, M, D]`, the patch tokens last.
-  attention: `[B, A, M, M]` f32 of block l, query before key; None at depth 0 and where it is not collected.
+  attention: `[B, A, M, M]` f32 of block l, query before key; None at depth 0 and if it is not captured.
   """
   depth: int
   tokens: Array
@@ -32,52 +32,56 @@ class Layer(NamedTuple):
 
 
 class Driver:
-  """A backbone taken to pieces.
+  """Runs the blocks of a backbone one by one.
 
   Args:
-    backbone: with blocks.
-    params: of it, on the device.
+    backbone: a network with transformer blocks.
+    params: its parameters, on the device.
+
+  Raises:
+    UserError: the network has no transformer blocks.
   """
 
   def __init__(self, backbone: LayeredBackbone, params: Params):
     if 'blocks' not in params or not hasattr(backbone, 'block'):
-      raise UserError(f'{type(backbone).__name__} has no transformer blocks to look into; want a Vision Transformer')
+      raise UserError(f'weights: expected a Vision Transformer, got a {type(backbone).__name__} without transformer '
+                      'blocks. Choose other weights.')
     self.backbone, self.params = backbone, params
     self.num_layers = jax.tree.leaves(params['blocks'])[0].shape[0]
     self._begin = jax.jit(backbone.begin)
     self._finish = jax.jit(backbone.finish, static_argnames='grid')
     self._block = jax.jit(backbone.block, static_argnames='capture')
-    self._reading = jax.jit(backbone.reading)
+    self._readout_weights = jax.jit(backbone.reading)
     self._pull = jax.jit(self._one_back)
     self._first_pull = jax.jit(self._first_back, static_argnames=('logits', 'grid'))
 
   def layers(self, image: Array, *, capture: bool) -> Iterator[Layer]:
-    """`num_layers + 1` depths of `image [B, H, W, 3]` f32, prepared; only the newest is held."""
+    """`num_layers + 1` depths of `image [B, H, W, 3]` f32, normalised; only the newest depth is in memory."""
     tokens = self._begin(self.params, image)
     yield Layer(0, tokens, None)
     for i in range(self.num_layers):
       tokens, captured = self._block(self.params, tokens, layer=i, capture=capture)
-      yield Layer(i + 1, tokens, whole_attention(captured) if capture else None)
+      yield Layer(i + 1, tokens, full_attention(captured) if capture else None)
 
   def finish(self, tokens: Array, *, grid: tuple[int, int]) -> Features:
-    """Features of what the last block gave."""
+    """Features from the output of the last block."""
     return self._finish(self.params, tokens, grid=grid)
 
-  def reading(self, tokens: Array) -> Array:
-    """How much of each token is read in the end, `[B, M]`, from what the last block gave."""
-    return self._reading(self.params, tokens)
+  def readout_weights(self, tokens: Array) -> Array:
+    """Weights of the tokens in the pooled features, `[B, M]`, from the output of the last block."""
+    return self._readout_weights(self.params, tokens)
 
   def relevance_gradients(self, image: Array, logits: Logits, chosen: Array | int, *,
                           grid: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
     """Attention of each block and the gradient of a logit by it, the last block first.
 
-    Token inputs of all layers are held (`[B, M, D]` each), attention of one.
+    The input tokens of all layers are in memory (`[B, M, D]` each), and the attention of one layer.
 
     Args:
       image: `[B, H, W, 3]`.
-      logits: the head; the same function for all images, as it is compiled once.
-      chosen: class of the logit that is differentiated, the same for all images.
-      grid: of the image's tokens.
+      logits: the head; pass the same function for all images, so that it is compiled once.
+      chosen: class whose logit is differentiated, the same for all images.
+      grid: `(h, w)` of the image's tokens.
 
     Yields:
       Attention and gradient, both `[B, A, M, M]` f32.
@@ -90,11 +94,11 @@ class Driver:
 
   def _first_back(self, params: Params, tokens: Array, chosen: Array, *, logits: Logits,
                   grid: tuple[int, int]) -> Array:
-    """Gradient of a logit by what the last block gave."""
+    """Gradient of a logit with respect to the output of the last block."""
     return jax.grad(lambda x: logits(self.backbone.finish(params, x, grid=grid))[:, chosen].sum())(tokens)
 
   def _one_back(self, params: Params, layer: Array, tokens: Array, gradient: Array) -> tuple[Array, Array, Array]:
-    """Through a block backwards: gradient by its input, its attention, and the gradient by that."""
+    """Backpropagates through a block: gradient of its input, its attention, and the gradient of the attention."""
     attention = self.backbone.block(params, tokens, layer=layer, capture=True)[1]['attention']
 
     def forward(x: Array, nudge: Array) -> Array:
@@ -105,10 +109,11 @@ class Driver:
     return by_tokens, attention, by_attention
 
 
-def whole_attention(captured: dict[str, Array]) -> Array:
-  """`attention [B, A, M, M]`; of an axial pair the product: within the row first, then within the column.
+def full_attention(captured: dict[str, Array]) -> Array:
+  """Returns `attention [B, A, M, M]`; of an axial pair the product: within the row first, then within the column.
 
-  `A[(i, j), (k, l)] = column[j, i, k] row[k, j, l]`: token (i, j) asks column j, whose token (k, j) has asked row k.
+  `A[(i, j), (k, l)] = column[j, i, k] row[k, j, l]`: the query (i, j) attends within column j to token (k, j), which
+  has attended within row k.
   """
   if 'attention' in captured:
     return captured['attention']

@@ -1,9 +1,10 @@
-"""All numbers of an inspection of one network on some images, in one pass, a batch and a layer at a time.
+"""All measurements of a network on some images in one pass, batch by batch and layer by layer.
 
-Held are one layer's attention of one batch, the running product of rollout, and what is asked for in the end.
+In memory are the attention of one layer for one batch, the product of the rollout so far, and the results.
 """
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,19 +15,20 @@ import numpy as np
 
 from vit_jax.core.types import Array, HostArray
 from vit_jax.inspect import attention as maps
-from vit_jax.inspect import attention_stats as numbers
-from vit_jax.inspect import spectra
+from vit_jax.inspect import statistics
 from vit_jax.inspect.layerwise import Driver, Logits
 
+_MEANS = ('distance_px', 'information', 'entropy', 'fourier', 'singular')
 
-class Measured(NamedTuple):
-  """What was seen of S images, K of them closely; L blocks, depth 0 is before the first.
 
-  distance_px, information, entropy: `[L, A]`, of attention (`attention_numbers`).
-  fourier: `[L + 1, n]`; singular: `[L + 1, m]` (`spectra`).
+class Measurements(NamedTuple):
+  """Measurements on S images, with maps of the first K; L blocks, depth 0 is before the first.
+
+  distance_px, information, entropy: `[L, A]`, of attention (`statistics`).
+  fourier: `[L + 1, n]`; singular: `[L + 1, m]`, of tokens (`statistics`).
   by_depth: `[L + 1, S, D]` f32, mean patch token of each image.
   pooled: `[S, D]`; logits: `[S, C]`, or None without a head.
-  tokens: `[K, N, D]`, patch tokens that the network ends with.
+  tokens: `[K, N, D]`, final patch tokens.
   rollout: `[K, h, w]`; heads: `[K, A, h, w]`, of the last block; relevance: `[K, h, w]`, or None.
   """
   distance_px: HostArray
@@ -44,101 +46,88 @@ class Measured(NamedTuple):
 
 
 def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, int], patch_px: tuple[float, float],
-            num_close: int, discard: float, logits: Logits | None, has_relevance: bool,
-            of_class: int | None = None) -> Measured:
-  """Runs the network over images and collects everything.
+            num_maps: int, discard: float, logits: Logits | None, of_class: int | None = None) -> Measurements:
+  """Runs the network over images and returns all measurements.
 
   Args:
     driver: the network.
-    batches: prepared images `[B, H, W, 3]` f32, all of one size; the last may be smaller.
+    batches: normalised images `[B, H, W, 3]` f32, all of one size; the last batch may be smaller.
     grid: `(h, w)` of their tokens.
-    patch_px: sides of a patch in pixels, height and width.
-    num_close: K, images to look at closely, the first ones.
-    discard: of `attention.rollout`.
-    logits: the head; None without one.
-    has_relevance: also the relevance for a class (twice the work, an image at a time).
-    of_class: number of that class; None = the one that is predicted for each image.
+    patch_px: height and width of a patch in pixels.
+    num_maps: K, the number of images to compute maps for, the first ones.
+    discard: as in `attention.rollout`.
+    logits: the head; None without one. With a head, relevance is computed too, one image at a time.
+    of_class: number of the class of relevance; None = the predicted class of each image.
   """
   parts: list[dict[str, HostArray]] = []
   num_images = 0
   for batch in batches:
-    close = max(0, min(num_close - num_images, len(batch)))
-    found = _measure_batch(driver, batch, grid=grid, patch_px=patch_px, close=close, discard=discard, logits=logits)
-    if has_relevance and logits is not None:
+    num_here = max(0, min(num_maps - num_images, len(batch)))
+    found = _measure_batch(driver, batch, grid=grid, patch_px=patch_px, num_maps=num_here, discard=discard,
+                           logits=logits)
+    if logits is not None:
       each = [relevance(driver, image[None], grid=grid, logits=logits, of_class=of_class)
-              for image in batch[:close]]
-      found['relevance'] = np.array(each, np.float32).reshape(close, *grid)
+              for image in batch[:num_here]]
+      found['relevance'] = np.array(each, np.float32).reshape(num_here, *grid)
     parts.append(found)
     num_images += len(batch)
-  return _together(parts)
+  return _merge(parts)
 
 
 def relevance(driver: Driver, image: HostArray, *, grid: tuple[int, int], logits: Logits,
               of_class: int | None = None) -> HostArray:
-  """Relevance of patches for a class, the predicted one by default: `[h, w]` f32 of one image `[1, H, W, 3]`."""
+  """Relevance of patches for a class, by default the predicted one: `[h, w]` f32 of one image `[1, H, W, 3]`."""
   *_, last = driver.layers(jnp.asarray(image), capture=False)
   chosen = int(logits(driver.finish(last.tokens, grid=grid))[0].argmax()) if of_class is None else of_class
   pairs = driver.relevance_gradients(jnp.asarray(image), logits, chosen, grid=grid)
-  row = maps.relevance(pairs, driver.reading(last.tokens))
+  row = maps.relevance(pairs, driver.readout_weights(last.tokens))
   return np.asarray(row[0, -grid[0] * grid[1]:].reshape(grid))
 
 
 def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], patch_px: tuple[float, float],
-                   close: int, discard: float, logits: Logits | None) -> dict[str, HostArray]:
+                   num_maps: int, discard: float, logits: Logits | None) -> dict[str, HostArray]:
   num_patches = grid[0] * grid[1]
-  distances = numbers.distances_px(grid, patch_px)
-  rows: dict[str, list[Array]] = {name: [] for name in ('distance_px', 'information', 'entropy', 'fourier', 'singular',
-                                                        'by_depth')}
+  distances = statistics.distances_px(grid, patch_px)
+  rows: dict[str, list[Array]] = collections.defaultdict(list)
   product = None
   for layer in driver.layers(jnp.asarray(batch), capture=True):
-    patches = layer.tokens[:, -num_patches:].astype(jnp.float32)
-    for name, row in _of_tokens(patches, grid=grid).items():
-      rows[name].append(row)
+    found = _measure_tokens(layer.tokens[:, -num_patches:].astype(jnp.float32), grid=grid)
     if layer.attention is not None:
-      for name, row in _of_attention(layer.attention, distances).items():
-        rows[name].append(row)
-      product = _roll(product, layer.attention[:close], discard=discard) if close else None
-      last = layer.attention
+      found |= _measure_attention(layer.attention, distances)
+      product = _roll(product, layer.attention[:num_maps], discard=discard) if num_maps else None
+      last = layer.attention[:num_maps]
+    for name, row in found.items():
+      rows[name].append(row)
   features = driver.finish(layer.tokens, grid=grid)
-  reading = driver.reading(layer.tokens)[:close]
-  seen = {name: np.stack([np.asarray(row) for row in row_list]) for name, row_list in rows.items()}
-  seen['pooled'] = np.asarray(features.pooled)
-  seen['tokens'] = np.asarray(features.tokens[:close])
-  seen['heads'] = np.asarray(maps.head_maps(last[:close], reading, num_patches)).reshape(close, last.shape[1], *grid)
-  seen['rollout'] = (np.zeros((0, *grid), np.float32) if product is None else
-                     np.asarray(jnp.einsum('bm,bmk->bk', reading, product)[:, -num_patches:]).reshape(close, *grid))
-  if logits is not None:
-    seen['logits'] = np.asarray(logits(features))
-  return seen
+  readout_weights = driver.readout_weights(layer.tokens)[:num_maps]
+  heads = maps.head_maps(last, readout_weights, num_patches)
+  rollout = jnp.zeros((0, num_patches)) if product is None else jnp.einsum('bm,bmk->bk', readout_weights, product)
+  return {**{name: np.stack([np.asarray(row) for row in every]) for name, every in rows.items()},
+          'pooled': np.asarray(features.pooled), 'tokens': np.asarray(features.tokens[:num_maps]),
+          'heads': np.asarray(heads).reshape(*heads.shape[:2], *grid),
+          'rollout': np.asarray(rollout[:, -num_patches:]).reshape(num_maps, *grid),
+          **({} if logits is None else {'logits': np.asarray(logits(features))})}
 
 
-def _together(parts: list[dict[str, HostArray]]) -> Measured:
-  """Means over images of what is a mean, and the rest in order."""
+def _merge(parts: list[dict[str, HostArray]]) -> Measurements:
+  """Averages over images what `_MEANS` names, and concatenates the rest."""
   sizes = [len(part['pooled']) for part in parts]
-
-  def mean(name: str) -> HostArray:
-    return np.average([part[name] for part in parts], axis=0, weights=sizes)
-
-  def joined(name: str, axis: int = 0) -> HostArray:
-    return np.concatenate([part[name] for part in parts], axis)
-
-  return Measured(
-      mean('distance_px'), mean('information'), mean('entropy'), mean('fourier'), mean('singular'),
-      joined('by_depth', 1), joined('pooled'), joined('logits') if 'logits' in parts[0] else None, joined('tokens'),
-      joined('rollout'), joined('heads'), joined('relevance') if 'relevance' in parts[0] else None)
+  merged = {name: np.average([part[name] for part in parts], axis=0, weights=sizes) if name in _MEANS else
+            np.concatenate([part[name] for part in parts], 1 if name == 'by_depth' else 0) for name in parts[0]}
+  return Measurements(**{'logits': None, 'relevance': None, **merged})  # type: ignore[arg-type]
 
 
 @jax.jit
-def _of_attention(attention: Array, distances: Array) -> dict[str, Array]:
+def _measure_attention(attention: Array, distances: Array) -> dict[str, Array]:
   num_patches = distances.shape[0]
-  return {'distance_px': numbers.mean_distance(attention, distances),
-          'information': numbers.mutual_information(attention, num_patches),
-          'entropy': numbers.entropy(attention, num_patches)}
+  return {'distance_px': statistics.mean_distance(attention, distances),
+          'information': statistics.mutual_information(attention, num_patches),
+          'entropy': statistics.entropy(attention, num_patches)}
 
 
 @functools.partial(jax.jit, static_argnames='grid')
-def _of_tokens(patches: Array, *, grid: tuple[int, int]) -> dict[str, Array]:
-  return {'fourier': spectra.fourier_amplitude(patches, grid), 'singular': spectra.singular_values(patches),
+def _measure_tokens(patches: Array, *, grid: tuple[int, int]) -> dict[str, Array]:
+  return {'fourier': statistics.fourier_amplitude(patches, grid), 'singular': statistics.singular_values(patches),
           'by_depth': patches.mean(1)}
 
 

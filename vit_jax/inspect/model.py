@@ -140,13 +140,13 @@ class Model:
 
     def one(image: Array) -> Array:
       product, tokens = None, image
-      for seen in driver.layers(image, capture=True):
-        tokens = seen.tokens
-        if seen.attention is not None:
-          product = maps.roll(product, seen.attention, discard=0.)
+      for layer in driver.layers(image, capture=True):
+        tokens = layer.tokens
+        if layer.attention is not None:
+          product = maps.roll(product, layer.attention, discard=0.)
       assert product is not None
       h, w = self.grid
-      rolled = jnp.einsum('bm,bmk->bk', driver.reading(tokens), product)[:, -h * w:]
+      rolled = jnp.einsum('bm,bmk->bk', driver.readout_weights(tokens), product)[:, -h * w:]
       return rolled.reshape(-1, h, w)
     return self._over(images, one, prepared=prepared)
 

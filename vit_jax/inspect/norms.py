@@ -1,55 +1,64 @@
-"""Norms of gradient, parameter and update, leaf by leaf and layer by layer, as heat maps and a table.
+"""Norms of gradients, parameters and updates in a report: heat maps by layer, and a table of the other parameters.
 
-Healthy training has updates of about a thousandth of the parameter; a layer that stands out is a lead.
+In healthy training an update is about a thousandth of its parameter; a layer that deviates deserves a look.
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
-from vit_jax.inspect import render
+from vit_jax.inspect import charts
+from vit_jax.inspect.html_pages import to_float
 
 
-def render_norms(grad: Mapping[str, object], param: Mapping[str, object],
-                 update: Mapping[str, object]) -> str:
-  """Heat maps of the stacked leaves, a table of the others.
+class Norms(NamedTuple):
+  """The section of a report: heat maps of the stacked parameters by title, and a table of the others."""
+  step: object
+  charts: list[tuple[str, Markup]]
+  head: list[str]
+  rows: list[list[object]]
+
+
+def summarize(step: object, grad: Mapping[str, object], param: Mapping[str, object],
+              update: Mapping[str, object]) -> Norms:
+  """Returns what a report shows of the norms at a step.
 
   Args:
-    grad: L2 norm by path; a list holds one for each layer.
+    step: its number.
+    grad: L2 norm by parameter path; a list has one norm for each layer.
     param: likewise.
     update: likewise; shown as a ratio to `param`.
   """
   ratio = {path: _divide(value, param[path]) for path, value in update.items() if path in param}
   kinds = {'Gradient': grad, 'Parameter': param, 'Update / parameter': ratio}
-  figures = ''.join(_render_kind(title, leaves) for title, leaves in kinds.items())
-  leaves = {path: value for kind in kinds.values() for path, value in kind.items()}
-  rows = [[path, *(_shown(kind.get(path)) for kind in kinds.values())]
-          for path, value in leaves.items() if not isinstance(value, list)]
-  table = render.make_table(['other parameters', *kinds], rows) if rows else ''
-  return f'<div class="figures">{figures}</div>{table}'
+  paths = dict.fromkeys(path for kind in kinds.values() for path in kind)
+  rows = [[path, *(_cell(kind.get(path)) for kind in kinds.values())] for path in paths
+          if not any(isinstance(kind.get(path), list) for kind in kinds.values())]
+  maps = [(title, chart) for title, leaves in kinds.items() if (chart := _heat_map(title, leaves))]
+  return Norms(step, maps, ['other parameters', *kinds], rows)
 
 
-def _render_kind(title: str, leaves: Mapping[str, object]) -> str:
-  """Stacked leaves in rows, layers in columns; shorter stacks are filled with nan."""
-  stacked = {path: [render.to_float(x) for x in value] for path, value in leaves.items()
-             if isinstance(value, list)}
+def _heat_map(title: str, leaves: Mapping[str, object]) -> Markup | None:
+  """Stacked leaves in rows, layers in columns; shorter stacks are padded with nan."""
+  stacked = {path: [to_float(x) for x in value] for path, value in leaves.items() if isinstance(value, list)}
   depth = max(map(len, stacked.values()), default=0)
   if not depth:
-    return ''
+    return None
   values = np.array([value + [math.nan] * (depth - len(value)) for value in stacked.values()])
   rows = [path.rpartition('blocks/')[2] for path in stacked]
-  unit = 'ratio' if '/' in title else 'L2 norm'
-  return f'<div><h3>{title}</h3>{render.draw_heat_map(values, rows=rows, xlabel="layer", unit=unit)}</div>'
+  return charts.draw_heat_map(values, rows=rows, xlabel='layer', unit='ratio' if '/' in title else 'L2 norm')
 
 
 def _divide(over: object, under: object) -> object:
   if isinstance(over, list) and isinstance(under, list):
     return [_divide(a, b) for a, b in zip(over, under, strict=False)]
-  divisor = render.to_float(under)
-  return render.to_float(over) / divisor if divisor else math.nan
+  divisor = to_float(under)
+  return to_float(over) / divisor if divisor else math.nan
 
 
-def _shown(value: object) -> object:
+def _cell(value: object) -> object:
   return '–' if value is None else value if isinstance(value, int | float) else str(value)

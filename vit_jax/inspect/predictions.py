@@ -1,97 +1,122 @@
-"""What a classifier predicted, for a person: which classes it confuses, and pictures it got right and wrong.
+"""The predictions of a classifier in a report: confused classes, and images with correct and wrong predictions.
 
 Reads `predictions.npz`: `class_names [C]` text; for each image of a split `index [S]` i32 (position in the
-source), `label [S]` i32, and the best k classes `top [S, k]` i32 with `probability [S, k]` f32; for a few of
+source), `label [S]` i32, and the k most probable classes `top [S, k]` i32 with `probability [S, k]` f32; for a few of
 them `example_index [E]` i32 (as in `index`), `example_name [E]` text, `example_image [E, H, W, 3]` uint8;
 `view` and `split`, text.
 """
 from __future__ import annotations
 
-import html
 import os
 import zipfile
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect import render
+from vit_jax.inspect import charts, html_pages
 
-_MAX_CLASSES = 40  # of a matrix that can still be read
+_MAX_CLASSES = 40  # of a legible matrix
 _MAX_PAIRS = 30
 _MAX_EXAMPLES = 12  # of each kind
 _PER_IMAGE = ('index', 'label', 'top', 'probability')
 _PER_EXAMPLE = ('example_index', 'example_name', 'example_image')
 
 
+class Confusion(NamedTuple):
+  """The confusion matrix as a chart, or with more than `_MAX_CLASSES` classes the most confused pairs as table rows.
+
+  rows: label, prediction, number of images, their share of the images with this label.
+  """
+  num_classes: int
+  chart: Markup | None = None
+  rows: tuple[tuple[str, str, int, str], ...] = ()
+
+
+class Example(NamedTuple):
+  """An image as PNG with its class, the predicted one and its probability; `is_small`: drawn with square pixels."""
+  label: str
+  predicted: str
+  probability: float
+  name: str
+  png: bytes
+  is_small: bool
+
+
+class Predictions(NamedTuple):
+  """The section of a report; `groups`: (CSS class, title, examples) of wrong and of correct predictions."""
+  title: str
+  confusion: Confusion
+  groups: tuple[tuple[str, str, list[Example]], ...]
+
+
 def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
-  """The arrays of a `predictions.npz`.
+  """Returns the arrays of a `predictions.npz`.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it cannot be read, or its arrays do not fit each other.
+    FileNotFoundError: the file does not exist.
+    ValueError: it cannot be read, or the shapes of its arrays do not match.
   """
   name = os.path.basename(path)
   try:
-    with open(path, 'rb') as file:  # numpy leaves a damaged file open that it opened itself
+    with open(path, 'rb') as file:  # NumPy does not close a damaged file that it opened itself
       archive = np.load(file, allow_pickle=False)
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError:
     raise
   except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
     raise ValueError(f'{name}: could not be read ({error})') from error
-  lacking = [key for key in ('class_names', *_PER_IMAGE) if key not in arrays]
-  if lacking:
-    raise ValueError(f'{name}: has no {", ".join(lacking)}')
+  if missing := [key for key in ('class_names', *_PER_IMAGE) if key not in arrays]:
+    raise ValueError(f'{name}: expected the arrays {", ".join(("class_names", *_PER_IMAGE))}, got none named '
+                     f'{", ".join(missing)}')
   top = arrays['top'].shape
   fits = len(top) == 2 and 0 not in top and arrays['probability'].shape == top
   if not fits or arrays['label'].shape != top[:1] or arrays['index'].shape != top[:1]:
     shapes = ', '.join(f'{key} {arrays[key].shape}' for key in _PER_IMAGE)
-    raise ValueError(f'{name}: shapes do not fit: {shapes}; want [S], [S], [S, k], [S, k]')
+    raise ValueError(f'{name}: expected arrays of shapes [S], [S], [S, k], [S, k], got {shapes}')
   return arrays
 
 
-def render_confusion(arrays: Mapping[str, HostArray]) -> str:
-  """The confusion matrix; with many classes a table of the pairs that are confused most."""
+def summarize(arrays: Mapping[str, HostArray]) -> Predictions:
+  """Returns what a report shows of the arrays that `load` returned."""
+  of = ' of '.join(str(arrays[key]) for key in ('view', 'split') if key in arrays)
+  return Predictions(f'Predictions ({of})' if of else 'Predictions', _confusion(arrays), _group_examples(arrays))
+
+
+def _confusion(arrays: Mapping[str, HostArray]) -> Confusion:
   names = [str(name) for name in np.atleast_1d(arrays['class_names'])]
   pairs, counts, sizes = _count_pairs(arrays, len(names))
   if len(names) <= _MAX_CLASSES:
     matrix = np.zeros((len(names), len(names)), np.int64)
     matrix[pairs[:, 0], pairs[:, 1]] = counts
-    return render.draw_confusion(matrix, names) if len(pairs) else ''
-  rows = [(names[t], names[p], int(n), f'{n / sizes[t]:.1%}') for (t, p), n in zip(pairs, counts, strict=True)
+    return Confusion(len(names), chart=charts.draw_confusion(matrix, names) if len(pairs) else None)
+  rows = [(names[t], names[p], int(n), f'{100 * n / sizes[t]:.1f} %') for (t, p), n in zip(pairs, counts, strict=True)
           if t != p]
-  rows = sorted(rows, key=lambda row: -row[2])[:_MAX_PAIRS]
-  if not rows:
-    return ''
-  table = render.make_table(['true', 'predicted', 'images', 'of the true class'], rows)
-  return f'<h3>Most confused of {len(names):,} classes</h3>{table}'
+  return Confusion(len(names), rows=tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_PAIRS]))
 
 
-def render_examples(arrays: Mapping[str, HostArray]) -> str:
-  """Pictures with true and predicted class: wrong ones, the most certain first, then right ones."""
+def _group_examples(arrays: Mapping[str, HostArray]) -> tuple[tuple[str, str, list[Example]], ...]:
+  """Returns examples of wrong predictions, the most confident first, and of correct ones."""
   if any(key not in arrays for key in _PER_EXAMPLE):
-    return ''
+    return ()
   images = arrays['example_image']
   if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
-    return ''
+    return ()
   row_of = {int(index): row for row, index in enumerate(arrays['index'])}
   examples = [(row_of[int(index)], str(name), image) for index, name, image
               in zip(*(arrays[key] for key in _PER_EXAMPLE), strict=False) if int(index) in row_of]
-  is_right = arrays['top'][:, 0] == arrays['label']
-  wrong = sorted((e for e in examples if not is_right[e[0]]), key=lambda e: -arrays['probability'][e[0], 0])
-  right = [e for e in examples if is_right[e[0]]]
-  parts = []
-  for kind, some, total in (('wrong', wrong, np.sum(~is_right)), ('right', right, np.sum(is_right))):
-    cards = ''.join(_render_card(arrays, *example) for example in some[:_MAX_EXAMPLES])
-    title = f'{kind.capitalize()}: {total:,} of {len(is_right):,} images'
-    if cards:
-      parts.append(f'<h3 class="{kind}">{title}</h3><div class="examples">{cards}</div>')
-  return ''.join(parts)
+  is_correct = arrays['top'][:, 0] == arrays['label']
+  wrong = sorted((e for e in examples if not is_correct[e[0]]), key=lambda e: -arrays['probability'][e[0], 0])
+  correct = [e for e in examples if is_correct[e[0]]]
+  return tuple((kind, f'{kind.capitalize()}: {num:,} of {len(is_correct):,} images',
+                [_example(arrays, *example) for example in some[:_MAX_EXAMPLES]])
+               for kind, some, num in (('wrong', wrong, np.sum(~is_correct)), ('correct', correct, np.sum(is_correct))))
 
 
 def _count_pairs(arrays: Mapping[str, HostArray], num_classes: int) -> tuple[HostArray, HostArray, HostArray]:
-  """Pairs (true, predicted) that occur, how often, and the images of each true class."""
+  """Returns the pairs (label, predicted) that occur, their counts, and the number of images with each label."""
   pairs = np.stack([arrays['label'], arrays['top'][:, 0]], 1).astype(np.int64)
   pairs = pairs[np.all((pairs >= 0) & (pairs < num_classes), axis=1)]
   sizes = np.bincount(pairs[:, 0], minlength=num_classes)
@@ -99,14 +124,10 @@ def _count_pairs(arrays: Mapping[str, HostArray], num_classes: int) -> tuple[Hos
   return unique, counts, sizes
 
 
-def _render_card(arrays: Mapping[str, HostArray], row: int, name: str, image: HostArray) -> str:
-  true = _name_class(arrays, int(arrays['label'][row]))
-  predicted = _name_class(arrays, int(arrays['top'][row, 0]))
-  says = f'<b>{html.escape(true)}</b>' if true == predicted else (
-    f'<b class="wrong">{html.escape(predicted)}</b>, truly <b>{html.escape(true)}</b>')
-  picture = render.embed_image(image, alt=f'{true}, predicted {predicted}')
-  return (f'<figure>{picture}<figcaption>{says} · {float(arrays["probability"][row, 0]):.1%}'
-          f'<br>{render.break_path(name)}</figcaption></figure>')
+def _example(arrays: Mapping[str, HostArray], row: int, name: str, image: HostArray) -> Example:
+  label, predicted = (_name_class(arrays, int(number)) for number in (arrays['label'][row], arrays['top'][row, 0]))
+  return Example(label, predicted, float(arrays['probability'][row, 0]), name, html_pages.to_png(image),
+                 is_small=max(image.shape[:2]) <= 96)
 
 
 def _name_class(arrays: Mapping[str, HostArray], number: int) -> str:

@@ -95,9 +95,8 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
   if not found.num_classes:
     raise UserError(f'--weights={where}: expected weights with a classification head, got weights without one. Use '
                     'weights that were trained or fine-tuned on classes.')
-  if not found.class_names:
-    log.warning('These weights do not name their classes, which are numbered here. Pass their names with '
-                '--classes=FILE.')
+  log.log(logging.INFO if found.class_names else logging.WARNING, '%s',
+          inference.describe_class_names(found, classes=classes))
   return Model(found)
 
 

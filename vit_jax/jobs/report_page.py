@@ -1,29 +1,31 @@
-"""A run directory as one page, `report.html`: key figures, curves, tables, pictures, settings.
+"""The page of a run directory, `report.html`: key figures, curves, tables, images, settings.
 
-The page opens without a network. Whatever is missing or damaged is left out and named at the end, so that a
-run that was killed has a report too. Reads files only; needs no device and none of the code that wrote them.
+The page opens without a network (`inspect/templates/report.html`). Files that are missing or damaged are left out and
+listed at the end, so that a run that was killed has a report too. Reads files only and needs no device.
 """
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
-from vit_jax.inspect import norms, predictions, render
+from vit_jax.inspect import charts, html_pages, norms, predictions
 from vit_jax.record import goodput, run_directory, storage, writer
 from vit_jax.record.progress import format_duration
 
 Json = dict[str, object]
+Values = dict[str, Any]
+"""Values of a template."""
 
 _NOTHING = writer.Run([], [], 0, 0)
 # Title, unit of y, names of metrics, factor, logarithmic.
@@ -38,7 +40,7 @@ _FIGURES = (
 
 
 class _Record(NamedTuple):
-  """What was found in a run directory; `missing` says what was not."""
+  """The files of a run directory; `missing` lists those that are not there or cannot be read."""
   name: str
   workdir: str
   config: Json
@@ -50,43 +52,52 @@ class _Record(NamedTuple):
 
 
 def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: storage.PathLike | None = None) -> str:
-  """Writes the report of a run, or one with the curves of several over each other.
+  """Writes the report of a run, or one that overlays the curves of several.
 
   Args:
     workdirs: a run directory, or several.
-    out: where to; None = `report.html` in the (first) run directory.
+    out: path of the page; None = `report.html` in the (first) run directory.
 
   Returns:
     The path of the page.
 
   Raises:
-    ValueError: a run directory does not exist, or none is given.
+    ValueError: a run directory does not exist, or none was passed.
   """
   if isinstance(workdirs, str | os.PathLike):
     workdirs = [workdirs]
   absent = [os.fspath(w) for w in workdirs if not storage.open_path(w).is_dir()]
   if absent or not workdirs:
-    raise ValueError(f'not a run directory: {", ".join(absent) or "(none given)"}; want existing folders')
+    raise ValueError(f'workdirs: expected existing run directories, got {", ".join(absent) or "none"}. Pass the '
+                     '--workdir of a run.')
   records = [_load(os.fspath(w)) for w in workdirs]
   path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
-  page = _render_one(records[0]) if len(records) == 1 else _render_many(records)
-  run_directory.write_bytes(path, page.encode())
+  run_directory.write_bytes(path, _render(records).encode())
   return path
 
 
-def _render_one(r: _Record) -> str:
-  sections = [_title(r), _key_figures(r), _curves([r]), _results(r), _predictions(r), _norms(r), _goodput(r),
-              _settings(r), _missing([r])]
-  return render.make_page(f'{r.name} – report', [s for s in sections if s])
+def _render(records: Sequence[_Record]) -> str:
+  is_single = len(records) == 1
+  runs = [_of_run(r, is_single=is_single) for r in records]
+  names = list(dict.fromkeys(name for run in runs for name in run['key_figures']))
+  overview = [['run', *names], *([run['name'], *(run['key_figures'].get(name, '–') for name in names)] for run in runs)]
+  missing = [line if is_single else f'{r.name}: {line}' for r in records for line in r.missing]
+  title = f'{records[0].name if is_single else f"{len(records)} runs"} – report'
+  return html_pages.render('report.html', title=title, runs=runs, overview=overview, curves=_curves(records),
+                           missing=missing)
 
 
-def _render_many(records: Sequence[_Record]) -> str:
-  names = list(dict.fromkeys(name for r in records for name, _ in _key_values(r)))
-  table = render.make_table(['run', *names], [[r.name, *(dict(_key_values(r)).get(n, '–') for n in names)]
-                                              for r in records])
-  sections = [f'<h1>{len(records)} runs</h1>', table, _curves(records), *map(_settings, records),
-              _missing(records)]
-  return render.make_page(f'{len(records)} runs – report', [s for s in sections if s])
+def _of_run(r: _Record, *, is_single: bool) -> Values:
+  """Returns what the page shows of a run; only the page of a single run shows its results."""
+  start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
+  command = start.get('command', start.get('argv', ''))
+  hidden = ('event', 'time_s', 'resumed_from', 'lost', 'command', 'argv')
+  shown: Values = {
+      'name': r.name, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
+      'command': shlex.join(map(str, command)) if isinstance(command, list) else str(command), 'config': r.config,
+      'environment': {name: value for name, value in start.items() if name not in hidden}}
+  return shown | (_results(r) | {'predictions': _predictions(r), 'norms': _norms(r), 'phases': _phases(r)}
+                  if is_single else {})
 
 
 def _load(workdir: str) -> _Record:
@@ -133,32 +144,23 @@ def _load_predictions(workdir: str, missing: list[str]) -> dict[str, HostArray]:
   return {}
 
 
-def _title(r: _Record) -> str:
+def _state(r: _Record) -> str:
   last = max((int(row['step']) for row in r.run.rows), default=0)
   resumes = sum(e['event'] == 'start' for e in r.run.events) - 1
-  state = [f'finished at step {render.format_value(r.final.get("step", last))}' if r.final
-           else f'at step {last:,}, running or stopped']
-  if resumes > 0:
-    state.append(f'resumed {resumes}×, {r.run.lost_steps:,} steps done again')
-  return (f'<h1>{html.escape(r.name)}</h1><div class="quiet">{html.escape(" · ".join(state))}<br>'
-          f'<code>{render.break_path(r.workdir)}</code></div>')
+  state = (f'finished at step {html_pages.format_value(r.final.get("step", last))}' if r.final
+           else f'at step {last:,}, running or stopped')
+  return state + (f' · resumed {resumes}×, {r.run.lost_steps:,} steps repeated' if resumes > 0 else '')
 
 
-def _key_figures(r: _Record) -> str:
-  cards = [f'<div class="key"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
-           for name, value in _key_values(r)]
-  return f'<div class="keys">{"".join(cards)}</div>' if cards else ''
-
-
-def _key_values(r: _Record) -> Iterator[tuple[str, str]]:
-  """Names and values of the numbers to be seen first."""
+def _key_figures(r: _Record) -> Iterator[tuple[str, str]]:
+  """Yields names and values of the numbers at the top of the page."""
   metrics = _mapping(r.final.get('metrics')) or _newest(r.run.rows)
   sizes = _mapping(r.final.get('num_examples'))
   for name, value in metrics.items():
     number = _number(value)
     if re.fullmatch(r'.+/top1(@.*)?', name) and number is not None:
       size = sizes.get(name.split('/')[0])
-      over = f' over {render.format_value(size)} images' if size is not None else ''
+      over = f' over {html_pages.format_value(size)} images' if size is not None else ''
       yield f'{name}{over}', f'{100 * number:.2f} %'
   times = [row['time_s'] for row in r.run.rows if 'time_s' in row]
   seconds = _number(r.final.get('seconds')) or max(times, default=None)
@@ -172,100 +174,71 @@ def _key_values(r: _Record) -> Iterator[tuple[str, str]]:
     yield 'parameters', f'{num_params:,.0f}'
 
 
-def _curves(records: Sequence[_Record]) -> str:
-  figures = []
+def _curves(records: Sequence[_Record]) -> list[tuple[str, Markup]]:
+  found = []
   for title, unit, pattern, factor, log in _FIGURES:
+    series = [(r, name) for r in records for name in _names(r, pattern)]
+    is_one_metric = len({name for _, name in series}) == 1
     curves = []
-    found = [(r, name) for r in records for name in _names(r, pattern)]
-    is_single = len({name for _, name in found}) == 1
-    for r, name in found:
+    for r, name in series:
       points = [(row['step'], factor * row[name]) for row in r.run.rows if name in row and 'step' in row]
-      label = name if len(records) == 1 else r.name if is_single else f'{r.name}: {name}'
-      curves.append(render.Curve(label, *zip(*points, strict=True)))
+      label = name if len(records) == 1 else r.name if is_one_metric else f'{r.name}: {name}'
+      curves.append(charts.Curve(label, *zip(*points, strict=True)))
     if curves:
-      figures.append(f'<div><h3>{title}</h3>'
-                     f'{render.draw_curves(curves, xlabel="step", ylabel=unit, log=log)}</div>')
-  return f'<h2>Curves</h2><div class="figures">{"".join(figures)}</div>' if figures else ''
+      found.append((title, charts.draw_curves(curves, xlabel='step', ylabel=unit, log=log)))
+  return found
 
 
 def _names(r: _Record, pattern: str) -> list[str]:
-  """Metrics that match, those of training first."""
+  """Returns the metrics whose names match, those of training first."""
   names = {name for row in r.run.rows for name in row if re.fullmatch(pattern, name)}
   return sorted(names, key=lambda name: (not name.startswith('train/'), name))
 
 
-def _results(r: _Record) -> str:
-  final, own = (_telling(r, _mapping(one.get('metrics'))) for one in (r.final, r.evaluation))
-  parts = [_metrics_table('at the end of training', final)] if final else []
+def _results(r: _Record) -> Values:
+  final, own = (_informative(r, _mapping(one.get('metrics'))) for one in (r.final, r.evaluation))
+  tables = [('at the end of training', final)] if final else []
   if own and own != final:
-    parts.append(_metrics_table(f'evaluated at step {render.format_value(r.evaluation.get("step", "?"))}', own))
-  digest = r.final.get('params_digest')
-  if digest:
-    parts.append(f'<p class="quiet">Digest of the parameters: <code>{html.escape(str(digest))}</code></p>')
-  if how := _mapping(r.evaluation.get('preprocessing')):
-    shown = ', '.join(f'{name} {value}' for name, value in how.items())
-    parts.append(f'<p class="quiet">Evaluated images: {html.escape(shown)}</p>')
-  return f'<h2>Results</h2><div class="figures">{"".join(parts)}</div>' if parts else ''
+    tables.append((f'evaluated at step {html_pages.format_value(r.evaluation.get("step", "?"))}', own))
+  return {'tables': [(title, [(name, value if isinstance(value, int | float) else str(value))
+                              for name, value in metrics.items()]) for title, metrics in tables],
+          'digest': r.final.get('params_digest'),
+          'preprocessing': ', '.join(f'{name} {value}' for name, value
+                                     in _mapping(r.evaluation.get('preprocessing')).items())}
 
 
-def _telling(r: _Record, metrics: Json) -> Json:
-  """The metrics that say something for the number of classes, as far as that is known."""
+def _informative(r: _Record, metrics: Json) -> Json:
+  """Returns the metrics that are informative for the number of classes, if it is known."""
   names, data = r.predictions.get('class_names'), _mapping(r.config.get('data'))
   known = np.size(names) if names is not None else _number(data.get('num_classes')) or np.inf
   return {name: value for name, value in metrics.items() if results.is_telling(name, known)}
 
 
-def _metrics_table(title: str, metrics: Json) -> str:
-  return render.make_table([title, 'value'], [(name, _shown(value)) for name, value in metrics.items()])
-
-
-def _predictions(r: _Record) -> str:
+def _predictions(r: _Record) -> predictions.Predictions | None:
   if not r.predictions:
-    return ''
-  where = ' of '.join(str(r.predictions[key]) for key in ('view', 'split') if key in r.predictions)
-  examples = predictions.render_examples(r.predictions)
-  if not examples:
-    r.missing.append('predictions.npz: has no pictures of examples')
-  title = f'Predictions ({where})' if where else 'Predictions'
-  return f'<h2>{html.escape(title)}</h2>{predictions.render_confusion(r.predictions)}{examples}'
+    return None
+  found = predictions.summarize(r.predictions)
+  if not any(examples for _, _, examples in found.groups):
+    r.missing.append('predictions.npz: has no images of examples')
+  return found
 
 
-def _norms(r: _Record) -> str:
+def _norms(r: _Record) -> norms.Norms | None:
   event = next((e for e in reversed(r.run.events) if e['event'] == 'norms'), None)
   if event is None:
-    return ''
-  step = html.escape(render.format_value(event.get('step', '?')))
-  grad, param, update = (_mapping(event.get(key)) for key in ('grad', 'param', 'update'))
-  return f'<h2>Norms by layer, step {step}</h2>{norms.render_norms(grad, param, update)}'
+    return None
+  return norms.summarize(event.get('step', '?'), *(_mapping(event.get(key)) for key in ('grad', 'param', 'update')))
 
 
-def _goodput(r: _Record) -> str:
-  """Seconds by phase, summed over the starts of the run."""
+def _phases(r: _Record) -> list[tuple[str, str, str]]:
+  """Returns the time of each phase and its share, summed over the starts of the run."""
   found = goodput.sum_starts(r.run.events)
   if found.total_s <= 0:
-    return ''
-  names = {'step': 'steps that moved the run on', 'lost': 'work lost since the last checkpoint before a kill',
+    return []
+  names = {'step': 'steps that advanced the run', 'lost': 'work lost since the last checkpoint before a kill',
            'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation'}
-  rows = [(names.get(n, n), format_duration(s), f'{s / found.total_s:.1%}')
-          for n, s in sorted(found.seconds.items(), key=lambda item: -item[1])]
-  return f'<h2>Where the time went</h2>{render.make_table(["phase", "time", "share"], rows)}'
-
-
-def _settings(r: _Record) -> str:
-  start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
-  command = start.get('command', start.get('argv', ''))
-  command = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
-  around = {k: v for k, v in start.items() if k not in ('event', 'time_s', 'resumed_from', 'lost', 'command', 'argv')}
-  parts = [f'<pre>{render.break_path(command)}</pre>' if command else '']
-  parts += [render.make_tree(name, value, is_open=False) for name, value
-            in (('config', r.config), ('environment', around)) if value]
-  return f'<h2>Settings of {html.escape(r.name)}</h2>{"".join(parts)}' if any(parts) else ''
-
-
-def _missing(records: Sequence[_Record]) -> str:
-  lines = [f'{r.name}: {line}' if len(records) > 1 else line for r in records for line in r.missing]
-  items = ''.join(f'<li>{html.escape(line)}</li>' for line in lines)
-  return f'<h2>Not in this report</h2><ul class="quiet">{items}</ul>' if items else ''
+  return [(names.get(name, name), format_duration(seconds), f'{100 * seconds / found.total_s:.1f} %')
+          for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])]
 
 
 def _newest(rows: Sequence[writer.Row]) -> dict[str, float]:
@@ -280,9 +253,6 @@ def _mapping(value: object) -> Json:
 
 
 def _number(value: object) -> float | None:
-  number = render.to_float(value)
+  number = html_pages.to_float(value)
   return number if math.isfinite(number) else None
 
-
-def _shown(value: object) -> object:
-  return value if isinstance(value, int | float) else str(value)

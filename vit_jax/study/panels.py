@@ -1,4 +1,4 @@
-"""The figure of a study: panels of points and lines, drawn from columns of its table."""
+"""The figure of a study: panels of points and lines from columns of its table."""
 from __future__ import annotations
 
 import io
@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import schema
-from vit_jax.inspect.render import to_float
+from vit_jax.inspect.figures import COLORS
+from vit_jax.inspect.html_pages import to_float
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
 _SIZE = (5., 3.4)  # inches, of a panel
 _DPI = 150
-_COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')  # as in render.py
 
 
 def draw(rows: Sequence[schema.Row], figures: Sequence[schema.Figure], curves: Sequence[schema.Row] = ()) -> bytes:
-  """A PNG file with a panel a figure, side by side.
+  """Returns a PNG file with a panel for each figure, side by side.
 
-  Points without a number on an axis are left out. An x that is text makes an axis of names, in their order. Points of a
-  series are joined by lines, unless there are `curves`: these are lines through points of their own, in the colour of
-  the series that they name.
+  Points without a number on an axis are left out. If x is text, the axis has names, in their order. The points of a
+  series are joined by lines, unless there are `curves`: lines through points of their own, in the colour of the series
+  that they name.
   """
   from matplotlib.figure import Figure
   figure = Figure(figsize=(_SIZE[0] * len(figures), _SIZE[1]), layout='constrained')
   for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
     _draw_panel(ax, rows, curves, settings)
-  picture = io.BytesIO()
-  figure.savefig(picture, format='png', dpi=_DPI)
-  return picture.getvalue()
+  png = io.BytesIO()
+  figure.savefig(png, format='png', dpi=_DPI)
+  return png.getvalue()
 
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], settings: schema.Figure) -> None:
@@ -43,7 +43,7 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
       points = sorted(points, key=lambda row: row[settings.x])  # type: ignore[arg-type, return-value]
     x: list[Any] = [str(row[settings.x]) if is_named else row[settings.x] for row in points]
     y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (settings.y, settings.error))
-    color = _COLORS[number % len(_COLORS)]
+    color = COLORS[number % len(COLORS)]
     if points:
       ax.errorbar(
           x, y, error if settings.error else None,

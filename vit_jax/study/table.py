@@ -1,51 +1,50 @@
-"""What a study ends in: `table.csv`, `table.html` and `figure.png` in its directory."""
+"""The results of a study: `table.csv`, `table.html` and `figure.png` in its directory."""
 from __future__ import annotations
 
-import base64
 import csv
-import html
 import io
 import pathlib
 from collections.abc import Mapping, Sequence
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.inspect import render
+from vit_jax.inspect import html_pages
 from vit_jax.record import run_directory
 from vit_jax.study import panels
 
 
 def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, missing: Mapping[str, str]) -> str:
-  """Writes table and figure of the runs that are done, and returns the path of the page.
+  """Writes table and figure of the finished runs, and returns the path of the page.
 
   Args:
     workdir: directory of the study.
-    study: says what the table is.
-    results: of the runs that are done.
-    missing: why the others are not, by name.
+    study: defines the table and the figures.
+    results: of the finished runs.
+    missing: for each other run, the reason why it has no results.
   """
   rows = make_rows(study, results)
   figures = study.figures or (() if study.table else (schema.Figure('run', 'headline'),))
   curves = study.curves(results) if study.curves else []
-  picture = panels.draw(rows, figures, curves) if rows and figures else b''
+  figure = panels.draw(rows, figures, curves) if rows and figures else b''
   workdir.mkdir(parents=True, exist_ok=True)
   run_directory.write_text(workdir / 'table.csv', _to_csv(rows))
-  run_directory.write_text(workdir / 'table.html', _to_page(study.name, rows, picture, missing))
-  if picture:
-    (workdir / 'figure.png.part').write_bytes(picture)
+  run_directory.write_text(workdir / 'table.html', _to_page(study.name, rows, figure, missing))
+  if figure:
+    (workdir / 'figure.png.part').write_bytes(figure)
     (workdir / 'figure.png.part').replace(workdir / 'figure.png')
   return str(workdir / 'table.html')
 
 
 def show(workdir: pathlib.Path) -> str:
-  """The table of a study as text, and where its page is.
+  """Returns the table of a study as text, and the path of its page.
 
   Raises:
-    UserError: there is none yet.
+    UserError: the study has no table yet.
   """
   path = workdir / 'table.csv'
   if not path.is_file():
-    raise UserError(f'{workdir} holds a study without a table yet; it is written when the study ends or is stopped')
+    raise UserError(f'{path}: expected the table of a study, got no such file. It is written when the study ends or is '
+                    'stopped.')
   rows = list(csv.reader(io.StringIO(path.read_text())))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -53,14 +52,14 @@ def show(workdir: pathlib.Path) -> str:
 
 
 def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
-  """The rows of the study's own table, or one a run."""
+  """Returns the rows of the study's own table, or one row for each run."""
   rows = study.table(results) if study.table else [_row(name, result) for name, result in results.items()]
   unknown = {name for f in study.figures for name in (f.x, f.y, f.series, f.error) if name} - set(_columns(rows))
   if rows and unknown:
-    raise UserError(f'The figures of {study.name} name columns that its table has not: {", ".join(sorted(unknown))}; '
-                    f'it has {", ".join(_columns(rows))}')
+    raise UserError(f'figures of {study.name}: expected columns of its table, {", ".join(_columns(rows))}, got '
+                    f'{", ".join(sorted(unknown))}.')
   if any(one.limit for result in results.values() for one in result.config.evals.values()):
-    rows = [{**row, 'partial': 'some runs were measured on a part of their split'} for row in rows]
+    rows = [{**row, 'partial': 'some runs were evaluated on a part of their split'} for row in rows]
   return rows
 
 
@@ -81,15 +80,8 @@ def _to_csv(rows: Sequence[schema.Row]) -> str:
   return text.getvalue()
 
 
-def _to_page(name: str, rows: Sequence[schema.Row], picture: bytes, missing: Mapping[str, str]) -> str:
+def _to_page(name: str, rows: Sequence[schema.Row], figure: bytes, missing: Mapping[str, str]) -> str:
   columns = _columns(rows)
-  shown = [['–' if row.get(column) is None else row[column] for column in columns] for row in rows]
-  sections = [f'<h1>{html.escape(name)}</h1>', render.make_table(columns, shown)]
-  if picture:
-    data = base64.b64encode(picture).decode()
-    sections.append(f'<p><img src="data:image/png;base64,{data}" alt="figure of the study" '
-                    'style="max-width: 100%; background: #fff"></p>')
-  if missing:
-    items = ''.join(f'<li>{html.escape(run)}: {html.escape(why)}</li>' for run, why in missing.items())
-    sections.append(f'<h2>Not in this table</h2><ul class="quiet">{items}</ul>')
-  return render.make_page(f'{name} – study', sections)
+  cells = [['–' if row.get(column) is None else row[column] for column in columns] for row in rows]
+  return html_pages.render('study.html', title=f'{name} – study', name=name, columns=columns, rows=cells,
+                           figure=figure, missing=missing)

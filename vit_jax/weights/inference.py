@@ -40,6 +40,18 @@ def with_class_names(weights: Weights, names: Sequence[str], *, source: str = 'c
   return weights._replace(class_names=tuple(names)) if names else weights
 
 
+def describe_class_names(weights: Weights, *, classes: str) -> str:
+  """A sentence on where the names of the outputs come from; `classes` is the file passed to `load`."""
+  if not weights.num_classes:
+    return f'{weights.source} has no head, so it predicts no classes.'
+  if not weights.class_names:
+    return (f'{weights.source} does not name its {weights.num_classes:,} classes, which are shown by number. Pass '
+            'their names with --classes=FILE.')
+  origin = f'from --classes={classes}' if classes else 'saved with the weights'
+  return (f'Class names of {weights.source}: {weights.num_classes:,} {origin}, from {weights.class_names[0]!r} to '
+          f'{weights.class_names[-1]!r}.')
+
+
 def backbone(weights: Weights) -> Backbone:
   """The network under the head of these weights."""
   return probe.around(backbones.build(weights.model, weights.preprocess.image_px), weights.head)

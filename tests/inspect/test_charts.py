@@ -1,14 +1,14 @@
-"""What a heat map says where there is no colour."""
+"""Marks in heat maps where there is no colour."""
 from __future__ import annotations
 
 import numpy as np
 
-from vit_jax.inspect import render
+from vit_jax.inspect import charts
 
 
-def test_a_heat_map_tells_none_from_not_finite() -> None:
+def test_a_heat_map_marks_zeros_and_values_that_are_not_finite() -> None:
   def marks(values: list[list[float]]) -> tuple[int, int]:
-    svg = render.draw_heat_map(np.asarray(values), rows=['a', 'b'], xlabel='layer', unit='norm')
+    svg = charts.draw_heat_map(np.asarray(values), rows=['a', 'b'], xlabel='layer', unit='norm')
     return svg.count('#d64545'), svg.count('>0</text>') + svg.count('>×</text>')
 
   crosses, texts = marks([[1., 2., 3.], [4., 5., 6.]])

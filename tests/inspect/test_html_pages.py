@@ -1,0 +1,33 @@
+"""Templates escape values, show nested settings, and contain everything that a page needs."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vit_jax.inspect import html_pages
+
+
+def test_values_are_escaped_and_nothing_is_loaded_from_elsewhere() -> None:
+  page = html_pages.render('study.html', title='<t>', name='a & b', columns=['<c>'], rows=[['<script>'], [1234]],
+                           figure=b'png', missing={'<run>': '"no"'})
+  assert '<title>&lt;t&gt;</title>' in page and '<h1>a &amp; b</h1>' in page and '&lt;run&gt;: &#34;no&#34;' in page
+  assert '<script' not in page and '<td>&lt;script&gt;</td>' in page and '<td class="number">1,234</td>' in page
+  assert 'http' not in page and '<style>\n:root {' in page and 'src="data:image/png;base64,cG5n"' in page
+
+
+def test_a_column_title_is_aligned_with_its_numbers() -> None:
+  page = html_pages.render('study.html', title='', name='', columns=['text', 'number'], rows=[['a', '–'], ['b', 2]],
+                           figure=b'', missing={})
+  assert '<th>text</th>' in page and '<th class="number">number</th>' in page
+  assert '<td>–</td>' in page and '<img' not in page and 'Not in this table' not in page
+
+
+def test_a_misspelled_value_of_a_template_is_an_error() -> None:
+  with pytest.raises(Exception, match="'columns' is undefined"):
+    html_pages.render('study.html', title='', name='', rows=[], figure=b'', missing={})
+
+
+def test_only_uint8_images_become_png_files() -> None:
+  assert html_pages.to_png(np.zeros((2, 3, 3), np.uint8)).startswith(b'\x89PNG')
+  with pytest.raises(ValueError, match=r'image: expected \[H, W, 3\] uint8, got \[2, 3\] float64'):
+    html_pages.to_png(np.zeros((2, 3)))

@@ -1,0 +1,89 @@
+"""HTML pages made from the Jinja templates in `templates/`.
+
+A page is one file that opens without a network: styles, SVG charts and PNG images are inside it. Jinja escapes every
+value but `Markup`, which only `charts.py` and `breakable` make.
+"""
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import math
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from vit_jax.core.types import HostArray
+
+if TYPE_CHECKING:
+  import jinja2
+
+
+def render(template: str, **values: object) -> str:
+  """Returns the page that `templates/<template>` makes of the values."""
+  return _environment().get_template(template).render(values)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+  import jinja2
+  environment = jinja2.Environment(
+      loader=jinja2.PackageLoader('vit_jax.inspect'), autoescape=True, undefined=jinja2.StrictUndefined,
+      trim_blocks=True, lstrip_blocks=True)
+  environment.filters |= {'format_value': format_value, 'breakable': breakable, 'data_uri': data_uri,
+                          'branches': _branches}
+  environment.tests['numeric'] = lambda value: isinstance(value, int | float)
+  return environment
+
+
+def data_uri(png: bytes) -> str:
+  """Returns a PNG file as the `src` of an `<img>`."""
+  return f'data:image/png;base64,{base64.b64encode(png).decode()}'
+
+
+def to_png(image: HostArray) -> bytes:
+  """Returns an image `[H, W, 3]` uint8 as a PNG file.
+
+  Raises:
+    ValueError: the array has another shape or dtype.
+  """
+  image = np.asarray(image)
+  if image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape or image.dtype != np.uint8:
+    raise ValueError(f'image: expected [H, W, 3] uint8, got {list(image.shape)} {image.dtype}')
+  import matplotlib.image
+  buffer = io.BytesIO()
+  matplotlib.image.imsave(buffer, image, format='png')
+  return buffer.getvalue()
+
+
+def breakable(text: str) -> Markup:
+  """Text whose lines may break within long paths and file names, at their joints and not inside a word."""
+  return Markup(re.sub(r'(?<=\w)([/\\:=,]+|[_.-](?=[^\W\d]))', r'\1<wbr>', str(escape(text))))
+
+
+def format_value(value: object) -> str:
+  """Returns a value as text: four significant digits of a fraction, thousands separated by commas."""
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return str(value)
+  if isinstance(value, int) or (np.isfinite(value) and value == int(value) and abs(value) < 1e15):
+    return f'{int(value):,}'
+  return f'{value:.4g}' if not 1e4 <= abs(value) < 1e15 else f'{value:,.0f}'
+
+
+def to_float(value: object) -> float:
+  """Returns a number, also from text such as 'inf'; nan for anything that is not a number."""
+  try:
+    return float(value)  # type: ignore[arg-type]
+  except (TypeError, ValueError):
+    return math.nan
+
+
+def _branches(value: object) -> object:
+  """Returns a value as a tree shows it: a mapping with its branches, or text; a flat list becomes one line."""
+  if isinstance(value, list):
+    if any(isinstance(item, dict | list) for item in value):
+      return dict(enumerate(value))
+    return ', '.join(map(format_value, value))
+  return value if isinstance(value, dict) and value else '' if isinstance(value, dict) else format_value(value)
