@@ -35,9 +35,10 @@ def test_overrides_are_collected() -> None:
                                              'size or --config.evals.test.batch_size']),
     (['--epochs=3', '--warmpu=2'], ['--config.length\n', '--config.optimizer.schedule.warmup']),
     (['--config=digits', '--config.optimizer.rl=3', '--config.seed=x'],
-     ['--job=train needs --workdir', 'config.optimizer.rl: no such setting',
+     ['--job=train needs --workdir', 'config.optimizer.rl: expected the name of a setting',
       "config.seed: expected a whole number, got 'x'."]),
-    (['--config=digitz'], ['needs --workdir', "--config='digitz' is not a config. Did you mean digits?"]),
+    (['--config=digitz'],
+     ['needs --workdir', "--config: expected the name of a config or the path of a Python file, got 'digitz'."]),
     (['list', '--workdir=x'], ['--workdir is not for --job=list, which takes: no flags']),
     (['report', '--workdir=x', '--config.a=1'], ['--config.a=1 is not for --job=report']),
     (['predict', '--weights=x', 'a.jpg', '--top=0'], ["--top: expected a whole number 1 to 2147483647, got '0'."]),
@@ -76,7 +77,7 @@ def test_a_report_of_several_runs_wants_a_place(workdirs: str, said: str, capsys
 def test_a_mistake_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--config=digit', '--workdir=x']) == 2
   error = capsys.readouterr().err
-  assert error.startswith("error: --config='digit' is not a config") and 'Traceback' not in error
+  assert error.startswith('error: --config: expected the name of a config') and 'Traceback' not in error
 
 
 def test_list_prints_the_configs(capsys: pytest.CaptureFixture[str]) -> None:

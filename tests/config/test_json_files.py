@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import files, json_files, schema
+from vit_jax.config import files, json_files, overrides, schema
 from vit_jax.core.errors import UserError
 
 
@@ -15,9 +15,9 @@ from vit_jax.core.errors import UserError
 def test_every_config_comes_back_as_it_was(name: str) -> None:
   for config in files.load_study(name, []).runs.values():
     again = json_files.from_json(json_files.to_json(config))
-    assert again == config and [type(s.value) for s in files.fields(again)] == [
+    assert again == config and [type(s.value) for s in overrides.fields(again)] == [
         float if type(s.value) is int and isinstance(t.value, float) else type(s.value)
-        for s, t in zip(files.fields(config), files.fields(again), strict=True)]
+        for s, t in zip(overrides.fields(config), overrides.fields(again), strict=True)]
 
 
 def test_nested_parts_and_choices_come_back() -> None:
@@ -50,25 +50,26 @@ def test_a_setting_that_was_removed_is_passed_over() -> None:
   assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
 
 
-def test_all_that_cannot_be_read_is_told_at_once(tmp_path: pathlib.Path) -> None:
+def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:
   saved = json.loads(json_files.to_json(schema.Config()))
   saved['sed'] = 1
   saved['seed'], saved['image_px'], saved['model']['pool'] = 'x', [1], 'middle'
-  saved['optimizer'] = {'type': 'Adamw'}
+  saved['optimizer'] = {'type': 'Adamx'}
   saved['head'] = 3
   (tmp_path / 'config.json').write_text(json.dumps(saved))
   with pytest.raises(UserError) as error:
     json_files.read(tmp_path / 'config.json')
   for part in ('config.json: expected a config as JSON, got 6 settings cannot be read:',
-               'config.sed: no such setting; the nearest is config.seed', 'config.seed="x": want int',
-               'config.image_px=[1]: want 2 values',
-               'config.model.pool="middle": want one of cls', 'config.optimizer={"type": "Adamw"}: want a part with '
-               'type one of AdamW', 'config.head=3: want a part of type Head'):
+               "config.sed: expected the name of a setting, got 'sed'. Did you mean config.seed?",
+               'config.seed: expected a whole number, got "x".',
+               'config.image_px: expected 2 values, got [1].',
+               'config.model.pool: expected one of cls, mean', 'config.optimizer: expected adamw, adam, ',
+               "got 'Adamx'. Did you mean adam?", 'config.head: expected settings of type Head, got 3.'):
     assert part in str(error.value), part
 
 
-@pytest.mark.parametrize(('text', 'said'), [('{', 'not JSON'), ('[]', 'want a part of type Config')])
-def test_other_files_are_no_configs(text: str, said: str) -> None:
+@pytest.mark.parametrize(('text', 'said'), [('{', 'not JSON'), ('[]', 'expected settings of type Config')])
+def test_other_files_are_not_configs(text: str, said: str) -> None:
   with pytest.raises(UserError, match=said):
     json_files.from_json(text)
   assert dataclasses.is_dataclass(schema.Config)
@@ -77,9 +78,11 @@ def test_other_files_are_no_configs(text: str, said: str) -> None:
 @pytest.mark.parametrize(('content', 'said'), [
     (b'', 'got an empty file'), (b' \n', 'got an empty file'), (b'{"seed": 1', 'got text that is not JSON'),
     (b'\xff\xfe\x00', 'got bytes that are not UTF-8'), (b'[' * 100_000, 'got text that is not JSON'),
-    (b'{"model": 5}', r'config.model=5: want a part with type one of ViT'), (b'5', 'config=5: want a part of type'),
-    (b'{"model": {"type": []}}', r'config.model=.*: want a part with type one of ViT'),
-    (b'{"model": {"type": "ViT", "stem": null}}', r'config.model.stem=null: want a part')])
+    (b'{"model": 5}', r'config.model: expected settings with a type, one of ViT'),
+    (b'5', 'config: expected settings of type Config, got 5'),
+    (b'{"model": {"type": []}}', r'config.model: expected settings with a type, one of ViT'),
+    (b'{"model": {"type": "ViT", "stem": null}}',
+     r'config.model.stem: expected settings with a type, one of .* got null')])
 def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: pathlib.Path, content: bytes, said: str) -> None:
   path = tmp_path / 'config.json'
   path.write_bytes(content)

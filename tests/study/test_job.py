@@ -347,9 +347,10 @@ def test_overrides_are_for_every_run_also_for_later_ones(tmp_path: pathlib.Path)
   assert found.then[0]({})['c'].model.patch == 4
   with pytest.raises(UserError) as error:
     files.load_study(str(path), ['model.heads=2', 'sed=1'])
-  assert 'config.model.heads: no such setting' in str(error.value) and '(of b)' in str(error.value)
-  assert re.search(r'config.sed: no such setting; the nearest is config.seed$', str(error.value), re.MULTILINE)
-  with pytest.raises(UserError, match='is a study of several runs; want --job=study'):
+  assert 'config.model.heads: expected the name of a setting' in str(error.value) and '(of b)' in str(error.value)
+  assert re.search(r'config.sed: expected the name of a setting. Did you mean config.seed\?$', str(error.value),
+                   re.MULTILINE)
+  with pytest.raises(UserError, match='a study of several. Use --job=study'):
     files.load(str(path), [])
 
 

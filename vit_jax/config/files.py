@@ -1,31 +1,20 @@
-"""From the command line to a typed config: finds the file, checks every override, and only then parses.
-
-absl stops at the first bad flag with a traceback; here all unknown names (with the nearest known one) and
-all values that cannot be read are listed together. The values themselves are parsed by `ml_collections`.
-"""
+"""Configs by name or path: the project's own, a person's file, or `config.json` of a run."""
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
-import enum
 import importlib.util
 import pathlib
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from absl import flags
-from ml_collections import config_flags
+from ml_collections import config_dict
 
-from vit_jax.config import evaluations, json_files, python_files, schema
+from vit_jax.config import json_files, overrides, parts, python_files, schema
 from vit_jax.core.errors import UserError
 
 RENAMED = {'position_embeddings': 'ablations:positions'}
 """Configs that another one has replaced."""
-
-UNREADABLE = (flags.Error, ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
-"""What `ml_collections` raises for values that it cannot read; it evaluates tuples as Python."""
 
 
 def find(spec: str) -> tuple[pathlib.Path, str | None]:
@@ -47,14 +36,14 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
     return found, arguments if colon else None
   stem = path.name.removesuffix('.py')
   if stem in RENAMED:
-    raise UserError(f'--config: expected the name of a config, got {stem!r}, which {RENAMED[stem]} has replaced. Use '
+    raise UserError(f'--config: expected the name of a config, got {stem!r}, which was replaced. Use '
                     f'--config={RENAMED[stem]} with --job=study.')
   known = list_names()
+  what = ', which is a directory' if _is_folder(path) and name else ''
   near = difflib.get_close_matches(stem, known, 1)
-  hint = f' Did you mean {near[0]}?' if near else ''
-  what = 'is a directory' if _is_folder(path) and name else 'is not a config'
-  raise UserError(f'--config={shorten(name)!r} {what}.{hint} Known: {", ".join(known)}; or give the path of a Python '
-                  'file.')
+  raise UserError(f'--config: expected the name of a config or the path of a Python file, got '
+                  f'{overrides.shorten(name)!r}{what}. Known: {", ".join(known)}.'
+                  + (f' Did you mean {near[0]}?' if near else ''))
 
 
 def _is_file(path: pathlib.Path) -> bool:
@@ -69,11 +58,6 @@ def _is_folder(path: pathlib.Path) -> bool:
     return path.is_dir()
   except (OSError, ValueError):
     return False
-
-
-def shorten(text: str, most: int = 80) -> str:
-  """A text as it is shown in a message."""
-  return text if len(text) <= most else f'{text[:most - 20]}… ({len(text):,} characters)'
 
 
 def folders() -> list[pathlib.Path]:
@@ -91,174 +75,73 @@ def list_names() -> list[str]:
   return sorted({p.stem for folder in folders() for p in folder.glob('*.py') if p.stem != '__init__'})
 
 
-def load(spec: str, overrides: list[str]) -> schema.Config:
+def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config:
   """The config of a file with overrides applied.
 
   Args:
     spec: name or path, with `:arguments`; or the path of a run's `config.json`.
-    overrides: `path.to.field=value` texts.
+    changes: overrides, `PATH=VALUE` each (`overrides.py`).
+    models: sizes of models by name, such as `recipes.sizes.model`.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read.
   """
-  found = read(spec)
+  found = read(spec, models=models)
   if isinstance(found, schema.Study):
-    raise UserError(f'--config={spec} is a study of several runs; want --job=study, or a config of one run')
-  return override({'': found}, overrides)['']
+    raise UserError(f'--config: expected a config of one run, got {spec}, a study of several. Use --job=study.')
+  return overrides.apply({'': found}, changes, models=models)['']
 
 
-def load_study(spec: str, overrides: list[str]) -> schema.Study:
+def load_study(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Study:
   """The study of a file, with overrides applied to each of its runs; a config of one run is a study of one.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read.
   """
-  study = read(spec)
+  study = read(spec, models=models)
   if isinstance(study, schema.Config):
     study = schema.Study(study.name, {'run': study})
 
   def later(more: Callable[[schema.Results], dict[str, schema.Config]]) -> Callable[
       [schema.Results], dict[str, schema.Config]]:
-    return lambda results: override(more(results), overrides)
+    return lambda results: overrides.apply(more(results), changes, models=models)
 
-  return dataclasses.replace(study, runs=override(study.runs, overrides), then=tuple(map(later, study.then)))
+  runs = overrides.apply(study.runs, changes, models=models)
+  return dataclasses.replace(study, runs=runs, then=tuple(map(later, study.then)))
 
 
-def read(spec: str) -> schema.Config | schema.Study:
-  """What the file of a config gives, without overrides.
+def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | schema.Study:
+  """The config of a file, without overrides.
 
   Raises:
-    UserError: it cannot be run, or gives something else.
+    UserError: it cannot be run, or returns something else.
   """
   path, arguments = find(spec)
   if path.suffix == '.json':
     return json_files.read(path)
   found = python_files.run(path, arguments)
+  if isinstance(found, config_dict.ConfigDict):
+    try:
+      return parts.from_plain(_plain(found), models=models)
+    except UserError as error:
+      raise UserError(f'{path}: {error}') from None
   if not isinstance(found, schema.Config | schema.Study):
-    raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study from get_config(), got '
-                    f'{type(found).__name__}.')
+    raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study, or an ml_collections.ConfigDict, from '
+                    f'get_config(), got {type(found).__name__}.')
   return found
 
 
+def _plain(value: Any) -> Any:
+  """A ConfigDict as nested dicts and lists."""
+  if isinstance(value, config_dict.ConfigDict | Mapping):
+    return {name: _plain(one) for name, one in value.items()}
+  return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def known_settings(spec: str) -> list[str]:
-  """Names of the settings of a config, or of any where there is none of this name, for what a mistake is told."""
+  """Names of the settings of a config, or of the default one if there is no config of this name."""
   try:
     found = list(load_study(spec, []).runs.values())
   except UserError:
     found = [schema.Config()]
-  return list(dict.fromkeys(setting.name for config in found for setting in fields(config)))
-
-
-def override(configs: Mapping[str, schema.Config], overrides: list[str]) -> dict[str, schema.Config]:
-  """Configs by name, with the same overrides applied to each.
-
-  Raises:
-    UserError: lists every unknown name and every value that cannot be read, and which of several configs it is for.
-  """
-  faults: dict[str, list[str]] = {}
-  found = {}
-  chosen = [one for one in overrides if one.startswith('evals=')]
-  for name, config in configs.items():
-    wrong = list(_evaluation_faults(config, chosen))
-    config = config if wrong else _with_evaluations(config, chosen)
-    named = [_by_name(config, one) for one in overrides if one not in chosen]
-    wrong += [fault for one in named for fault in _faults(config, one)]
-    for fault in wrong:
-      faults.setdefault(fault, []).append(name)
-    if not wrong:
-      found[name] = _parse(config, named) if named else copy.deepcopy(config)
-  if faults:
-    raise UserError(f'{len(faults)} override{"s" * (len(faults) > 1)} cannot be applied:\n' + '\n'.join(
-        f'  {fault}' + (f' (of {", ".join(names)})' if len(names) < len(configs) else '')
-        for fault, names in faults.items()))
-  return found
-
-
-def _with_evaluations(config: schema.Config, chosen: list[str]) -> schema.Config:
-  """The config with the evaluations that `evals=test,knn` lists: its own by their names, and others by theirs."""
-  for one in chosen:
-    evals = {name: config.evals.get(name) or evaluations.named(name) for name in _names(one)}
-    config = dataclasses.replace(config, evals=evals)
-  return config
-
-
-def _evaluation_faults(config: schema.Config, chosen: list[str]) -> Iterator[str]:
-  for one in chosen:
-    if unknown := [name for name in _names(one) if name not in config.evals and name not in evaluations.NAMES]:
-      yield (f'config.{one}: no such evaluation: {", ".join(unknown)}; there are those of the config, '
-             f'{", ".join(config.evals) or "none"}, and {", ".join(evaluations.NAMES)}')
-
-
-def _names(override: str) -> list[str]:
-  return [name.strip() for name in override.partition('=')[2].split(',') if name.strip()]
-
-
-def _parse(config: schema.Config, overrides: list[str]) -> schema.Config:
-  values, argv = flags.FlagValues(), ['vit-jax', *(f'--config.{one}' for one in overrides)]
-  holder = config_flags.DEFINE_config_dataclass('config', copy.deepcopy(config), flag_values=values, sys_argv=argv)
-  values(argv)
-  return holder.value
-
-
-def _by_name(config: schema.Config, override: str) -> str:
-  """The override with a choice spelled as its name, which is what `config_flags` reads, where it gives its value."""
-  name, equals, value = override.partition('=')
-  now = next((setting.value for setting in fields(config) if setting.name == name), None)
-  if isinstance(now, enum.Enum):
-    value = next((choice.name for choice in type(now) if choice.value == value.lower()), value)
-  return f'{name}{equals}{value}'
-
-
-def _faults(config: schema.Config, override: str) -> Iterator[str]:
-  name, equals, value = override.partition('=')
-  known = {setting.name: setting for setting in fields(config)}
-  if name not in known:
-    near = difflib.get_close_matches(name, known, 1, cutoff=.5)
-    yield f'config.{shorten(name)}: no such setting' + (f'; the nearest is config.{near[0]}' if near else '')
-  elif not equals:
-    yield f'config.{name}: expected a value, got none. Set --config.{name}=VALUE.'
-  else:
-    now = known[name].value
-    try:
-      parsed = {setting.name: setting.value for setting in fields(_parse(config, [override]))}
-    except UNREADABLE as error:
-      yield f'config.{name}: expected {_wanted(now, error)}, got {shorten(value)!r}.'
-      return
-    if isinstance(now, tuple) and not known[name].is_open and len(parsed[name]) != len(now):
-      yield f'config.{name}: expected {_wanted(now, None)}, got {shorten(value)!r}.'
-
-
-def _wanted(now: Any, error: BaseException | None) -> str:
-  match now:
-    case enum.Enum():
-      return f'one of {", ".join(str(e.value) for e in type(now))}'
-    case bool():
-      return 'true or false'
-    case int():
-      return 'a whole number'
-    case float():
-      return 'a number'
-    case tuple():
-      return f'{len(now)} values such as {",".join(map(str, now))}' if now else 'values such as 1,2,3'
-    case _:
-      return f'something else ({error})'
-
-
-class Setting(NamedTuple):
-  """A setting that can be overridden: dotted name, value, and whether it is a tuple of any length."""
-  name: str
-  value: Any
-  is_open: bool
-
-
-def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
-  """Every setting that can be overridden."""
-  if isinstance(config, dict):
-    items: list[tuple[str, Any, Any]] = [(name, value, None) for name, value in config.items()]
-  else:
-    items = [(f.name, getattr(config, f.name), f.type) for f in dataclasses.fields(config)]
-  for name, value, declared in items:
-    if dataclasses.is_dataclass(value) or isinstance(value, dict):
-      yield from fields(value, f'{prefix}{name}.')
-    else:
-      yield Setting(f'{prefix}{name}', value, Ellipsis in typing.get_args(declared))
+  return list(dict.fromkeys(setting.name for config in found for setting in overrides.fields(config)))

@@ -219,12 +219,14 @@ def _type_problem(value: Any, declared: Any) -> str | None:
 
 def _plain_problem(value: Any, declared: type) -> str | None:
   """Of a declared class: a number, text, a choice or a part."""
-  if declared is float:
-    return None if isinstance(value, int | float) and not isinstance(value, bool) else 'a number'
-  if declared is int:
-    return None if isinstance(value, int) and not isinstance(value, bool) else 'a whole number'
-  if isinstance(value, declared):
-    return 'text without NUL characters' if isinstance(value, str) and '\0' in value else None
+  allowed = (int, float) if declared is float else declared
+  if isinstance(value, bool) and declared is not bool or not isinstance(value, allowed):
+    return type_text(declared)
+  return 'text without NUL characters' if isinstance(value, str) and '\0' in value else None
+
+
+def type_text(declared: type) -> str:
+  """The values of a type, for messages."""
   if issubclass(declared, enum.Enum):
     return f'one of {", ".join(f"{declared.__name__}.{choice.name}" for choice in declared)}'
-  return {bool: 'True or False', str: 'text'}.get(declared, declared.__name__)
+  return {float: 'a number', int: 'a whole number', bool: 'True or False', str: 'text'}.get(declared, declared.__name__)

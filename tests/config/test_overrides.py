@@ -1,0 +1,91 @@
+"""Overrides: settings by type, parts by name, and everything that is wrong in one error."""
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from vit_jax.config import files, overrides, schema
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import sizes
+
+
+def test_overrides_are_parsed_by_type() -> None:
+  config = files.load('digits', [
+      'model.width=64', 'model.pool=cls', 'optimizer.lr=3e-4', 'length=20 epochs', 'image_px=16,24',
+      'model.dtype=bfloat16', 'evals.test.every=3 epochs', 'train.progress=false', 'data.recipe.mean=.1,.2,.3',
+      'data.source=folder:a=b,c'])
+  assert config.model.width == 64 and config.model.pool is schema.Pool.CLS and config.optimizer.lr == 3e-4
+  assert config.model.dtype is schema.DType.BF16 and files.load('digits', ['model.dtype=bf16']) == files.load(
+      'digits', ['model.dtype=BFloat16'])
+  assert config.image_px == (16, 24) and config.evals['test'].every == '3 epochs' and config.train.progress is False
+  assert config.data.recipe.mean == (.1, .2, .3) and config.data.source == 'folder:a=b,c'
+
+
+def test_all_bad_overrides_are_listed_at_once() -> None:
+  with pytest.raises(UserError) as error:
+    files.load('digits', ['modle.width=3', 'model.width=x', 'model.pool=middle', 'optimizer.lr=fast', 'seed',
+                          'train.progress=maybe', 'optimizer.momentum=.9', 'model=3', 'image_px=3'])
+  text = str(error.value)
+  for part in ('9 overrides', 'config.modle.width: expected the name of a setting. Did you mean config.model.width?',
+               "config.model.width: expected a whole number, got 'x'.",
+               "config.model.pool: expected one of cls, mean, patches, first, map, got 'middle'.",
+               "config.optimizer.lr: expected a number, got 'fast'.", 'config.seed: expected a value, got none.',
+               "config.train.progress: expected true or false, got 'maybe'.",
+               'config.optimizer.momentum: expected the name of a setting.',
+               "config.model: expected vit, resnet, mixer, efficientnet, got '3'.",
+               "config.image_px: expected 2 values such as 16,16, got '3'."):
+    assert part in text, part
+
+
+def test_a_part_is_replaced_by_name_and_then_takes_overrides_in_any_order() -> None:
+  changes = ['optimizer=sgd', 'optimizer.momentum=.8', 'model=Mixer-B/16', 'model.dropout=.1', 'objective=distill',
+             'objective.teacher.model=S/16', 'objective.teacher.model.depth=2']
+  for order in (changes, changes[::-1]):
+    config = overrides.apply({'': schema.Config()}, order, models=sizes.model)['']
+    assert config.optimizer == schema.Sgd(momentum=.8)
+    assert isinstance(config.model, schema.Mixer) and (config.model.patch, config.model.dropout) == (16, .1)
+    assert isinstance(config.objective, schema.Distill) and config.objective.teacher.model.width == 384
+    assert config.objective.teacher.model.depth == 2
+
+
+@pytest.mark.parametrize(('override', 'path', 'expected'), [
+    ('model=L/16', 'model', sizes.model('L/16')), ('model=vit', 'model', schema.ViT()),
+    ('model=BiT-R50x1', 'model', sizes.model('BiT-R50x1')),
+    ('objective=masked_patch', 'objective', schema.MaskedPatch()),
+    ('optimizer=AdamW', 'optimizer', schema.AdamW()),
+    ('model.stem=convstem', 'model', schema.ViT(stem=schema.ConvStem())),
+    ('head=default', 'head', schema.Head())])
+def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, expected: object) -> None:
+  before = schema.Config(head=schema.Head(pre_logits=3), optimizer=schema.AdamW(lr=7.))
+  after = overrides.apply({'': before}, [override], models=sizes.model)['']
+  assert getattr(after, path) == expected
+  assert before == schema.Config(head=schema.Head(pre_logits=3), optimizer=schema.AdamW(lr=7.))  # not changed in place
+
+
+@pytest.mark.parametrize(('override', 'message'), [
+    ('optimizer=sgdd',
+     "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, rmsprop, sgd, got 'sgdd'. Did "
+     'you mean sgd?'),
+    ('model=S/0', "config.model: expected vit, resnet, mixer, efficientnet or a size, got 'S/0'. "),
+    ('model=huge', "config.model: expected vit, resnet, mixer, efficientnet or a size such as S/16, got 'huge'."),
+    ('head=linear', "config.head: expected default, got 'linear'."),
+    ('evals=tset', 'config.evals: expected names of evaluations (test, topk, real, fewshot, '),
+    ('optimizer.lr_per=256',
+     "config.optimizer.lr_per: expected the name of a setting, got 'optimizer.lr_per'. Its name is "
+     'now config.optimizer.base_batch_size.'),
+    ('data.decode=whole', "config.data.decode: expected one of full, crop, got 'whole'. It is now full.")])
+def test_unknown_and_old_names_are_refused_with_the_known_and_the_new_ones(override: str, message: str) -> None:
+  with pytest.raises(UserError) as error:
+    overrides.apply({'': files.load('digits', [])}, [override], models=sizes.model)
+  assert message in str(error.value)
+
+
+def test_sizes_are_known_only_where_they_are_given() -> None:
+  with pytest.raises(UserError, match="config.model: expected vit, resnet, mixer, efficientnet, got 'S/16'."):
+    overrides.apply({'': schema.Config()}, ['model=S/16'])
+
+
+def test_parts_of_every_run_of_a_study_are_replaced() -> None:
+  runs = files.load_study('finetune_sweep:B/16,cifar10', ['optimizer=lion', 'optimizer.lr=1e-4']).runs.values()
+  assert all(one.optimizer == schema.Lion(lr=1e-4) for one in itertools.islice(runs, 3))

@@ -1,0 +1,180 @@
+"""Overrides of the command line, applied to configs.
+
+An override is `PATH=VALUE`. It sets a setting (`optimizer.lr=3e-4`), replaces a part by one of another name, with the
+defaults of that (`optimizer=sgd`, `model=S/16`, `objective=mae`), resets a part to its defaults (`head=default`), or
+chooses evaluations (`evals=test,knn`). Parts are replaced first, whatever the order.
+
+absl stops at the first bad flag with a traceback; here all unknown names (with the nearest known one) and all values
+that cannot be read are listed together. The values themselves are parsed by `ml_collections`.
+"""
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax.config import evaluations, parts, renamed, schema
+from vit_jax.config.schema.checks import nearest, problem
+from vit_jax.core.errors import UserError
+
+UNREADABLE = (flags.Error, ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
+"""What `ml_collections` raises for values that it cannot read; it evaluates tuples as Python."""
+
+
+class Setting(NamedTuple):
+  """A setting that can be overridden: dotted name, value, and whether it is a tuple of any length."""
+  name: str
+  value: Any
+  is_open: bool
+
+
+def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
+  """Every setting that can be overridden."""
+  if isinstance(config, dict):
+    items: list[tuple[str, Any, Any]] = [(name, value, None) for name, value in config.items()]
+  else:
+    items = [(f.name, getattr(config, f.name), f.type) for f in dataclasses.fields(config)]
+  for name, value, declared in items:
+    if dataclasses.is_dataclass(value) or isinstance(value, dict):
+      yield from fields(value, f'{prefix}{name}.')
+    else:
+      yield Setting(f'{prefix}{name}', value, Ellipsis in typing.get_args(declared))
+
+
+def apply(configs: Mapping[str, schema.Config], overrides: list[str], *,
+             models: parts.Models | None = None) -> dict[str, schema.Config]:
+  """Configs by name, with the same overrides applied to each.
+
+  Raises:
+    UserError: lists every unknown name and every value that cannot be read, and which of several configs it is for.
+  """
+  problems: dict[str, list[str]] = {}
+  found = {}
+  for name, config in configs.items():
+    config, rest, wrong = _with_parts(copy.deepcopy(config), overrides, models)
+    named = [_by_name(config, one) for one in rest]
+    wrong += [text for one in named for text in _problems(config, one)]
+    for text in wrong:
+      problems.setdefault(text, []).append(name)
+    if not wrong:
+      found[name] = _parse(config, named) if named else config
+  if problems:
+    raise UserError(f'{len(problems)} override{"s" * (len(problems) > 1)} cannot be applied:\n' + '\n'.join(
+        f'  {text}' + (f' (of {", ".join(names)})' if len(names) < len(configs) else '')
+        for text, names in problems.items()))
+  return found
+
+
+def _with_parts(config: schema.Config, overrides: list[str], models: parts.Models | None) -> tuple[
+    schema.Config, list[str], list[str]]:
+  """The config with other parts, the overrides of single settings, and the problems of those of parts."""
+  rest, wrong = [], []
+  for one in sorted(overrides, key=lambda one: one.partition('=')[0].count('.')):
+    path, equals, value = one.partition('=')
+    declared = dict(parts.walk(config)).get(path)
+    try:
+      if path == 'evals' and equals:
+        config = dataclasses.replace(config, evals=_evaluations(config, value))
+      elif declared is not None and equals:
+        _set(config, path, parts.by_name(declared, value, models))
+      else:
+        rest.append(one)
+    except UserError as error:
+      wrong.append(f'config.{path}: {error}')
+  return config, rest, wrong
+
+
+def _set(config: Any, path: str, part: Any) -> None:
+  """Replaces the part at a dotted path."""
+  first, dot, rest = path.partition('.')
+  if dot:
+    _set(config[first] if isinstance(config, dict) else getattr(config, first), rest, part)
+  elif isinstance(config, dict):
+    config[first] = part
+  else:
+    setattr(config, first, part)
+
+
+def _evaluations(config: schema.Config, text: str) -> dict[str, schema.Eval]:
+  """The evaluations that `test,knn` lists: those of the config by their names, and others by theirs."""
+  names = [name.strip() for name in text.split(',') if name.strip()]
+  known = [*config.evals, *evaluations.NAMES]
+  if unknown := [name for name in names if name not in known]:
+    raise UserError(f'expected names of evaluations ({", ".join(dict.fromkeys(known))}), got {", ".join(unknown)}.')
+  return {name: config.evals.get(name) or evaluations.named(name) for name in names}
+
+
+def _parse(config: schema.Config, overrides: list[str]) -> schema.Config:
+  values, argv = flags.FlagValues(), ['vit-jax', *(f'--config.{one}' for one in overrides)]
+  holder = config_flags.DEFINE_config_dataclass('config', copy.deepcopy(config), flag_values=values, sys_argv=argv)
+  values(argv)
+  return holder.value
+
+
+def shorten(text: str, most: int = 80) -> str:
+  """A text as it is shown in a message."""
+  return text if len(text) <= most else f'{text[:most - 20]}… ({len(text):,} characters)'
+
+
+def _by_name(config: schema.Config, override: str) -> str:
+  """The override with a choice spelled as its name, which is what `config_flags` reads, where it gives its value."""
+  name, equals, value = override.partition('=')
+  now = next((setting.value for setting in fields(config) if setting.name == name), None)
+  if isinstance(now, enum.Enum):
+    value = next((choice.name for choice in type(now) if choice.value == value.lower()), value)
+  return f'{name}{equals}{value}'
+
+
+def _problems(config: schema.Config, override: str) -> Iterator[str]:
+  name, equals, value = override.partition('=')
+  known = {setting.name: setting for setting in fields(config)}
+  if name not in known:
+    if (new := renamed.path(config, name)) in known and new != name:
+      yield problem(f'config.{name}', 'the name of a setting', name, f'Its name is now config.{new}.')
+    else:
+      yield f'config.{shorten(name)}: expected the name of a setting.{_nearest(name, known)}'
+  elif not equals:
+    yield f'config.{name}: expected a value, got none. Set --config.{name}=VALUE.'
+  else:
+    now = known[name].value
+    try:
+      parsed = {setting.name: setting.value for setting in fields(_parse(config, [override]))}
+    except UNREADABLE as error:
+      yield f'config.{name}: expected {_expected(now, error)}, got {shorten(value)!r}.{_new_choice(now, value)}'
+      return
+    if isinstance(now, tuple) and not known[name].is_open and len(parsed[name]) != len(now):
+      yield f'config.{name}: expected {_expected(now, None)}, got {shorten(value)!r}.'
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+  hint = nearest(name, known, 'config.')
+  return '' if hint.startswith(' Known') else hint
+
+
+def _new_choice(now: Any, value: str) -> str:
+  """What a choice of an earlier version is called."""
+  new = renamed.choice(type(now), value.lower()) if isinstance(now, enum.Enum) else value.lower()
+  return f' It is now {new}.' if new != value.lower() else ''
+
+
+def _expected(now: Any, error: BaseException | None) -> str:
+  """The values that a setting may have, from the one it has."""
+  match now:
+    case enum.Enum():
+      return f'one of {", ".join(str(e.value) for e in type(now))}'
+    case bool():
+      return 'true or false'
+    case int():
+      return 'a whole number'
+    case float():
+      return 'a number'
+    case tuple():
+      return f'{len(now)} values such as {",".join(map(str, now))}' if now else 'values such as 1,2,3'
+    case _:
+      return f'something else ({error})'

@@ -1,0 +1,175 @@
+"""Configs from nested plain values, such as JSON or an `ml_collections.ConfigDict`, and parts of them by name.
+
+A part that may be of several types, such as `model` or `optimizer`, is a dict that names its type: `type: AdamW`, as
+`config.json` has it, or `name: adamw`. A text alone is a part with the defaults of its type: `optimizer: adamw`. For a
+model it may also be the name of a size: `model: S/16`, or `name: S/16` beside further settings.
+"""
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from vit_jax.config import renamed, schema
+from vit_jax.config.schema import ranges
+from vit_jax.config.schema.checks import nearest, problem
+from vit_jax.core.errors import UserError
+
+Models = Callable[[str], schema.Model]
+"""The model of a size by name, such as `S/16`. Raises UserError for unknown names."""
+
+
+def kinds(declared: Any) -> dict[str, type]:
+  """The types that a part may have, by the names that a person uses: `{'adamw': AdamW, …}`; {} if there is one."""
+  if not isinstance(declared, types.UnionType):
+    return {}
+  found = [kind for kind in typing.get_args(declared) if dataclasses.is_dataclass(kind)]
+  return {kind.__name__.lower(): kind for kind in found if isinstance(kind, type)} if len(found) > 1 else {}
+
+
+def by_name(declared: Any, name: str, models: Models | None) -> Any:
+  """The part with this name, with the defaults of its type or of its size; `default` for a part of one type.
+
+  Raises:
+    UserError: there is no such part; says what was expected, without the name of the setting.
+  """
+  known = kinds(declared) or {'default': declared}
+  if kind := known.get(name.lower().replace('_', '').replace('-', '')):
+    return kind()
+  is_model = schema.ViT in known.values() and models is not None
+  if models is not None and is_model and set('/-') & set(name):
+    try:
+      return models(name)
+    except UserError as error:
+      raise UserError(f'expected {", ".join(known)} or a size, got {name!r}. {error}') from None
+  expected = ', '.join(known) + ' or a size such as S/16' * is_model
+  near = nearest(name, known)
+  raise UserError(f'expected {expected}, got {name!r}.' + ('' if near.startswith(' Known') else near))
+
+
+def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[str, Any]]:
+  """Dotted path and declared type of each part in a config."""
+  if dataclasses.is_dataclass(config):
+    if path:
+      yield path, declared
+    for field in dataclasses.fields(config):
+      yield from walk(getattr(config, field.name), field.type, f'{path}.{field.name}'.lstrip('.'))
+  elif isinstance(config, dict):
+    for name, one in config.items():
+      yield from walk(one, typing.get_args(declared)[1], f'{path}.{name}')
+
+
+def from_plain(value: Any, *, models: Models | None = None, old_names: bool = False) -> schema.Config:
+  """A config from nested dicts, in which absent settings have their defaults.
+
+  Args:
+    value: nested dicts and lists, with choices as their texts.
+    models: sizes of models by name.
+    old_names: whether settings may have the names of earlier versions, as in files of old runs.
+
+  Raises:
+    UserError: lists every name that is unknown and every value that is not of the type of its setting.
+  """
+  reader = _Reader(models, old_names)
+  config = reader.part(value, schema.Config, 'config')
+  if found := reader.problems:
+    raise UserError('\n'.join([f'{len(found)} setting{"s" * (len(found) > 1)} cannot be read:',
+                               *(f'  {one}' for one in found)]))
+  return config
+
+
+class _Reader:
+  """Turns plain values into settings, and collects what is wrong with them."""
+
+  def __init__(self, models: Models | None, old_names: bool):
+    self._models, self._old_names = models, old_names
+    self.problems: list[str] = []
+
+  def typed(self, value: Any, declared: Any, name: str) -> Any:
+    """`value` as the type that its field declares; None, and a problem, if it is of another."""
+    arguments = typing.get_args(declared)
+    if isinstance(declared, types.UnionType):
+      return self._one_of(value, declared, name)
+    if dataclasses.is_dataclass(declared):
+      return self.part(value, declared, name)
+    if typing.get_origin(declared) is tuple and isinstance(value, list | tuple):
+      each = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+      if len(each) != len(value):
+        return self._wrong(value, f'{len(each)} values', name)
+      return tuple(self.typed(v, k, f'{name}[{i}]') for i, (v, k) in enumerate(zip(value, each, strict=True)))
+    if typing.get_origin(declared) is dict and isinstance(value, Mapping):
+      return {key: self.typed(one, arguments[1], f'{name}.{key}') for key, one in value.items()}
+    return self._single(value, declared, name)
+
+  def part(self, value: Any, declared: Any, name: str, base: Any = None) -> Any:
+    """A settings dataclass from a mapping; settings that it does not have are those of `base`, or the defaults."""
+    if not isinstance(value, Mapping) or renamed.type_name(value.get('type', declared.__name__)) != declared.__name__:
+      return self._wrong(value, f'settings of type {declared.__name__}', name)
+    known = {field.name: field.type for field in dataclasses.fields(declared)}
+    found = {}
+    for key, one in value.items():
+      new = renamed.setting(declared, key)
+      if key in known:
+        found[key] = self.typed(one, known[key], f'{name}.{key}')
+      elif new and self._old_names:
+        found[new] = self.typed(renamed.value(declared, key, one), known[new], f'{name}.{key}')
+      elif new:
+        self.problems.append(problem(f'{name}.{key}', 'the name of a setting', key, f'Its name is now {name}.{new}.'))
+      elif key != 'type' and not (self._old_names and renamed.is_removed(declared, key)):
+        self.problems.append(f'{name}.{key}: expected the name of a setting, got {key!r}.'
+                             + nearest(key, known, f'{name}.'))
+    for field in dataclasses.fields(declared):
+      if base is None and field.name not in found and (
+          field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING):
+        return self._wrong(None, 'a value', f'{name}.{field.name}')
+    return dataclasses.replace(base, **found) if base is not None else declared(**found)
+
+  def _one_of(self, value: Any, declared: Any, name: str) -> Any:
+    """A value of a field that may be of several types."""
+    parts = {kind.__name__: kind for kind in typing.get_args(declared)
+             if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+    plain = [kind for kind in typing.get_args(declared) if kind not in parts.values()]
+    if isinstance(value, Mapping):
+      if kind := parts.get(renamed.type_name(value.get('type'))) or (len(parts) == 1 and next(iter(parts.values()))):
+        return self.part(value, kind, name)
+      value, settings = value.get('name', value.get('type')), {k: v for k, v in value.items() if k != 'name'}
+    elif plain:
+      return self.typed(value, plain[0], name)
+    else:
+      settings = {}
+    try:
+      if not isinstance(value, str):
+        raise UserError(f'expected settings with a type, one of {", ".join(parts)}, got {_text(value)}.')
+      base = by_name(declared, value, self._models)
+    except UserError as error:
+      self.problems.append(f'{name}: {error}')
+      return None
+    return self.part({k: v for k, v in settings.items() if k != 'type'}, type(base), name, base)
+
+  def _single(self, value: Any, declared: Any, name: str) -> Any:
+    """A choice, number or text."""
+    if isinstance(declared, type) and issubclass(declared, enum.Enum):
+      old = renamed.choice(declared, value) if self._old_names else value
+      found = next((choice for choice in declared if old in (choice, choice.value)), None)
+      expected = f'one of {", ".join(str(choice.value) for choice in declared)}'
+      return self._wrong(value, expected, name) if found is None else found
+    if declared is float and type(value) is int and abs(value) <= ranges.MOST:
+      return float(value)
+    if isinstance(declared, type) and type(value) is declared:
+      return value
+    return self._wrong(value, ranges.type_text(declared), name)
+
+  def _wrong(self, value: Any, expected: str, name: str) -> Any:
+    self.problems.append(f'{name}: expected {expected}, got {_text(value)}.')
+
+
+def _text(value: Any) -> str:
+  """A plain value as a message shows it: as JSON."""
+  try:
+    return json.dumps(value)[:60]
+  except (TypeError, ValueError, RecursionError):
+    return repr(value)[:60]
