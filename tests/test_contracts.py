@@ -56,7 +56,7 @@ def test_stats_are_summed_over_microbatches_and_devices_so_accumulation_is_exact
   assert np.abs(want[0].extra['centre']).max() > 0
 
 
-def test_random_masks_differ_between_steps_examples_and_microbatches_and_repeat_with_the_seed() -> None:
+def test_random_masks_repeat_with_the_seed_and_differ_with_the_number_of_microbatches() -> None:
   one, again = after('mae', 'one'), after('mae', 'one')
   programs.assert_close(one, again, rtol=0, atol=0)
   split = after('mae', 'one', accumulate=4)
