@@ -49,7 +49,7 @@ def test_each_stage_ends_with_one_message_and_the_run_continues_when_there_is_ro
     fill(disk, left_kb)
     out = runs.finish(runs.start(disk / 'run', *SHORT), status=2)
     assert any(one in out for one in said) and out.count('error: ') == 1, (left_kb, out)
-    assert 'Traceback' not in out and 'Make room on that disk' in out, (left_kb, out)
+    assert 'Traceback' not in out and 'Free some space' in out, (left_kb, out)
   (disk / 'ballast').unlink()
   runs.finish(runs.start(disk / 'run', *SHORT))
   assert runs.final(disk / 'run')['params_digest'] == runs.final(tmp_path / 'whole')['params_digest']

@@ -1,4 +1,4 @@
-"""Every exception becomes an exit status and a message; what nobody foresaw leaves its traceback in a file."""
+"""Every exception becomes an exit status and a message; the traceback of an unexpected one is saved in a file."""
 from __future__ import annotations
 
 import errno

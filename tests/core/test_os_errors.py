@@ -1,4 +1,4 @@
-"""What the system is the reason for, and what a file is."""
+"""Errors of the system are distinguished from damaged files."""
 from __future__ import annotations
 
 import errno
@@ -15,15 +15,16 @@ def of(number: int) -> OSError:
 
 
 @pytest.mark.parametrize(('error', 'advice'), [
-    (of(errno.EMFILE), 'ulimit -n'), (of(errno.ENOSPC), 'Make room'), (of(errno.EDQUOT), 'Make room'),
-    (of(errno.EACCES), 'right to read'), (of(errno.EIO), 'Check the disk'), (of(errno.ESTALE), 'Check the disk'),
+    (of(errno.EMFILE), 'ulimit -n'), (of(errno.ENOSPC), 'Free some space'), (of(errno.EDQUOT), 'Free some space'),
+    (of(errno.EACCES), 'Change the permissions'), (of(errno.EIO), 'reports an error'),
+    (of(errno.EXDEV), 'Check the disk'),
     (MemoryError(), 'Free memory'), (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'Free memory'),
     (ValueError("RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24'] [x"), 'ulimit -n'),
-    (RuntimeError('[Errno 28] No space left on device'), 'Make room'),
+    (RuntimeError('[Errno 28] No space left on device'), 'Free some space'),
     (of(errno.ENOENT), ''), (of(errno.EISDIR), ''), (FileNotFoundError('not in the bucket'), ''),
     (ValueError("NOT_FOUND: no manifest [os_error_code='2']"), ''), (ValueError('DATA_LOSS: bad magic'), ''),
     (KeyError('body'), ''), (RecursionError('too deep'), '')])
-def test_the_system_is_told_from_the_file(error: Exception, advice: str) -> None:
+def test_errors_of_the_system_are_distinguished_from_damaged_files(error: Exception, advice: str) -> None:
   found = os_errors.find(error)
   assert (advice in found) if advice else found == ''
   wrapped = Exception('outer')
@@ -31,7 +32,7 @@ def test_the_system_is_told_from_the_file(error: Exception, advice: str) -> None
   assert os_errors.find(wrapped) == found
 
 
-def test_a_failed_device_says_nothing_of_a_file() -> None:
+def test_a_failed_device_does_not_make_a_file_damaged() -> None:
   kind = type('JaxRuntimeError', (RuntimeError,), {})
   assert 'devices' in os_errors.find(kind('INTERNAL: stream did not block'))
 
@@ -44,7 +45,7 @@ def test_messages_name_the_first_cause_and_what_to_do() -> None:
   assert str(error).startswith('run/checkpoints/2: expected to read it, got Too many open files. Raise the limit')
   damaged = os_errors.reading('f', ValueError('bad magic'))
   assert isinstance(damaged, os_errors.Damaged) and str(damaged) == 'bad magic'
-  assert 'Make room' in str(os_errors.writing('f', of(errno.ENOSPC)))
+  assert 'Free some space' in str(os_errors.writing('f', of(errno.ENOSPC)))
   assert 'Move away' in str(os_errors.writing('f', of(errno.EISDIR)))
 
 

@@ -208,7 +208,7 @@ def test_a_full_disk_stops_with_a_clear_error_and_leaves_older_checkpoints(
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
   try:
-    with pytest.raises(UserError, match=r'could not be written(.|\n)*Make room(.|\n)*steps on disk: 1'):
+    with pytest.raises(UserError, match=r'could not be written(.|\n)*Free some space(.|\n)*steps on disk: 1'):
       save(checkpointer, one, [2])
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

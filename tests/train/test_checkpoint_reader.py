@@ -123,10 +123,10 @@ def test_too_few_open_files_are_no_damage(folder: pathlib.Path, one: Program) ->
     try:
       ends.add(int(newest(folder, one).state.step))
     except UserError as error:
-      ends.add(str(error).partition('. ')[2].partition(',')[0])
+      ends.add(str(error).partition('. ')[2].partition(' "')[0])
     finally:
       resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-  assert ends == {2, 'Raise the limit of open files'}
+  assert ends == {2, 'Raise the limit on open files with'}
 
 
 def test_one_process_that_fails_makes_all_take_the_checkpoint_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""What a person sees of a program that fails: an exit status, one message, and the place of the traceback.
+"""How a failing program ends: an exit status, one message, and the path of the traceback.
 
-Holds the last resort of the command line. Imports only the standard library, so that `--help` stays instant.
+The last resort of the command line. Imports only the standard library, so that `--help` stays instant.
 """
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.core.errors import UserError
+from vit_jax.core.os_errors import ADVICE, chain
 
 USER_ERROR = 2     # the message says what to change; starting the same command again does not help
 UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program
@@ -28,36 +29,12 @@ SHOW = 'VIT_JAX_TRACEBACK'
 MOST_FILES = 20
 """Saved tracebacks that are kept; older ones are deleted."""
 
-_ADVICE = {
-    errno.ENOSPC: 'Free some space, or choose another disk.',
-    errno.EDQUOT: 'Free some space, or choose another disk.',
-    errno.EACCES: 'Change the permissions, or choose another path.',
-    errno.EPERM: 'Change the permissions, or choose another path.',
-    errno.EROFS: 'The file system is read-only. Choose another path.',
-    errno.ENOENT: 'Check the path.',
-    errno.ENOTDIR: 'Check the path: a part of it that should be a directory is a file.',
-    errno.EISDIR: 'Check the path: it should be a file.',
-    errno.EEXIST: 'Choose another path, or remove what is there.',
-    errno.ENAMETOOLONG: 'Choose a shorter name.',
-    errno.ELOOP: 'Check the path: symbolic links lead in a circle.',
-    errno.EINVAL: 'Check the path.',
-    errno.EMFILE: 'Raise the limit on open files with "ulimit -n 65536".',
-    errno.ENFILE: 'The system has too many open files. End other programs.',
-    errno.EIO: 'The disk or network file system reports an error. Check it.',
-    errno.ESTALE: 'The network file system lost this file. Start the command again.',
-    errno.ENOTCONN: 'The network file system is not connected. Mount it again.',
-    errno.ENXIO: 'Check the path: it is not an ordinary file.',
-    errno.ENODEV: 'Check the path: it is not an ordinary file.',
-    errno.ESPIPE: 'Check the path: it is not an ordinary file.',
-    errno.EAGAIN: 'The system allows no more processes or threads. End other programs, or use fewer workers.',
-}
-"""Errors of the operating system that a person can do something about."""
 _OF_PROCESSES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Those that need no path to be understood."""
+"""Error numbers that need no path to be understood."""
 _MEMORY = re.compile(r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc', re.I | re.S)
 _FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
 MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
-               'batch_size, or data.in_memory=no; --job=plan says what a config needs.')
+               'batch_size, or data.in_memory=no; --job=plan shows what a config needs.')
 
 
 class Failure(NamedTuple):
@@ -75,8 +52,8 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
     environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
 
   Returns:
-    2 with what to do for a mistake of the person or of the machine, 130 for Ctrl-C, 141 for a closed standard
-    output, and 70 with the place of a saved traceback for everything else.
+    2 with advice for errors of the user or of the machine, 130 for Ctrl-C, 141 for a closed standard output, and 70
+    with the path of a saved traceback for everything else.
   """
   found = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
@@ -93,12 +70,12 @@ def _known(error: BaseException) -> Failure | None:
     return Failure(INTERRUPTED, 'Interrupted.')
   if isinstance(error, BrokenPipeError) and _is_output_closed():
     return Failure(BROKEN_PIPE, '')
-  for one in _chain(error):
+  for one in chain(error, with_context=False):
     said = _first_line(one)
-    if isinstance(one, OSError) and one.errno in _ADVICE and (one.filename is not None or one.errno in _OF_PROCESSES):
+    if isinstance(one, OSError) and one.errno in ADVICE and (one.filename is not None or one.errno in _OF_PROCESSES):
       return Failure(USER_ERROR, f'error: {_of_system(one)}')
     if not isinstance(one, UserError) and any(word in str(one) for word in _FULL):
-      return Failure(USER_ERROR, f'error: {said}. {_ADVICE[errno.ENOSPC]}')
+      return Failure(USER_ERROR, f'error: {said}. {ADVICE[errno.ENOSPC]}')
     if isinstance(one, MemoryError) or _MEMORY.search(str(one)):
       return Failure(USER_ERROR, f'error: expected enough memory, got {said}. {MORE_MEMORY}')
   return None
@@ -108,17 +85,7 @@ def _of_system(error: OSError) -> str:
   assert error.errno is not None
   paths = [os.fsdecode(p) if isinstance(p, str | bytes) else str(p)
            for p in (error.filename, error.filename2) if p is not None]
-  return f'{" -> ".join(paths) or "a file or standard output"}: {error.strerror}. {_ADVICE[error.errno]}'
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-  """The exception and what it was raised from, outermost first."""
-  seen: set[int] = set()
-  one: BaseException | None = error
-  while one is not None and id(one) not in seen:
-    seen.add(id(one))
-    yield one
-    one = one.__cause__
+  return f'{" -> ".join(paths) or "a file or standard output"}: {error.strerror}. {ADVICE[error.errno]}'
 
 
 def _first_line(error: BaseException) -> str:
@@ -134,7 +101,7 @@ def interrupt_at_once() -> None:
 
 
 def _is_output_closed() -> bool:
-  """Whether standard output is a pipe that nobody reads any more, as after `| head`."""
+  """Whether standard output is a pipe whose reader has ended, as after `| head`."""
   try:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
@@ -144,7 +111,7 @@ def _is_output_closed() -> bool:
 
 
 def drop_output() -> None:
-  """Drops what standard output cannot take, which the interpreter would otherwise try to write again at its end."""
+  """Drops output that cannot be written, which the interpreter would otherwise try to write again when it ends."""
   try:
     sys.stdout.flush()
   except OSError:
@@ -162,7 +129,7 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
 
 
 def report(error: BaseException, words: Sequence[str] = ()) -> str:
-  """What someone who looks for the cause needs: command, versions, traceback."""
+  """A report for debugging: command, versions, traceback."""
   from importlib import metadata
   versions = []
   for name in ('vit-jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu'):

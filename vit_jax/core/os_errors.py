@@ -1,7 +1,7 @@
-"""Reading and writing that fails: whether the system is the reason, or what the file holds.
+"""What an error of the operating system or of storage means, and what a person can do about it.
 
-A library reports both in many ways: as an `OSError`, as a status code or an error number in a text, as the cause of
-another error. What is said here decides whether a file counts as damaged. Imports nothing of the project but errors.
+Libraries report such errors in many ways: as an `OSError`, as a status code or an error number in a text, as the cause
+of another error. The functions here decide whether a file counts as damaged. Imports nothing of the project but errors.
 """
 from __future__ import annotations
 
@@ -12,47 +12,62 @@ from collections.abc import Iterator
 
 from vit_jax.core.errors import UserError
 
-_SPACE = 'Make room on that disk'
-_RIGHTS = 'Give this user the right to read and write there'
-_FILES = 'Raise the limit of open files, for example with `ulimit -n 65536`'
-_MEMORY = 'Free memory, or use more or larger devices'
-_DEVICE = 'Check the disk, the connection to the storage and the devices'
-_ADVICE = {
-    errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE, errno.EFBIG: _SPACE,
-    errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: _RIGHTS,
-    errno.EMFILE: _FILES, errno.ENFILE: _FILES, errno.ENOMEM: _MEMORY}
+_SPACE = 'Free some space, or choose another disk.'
+_RIGHTS = 'Change the permissions, or choose another path.'
+_MEMORY = 'Free memory, or use more or larger devices.'
+_DEVICE = 'Check the disk, the connection to the storage and the devices.'
+_PATH = 'Check the path: it is not an ordinary file.'
+ADVICE = {
+    errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE, errno.EFBIG: _SPACE, errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS,
+    errno.EROFS: 'The file system is read-only. Choose another path.',
+    errno.ENOENT: 'Check the path.',
+    errno.ENOTDIR: 'Check the path: a part of it that should be a directory is a file.',
+    errno.EISDIR: 'Check the path: it should be a file.',
+    errno.EEXIST: 'Choose another path, or remove what is there.',
+    errno.ENAMETOOLONG: 'Choose a shorter name.',
+    errno.ELOOP: 'Check the path: symbolic links form a circle.',
+    errno.EINVAL: 'Check the path.',
+    errno.EMFILE: 'Raise the limit on open files with "ulimit -n 65536".',
+    errno.ENFILE: 'The system has too many open files. End other programs.',
+    errno.EIO: 'The disk or network file system reports an error. Check it.',
+    errno.ESTALE: 'The network file system lost this file. Start the command again.',
+    errno.ENOTCONN: 'The network file system is not connected. Mount it again.',
+    errno.ENXIO: _PATH, errno.ENODEV: _PATH, errno.ESPIPE: _PATH, errno.ENOMEM: _MEMORY,
+    errno.EAGAIN: 'The system allows no more processes or threads. End other programs, or use fewer workers.',
+}
+"""Error numbers that a person can do something about."""
 _OF_FILES = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST,
              errno.ENOTEMPTY)
 """Error numbers of a file that is missing, or is something else than it should be."""
 _STATUS = {'RESOURCE_EXHAUSTED': _MEMORY, 'PERMISSION_DENIED': _RIGHTS, 'UNAUTHENTICATED': _RIGHTS,
            'UNAVAILABLE': _DEVICE, 'DEADLINE_EXCEEDED': _DEVICE}
-"""Status codes of XLA and TensorStore that say nothing of a file."""
+"""Status codes of XLA and TensorStore that do not concern the content of a file."""
 _NUMBER = re.compile(r"\[Errno (\d+)\]|os_error_code='(\d+)'")
 _TAIL = re.compile(r' \[(?:os_error_code|tensorstore_spec|source locations)=')
 _JAX = ('JaxRuntimeError', 'XlaRuntimeError')
 _CLIENTS = ('gcsfs', 'aiohttp', 'tensorflow', 'google', 'requests', 'urllib3')
-"""Packages that reach object storage; what they raise says nothing of a file, but that it is not there."""
+"""Packages that access object storage; their errors say nothing about the content of a file."""
 
 
 class Damaged(Exception):
-  """What a file holds cannot be used, or it is not there; the text says why."""
+  """The content of a file cannot be used, or the file does not exist; the text says why."""
 
 
 class Obstacle(UserError):
-  """The system does not let a file be read or written; nothing is known of what the file holds."""
+  """The system prevents reading or writing a file, whose content may be valid."""
 
 
 def find(error: BaseException) -> str:
-  """What a person should do about the system's part in an error; '' if it is the file that is wrong."""
-  for one in _chain(error):
+  """What to do about an error of the system; '' if the file itself is the reason."""
+  for one in chain(error, with_context=True):
     if advice := _advice(one):
       return advice
   return ''
 
 
 def first_line(error: BaseException) -> str:
-  """The line of an error that says most: that of its first cause, of at most 300 characters."""
-  *_, cause = _chain(error)
+  """The first line of the first cause of an error, of at most 300 characters."""
+  *_, cause = chain(error, with_context=True)
   text = str(cause).strip() or type(cause).__name__
   if (number := _find_number(text)) is not None and number not in _OF_FILES:
     return os.strerror(number)
@@ -61,27 +76,28 @@ def first_line(error: BaseException) -> str:
 
 
 def reading(what: str, error: BaseException) -> Damaged | Obstacle:
-  """The error to raise for one that reading `what` has raised."""
+  """The error to raise in place of one that occurred while reading `what`."""
   if advice := find(error):
-    return Obstacle(f'{what}: expected to read it, got {first_line(error)}. {advice}, then run the same command '
+    return Obstacle(f'{what}: expected to read it, got {first_line(error)}. {advice} Then run the same command '
                     'again; nothing was changed.')
   return Damaged(first_line(error))
 
 
 def writing(what: str, error: BaseException) -> Obstacle:
-  """The error to raise for one that writing `what` has raised."""
-  advice = find(error) or 'Move away what is there'
-  return Obstacle(f'{what}: expected to write it, got {first_line(error)}. {advice}, then run the same command again.')
+  """The error to raise in place of one that occurred while writing `what`."""
+  advice = find(error) or 'Move away what is there.'
+  return Obstacle(f'{what}: expected to write it, got {first_line(error)}. {advice} Then run the same command again.')
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-  """An error and what caused it."""
+def chain(error: BaseException, *, with_context: bool) -> Iterator[BaseException]:
+  """An error and its causes, outermost first; `with_context` also the errors during whose handling it was raised."""
   seen: list[BaseException] = []
   now: BaseException | None = error
-  while now is not None and now not in seen:
+  while now is not None and not any(now is one for one in seen):
     seen.append(now)
     yield now
-    now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
+    context = None if now.__suppress_context__ or not with_context else now.__context__
+    now = now.__cause__ or context
 
 
 def _advice(error: BaseException) -> str:
@@ -96,7 +112,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _of_number(number: int) -> str:
-  return '' if number in _OF_FILES else _ADVICE.get(number, _DEVICE)
+  return '' if number in _OF_FILES else ADVICE.get(number, _DEVICE)
 
 
 def _of_text(text: str) -> str:

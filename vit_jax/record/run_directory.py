@@ -43,7 +43,7 @@ class Lock:
       self._take()
     except OSError as error:
       raise UserError(f'--workdir={workdir}: expected a folder that can be written, got {error.strerror}. '
-                      f'{os_errors.find(error) or "Use a folder that this user may write to"}, then run the same '
+                      f'{os_errors.find(error) or "Use a folder that this user may write to."} Then run the same '
                       'command again.') from error
 
   def _take(self) -> None:

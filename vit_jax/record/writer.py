@@ -185,8 +185,8 @@ def read(path: str | os.PathLike[str]) -> Run:
   except FileNotFoundError:
     raise
   except OSError as error:
-    advice = os_errors.find(error) or 'Move away what is there'
-    raise UserError(f'{path}: expected the record of a run, got {error.strerror}. {advice}, then run the same command '
+    advice = os_errors.find(error) or 'Move away what is there.'
+    raise UserError(f'{path}: expected the record of a run, got {error.strerror}. {advice} Then run the same command '
                     'again.') from error
 
 

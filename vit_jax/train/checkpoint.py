@@ -158,7 +158,7 @@ class Checkpointer:
       raise
     except Exception as error:  # the thread of a save hands on whatever a library has raised in it
       kept = ', '.join(map(str, self.steps())) or 'none'
-      advice = f'{found}, then run' if (found := os_errors.find(error)) else 'Run'
+      advice = f'{found} Then run' if (found := os_errors.find(error)) else 'Run'
       raise UserError(f'A checkpoint could not be written to {self.folder}: {os_errors.first_line(error)}\n'
                       f'{advice} the same command again: it continues from the newest whole checkpoint (steps on '
                       f'disk: {kept}).') from error
