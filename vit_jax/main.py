@@ -1,280 +1,245 @@
 """The command line: `python -m vit_jax.main --job=… --config=…`, or `vit-jax JOB …`.
 
-Reads flags, finds the job, and shows a person's mistakes as messages. Imports neither jax nor a job before
-one is chosen, so that `--help` is instant.
+Reads the command line by the table in `commands.py`, runs the job, and turns every exception into a message and an exit
+status. `argparse` splits the flags and formats the help of a job; because it stops at its first error, and knows no
+overrides, unknown flags and overrides are taken out before it and values are read after it, so that all problems are
+listed together. Imports neither jax nor a job before one is chosen, so that `--help` is instant.
 """
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import io
 import multiprocessing
 import os
-import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import Any
 
-from vit_jax import dispatch
+from vit_jax.commands import JOBS, Command, Flag, Job
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
-from vit_jax.dispatch import Command
 
-
-class Job(NamedTuple):
-  """A job's one line, the flags it needs and those it may take; what its words without a dash are, if it has any.
-
-  `words` stand in brackets where they may be missing.
-  """
-  line: str
-  needs: tuple[str, ...] = ()
-  takes: tuple[str, ...] = ()
-  words: str = ''
-
-
-JOBS = {
-    'train': Job('pre-train or fine-tune; evaluates, checkpoints, and resumes by itself', ('config', 'workdir')),
-    'evaluate': Job('measure a run, or weights of any format: top-1, top-5, NLL; writes evaluate.json', (),
-                    ('workdir', 'config', 'weights', 'preprocess', 'model', 'view')),
-    'convert': Job('read weights of any format and write them in any other, with a report of every tensor',
-                   ('weights', 'to'), ('family', 'preprocess', 'model', 'view', 'classes', 'overwrite')),
-    'predict': Job('classify pictures: names and probabilities, and where the network looked', ('weights',),
-                   ('preprocess', 'model', 'view', 'classes', 'top', 'json', 'overlay', 'to'), 'FILES and folders'),
-    'inspect': Job('look inside: filters, positions, attention, what tokens hold; a page of pictures', ('to',),
-                   ('weights', 'workdir', 'preprocess', 'model', 'view', 'classes', 'discard', 'of_class'),
-                   '[FILES and folders]'),
-    'export': Job('write a network as one file that runs without this project: StableHLO or ONNX', ('weights', 'to'),
-                  ('preprocess', 'model', 'view', 'from_pixels')),
-    'plan': Job('compile the train step for hardware that is not here: does it fit, what does it cost',
-                ('config', 'topology'), ('workdir', 'search')),
-    'bench': Job('time the parts of a run on this machine: network, step, input; also beside other programs',
-                 ('config',), ('models', 'px', 'against', 'turns', 'search', 'to')),
-    'average': Job('average checkpoints of a run into one of its own, for --job=evaluate',
-                   ('workdir', 'to'), ('config', 'last', 'steps')),
-    'report': Job('write report.html of a run directory, or one page of several, with their curves over each other',
-                  ('workdir',), ('to',)),
-    'prepare': Job('write images as ArrayRecord shards, which data.source=array_record:DIR reads; or label maps',
-                   ('to',), ('data', 'short_px', 'shards', 'quality', 'seed', 'splits', 'data_dir', 'config', 'weights',
-                    'preprocess', 'model', 'view')),
-    'study': Job('many named runs, in order or side by side, and one table of them; resumes by itself', ('config',),
-                 ('workdir', 'processes', 'dry_run', 'topology')),
-    'list': Job('list the configs, with one line each'),
-}
-FLAGS = {
-    'job': 'what to do; a first word that names a job is the same (default: train)',
-    'config': 'name or path of a config, with arguments after a colon: digits, configs/digits.py',
-    'workdir': 'directory of the run: made if missing, continued if it holds a run; of report also several, A,B',
-    'data': 'what to prepare: folder:PATH or tfds:NAME[/CONFIG][:VERSION]',
-    'to': 'where to write',
-    'weights': 'a weight file, a folder, a run, gs://…, https://…, hf://OWNER/NAME, or a known name: ViT-B_16-i21k',
-    'preprocess': 'of weights: half, imagenet or clip; resize=248,image=224 (default: as they or their name say)',
-    'model': 'of weights, what tensors cannot say: heads=6,gelu=exact,norm_eps=1e-6',
-    'view': 'of weights that are a run: student, ema or teacher (default: ema where there is one)',
-    'family': 'of convert: vision_transformer, big_vision, timm, huggingface, bit or run (default: by the end of --to)',
-    'classes': 'of convert and predict: file of class names, a line for each output of the weights',
-    'discard': 'of inspect: share of each row of attention, its smallest, that rollout leaves out (default: 0)',
-    'of_class': 'of inspect: the class that relevance is for, by number or name (default: the predicted one)',
-    'top': 'of predict: how many classes of each picture (default: 5)',
-    'json': 'of predict: a line of JSON for each picture; takes no value',
-    'overlay': 'of predict: also write each picture with what the network looked at, into --to (default: overlays); '
-               'takes no value',
-    'from_pixels': 'of export: the input is uint8, and normalised inside; takes no value',
-    'overwrite': 'of convert: replace what is there; takes no value',
-    'last': 'of average: how many of the newest checkpoints',
-    'steps': 'of average: which checkpoints, by step: 8000,9000,10000',
-    'short_px': 'of prepare: shrink pictures to this short side (default: keep the files as they are)',
-    'shards': 'of prepare: number of files of a split (default: one for 256 MiB)',
-    'quality': 'of prepare: of the JPEG files of shrunk pictures, 1 to 100 (default: 90)',
-    'seed': 'of prepare: of the order of the examples (default: 0)',
-    'splits': 'of prepare: which, by name (default: train,test)',
-    'data_dir': 'of prepare: where sets of TFDS lie (default: $TFDS_DATA_DIR, or ~/tensorflow_datasets)',
-    'topology': 'hardware to plan for: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8',
-    'processes': 'of study: how many runs at once (default: 1)',
-    'dry_run': 'of study: say what the runs are and would take, and run nothing; takes no value',
-    'models': 'of bench: networks by name, instead of that of the config: S/16,B/16,Mixer-B/16',
-    'px': 'of bench: sides of images in px, each of them timed: 64,128,224',
-    'against': 'of bench: timm, timm-compiled, transformers, transformers-compiled, big_vision; NAME=PATH of a Python '
-               'that has it, or of a checkout',
-    'turns': 'of bench: how often everything is timed (default: 7)',
-    'search': 'also look for settings that fit, and the fastest of them; of bench: the largest batch; takes no value',
-}
-SWITCHES = ('search', 'dry_run', 'overwrite', 'json', 'overlay', 'from_pixels')
-"""Flags without a value."""
-NUMBERS = {'top': (1, 2**31 - 1), 'last': (2, 2**31 - 1), 'short_px': (1, 65_535), 'shards': (1, 100_000),
-           'quality': (1, 100), 'seed': (0, 2**32 - 1), 'processes': (1, 1024), 'turns': (1, 10_000), 'px': (1, 65_535),
-           'steps': (0, 2**31 - 1)}
-"""Flags whose values are whole numbers, with the smallest and the largest; those of `LISTS` take several."""
-LISTS = ('px', 'steps')
 ELSEWHERE = {'learning_rate': 'lr', 'epochs': 'length', 'num_epochs': 'length', 'wd': 'weight_decay'}
 """What other programs call a setting."""
-HELP = """Vision Transformers in JAX, from raw pictures to the tables of the paper.
+HELP_WORDS = ('-h', '--help', '-help')
+HELP = """Vision Transformers in JAX, from raw images to the tables of the paper.
 
-  python -m vit_jax.main --config=digits --workdir=runs/digits
-  python -m vit_jax.main --config=from_folder --config.data.source=folder:PATH --workdir=runs/mine
-  python -m vit_jax.main --job=evaluate --workdir=runs/digits
-  python -m vit_jax.main --job=plan --config=vit_l16_jft:mesh=v3:16x16 --topology=v3:16x16
+Usage: vit-jax JOB [--flag=VALUE …], or python -m vit_jax.main --job=JOB …
 
-Jobs (--job=NAME):
+  vit-jax train --config=digits
+  vit-jax train --config=from_folder --config.data.source=folder:PATH --workdir=runs/mine
+  vit-jax evaluate --workdir=runs/digits
+  vit-jax predict --weights=runs/digits IMAGES
+  vit-jax plan --config=vit_l16_jft --topology=v3:16x16
+
+Jobs (vit-jax JOB --help shows the flags of one; default: train):
 {jobs}
 
-Flags:
-{flags}
-  --config.NAME=VALUE  overrides any setting of the config, such as
-             --config.optimizer.lr=3e-4 --config.length='20 epochs'
+--config.NAME=VALUE overrides any setting of the config, for example --config.optimizer.lr=3e-4.
+The same command resumes a run that was stopped.
 
-The same command resumes a run where it stopped. Exit status: 0 done; 2 an error that you can fix, with a message;
-70 an error of this program, with the file to report; 75 stopped by SIGTERM or SIGINT and saved: run it again;
-130 interrupted. VIT_JAX_TRACEBACK=1 in the environment shows the traceback of every error.
+Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in this program, with a file to report;
+75 stopped by SIGTERM or SIGINT after saving: run the same command again to resume; 130 interrupted without saving;
+141 the reader of the output ended. VIT_JAX_TRACEBACK=1 in the environment shows the traceback of every error.
 """
+OVERRIDES = """Settings of the config are overridden with --config.NAME=VALUE, for example
+  --config.optimizer.lr=3e-4 --config.length='20 epochs'"""
 
 
 def parse(arguments: Sequence[str]) -> Command:
   """Reads the arguments after the program's name.
 
   Raises:
-    UserError: lists every flag that is unknown, missing, or not for the job; and beside these, what is wrong with
-      the config's name and its overrides.
+    UserError: lists every flag that is unknown, missing, of another job or has a wrong value, and all problems of the
+      config's name and its overrides.
   """
-  rest = list(arguments)
-  first = ['--job', rest.pop(0)] if rest and rest[0] in JOBS else []
-  flags, overrides, files, faults = _read([*first, *rest])
-  job = flags.pop('job', 'train')
-  words = _word_faults(job, files)
-  meant = [name for name in FLAGS if any(f'did you mean --{name}?' in fault for fault in faults)]
-  faults += words or _job_faults(job, flags, overrides, meant)
-  faults += [fault for name in NUMBERS if name in flags for fault in _number_faults(name, flags[name])]
-  if faults:
-    faults = list(dict.fromkeys(faults))
-    raise UserError('\n'.join([*faults, *_config_faults(job, flags, overrides), 'See --help.']))
-  return Command(job, flags, overrides, tuple(files))
+  name, words, problems = _job(arguments)
+  job = JOBS[name]
+  known, overrides, unknown = _split(job, words)
+  texts, files = parser(name).parse_known_args(known)
+  values: dict[str, Any] = {flag.name: flag.default if flag.kind else False for flag in job.flags.values()}
+  for flag, given in vars(texts).items():
+    try:
+      values[flag] = _value(job.flags[flag], given)
+    except UserError as error:
+      problems.append(str(error))
+  problems += [_explain(word, job, str(values.get('config') or '')) for word in unknown]
+  meant = {near for word in unknown for near in difflib.get_close_matches(word, list(job.flags), 1)}
+  problems += [f'--{flag.name}: expected a value, got none. --job={name} needs it: {flag.help}.'
+               for flag in job.needs if flag.name not in meant and not hasattr(texts, flag.name)]
+  problems += _word_problems(job, files)
+  if overrides and 'config' not in job.flags:
+    problems.append(f'--config.{overrides[0]}: expected no override, as --job={name} takes no config. Remove it.')
+  if problems:
+    problems += _config_problems(values.get('config'), overrides)
+    raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))
+  return Command(name, values, tuple(overrides), tuple(files))
 
 
-def _read(words: list[str]) -> tuple[dict[str, str], list[str], list[str], list[str]]:
-  """Values of flags, overrides, words without a dash, and what is wrong."""
-  flags: dict[str, str] = {}
+def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
+  """The name of the job, the other arguments, and problems.
+
+  Raises:
+    UserError: there is no such job.
+  """
+  words = list(arguments)
+  if words and words[0] in JOBS:
+    words[0] = f'--job={words[0]}'
+  chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  chooser.add_argument('--job', '-job', nargs='?', const='', action='append', default=[])
+  found, rest = chooser.parse_known_args(words)
+  jobs = list(dict.fromkeys(found.job)) or ['train']
+  for job in jobs:
+    if job not in JOBS:
+      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {job or "none"}.{_nearest(job, JOBS)}')
+  return jobs[0], rest, [f'--job: expected one job, got {" and ".join(jobs)}.'] * (len(jobs) > 1)
+
+
+def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]:
+  """Arguments for the parser of the job; overrides as `name=value`; and flags that the job does not have."""
+  known: list[str] = []
   overrides: list[str] = []
-  files: list[str] = []
-  faults: list[str] = []
   unknown: list[str] = []
+  switches = {flag.name for one in JOBS.values() for flag in one.flags.values() if not flag.kind}
   while words:
     word = words.pop(0)
     name, equals, value = word.lstrip('-').partition('=')
     if not word.startswith('-'):
-      files.append(word)
-    elif name.startswith('config.'):
-      if not equals and words and not words[0].startswith('-'):
-        equals, value = '=', words.pop(0)
+      known.append(word)
+      continue
+    if not equals and name not in switches and words and not words[0].startswith('-'):
+      equals, value = '=', words.pop(0)
+    if name.startswith('config.'):
       overrides.append(f'{name.removeprefix("config.")}{equals}{value}')
-    elif name not in FLAGS:
+    elif name not in job.flags:
       unknown.append(name)
-      del words[:not equals and words[:1] != [] and not words[0].startswith('-')]  # its value
-    elif name in SWITCHES:
-      faults += [f'--{name}={value}: takes no value; want --{name}'] * bool(equals)
-      flags[name] = 'true'
-    elif equals or (words and not words[0].startswith('-')):
-      value = value if equals else words.pop(0)
-      if flags.get(name, value) != value:
-        faults.append(f'--{name}: expected one value, got {flags[name]!r} and {value!r}.')
-      elif not value:
-        faults.append(f'--{name}: expected a value, got none. Set --{name}=VALUE.')
-      flags[name] = value
+    elif job.flags[name].kind:
+      known.append(f'--{name}={value}')
+    elif equals:
+      unknown.append(f'{name}={value}')
     else:
-      faults.append(f'--{name}: expected a value, got none. Set --{name}=VALUE.')
-  return flags, overrides, files, [*faults, *(_unknown(name, flags) for name in unknown)]
+      known.append(f'--{name}')
+  return known, overrides, unknown
 
 
-def _unknown(name: str, flags: dict[str, str]) -> str:
-  """What is said of a flag that is none: perhaps it is a setting of the config, or near a flag or a setting."""
+def _value(flag: Flag, texts: list[str] | bool) -> Any:
+  """The value of a flag that is given once, or several times with the same text; True for a switch."""
+  if isinstance(texts, bool):
+    return texts
+  if len(set(texts)) > 1:
+    raise UserError(f'--{flag.name}: expected one value, got {" and ".join(map(repr, texts))}.')
+  return flag.read(texts[0])
+
+
+def _explain(word: str, job: Job, config: str) -> str:
+  """The problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
   from vit_jax.config import files
-  said, wanted = f'--{name}: no such flag', name.replace('-', '_')
-  wanted = ELSEWHERE.get(wanted, wanted)
-  settings = files.known_settings(flags.get('config', ''))
+  name, equals, value = word.partition('=')
+  if equals:
+    return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
+  if owners := [other for other, one in JOBS.items() if name in one.flags]:
+    return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it.'
+  wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
+  near = _nearest(wanted, job.flags, prefix='--')
+  settings = files.known_settings(config) if 'config' in job.flags else []
   found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
-  if not found and not _nearest(wanted, FLAGS):
-    last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, .75)
+  if not found and not near:
+    last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, 0.75)
     found = [one for one in settings if last and one.split('.')[-1] == last[0]]
   if found:
-    return f'{said}; the setting of the config is --config.{" or --config.".join(found[:3])}'
-  return said + _nearest(wanted, FLAGS, prefix='--')
+    near = f' Did you mean the setting --config.{" or --config.".join(found[:3])}?'
+  return f'--{name}: expected a flag of this job, got an unknown one.{near}'
 
 
-def _config_faults(job: str, flags: dict[str, str], overrides: list[str]) -> list[str]:
-  """What is wrong with the config's name and its overrides, as far as that can be told."""
-  if 'config' not in flags or job not in JOBS or 'config' not in (*JOBS[job].needs, *JOBS[job].takes):
-    return []
+def _word_problems(job: Job, words: list[str]) -> list[str]:
+  """Problems of the arguments that are not flags."""
+  if job.words:
+    return [] if words or job.words.startswith('[') else [f'Expected {job.words}, got none.']
+  return [f'{word!r}: expected a job or a flag --NAME=VALUE, got neither.{_nearest(word, JOBS)}' for word in words]
+
+
+def _config_problems(config: str | None, overrides: list[str]) -> list[str]:
+  """Problems of the config's name and of its overrides."""
   from vit_jax.config import files
   try:
-    files.load_study(flags['config'], overrides)
+    if config:
+      files.load_study(config, overrides)
   except UserError as error:
     return [str(error)]
   return []
 
 
-def _word_faults(job: str, words: list[str]) -> list[str]:
-  if job in JOBS and JOBS[job].words:
-    return [] if words or JOBS[job].words.startswith('[') else [f'--job={job} needs {JOBS[job].words}']
-  return [f'{word!r} is neither a job nor a flag' + (_nearest(word, JOBS) or '; want --NAME=VALUE') for word in words]
-
-
-def _number_faults(name: str, text: str) -> list[str]:
-  """What is wrong with the value of a flag of `NUMBERS`."""
-  low, high = NUMBERS[name]
-  parts = text.split(',') if name in LISTS else [text]
-  if text and not all(re.fullmatch(r' *[0-9]{1,12} *', part, re.ASCII) and low <= int(part) <= high for part in parts):
-    kind = 'whole numbers with commas, each' if name in LISTS else 'a whole number'
-    return [f'--{name}: expected {kind} {low} to {high}, got {text[:40]!r}.']
-  return []
-
-
-def _job_faults(job: str, flags: dict[str, str], overrides: list[str], meant: Sequence[str]) -> list[str]:
-  """What lacks or does not belong; nothing is said of flags that are `meant` by misspelt ones."""
-  if job not in JOBS:
-    return [f'--job={job}: no such job{_nearest(job, JOBS)}; there are: {", ".join(JOBS)}']
-  needs, takes = JOBS[job].needs, JOBS[job].takes
-  faults = [f'--job={job} needs --{name}: {FLAGS[name]}' for name in needs
-            if not flags.get(name) and name not in meant]
-  faults += [f'--{name} is not for --job={job}, which takes: {", ".join((*needs, *takes)) or "no flags"}'
-             for name in flags if name not in (*needs, *takes)]
-  if overrides and 'config' not in (*needs, *takes):
-    faults.append(f'--config.{overrides[0]} is not for --job={job}, which takes no config')
-  return faults
-
-
-def _nearest(word: str, known: Sequence[str] | dict[str, str] | dict[str, Job], *, prefix: str = '') -> str:
+def _nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
   near = difflib.get_close_matches(word, list(known), 1)
-  return f'; did you mean {prefix}{near[0]}?' if near else ''
+  return f' Did you mean {prefix}{near[0]}?' if near else ''
 
 
-def help_text() -> str:
-  jobs = '\n'.join(f'  {name:<10}{job.line}' for name, job in JOBS.items())
-  return HELP.format(jobs=jobs, flags='\n'.join(f'  --{name:<12}{text}' for name, text in FLAGS.items()))
+def parser(name: str) -> argparse.ArgumentParser:
+  """The parser of a job, for its help and for splitting flags from words; it converts nothing."""
+  job = JOBS[name]
+  needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
+  usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
+  found = argparse.ArgumentParser(
+      usage=' '.join(usage).rstrip(), description=job.line, epilog=OVERRIDES if 'config' in job.flags else None,
+      add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+      formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40))
+  for title, flags in (('required', job.needs), ('optional', job.takes)):
+    group = found.add_argument_group(title)
+    for flag in flags:
+      if flag.kind:
+        group.add_argument(f'--{flag.name}', action='append', metavar=flag.kind.metavar, help=_describe(flag))
+      else:
+        group.add_argument(f'--{flag.name}', action='store_true', help=flag.help)
+  return found
+
+
+def _describe(flag: Flag) -> str:
+  """The help of a flag, with its limits and its default."""
+  default = flag.usual or ('' if flag.default in (None, '', []) else str(flag.default))
+  notes = '; '.join(filter(None, [flag.kind.limits if flag.kind else '', f'default: {default}' if default else '']))
+  return (f'{flag.help} ({notes})' if notes else flag.help).replace('%', '%%')
+
+
+def help_text(arguments: Sequence[str] = ()) -> str:
+  """The help of the job that the arguments name, or that of the program.
+
+  Raises:
+    UserError: there is no such job.
+  """
+  words = [word for word in arguments if word not in HELP_WORDS]
+  if words:
+    return parser(_job(words)[0]).format_help()
+  width = max(map(len, JOBS)) + 2
+  return HELP.format(jobs='\n'.join(f'  {name:<{width}}{job.line}' for name, job in JOBS.items()))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
   """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`."""
-  arguments = sys.argv[1:] if arguments is None else arguments
+  arguments = list(sys.argv[1:] if arguments is None else arguments)
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
-      sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be no text
-    if any(word in ('-h', '--help', '-help', 'help') for word in arguments):
-      print(help_text())
+      sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text
+    if not {*arguments}.isdisjoint(HELP_WORDS) or arguments[:1] == ['help']:
+      print(help_text(arguments), end='')
       status = 0
     else:
-      status = dispatch.run(parse(arguments))
+      status = parse(arguments).run()
     sys.stdout.flush()
     return status
   except SystemExit:
     raise
-  except BaseException as error:  # the last resort
+  except BaseException as error:
     failure = failures.explain(error, arguments)
   failures.drop_output()
   if failure.message:
     with contextlib.suppress(OSError):
       print(failure.message, file=sys.stderr, flush=True)
   if 'vit_jax.parallel.hosts' in sys.modules:
-    sys.modules['vit_jax.parallel.hosts'].leave(failure.status)  # an ordinary end would wait for the other processes
+    sys.modules['vit_jax.parallel.hosts'].leave(failure.status)  # a normal exit would wait for the other processes
   return failure.status
 
 
@@ -285,11 +250,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def program() -> None:
-  """Runs the command line of this process and ends it. A second Ctrl-C does not wait for what the first one closes."""
+  """Runs the command line of this process and exits. A second Ctrl-C exits at once, without closing anything."""
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)
   status = run()
-  if status == failures.INTERRUPTED:  # at once: an ordinary end waits for threads and for saves under way
+  if status == failures.INTERRUPTED:  # a normal exit would wait for threads and for saves
     for child in multiprocessing.active_children():
       child.terminate()
     os._exit(status)

@@ -108,7 +108,7 @@ def test_the_set_can_be_prepared_from_either_format(data_dir: pathlib.Path, tfre
   digests = set()
   for number, folder in enumerate((data_dir, tfrecord_dir)):
     to = tmp_path / str(number)
-    assert prepare.run({'data': 'tfds:animals', 'to': str(to), 'data_dir': str(folder), 'shards': '2'}) == 0
+    assert prepare.run(to, data='tfds:animals', data_dir=str(folder), shards=2) == 0
     opened = opening.open_sources(schema.Data(source=f'array_record:{to}'), image_px=(8, 8))
     assert {r.image: r.label for r in map(opened.train.__getitem__, range(13))} == {
         encode(picture(i), '.jpg'): i % 3 for i in range(13)}

@@ -87,7 +87,7 @@ def test_evaluating_again_gives_the_same_and_reads_features_from_disk(
   assert files == {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.npy')}
   out = capsys.readouterr().out
   assert 'knn (ema, 90 images): top1_k5' in out and '2shot_std' in out and '_seed' not in out
-  assert 'knn took ' in out and 'for features' not in out
+  assert 'knn took ' in out and 'of which features' not in out
 
 
 def test_a_quick_look_is_marked_in_every_output(done: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
@@ -96,8 +96,8 @@ def test_a_quick_look_is_marked_in_every_output(done: pathlib.Path, capsys: pyte
   assert evaluation['partial'] is True and evaluation['metric'] == 'top1.partial50'
   assert all('.partial' in name for name in evaluation['metrics']) and evaluation['num_examples'] == 50
   out = capsys.readouterr().out
-  assert 'test (ema, 50 images, a part of them): top1.partial50' in out
-  assert 'knn (ema, 30 images, a part of them)' in out
+  assert 'test (ema, 50 images, a part of the split): top1.partial50' in out
+  assert 'knn (ema, 30 images, a part of the split)' in out
   page = main.run(['--job=report', f'--workdir={done}'])
   assert page == 0 and 'top1.partial50' in (done / 'report.html').read_text()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -59,22 +60,20 @@ def test_the_mean_is_a_run_of_its_own_that_evaluates(
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
-    ([], 'wants either --last=N or --steps=A,B,…; .* has checkpoints of steps 2, 4, 6, 7'),
-    (['--last=2', '--steps=2,4'], 'wants either --last=N or --steps'),
-    (['--last=1'], '--last=1: want at least 2 and at most 4'),
-    (['--last=5'], '--last=5: want at least 2 and at most 4'),
-    (['--last=two'], '--last=two: want a number'),
-    (['--steps=2,5'], '--steps=2,5: want at least two of the checkpoints in .*, which are of steps 2, 4, 6, 7'),
-    (['--steps=4'], '--steps=4: want at least two')])
-def test_a_choice_that_cannot_be_had_is_refused(flags: list[str], said: str) -> None:
-  words = dict(flag.removeprefix('--').split('=') for flag in flags)
+    ({}, r'expected either --last or --steps, got none\. a has checkpoints of steps 2, 4, 6, 7\.'),
+    ({'last': 2, 'steps': [2, 4]}, 'expected either --last or --steps, got both'),
+    ({'last': 1}, '--last: expected 2 to 4, got 1'),
+    ({'last': 5}, '--last: expected 2 to 4, got 5'),
+    ({'steps': [2, 5]}, r'--steps: expected at least two of the checkpoints, got 2,5\. a has .* of steps 2, 4, 6, 7'),
+    ({'steps': [4]}, r'--steps: expected at least two .* got 4\.')])
+def test_an_impossible_choice_of_checkpoints_is_refused(flags: dict[str, Any], said: str) -> None:
   with pytest.raises(UserError, match=said):
-    average.choose([2, 4, 6, 7], last=words.get('last', ''), steps=words.get('steps', ''), workdir=pathlib.Path('a'))
+    average.choose([2, 4, 6, 7], workdir=pathlib.Path('a'), **({'last': None, 'steps': None} | flags))
 
 
 def test_a_directory_with_checkpoints_is_not_written_to(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=average', *SETTINGS, f'--workdir={done}', f'--to={done}', '--last=2']) == 2
-  assert 'holds checkpoints already' in capsys.readouterr().err
+  assert '--to: expected a directory without checkpoints' in capsys.readouterr().err
   assert main.run(['--job=average', *SETTINGS, f'--workdir={tmp_path}', f'--to={done}', '--last=2']) == 2
-  assert 'holds no run' in capsys.readouterr().err
+  assert 'expected the directory of a run' in capsys.readouterr().err

@@ -118,9 +118,9 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
 @pytest.mark.parametrize(('file', 'words', 'says'), [
     ('nameless.npz', [], 'knows 7 classes, the data has 3; want data.classes=FILE with a line for each output, in '
                          'their order. Where the weights know other classes than the data: --config.evals=knn,fewshot'),
-    ('named.npz', ['--config.model.depth=3'], 'the weights say what network they are'),
+    ('named.npz', ['--config.model.depth=3'], 'config.model.depth: expected the network of the weights'),
     ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt cannot be read'),
-    ('headless.npz', [], 'has no head, so it knows no classes')])
+    ('headless.npz', [], 'expected weights with a classification head')])
 def test_what_cannot_be_measured_is_said_and_leaves_nothing(
     file: str, words: list[str], says: str, here: pathlib.Path, tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def test_a_run_of_its_own_is_not_written_over(here: pathlib.Path, tmp_path: path
                                               capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / 'checkpoints').mkdir()
   assert evaluate(here, 'named.npz', f'--workdir={tmp_path}') == 2
-  assert 'holds a run of its own' in capsys.readouterr().err
+  assert '--workdir: expected a directory without a run' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('words', 'says'), [

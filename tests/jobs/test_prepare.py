@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import types
 from collections.abc import Callable
+from typing import Any
 
 import cv2
 import pytest
@@ -34,8 +35,8 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
   return tmp_path / 'images'
 
 
-def run(images: pathlib.Path, to: pathlib.Path, **flags: str) -> int:
-  return prepare.run({'data': f'folder:{images}', 'to': str(to), **flags})
+def run(images: pathlib.Path, to: pathlib.Path, **flags: Any) -> int:
+  return prepare.run(to, **{'data': f'folder:{images}', **flags})
 
 
 def open_all(where: object, **fields: object) -> opening.Sources:
@@ -43,7 +44,7 @@ def open_all(where: object, **fields: object) -> opening.Sources:
 
 
 def test_bytes_labels_and_names_come_back_in_another_order(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  assert run(images, tmp_path / 'set', shards='3') == 0
+  assert run(images, tmp_path / 'set', shards=3) == 0
   opened = open_all(tmp_path / 'set')
   stored = opening.open_sources(schema.Data(source=f'folder:{images}'), image_px=(8, 8))
   assert opened.class_names == CLASSES
@@ -59,8 +60,8 @@ def test_bytes_labels_and_names_come_back_in_another_order(images: pathlib.Path,
 
 
 def test_the_seed_says_the_order_and_shards_are_even(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  for name, seed in (('a', '0'), ('b', '0'), ('c', '5')):
-    run(images, tmp_path / name, seed=seed, shards='3')
+  for name, seed in (('a', 0), ('b', 0), ('c', 5)):
+    run(images, tmp_path / name, seed=seed, shards=3)
   a, b, c = (open_all(tmp_path / n).train for n in 'abc')
   rows = [[s[i].image for i in range(37)] for s in (a, b, c)]
   assert rows[0] == rows[1] and rows[0] != rows[2]
@@ -83,7 +84,7 @@ def test_the_checksums_are_those_of_the_files(images: pathlib.Path, tmp_path: pa
 
 def test_shrinking_keeps_small_pictures_and_damaged_files(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
   (images / 'train' / 'ant' / 'bad.jpg').write_bytes(b'no picture')
-  run(images, tmp_path / 'set', short_px='20', quality='95')
+  run(images, tmp_path / 'set', short_px=20, quality=95)
   train = open_all(tmp_path / 'set').train
   for i in range(len(train)):
     name = train.describe(i).partition(' (')[2].rstrip(')')
@@ -108,7 +109,7 @@ def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_changed_shard_is_refused_or_its_damaged_record_counts_as_a_bad_image(
     images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  run(images, tmp_path / 'set', shards='2')
+  run(images, tmp_path / 'set', shards=2)
   whole = open_all(tmp_path / 'set').train
   path = tmp_path / 'set' / 'train-00001-of-00002.array_record'
   damaged = bytearray(path.read_bytes())
@@ -140,7 +141,7 @@ def test_a_damaged_description_is_named(images: pathlib.Path, tmp_path: pathlib.
 def test_shrinking_keeps_the_orientation(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
   path = images / 'train' / 'ant' / '35.jpg'
   path.write_bytes(headers.write_orientation(path.read_bytes(), 6))
-  run(images, tmp_path / 'set', short_px='20')
+  run(images, tmp_path / 'set', short_px=20)
   train = open_all(tmp_path / 'set').train
   found = {train.describe(i).partition(' (')[2].rstrip(')'): train[i].image for i in range(len(train))}
   turned = {name for name, image in found.items() if image_ops.find_orientation(image) != 1}
@@ -151,7 +152,7 @@ def test_shrinking_keeps_the_orientation(images: pathlib.Path, tmp_path: pathlib
 
 def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tmp_path: pathlib.Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-  run(images, tmp_path / 'whole', shards='4')
+  run(images, tmp_path / 'whole', shards=4)
   write, calls = shards._write_records, []
 
   def dying(path: pathlib.Path, job: shards._Job, on_written: Callable[[int], None]) -> None:
@@ -162,13 +163,13 @@ def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tm
     write(path, job, on_written)
   monkeypatch.setattr(shards, '_write_records', dying)
   with pytest.raises(KeyboardInterrupt):
-    run(images, tmp_path / 'set', shards='4')
+    run(images, tmp_path / 'set', shards=4)
   assert not (tmp_path / 'set').exists()
   with pytest.raises(UserError, match='no prepared set in .*/set .no info.json.; .*/set.part is one that was not '
                                       'finished: run the same --job=prepare again'):
     open_all(tmp_path / 'set')
   calls[:] = ['x', 'y', 'z']
-  run(images, tmp_path / 'set', shards='4')
+  run(images, tmp_path / 'set', shards=4)
   assert [c.split('-')[1] for c in calls[3:7]] == ['00002', '00003', '00000', '00001']  # two of train were done
   one, two = open_all(tmp_path / 'whole').train, open_all(tmp_path / 'set').train
   assert [one[i] for i in range(37)] == [two[i] for i in range(37)] and one.digest == two.digest
@@ -180,10 +181,10 @@ def test_other_settings_start_over(images: pathlib.Path, tmp_path: pathlib.Path,
   finish = shards._close
   monkeypatch.setattr(shards, '_close', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
   with pytest.raises(KeyboardInterrupt):
-    run(images, tmp_path / 'set', seed='1')
+    run(images, tmp_path / 'set', seed=1)
   monkeypatch.setattr(shards, '_close', finish)
-  run(images, tmp_path / 'set', seed='2')
-  run(images, tmp_path / 'other', seed='2')
+  run(images, tmp_path / 'set', seed=2)
+  run(images, tmp_path / 'other', seed=2)
   assert open_all(tmp_path / 'set').train.digest == open_all(tmp_path / 'other').train.digest
 
 
@@ -192,16 +193,16 @@ def test_a_finished_set_is_left_alone(images: pathlib.Path, tmp_path: pathlib.Pa
   run(images, tmp_path / 'set')
   before = {p: p.stat().st_mtime_ns for p in (tmp_path / 'set').iterdir()}
   assert run(images, tmp_path / 'set') == 0
-  assert 'There already' in capsys.readouterr().out
+  assert 'Already in' in capsys.readouterr().out
   assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / 'set').iterdir()}
   with pytest.raises(UserError, match='set holds a set prepared otherwise; right would be a folder that is not'):
-    run(images, tmp_path / 'set', seed='9')
+    run(images, tmp_path / 'set', seed=9)
   with pytest.raises(UserError, match='images holds something else'):
     run(images, images)
 
 
 def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  run(images, tmp_path / 'set', shards='2')
+  run(images, tmp_path / 'set', shards=2)
   [first, second] = sorted((tmp_path / 'set').glob('train-*'))
   first.write_bytes(first.read_bytes()[:-5])
   second.unlink()
@@ -211,15 +212,16 @@ def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: path
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
-    ({'short_px': 'big'}, '--short_px=big is no whole number; want one such as 384'),
-    ({'quality': '101', 'short_px': '9'}, '--quality=101 is no quality of JPEG files; want 1 to 100'),
-    ({'quality': '50'}, '--quality=50 is for pictures that are shrunk'),
-    ({'data': 'digits'}, '--data=digits is not something to prepare; want folder:PATH or tfds:NAME'),
-    ({'splits': 'train[:5]'}, 'takes whole splits by name; want train,test'),
-    ({'splits': 'tran'}, "has no split 'tran', only: train, val"),
+    ({'quality': 50}, '--quality: expected --short_px as well'),
+    ({'data': ''}, '--data: expected images to write as shards, got none'),
+    ({'data': 'digits'}, "--data: expected folder:PATH or tfds:NAME, got 'digits'."),
+    ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
+    ({'splits': ['tran']}, "has no split 'tran', only: train, val"),
+    ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards for label maps, got one. Remove it.\n--seed:'),
+    ({'weights': 'x', 'data': ''}, 'expected --config and --weights for label maps, got one of them'),
 ])
-def test_flags_that_make_no_sense_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, flags: dict[str, str],
-                                              said: str) -> None:
+def test_flags_that_do_not_go_together_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, flags: dict[str, Any],
+                                                   said: str) -> None:
   with pytest.raises(UserError) as error:
     run(images, tmp_path / 'set', **flags)
   assert said in str(error.value)
@@ -230,11 +232,12 @@ def test_an_address_is_refused_by_name_wherever_a_path_is_given(images: pathlib.
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.chdir(tmp_path)
   refused = 'expected a folder of this machine, got the address gs://b/x. Copy it'
-  for where, flags in (('--to', {'data': f'folder:{images}', 'to': 'gs://b/x'}),
-                       ('folder:PATH', {'data': 'folder:gs://b/x', 'to': 'set'}),
-                       ('data_dir', {'data': 'tfds:animals', 'to': 'set', 'data_dir': 'gs://b/x'})):
+  with pytest.raises(UserError, match="--to: expected a path on this machine, got 'gs://b/x'"):
+    main.parse(['prepare', f'--data=folder:{images}', '--to=gs://b/x'])
+  for where, flags in (('folder:PATH', {'data': 'folder:gs://b/x'}),
+                       ('data_dir', {'data': 'tfds:animals', 'data_dir': 'gs://b/x'})):
     with pytest.raises(UserError, match=f'{where}.*: {refused}'):
-      prepare.run(flags, build=lambda *_, **__: pytest.fail('it was built'))
+      prepare.run(tmp_path / 'set', **flags, build=lambda *_, **__: pytest.fail('it was built'))
   for data in (schema.Data(source='array_record:gs://b/x'), schema.Data(source='folder:gs://b/x'),
                schema.Data(source='tfds:animals', data_dir='gs://b/x'),
                schema.Data(source='vtab:svhn', data_dir='gs://b/x')):
@@ -253,12 +256,12 @@ def test_the_command_line_reaches_the_job(images: pathlib.Path, tmp_path: pathli
 
 def test_a_tfds_set_that_is_not_there_is_built_in_another_process(tmp_path: pathlib.Path) -> None:
   built = []
-  flags = {'data': 'tfds:plants', 'to': str(tmp_path / 'set'), 'data_dir': str(tmp_path)}
+  flags = {'to': tmp_path / 'set', 'data': 'tfds:plants', 'data_dir': str(tmp_path)}
   with pytest.raises(UserError, match='tfds:plants is not prepared'):
-    prepare.run(flags, build=lambda name, data_dir: built.append((name, data_dir)))
+    prepare.run(**flags, build=lambda name, data_dir: built.append((name, data_dir)))
   assert built == [('plants', str(tmp_path))]
   with pytest.raises(UserError, match='tfds:plants could not be prepared in .* .exit status 1; the reason stands'):
-    prepare.run(flags)
+    prepare.run(**flags)
 
 
 def test_a_builder_that_lacks_tensorflow_says_what_to_install(monkeypatch: pytest.MonkeyPatch,

@@ -45,7 +45,7 @@ def test_a_run_on_object_storage_leaves_goes_on_and_reports_as_one_on_a_disk(
 def test_a_place_that_is_empty_or_not_for_a_job_is_said(
     bucket: buckets.Server, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['evaluate', '--config=digits', f'--workdir={WORKDIR}']) == 2
-  assert f'{WORKDIR} holds no run: there is no {WORKDIR}/checkpoints' in capsys.readouterr().err
+  assert f'expected the directory of a run, got {WORKDIR}, which has no folder checkpoints' in capsys.readouterr().err
   assert main.run(['report', f'--workdir={WORKDIR}']) == 2
   assert f'--workdir={WORKDIR} is no directory' in capsys.readouterr().err
   assert main.run(['train', '--config=digits', '--workdir=s3://mine/a']) == 2

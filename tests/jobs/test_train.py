@@ -202,7 +202,7 @@ def test_a_workdir_that_cannot_be_written_is_refused(
 
 def test_evaluating_nothing_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert run(tmp_path, job='evaluate') == 2
-  assert 'holds no run' in capsys.readouterr().err
+  assert 'expected the directory of a run' in capsys.readouterr().err
 
 
 def test_a_nan_in_training_stops_with_a_message(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,9 @@
-"""A ViT of another program, timed on request: run by `bench_peers.py`, by any Python that has the program.
+"""A ViT of another program, timed on request. `peers.py` runs this file with any Python that has the program.
 
-  python bench_child.py NAME SETTINGS
+  python child.py NAME SETTINGS
 
-Reads lines `{"part": "step", "count": 3}` and answers each with `{"clock_s": …, "processor_s": …}`; the first line it
-writes tells what it is, or what is wrong. Of ours it needs nothing.
+Reads lines `{"part": "step", "count": 3}` and answers each with `{"clock_s": …, "processor_s": …}`; its first line is
+its label, or an error. Imports nothing of this package.
 """
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Beside this file lie others, whose names are those of Python's own modules.
+# Files beside this one may have the names of modules of Python.
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or '.') != os.path.dirname(os.path.abspath(__file__))]
 
 Calls = dict[str, Callable[[], Any]]
 
 
 def torch_network(name: str, s: dict[str, Any]) -> tuple[str, Any]:
-  """A label and the module, from images `[B, 3, H, W]` to logits."""
+  """Returns a label and the module that maps images `[B, 3, H, W]` to logits."""
   import torch
   if name == 'timm':
     import timm
@@ -33,7 +33,7 @@ def torch_network(name: str, s: dict[str, Any]) -> tuple[str, Any]:
         act_layer='gelu_tanh' if s['tanh'] else None, **mean)
   import transformers
   if s['pool'] != 'cls':
-    raise ValueError('its classifier reads the class token; want --config.model.pool=cls')
+    raise ValueError('another pooling than the class token, which it needs. Set --config.model.pool=cls.')
   config = transformers.ViTConfig(
       hidden_size=s['width'], num_hidden_layers=s['depth'], num_attention_heads=s['heads'],
       intermediate_size=s['mlp'], image_size=s['px'], patch_size=s['patch'], num_labels=s['classes'],
@@ -51,7 +51,7 @@ def torch_network(name: str, s: dict[str, Any]) -> tuple[str, Any]:
 
 
 def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
-  """Label, what can be called, and what waits for the device."""
+  """Returns a label, the functions to time, and a function that waits for the device."""
   import torch
   torch.set_num_threads(s['threads'])
   torch.set_float32_matmul_precision('highest')
@@ -92,7 +92,7 @@ def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], 
 
 
 def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
-  """big_vision's network in a train step under jit, with optax; from a checkout on the path."""
+  """Returns the same of big_vision's network in a train step under jit, with optax; from a checkout on the path."""
   import jax
   import jax.numpy as jnp
   import optax
@@ -133,31 +133,31 @@ def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]
   return f'big_vision (jax {jax.__version__})', calls, lambda: jax.block_until_ready(held['last'])
 
 
-def main(name: str, told: str) -> None:
-  """Answers until its input ends."""
-  out = os.fdopen(os.dup(1), 'w')  # what the programs themselves print goes elsewhere
+def main(name: str, given: str) -> None:
+  """Answers requests until its input ends."""
+  out = os.fdopen(os.dup(1), 'w')  # the programs print to standard error instead
   os.dup2(2, 1)
 
-  def say(**answer: Any) -> None:
-    print(json.dumps(answer), file=out, flush=True)
+  def answer(**content: Any) -> None:
+    print(json.dumps(content), file=out, flush=True)
 
-  settings = json.loads(told)
+  settings = json.loads(given)
   try:
     label, calls, wait = big_vision_calls(settings) if name == 'big_vision' else torch_calls(name, settings)
-  except Exception as error:  # whatever is wrong there is told, and the others are timed
-    say(error=f'{type(error).__name__}: {error}')
+  except Exception as error:  # is reported, and the others are timed
+    answer(error=f'{type(error).__name__}: {error}')
     return
-  say(label=label)
+  answer(label=label)
   for line in sys.stdin:
-    wanted = json.loads(line)
+    request = json.loads(line)
     try:
       clock_s, processor_s = time.perf_counter(), time.process_time()
-      for _ in range(wanted['count']):
-        calls[wanted['part']]()
+      for _ in range(request['count']):
+        calls[request['part']]()
       wait()
-      say(clock_s=time.perf_counter() - clock_s, processor_s=time.process_time() - processor_s)
+      answer(clock_s=time.perf_counter() - clock_s, processor_s=time.process_time() - processor_s)
     except Exception as error:
-      say(error=f'{type(error).__name__}: {error}')
+      answer(error=f'{type(error).__name__}: {error}')
 
 
 if __name__ == '__main__':

@@ -1,94 +1,54 @@
-"""`--job=bench`: how fast the parts of a config are on this machine, and beside other programs in the same run.
+"""`--job=bench`: times the parts of a config on this machine, optionally beside other programs in the same run.
 
-Everything takes turns, so that a machine that is busy now and then slows all alike; medians over the turns are given,
-and ratios are medians of the turns' own ratios. On CPUs the processors' seconds are given beside the clock's: other
-programs on the machine change these less. What is timed is what runs: the train step is that of `train`.
+All measurements are interleaved, so that a machine that is busy for a while slows all of them equally. Medians over the
+turns are reported; ratios are medians of the ratios of each turn. On CPUs the processor time is reported as well, which
+depends less on other programs on the machine. The train step is the one of `--job=train`.
 """
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import logging
-import os
 import pathlib
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from vit_jax.bench import own as bench_own
 from vit_jax.bench import peers as bench_peers
-from vit_jax.bench import sizes as bench_sizes
+from vit_jax.bench import results
+from vit_jax.bench.results import Report, Row
 from vit_jax.config import check, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import runtime as startup
-from vit_jax.jobs import train
-from vit_jax.plan import table
 from vit_jax.recipes import sizes
 from vit_jax.record import clock
 
 log = logging.getLogger('vit_jax.jobs')
-TURNS = 7
-LEAST_S = .5  # of one turn of one part, so that the clock's grain and the first call do not matter
+MIN_S = .5  # of one part in one turn, so that the clock's resolution and the first call do not matter
 
 
-class Row(NamedTuple):
-  """What was seen of one part of one network.
-
-  part: of `bench_own.PARTS`, or 'step of timm' and the like.     images: of a call.
-  seconds: of a call, one for each turn.                          processor_s: likewise, of the processors.
-  flops: of a call, analytic; 0 where none are counted.
-  ratio: how much faster ours is than a peer, median over the turns; 0 for our own.     processor_ratio: likewise.
-  """
-  model: str
-  part: str
-  images: int
-  seconds: list[float]
-  processor_s: list[float]
-  flops: float
-  ratio: float = 0.
-  processor_ratio: float = 0.
-
-  @property
-  def median_s(self) -> float:
-    return statistics.median(self.seconds)
-
-
-class Report(NamedTuple):
-  """Of one network; seconds and bytes. peak_flops: of all devices, 0 where it is not known; matmul_flops: reached."""
-  model: str
-  batch_size: int
-  rows: list[Row]
-  compiled: bench_own.Compiled
-  peak_flops: float
-  matmul_flops: float
-  px: int = 0
-
-
-def run(config: schema.Config, *, models: str, px: str, against: str, turns: str, search: bool,
-        to: pathlib.Path | None) -> int:
+def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], against: Sequence[str], turns: int,
+        search: bool, to: pathlib.Path | None) -> int:
   """Times networks and prints a table.
 
   Args:
-    config: of a train run; its model, batch, data and optimiser are timed.
-    models: names with commas, as `recipes.sizes.model` has them, instead of the config's own.
-    px: sides of square images with commas, instead of the config's own; each network is timed at each.
-    against: names of `bench_peers.PEERS` with commas; `NAME=PATH` says where: a Python that has the package, or for
-      big_vision a checkout.
-    turns: how often everything is timed, as text; '' = 7.
-    search: also look for the largest batch whose step fits in memory, a power of two.
-    to: folder for `bench.md` and `bench.json`, and `sizes.png` of several sides; None = only printed.
+    config: of a train run; its model, batch, data and optimizer are timed.
+    models: names of `recipes.sizes.model` to time instead of the config's own.
+    px: sides of square images to time instead of the config's own; each network is timed at each.
+    against: names of `peers.PEERS`; `NAME=PATH` gives a Python that has the package, or for big_vision a checkout.
+    turns: repetitions of every measurement.
+    search: time the largest batch, a power of two, whose step fits in memory.
+    to: folder for `bench.md` and `bench.json`, and `sizes.png` for several sides; None = only print.
 
   Returns:
     Exit status: 0, or 2 if a peer could not be timed.
   """
-  count = _parse_turns(turns)
   peers = bench_peers.parse(against)
-  networks = [(name, _with(config, name)) for name in filter(None, models.split(','))] or [(config.name, config)]
-  networks = [pair for name, one in networks for pair in bench_sizes.at_each(name, one, px)]
+  networks = [(name, _with_model(config, name)) for name in models] or [(config.name, config)]
+  networks = [pair for name, one in networks for pair in _at_sizes(name, one, px)]
   for _, one in networks:
     check.check(one)
     if peers:
@@ -99,10 +59,10 @@ def run(config: schema.Config, *, models: str, px: str, against: str, turns: str
     if search:
       one = layout.plain(one)
       one = dataclasses.replace(one, batch_size=bench_own.largest_batch(one))
-    report, failed = _measure(name, one, peers, turns=count)
+    report, failed = _measure(name, one, peers, turns=turns)
     reports.append(report)
     failures += failed
-  text = render(reports)
+  text = results.render(reports)
   print(text, flush=True)
   for failure in failures:
     log.error('%s', failure)
@@ -114,24 +74,29 @@ def run(config: schema.Config, *, models: str, px: str, against: str, turns: str
 def _write(to: pathlib.Path, text: str, reports: Sequence[Report], failures: Sequence[str]) -> None:
   to.mkdir(parents=True, exist_ok=True)
   (to / 'bench.md').write_text(text + '\n', encoding='utf-8')
-  (to / 'bench.json').write_text(json.dumps(describe(reports, failures), indent=2) + '\n', encoding='utf-8')
+  (to / 'bench.json').write_text(json.dumps(results.describe(reports, failures), indent=2) + '\n', encoding='utf-8')
   if len({report.px for report in reports}) > 1:
-    (to / 'sizes.png').write_bytes(bench_sizes.figure(reports))
+    (to / 'sizes.png').write_bytes(results.figure(reports))
 
 
-def _parse_turns(text: str) -> int:
-  if text and not (text.isdecimal() and int(text)):
-    raise UserError(f'--turns={text} is no number of turns; want 1 or more')
-  return int(text or TURNS)
-
-
-def _with(config: schema.Config, name: str) -> schema.Config:
-  """The config with another network, in the dtype and way of running of its own."""
+def _with_model(config: schema.Config, name: str) -> schema.Config:
+  """The config with another network, and the dtype, execution and the like of its own."""
   kept = {field: getattr(config.model, field) for field in ('dtype', 'execution', 'remat', 'pool', 'attention')
           if hasattr(config.model, field)}
   model = sizes.model(name.removeprefix('ViT-'))
   return dataclasses.replace(config, name=name, model=dataclasses.replace(
       model, **{field: value for field, value in kept.items() if hasattr(model, field)}))
+
+
+def _at_sizes(name: str, config: schema.Config, px: Sequence[int]) -> list[tuple[str, schema.Config]]:
+  """The config at each image size, with its name; unchanged without sizes."""
+  found = []
+  for side in px:
+    recipe = config.data.recipe  # its size before the central crop of evaluation scales along
+    recipe = dataclasses.replace(recipe, eval_resize_px=round(recipe.eval_resize_px * side / config.image_px[0]))
+    found.append((f'{name} at {side} px', dataclasses.replace(
+        config, image_px=(side, side), data=dataclasses.replace(config.data, recipe=recipe))))
+  return found or [(name, config)]
 
 
 def _measure(name: str, config: schema.Config, peers: Sequence[bench_peers.Peer], *,
@@ -149,7 +114,7 @@ def _measure(name: str, config: schema.Config, peers: Sequence[bench_peers.Peer]
         continue
       children.append(child)
       parts |= {f'{part} of {child.label}': run_part for part, run_part in child.parts().items()}
-    spent = take_turns(parts, turns=turns, least_s=LEAST_S)
+    spent = take_turns(parts, turns=turns, min_s=MIN_S)
   finally:
     own.close()
     for child in children:
@@ -174,61 +139,15 @@ def _row(model: str, part: str, spent: Mapping[str, Sequence[bench_own.Spent]], 
 
 
 def take_turns(parts: Mapping[str, bench_own.Part], *, turns: int,
-               least_s: float) -> dict[str, list[bench_own.Spent]]:
-  """Seconds of a call of each part, one for each turn; a turn calls a part as often as `least_s` asks."""
+               min_s: float) -> dict[str, list[bench_own.Spent]]:
+  """Returns seconds per call of each part, one for each turn; a turn calls a part for about `min_s` seconds."""
   counts = {}
   for name, part in parts.items():
     part(1)  # compiles, fills caches
-    counts[name] = max(1, round(least_s / max(part(1).clock_s, 1e-9)))
+    counts[name] = max(1, round(min_s / max(part(1).clock_s, 1e-9)))
   spent: dict[str, list[bench_own.Spent]] = {name: [] for name in parts}
   for turn in range(turns):
     log.info('Turn %d of %d.', turn + 1, turns)
     for name, part in parts.items():
       spent[name].append(bench_own.Spent(*(seconds / counts[name] for seconds in part(counts[name]))))
   return spent
-
-
-def render(reports: Sequence[Report]) -> str:
-  """Tables of what was seen, in Markdown."""
-  lines = [f'{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} processors; medians of '
-           f'{len(reports[0].rows[0].seconds)} turns, least and most of them in brackets.', '']
-  on_cpu = jax.default_backend() == 'cpu'
-  lines.append(table.table(
-      ['network', 'part', 'batch', 'ms', 'images/s', 'GFLOP/s', 'MFU', 'of a matmul', 'ours is faster',
-       *(['processor ms', 'ours is faster'] if on_cpu else [])],
-      [_cells(report, row) + (_processor_cells(row) if on_cpu else []) for report in reports for row in report.rows]))
-  lines += ['', table.table(
-      ['network', 'compiling the step: cold', 'from the cache', 'memory of the step', 'a large matmul'],
-      [[r.model, f'{r.compiled.cold_s:.1f} s', f'{r.compiled.cached_s:.1f} s', f'{r.compiled.bytes / 2**30:.2f} GiB',
-        f'{r.matmul_flops / 1e9:,.0f} GFLOP/s'] for r in reports])]
-  return '\n'.join(lines)
-
-
-def _cells(report: Report, row: Row) -> list[str]:
-  rate = row.flops / row.median_s
-  return [row.model, row.part, f'{row.images:,}', _ms(row.seconds), f'{row.images / row.median_s:,.1f}',
-          f'{rate / 1e9:,.0f}' if rate else '–',
-          f'{rate / report.peak_flops:.1%}' if rate and report.peak_flops else '–',
-          f'{rate / report.matmul_flops:.1%}' if rate else '–', f'{row.ratio:.2f} x' if row.ratio else '–']
-
-
-def _processor_cells(row: Row) -> list[str]:
-  return [_ms(row.processor_s), f'{row.processor_ratio:.2f} x' if row.processor_ratio else '–']
-
-
-def _ms(seconds: Sequence[float]) -> str:
-  median, low, high = (1e3 * found(seconds) for found in (statistics.median, min, max))
-  return f'{median:,.1f} ({low:,.1f} – {high:,.1f})'
-
-
-def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, Any]:
-  """Everything as JSON, with what is needed to do it again."""
-  return {
-      'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), 'command': sys.argv,
-      'versions': train.versions(), 'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
-      'failures': list(failures),
-      'networks': [{'model': r.model, 'px': r.px, 'batch_size': r.batch_size, 'peak_flops': r.peak_flops or None,
-                    'matmul_flops': r.matmul_flops, **r.compiled._asdict(),
-                    'parts': [{**row._asdict(), 'median_s': row.median_s, 'images_per_s': row.images / row.median_s,
-                               'ratio': row.ratio or None, 'processor_ratio': row.processor_ratio or None}
-                              for row in r.rows]} for r in reports]}

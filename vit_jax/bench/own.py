@@ -1,4 +1,4 @@
-"""The parts of a train run that `--job=bench` times, each as a function that is called so many times."""
+"""The parts of a train run that `--job=bench` times, each as a function of a number of repetitions."""
 from __future__ import annotations
 
 import dataclasses
@@ -22,13 +22,13 @@ from vit_jax.plan import topologies
 
 
 class Spent(NamedTuple):
-  """Seconds until the last of some calls is done: by the clock, and of the processors (this process, all threads)."""
+  """Seconds until the last of some calls is done: elapsed, and of the processors (this process, all threads)."""
   clock_s: float
   processor_s: float
 
 
 Part = Callable[[int], Spent]
-"""Runs a part so many times, one after the other."""
+"""Runs a part this many times in sequence."""
 PARTS = ('forward', 'gradient', 'step', 'input', 'together')
 MATMUL = 'matmul'
 _SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product
@@ -36,7 +36,7 @@ _SHARE = .9  # of memory that a searched batch may take
 
 
 class Compiled(NamedTuple):
-  """Of the train step: seconds to compile without and with the persistent cache, and bytes on each device."""
+  """The compiled train step: seconds to compile without and with the persistent cache, and bytes on each device."""
   cold_s: float
   cached_s: float
   bytes: int
@@ -62,7 +62,7 @@ class Own:
     self._square = jnp.ones((jax.device_count(), side, side), config.model.dtype.value)
 
   def flops(self) -> dict[str, float]:
-    """Analytic FLOPs of a call of each part that computes."""
+    """Returns analytic FLOPs per call of each part that computes."""
     one, config = build.train_flops(self.run_parts), self.config
     forward = sum(cost.forward_flops(config.model, config.image_px, head=config.head,
                                      num_classes=self.num_classes).values())
@@ -70,13 +70,13 @@ class Own:
         ('gradient', 'step', 'together'), one * config.batch_size)}
 
   def parts(self) -> dict[str, Part]:
-    """All parts, by name; `forward` is that of evaluation, on stacked parameters, `input` the host's work alone."""
+    """Returns all parts by name; `forward` is that of evaluation, on stacked parameters; `input` is host work."""
     objective, prepare = self.run_parts.objective, self.run_parts.prepare
     key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
     with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
       prepared = jax.jit(prepare)(self._batch, key, step)
     view, state = objective.views()['student'], self.run_parts.program.join(self._state)
-    evaluated = jax.tree.map(jnp.copy, (state.params, state.extra))  # steps take the state's own buffers
+    evaluated = jax.tree.map(jnp.copy, (state.params, state.extra))  # steps donate the buffers of the state
 
     @jax.jit
     def forward(params: Any, extra: Any, image: Array) -> Array:
@@ -135,9 +135,9 @@ def _since(began: Spent) -> Spent:
 
 
 def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
-  """Compiles twice, with an empty persistent cache and with what that left in it.
+  """Compiles twice: with an empty persistent cache, and with the entries of the first time.
 
-  What jax keeps in memory is forgotten before each time, or the second would find the program of the first.
+  The cache of jax in memory is cleared before each, so that the second does not find the program of the first there.
   """
   names = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
            'jax_persistent_cache_min_entry_size_bytes')
@@ -162,7 +162,7 @@ def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
 
 
 def _bytes(program: jax.stages.Compiled) -> int:
-  """Of a device, most that lives at once; where the compiler leaves temporaries out of its peak, the sum of all."""
+  """Peak memory of the program on a device: arguments, temporaries and outputs, without aliases."""
   memory = program.memory_analysis()
   if memory is None:
     return 0
@@ -171,10 +171,10 @@ def _bytes(program: jax.stages.Compiled) -> int:
 
 
 def largest_batch(config: schema.Config) -> int:
-  """The largest power of two whose step fits into a device's memory, by compiling; at least the config's batch.
+  """Returns the largest batch whose step fits in the memory of a device, doubling the config's batch and compiling.
 
   Raises:
-    UserError: not even that fits.
+    UserError: the config's batch does not fit.
   """
   room, found, batch_size = _SHARE * _device_bytes(), 0, config.batch_size
   for size in _doubled(batch_size):
@@ -194,8 +194,8 @@ def largest_batch(config: schema.Config) -> int:
       break
     found = size
   if not found:
-    raise UserError(f'a batch of {batch_size} does not fit into {room / 2**30:.1f} GiB a device; want a smaller '
-                    '--config.batch_size')
+    raise UserError(f'batch_size: expected a batch that fits in {room / 2**30:.1f} GiB per device, got {batch_size}. '
+                    'Set a smaller --config.batch_size.')
   return found
 
 
@@ -206,7 +206,7 @@ def _doubled(size: int) -> Iterator[int]:
 
 
 def _device_bytes() -> float:
-  """Memory of a device: what it says; for CPU what the machine has free; else what its kind is known to have."""
+  """Memory of a device: as it reports; for a CPU the free memory of the machine; else the known size of its kind."""
   device = jax.devices()[0]
   stats = device.memory_stats() or {}
   if 'bytes_limit' in stats:

@@ -1,7 +1,7 @@
-"""Other programs beside ours in `--job=bench`: each in a process of its own, taking turns with us.
+"""Other programs that `--job=bench` times beside ours, each in a process of its own.
 
-A child gets the sizes of a plain ViT, builds that network with its own program, and runs what it is asked for over
-a pipe (`bench_child.py`, which needs nothing of ours, so that it runs in any Python that has the program).
+A child gets the sizes of a plain ViT, builds that network with its own program, and runs parts on request over a pipe
+(`child.py`, which imports nothing of this package, so that it runs in any Python that has the program).
 """
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,40 +23,42 @@ from vit_jax.config.schema import Gelu, Pool, Positions
 from vit_jax.core.errors import UserError
 
 PEERS = ('timm', 'timm-compiled', 'transformers', 'transformers-compiled', 'big_vision')
-CHILD = pathlib.Path(__file__).with_name('bench_child.py')
+CHILD = pathlib.Path(__file__).with_name('child.py')
 
 
 class Peer(NamedTuple):
-  """A program of `PEERS`, and where it is: a Python that has it, a checkout, or '' for the Python that runs now."""
+  """A program of `PEERS`, and where it is: a Python that has it, a checkout, or '' for this Python."""
   name: str
   where: str
 
 
-def parse(text: str) -> list[Peer]:
-  """The peers of `--against=timm,big_vision=PATH`.
+def parse(names: Sequence[str]) -> list[Peer]:
+  """Returns the peers of names such as `timm` or `big_vision=PATH`.
 
   Raises:
-    UserError: lists all that are not known, or not there.
+    UserError: lists all that are unknown, or whose path does not exist.
   """
-  found, faults = [], []
-  for word in filter(None, (word.strip() for word in text.split(','))):
-    name, _, where = word.partition('=')
+  found, problems = [], []
+  for text in names:
+    name, _, where = text.partition('=')
     if name not in PEERS:
       near = difflib.get_close_matches(name, PEERS, 1)
-      faults.append(f'--against={name}: want some of {", ".join(PEERS)}' + (f'; nearest: {near[0]}' if near else ''))
+      problems.append(f'--against: expected some of {", ".join(PEERS)}, got {name!r}.'
+                      + (f' Did you mean {near[0]}?' if near else ''))
     elif where and not pathlib.Path(where).exists():
-      faults.append(f'--against={word}: there is no {where}; want a Python that has {name}, or a checkout of it')
+      problems.append(f'--against: expected the path of a Python that has {name}, or of a checkout, got {where}, which '
+                      'does not exist.')
     found.append(Peer(name, where))
-  if faults:
-    raise UserError('\n'.join(faults))
+  if problems:
+    raise UserError('\n'.join(problems))
   return found
 
 
 def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
-  """What a child is told of a network and its training.
+  """Returns the settings of a network and its training for a child.
 
   Raises:
-    UserError: it is not one that the peers have.
+    UserError: the peers do not have such a network.
   """
   model, optimizer = config.model, config.optimizer
   plain = isinstance(model, schema.ViT) and isinstance(model.stem, schema.PatchStem) and not any((
@@ -63,9 +66,9 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
       model.positions is not Positions.LEARNED, model.pool not in (Pool.CLS, Pool.MEAN),
       model.norm_after_pool))
   if not plain or not isinstance(optimizer, schema.AdamW) or not isinstance(config.objective, schema.Supervised):
-    raise UserError('--against compares plain ViTs with class token or mean pooling and learned positions, trained on '
-                    f'classes by AdamW; the config has {type(model).__name__}, {type(config.objective).__name__} and '
-                    f'{type(optimizer).__name__}; want --config=bench')
+    raise UserError('--against: expected a plain ViT with class token or mean pooling and learned positions, trained '
+                    f'on classes with AdamW, got {type(model).__name__}, {type(config.objective).__name__} and '
+                    f'{type(optimizer).__name__}. Use --config=bench.')
   assert isinstance(model, schema.ViT)
   return {'px': list(config.image_px), 'patch': model.patch, 'width': model.width, 'depth': model.depth,
           'heads': model.heads, 'mlp': model.mlp, 'pool': model.pool.value, 'classes': num_classes,
@@ -75,17 +78,17 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
 
 
 class Child:
-  """A peer at work. `label` says what it is, with its version."""
+  """The process of a peer. `label` is its name and version."""
 
   def __init__(self, peer: Peer, config: schema.Config, *, num_classes: int):
-    told = settings(config, num_classes) | {'device': jax.devices()[0].platform}
+    given = settings(config, num_classes) | {'device': jax.devices()[0].platform}
     is_checkout = peer.where and pathlib.Path(peer.where).is_dir()
     python = sys.executable if is_checkout or not peer.where else peer.where
     environment = dict(os.environ)
     if is_checkout:
       environment['PYTHONPATH'] = os.pathsep.join([peer.where, *filter(None, [os.environ.get('PYTHONPATH')])])
     self._process = subprocess.Popen(
-        [python, str(CHILD), peer.name, json.dumps(told)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [python, str(CHILD), peer.name, json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment)
     self._name, self.label = peer.name, peer.name
     try:
@@ -95,29 +98,29 @@ class Child:
       raise
 
   def parts(self) -> dict[str, Part]:
-    """What it can be timed at: `forward`, `gradient` and `step`, as ours."""
+    """The parts it can run: `forward`, `gradient` and `step`, as ours."""
     return {name: functools.partial(self._time, name) for name in ('forward', 'gradient', 'step')}
 
   def _time(self, part: str, count: int) -> Spent:
     return Spent(**self._ask({'part': part, 'count': count}))
 
-  def _ask(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Sends a line, unless it is None, and reads the answer.
+  def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+    """Sends a request, unless it is None, and reads the answer.
 
     Raises:
-      UserError: with what the child says, or that it is gone.
+      UserError: the child reports an error, or has ended.
     """
     assert self._process.stdin and self._process.stdout
-    if wanted is not None:
-      self._process.stdin.write(json.dumps(wanted) + '\n')
+    if request is not None:
+      self._process.stdin.write(json.dumps(request) + '\n')
       self._process.stdin.flush()
     line = self._process.stdout.readline()
     if not line:
-      raise UserError(f'--against={self._name}: its process ended with status {self._process.wait()}; its own message '
-                      'is above')
+      raise UserError(f'--against={self._name}: expected an answer of its process, got exit status '
+                      f'{self._process.wait()}. Its own message is above.')
     answer = json.loads(line)
     if 'error' in answer:
-      raise UserError(f'--against={self._name} cannot be timed: {answer["error"]}')
+      raise UserError(f'--against={self._name}: expected a network to time, got {answer["error"]}')
     return answer
 
   def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run or an evaluation ends in: final numbers, `evaluate.json`, `predictions.npz`."""
+"""The final results of a run or an evaluation: numbers, `evaluate.json`, `predictions.npz`."""
 from __future__ import annotations
 
 import io
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core.contracts import Viewed
 from vit_jax.data.image.image_ops import BadImage
 from vit_jax.data.pipeline import transforms
@@ -21,13 +22,13 @@ from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 
 NUM_EXAMPLES = 12
-"""Pictures kept for the report, right and wrong each."""
+"""Correctly and wrongly classified images kept for the report, of each."""
 
 
 class Final(NamedTuple):
-  """Results by evaluation and view; `headline` is the one a single number is quoted from, `name` and `view` its own.
+  """Results by evaluation and view; `headline` is the one to quote, of the evaluation `name` and the view `view`.
 
-  seconds: what each evaluation took, over its views.
+  seconds: duration of each evaluation over all its views.
   """
   results: dict[str, dict[str, Result]]
   headline: Result | None
@@ -43,7 +44,7 @@ class Final(NamedTuple):
 
   @property
   def feature_seconds(self) -> dict[str, float]:
-    """Of `seconds`, those that went into taking features."""
+    """The part of `seconds` that computing features took."""
     return {name: round(sum(one.features_s for one in group.values()), 3) for name, group in self.results.items()}
 
 
@@ -52,14 +53,17 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
 
 
 def is_telling(metric: str, num_classes: float) -> bool:
-  """Whether a metric is worth a person's look: the best five of few classes are nearly always right; not each seed."""
+  """Whether to show a metric: not the top 5 of few classes, which is nearly always 1, and not each seed."""
   is_sure = num_classes <= TOP and re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
   return not is_sure and not re.search(r'_seed\d+', metric)
 
 
 def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
-  """Runs every evaluation of every view. The headline is the first evaluation of the averaged weights, if
-  there are any, else of the raw ones: chosen before the result is known."""
+  """Runs every evaluation of every view.
+
+  The headline is the first evaluation of the EMA weights if there are any, else of the raw weights; the choice does not
+  depend on the results.
+  """
   views = objective.views()
   results: dict[str, dict[str, Result]] = {}
   seconds: dict[str, float] = {}
@@ -76,12 +80,43 @@ def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, stat
 
 
 def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
-  """Names in the order in which to run: few-shot last, which takes its shots from features that others stored."""
+  """Names in the order to run: few-shot last, because it reuses features that the others stored."""
   return sorted(evaluators, key=lambda name: any(isinstance(one, fewshot.FewShot) for one in evaluators[name].values()))
 
 
-def write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform) -> None:
-  """Writes `evaluate.json`; `fit` is what its images went through."""
+def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform, source: Source,
+          class_names: tuple[str, ...]) -> None:
+  """Writes `evaluate.json` and `predictions.npz`.
+
+  Args:
+    workdir: the run directory.
+    final: the results.
+    step: of the weights.
+    fit: the preprocessing of the evaluated images.
+    source: of the headline evaluation.
+    class_names: of the outputs.
+  """
+  _write_evaluation(workdir, final, step, fit=fit)
+  _write_predictions(workdir, final, source, class_names, fit)
+
+
+def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schema.Recipe) -> None:
+  """Prints one line per evaluation and view, and where the results are written."""
+  for name, group in final.results.items():
+    for view, result in group.items():
+      numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items()
+                          if is_telling(metric, num_classes))
+      part = ', a part of the split' if result.is_partial else ''
+      print(f'{name} ({view}, {result.num_examples:,} images{part}): {numbers}')
+    features = f', of which features {s:.1f} s' if (s := final.feature_seconds[name]) else ''
+    print(f'{name} took {final.seconds[name]:.1f} s{features}')
+  print('Images are rotated by their EXIF orientation.' if recipe.exif_orientation else
+        'The EXIF orientation of images is ignored, as in the published pipelines.')
+  print(f'Written to {workdir / "evaluate.json"}', flush=True)
+
+
+def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform) -> None:
+  """Writes `evaluate.json`; `fit` is the preprocessing of its images."""
   headline = final.headline
   content: dict[str, Any] = {
       'step': step, 'evaluation': final.name, 'view': final.view,
@@ -94,9 +129,9 @@ def write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: tra
   run_directory.write_json(workdir / 'evaluate.json', content)
 
 
-def write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],
+def _write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],
                       fit: transforms.EvalTransform) -> None:
-  """Writes `predictions.npz`: every guess of the headline, and a few pictures, right ones and wrong ones."""
+  """Writes `predictions.npz`: all predictions of the headline, and some correctly and wrongly classified images."""
   if jax.process_index() or final.headline is None or final.headline.guesses is None:
     return
   guesses = final.headline.guesses

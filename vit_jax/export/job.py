@@ -40,11 +40,11 @@ class Subject(NamedTuple):
   output: str
 
 
-def run(where: str, to: pathlib.Path, *, preprocess: str, model: str, view: str, from_pixels: bool) -> int:
-  """Exports the weights at `where`, as `weights.loading.load` takes it; exit status 0."""
+def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: str, from_pixels: bool) -> int:
+  """Exports weights, given as for `weights.loading.load`; exit status 0."""
   check(to)
   startup.start()
-  found = loading.load(where, preprocess=preprocess, model=model, view=view)
+  found = loading.load(weights, preprocess=preprocess, model=model, view=view)
   print(loading.text(found))
   write(found, to, from_pixels=from_pixels)
   return 0

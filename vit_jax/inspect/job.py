@@ -27,6 +27,7 @@ from vit_jax.inspect.page import FILTERS, Inspection
 from vit_jax.jobs import predict
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
+from vit_jax.record import storage
 from vit_jax.weights import inference
 
 log = logging.getLogger('vit_jax.jobs')
@@ -34,15 +35,16 @@ BATCH = 8  # images: bounds memory, as the attention of a layer is [BATCH, heads
 NUM_MAPS = 16  # images with attention maps
 
 
-def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, of_class: str, preprocess: str, model: str,
-        view: str, classes: str) -> int:
+def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to: pathlib.Path, discard: float,
+        of_class: str, preprocess: str, model: str, view: str, classes: str) -> int:
   """Inspects networks on images.
 
   Args:
-    where: weights as `weights.loading.load` takes them; several, separated by commas, are compared.
-    given: files and folders of images; without any, only figures that need no images are drawn.
+    weights: as `weights.loading.load` takes them; several, separated by commas, are compared.
+    files: files and folders of images; without any, only figures that need no images are drawn.
     to: folder to write to; created if missing.
-    discard: share of the smallest entries of each row that attention rollout discards, as text; '' = 0.
+    discard: share of the smallest entries of each row that attention rollout discards.
+    workdir: a run directory, instead of weights.
     of_class: number or name of the class that relevance is computed for; '' = the predicted one.
     preprocess, model, view: as in `weights.loading.load`.
     classes: file of class names, one line for each output; '' = those of the weights.
@@ -50,12 +52,14 @@ def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, of_
   Returns:
     Exit status: 0, or 2 if an image could not be read.
   """
-  share = _parse_share(discard)
-  paths = list(predict.find(given))
+  if bool(weights) == (workdir is not None):
+    raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
+                    'of them to the network to inspect.')
+  paths = list(predict.find(files))
   startup.start()
   prefetch.quieten_cv2()
   began = time.monotonic()
-  names = [part.strip() for part in where.split(',') if part.strip()]
+  names = [part.strip() for part in (weights or str(workdir)).split(',') if part.strip()]
   networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes))
               for name in names]
   for network in networks:
@@ -67,21 +71,11 @@ def run(where: str, given: Sequence[str], *, to: pathlib.Path, discard: str, of_
   for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
     images, good = _read(network, paths)
     num_bad = len(paths) - len(good)
-    inspections.append(_inspect(name, network, images, good, discard=share, of_class=number))
+    inspections.append(_inspect(name, network, images, good, discard=discard, of_class=number))
     log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began)
   _write_numbers(to, inspections)
   print(f'Report: {page.write(to, inspections)}', flush=True)
   return 2 if num_bad else 0
-
-
-def _parse_share(text: str) -> float:
-  try:
-    share = float(text or 0.)
-  except ValueError:
-    share = -1.
-  if not 0. <= share < 1.:
-    raise UserError(f'--discard: expected a number from 0 to below 1, such as 0.9, got {text}.')
-  return share
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

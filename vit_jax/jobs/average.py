@@ -1,13 +1,14 @@
-"""`--job=average`: the mean of several checkpoints of a run, as a run directory of its own that can be evaluated.
+"""`--job=average`: averages several checkpoints of a run into a new run directory, which can be evaluated.
 
-Averaging along a run is Polyak's (Izmailov et al. 2018, arXiv 1803.05407, for the newer use). Averaged are the
-parameters and every floating array of `extra` (moving averages, teachers, running statistics: these are means of
-means, not statistics of the averaged network). Optimiser state, order of data and step are the newest checkpoint's.
+Averaging checkpoints goes back to Polyak (Izmailov et al. 2018, arXiv 1803.05407, for deep networks). The parameters
+and all floating-point arrays of `extra` (EMA, teachers, running statistics) are averaged; running statistics are then
+averages of averages, not statistics of the averaged network. Optimizer state, data order and step are those of the
+newest checkpoint.
 """
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
+from vit_jax.jobs.evaluate import check_is_run
 from vit_jax.record import run_directory, storage
 from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.state import TrainState
@@ -25,38 +27,36 @@ from vit_jax.weights import inherit
 
 log = logging.getLogger('vit_jax.jobs')
 OF_SAVING = ('version', 'step', 'digests', 'data_sha256', 'shapes')
-"""What `Checkpointer.save` adds to the description it is handed."""
+"""Keys that `Checkpointer.save` adds to the description."""
 
 
-def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last: str, steps: str, said: str,
-        overridden: Collection[str]) -> int:
+def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last: int | None,
+        steps: Sequence[int] | None, source: str, overridden: Collection[str]) -> int:
   """Averages checkpoints of `workdir` into one of `to`; exit status 0.
 
   Args:
-    config: that of the run.
+    config: of the run.
     workdir: the run directory.
-    to: a directory without checkpoints; made if missing.
-    last: how many of the newest checkpoints, as text; or '' where `steps` says which.
-    steps: their steps, as text with commas.
-    said: where the config comes from, for messages.
-    overridden: settings that a person has given, which decide over those of the checkpoints.
+    to: a directory without checkpoints, made if missing.
+    last: number of the newest checkpoints to average, or None if `steps` selects them.
+    steps: their steps, or None.
+    source: of the config, for messages.
+    overridden: settings that the command line gives, which override those of the checkpoints.
   """
   check.check(config)
   startup.start()
-  if not (workdir / 'checkpoints').is_dir():
-    raise UserError(f'{workdir} holds no run: there is no {workdir / "checkpoints"}; want the --workdir of a training '
-                    'run')
+  check_is_run(workdir)
   if (to / 'checkpoints').exists():
-    raise UserError(f'--to={to} holds checkpoints already; want a directory without')
+    raise UserError(f'--to: expected a directory without checkpoints, got {to}. Use another one.')
   config = inherit.resolve(config, overridden, workdir).config
   data = build.open_data(config)
   _, _, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
-  source = checkpoint_reader.Reader(workdir / 'checkpoints')
-  chosen = choose(source.steps(), last=last, steps=steps, workdir=workdir)
+  reader = checkpoint_reader.Reader(workdir / 'checkpoints')
+  chosen = choose(reader.steps(), last=last, steps=steps, workdir=workdir)
   with run_directory.hold(to):
-    newest, state = _average(source, chosen, parts, lambda meta: provenance.check(
-        meta, config, said=said, overridden=overridden))
+    newest, state = _average(reader, chosen, parts, lambda meta: provenance.check(
+        meta, config, said=source, overridden=overridden))
     target = checkpoint.Checkpointer(to / 'checkpoints', keep=checkpoint.Keep(1))
     meta = {name: value for name, value in newest.meta.items() if name not in OF_SAVING}
     target.save(chosen[-1], state, data=newest.data, meta={
@@ -65,41 +65,38 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
     target.close()
     resume.write_config(to, config)
   if jax.process_index() == 0:
-    print(f'The mean of {len(chosen)} checkpoints (steps {", ".join(map(str, chosen))}) is in {to}. To measure it: '
-          f'--job=evaluate --workdir={to}', flush=True)
+    print(f'The average of {len(chosen)} checkpoints (steps {", ".join(map(str, chosen))}) is in {to}. Evaluate it '
+          f'with --job=evaluate --workdir={to}', flush=True)
   return 0
 
 
-def choose(saved: list[int], *, last: str, steps: str, workdir: storage.Path) -> list[int]:
-  """The steps to average, oldest first.
+def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, workdir: storage.Path) -> list[int]:
+  """Returns the steps to average, oldest first.
 
   Raises:
-    UserError: if not exactly one of `last` and `steps` is given, or it cannot be had.
+    UserError: not exactly one of `last` and `steps` is given, or there are no such checkpoints.
   """
-  shown = ', '.join(map(str, saved)) or 'none'
-  if bool(last) == bool(steps):
-    raise UserError(f'--job=average wants either --last=N or --steps=A,B,…; {workdir} has checkpoints of steps {shown}')
-  text = last or steps
-  if not all(word.strip().isdigit() for word in text.split(',')) or (last and ',' in last):
-    raise UserError(f'{"--last" if last else "--steps"}={text}: want {"a number" if last else "steps with commas"}')
-  wanted = sorted({int(word) for word in text.split(',')})
-  if last and not 2 <= wanted[0] <= len(saved):
-    raise UserError(f'--last={last}: want at least 2 and at most {len(saved)}: {workdir} has checkpoints of steps '
-                    f'{shown} (checkpoints.keep_latest and keep_every say how many stay)')
-  chosen = saved[-wanted[0]:] if last else wanted
-  missing = [step for step in chosen if step not in saved]
-  if missing or len(chosen) < 2:
-    raise UserError(f'--steps={steps}: want at least two of the checkpoints in {workdir}, which are of steps {shown}')
+  shown = f'{workdir} has checkpoints of steps {", ".join(map(str, saved)) or "none"}.'
+  if (last is None) == (steps is None):
+    raise UserError(f'--last: expected either --last or --steps, got {"both" if last else "none"}. {shown}')
+  if last is not None:
+    if not 2 <= last <= len(saved):
+      raise UserError(f'--last: expected 2 to {len(saved)}, got {last}. {shown} checkpoints.keep_latest and keep_every '
+                      'set how many are kept.')
+    return saved[-last:]
+  chosen = sorted(set(steps or ()))
+  if len(chosen) < 2 or not set(chosen) <= set(saved):
+    raise UserError(f'--steps: expected at least two of the checkpoints, got {",".join(map(str, chosen))}. {shown}')
   return chosen
 
 
-def _average(source: checkpoint_reader.Reader, steps: list[int], parts: build.Parts,
+def _average(reader: checkpoint_reader.Reader, steps: list[int], parts: build.Parts,
              compare: Callable[[Mapping[str, Any]], None]) -> tuple[checkpoint_reader.Restored, TrainState]:
-  """The newest checkpoint, and its state with the mean of all of them."""
+  """Returns the newest checkpoint, and its state with the average of all checkpoints."""
   program = parts.program
   mean: PyTree = None
   for count, step in enumerate(steps, 1):
-    restored = source.read(step, program.abstract_state, program.shardings)
+    restored = reader.read(step, program.abstract_state, program.shardings)
     compare(restored.meta)
     now = restored.state.params, restored.state.extra
     mean = now if mean is None else _mix(mean, now, jnp.asarray(1. / count))

@@ -9,19 +9,19 @@ from vit_jax.weights import inference, loading, saving
 log = logging.getLogger('vit_jax.jobs')
 
 
-def run(where: str, to: str, *, family: str, preprocess: str, model: str, view: str, classes: str,
+def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view: str, classes: str,
         overwrite: bool) -> int:
   """Converts weights; exit status 0.
 
   Args:
-    where, preprocess, model, view, classes: see `weights.inference.load`.
+    weights, preprocess, model, view, classes: see `weights.inference.load`.
     to: a local path, see `saving.save`.
     family: one of `saving.FAMILIES`; '' = by the suffix of `to`.
     overwrite: replace what is at `to`.
   """
   saving.check(to, family=family, overwrite=overwrite)
   startup.start()
-  found = inference.load(where, preprocess=preprocess, model=model, view=view, classes=classes)
+  found = inference.load(weights, preprocess=preprocess, model=model, view=view, classes=classes)
   print(loading.text(found))
   path, lost = saving.save(found, to, family=family, overwrite=overwrite)
   for one in lost:

@@ -1,4 +1,4 @@
-"""`--job=evaluate --weights=…`: measures weights of any format on a set of pictures, and writes `evaluate.json`."""
+"""`--job=evaluate --weights=…`: evaluates weights of any format on a dataset, and writes `evaluate.json`."""
 from __future__ import annotations
 
 import dataclasses
@@ -13,13 +13,12 @@ import jax.numpy as jnp
 from vit_jax.config import check, schema
 from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Extra, Params
+from vit_jax.core.types import Params
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.sources import classes, opening
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
-from vit_jax.jobs.evaluate import print_results
 from vit_jax.models import heads
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
@@ -32,12 +31,12 @@ from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 
-_LEARNING = ('Where the weights know other classes than the data: --config.evals=knn,fewshot,logistic learns those of '
+_LEARNING = ('For weights with other classes than the data, --config.evals=knn,fewshot,logistic learns the classes of '
              'the data from features')
 
 
-class Asked(NamedTuple):
-  """What a person says of weights on the command line; '' is nothing."""
+class WeightsSpec(NamedTuple):
+  """Weights as the command line gives them, see `weights.loading.load`; '' = not given."""
   where: str
   preprocess: str = ''
   model: str = ''
@@ -45,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class Network:
-  """Loaded weights as what evaluations take: something with views."""
+  """Loaded weights with views, as evaluations need them."""
 
   def __init__(self, config: schema.Config, *, has_head: bool):
     backbone = build.build_backbone(config)
@@ -56,31 +55,32 @@ class Network:
     return {'student': self._view}
 
 
-def run(config: schema.Config, asked: Asked, *, overridden: Collection[str], workdir: storage.Path | None) -> int:
+def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str], workdir: storage.Path | None) -> int:
   """Evaluates weights on every evaluation of the config; exit status 0.
 
   Args:
-    config: data and evaluations; network and preprocessing are those of the weights.
-    asked: which weights.
-    overridden: settings of the config that a person has given, which decide over the weights.
-    workdir: where `evaluate.json` goes; None = `runs/evaluate/NAME`.
+    config: of data and evaluations; network and preprocessing are those of the weights.
+    spec: which weights.
+    overridden: settings that the command line gives, which override those of the weights.
+    workdir: directory for `evaluate.json`; None = `runs/evaluate/NAME`.
   """
   if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
-    raise UserError(f'config.{given[0]}: the weights say what network they are; what they cannot say is told by '
-                    '--model=heads=N,gelu=exact,norm_eps=1e-6')
+    raise UserError(f'config.{given[0]}: expected the network of the weights, got an override. Set what tensors do not '
+                    'determine with --model=heads=N,gelu=exact,norm_eps=1e-6.')
   if workdir is not None and (workdir / 'checkpoints').is_dir():
-    raise UserError(f'--workdir={workdir} holds a run of its own; want another one for what is measured of weights')
+    raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
+                    'these weights.')
   startup.start()
-  found = loading.load(asked.where, preprocess=asked.preprocess, model=asked.model, view=asked.view)
+  found = loading.load(spec.where, preprocess=spec.preprocess, model=spec.model, view=spec.view)
   if 'image_px' in overridden:
     found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
   log.info('%s', loading.text(found))
   if not found.num_classes and needs_head(config):
-    raise UserError(f'{asked.where} has no head, so it knows no classes; want weights that were trained or fine-tuned '
-                    'on classes, or --config.evals=knn,fewshot,logistic, which need none')
+    raise UserError(f'--weights={spec.where}: expected weights with a classification head, got weights without one. '
+                    'Use weights that were trained on classes, or --config.evals=knn,fewshot,logistic.')
   config = with_weights(config, found, overridden)
   check.check(config)
-  workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(asked.where.rstrip('/')).name).absolute()
+  workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(spec.where.rstrip('/')).name).absolute()
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
   kernels.check(config.model, mesh, name='model')
@@ -92,16 +92,15 @@ def run(config: schema.Config, asked: Asked, *, overridden: Collection[str], wor
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
-  fit = transforms.eval_transform(config.data.recipe, config.image_px)
-  results.write_evaluation(workdir, final, 0, fit=fit)
-  results.write_predictions(workdir, final, build.eval_source(config, data, final.name), data.class_names, fit)
+  results.write(workdir, final, 0, fit=transforms.eval_transform(config.data.recipe, config.image_px),
+                source=build.eval_source(config, data, final.name), class_names=data.class_names)
   if jax.process_index() == 0:
-    print_results(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
+    results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0
 
 
 def with_weights(config: schema.Config, found: Weights, overridden: Collection[str]) -> schema.Config:
-  """The config with network and preprocessing of weights, but for what a person has given."""
+  """The config with network and preprocessing of the weights, except for settings that the command line gives."""
   p, recipe = found.preprocess, config.data.recipe
   kept: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(p).items()
                           if f'data.recipe.{name}' not in overridden}
@@ -111,10 +110,10 @@ def with_weights(config: schema.Config, found: Weights, overridden: Collection[s
 
 
 def open_data(config: schema.Config, found: Weights) -> build.Data:
-  """What is to be evaluated, with labels that are outputs of the head.
+  """Opens the data to evaluate, with labels that index the outputs of the head.
 
   Raises:
-    UserError: which output is which class cannot be known.
+    UserError: the order of the classes is unknown or another.
   """
   source = opening.check_labels(
       opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
@@ -131,14 +130,13 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
 
 
 def needs_head(config: schema.Config) -> bool:
-  """Whether some evaluation is of the head's classes; others learn the classes of the data."""
+  """Whether an evaluation uses the classes of the head; the others learn the classes of the data."""
   return any(isinstance(one, schema.TopK) for one in config.evals.values())
 
 
 def _state(found: Weights, mesh: jax.sharding.Mesh) -> TrainState:
-  """The weights as a state, whole on every device."""
+  """The weights as a train state, replicated on all devices."""
   params: Params = {name: found.params[name] for name in ('backbone', 'head', 'head_dist') if name in found.params}
-  extra: Extra = statistics(found.state)
-  whole = meshes.replicated(mesh)
-  placed = jax.device_put((params, extra), whole)
-  return TrainState(jax.device_put(jnp.zeros((), jnp.int32), whole), placed[0], {}, placed[1])
+  step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(found.state)),
+                                       meshes.replicated(mesh))
+  return TrainState(step, params, {}, extra)

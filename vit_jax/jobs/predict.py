@@ -41,15 +41,15 @@ class Prepared(NamedTuple):
   problem: str = ''
 
 
-def run(where: str, given: Sequence[str], *, top: int, as_json: bool, overlay: bool, to: pathlib.Path | None,
+def run(weights: str, files: Sequence[str], *, top: int, json: bool, overlay: bool, to: pathlib.Path | None,
         preprocess: str, model: str, view: str, classes: str) -> int:
   """Classifies files and all images in folders.
 
   Args:
-    where, preprocess, model, view, classes: see `weights.inference.load`.
-    given: files and folders.
+    weights, preprocess, model, view, classes: see `weights.inference.load`.
+    files: files and folders.
     top: number of classes per image.
-    as_json: print one line of JSON per file instead of text.
+    json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
     to: folder; None = `overlays`.
 
@@ -59,10 +59,10 @@ def run(where: str, given: Sequence[str], *, top: int, as_json: bool, overlay: b
   if to is not None and not overlay:
     raise UserError(f'--to: expected --overlay as well, got --to={to} alone. Predictions are printed; only overlays '
                     'are files.')
-  paths = list(find(given))
+  paths = list(find(files))
   startup.start()
   prefetch.quieten_cv2()
-  network = load(where, preprocess=preprocess, model=model, view=view, classes=classes)
+  network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network)
   num_bad = 0
@@ -72,8 +72,8 @@ def run(where: str, given: Sequence[str], *, top: int, as_json: bool, overlay: b
     logits = iter(network.logits(images, prepared=True) if images else [])
     for one in batch:
       found = [] if one.image is None else network.rank(next(logits), top=top)
-      print(_as_json(one, found, properties) if as_json else _as_text(one, found), flush=True,
-            file=sys.stdout if as_json or one.image is not None else sys.stderr)
+      print(_as_json(one, found, properties) if json else _as_text(one, found), flush=True,
+            file=sys.stdout if json or one.image is not None else sys.stderr)
     num_bad += len(batch) - len(good)
     if overlay and good:
       _write_overlays(network, good, targets)

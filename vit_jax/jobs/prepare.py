@@ -1,82 +1,86 @@
-"""`--job=prepare`: writes a folder of images or a TFDS set as ArrayRecord shards, which `array_record:DIR` reads."""
+"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or label maps of a teacher."""
 from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
-from vit_jax.data.sources import local_paths, opening, shards, tfds, tfds_build
+from vit_jax.data.sources import local_paths, opening, tfds, tfds_build
+from vit_jax.data.sources import shards as writing
+from vit_jax.jobs import teacher_labels
 from vit_jax.record import progress
 
-NUMBERS = {'short_px': 0, 'shards': 0, 'quality': 90, 'seed': 0}
-"""Flags that are whole numbers, with their defaults."""
-SPLITS = 'train,test'
-_ANY_PX = (32, 32)  # of sources that are made to size; files have their own
+SPLITS = ('train', 'test')
+_ANY_PX = (32, 32)  # for sources that generate images of a size; files have their own
 
 
-def run(flags: Mapping[str, str], *, build: Callable[..., None] = tfds_build.build_apart) -> int:
-  """Writes the set.
+def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
+        seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', config: schema.Config | None = None,
+        weights: str = '', preprocess: str = '', model: str = '', view: str = '',
+        build: Callable[..., None] = tfds_build.build_apart) -> int:
+  """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
   Args:
-    flags: `data` and `to`; optional `short_px shards quality seed splits data_dir`, as text.
-    build: makes a TFDS set that is not there.
-
-  Returns:
-    The exit status.
+    to: directory to write.
+    data: `folder:PATH` or `tfds:NAME`; '' for label maps.
+    short_px, shards, quality, seed: see `shards.Settings`; None = 90.
+    splits: names; () = train and test.
+    data_dir: folder of TFDS datasets.
+    config, weights, preprocess, model, view: see `teacher_labels.run`.
+    build: prepares a TFDS dataset that is missing.
 
   Raises:
-    UserError: a flag that makes no sense, no such data, or something else in the way.
+    UserError: lists the flags that do not go together; or the data or `to` cannot be used.
   """
-  numbers = _numbers(flags)
-  settings = shards.Settings(short_px=numbers['short_px'], quality=numbers['quality'], num_shards=numbers['shards'],
-                             seed=numbers['seed'])
-  name, folder = flags['data'], pathlib.Path(local_paths.resolve(flags['to'], '--to'))
-  data = schema.Data(source=name, data_dir=flags.get('data_dir', ''))
-  kind, _, where = name.partition(':')
-  if kind == 'tfds' and not _is_there(where, data.data_dir):
+  of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
+               'splits': splits, 'data_dir': data_dir}
+  if config is not None or weights:
+    if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
+                    for name, value in of_shards.items() if value]:
+      raise UserError('\n'.join(problems))
+    if config is None or not weights:
+      raise UserError('--config: expected --config and --weights for label maps, got one of them. Set both.')
+    return teacher_labels.run(config, weights, to, preprocess=preprocess, model=model, view=view)
+  if not data:
+    raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH or --data=tfds:NAME; '
+                    'or --config and --weights for label maps.')
+  if quality and not short_px:
+    raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
+                    'their bytes.')
+  settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards, seed=seed)
+  return write_shards(schema.Data(source=data, data_dir=data_dir), to, settings, splits=splits or SPLITS, build=build)
+
+
+def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings, *, splits: Sequence[str],
+                 build: Callable[..., None]) -> int:
+  """Writes the splits of a dataset as shards, prepares it before if it is missing, and prints how to use them."""
+  kind, _, where = data.source.partition(':')
+  if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
-  splits = _open(data, flags.get('splits') or SPLITS)
-  done = write(splits, folder, settings, root=local_paths.resolve(where, '--data') if kind == 'folder' else '')
-  counts = ', '.join(f'{split} {len(source):,}' for split, source in splits.items())
-  print(f'{"Written" if done else "There already"}: {folder} ({counts} images). '
-        f'Use it by --config.data.source=array_record:{folder}')
+  found = _open(data, splits)
+  is_new = write(found, to, settings, root=local_paths.resolve(where, '--data') if kind == 'folder' else '')
+  counts = ', '.join(f'{split} {len(source):,}' for split, source in found.items())
+  print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '
+        f'--config.data.source=array_record:{to}')
   return 0
 
 
-def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: shards.Settings, *, root: str) -> bool:
-  """Writes the splits with a progress bar; names of examples are given relative to `root`."""
-  total, done, started_s = sum(len(s) for s in splits.values()), 0, time.monotonic()
+def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str) -> bool:
+  """Writes the splits with a progress bar; the names of examples are relative to `root`. False = they were there."""
+  total, done, began = sum(len(s) for s in splits.values()), 0, time.monotonic()
   with progress.Progress(total, start=0, shown=True) as bar:
     def count(num: int) -> None:
       nonlocal done
       done += num
-      bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - started_s)})
-    return shards.write(splits, folder, settings, name_of=lambda name: name.removeprefix(root).lstrip('/'),
+      bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began)})
+    return writing.write(splits, folder, settings, name_of=lambda name: name.removeprefix(root).lstrip('/'),
                         on_written=count)
 
 
-def _numbers(flags: Mapping[str, str]) -> dict[str, int]:
-  found, faults = dict(NUMBERS), []
-  for name in NUMBERS:
-    text = flags.get(name, '')
-    if text and not text.isdecimal():
-      faults.append(f'--{name}={text} is no whole number; want one such as {NUMBERS[name] or 384}')
-    elif text:
-      found[name] = int(text)
-  if not faults and not 1 <= found['quality'] <= 100:
-    faults.append(f'--quality={found["quality"]} is no quality of JPEG files; want 1 to 100')
-  if flags.get('quality') and not found['short_px']:
-    faults.append(f'--quality={found["quality"]} is for pictures that are shrunk, others keep their bytes; want '
-                  '--short_px=N too, or no --quality')
-  if faults:
-    raise UserError('\n'.join(faults))
-  return found
-
-
-def _is_there(name: str, data_dir: str) -> bool:
+def _is_prepared(name: str, data_dir: str) -> bool:
   try:
     tfds.find(name, data_dir=data_dir)
   except UserError as error:
@@ -86,12 +90,12 @@ def _is_there(name: str, data_dir: str) -> bool:
   return True
 
 
-def _open(data: schema.Data, names: str) -> dict[str, Source]:
-  """The splits to write, by the names that they have in their source."""
+def _open(data: schema.Data, names: Sequence[str]) -> dict[str, Source]:
+  """Opens the splits to write, by the names that they have in their source."""
   if not data.source.startswith(('folder:', 'tfds:')):
-    raise UserError(f'--data={data.source} is not something to prepare; want folder:PATH or tfds:NAME')
-  if odd := set(names) & set('[]+'):
-    raise UserError(f'--splits={names} has {" ".join(sorted(odd))}, but takes whole splits by name; want {SPLITS}, and '
-                    'slices when the set is read: data.train_split=train[:98%]')
-  opened = [opening.open_split(data, name.strip(), image_px=_ANY_PX) for name in names.split(',')]
+    raise UserError(f'--data: expected folder:PATH or tfds:NAME, got {data.source!r}.')
+  if any(set(name) & set('[]+') for name in names):
+    raise UserError(f'--splits: expected names of complete splits, got {",".join(names)}. Slice a split when it is '
+                    'read: data.train_split=train[:98%].')
+  opened = [opening.open_split(data, name, image_px=_ANY_PX) for name in names]
   return {source.name.rpartition('/')[2]: source for source in opened}

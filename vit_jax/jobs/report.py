@@ -1,7 +1,4 @@
-"""`--job=report`: the page of a run directory, of several, or the table of a study.
-
-Reads only; the page is all that is written, and a folder that is no run gets none.
-"""
+"""`--job=report`: the page of a run, or one that compares several. Writes nothing but the page."""
 from __future__ import annotations
 
 import json
@@ -14,64 +11,61 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.jobs import report_page
 from vit_jax.record import storage
-from vit_jax.study import table
 
 RECORDS = ('config.json', 'final.json', 'evaluate.json')
 TRACES = (*RECORDS, 'metrics.jsonl', 'checkpoints')
-"""What a folder has one of if it is a run, begun or done."""
+"""Files and folders of which every run directory has at least one."""
 
 
-def run(workdirs: Sequence[storage.Path], out: str | None) -> int:
-  """Writes the page, and prints where it is; of a study, prints its table.
+def run(workdirs: Sequence[storage.Path], to: str) -> int:
+  """Writes the page and prints its path; exit status 0.
 
   Args:
-    workdirs: run directories, or that of a study.
-    out: where the page goes; None = `report.html` in the run directory.
-
-  Returns:
-    Exit status 0.
+    workdirs: run directories.
+    to: path of the page; '' = `report.html` in the run directory.
 
   Raises:
-    UserError: a folder is no run, its config is not that of its checkpoints, or a file is damaged: then the page is
-      written without it.
+    UserError: a directory is not a run, or its config is not that of its checkpoints; or a file is damaged, and the
+      page is written without it.
   """
-  workdir = workdirs[0]
-  if (workdir / 'runs').is_dir() and not (workdir / 'config.json').is_file():
-    print(table.show(workdir))
-    return 0
+  if absent := [str(one) for one in workdirs if not one.is_dir()]:
+    raise UserError(f'--workdir: expected directories of runs, got {",".join(absent)}, which does not exist. Pass the '
+                    'directory of a run, or several with commas.')
+  if len(workdirs) > 1 and not to:
+    raise UserError('--to: expected a path for the page of several runs, got none. Set --to=FILE.html.')
   for one in workdirs:
     check(one)
   damaged = [line for one in workdirs for line in find_damaged(one)]
-  print(f'Report: {report_page.write_report(workdirs, out)}', flush=True)
+  print(f'Report: {report_page.write_report(workdirs, to or None)}', flush=True)
   if damaged:
-    raise UserError('\n'.join([*damaged, 'The page was written without what is damaged. The command that trained the '
-                               'run writes these files again.']))
+    raise UserError('\n'.join([*damaged, 'The page was written without the damaged files. The command that trained '
+                               'the run writes them again.']))
   return 0
 
 
 def check(workdir: storage.Path) -> None:
-  """Checks that a folder is a run, and that its config is the one its newest checkpoint was saved with.
+  """Checks that a directory is a run, and that its config is the one its newest checkpoint was saved with.
 
   Raises:
-    UserError: it is not.
+    UserError: one of them is not so.
   """
   if not any((workdir / name).exists() for name in TRACES):
-    raise UserError(f'--workdir={workdir}: expected the directory of a run, got a folder without {", ".join(TRACES)}. '
+    raise UserError(f'--workdir={workdir}: expected the directory of a run, got one without {", ".join(TRACES)}. '
                     'Pass the --workdir that the run was trained or evaluated with.')
   steps = checkpoint_files.steps(workdir / 'checkpoints')
   try:
     config = json_files.from_json(storage.read_text(workdir / 'config.json'))
     meta = checkpoint_files.read_meta(workdir / 'checkpoints' / str(steps[-1])) if steps else {}
   except (OSError, UserError, Damaged):
-    return  # nothing to compare; what is damaged is named in the page
+    return  # nothing to compare; the page lists damaged files
   provenance.check(meta, config, said=str(workdir / 'config.json'))
 
 
 def find_damaged(workdir: storage.Path) -> list[str]:
-  """A line for each record of a run that is there and is no JSON object.
+  """Returns one line per record of a run that exists and is not a JSON object.
 
   Raises:
-    UserError: the system does not let one be read.
+    UserError: the system does not allow reading one.
   """
   lines = []
   for name in RECORDS:

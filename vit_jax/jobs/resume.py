@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from vit_jax.config import json_files, provenance, schema
-from vit_jax.core import os_errors
+from vit_jax.core import checkpoint_files, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.record import run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
+_OF_THE_MACHINE = ('mesh', 'train.progress', 'data.workers', 'data.threads')
 
 
 def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:
@@ -34,6 +35,19 @@ def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storag
   if changed:
     raise UserError(f'--workdir={workdir}: expected a run on the same data in the same order, got changes:\n'
                     + '\n'.join(changed) + '\nUse the data settings of that run, or another --workdir.')
+
+
+def check_same(workdir: storage.Path, config: schema.Config) -> None:
+  """Raises UserError if a directory that the command line does not name holds a run with other settings."""
+  path = workdir / 'config.json'
+  if not path.is_file() or not checkpoint_files.steps(workdir / 'checkpoints'):
+    return
+  changed = [line for line in changes(json.loads(json_files.to_json(json_files.read(path))), config)
+             if not line.strip().startswith(_OF_THE_MACHINE)]
+  if changed:
+    raise UserError('\n'.join([
+        f'--workdir: expected a name for this run, as {workdir} has one with other settings, got none:', *changed,
+        f'Set --workdir=DIR to start another run, or --workdir={workdir} to resume that one with these settings.']))
 
 
 def write_config(workdir: storage.Path, config: schema.Config) -> None:

@@ -1,10 +1,12 @@
-"""Start-up of every job that computes: platform, compilation cache, logging."""
+"""Startup of every job that computes: platform, compilation cache, logging; and the versions of packages."""
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import logging
 import os
 import pathlib
+import platform
 import re
 import sys
 import warnings
@@ -12,6 +14,7 @@ from types import TracebackType
 
 import jax
 
+from vit_jax import __version__
 from vit_jax.data.sources import open_files
 from vit_jax.parallel import hardware, hosts
 
@@ -19,18 +22,22 @@ THREADS_PER_DEVICE = 8
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 
 
-def start() -> None:
-  """Sets up jax and logging for this process, and joins the others of the run. Touches no device."""
+def start() -> int:
+  """Sets up jax and logging, and connects this process to the others of the run. Initializes no device.
+
+  Returns:
+    The index of this process, 0 if it is alone.
+  """
   open_files.raise_limit()
   root = logging.getLogger()
-  # Some imports set up the root logger for themselves.
+  # Some imports configure the root logger.
   root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]
   logging.basicConfig(level=logging.WARNING)
   for handler in root.handlers:
     if type(handler) is logging.StreamHandler:
       handler.setFormatter(logging.Formatter('%(message)s'))
   logging.getLogger('vit_jax').setLevel(logging.INFO)
-  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax tells of every wait for a save
+  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs every wait for a save
   quiet_abandoned_reads()
   if hardware.is_cpu_only():
     keep_freed_memory()
@@ -43,14 +50,17 @@ def start() -> None:
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   place = hosts.initialize()
   if place and place.process_id:
-    logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 speaks for all; warnings are each one's own
+    logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
+  if place:
+    return place.process_id
+  return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def quiet_abandoned_reads() -> None:
-  """Keeps silent what Orbax leaves behind when it stops reading a damaged checkpoint, or saving to a full disk.
+  """Silences what Orbax logs after it failed to read a damaged checkpoint or to save to a full disk.
 
-  It raises the first error, which becomes a message; the other reads that it had begun end in tasks nobody waits for,
-  on an event loop that is closed, and its threads log the stack of an error that it raises as well.
+  Orbax raises the first error, which becomes a message. Its other reads end in tasks that are never awaited, on a
+  closed event loop, and its threads log the stack of an error that it also raises.
   """
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
   logging.getLogger('absl').addFilter(_is_not_of_orbax)
@@ -64,7 +74,7 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-  """The hook for errors that no caller sees, without those of abandoned reads."""
+  """The hook for errors that no caller receives, without those of abandoned reads."""
   is_closed_loop = isinstance(unraisable.exc_value, RuntimeError) and 'loop is closed' in str(unraisable.exc_value)
   if not is_closed_loop and 'orbax' not in _file_of(unraisable.exc_traceback):
     sys.__unraisablehook__(unraisable)
@@ -75,19 +85,19 @@ def _file_of(trace: TracebackType | None) -> str:
 
 
 def widen_pool(num_devices: int) -> None:
-  """Gives simulated devices threads enough not to wait for one another for ever; call before a device is touched.
+  """Gives simulated devices enough threads to avoid a deadlock; call it before a device is initialized.
 
-  XLA's pool has as many threads as there are devices. One that runs two collectives at a time, as along two axes of a
-  mesh, takes two threads and waits on both: then another finds none, and all wait.
+  XLA's pool has one thread per device. A device that runs two collectives at a time, for example along two axes of a
+  mesh, takes two threads and waits on both; another device then finds none, and all wait.
   """
   os.environ.setdefault('PJRT_NPROC', str(THREADS_PER_DEVICE * num_devices))
-  jax.config.update('jax_cpu_enable_async_dispatch', False)  # nor do two programs ever take them at once
+  jax.config.update('jax_cpu_enable_async_dispatch', False)  # and two programs never run at the same time
 
 
 def keep_freed_memory() -> None:
-  """Tells glibc to keep freed blocks up to 1 GiB, in one arena, instead of handing them back to the system.
+  """Makes glibc keep freed blocks up to 1 GiB, in one arena, instead of returning them to the system.
 
-  XLA's CPU client allocates the temporaries of every step anew; mapped afresh each time, their page faults took
+  XLA's CPU client allocates the temporaries of every step again; when they are mapped each time, page faults take
   a third of the time of a small model's step (counted: 934,000 faults in 100 steps of the digits, 75,000 without
   mapping; 1,049,000 in 12 steps of CIFAR-10, 173,000 with one arena too).
   """
@@ -95,4 +105,11 @@ def keep_freed_memory() -> None:
   if mallopt:
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-    mallopt(_M_ARENA_MAX, 1)  # the heaps of other arenas end at 64 MiB, above which every block is mapped
+    mallopt(_M_ARENA_MAX, 1)  # heaps of other arenas are at most 64 MiB; larger blocks are mapped
+
+
+def versions() -> dict[str, str]:
+  """Versions of the packages that a result may depend on."""
+  packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
+  return {'vit_jax': __version__, 'python': platform.python_version(),
+          **{name: importlib.metadata.version(name) for name in packages}}

@@ -1,10 +1,8 @@
-"""`--job=train`: pre-train or fine-tune, evaluating and checkpointing on the way, resuming by itself."""
+"""`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes."""
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
-import platform
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,35 +33,47 @@ from vit_jax.weights.loading import Weights
 log = logging.getLogger('vit_jax.jobs')
 
 
-def run(config: schema.Config, workdir: storage.Path, *, overridden: Collection[str] = ()) -> int:
-  """Trains until done (exit status 0) or asked to stop (`stopping.RESUMABLE`).
+def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = ()) -> int:
+  """Trains until the end (exit status 0) or until a signal to stop (`stopping.RESUMABLE`).
 
   Args:
-    config: the run.
-    workdir: its directory.
-    overridden: settings that the command line gives, which decide over those of `config.init_from`.
+    config: of the run.
+    workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
+    overridden: settings that the command line gives, which override those of `config.init_from`.
   """
-  began = time.monotonic()
+  began, is_default = time.monotonic(), workdir is None
+  workdir = workdir or storage.open_path(f'runs/{run_directory.default_name(config.name)}')
   check.check(config)
-  startup.start()
+  process_id = startup.start()
   config, found = inherit.resolve(config, overridden, workdir)
   check.check(config)
-  # Processes of one run may share the directory; process 0 speaks for them.
-  with run_directory.hold(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
-    if asked := teacher_labels.ensure(config):
-      print(f'Stopped by {asked} while the teacher labels images. The same command resumes from there.', flush=True)
+  if is_default:
+    resume.check_same(workdir, config)
+  # Processes of one run may share the directory; process 0 locks it for all.
+  with run_directory.hold(workdir) if process_id == 0 else contextlib.nullcontext():
+    if reason := teacher_labels.ensure(config):
+      print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
       return stopping.RESUMABLE
     return Run(config, workdir, began, found, overridden).run()
 
 
+def open_data(config: schema.Config) -> build.Data:
+  """Opens the data of a run. An error also says where it is set, for those who try a config for the first time."""
+  try:
+    return build.open_data(config)
+  except UserError as error:
+    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. Set your own data with '
+                    '--config.data.source=folder:PATH, or try --config=digits, whose data is installed.') from error
+
+
 class Run:
-  """One process's part in one run, from opening the data to the report."""
+  """The part of one process in a run, from opening the data to the report."""
 
   def __init__(self, config: schema.Config, workdir: storage.Path, began: float, found: Weights | None = None,
                overridden: Collection[str] = ()):
     self.workdir, self._began, self._found = workdir, began, found
     self._restored_digest = ''
-    self.data = build.open_data(config)
+    self.data = open_data(config)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
@@ -73,26 +83,26 @@ class Run:
     log.info('%s', build.describe(self.parts))
 
   def run(self) -> int:
-    """Restores or begins, trains, finishes."""
+    """Restores or initializes the state, trains, evaluates; returns the exit status."""
     total, program = self.parts.lengths.total_steps, self.parts.program
     held, start = self._begin()
     resume.write_config(self.workdir, self.config)
     lost = self._find_lost(start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total)
-    writer.event('start', command=sys.argv, versions=versions(), devices=jax.device_count(),
+    writer.event('start', command=sys.argv, versions=startup.versions(), devices=jax.device_count(),
                  device_kind=jax.devices()[0].device_kind, processes=jax.process_count(), lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
     saving = self._saving_hook(writer, clock, latest)
     early = self._early_stop(start, latest)
     try:
-      with self._profile(start, clock) as tracing, stopping.StopRequest() as asked:
+      with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
         ended = loop.run(
             tracing.mark(program.step_fn), held, self._batches(start), start=start,
             total=start if early.reason else total, join=program.join,
             hooks=[*self._hooks(writer, clock, latest), early, saving, tracing], clock=clock,
-            should_stop=lambda step: asked.reason(step) or early.reason)
+            should_stop=lambda step: request.reason(step) or early.reason)
       if ended.error:
         raise self._save_after(ended.error, ended, start, saving)
       if ended.reason and ended.reason != early.reason:
@@ -109,34 +119,34 @@ class Run:
       self.checkpointer.close()
 
   def _begin(self) -> tuple[TrainState, int]:
-    """The state of the newest whole checkpoint, or a fresh one, as it is held for training, and its step."""
+    """Returns the state of the newest complete checkpoint or a new one, laid out for training, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
-      found, self._found = self._found, None  # its arrays are not needed once the run has begun
+      found, self._found = self._found, None  # frees its arrays
       return program.hold(init_state.begin(self.config, program, self.data.class_names, self.workdir, found)), 0
     resume.check_data(restored.data, self._data_guard(), self.workdir)
     step = int(restored.state.step)
     if step > total:
-      raise UserError(f'{self.workdir} holds a run of {step:,} steps, but length={self.config.length!r} is {total:,} '
-                      f'steps; want at least {step:,} steps, or another --workdir')
+      raise UserError(f'length: expected at least {step:,} steps, which the run in {self.workdir} has done, got '
+                      f'{self.config.length!r}, {total:,} steps. Set a longer one, or use another --workdir.')
     self._restored_digest = str(restored.meta['digests']['params'])
     resume.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
-    log.info('Finished before: step %s of %s in %s; evaluating.' if step == total else
-             'Continuing at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
+    log.info('Already finished: step %s of %s in %s. Evaluating.' if step == total else
+             'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return program.hold(restored.state), step
 
   def _find_lost(self, start: int) -> goodput.Lost:
-    """What the start before this one did after step `start`; only process 0 needs to know."""
+    """Returns what the previous start did after step `start`; only process 0 needs it."""
     if not start or jax.process_index():
       return goodput.Lost(0, 0.)
     lost = goodput.find_lost(self._read_record().events, resumed_from=start)
     if lost.steps:
-      log.info('%s steps and %s of work after it are lost.', f'{lost.steps:,}', progress.format_duration(lost.seconds))
+      log.info('%s steps and %s of work after that checkpoint are lost.', f'{lost.steps:,}', progress.format_duration(lost.seconds))
     return lost
 
   def _read_record(self) -> record.Run:
-    """What the starts before this one wrote; nothing if that was removed."""
+    """Returns the record of the previous starts; an empty one if it was removed."""
     try:
       return record.read(self.workdir)
     except FileNotFoundError:
@@ -164,13 +174,13 @@ class Run:
     found += [alarm.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
     found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
-    if best := config.checkpoints.keep_best:  # each checkpoint is judged, whenever else the evaluation is due
+    if best := config.checkpoints.keep_best:  # each checkpoint is evaluated, in addition to the evaluation's own steps
       found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every), self._evaluation(best.split('/')[0]),
                                   writer, clock, latest, metric=best))
     return found
 
   def _evaluation(self, name: str) -> Callable[[TrainState, int], Mapping[str, float]]:
-    """Numbers by name of an evaluation of every view it looks at."""
+    """Returns a function that evaluates every view of an evaluation and returns the metrics by name."""
     views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
@@ -181,7 +191,7 @@ class Run:
     return evaluate
 
   def _early_stop(self, start: int, latest: hooks.Latest) -> hooks.EarlyStop:
-    """The hook that may end the run, as it was at step `start`; one that is never due where it is off."""
+    """Returns the hook of early stopping as of step `start`; without early stopping, one that never fires."""
     settings = self.config.train.early_stop
     name = settings.metric.split('/')[0]
     every = self.parts.lengths.steps(self.config.evals[name].every) if settings.metric else 0
@@ -192,7 +202,7 @@ class Run:
     return hook
 
   def _profile(self, start: int, clock: clocks.Clock) -> profile.Profile:
-    """The hook that traces steps, if the config names any; and the text of the train step, if it asks for it."""
+    """Returns the hook that profiles the configured steps, and writes the HLO of the train step if configured."""
     settings, total = self.config.train, self.parts.lengths.total_steps
     hook = profile.Profile(self.workdir / 'profile', durations.parse_steps(settings.profile), start=start, total=total,
                            process_index=jax.process_index())
@@ -202,10 +212,10 @@ class Run:
     return hook
 
   def _dump_hlo(self) -> None:
-    """Writes the optimised program of the train step, compiled from the shapes that a plan is made from.
+    """Writes the optimized program of the train step, compiled from shapes as in a plan.
 
-    That is a compilation of its own, kept in the cache on disk for the next dump; the first step may not find it
-    there, and compile once more. All processes compile, process 0 writes.
+    This is a compilation of its own, cached on disk for the next dump; the first step may have to compile again. All
+    processes compile, and process 0 writes.
     """
     path = self.workdir / 'hlo' / 'train_step.txt'
     lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_held, build.abstract_batch(self.config))
@@ -219,7 +229,7 @@ class Run:
         data=self._data_guard(), meta=self._meta(), latest=latest)
 
   def _data_guard(self) -> dict[str, Any]:
-    """What must be the same for the order of data to be the same."""
+    """What determines the order of the data."""
     return self.loader.info._asdict()
 
   def _meta(self) -> dict[str, Any]:
@@ -232,25 +242,25 @@ class Run:
                               'antialias': antialias}}
 
   def _save_after(self, error: DataStopped, ended: loop.Ended, start: int, saving: hooks.Checkpoint) -> UserError:
-    """Saves what is done, where this process can alone, and returns the error with what to do."""
-    if jax.process_count() > 1 or ended.step == start:  # the others wait for this one in their next step
+    """Saves the last step, if this process can do so alone, and returns the error with what to do."""
+    if jax.process_count() > 1 or ended.step == start:  # the other processes wait in their next step
       return error
     saving.on_state(ended.step, ended.state)
     self.checkpointer.wait()
-    return UserError(f'{error}. Step {ended.step:,} is saved; the same command resumes from there.')
+    return UserError(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
 
   def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
     saving.on_state(ended.step, ended.state)
     self.checkpointer.wait()
     writer.event('stop', step=ended.step, reason=ended.reason)
     writer.close()
-    print(f'Stopped by {ended.reason} after step {ended.step:,}; saved. The same command resumes from there.',
+    print(f'Stopped by {ended.reason} after step {ended.step:,}, which is saved. Run the same command again to resume.',
           flush=True)
     return stopping.RESUMABLE
 
   def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
               clock: clocks.Clock, latest: hooks.Latest) -> int:
-    """Evaluates, saves, and writes what a person looks at; `total` steps were done in the end."""
+    """Evaluates, saves, and writes results and report after `total` steps."""
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
@@ -267,9 +277,8 @@ class Run:
   def _write_results(self, final: results.Final, digest: str, total: int) -> None:
     seconds = time.monotonic() - self._began
     fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
-    results.write_evaluation(self.workdir, final, total, fit=fit)
-    source = build.eval_source(self.config, self.data, final.name)
-    results.write_predictions(self.workdir, final, source, self.data.class_names, fit)
+    results.write(self.workdir, final, total, fit=fit, source=build.eval_source(self.config, self.data, final.name),
+                  class_names=self.data.class_names)
     run_directory.write_json(self.workdir / 'final.json', {
         'step': total, 'seconds': seconds, 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
@@ -281,7 +290,7 @@ class Run:
 
 
 def summary(final: results.Final, seconds: float, page: str) -> str:
-  """The one line a run ends with."""
+  """Returns the last line that a run prints."""
   if final.headline is None:
     return f'Done in {seconds:.0f} s, without an evaluation. Report: {page}'
   shown = f'{final.name}/{final.headline.headline}'
@@ -291,18 +300,11 @@ def summary(final: results.Final, seconds: float, page: str) -> str:
 
 
 def open_checkpoints(config: schema.Config, workdir: storage.Path, parts: build.Parts) -> checkpoint.Checkpointer:
-  """The checkpoints of a run directory, kept as the config says."""
+  """Opens the checkpoints of a run directory, with the config's rules of which to keep."""
   settings, steps = config.checkpoints, parts.lengths.steps
   every, keep_every = steps(settings.every), steps(settings.keep_every) if settings.keep_every else 0
   if keep_every and (not every or keep_every % every):
-    raise UserError(f'checkpoints.keep_every={settings.keep_every!r} is {keep_every} steps, which is no multiple of '
-                    f'checkpoints.every={settings.every!r}, {every} steps')
+    raise UserError(f'checkpoints.keep_every: expected a multiple of checkpoints.every={settings.every!r}, {every} steps, '
+                    f'got {settings.keep_every!r}, {keep_every} steps.')
   return checkpoint.Checkpointer(workdir / 'checkpoints',
                                  keep=checkpoint.Keep(settings.keep_latest, keep_every, settings.keep_best))
-
-
-def versions() -> dict[str, str]:
-  """Versions that a result may depend on."""
-  packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
-  return {'vit_jax': __version__, 'python': platform.python_version(),
-          **{name: importlib.metadata.version(name) for name in packages}}

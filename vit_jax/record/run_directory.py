@@ -1,9 +1,11 @@
 """The run directory: a lock that allows one writer, and small files that are replaced atomically."""
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from types import TracebackType
@@ -36,7 +38,8 @@ class Lock:
   """
 
   def __init__(self, workdir: storage.PathLike):
-    self._workdir, self._is_new = os.fspath(workdir), not os.path.exists(workdir)
+    self._workdir = os.fspath(workdir)
+    self._made = [path for path in (self._workdir, os.path.dirname(self._workdir)) if not os.path.exists(path)]
     try:
       os.makedirs(workdir, exist_ok=True)
       self._file = open(os.path.join(workdir, '.lock'), 'a+')
@@ -65,8 +68,11 @@ class Lock:
 
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
-    if self._is_new and isinstance(error, UserError) and _holds_nothing(self._workdir):
+    if self._made and isinstance(error, UserError) and _holds_nothing(self._workdir):
       shutil.rmtree(self._workdir, ignore_errors=True)
+      for parent in self._made[1:]:
+        with contextlib.suppress(OSError):  # another run is in it
+          os.rmdir(parent)
     self._file.close()
 
 
@@ -75,6 +81,11 @@ def _holds_nothing(workdir: str) -> bool:
   found = set(os.listdir(workdir))
   return found <= {'.lock', 'config.json', 'checkpoints'} and not (
       'checkpoints' in found and os.listdir(os.path.join(workdir, 'checkpoints')))
+
+
+def default_name(name: str) -> str:
+  """Returns the name of a config as a directory name, for `runs/NAME`."""
+  return re.sub(r'[^\w.=+-]+', '_', name).lstrip('.') or 'run'
 
 
 def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:

@@ -1,12 +1,11 @@
-"""The process of one run of a study: the train job, which is asked to stop when the study's process is gone."""
+"""The process of one run of a study: the train job, which the system stops when the process of the study ends."""
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
-
-from vit_jax import main
 
 _PR_SET_PDEATHSIG = 1  # prctl.h of Linux
 
@@ -16,10 +15,11 @@ def end_with_parent(parent: int) -> None:
   prctl = getattr(ctypes.CDLL(None), 'prctl', None) if sys.platform == 'linux' else None
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-  if os.getppid() != parent:  # it ended before it was asked for
+  if os.getppid() != parent:  # it ended before the request
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == '__main__':
   end_with_parent(int(sys.argv[1]))
-  sys.exit(main.run(sys.argv[2:]))
+  sys.argv = ['vit-jax', *sys.argv[2:]]
+  runpy.run_module('vit_jax.main', run_name='__main__')

@@ -1,7 +1,7 @@
-"""What a study would take, before any of it runs: parameters, FLOPs, estimated hours, run by run.
+"""The cost of a study before it runs: parameters, FLOPs and estimated hours of each run.
 
-Hours are training FLOPs over a speed: that of the study's finished runs, else an assumed share of the peak of the
-devices. Evaluations and starting up are part of the first, and of nothing in the second.
+Hours are training FLOPs over a speed: that of the study's finished runs, which includes evaluation and startup, or an
+assumed share of the peak of the devices, which does not.
 """
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from vit_jax.plan.job import ASSUMED_MFU
 from vit_jax.record import clock
 from vit_jax.study import runs
 
-_SIDE, _REPEATS = 1024, 8  # of the matrix product that tells how fast a processor without a known peak is
+_SIDE, _REPEATS = 1024, 8  # of the matrix product that measures a processor without a known peak
 
 
 class Cost(NamedTuple):
-  """What a run needs: parameters, training FLOPs of an image, steps, training FLOPs in all."""
+  """The cost of a run: parameters, training FLOPs per image, steps, total training FLOPs."""
   num_params: int
   flops_an_image: float
   steps: int
@@ -41,7 +41,7 @@ class Cost(NamedTuple):
 
 
 class Known(NamedTuple):
-  """What was found out for earlier runs.
+  """A cache over runs.
 
   counts: examples and classes of a source, which may take long to list.
   sizes: parameters and FLOPs of a network, which take a second or more to trace.
@@ -51,13 +51,13 @@ class Known(NamedTuple):
 
 
 class Speed(NamedTuple):
-  """FLOP/s of training, and where the figure is from."""
+  """FLOP/s of training, and the source of the figure."""
   flops_s: float
   source: str
 
 
-def describe(study: schema.Study, workdir: pathlib.Path | None, *, topology: str) -> str:
-  """The table of all runs. Those that follow from results are shown as if the first choice were the best."""
+def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> str:
+  """Returns the table of all runs. Runs that depend on results are shown as if the first choice were the best."""
   known = Known({}, {})
   tasks: dict[str, runs.Task] = {}
   costs: dict[str, Cost] = {}
@@ -66,18 +66,18 @@ def describe(study: schema.Study, workdir: pathlib.Path | None, *, topology: str
     try:
       configs = stage({name: _result(task, costs[name]) for name, task in tasks.items()})
     except UserError as error:
-      note = f'\nStage {number + 1} can only be told when the runs before it are done: {error}'
+      note = f'\nStage {number + 1} is only known when the runs before it are finished: {error}'
       break
     for name, config in configs.items():
-      tasks[name] = runs.Task(name, config, (workdir or pathlib.Path()) / 'runs' / name)
+      tasks[name] = runs.Task(name, config, workdir / 'runs' / name)
       costs[name] = estimate(config, known)
-  done = {name: task.result() for name, task in tasks.items() if workdir and task.is_done}
+  done = {name: task.result() for name, task in tasks.items() if task.is_done}
   speed = find_speed(done, topology)
   return _table(study.name, costs, done, speed) + note
 
 
 def estimate(config: schema.Config, known: Known) -> Cost:
-  """The cost of a run; `known` remembers what several runs have in common."""
+  """Returns the cost of a run; `known` caches what several runs have in common."""
   key = repr((config.data.source, config.data.train_split, config.data.num_examples, config.data.num_classes))
   if key not in known.counts:
     known.counts[key] = _counts(config)
@@ -92,9 +92,9 @@ def estimate(config: schema.Config, known: Known) -> Cost:
 
 
 def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[int, float]:
-  """Parameters, and training FLOPs of an image: of a plain classifier by arithmetic, else of a run built in shapes.
+  """Parameters, and training FLOPs per image: by arithmetic for a plain classifier, else by tracing the run.
 
-  Building traces the network, which takes seconds for a large one; a study may have hundreds of them.
+  Tracing takes seconds for a large network, and a study may have hundreds of them.
   """
   is_plain = isinstance(config.objective, schema.Supervised) and not config.head.probe
   if is_plain and not getattr(config.model, 'distilled', False):
@@ -109,7 +109,7 @@ def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[i
 
 
 def find_speed(done: schema.Results, topology: str) -> Speed:
-  """How fast the runs may be expected to train."""
+  """Returns the expected training speed."""
   if topology:
     there = topologies.parse(topology)
     peak = there.chip.peak_flops * there.num_devices
@@ -119,13 +119,13 @@ def find_speed(done: schema.Results, topology: str) -> Speed:
     return Speed(1e18 * sum(result.exaflops for result in done.values()) / seconds, f'{len(done)} finished runs')
   answer = subprocess.run([sys.executable, '-m', 'vit_jax.study.estimate'], capture_output=True, text=True)
   if answer.returncode:
-    raise UserError(f'the devices of this machine cannot be asked:\n{answer.stderr[-1000:]}')
+    raise UserError(f'--topology: expected hardware, or devices on this machine, got:\n{answer.stderr[-1000:]}')
   flops_s, what = json.loads(answer.stdout.splitlines()[-1])
   return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}')
 
 
 def probe() -> tuple[float, str]:
-  """FLOP/s of the devices here, and what they are: the known peak, else that of a matrix product in f32."""
+  """Returns FLOP/s of the local devices and their names: the known peak, or a measured matrix product in f32."""
   kind, number = jax.devices()[0].device_kind, jax.device_count()
   if peak := clock.find_peak_flops(kind, number):
     return peak, f'the peak of {number} {kind}'
@@ -138,7 +138,7 @@ def probe() -> tuple[float, str]:
 
 
 def _counts(config: schema.Config) -> tuple[int, int]:
-  """Examples and classes: of the config, else of its source."""
+  """Examples and classes, from the config if it has them, else from its source."""
   data = config.data
   if data.num_examples and data.num_classes:
     return data.num_examples, data.num_classes
@@ -147,7 +147,7 @@ def _counts(config: schema.Config) -> tuple[int, int]:
 
 
 def _result(task: runs.Task, cost: Cost) -> schema.Result:
-  """The result of a run, or what stands for it where it is to come: every metric 0."""
+  """The result of a run, or before it is finished a stand-in with every metric 0."""
   if task.is_done:
     return task.result()
   return schema.Result(task.config, str(task.folder), cost.steps, 0., cost.num_params, cost.flops / 1e18,
@@ -156,7 +156,7 @@ def _result(task: runs.Task, cost: Cost) -> schema.Result:
 
 def _table(name: str, costs: dict[str, Cost], done: schema.Results, speed: Speed) -> str:
   width = max(map(len, costs)) + 2
-  lines = [f'{name}: {len(costs)} runs, {len(done)} of them done',
+  lines = [f'{name}: {len(costs)} runs, {len(done)} of them finished',
            f'{"run":<{width}}{"parameters":>14}{"GFLOP/image":>13}{"steps":>10}{"exaFLOPs":>12}{"hours":>9}']
   hours_left = 0.
   for run, one in costs.items():
@@ -166,7 +166,7 @@ def _table(name: str, costs: dict[str, Cost], done: schema.Results, speed: Speed
     lines.append(f'{run:<{width}}{one.num_params:>14,}{one.flops_an_image / 1e9:>13,.3g}{one.steps:>10,}'
                  f'{one.flops / 1e18:>12.3g}{hours:>9.3g}{" done" if is_done else ""}')
   total = sum(one.flops for one in costs.values()) / 1e18
-  return '\n'.join([*lines, f'All together {total:.3g} exaFLOPs of training; about {hours_left:.3g} hours are left, '
+  return '\n'.join([*lines, f'In total {total:.3g} exaFLOPs of training; about {hours_left:.3g} hours are left, '
                             f'one run at a time, at {speed.flops_s / 1e12:.3g} TFLOP/s: {speed.source}.'])
 
 

@@ -1,8 +1,8 @@
-"""`--job=study`: several named runs of the train job, one after the other or side by side, and one table of them.
+"""`--job=study`: several named runs of the train job, in order or in parallel, and one table of them.
 
-Each run is a process of its own in WORKDIR/runs/NAME: a crash of one leaves the others going, and memory and
-compiled programs end with it. Finished runs are not repeated, interrupted ones go on, failed ones are tried again
-when the study is started again. Started on several hosts that share WORKDIR, each takes the runs that are free.
+Each run is a process of its own in WORKDIR/runs/NAME: a crash of one does not affect the others, and its memory and
+compiled programs are freed with it. When the study is started again, finished runs are not repeated, interrupted ones
+are resumed and failed ones are tried again. Several hosts that share WORKDIR share the runs.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from types import FrameType
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import hosts
+from vit_jax.record.run_directory import default_name
 from vit_jax.study import estimate, runs, table
 from vit_jax.train.stopping import RESUMABLE
 
@@ -26,70 +27,58 @@ Configs = dict[str, schema.Config]
 Stage = Callable[[schema.Results], Configs]
 
 
-def run(study: schema.Study, workdir: pathlib.Path | None, *, processes: str, dry_run: bool, topology: str,
-        environ: Mapping[str, str] | None = None) -> int:
-  """Runs a study, or with `dry_run` says what it is and what it would take.
+def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 1, dry_run: bool = False,
+        topology: str = '', environ: Mapping[str, str] | None = None) -> int:
+  """Runs a study, or with `dry_run` prints its runs and their cost.
 
   Args:
-    study: the runs.
-    workdir: holds the runs, `table.csv`, `table.html` and `figure.png`; may be None for a dry run.
-    processes: how many runs at once, as text; '' = one.
-    dry_run: print only.
-    topology: of a dry run, hardware to estimate the hours for, such as `v3:4x4`; '' = this machine.
+    config: the study.
+    workdir: directory for the runs, `table.csv`, `table.html` and `figure.png`; None = `runs/NAME`.
+    processes: runs at the same time.
+    dry_run: only print.
+    topology: of a dry run, hardware for which to estimate hours, such as `v3:4x4`; '' = this machine.
     environ: environment of the runs; None = that of this process.
 
   Returns:
-    Exit status: 0 done, 2 with failed runs, `RESUMABLE` when asked to stop.
+    Exit status: 0 done, 2 with failed runs, `RESUMABLE` when stopped.
   """
-  check_names(study.runs)
-  check_configs(study.runs)
-  if not dry_run and workdir is None:
-    raise UserError('--job=study needs --workdir: directory of the study, made if missing, continued if it holds one')
+  check_names(config.runs)
+  check_configs(config.runs)
+  workdir = workdir or pathlib.Path('runs', default_name(config.name)).absolute()
   if topology and not dry_run:
-    raise UserError(f'--topology={topology} is for --dry_run, which estimates hours')
+    raise UserError(f'--topology: expected --dry_run as well, got --topology={topology} alone. It is the hardware for '
+                    'which a dry run estimates hours.')
   if dry_run:
-    print(estimate.describe(study, workdir, topology=topology), flush=True)
+    print(estimate.describe(config, workdir, topology=topology), flush=True)
     return 0
   if place := hosts.find_place(os.environ):
-    raise UserError(f'This is {place} of one run, but a study starts its runs itself, one host each; want '
-                    'VIT_JAX_DISTRIBUTED=off, and one such process a host')
-  assert workdir is not None
-  return Coordinator(study, workdir, count(processes), dict(os.environ if environ is None else environ)).run()
-
-
-def count(processes: str) -> int:
-  """The number in --processes.
-
-  Raises:
-    UserError: it is none.
-  """
-  if processes and (not processes.isdecimal() or not int(processes)):
-    raise UserError(f'--processes={processes} is no number of processes; want 1 or more')
-  return int(processes or 1)
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected off, as a study starts processes for its runs itself, got {place}. '
+                    'Set VIT_JAX_DISTRIBUTED=off, and start one process per host.')
+  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ)).run()
 
 
 def check_names(configs: Configs) -> None:
-  """Raises UserError unless all runs have names that directories can have."""
+  """Raises UserError unless all runs have names that directories can have, and there are runs."""
   odd = [name for name in configs if not _NAME.fullmatch(name) or name.startswith('.')]
   if odd or not configs:
-    raise UserError(f'The study has {f"runs named {odd}" if odd else "no runs"}; want names of letters, digits and '
-                    '. _ - = +, which directories can have')
+    raise UserError('--config: expected a study whose runs have names of letters, digits and . _ - = +, got '
+                    f'{", ".join(map(repr, odd)) or "no runs"}.')
 
 
 def check_configs(configs: Configs) -> None:
-  """Raises UserError with the problems of all configs, those that several have once."""
-  faults: dict[str, list[str]] = {}
+  """Raises UserError with the problems of all configs, each problem once."""
+  problems: dict[str, list[str]] = {}
   for name, config in configs.items():
     for problem in check.problems(config):
-      faults.setdefault(f'  {problem}', []).append(name)
-  if faults:
-    raise UserError('\n'.join(['The configs of the study have problems:', *(
+      problems.setdefault(f'  {problem}', []).append(name)
+  if problems:
+    raise UserError('\n'.join(['--config: expected a study of valid configs, got problems:', *(
         f'{line} (of {", ".join(names) if len(names) < len(configs) else "all runs"})'
-        for line, names in faults.items())]))
+        for line, names in problems.items())]))
 
 
 class Coordinator:
-  """Runs what is not done yet, and writes the table."""
+  """Starts the runs that are not finished, and writes the table."""
 
   def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str]) -> None:
     self._study, self._workdir, self._processes, self._environ = study, workdir, processes, environ
@@ -99,7 +88,7 @@ class Coordinator:
     self._stopped_by = ''
 
   def run(self) -> int:
-    """All stages, then the table; exit status."""
+    """Runs all stages and writes the table; returns the exit status."""
     before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
       for number, stage in enumerate(self._stages()):
@@ -113,7 +102,7 @@ class Coordinator:
         signal.signal(name, handler)
     self._write()
     if self._stopped_by:
-      print(f'Stopped by {self._stopped_by}; saved. The same command resumes from there.', flush=True)
+      print(f'Stopped by {self._stopped_by} after saving. Run the same command again to resume.', flush=True)
       return RESUMABLE
     return 2 if self._failed else 0
 
@@ -122,40 +111,40 @@ class Coordinator:
     yield from self._study.then
 
   def _plan(self, stage: Stage, number: int) -> list[runs.Task]:
-    """The tasks of a stage; none, with a message, if it cannot tell from the results there are."""
+    """Returns the tasks of a stage; none, with a message, if the results so far do not determine them."""
     try:
       configs = stage(self.results())
       if number:
         check_names(configs)
         check_configs(configs)
       if again := [name for name in configs if name in self._tasks]:
-        raise UserError(f'runs {", ".join(again)} are there twice; want another name')
+        raise UserError(f'runs: expected new names, got {", ".join(again)} again.')
     except UserError as error:
       if not number:
         raise
       self._failed[f'stage {number + 1}'] = str(error)
-      self._say(f'Stage {number + 1} cannot begin: {error}')
+      self._say(f'Stage {number + 1} cannot start: {error}')
       return []
     tasks = [runs.Task(name, config, self._workdir / 'runs' / name) for name, config in configs.items()]
     for task in tasks:
       task.check()
     self._tasks |= {task.name: task for task in tasks}
     num_done = sum(task.is_done for task in tasks)
-    self._say(f'{self._study.name}: {len(tasks)} runs{", those chosen by the results," if number else ""} in '
-              f'{self._workdir}, {num_done} of them done; {self._processes} at a time.')
+    self._say(f'{self._study.name}: {len(tasks)} runs{", chosen by the results," if number else ""} in '
+              f'{self._workdir}, {num_done} of them finished; {self._processes} at a time.')
     return tasks
 
   def _execute(self, tasks: list[runs.Task]) -> None:
-    """Returns when each task is done, has failed, or this process was asked to stop."""
+    """Returns when each task has finished or failed, or this process received a signal to stop."""
     waiting = list(tasks)
     while self._active or (waiting and not self._stopped_by):
       for task in [] if self._stopped_by else list(waiting):
-        if task.is_done:  # before, or by another process
+        if task.is_done:  # by an earlier start, or by another process
           waiting.remove(task)
         elif len(self._active) < self._processes and (process := runs.begin(task, self._environ)):
           waiting.remove(task)
           self._active.append(process)
-          self._say(f'{self._place(task)}: {"continued" if task.is_begun else "started"}; its output is in '
+          self._say(f'{self._place(task)}: {"resumed" if task.is_started else "started"}; its output is in '
                     f'{task.folder / runs.OUTPUT}')
       for process in list(self._active):
         if process.status is not None:
@@ -164,35 +153,35 @@ class Coordinator:
       time.sleep(POLL_S)
 
   def _end(self, task: runs.Task, status: int) -> None:
-    """Says how a run ended."""
+    """Prints how a run ended."""
     if status == 0 and task.is_done:
       result = task.result()
       shown = '' if result.headline is None else f'{result.headline:.2%}, '
       self._say(f'{self._place(task)}: {shown}{result.seconds:.0f} s')
     elif status == RESUMABLE:
       if not self._stopped_by:
-        self._failed[task.name] = 'it was stopped; start the study again'
-      self._say(f'{self._place(task)}: stopped, and saved')
+        self._failed[task.name] = 'it was stopped; run the study again'
+      self._say(f'{self._place(task)}: stopped after saving')
     else:
-      self._failed[task.name] = runs.explain(task.folder)
-      self._say(f'{self._place(task)}: failed with status {status}; the other runs go on.\n{self._failed[task.name]}')
+      self._failed[task.name] = reason = runs.explain(task.folder)
+      self._say(f'{self._place(task)}: failed with exit status {status}; the other runs continue.\n{reason}')
 
   def _place(self, task: runs.Task) -> str:
     return f'[{list(self._tasks).index(task.name) + 1}/{len(self._tasks)}] {task.name}'
 
   def results(self) -> schema.Results:
-    """Those of all runs that are done."""
+    """Results of all finished runs."""
     return {name: task.result() for name, task in self._tasks.items() if task.is_done}
 
   def _write(self) -> None:
-    open_ = {name: 'not done yet' for name, task in self._tasks.items() if not task.is_done}
+    open_ = {name: 'not finished' for name, task in self._tasks.items() if not task.is_done}
     page = table.write(self._workdir, self._study, self.results(), open_ | self._failed)
-    self._say(f'{len(self._tasks) - len(open_)} of {len(self._tasks)} runs are done'
+    self._say(f'{len(self._tasks) - len(open_)} of {len(self._tasks)} runs are finished'
               + (f', {len(self._failed)} failed: {", ".join(self._failed)}' if self._failed else '')
               + f'. Table: {page}')
 
   def _note(self, number: int, frame: FrameType | None) -> None:
-    """Passes a request to stop on to the runs, which save; again, and they end at once."""
+    """Passes a signal to stop on to the runs, which save; a second Ctrl-C kills them."""
     del frame
     if self._stopped_by and number == signal.SIGINT:
       for one in self._active:

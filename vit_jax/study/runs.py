@@ -1,8 +1,8 @@
-"""The runs of a study on disk and in processes: each is the train job in WORKDIR/runs/NAME.
+"""The runs of a study on disk and as processes: each is the train job in WORKDIR/runs/NAME.
 
-What a run is, its directory says: `final.json` means done, checkpoints mean begun. So a study needs no record
-of its own, and processes on several hosts that share the directory can work on the same study: a run belongs
-to whoever holds the lock of its `.claim`, and the system lets go of that when the process ends.
+The directory of a run shows its state: `final.json` means finished, checkpoints mean started. So a study keeps no
+record of its own, and processes on several hosts that share the directory can work on the same study: a run belongs
+to the process that holds the lock on its `.claim`, which the system releases when that process ends.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vit_jax.train.checkpoint import LOWER_IS_BETTER
 
 OUTPUT = 'output.txt'
 CHILD = ('-m', 'vit_jax.study.child')
-TAIL_LINES = 6  # of a failed run's output that are shown, where no line says what the error is
+TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 
 
 class Task(NamedTuple):
@@ -37,21 +37,22 @@ class Task(NamedTuple):
     return (self.folder / 'final.json').is_file()
 
   @property
-  def is_begun(self) -> bool:
+  def is_started(self) -> bool:
     checkpoints = self.folder / 'checkpoints'
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
   def check(self) -> None:
     """Raises UserError if the directory holds this run with other settings."""
     path = self.folder / 'config.json'
-    if not path.is_file() or not (self.is_done or self.is_begun):
+    if not path.is_file() or not (self.is_done or self.is_started):
       return
     if changed := resume.changes(json.loads(json_files.to_json(json_files.read(path))), self.config):
-      raise UserError(f'{self.folder} holds the run {self.name} with other settings:\n' + '\n'.join(changed)
-                      + '\nWant the study as it was begun, another --workdir, or that folder removed.')
+      raise UserError('\n'.join([
+          f'--workdir: expected a study with the same settings, got {self.folder} with others:', *changed,
+          'Use the settings of that study, another --workdir, or remove that folder.']))
 
   def result(self) -> schema.Result:
-    """What the run ended in.
+    """Returns the results of the run.
 
     Raises:
       UserError: a file of the run cannot be read.
@@ -62,12 +63,11 @@ class Task(NamedTuple):
       return schema.Result(self.config, str(self.folder), final['step'], final['seconds'], final['num_params'],
                            final['exaflops'], final['metrics'], evaluation['top1'], self._best())
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-      raise UserError(f'the results of {self.name} in {self.folder} cannot be read ({type(error).__name__}: {error}); '
-                      'want final.json and evaluate.json as the run wrote them, or that folder removed') from error
-
+      raise UserError(f'{self.folder}: expected final.json and evaluate.json as the run wrote them, got '
+                      f'{type(error).__name__}: {error}. Restore them, or remove that folder.') from error
 
   def _best(self) -> dict[str, float]:
-    """All metrics of the step at which the one that the run watches was best; later rows of a step replace earlier."""
+    """Returns all metrics of the step at which the watched metric was best, from its latest rows."""
     watched = self.config.train.early_stop.metric or self.config.checkpoints.keep_best
     if not watched:
       return {}
@@ -80,27 +80,27 @@ class Task(NamedTuple):
 
 
 class Process:
-  """A run at work in a process of its own; made by `begin`."""
+  """The process of a run; made by `begin`."""
 
   def __init__(self, task: Task, claim: IO[str], child: subprocess.Popen[bytes]) -> None:
     self.task, self._claim, self._child = task, claim, child
 
   @property
   def status(self) -> int | None:
-    """Exit status; None while it runs. A run that is over is nobody's."""
+    """Exit status; None while it runs. A finished run has no owner."""
     status = self._child.poll()
     if status is not None:
       self._claim.close()
     return status
 
   def stop(self, number: signal.Signals) -> None:
-    """Passes on what this process was asked by a person or the system."""
+    """Sends a signal to the process if it still runs."""
     if self._child.poll() is None:
       self._child.send_signal(number)
 
 
 def begin(task: Task, environ: dict[str, str]) -> Process | None:
-  """Starts or continues a run; None if somebody else is at it."""
+  """Starts or resumes a run; None if another process works on it."""
   task.folder.mkdir(parents=True, exist_ok=True)
   claim = open(task.folder / '.claim', 'a+')
   if not _lock(claim) or _is_locked(task.folder / '.lock') or task.is_done:
@@ -110,14 +110,14 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
   run_directory.write_text(config, json_files.to_json(task.config))
   command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}']
   with open(task.folder / OUTPUT, 'ab') as output:
-    # In a session of its own, so that Ctrl-C is not heard twice.
+    # In a session of its own, so that it does not receive Ctrl-C directly as well.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environ,
                              start_new_session=True)
   return Process(task, claim, child)
 
 
 def explain(folder: pathlib.Path) -> str:
-  """Why a run failed, from the end of its output: its message to the person, else the last lines."""
+  """Returns why a run failed, from the end of its output: its error message, else the last lines."""
   lines = (folder / OUTPUT).read_text(errors='replace').rstrip().splitlines()
   starts = [number for number, line in enumerate(lines) if line.startswith('error: ')]
   return '\n'.join(lines[starts[-1]:] if starts else lines[-TAIL_LINES:])
@@ -132,7 +132,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Whether a process holds the lock of a run directory: one that outlived its study, or was started by hand."""
+  """Whether a process holds the lock of a run directory: one that outlived its study, or was started alone."""
   if not path.exists():
     return False
   with open(path) as file:

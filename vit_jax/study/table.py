@@ -1,4 +1,4 @@
-"""The results of a study: `table.csv`, `table.html` and `figure.png` in its directory."""
+"""`--job=report`, and the results of a study: `table.csv`, `table.html` and `figure.png` in its directory."""
 from __future__ import annotations
 
 import csv
@@ -9,8 +9,17 @@ from collections.abc import Mapping, Sequence
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.inspect import html_pages
-from vit_jax.record import run_directory
+from vit_jax.jobs import report
+from vit_jax.record import run_directory, storage
 from vit_jax.study import panels
+
+
+def run(workdir: Sequence[storage.Path], to: str) -> int:
+  """Prints the table of a study, or else writes the page of runs; exit status 0. See `jobs.report.run`."""
+  if len(workdir) > 1 or not (workdir[0] / 'runs').is_dir() or (workdir[0] / 'config.json').is_file():
+    return report.run(workdir, to)
+  print(show(workdir[0]))
+  return 0
 
 
 def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, missing: Mapping[str, str]) -> str:
@@ -35,7 +44,7 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   return str(workdir / 'table.html')
 
 
-def show(workdir: pathlib.Path) -> str:
+def show(workdir: storage.Path) -> str:
   """Returns the table of a study as text, and the path of its page.
 
   Raises:

@@ -1,0 +1,247 @@
+"""The table of jobs with their typed flags.
+
+Parsing, `--help` (`main.py`) and shell completion (`completion.py`) follow from this table alone. A job is the function
+`run` of its module, which is imported when the job is chosen, and called with the value of every flag of its entry by
+name; it returns the exit status. To add a job, add its module and its entry in `JOBS`.
+"""
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.record import storage
+
+
+class Kind(NamedTuple):
+  """The type of a flag: `read` turns its text into a value, or raises ValueError where it is not `expected`.
+
+  `limits` is shown in the help.
+  """
+  metavar: str
+  expected: str
+  read: Callable[[str], Any]
+  limits: str = ''
+  choices: tuple[str, ...] = ()
+
+
+class Flag(NamedTuple):
+  """A flag; without a kind it is a switch, which takes no value. `usual` describes a default that is not a value."""
+  name: str
+  kind: Kind | None
+  help: str
+  default: Any = None
+  usual: str = ''
+
+  def read(self, text: str) -> Any:
+    """Returns the value of a text.
+
+    Raises:
+      UserError: the text is empty, or not what the kind expects.
+    """
+    assert self.kind is not None
+    if not text:
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}.')
+    try:
+      return self.kind.read(text)
+    except UserError:
+      raise
+    except ValueError:
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.') from None
+
+
+class Job(NamedTuple):
+  """A job: its help, its module, the flags it needs and may take, and its other arguments (optional in brackets).
+
+  on_cpu: it leaves accelerators to other processes.
+  """
+  line: str
+  module: str
+  needs: tuple[Flag, ...] = ()
+  takes: tuple[Flag, ...] = ()
+  words: str = ''
+  on_cpu: bool = False
+
+  @property
+  def flags(self) -> dict[str, Flag]:
+    return {flag.name: flag for flag in (*self.needs, *self.takes)}
+
+
+class Command(NamedTuple):
+  """A parsed command line; `values` holds every flag of the job, given or not."""
+  job: str
+  values: dict[str, Any]
+  overrides: tuple[str, ...] = ()
+  files: tuple[str, ...] = ()
+
+  def run(self) -> int:
+    """Runs the job and returns its exit status.
+
+    A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
+    `overridden`, the names of the settings that the command line sets; and `files`, the arguments that are no flags.
+    """
+    from vit_jax.parallel import hardware
+    hardware.choose()  # before any job imports jax
+    job = JOBS[self.job]
+    more: dict[str, Any] = {'files': self.files, 'overridden': {one.partition('=')[0] for one in self.overrides}}
+    if 'config' in job.flags:
+      more |= dict(zip(('config', 'source'), load_config(self), strict=True))
+    if job.on_cpu:
+      hardware.use_cpu()
+    run = importlib.import_module(f'vit_jax.{job.module}').run
+    return run(**self.values | {name: more[name] for name in more if name in inspect.signature(run).parameters})
+
+
+def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:
+  """The config of `--config`, or else the one of the run in `--workdir`, with overrides; and where it is from.
+
+  Raises:
+    UserError: lists every unknown name and every value that cannot be read.
+  """
+  from vit_jax.config import files
+  overrides, workdir = list(command.overrides), command.values.get('workdir')
+  name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
+  if name:
+    load = files.load_study if command.job == 'study' else files.load
+    return load(name, overrides), f'--config={name}'
+  if workdir is None:
+    return None, ''
+  path = workdir / 'config.json'
+  if not path.is_file():
+    raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no config.json. Pass the '
+                    '--workdir of a run, or --config=NAME as well.')
+  with storage.local(path) as local:
+    return files.load(str(local), overrides), str(path)
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Kind:
+  """A whole number within limits."""
+  def read(text: str) -> int:
+    if not re.fullmatch(r' *[0-9]{1,12} *', text, re.ASCII) or not low <= int(text) <= high:
+      raise ValueError
+    return int(text)
+  limits = f'{low:,} to {high:,}' if high < 2**31 - 1 else f'at least {low:,}'
+  return Kind('N', f'a whole number, {limits}', read, limits)
+
+
+def wholes(low: int, high: int = 2**31 - 1) -> Kind:
+  """Whole numbers within limits, separated by commas."""
+  one = whole(low, high)
+  return Kind('N,N,…', f'whole numbers with commas, each {one.limits}',
+              lambda text: [one.read(part) for part in text.split(',')], f'each {one.limits}')
+
+
+def choice(*names: str) -> Kind:
+  """One of several names."""
+  def read(text: str) -> str:
+    if text not in names:
+      raise ValueError
+    return text
+  return Kind(f'{{{",".join(names)}}}', f'one of {", ".join(names)}', read, '', names)
+
+
+def _share(text: str) -> float:
+  if not 0. <= float(text) < 1.:
+    raise ValueError
+  return float(text)
+
+
+def _local_path(text: str) -> pathlib.Path:
+  if not storage.is_local(text):
+    raise ValueError
+  return pathlib.Path(storage.open_path(text))
+
+
+TEXT = Kind('TEXT', 'a value', str)
+NAMES = Kind('A,B,…', 'names with commas', lambda text: [part.strip() for part in text.split(',') if part.strip()])
+SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
+FILE = Kind('FILE', 'a file', str)
+LOCAL = Kind('PATH', 'a path on this machine', _local_path)
+STORED = Kind('DIR', 'a directory on this machine or on gs://', storage.open_path)
+SEVERAL = Kind('DIR', 'directories with commas', lambda text: [storage.open_path(part) for part in text.split(',')])
+
+CONFIG = Flag('config', Kind('NAME', 'the name or path of a config', str),
+              'name or path of a config, with arguments after a colon: digits, configs/digits.py', '')
+RUN = Flag('workdir', STORED, 'directory of the run')
+WEIGHTS = Flag('weights', TEXT, 'weight file, folder, run directory, gs://…, https://…, hf://OWNER/NAME, or a known '
+               'name such as ViT-B_16-i21k', '')
+READING = (
+    Flag('preprocess', TEXT, 'preprocessing of images: half, imagenet, clip, or resize=248,image=224', '',
+         'detected from the weights'),
+    Flag('model', TEXT, 'settings that tensors do not determine, such as heads=6,gelu=exact,norm_eps=1e-6', ''),
+    Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'))
+CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 'those of the weights')
+
+JOBS = {
+    'train': Job('Pre-train or fine-tune; evaluates, saves checkpoints, and resumes.', 'jobs.train', (CONFIG,), (
+        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None, 'runs/CONFIG'),)),
+    'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
+        RUN, WEIGHTS, CONFIG, *READING)),
+    'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
+        *READING, CLASSES,
+        Flag('top', whole(1), 'classes per image', 5),
+        Flag('json', None, 'print one line of JSON per image'),
+        Flag('overlay', None, 'also save each image with its attention overlay, in --to'),
+        Flag('to', LOCAL, 'folder of the overlays', None, 'overlays')), 'FILES and folders'),
+    'inspect': Job('Analyze a network: filters, positions, attention, features; writes a page.', 'inspect.job', (
+        Flag('to', LOCAL, 'folder to write'),), (
+        WEIGHTS, RUN, *READING, CLASSES,
+        Flag('discard', SHARE, 'share of the smallest weights in each row of attention that rollout ignores', 0.),
+        Flag('of_class', TEXT, 'class of the relevance maps, by index or name', '', 'the predicted class')),
+        '[FILES and folders]'),
+    'convert': Job('Convert weights between formats, with a report of every tensor.', 'jobs.convert', (
+        WEIGHTS, Flag('to', FILE, 'file or folder to write')), (
+        Flag('family', choice('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit', 'run'),
+             'format to write', '', 'by the suffix of --to'),
+        *READING, CLASSES, Flag('overwrite', None, 'replace what is at --to')), on_cpu=True),
+    'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
+        WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
+        *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside')),
+        on_cpu=True),  # so that the file does not depend on this machine
+    'average': Job('Average checkpoints of a run, for --job=evaluate.', 'jobs.average', (
+        RUN, Flag('to', STORED, 'directory of the averaged run')), (
+        Flag('last', whole(2), 'number of the newest checkpoints to average'),
+        Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
+    'prepare': Job('Write images as ArrayRecord shards; or label maps by a trained network.', 'jobs.prepare', (
+        Flag('to', LOCAL, 'directory to write'),), (
+        Flag('data', TEXT, 'images to write: folder:PATH or tfds:NAME[/CONFIG][:VERSION]', ''),
+        Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
+        Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB'),
+        Flag('quality', whole(1, 100), 'JPEG quality of resized images', None, '90'),
+        Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', 0),
+        Flag('splits', NAMES, 'splits to write', [], 'train,test'),
+        Flag('data_dir', FILE, 'folder of TFDS datasets', '', '$TFDS_DATA_DIR, or ~/tensorflow_datasets'),
+        CONFIG._replace(help='for label maps: config of the run that will use them'),
+        WEIGHTS._replace(help=f'for label maps: the teacher; {WEIGHTS.help}'), *READING)),
+    'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (
+        Flag('workdir', SEVERAL, 'directory of the run; several with commas'),), (
+        Flag('to', FILE, 'page to write', '', 'report.html in the run directory'),)),
+    'plan': Job('Compile the train step for other hardware: memory, speed and cost.', 'plan.job', (
+        CONFIG, Flag('topology', TEXT, 'hardware: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8')), (
+        Flag('workdir', STORED, 'directory for plan.md and plan.json'),
+        Flag('search', None, 'also search for settings that fit, and the fastest of them')), on_cpu=True),
+    'study': Job('Run several configs, in order or in parallel, and write one table; resumes.', 'study.job', (
+        CONFIG,), (
+        Flag('workdir', LOCAL, 'directory of the study, which is resumed if it exists', None, 'runs/STUDY'),
+        Flag('processes', whole(1, 1024), 'runs at the same time', 1),
+        Flag('dry_run', None, 'list the runs with their cost, and run nothing'),
+        Flag('topology', TEXT, 'with --dry_run: hardware for which to estimate hours, such as v3:4x4', '',
+             'this machine')), on_cpu=True),  # devices are for the runs, which are processes of their own
+    'bench': Job('Time the parts of a run here: network, step, input; also beside other programs.', 'bench.job', (
+        CONFIG,), (
+        Flag('models', NAMES, 'networks to time: S/16,B/16,Mixer-B/16', [], 'that of the config'),
+        Flag('px', wholes(1, 65_535), 'sides of the images to time: 64,128,224', [], 'that of the config'),
+        Flag('against', NAMES, 'programs to time beside: timm, timm-compiled, transformers, transformers-compiled, '
+             'big_vision; NAME=PATH of a Python that has it, or of a checkout', []),
+        Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
+        Flag('search', None, 'time the largest batch that fits'),
+        Flag('to', LOCAL, 'folder for bench.md and bench.json'))),
+    'list': Job('List the configs.', 'jobs.listing'),
+    'completion': Job('Print a completion script: eval "$(vit-jax completion bash)".', 'completion', (), (),
+                      'bash or zsh'),
+}
