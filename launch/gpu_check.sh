@@ -23,7 +23,7 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
 
 Writes DIR/summary.txt (a line a part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each part,
 and a folder with bench.md and bench.json of each timing. A part that fails does not end the others. Exit status: 0 all
-is well, 1 a part failed, 2 something is to be put right first.
+is well, 1 a part failed, 2 invalid input or configuration.
 TEXT
 }
 
@@ -34,15 +34,15 @@ fail() {
 
 # part NAME COMMAND…: runs it, with a log of its own and a line in the summary.
 part() {
-  local name="$1" began="$SECONDS" said=ok
+  local name="$1" began="$SECONDS" result=ok
   shift
   printf '%s … ' "$name"
   if ! "$@" < /dev/null > "$to/$name.log" 2>&1; then
-    said=failed failures=$((failures + 1))
+    result=failed failures=$((failures + 1))
   fi
-  printf '%s, %d s\n' "$said" "$((SECONDS - began))"
-  printf '%-7s %5d s  %s\n' "$said" "$((SECONDS - began))" "$name" >> "$to/summary.txt"
-  [ "$said" = ok ]
+  printf '%s, %d s\n' "$result" "$((SECONDS - began))"
+  printf '%-7s %5d s  %s\n' "$result" "$((SECONDS - began))" "$name" >> "$to/summary.txt"
+  [ "$result" = ok ]
 }
 
 describe_machine() {
@@ -112,10 +112,10 @@ IFS=, read -ra sizes <<< "$batch_sizes"
 for word in ${only//,/ }; do
   case "$word" in
     tests | bench | search | switches) ;;
-    *) fail "--only=$word: want some of tests,bench,search,switches" ;;
+    *) fail "--only: expected some of tests,bench,search,switches, got $word" ;;
   esac
 done
-command -v nvidia-smi >/dev/null || fail 'nvidia-smi is not here; want a machine with an NVIDIA GPU and its driver'
+command -v nvidia-smi >/dev/null || fail 'nvidia-smi: expected a machine with an NVIDIA GPU and its driver, got none'
 [ -z "$wheels" ] || [ -d "$wheels" ] || fail "--wheels=$wheels: no such folder"
 
 mkdir -p "$to" || fail "$to cannot be made"

@@ -20,14 +20,14 @@ bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
   --name=NAME            of the job; default: vit_jax
   --time=, --partition=, --account=, --qos=   as for sbatch
   --cpus=C               cores of each node, for reading and decoding; default: all (--exclusive)
-  --logs=DIR             default: runs/slurm; one file a job, appended to when it goes on
+  --logs=DIR             default: runs/slurm; one file per job, to which a resumed job appends
   --warn_s=120           asked to save this long before the time is up
   --sbatch_flag=FLAG     a further flag of sbatch; may be repeated
   --dry_run              print the sbatch command, submit nothing
 
 The checkout and --workdir are to be on a file system that all nodes share. Where the checkout has a .venv, its
-python is taken. Preempted, or out of time, the program saves and ends with 75; the job is queued again and goes on.
-Status 2 (something to be put right) and any other failure end the job.
+python is taken. When preempted or out of time, the program saves and exits with 75; the job is queued again and resumes.
+Status 2 (invalid input or configuration) and any other failure end the job.
 TEXT
 }
 
@@ -38,7 +38,7 @@ fail() {
 
 submit() {
   local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 dry_run='' flags=() root
-  local nodes_and_gpus='want --nodes=N --gpus=G, whole numbers'
+  local nodes_and_gpus='expected whole numbers: --nodes=N --gpus=G'
   while [ $# -gt 0 ]; do
     case "$1" in
       --nodes=* | --gpus=* | --name=* | --cpus=* | --logs=* | --warn_s=*)
@@ -54,14 +54,14 @@ submit() {
     shift
   done
   [[ "$nodes" =~ ^[1-9][0-9]*$ && "$gpus" =~ ^[1-9][0-9]*$ ]] || fail "$nodes_and_gpus"
-  [ $# -gt 0 ] || fail 'no command; want it after --'
+  [ $# -gt 0 ] || fail 'expected a command after --, got none'
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
   if [ -n "$cpus" ]; then flags+=("--cpus-per-task=$cpus"); else flags+=(--exclusive); fi
   set -- sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node=1 --gpus-per-node="$gpus" --requeue \
     --open-mode=append --signal="B:USR1@$warn_s" --chdir="$root" --output="$logs/%x-%j.log" "${flags[@]}" \
     "$root/launch/gpu_slurm.sh" -- "$@"
   if [ -n "$dry_run" ]; then printf '%q ' "$@"; echo; return; fi
-  command -v sbatch >/dev/null || fail 'sbatch is not installed; want a login node of a Slurm cluster'
+  command -v sbatch >/dev/null || fail 'sbatch: expected a login node of a Slurm cluster, got a machine without it'
   # The folder of --output is not made by Slurm: without it a job ends without a word.
   (cd "$root" && mkdir -p "$logs") && exec "$@"
 }
@@ -84,7 +84,7 @@ job() {
   while kill -0 "$step" 2>/dev/null; do status=0; wait "$step" || status=$?; done
   case "$status" in
     75) echo 'Stopped and saved; queued again'; scontrol requeue "$SLURM_JOB_ID" ;;
-    2) echo 'Something is to be put right, see above; not queued again' ;;
+    2) echo 'Invalid input or configuration, see the message above; not queued again' ;;
     0) ;;
     *) echo "Failed with status $status; not queued again" ;;
   esac

@@ -3,7 +3,7 @@
 #   bash launch/local_processes.sh 2 4 -- python -m vit_jax.main --config=digits --workdir=runs/two
 # Output is prefixed with [i]; LOG_DIR=DIR writes DIR/0.log, DIR/1.log … instead. A free port is chosen.
 # Ctrl-C and TERM go to all processes as TERM (the program saves and ends with 75). When a process fails, the others
-# are told to end. Who does not within GRACE_S seconds (60 when asked, 15 after a failure) is killed.
+# get SIGTERM. A process that does not end within GRACE_S seconds (60 on request, 15 after a failure) is killed.
 # Exit status: the worst of all: the first failure before 75 before 0.
 set -uo pipefail
 
@@ -23,7 +23,7 @@ asked='' failed='' deadline='' worst=0
 leader=()
 if command -v setsid >/dev/null; then leader=(setsid); fi
 
-# A port nobody listens on, below those the system hands out by itself.
+# A free port below those that the system assigns.
 find_port() {
   local port
   for _ in {1..50}; do
@@ -117,7 +117,7 @@ finish() {
   rm -rf "$folder"
 }
 
-# The shell tells of every job it sees killed; what there is to say is said here.
+# Suppresses the messages of the shell about killed jobs; this script prints its own.
 exec 3>&2
 port="$(find_port)"
 if [ -z "$port" ]; then echo 'local_processes: no free port between 20000 and 31999' >&2; exit 1; fi

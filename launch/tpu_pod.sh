@@ -9,7 +9,7 @@ bash launch/tpu_pod.sh --name=NAME --type=TYPE --zone=ZONE --workdir=gs://BUCKET
 
 Requests the slice (a queued resource), or takes the one of that name; copies this checkout to its hosts; installs;
 starts COMMAND on all of them; shows the output of the first; fetches the run directory. When the slice is preempted
-it is requested again and COMMAND goes on from its last checkpoint. Interrupting this script does not stop the job:
+it is requested again and COMMAND resumes from its last checkpoint. Interrupting this script does not stop the job:
 the same command line takes it up again.
 
   bash launch/tpu_pod.sh --name=l16-jft --type=v3-512 --zone=europe-west4-a --spot \
@@ -29,7 +29,7 @@ the same command line takes it up again.
                          the word {workdir}
   --data=gs://…          data, mounted or copied; the command gets --config.data.data_dir=PATH, or PATH in place of
                          the word {data}: --config.data.source=folder:{data}
-  --data_mode=mount      gcsfuse, with a cache of whole files on each host (default)
+  --data_mode=mount      gcsfuse, with a cache of complete files on each host (default)
   --data_mode=copy       everything is copied to each host first
   --cache_dir=DIR        on the hosts, for either; default: in the home folder
   --setup=COMMAND        run on every host before anything else
@@ -42,8 +42,8 @@ the same command line takes it up again.
   --stop                 instead of all this: tell the job to save and end
   --delete               instead of all this: delete the slice
 
-Exit status: 0 done; 2 something to be put right, said above it; 75 ended by --stop; 130 interrupted, while the job
-goes on; else that of the last failure.
+Exit status: 0 done; 2 invalid input or configuration, see the message; 75 ended by --stop; 130 interrupted, while the
+job continues; else that of the last failure.
 TEXT
 }
 
@@ -67,7 +67,7 @@ parse() {
         local flag="${1%%=*}"
         printf -v "${flag#--}" '%s' "${1#*=}" ;;
       --spot | --reserved)
-        if [ -n "$tier" ] && [ "$tier" != "$1" ]; then fail "$tier and $1; want one of them"; fi
+        if [ -n "$tier" ] && [ "$tier" != "$1" ]; then fail "expected one of $tier and $1, got both"; fi
         tier="$1" ;;
       --create_flag=*) create_flags+=("${1#*=}") ;;
       --env=*) envs+=("$1") ;;
@@ -85,18 +85,18 @@ parse() {
 
 # Says all that is wrong at once.
 check() {
-  local faults=()
-  [ -n "$name" ] || faults+=('--name is missing')
-  [ -n "$zone" ] || faults+=('--zone is missing')
+  local problems=()
+  [ -n "$name" ] || problems+=('--name is missing')
+  [ -n "$zone" ] || problems+=('--zone is missing')
   if [ "$action" = run ]; then
-    [ -n "$type" ] || faults+=('--type is missing, such as v4-256')
-    [ "${#words[@]}" -gt 0 ] || faults+=('no command; want it after --')
-    [[ "$workdir" == gs://* ]] || faults+=("--workdir='$workdir'; want gs://…: the hosts share it, and it outlives them")
-    [[ -z "$data" || "$data" == gs://* ]] || faults+=("--data=$data; want gs://…")
-    [[ "$data_mode" == mount || "$data_mode" == copy ]] || faults+=("--data_mode=$data_mode; want mount or copy")
+    [ -n "$type" ] || problems+=('--type is missing, such as v4-256')
+    [ "${#words[@]}" -gt 0 ] || problems+=('expected a command after --, got none')
+    [[ "$workdir" == gs://* ]] || problems+=("--workdir: expected gs://…, which all hosts share and which outlives them, got '$workdir'")
+    [[ -z "$data" || "$data" == gs://* ]] || problems+=("--data: expected gs://…, got $data")
+    [[ "$data_mode" == mount || "$data_mode" == copy ]] || problems+=("--data_mode: expected mount or copy, got $data_mode")
     [[ "${words[*]-}" != *' --workdir='* || "${words[*]-}" == *'{workdir}'* ]] \
-      || faults+=('--workdir is in the command; want it before the --')
-    [[ "$max_failures" =~ ^[0-9]+$ && "$poll_s" =~ ^[0-9]+$ ]] || faults+=('--max_failures and --poll_s: want numbers')
+      || problems+=('--workdir: expected it before the --, got it in the command')
+    [[ "$max_failures" =~ ^[0-9]+$ && "$poll_s" =~ ^[0-9]+$ ]] || problems+=('--max_failures and --poll_s: expected numbers')
   fi
   if [ -z "$runtime" ] && [ -n "$type" ]; then
     case "$type" in
@@ -104,11 +104,11 @@ check() {
       v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
       v5p-*) runtime=v2-alpha-tpuv5 ;;
       v6e-*) runtime=v2-alpha-tpuv6e ;;
-      *) faults+=("--type=$type: no image known for it; want --runtime=VERSION") ;;
+      *) problems+=("--type=$type: expected a type with a known image. Set --runtime=VERSION") ;;
     esac
   fi
-  if [ "${#faults[@]}" -gt 0 ]; then printf 'error: %s\n' "${faults[@]}" >&2; exit 2; fi
-  [ -n "$dry_run" ] || command -v gcloud >/dev/null || fail 'gcloud is not installed; want the Google Cloud CLI'
+  if [ "${#problems[@]}" -gt 0 ]; then printf 'error: %s\n' "${problems[@]}" >&2; exit 2; fi
+  [ -n "$dry_run" ] || command -v gcloud >/dev/null || fail 'gcloud: expected the Google Cloud CLI, which is not installed'
 }
 
 # Runs a command; with --dry_run prints it, as it could be pasted.
@@ -230,7 +230,7 @@ start() {
     esac
   fi
   install || return 1
-  worker all "start ${flags[0]/@/$spec}" || true  # a failure is told by the status that follows
+  worker all "start ${flags[0]/@/$spec}" || true  # the status that follows reports a failure
 }
 
 # Shows the output of the first host from where it was left, until the job ends or the connection does.
@@ -286,7 +286,7 @@ supervise() {
   local status began failures=0
   output="$(mktemp)"
   trap 'rm -f "$output"' EXIT
-  trap 'say "the job goes on; the same command line takes it up again, --stop ends it"; exit 130' INT TERM
+  trap 'say "the job continues; the same command line follows it again, --stop ends it"; exit 130' INT TERM
   while true; do
     ensure_slice
     if ! start; then
@@ -302,7 +302,7 @@ supervise() {
     if [ $((SECONDS - began)) -gt 600 ]; then failures=0; fi  # not in a row
     case "$status" in
       0) finish; return ;;
-      2) fail "the program asks for something to be put right; see above. Slice $name is left; --delete deletes it" ;;
+      2) fail "the program reports invalid input or configuration, see above. Slice $name is kept; --delete deletes it" ;;
       stopped) say "stopped by --stop; slice $name is left, and paid for; --delete deletes it"; exit 75 ;;
       75) say 'stopped and saved; starting it again'; : > "$output" ;;
       stuck) : > "$output"; worker all end || true; count_failure 1 'some hosts ended, others did not; ended them' ;;

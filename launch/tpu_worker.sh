@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What tpu_pod.sh runs on every host of a TPU slice; run by nobody else.
+# Runs on every host of a TPU slice, started by tpu_pod.sh.
 #   setup                            a Python, .venv, the project with its tpu extra
 #   start --spec=HASH [--data=gs://… --data_mode=mount|copy] [--workdir=gs://…] [--env=NAME=VALUE]… -- COMMAND…
 #   running                          says RUNNING HASH if a job runs
@@ -156,7 +156,7 @@ start() {
   export_place
   export PATH="$VENV/bin:$PATH" PYTHONUNBUFFERED=1
   setsid nohup bash "$ROOT/launch/tpu_worker.sh" job "${command[@]}" >> "$JOB/log" 2>&1 < /dev/null &
-  # The job writes its pid once it can be told to stop.
+  # The job writes its pid when it can handle a request to stop.
   while ! [ -s "$JOB/pid" ] && kill -0 $! 2>/dev/null; do sleep 0.1; done
   echo "STARTED $(hostname)"
 }

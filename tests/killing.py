@@ -96,7 +96,7 @@ if __name__ == '__main__':
   os.environ['XLA_FLAGS'] = '--xla_backend_optimization_level=0'
   import sklearn.datasets  # noqa: F401
 
-  import vit_jax.dispatch
+  import vit_jax.commands
   import vit_jax.jobs.hardware
   import vit_jax.jobs.train
   import vit_jax.main  # noqa: F401

@@ -69,7 +69,7 @@ def test_sigterm_saves_and_ends_with_the_status_for_resumable(tmp_path: pathlib.
   runs.wait_for_checkpoint(process, tmp_path)
   process.send_signal(signal.SIGTERM)
   out = runs.finish(process, status=75)
-  assert 'Stopped by SIGTERM after step' in out and 'The same command resumes' in out
+  assert 'Stopped by SIGTERM after step' in out and 'Run the same command again to resume' in out
   stopped = runs.events(tmp_path, 'stop')[0]['step']
   runs.finish(runs.start(tmp_path, *LONG))
   assert runs.events(tmp_path, 'start')[-1]['resumed_from'] == stopped

@@ -1,7 +1,9 @@
-"""The command line: what is accepted, and what a mistake reads like."""
+"""The command line: what is accepted, the help of each job, and the messages of mistakes."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import pathlib
 import signal
 import subprocess
@@ -9,67 +11,124 @@ import sys
 
 import pytest
 
-from vit_jax import dispatch, main
+from vit_jax import commands, main
+from vit_jax.commands import JOBS, Command
 from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
+from vit_jax.weights import saving
 
 
 def test_the_job_is_a_flag_or_the_first_word_and_defaults_to_train() -> None:
-  want = main.Command('train', {'config': 'a', 'workdir': 'b'}, [])
-  for words in (['--config=a', '--workdir=b'], ['train', '--config', 'a', '--workdir', 'b'],
-                ['--job=train', '-config=a', '--workdir=b']):
-    assert main.parse(words) == want
+  expected = Command('train', {'config': 'digits', 'workdir': pathlib.Path('/b')})
+  for words in (['--config=digits', '--workdir=/b'], ['train', '--config', 'digits', '--workdir', '/b'],
+                ['--job=train', '-config=digits', '--workdir=/b'],
+                ['--config=digits', '--workdir=/b', '--job', 'train']):
+    assert main.parse(words) == expected
 
 
 def test_overrides_are_collected() -> None:
   got = main.parse(['--config=a', '--workdir=b', '--config.x.y=1=2', '--config.z', '3'])
-  assert got.overrides == ['x.y=1=2', 'z=3']
+  assert got.overrides == ('x.y=1=2', 'z=3')
+
+
+def test_jobs_get_values_of_the_type_of_each_flag() -> None:
+  got = main.parse(['bench', '--config=digits', '--px=64,128', '--models=S/16, B/16', '--search', '--to=out'])
+  assert got.values == {'config': 'digits', 'px': [64, 128], 'models': ['S/16', 'B/16'], 'against': [], 'turns': 7,
+                        'search': True, 'to': pathlib.Path('out').absolute()}
+  got = main.parse(['inspect', 'a.jpg', '--to=x', '--weights=w', 'b', '--discard=.9'])
+  assert got.files == ('a.jpg', 'b') and got.values['discard'] == 0.9 and got.values['workdir'] is None
 
 
 @pytest.mark.parametrize(('words', 'said'), [
-    (['--confg=a'], ['--confg: no such flag; did you mean --config?', '--job=train needs --workdir']),
-    (['--job=trian'], ['--job=trian: no such job; did you mean train?; there are: train, evaluate']),
-    (['evaluat'], ["'evaluat' is neither a job nor a flag; did you mean evaluate?"]),
-    (['--lr', '3e-4'], ['--lr: no such flag; the setting of the config is --config.optimizer.lr\n']),
-    (['--config=digits', '--batch-size=4'], ['--batch-size: no such flag; the setting of the config is --config.batch_'
-                                             'size or --config.evals.test.batch_size']),
-    (['--epochs=3', '--warmpu=2'], ['--config.length\n', '--config.optimizer.schedule.warmup']),
-    (['--config=digits', '--config.optimizer.rl=3', '--config.seed=x'],
-     ['--job=train needs --workdir', 'config.optimizer.rl: expected the name of a setting',
-      "config.seed: expected a whole number, got 'x'."]),
-    (['--config=digitz'],
-     ['needs --workdir', "--config: expected the name of a config or the path of a Python file, got 'digitz'."]),
-    (['list', '--workdir=x'], ['--workdir is not for --job=list, which takes: no flags']),
-    (['report', '--workdir=x', '--config.a=1'], ['--config.a=1 is not for --job=report']),
-    (['predict', '--weights=x', 'a.jpg', '--top=0'], ["--top: expected a whole number 1 to 2147483647, got '0'."]),
-    (['average', '--workdir=x', '--to=y', '--last=-1'], ['--last: expected a whole number 2 to', "got '-1'."]),
-    (['average', '--workdir=x', '--to=y', '--steps=1,²'], ['--steps: expected whole numbers with commas, each']),
-    (['prepare', '--data=x', '--to=y', '--shards=0', '--quality=101', '--seed=' + '9' * 5000, '--short_px=1e3'],
-     ['--shards: expected a whole number 1 to 100000', '--quality: expected a whole number 1 to 100,', '--seed: exp',
-      "--short_px: expected a whole number 1 to 65535, got '1e3'."]),
+    (['--confg=a'], ['--confg: expected a flag of this job, got an unknown one. Did you mean --config?\nSee vit-jax']),
+    (['--job=trian'], ['--job: expected one of train, evaluate', 'got trian. Did you mean train?']),
+    (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
+    (['evaluat'], ["'evaluat': expected a job or a flag --NAME=VALUE, got neither. Did you mean evaluate?"]),
+    (['--lr', '3e-4'], ['--lr: expected a flag of this job, got an unknown one. Did you mean the setting '
+                        '--config.optimizer.lr?\n']),
+    (['--config=digits', '--batch-size=4'], ['the setting --config.batch_size or --config.evals.test.batch_size?']),
+    (['--epochs=3', '--warmpu=2'], ['--config.length?\n', '--config.optimizer.schedule.warmup']),
+    (['--config=digits', '--config.optimizer.rl=3', '--config.seed=x', '--workdir='],
+     ['--workdir: expected a directory on this machine or on gs://, got none. Set --workdir=DIR.',
+      'config.optimizer.rl: expected the name of a setting', "config.seed: expected a whole number, got 'x'."]),
+    (['--config=digitz', '--top=3'], ["--config: expected the name of a config or the path of a Python file, got 'digitz'.",
+                                      '--top: expected a flag of this job, got one of predict. Remove it.']),
+    (['report', '--workdir=x', '--config.a=1'], ['--config.a=1: expected no override, as --job=report takes no c']),
+    (['predict', '--weights=x', 'a.jpg', '--top=0'], ["--top: expected a whole number, at least 1, got '0'."]),
+    (['predict', '--weights=x', 'a.jpg', '--json=1'], ["--json: expected no value, got '1'. Set --json alone."]),
+    (['predict', '--weights=x', '--view=tacher'], ["--view: expected one of student, ema, teacher, got 'tacher'.",
+                                                  'Expected FILES and folders, got none.']),
+    (['average', '--workdir=x', '--to=y', '--last=-1'], ['--last: expected a whole number, at least 2, got', "'-1'"]),
+    (['average', '--workdir=x', '--to=y', '--steps=1,²'], ['--steps: expected whole numbers with commas, each at']),
+    (['prepare', '--data=x', '--to=gs://b', '--shards=0', '--quality=101', '--seed=' + '9' * 5000, '--short_px=1e3'],
+     ['--shards: expected a whole number, 1 to 100,000', '--quality: expected a whole number, 1 to 100,', '--seed: exp',
+      "--short_px: expected a whole number, 1 to 65,535, got '1e3'.", '--to: expected a path on this machine, got']),
     (['bench', '--config=digits', '--px=64,x', '--turns=nan'], ['--px: expected whole numbers', '--turns: expected']),
-    (['study', '--config=digits', '--processes=0'], ['--processes: expected a whole number 1 to 1024']),
+    (['inspect', '--to=x', '--discard=1'], ["--discard: expected a number, 0 to below 1, got '1'."]),
+    (['study', '--config=digits', '--processes=0'], ['--processes: expected a whole number, 1 to 1,024']),
     (['report', '--workdir=a', '--workdir=b'], ["--workdir: expected one value, got 'a' and 'b'."]),
-    (['report', '--workdir=a', '--to='], ['--to: expected a value, got none. Set --to=VALUE.']),
-    (['--config', '--workdir=x'], ['--config: expected a value, got none. Set --config=VALUE.']),
+    (['report', '--workdir=a', '--to='], ['--to: expected a file, got none. Set --to=FILE.']),
+    (['--config', '--workdir=x'], ['--config: expected the name or path of a config, got none. Set --config=NAME.']),
 ])
-def test_all_mistakes_are_said_at_once(words: list[str], said: list[str]) -> None:
+def test_all_mistakes_are_listed_together(words: list[str], said: list[str]) -> None:
   with pytest.raises(UserError) as error:
     main.parse(words)
   for part in said:
     assert part in str(error.value), part
 
 
-def test_help_names_every_job_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
-  assert main.run(['train', '--help']) == 0
-  text = capsys.readouterr().out
-  assert all(f'  {name} ' in text for name in main.JOBS) and all(f'--{name} ' in text for name in main.FLAGS)
+@pytest.mark.parametrize('words', [['--config', '--workdir=x'], ['--confg=digits'], ['predict', '--weights', 'a.jpg']])
+def test_a_flag_with_another_problem_is_not_reported_as_missing(words: list[str]) -> None:
+  with pytest.raises(UserError) as error:
+    main.parse(words)
+  assert 'needs it' not in str(error.value)
+
+
+def test_help_lists_the_jobs_and_every_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['--help']) == 0
+  shown = capsys.readouterr().out
+  assert all(f'  {name} ' in shown for name in JOBS) and 'vit-jax train --config=digits' in shown
+  assert all(f'{status} ' in shown for status in (0, 2, 70, 75, 130)) and 'VIT_JAX_TRACEBACK=1' in shown
+
+
+@pytest.mark.parametrize('name', list(JOBS))
+def test_the_help_of_a_job_shows_its_flags_and_no_others(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run([name, '--help']) == 0
+  shown = capsys.readouterr().out
+  assert main.run([f'--job={name}', '-h']) == 0 and capsys.readouterr().out == shown
+  lines = [line.split()[0] for line in shown.splitlines() if line.startswith('  --')]
+  listed = {word.lstrip('-') for word in lines if not word.startswith('--config.')}
+  assert listed == set(JOBS[name].flags)
+  assert ('--config.NAME=VALUE' in shown) == ('config' in JOBS[name].flags)
+
+
+def test_the_help_of_a_job_shows_types_limits_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+  main.run(['predict', '--help'])
+  shown = ' '.join(capsys.readouterr().out.split())
+  assert '--top N classes per image (at least 1; default: 5)' in shown
+  assert '--view {student,ema,teacher} which weights of a run (default: ema if the run has one)' in shown
+  assert 'usage: vit-jax predict --weights=TEXT [--flag=VALUE …] FILES and folders' in shown
+
+
+@pytest.mark.parametrize('name', list(JOBS))
+def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
+  job = JOBS[name]
+  parameters = inspect.signature(importlib.import_module(f'vit_jax.{job.module}').run).parameters
+  own = set(parameters) - {'files', 'source', 'overridden'}
+  assert set(job.flags) <= own
+  assert all(parameters[one].default is not inspect.Parameter.empty for one in own - set(job.flags))
+  assert ('files' in parameters) == bool(job.words)
+
+
+def test_the_formats_of_convert_are_those_that_can_be_written() -> None:
+  kind = JOBS['convert'].flags['family'].kind
+  assert kind is not None and kind.choices == saving.FAMILIES
 
 
 @pytest.mark.parametrize(('workdirs', 'said'), [
-    ('/tmp,/tmp', 'one page of several runs belongs to none of them; say where to write it: --to=FILE.html'),
-    ('/tmp,/nothing/here', '--workdir=/nothing/here is no directory')])
-def test_a_report_of_several_runs_wants_a_place(workdirs: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ('/tmp,/tmp', '--to: expected a path for the page of several runs, got none. Set --to=FILE.html.'),
+    ('/tmp,/nothing/here', '--workdir: expected directories of runs, got /nothing/here, which does not exist.')])
+def test_a_report_of_several_runs_needs_a_path(workdirs: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['report', f'--workdir={workdirs}']) == 2
   assert said in capsys.readouterr().err
 
@@ -85,35 +144,49 @@ def test_list_prints_the_configs(capsys: pytest.CaptureFixture[str]) -> None:
   assert 'digits' in capsys.readouterr().out
 
 
-def test_every_job_has_a_function_and_the_other_way_round() -> None:
-  assert main.JOBS.keys() == dispatch.RUN.keys()
-
-
 def test_the_config_of_a_run_is_its_own_unless_another_is_given(tmp_path: pathlib.Path) -> None:
   own = files.load('digits', ['batch_size=24', 'optimizer.schedule.decay=linear'])
   (tmp_path / 'config.json').write_text(json_files.to_json(own))
   given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config.seed=7'])
-  assert dispatch.load_config(given) == dataclasses.replace(own, seed=7)
+  assert commands.load_config(given) == (dataclasses.replace(own, seed=7), str(tmp_path / 'config.json'))
   given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config=digits'])
-  assert dispatch.load_config(given) == files.load('digits', [])
+  assert commands.load_config(given) == (files.load('digits', []), '--config=digits')
 
 
 def test_a_directory_without_a_run_needs_a_config(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='holds no run, as there is no config.json.*or --config=NAME as well'):
-    dispatch.load_config(main.parse(['average', f'--workdir={tmp_path}', '--to=x']))
+  with pytest.raises(UserError, match='expected the directory of a run, got .*, which has no config.json. Pass'):
+    commands.load_config(main.parse(['average', f'--workdir={tmp_path}', '--to=x']))
+
+
+def test_training_without_a_directory_names_the_missing_data_and_leaves_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'kept').mkdir()
+  assert main.run([f'--config={pathlib.Path(main.__file__).parents[1] / "configs" / "vit_l16_jft.py"}']) == 2
+  error = capsys.readouterr().err
+  assert 'Config vit_l16_jft trains on data.source=folder:JFT-300M. Set your own data with --config' in error
+  assert 'try --config=digits' in error and [p.name for p in tmp_path.iterdir()] == ['kept']
+
+
+def test_missing_data_is_reported_before_devices_are_initialized(tmp_path: pathlib.Path) -> None:
+  code = ('import sys; from vit_jax import main; status = main.run(sys.argv[1:]); '
+          'from jax._src import xla_bridge; print(status, len(xla_bridge._backends))')
+  done = subprocess.run([sys.executable, '-c', code, '--config=vit_l16_jft', f'--workdir={tmp_path}/a'],
+                        capture_output=True, text=True, cwd=pathlib.Path(main.__file__).parents[1])
+  assert done.stdout.split() == ['2', '0'], done.stderr
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
   """Makes `list` end in an exception."""
-  def job(command: main.Command) -> int:
+  def run() -> int:
     raise error
-  monkeypatch.setitem(dispatch.RUN, 'list', job)
+  monkeypatch.setattr('vit_jax.jobs.listing.run', run)
 
 
 @pytest.mark.parametrize(('error', 'status', 'said'), [
     (KeyError('x'), 70, "error: unforeseen KeyError: 'x'."), (KeyboardInterrupt(), 130, 'Interrupted.'),
     (MemoryError(), 2, 'error: expected enough memory')])
-def test_no_exception_of_a_job_reaches_a_person_as_a_traceback(
+def test_every_exception_of_a_job_becomes_one_message(
     error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str]) -> None:
   monkeypatch.setenv('XDG_STATE_HOME', str(tmp_path))
@@ -123,7 +196,7 @@ def test_no_exception_of_a_job_reaches_a_person_as_a_traceback(
   assert shown.startswith(said) and shown.count('\n') == 1
 
 
-def test_one_of_several_processes_leaves_with_the_status_of_its_failure(
+def test_a_failed_process_of_several_exits_with_its_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
   left = []
   monkeypatch.setenv('XDG_STATE_HOME', str(tmp_path))
@@ -139,7 +212,7 @@ def piped(words: str, reader: str) -> subprocess.CompletedProcess[str]:
                         capture_output=True, text=True, cwd=pathlib.Path(main.__file__).parents[1])
 
 
-def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
+def test_a_closed_standard_output_ends_the_program_silently() -> None:
   done = piped('--help', '| true')
   assert done.returncode in (0, 141) and done.stderr == ''
 
@@ -150,17 +223,12 @@ def test_a_full_disk_behind_standard_output_is_one_message() -> None:
   assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'No space left on device' in done.stderr
 
 
-def test_help_names_every_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-  main.run(['--help'])
-  shown = capsys.readouterr().out
-  assert all(f'{status} ' in shown for status in (0, 2, 70, 75, 130)) and 'VIT_JAX_TRACEBACK=1' in shown
-
-
 WAITS = """
 import sys, time
-from vit_jax import dispatch, main
+from vit_jax import main
+from vit_jax.jobs import listing
 
-def job(command):
+def run():
   try:
     print('begun', flush=True)
     time.sleep(60)
@@ -168,7 +236,7 @@ def job(command):
     print('closing', flush=True)
     time.sleep({closing})
 
-dispatch.RUN['list'] = job
+listing.run = run
 sys.argv = ['vit-jax', 'list']
 main.program()
 """

@@ -85,7 +85,7 @@ def test_sigterm_on_one_host_saves_on_all_at_one_step_and_other_meshes_and_proce
   out = runs.finish(process, status=75, timeout_s=400)
   stopped = runs.events(tmp_path, 'stop')[0]['step']
   for host in range(4):
-    assert f'[{host}] Stopped by SIGTERM on one of the hosts after step {stopped};' in out
+    assert f'[{host}] Stopped by SIGTERM on one of the hosts after step {stopped}, which is saved' in out
   for item in ('params', 'opt', 'extra'):  # no host gathers: each has written its own shards
     written = {path.name for path in (tmp_path / 'checkpoints' / str(stopped) / item).glob('ocdbt.process_*')}
     assert written == {f'ocdbt.process_{host}' for host in range(4)}, item

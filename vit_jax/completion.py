@@ -44,8 +44,8 @@ SCRIPT = """{setup}_vit_jax() {{
 }}
 complete {options}-F _vit_jax vit-jax
 """
-SHELLS = {'bash': ('', ''), 'zsh': ('autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n',
-                                    '-o nospace ')}
+ZSH = 'autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n'
+SHELLS = {'bash': ('', ''), 'zsh': (ZSH, '-o nospace ')}
 """Lines before the function, and options of `complete`."""
 
 

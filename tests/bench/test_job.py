@@ -39,7 +39,7 @@ Model = Network
 @pytest.fixture(autouse=True)
 def soon_done(monkeypatch: pytest.MonkeyPatch) -> None:
   """Turns as short as can be, and a large product that is not."""
-  monkeypatch.setattr(job, 'LEAST_S', .01)
+  monkeypatch.setattr(job, 'MIN_S', .01)
   monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
 
 
@@ -59,7 +59,7 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
   to = tmp_path / 'out'
   peers = f'big_vision={checkout},big_vision={tmp_path / "empty"}'
   assert main.run(['bench', *TINY, '--turns=2', f'--against={peers}', f'--to={to}']) == 2
-  assert '--against=big_vision cannot be timed: ModuleNotFoundError: No module named' in caplog.text
+  assert '--against=big_vision: expected a network to time, got ModuleNotFoundError: No module named' in caplog.text
   shown = capsys.readouterr().out
   found = json.loads((to / 'bench.json').read_text())
   network = found['networks'][0]
@@ -90,12 +90,12 @@ def test_flops_are_those_of_the_models_cost(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(('words', 'said'), [
-    (['--against=tim'], '--against=tim: want some of timm, timm-compiled'),
-    (['--against=timm=/nothing/here'], 'there is no /nothing/here; want a Python that has timm'),
-    (['--px=16,no'], "--px: expected whole numbers with commas, each 1 to 65535, got '16,no'."),
+    (['--against=tim'], '--against: expected some of timm, timm-compiled'),
+    (['--against=timm=/nothing/here'], 'Python that has timm, or of a checkout, got /nothing/here'),
+    (['--px=16,no'], "--px: expected whole numbers with commas, each 1 to 65,535, got '16,no'."),
     (['--px=16,20'], 'patch'),
-    (['--turns=none'], "--turns: expected a whole number 1 to 10000, got 'none'."),
-    (['--against=timm', '--config.model.registers=2'], 'compares plain ViTs'),
+    (['--turns=none'], "--turns: expected a whole number, 1 to 10,000, got 'none'."),
+    (['--against=timm', '--config.model.registers=2'], '--against: expected a plain ViT'),
     (['--models=Q/16'], 'Q/16'),
 ])
 def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytest.LogCaptureFixture,
@@ -123,7 +123,7 @@ def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
       return bench_own.Spent(count * seconds, 3 * count * seconds)
     return run
 
-  found = job.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, least_s=.5)
+  found = job.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, min_s=.5)
   assert found == {'a': [pytest.approx((.1, .3))] * 2, 'b': [(2., 6.)] * 2}
   assert seen[4:] == [('a', 5), ('b', 1)] * 2
 
@@ -152,11 +152,11 @@ def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.M
   assert bench_own.largest_batch(config) == 16
   monkeypatch.undo()
   monkeypatch.setattr(bench_own, '_device_bytes', lambda: 1_000.)
-  with pytest.raises(UserError, match='a batch of 8 does not fit'):
+  with pytest.raises(UserError, match='expected a batch that fits in .* per device, got 8'):
     bench_own.largest_batch(config)
 
 
 def test_peers_are_only_compared_with_what_they_have() -> None:
   config = files.load('bench', ['model.swiglu=true'])
-  with pytest.raises(UserError, match='compares plain ViTs .* want --config=bench'):
+  with pytest.raises(UserError, match='expected a plain ViT .* Use --config=bench'):
     bench_peers.settings(config, 3)

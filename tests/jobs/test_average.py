@@ -48,7 +48,7 @@ def test_the_mean_is_a_run_of_its_own_that_evaluates(
     done: pathlib.Path, tmp_path: pathlib.Path, which: str, steps: tuple[int, ...],
     capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=average', *SETTINGS, f'--workdir={done}', f'--to={tmp_path}', which]) == 0
-  assert f'The mean of {len(steps)} checkpoints (steps {", ".join(map(str, steps))})' in capsys.readouterr().out
+  assert f'The average of {len(steps)} checkpoints (steps {", ".join(map(str, steps))})' in capsys.readouterr().out
   before, (after,) = states(done), states(tmp_path).values()
   for item in ('params', 'extra'):
     want = jax.tree.map(lambda *x: np.mean(np.asarray(x, np.float64), 0), *(getattr(before[s], item) for s in steps))

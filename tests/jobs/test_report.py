@@ -40,7 +40,7 @@ def test_a_folder_that_is_no_run_gets_no_page(tmp_path: pathlib.Path, capsys: py
   assert report(tmp_path) == 2
   assert [p.name for p in tmp_path.iterdir()] == ['notes.txt']
   error = capsys.readouterr().err
-  assert f'error: --workdir={tmp_path}: expected the directory of a run, got a folder without' in error
+  assert f'error: --workdir={tmp_path}: expected the directory of a run, got one without' in error
 
 
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])

@@ -82,7 +82,7 @@ def test_a_finished_run_says_so_and_evaluates_to_the_same(
   with caplog.at_level('INFO'):
     assert run(done) == 0
   after = load(done / 'final.json')
-  assert 'Finished before: step 12 of 12' in caplog.text and 'of 360 images' in capsys.readouterr().out
+  assert 'Already finished: step 12 of 12' in caplog.text and 'of 360 images' in capsys.readouterr().out
   assert after['metrics'] == before['metrics'] and after['params_digest'] == before['params_digest']
 
 
@@ -95,11 +95,11 @@ def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
   assert 'test (ema, 360 images): top1' in capsys.readouterr().out
 
 
-def test_a_longer_run_goes_on_from_the_last_checkpoint_and_says_what_changed(
+def test_a_longer_run_resumes_from_the_last_checkpoint_and_logs_what_changed(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
   with caplog.at_level('INFO'):
     assert run(tmp_path, '--config.length=6 steps') == 0 and run(tmp_path, '--config.length=8 steps') == 0
-  assert 'length: 6 steps -> 8 steps' in caplog.text and 'Continuing at step 6 of 8' in caplog.text
+  assert 'length: 6 steps -> 8 steps' in caplog.text and 'Resuming at step 6 of 8' in caplog.text
   assert load(tmp_path / 'final.json')['step'] == 8
 
 
@@ -117,18 +117,18 @@ def test_a_run_whose_loader_gives_up_saves_and_goes_on_to_the_same_end(
     patch.setattr(loader.TrainLoader, 'batches', seven)
     assert run(tmp_path / 'b') == 2
   said = capsys.readouterr().err
-  assert 'error: data.workers: no more. Step 7 is saved; the same command resumes from there.' in said
+  assert 'error: data.workers: no more. Step 7 is saved; run the same command again to resume.' in said
   assert 'Traceback' not in said
   assert run(tmp_path / 'b') == 0
   assert load(tmp_path / 'b' / 'final.json')['params_digest'] == load(done / 'final.json')['params_digest']
 
 
 @pytest.mark.parametrize(('extra', 'said'), [
-    ('--config.length=3 steps', 'holds a run of 12 steps, but length=.3 steps. is 3 steps'),
+    ('--config.length=3 steps', 'length: expected at least 12 steps, .* got .3 steps., 3 steps'),
     ('--config.seed=5', r'expected a run on the same data in the same order, got changes:\n  seed: 0 -> 5'),
     ('--config.batch_size=48', r'batch_size: 40 -> 48'),
     ('--config.model.width=32', 'made with another model'),
-    ('--config.checkpoints.keep_every=7 steps', 'is 7 steps, which is no multiple of checkpoints.every=.5 steps.'),
+    ('--config.checkpoints.keep_every=7 steps', 'expected a multiple of checkpoints.every=.5 steps., 5 steps, got'),
 ])
 def test_a_run_is_not_continued_as_another(
     done: pathlib.Path, extra: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

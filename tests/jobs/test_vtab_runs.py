@@ -74,11 +74,11 @@ def test_a_study_tells_what_lacks_goes_on_without_it_and_later_with_it(tmp_path:
   vtab_sets.write('smallnorb', sets, sizes('smallnorb'))
   assert main.run(words) == 2
   out = capsys.readouterr().out
-  assert 'VTAB task eurosat: tfds:eurosat/rgb is not prepared' in out and '1 of 2 runs are done, 1 failed' in out
+  assert 'VTAB task eurosat: tfds:eurosat/rgb is not prepared' in out and '1 of 2 runs are finished, 1 failed' in out
   assert f'python -m vit_jax.data.sources.tfds_build eurosat/rgb {sets}' in (folder / 'table.html').read_text()
   first = (folder / 'runs' / 'smallnorb-azimuth_seed0' / 'final.json').stat().st_mtime_ns
   vtab_sets.write('eurosat/rgb', sets, sizes('eurosat/rgb'))
-  assert main.run(words) == 0 and '2 of 2 runs are done' in capsys.readouterr().out
+  assert main.run(words) == 0 and '2 of 2 runs are finished' in capsys.readouterr().out
   assert (folder / 'runs' / 'smallnorb-azimuth_seed0' / 'final.json').stat().st_mtime_ns == first
   assert main.run(['report', f'--workdir={folder}']) == 0
   out = capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has
   assert (gpu.folder / 'out' / 'switches.txt').read_text() == 'switches-1: --one=1\nswitches-2: --two=\n'
 
 
-def test_a_part_that_fails_is_told_and_the_others_go_on(gpu: Machines) -> None:
+def test_a_part_that_fails_is_reported_and_the_others_continue(gpu: Machines) -> None:
   found = check(gpu, '--only=bench', BREAKS='2')
   assert found.returncode == 1 and 'Parts that failed: 1' in found.stdout
   lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
@@ -89,18 +89,18 @@ def test_without_a_network_all_comes_from_a_folder_of_wheels(gpu: Machines) -> N
 @pytest.mark.parametrize('arguments, said', [
     (['--modles=S/16'], '--modles=S/16: no such flag; see --help'),
     (['--models=S/16'], '--models has 1 networks, but --batch_sizes 3'),
-    (['--only=tests,all'], '--only=all: want some of tests,bench,search,switches'),
+    (['--only=tests,all'], '--only: expected some of tests,bench,search,switches, got all'),
     (['--wheels=/none'], '--wheels=/none: no such folder')])
-def test_mistakes_are_told_before_anything_is_done(gpu: Machines, arguments: list[str], said: str) -> None:
+def test_mistakes_are_reported_before_anything_is_done(gpu: Machines, arguments: list[str], said: str) -> None:
   found = check(gpu, *arguments)
   assert found.returncode == 2 and said in found.stderr and gpu.calls == []
 
 
-def test_a_machine_without_a_gpu_is_told(gpu: Machines) -> None:
+def test_a_machine_without_a_gpu_is_reported(gpu: Machines) -> None:
   found = check(gpu, NO_GPU='1')
   assert found.returncode == 2 and 'jax sees no GPU here' in found.stderr
   assert not [call for call in gpu.calls if '-m pytest' in call]
   gpu.add('nvidia-smi', 'exit 1')
   (gpu.folder / 'bin' / 'nvidia-smi').unlink()
   if not shutil.which('nvidia-smi'):
-    assert 'nvidia-smi is not here' in check(gpu).stderr
+    assert 'nvidia-smi: expected a machine with an NVIDIA GPU' in check(gpu).stderr

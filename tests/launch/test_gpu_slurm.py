@@ -41,18 +41,18 @@ def test_a_dry_run_prints_and_submits_nothing(slurm: Machines) -> None:
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-  (['--nodes=1', '--', 'true'], 'want --nodes=N --gpus=G'),
-  (['--nodes=two', '--gpus=1', '--', 'true'], 'want --nodes=N --gpus=G'),
-  (['--nodes=1', '--gpus=1'], 'no command; want it after --'),
+  (['--nodes=1', '--', 'true'], 'expected whole numbers: --nodes=N --gpus=G'),
+  (['--nodes=two', '--gpus=1', '--', 'true'], 'expected whole numbers: --nodes=N --gpus=G'),
+  (['--nodes=1', '--gpus=1'], 'expected a command after --, got none'),
   (['--node=1'], '--node=1: no such flag; see --help'),
 ])
-def test_mistakes_are_told(slurm: Machines, arguments: list[str], message: str) -> None:
+def test_mistakes_are_reported(slurm: Machines, arguments: list[str], message: str) -> None:
   found = slurm.run('gpu_slurm.sh', *arguments)
   assert found.returncode == 2 and message in found.stderr and slurm.calls == []
 
 
 @pytest.mark.parametrize(('status', 'requeued', 'said'), [
-  (0, 0, ''), (75, 1, 'Stopped and saved; queued again'), (2, 0, 'Something is to be put right'),
+  (0, 0, ''), (75, 1, 'Stopped and saved; queued again'), (2, 0, 'Invalid input or configuration'),
   (9, 0, 'Failed with status 9; not queued again'),
 ])
 def test_the_job_runs_on_all_nodes_and_only_75_queues_it_again(slurm: Machines, status: int, requeued: int,

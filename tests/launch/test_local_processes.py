@@ -28,7 +28,7 @@ def is_alive(pid: str) -> bool:
     return False
 
 
-def test_each_process_is_told_who_it_is_and_its_lines_are_marked() -> None:
+def test_each_process_gets_its_number_and_its_lines_are_marked() -> None:
   found = run(2, 'echo "$i of $VIT_JAX_NUM_PROCESSES at $VIT_JAX_COORDINATOR"; printf "%s" "$XLA_FLAGS" >&2')
   assert found.returncode == 0 and found.stderr == ''
   lines = found.stdout.splitlines()
@@ -61,7 +61,7 @@ def test_the_status_is_the_worst(statuses: str, worst: int) -> None:
   assert run(2, f'all=({statuses}); exit ${{all[i]}}').returncode == worst
 
 
-def test_a_failure_is_worse_than_what_the_others_end_with_when_told() -> None:
+def test_a_failure_outweighs_the_exit_status_of_stopped_processes() -> None:
   assert run(2, 'if [ $i = 0 ]; then sleep .2; exit 2; fi; trap "exit 75" TERM; while :; do sleep .1; done'
              ).returncode == 2
 

@@ -65,7 +65,7 @@ def test_a_preempted_slice_is_requested_again_and_75_starts_the_job_again(pod: M
 def test_status_2_stops_with_the_message_and_keeps_the_slice(pod: Machines) -> None:
   status, out, err = launch(pod, '[ "$INDEX" = 0 ] || exit 75; echo "error: no such setting" >&2; exit 2')
   assert status == 2 and 'error: no such setting' in out
-  assert 'something to be put right; see above. Slice pod is left; --delete deletes it' in err
+  assert 'invalid input or configuration, see above. Slice pod is kept; --delete deletes it' in err
   assert pod.count('delete') == 0 and (pod.folder / 'runs0').read_text().count('x') == 1
 
 
@@ -151,9 +151,10 @@ def test_all_that_is_wrong_is_said_at_once(pod: Machines) -> None:
   found = pod.run('tpu_pod.sh', '--type=v9-8', '--zone=z', '--workdir=/tmp/x', '--data=here', '--data_mode=lend',
                   '--poll_s=often')
   assert found.returncode == 2 and pod.calls == []
-  for message in ('--name is missing', 'no command; want it after --', "--workdir='/tmp/x'; want gs://",
-                  '--data=here; want gs://', '--data_mode=lend; want mount or copy', 'want numbers',
-                  '--type=v9-8: no image known for it; want --runtime=VERSION'):
+  for message in ('--name is missing', 'expected a command after --, got none', '--workdir: expected gs://',
+                  '--data: expected gs://…, got here', '--data_mode: expected mount or copy, got lend',
+                  'expected numbers',
+                  '--type=v9-8: expected a type with a known image. Set --runtime=VERSION'):
     assert message in found.stderr, message
   assert '--nmae=x: no such flag' in pod.run('tpu_pod.sh', '--nmae=x').stderr
   assert 'vit_l16_jft.py' in pod.run('tpu_pod.sh', '--help').stdout
@@ -189,7 +190,7 @@ def test_a_person_may_leave_the_job_goes_on_and_is_taken_up_again(pod: Machines)
       pass
     os.killpg(first.pid, signal.SIGINT)  # as Ctrl-C does
     _, err = first.communicate(timeout=HANGS_S)
-  assert first.returncode == 130 and 'the job goes on' in err
+  assert first.returncode == 130 and 'the job continues' in err
   with subprocess.Popen(command, env=pod.env, cwd=pod.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                         text=True) as second:
     assert second.stdout is not None

@@ -67,7 +67,7 @@ def config(what: str = '', rate: float = .5, seed: int = 0, **more: object) -> s
                        data=schema.Data(num_examples=100, num_classes=7), **more)  # type: ignore[arg-type]
 
 
-def start(workdir: pathlib.Path, runs: dict[str, schema.Config] | schema.Study, processes: str = '') -> int:
+def start(workdir: pathlib.Path, runs: dict[str, schema.Config] | schema.Study, processes: int = 1) -> int:
   found = runs if isinstance(runs, schema.Study) else schema.Study('mine', runs)
   return job.run(found, workdir, processes=processes, dry_run=False, topology='')
 
@@ -92,21 +92,22 @@ def test_runs_start_in_order_and_end_in_a_table(tmp_path: pathlib.Path, capsys: 
   assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
   assert files.load(str(tmp_path / 'runs' / 'a' / 'config.json'), []) == config(rate=.25)
   said = capsys.readouterr().out
-  assert '[2/3] a: started' in said and '[2/3] a: 25.00%, 4 s' in said and '3 of 3 runs are done. Table: ' in said
+  assert '[2/3] a: started' in said and '[2/3] a: 25.00%, 4 s' in said and '3 of 3 runs are finished. Table: ' in said
 
 
 def test_finished_runs_are_not_repeated(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert start(tmp_path, {'a': config()}) == 0 and start(tmp_path, {'a': config(), 'b': config()}) == 0
-  assert order(tmp_path) == ['a', 'b'] and '2 runs in' in (said := capsys.readouterr().out) and '1 of them done' in said
+  said = capsys.readouterr().out
+  assert order(tmp_path) == ['a', 'b'] and '2 runs in' in said and '1 of them finished' in said
 
 
 def test_a_failed_run_leaves_the_others_going_and_is_tried_again(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert start(tmp_path, {'a': config('fault'), 'b': config('crash'), 'c': config()}) == 2
   said = capsys.readouterr().out
-  assert '[1/3] a: failed with status 2; the other runs go on.\nerror: the data is not there\nwant it\n' in said
+  assert '[1/3] a: failed with exit status 2; the other runs continue.\nerror: the data is not there\nwant it\n' in said
   assert 'hello' not in said and 'RuntimeError: out of luck' in said
-  assert '1 of 3 runs are done, 2 failed: a, b. Table: ' in said
+  assert '1 of 3 runs are finished, 2 failed: a, b. Table: ' in said
   assert [row['run'] for row in table(tmp_path)] == ['c']
   page = (tmp_path / 'table.html').read_text()
   assert 'Not in this table' in page and 'the data is not there' in page
@@ -116,7 +117,7 @@ def test_a_failed_run_leaves_the_others_going_and_is_tried_again(
 
 def test_a_run_that_was_made_with_other_settings_is_refused(tmp_path: pathlib.Path) -> None:
   assert start(tmp_path, {'a': config()}) == 0
-  with pytest.raises(UserError, match='holds the run a with other settings:\n  optimizer.lr: 0.5 -> 0.25\nWant'):
+  with pytest.raises(UserError, match='got .*/a with others:\n  optimizer.lr: 0.5 -> 0.25\nUse'):
     start(tmp_path, {'a': config(rate=.25)})
 
 
@@ -185,7 +186,7 @@ def test_a_stage_without_results_to_choose_by_is_reported(
 
 def test_runs_go_side_by_side(tmp_path: pathlib.Path) -> None:
   runs = {name: config('wait') for name in 'abc'}
-  process = in_a_process(tmp_path, runs, '2')
+  process = in_a_process(tmp_path, runs, 2)
   wait_for(lambda: len(order(tmp_path)) == 2, process)
   time.sleep(.4)
   assert sorted(order(tmp_path)) == ['a', 'b']
@@ -195,9 +196,9 @@ def test_runs_go_side_by_side(tmp_path: pathlib.Path) -> None:
 
 def test_two_processes_share_the_runs_of_a_study(tmp_path: pathlib.Path) -> None:
   runs = {name: config('wait') for name in 'ab'}
-  first = in_a_process(tmp_path, runs, '1')
+  first = in_a_process(tmp_path, runs, 1)
   wait_for(lambda: order(tmp_path) == ['a'], first)
-  second = in_a_process(tmp_path, runs, '1')
+  second = in_a_process(tmp_path, runs, 1)
   wait_for(lambda: order(tmp_path) == ['a', 'b'], second)
   (tmp_path / 'runs' / 'go').touch()
   assert first.wait(60) == 0 and second.wait(60) == 0 and order(tmp_path) == ['a', 'b']
@@ -208,7 +209,7 @@ def test_two_processes_share_the_runs_of_a_study(tmp_path: pathlib.Path) -> None
 def test_a_request_to_stop_is_passed_on_and_the_study_goes_on_later(
     tmp_path: pathlib.Path, number: signal.Signals) -> None:
   runs = {name: config('wait') for name in 'ab'}
-  process = in_a_process(tmp_path, runs, '1')
+  process = in_a_process(tmp_path, runs, 1)
   wait_for(lambda: order(tmp_path) == ['a'], process)
   process.send_signal(number)
   assert process.wait(60) == 75 and (tmp_path / 'runs' / 'a' / 'checkpoints' / '5').is_dir()
@@ -219,14 +220,14 @@ def test_a_request_to_stop_is_passed_on_and_the_study_goes_on_later(
 def test_a_run_that_somebody_is_at_is_waited_for(tmp_path: pathlib.Path) -> None:
   runs = {'a': config(), 'b': config()}
   with run_directory.Lock(tmp_path / 'runs' / 'a'):
-    process = in_a_process(tmp_path, runs, '2')
+    process = in_a_process(tmp_path, runs, 2)
     wait_for(lambda: order(tmp_path) == ['b'], process)
     time.sleep(.3)
     assert order(tmp_path) == ['b'] and process.poll() is None
   assert process.wait(60) == 0 and order(tmp_path) == ['b', 'a']
 
 
-def in_a_process(workdir: pathlib.Path, runs: dict[str, schema.Config], processes: str) -> subprocess.Popen[bytes]:
+def in_a_process(workdir: pathlib.Path, runs: dict[str, schema.Config], processes: int) -> subprocess.Popen[bytes]:
   """A study in a process of its own, with the stand-in for the train job."""
   (workdir / 'runs').mkdir(exist_ok=True)
   (workdir / 'runs' / 'order').touch()
@@ -278,8 +279,8 @@ def test_a_study_that_is_gone_before_its_run_begins_stops_the_run(monkeypatch: p
 
 
 @pytest.mark.parametrize(('runs', 'said'), [
-    ({}, 'The study has no runs'),
-    ({'a/b': config(), 'fine': config(), '.x': config()}, r"runs named \['a/b', '.x'\]; want names of letters"),
+    ({}, 'expected a study whose runs have names of letters, .* got no runs'),
+    ({'a/b': config(), 'fine': config(), '.x': config()}, r"whose runs have names of letters, .* got 'a/b', '\.x'\."),
     ({'a': config(batch_size=0), 'b': config()}, 'problems:\n  batch_size: expected at least 1, got 0. \\(of a\\)'),
     ({'a': config(batch_size=0), 'b': config(batch_size=0)}, 'expected at least 1, got 0. \\(of all runs\\)'),
 ])
@@ -291,13 +292,10 @@ def test_a_study_that_makes_no_sense_is_refused_before_a_run(
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
-    ({'processes': '0'}, '--processes=0 is no number of processes'),
-    ({'processes': 'two'}, '--processes=two is no number of processes'),
-    ({'topology': 'v3:4x4'}, '--topology=v3:4x4 is for --dry_run'),
-    ({'workdir': None}, '--job=study needs --workdir'),
+    ({'topology': 'v3:4x4'}, '--topology: expected --dry_run as well, got --topology=v3:4x4 alone'),
 ])
-def test_flags_that_make_no_sense_are_refused(tmp_path: pathlib.Path, flags: dict[str, str], said: str) -> None:
-  given = {'workdir': tmp_path, 'processes': '', 'dry_run': False, 'topology': ''} | flags
+def test_flags_that_do_not_go_together_are_refused(tmp_path: pathlib.Path, flags: dict[str, str], said: str) -> None:
+  given = {'workdir': tmp_path} | flags
   with pytest.raises(UserError, match=said):
     job.run(schema.Study('mine', {'a': config()}), **given)  # type: ignore[arg-type]
 
@@ -305,14 +303,14 @@ def test_flags_that_make_no_sense_are_refused(tmp_path: pathlib.Path, flags: dic
 def test_a_process_among_several_starts_no_study(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   for name, value in (('COORDINATOR', 'here:1'), ('NUM_PROCESSES', '2'), ('PROCESS_ID', '1')):
     monkeypatch.setenv(f'VIT_JAX_{name}', value)
-  with pytest.raises(UserError, match='This is process 1 of 2 .* want VIT_JAX_DISTRIBUTED=off'):
+  with pytest.raises(UserError, match='got process 1 of 2 .* Set VIT_JAX_DISTRIBUTED=off'):
     start(tmp_path, {'a': config()})
 
 
 def test_a_dry_run_tells_runs_parameters_flops_and_hours_and_starts_nothing(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   two = schema.Study('two', {'low': config(rate=.1), 'high': config(rate=.9)}, then=(chosen,))
-  assert job.run(two, None, processes='', dry_run=True, topology='v3:4x4') == 0
+  assert job.run(two, None, dry_run=True, topology='v3:4x4') == 0
   said = capsys.readouterr().out
   # 16 patches of 8 px and a class token; blocks of width 32 with 48 hidden units; 7 classes.
   params = 192 * 32 + 32 + 32 + 17 * 32 + 2 * (4 * 33 * 32 + 33 * 48 + 49 * 32 + 4 * 32) + 64 + 33 * 7
@@ -323,7 +321,7 @@ def test_a_dry_run_tells_runs_parameters_flops_and_hours_and_starts_nothing(
   assert found['high'] == [f'{params:,}', f'{flops / 1e9:.3g}', '3', f'{exaflops:.3g}', f'{hours:.3g}']
   assert f'about {5 * hours:.3g} hours are left' in said and '40% of the peak of v3:4x4' in said
   assert start(tmp_path, two) == 0 and capsys.readouterr()
-  assert job.run(two, tmp_path, processes='', dry_run=True, topology='') == 0
+  assert job.run(two, tmp_path, dry_run=True, topology='') == 0
   said = capsys.readouterr().out
   assert sum(line.endswith(' done') for line in said.splitlines()[1:]) == 5
   assert 'final_high_2' in said and 'about 0 hours are left' in said
@@ -379,13 +377,14 @@ def test_the_best_of_results_and_their_spread() -> None:
 def test_results_that_cannot_be_read_are_said(tmp_path: pathlib.Path) -> None:
   assert start(tmp_path, {'a': config()}) == 0
   (tmp_path / 'runs' / 'a' / 'final.json').write_text('{"step": 3}')
-  with pytest.raises(UserError, match='the results of a in .* cannot be read .KeyError'):
+  with pytest.raises(UserError, match='expected final.json and evaluate.json as the run wrote them, got KeyError'):
     start(tmp_path, {'a': config()})
 
 
 REAL = """
 import dataclasses
-from vit_jax.config import schema as s, studies
+from vit_jax.config import schema as s
+from vit_jax.recipes import studies
 
 def one(rate):
   return s.Config(length='12 steps', batch_size=40, image_px=(16, 16), optimizer=s.AdamW(lr=rate),
@@ -419,8 +418,11 @@ def test_a_real_study_survives_a_kill(tmp_path: pathlib.Path) -> None:
   assert saved.batch_size == 48 and saved.seed == 1
 
 
-def test_the_study_job_is_on_the_command_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_study_job_is_on_the_command_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / 'real.py').write_text(REAL)
   assert main.run(['study', f'--config={tmp_path / "real.py"}', '--dry_run', '--topology=cpu:8']) == 0
   assert 'rate0.001' in (said := capsys.readouterr().out) and 'final' in said
-  assert main.run(['study', f'--config={tmp_path / "real.py"}']) == 2
+  monkeypatch.chdir(tmp_path)
+  assert main.run(['study', f'--config={tmp_path / "real.py"}']) == 0
+  assert (tmp_path / 'runs' / 'real' / 'table.csv').is_file()

@@ -84,7 +84,7 @@ def test_the_program_goes_on_from_the_checkpoint_before_without_a_traceback(tmp_
     for path in list((workdir / 'checkpoints' / '6' / item / 'ocdbt.process_0' / 'd').iterdir()):
       saved.DAMAGES[how](path)  # some of them hold nothing that is still used
     out = runs.finish(runs.start(workdir, *settings))
-    assert 'checkpoint 6 is damaged and set aside' in out and 'Continuing at step 4 of 6' in out
+    assert 'checkpoint 6 is damaged and set aside' in out and 'Resuming at step 4 of 6' in out
     assert 'Traceback' not in out and 'Exception ignored' not in out and 'never awaited' not in out, out
     assert runs.final(workdir)['params_digest'] == want and (workdir / 'damaged' / '6').is_dir()
   (tmp_path / 'whole' / 'checkpoints' / '6' / '_CHECKPOINT_METADATA').write_text('[]')

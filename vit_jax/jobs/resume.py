@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import json_files, provenance, schema
+from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import checkpoint_files, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.record import run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
-_OF_THE_MACHINE = ('mesh', 'train.progress', 'data.workers', 'data.threads')
+_OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'data.workers', 'data.threads')
+"""Settings that may differ when a run is resumed on other hardware."""
 
 
 def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:

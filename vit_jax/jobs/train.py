@@ -79,7 +79,8 @@ class Run:
     self.loader = build.train_loader(config, self.data, self.shard)
     self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
                                        workdir=workdir)
-    self.checkpointer = open_checkpoints(config, workdir, self.parts)
+    self.checkpointer = checkpoint.Checkpointer(
+        workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps))
     log.info('%s', build.describe(self.parts))
 
   def run(self) -> int:
@@ -125,7 +126,7 @@ class Run:
     if restored is None:
       found, self._found = self._found, None  # frees its arrays
       return program.hold(init_state.begin(self.config, program, self.data.class_names, self.workdir, found)), 0
-    resume.check_data(restored.data, self._data_guard(), self.workdir)
+    resume.check_data(restored.data, self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
     if step > total:
       raise UserError(f'length: expected at least {step:,} steps, which the run in {self.workdir} has done, got '
@@ -142,7 +143,8 @@ class Run:
       return goodput.Lost(0, 0.)
     lost = goodput.find_lost(self._read_record().events, resumed_from=start)
     if lost.steps:
-      log.info('%s steps and %s of work after that checkpoint are lost.', f'{lost.steps:,}', progress.format_duration(lost.seconds))
+      log.info('%s steps after that checkpoint are lost, %s of work.', f'{lost.steps:,}',
+               progress.format_duration(lost.seconds))
     return lost
 
   def _read_record(self) -> record.Run:
@@ -226,11 +228,7 @@ class Run:
   def _saving_hook(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
     return hooks.Checkpoint(
         self.parts.lengths.steps(self.config.checkpoints.every), self.checkpointer, writer, clock,
-        data=self._data_guard(), meta=self._meta(), latest=latest)
-
-  def _data_guard(self) -> dict[str, Any]:
-    """What determines the order of the data."""
-    return self.loader.info._asdict()
+        data=self.loader.info._asdict(), meta=self._meta(), latest=latest)
 
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
@@ -297,14 +295,3 @@ def summary(final: results.Final, seconds: float, page: str) -> str:
   shown += f' of the {final.view} weights' if final.view != 'student' else ''
   return (f'{shown}: {final.headline.score:.2%} of {final.headline.num_examples:,} images, '
           f'{seconds:.0f} s. Report: {page}')
-
-
-def open_checkpoints(config: schema.Config, workdir: storage.Path, parts: build.Parts) -> checkpoint.Checkpointer:
-  """Opens the checkpoints of a run directory, with the config's rules of which to keep."""
-  settings, steps = config.checkpoints, parts.lengths.steps
-  every, keep_every = steps(settings.every), steps(settings.keep_every) if settings.keep_every else 0
-  if keep_every and (not every or keep_every % every):
-    raise UserError(f'checkpoints.keep_every: expected a multiple of checkpoints.every={settings.every!r}, {every} steps, '
-                    f'got {settings.keep_every!r}, {keep_every} steps.')
-  return checkpoint.Checkpointer(workdir / 'checkpoints',
-                                 keep=checkpoint.Keep(settings.keep_latest, keep_every, settings.keep_best))

@@ -16,6 +16,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
+from vit_jax.config import schema
 from vit_jax.core import checkpoint_files, os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.record import storage
@@ -33,6 +34,19 @@ class Keep:
   latest: int
   every: int = 0
   best: str = ''
+
+  @classmethod
+  def of(cls, settings: schema.Checkpoints, steps: Callable[[str], int]) -> Keep:
+    """Reads the settings of a config; `steps` converts a duration to steps.
+
+    Raises:
+      UserError: `keep_every` names steps at which no checkpoint is saved.
+    """
+    every, keep_every = steps(settings.every), steps(settings.keep_every) if settings.keep_every else 0
+    if keep_every and (not every or keep_every % every):
+      raise UserError(f'checkpoints.keep_every: expected a multiple of checkpoints.every={settings.every!r}, {every} '
+                      f'steps, got {settings.keep_every!r}, {keep_every} steps.')
+    return cls(settings.keep_latest, keep_every, settings.keep_best)
 
   def policy(self) -> managers.PreservationPolicy:
     policies: list[managers.PreservationPolicy] = [managers.LatestN(self.latest)]
