@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 
+import numpy as np
 import pytest
 
 from vit_jax.core import checkpoint_files
@@ -27,3 +29,17 @@ def test_a_description_is_read_if_its_digest_fits(tmp_path: pathlib.Path) -> Non
     path.write_text(text)
     with pytest.raises(Damaged):
       checkpoint_files.read_meta(tmp_path)
+
+
+def test_arrays_must_be_those_of_the_description() -> None:
+  def array(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: str = 'float32') -> types.SimpleNamespace:
+    return types.SimpleNamespace(shape=shape, dtype=np.dtype(dtype), storage=types.SimpleNamespace(chunk_shape=chunk))
+
+  shapes = {'a': 'float32[4, 3]', 'b': 'float32[]'}
+  checkpoint_files.check_arrays('params', [array((4, 3), (2, 3)), array((), ())], shapes)
+  for found, says in (([array((4, 30), (2, 3)), array((), ())], r'other arrays .*: float32\[4, 30\]'),
+                      ([array((4, 3), (2, 3), 'float64'), array((), ())], 'other arrays .*: float64'),
+                      ([array((4, 3), (2, 3))], 'only 1 arrays'),
+                      ([array((4, 3), (1 << 40, 3)), array((), ())], 'is larger than its array')):
+    with pytest.raises(Damaged, match=says):
+      checkpoint_files.check_arrays('params', found, shapes)

@@ -5,11 +5,15 @@ SHA-256 of that body. Paths are of `pathlib` or of `etils.epath`; nothing here w
 """
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
+import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
+
+import numpy as np
 
 from vit_jax.core import os_errors
 from vit_jax.core.os_errors import Damaged
@@ -81,3 +85,27 @@ def guard(what: str, action: Callable[[], T]) -> T:
     return action()
   except Exception as error:  # Orbax raises Exception itself for a damaged array; zstd, json and TensorStore their own
     raise os_errors.reading(what, error) from error
+
+
+def check_arrays(item: str, found: Iterable[Any], shapes: Mapping[str, str]) -> None:
+  """Compares the arrays that an item's files declare with its description, before any array is read.
+
+  Arrays are compressed, so that a small file could otherwise expand to any size.
+
+  Args:
+    item: name of the item, for the message.
+    found: metadata of its arrays, with `shape`, `dtype` and `storage.chunk_shape`.
+    shapes: `float32[16, 7]` by path name, from the description.
+
+  Raises:
+    Damaged: the arrays have other shapes or dtypes, or one has a chunk that is larger than the array.
+  """
+  arrays = list(found)
+  declared = collections.Counter(f'{np.dtype(one.dtype)}{list(one.shape)}' for one in arrays)
+  if declared != (saved := collections.Counter(shapes.values())):
+    shown = ', '.join(sorted((declared - saved).keys())[:4]) or f'only {len(arrays)} arrays'
+    raise Damaged(f'{item} holds other arrays than its description: {shown}')
+  for one in arrays:
+    chunk = getattr(one.storage, 'chunk_shape', None) or ()
+    if math.prod(chunk) > max(1, math.prod(one.shape)):
+      raise Damaged(f'{item}: a chunk of {list(chunk)} is larger than its array {list(one.shape)}')

@@ -118,7 +118,7 @@ class Reader:
     data = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
     if checkpoint_files.sha256(data) != meta['data_sha256']:
       raise Damaged('the digest of data is not the one that was saved')
-    return meta, data, {name: self._read_arrays(step, name, item, getattr(shardings, name))
+    return meta, data, {name: self._read_arrays(step, name, item, getattr(shardings, name), meta['shapes'][name])
                         for name, item in wanted.items()}
 
   def check_description(self, step: int) -> None:
@@ -132,13 +132,15 @@ class Reader:
     if checkpoint_files.guard(str(path), path.exists):
       checkpoint_files.read_json(path)
 
-  def _read_arrays(self, step: int, name: str, item: PyTree, shardings: PyTree) -> PyTree:
+  def _read_arrays(self, step: int, name: str, item: PyTree, shardings: PyTree,
+                   saved: Mapping[str, str]) -> PyTree:
     target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), item, shardings)
 
     def load() -> PyTree:
-      handler = ocp.StandardCheckpointHandler()
+      handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step) / name
       try:
-        return handler.restore(self.folder / str(step) / name, args=ocp.args.StandardRestore(target))
+        checkpoint_files.check_arrays(name, jax.tree.leaves(handler.metadata(path).tree), saved)
+        return handler.restore(path, args=ocp.args.StandardRestore(target))
       finally:
         handler.close()
 

@@ -6,11 +6,14 @@ can be used as weights; without an optimiser's state it is not one to go on trai
 from __future__ import annotations
 
 import json
+import math
+import os
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -87,14 +90,20 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
 
 
 def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
-  """One item of a checkpoint as numpy arrays, verified."""
-  shapes = {path: _SHAPE.fullmatch(text) for path, text in body['shapes'][name].items()}
-  target = trees.unflatten({
-      path: np.zeros([int(n) for n in found[2].split(',') if n.strip()], found[1]) for path, found in shapes.items()
-      if found})
+  """One item of a checkpoint as numpy arrays, verified. Sizes are compared before anything is decompressed."""
+  matches = {path: _SHAPE.fullmatch(text) for path, text in body['shapes'][name].items()}
+  shapes = {path: ([int(n) for n in match[2].split(',') if n.strip()], np.dtype(match[1]))
+            for path, match in matches.items() if match}
+  needed, memory = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values()), _memory_bytes()
+  if needed > memory:
+    raise UserError(f'{folder / name}: expected arrays that fit in the {memory / 2**30:.1f} GiB of memory of this '
+                    f'machine, got {needed / 2**30:.1f} GiB. Use a machine with more memory.')
+  target = trees.unflatten({path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()})
 
   def load() -> PyTree:
     with ocp.PyTreeCheckpointer() as checkpointer:
+      checkpoint_files.check_arrays(name, jax.tree.leaves(checkpointer.metadata(folder / name).item_metadata.tree),
+                                    body['shapes'][name])
       return checkpointer.restore(folder / name, item=target,
                                   restore_args=ocp.checkpoint_utils.construct_restore_args(target))
 
@@ -102,6 +111,11 @@ def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
   if trees.digest(tree) != body['digests'][name]:
     raise Damaged(f'the digest of {name} is not the one that was saved')
   return tree
+
+
+def _memory_bytes() -> int:
+  """Physical memory of this machine."""
+  return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def select(params: Params, extra: PyTree, view: str, *, where: str) -> tuple[str, Params, PyTree]:
