@@ -105,7 +105,7 @@ def test_kernels_without_cycles_are_counted_by_name_and_hide_nothing_that_follow
   assert counted.kernels == [] and counted.cycles == read().cycles + 15 * 7
 
 
-def test_a_loop_of_unknown_length_is_counted_once_and_said() -> None:
+def test_a_loop_of_unknown_length_is_counted_once_and_reported() -> None:
   assert read('').unknown == compiled.Unknown(1, 3 * 10, ['jit(_beta)']) and read('').cycles == 3 * 10 + 100
 
 
@@ -113,9 +113,9 @@ def test_a_loop_of_unknown_length_is_counted_once_and_said() -> None:
     ('RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (50.49G) exceeds '
      'available HBM (15.48G).', (50.49, 15.48, 'temporaries')),
     ('RESOURCE_EXHAUSTED: Used 17.5G of 15.48G hbm. Exceeded hbm capacity by 2.02G.',
-     (17.5, 15.48, 'the whole program')),
+     (17.5, 15.48, 'the program')),
     ('RESOURCE_EXHAUSTED: something else', (0., 0., 'the program')),
-    ('Used 512.0M of 15.48G hbm', (.5, 15.48, 'the whole program'))])
+    ('Used 512.0M of 15.48G hbm', (.5, 15.48, 'the program'))])
 def test_an_out_of_memory_message_says_by_how_much(message: str, want: tuple[float, float, str]) -> None:
   assert compiled.overflow(message) == pytest.approx(want)
 
@@ -138,3 +138,50 @@ def test_the_text_of_this_machines_compiler_is_read_too() -> None:
   assert costs.cycles == 0 and costs.unknown.loops == 0
   assert [row.kind for row in costs.collectives] == ['all-reduce']
   assert costs.collectives[0].num_bytes == costs.collectives[0].calls * 37 * 4
+
+
+STEP = """HloModule jit_step, is_scheduled=true
+
+%inside (p: f32[4,8]) -> f32[4,8] {
+  %p = f32[4,8]{1,0:T(8,128)} parameter(0)
+  ROOT %neg = f32[4,8]{1,0:T(8,128)} negate(%p), backend_config={"estimated_cycles":"9000"}
+}
+
+%body (q: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %one = s32[]{:T(128)} constant(1)
+  %q.1 = (s32[]{:T(128)}, f32[4,8]{1,0}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%q.1), index=0
+  %next = s32[]{:T(128)} add(%i.1, %one)
+  %f = f32[4,8]{1,0:T(8,128)S(1)} fusion(%x), kind=kLoop, calls=%inside, metadata={op_name="jit(step)/jvp()/while/body/jvp(Block)/mlp/up/cond/branch_fun/dot_general"}, backend_config={"estimated_cycles":"10"}
+  ROOT %out = (s32[], /*index=1*/f32[4,8]{1,0}) tuple(%next, %f)
+}
+
+%condition (q: (s32[], f32[4,8])) -> pred[] {
+  %three = s32[]{:T(128)} constant(3)
+  %q = (s32[]{:T(128)}, f32[4,8]{1,0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%q), index=0
+  ROOT %less = pred[]{:T(256)} compare(%i, %three), direction=LT
+}
+
+ENTRY %main (p0: f32[4,8]) -> f32[4,8] {
+  %w = (s32[], f32[4,8]{1,0}) while(%t), condition=%condition, body=%body
+  %a = f32[4,8]{1,0} add(%x, %y), metadata={op_name="jit(step)/add"}, backend_config={"estimated_cycles":"7"}
+  ROOT %c = f32[4,8]{1,0} copy(%a), backend_config={"estimated_cycles":"5"}
+}
+"""  # noqa: E501
+
+
+def test_cycles_are_those_of_fusions_times_the_trips_of_their_loop() -> None:
+  assert compiled.operations(STEP) == [
+      compiled.Operation('forward', 'Block/mlp/up/dot_general', 3, 30), compiled.Operation('update', 'add', 1, 7),
+      compiled.Operation('update', 'copy', 1, 5)]
+
+
+@pytest.mark.parametrize('source, expected', [
+    ('jit(step)/transpose(jvp(Block))/attn/cond/branch_1_fun/dot_general', ('backward', 'Block/attn/dot_general')),
+    ('jit(step)/jvp()/while/body/closed_call/checkpoint/Block/mlp/tanh', ('forward', 'Block/mlp/tanh')),
+    ('jit(step)/transpose(jvp(jvp()))/checkpoint/rematted_computation/Block/add', ('recomputed', 'Block/add')),
+    ('jit(step)/jit(_where)/select_n', ('update', '_where/select_n')),
+    ('jit(step)', ('update', 'step'))])
+def test_a_place_has_a_phase_and_the_names_of_modules(source: str, expected: tuple[str, str]) -> None:
+  assert compiled.place(source) == expected

@@ -14,7 +14,7 @@ from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
-from vit_jax.plan import compile, compiled, job, operations, search, table, topologies
+from vit_jax.plan import compile, compiled, plan, search, table, topologies
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
@@ -26,10 +26,10 @@ def run(workdir: pathlib.Path, *words: str) -> dict:
   return json.loads((workdir / 'plan.json').read_text())
 
 
-def subject(config: str, topology: str, *overrides: str) -> job.Subject:
+def subject(config: str, topology: str, *overrides: str) -> plan.Subject:
   loaded = files.load(config, list(overrides))
   there = topologies.parse(topology, slices=loaded.mesh.slices)
-  return job.Subject(loaded, there, loaded.data.num_examples, loaded.data.num_classes, False)
+  return plan.Subject(loaded, there, loaded.data.num_examples, loaded.data.num_classes, False)
 
 
 def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_000) -> compile.Answer:
@@ -72,31 +72,31 @@ def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
   assert 'Time and cost (not measured on a TPU)' in text and 'TPUv3-core-days, ViT paper, Table 2' in text
 
 
-def test_the_dearest_operations_are_named_and_the_rest_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-  parts = [operations.Operation('backward', 'Block/mlp/up/dot_general', 48, 47_000_000)]
-  parts += [operations.Operation('forward', f'part{i}', 1, 1_000_000) for i in range(table.OPERATIONS + 3)]
+def test_the_most_expensive_operations_are_listed_and_the_rest_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+  parts = [compiled.Operation('backward', 'Block/mlp/up/dot_general', 48, 47_000_000)]
+  parts += [compiled.Operation('forward', f'part{i}', 1, 1_000_000) for i in range(table.OPERATIONS + 3)]
   text = table.render(planned(monkeypatch, answer()._replace(operations=parts)))
   assert '| backward | Block/mlp/up/dot_general | 48    | 50.00 | 50.0% |' in text
   assert '| forward  | all others               | 4     | 4.26  | 4.3%  |' in text
 
 
 def test_state_is_split_over_fsdp(no_compiler: None) -> None:
-  whole = job.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=1')).memory
-  split = job.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=8')).memory
+  whole = plan.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=1')).memory
+  split = plan.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=8')).memory
   assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.02)  # biases, norms, positions stay whole
   assert whole['optimiser'] == pytest.approx(2 * whole['parameters'], rel=.001)
 
 
-def test_an_fsdp_size_that_divides_no_side_is_said(no_compiler: None) -> None:
-  found = job.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=256', 'model.width=1664'))
-  assert found.whole_bytes > 2**30 and 'mesh.fsdp=256 does not divide their sides' in table.verdict(found)
-  assert job.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=128')).whole_bytes < 2**27
+def test_an_fsdp_size_that_divides_no_dimension_is_reported(no_compiler: None) -> None:
+  found = plan.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=256', 'model.width=1664'))
+  assert found.whole_bytes > 2**30 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
+  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=128')).whole_bytes < 2**27
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> job.Plan:
+def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> plan.Plan:
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', lambda request: given)
-  return job.make(subject('vit_l16_jft', 'v3:16x16'))
+  return plan.make(subject('vit_l16_jft', 'v3:16x16'))
 
 
 def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,23 +106,23 @@ def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: p
   assert found['mfu'] == pytest.approx(found['flops_per_step'] / 512 / 61.5e12 / .1)
 
 
-def test_loops_of_no_known_length_are_said_with_their_time_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_of_unknown_length_are_listed_with_their_time_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
   costs = answer().costs._replace(unknown=compiled.Unknown(4, 94_000, ['jit(_beta)/jit(_gamma)']))
   found = planned(monkeypatch, answer()._replace(costs=costs))
-  (row,) = (line for line in table.render(found).splitlines() if 'loops of no known length' in line)
-  assert '| 0.1 ms ' in row and '4, that end by chance or by data' in row and 'jit(_beta)/jit(_gamma)' in row
+  (row,) = (line for line in table.render(found).splitlines() if 'loops of unknown length' in line)
+  assert '| 0.1 ms ' in row and '4, counted as one iteration each' in row and 'jit(_beta)/jit(_gamma)' in row
   assert found.to_json()['unknown_loops'] == {'loops': 4, 'cycles': 94_000, 'sources': ['jit(_beta)/jit(_gamma)']}
-  assert 'loops of no known length' not in table.render(planned(monkeypatch, answer()))
+  assert 'loops of unknown length' not in table.render(planned(monkeypatch, answer()))
 
 
-def test_kernels_without_cycles_are_named_and_no_time_is_better_than_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_without_cycles_are_listed_and_times_are_lower_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
   costs = answer().costs._replace(kernels=[compiled.Kernel('splash_mha_fwd', 24), compiled.Kernel('other', 1_200)])
   found = planned(monkeypatch, answer()._replace(costs=costs))
   cells = {row[1].strip(): row[2].strip() for row in (line.split('|') for line in table.render(found).splitlines())
            if len(row) == 5}
   assert cells['step'] == '> 100.0 ms' and cells['core-days'].startswith('> ') and cells['MFU'].startswith('< ')
   text = table.render(found)
-  assert '24 x splash_mha_fwd, 1,200 x other: of these the compiler counts no cycles' in text
+  assert '24 x splash_mha_fwd, 1,200 x other: the compiler counts no cycles for these' in text
   assert found.to_json()['uncounted_kernels'] == {'splash_mha_fwd': 24, 'other': 1_200}
   tried = [search.Tried(search.candidates(found)[0], found, 'fits')]
   assert '> 101.0' in search.render(tried)
@@ -135,7 +135,7 @@ def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
   words = ['--config.model.attention=splash', '--config.model.dtype=bfloat16', '--job=plan']
   assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
   assert 'model.attention=splash does not compile for v3 with dtype=bfloat16' in capsys.readouterr().err
-  assert job.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', 'model.attention=splash'))
+  assert plan.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', 'model.attention=splash'))
 
 
 def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,17 +145,17 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
   monkeypatch.setattr(compile, 'ask', lambda request: given)
   one = subject('vit_l16_jft', 'v5e:16x16', 'mesh.slices=2')
   assert one.topology.num_devices == one.request().parse().num_devices == 512
-  found = job.make(one)
+  found = plan.make(one)
   text, content = table.render(found), found.to_json()
-  assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'network of the data centre' in text
+  assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'data-centre network' in text
   ms = 1e3 * 2**20 / 3.125e9
   assert any([cell.strip() for cell in line.split('|')][1:6:4] == ['between slices', f'{ms:.2f}']
              for line in text.splitlines() if line.count('|') == 6)
-  assert f'| {ms:.3f} ms ' in text and 'at 3.125 GB/s a device; in no other figure' in text
+  assert f'| {ms:.3f} ms ' in text and 'at 3.125 GB/s a device; not included in other figures' in text
   assert content['between_slices_ms'] == pytest.approx(ms)
   assert content['slices'] == 2 and content['collectives_ms'] == pytest.approx(.7)
   assert content['collectives'][-1] == {'kind': 'between slices', 'count': 2, 'bytes': 2**20, 'sent_bytes': 2**20}
-  unknown = job.make(subject('vit_l16_jft', 'v3:16x16', 'mesh.slices=2'))
+  unknown = plan.make(subject('vit_l16_jft', 'v3:16x16', 'mesh.slices=2'))
   assert unknown.between_slices_ms is None and '| -  ' in table.collectives(unknown)
 
 
@@ -170,7 +170,7 @@ def test_gpus_that_are_not_here_leave_the_arithmetic(
   monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: ['/dev/nvidia0', '/dev/nvidia1'])
   found = run(tmp_path, '--config=vit_l16_jft', '--topology=h200:8')
   assert not found['compiled'] and found['fits'] and found['estimated_step_ms'] > 0
-  assert 'A program for h200:8 is compiled only where so many such GPUs are, and this machine has 2.' in (
+  assert 'A program for h200:8 can be compiled only on a machine with that many GPUs; this machine has 2.' in (
       capsys.readouterr().out)
 
 
@@ -204,7 +204,7 @@ def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
   assert '--config.train.accumulate=4 ' in found['flags'] and 'execution=unrolled' in found['flags']
   assert sum(row['fits'] for row in found['tried']) == search.ENOUGH + 1  # and the best of them unrolled
   text = capsys.readouterr().out
-  assert '4.52 GiB more than the 15.48 GiB' in text and 'left out:' in text and f'{found["flags"]}' in text
+  assert '4.52 GiB more than the 15.48 GiB' in text and 'skipped:' in text and f'{found["flags"]}' in text
   overrides = [word.removeprefix('--config.') for word in found['flags'].split()]
   assert files.load('vit_b16_jft', overrides).train.accumulate == 4
 
@@ -212,23 +212,23 @@ def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
 def test_a_search_in_which_nothing_fits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(search, 'MAX_COMPILES', 2)
   tried = search.search(planned(monkeypatch, compile.Answer(compiled.Overflow(20., 15.48, 'temporaries'))))
-  assert search.best(tried) is None and 'want more devices' in search.render(tried)
+  assert search.best(tried) is None and 'Use more devices' in search.render(tried)
   assert sum(t.plan is not None for t in tried) == search.MAX_COMPILES
 
 
 def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=plan', *JFT, '--search']) == 2
-  assert '--search tries what fits by compiling it. The TPU compiler is not' in capsys.readouterr().err
+  assert '--search: expected the compiler for the hardware. The TPU compiler is not' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('words', 'said'), [
-    (['--config=vit_l16_jft', '--topology=v3:16x17'], '--topology=v3:16x17: no such topology'),
+    (['--config=vit_l16_jft', '--topology=v3:16x17'], "one of the topologies below, got 'v3:16x17'"),
     (['--config=vit_l16_jft'], '--job=plan needs --topology'),
     (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'laid out for the devices it runs on'),
     (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "'S/16' is not known"),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], '--search=yes: takes no value; want --search'),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'does not fit 8 devices'),
-    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.data.num_classes=0'], 'A plan needs no data if')])
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.data.num_classes=0'], 'to plan without the data')])
 def test_mistakes_are_messages(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=plan', *words]) == 2
   assert said in capsys.readouterr().err
@@ -238,13 +238,13 @@ def test_the_planned_step_is_the_one_that_train_runs(no_compiler: None) -> None:
   """Equal programs: the text lowered for the planner's mesh without devices and for a real one."""
   words = [w.removeprefix('--config.') for w in TINY[1:]]
   config = files.load('digits', [*words, 'mesh.fsdp=2'])
-  one = job.Subject(config, topologies.parse('cpu:8'), 1437, 10, False)
+  one = plan.Subject(config, topologies.parse('cpu:8'), 1437, 10, False)
   import jax
 
   from vit_jax.parallel import mesh as meshes
   real = build.parts(config, mesh=meshes.make(config.mesh, jax.devices()), num_examples=1437, num_classes=10,
                      in_memory=False)
-  planned_ = job.abstract_parts(one)
+  planned_ = plan.abstract_parts(one)
   assert planned_.program.abstract_state == real.program.abstract_state
   assert jax.tree.map(lambda s: s.spec, planned_.program.shardings) == jax.tree.map(
       lambda s: s.spec, real.program.shardings)
@@ -252,7 +252,7 @@ def test_the_planned_step_is_the_one_that_train_runs(no_compiler: None) -> None:
 
 def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
   config = files.load('digits', [])
-  with pytest.raises(UserError, match=r'compiling for cpu:2 failed \(status 1\):\n(.*\n)+.*Error'):
+  with pytest.raises(UserError, match=r'Compiling for cpu:2 failed \(status 1\):\n(.*\n)+.*Error'):
     compile.ask(compile.Request(config, 'cpu:2', 1437, -10, False))
   with pytest.raises(UserError, match='^batch_size=127 is not a multiple of 2 batch shards'):
     compile.ask(compile.Request(dataclasses.replace(config, batch_size=127), 'cpu:2', 1437, 10, False))
@@ -261,7 +261,7 @@ def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
 def test_a_compiler_that_is_killed_says_what_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
   killed = subprocess.CompletedProcess('', -9, stdout='noise')
   monkeypatch.setattr(compile.subprocess, 'run', lambda *args, **kwargs: killed)
-  with pytest.raises(UserError, match=r'compiling for cpu:2 failed \(status -9\):\nit was killed, .* out of memory'):
+  with pytest.raises(UserError, match=r'failed \(status -9\):\nthe process was killed, .* out of memory'):
     compile.ask(compile.Request(files.load('digits', []), 'cpu:2', 1437, 10, False))
 
 

@@ -1,4 +1,4 @@
-"""Hardware to plan for: names, numbers of devices, and what a mistake reads like."""
+"""Hardware to plan for: names, numbers of devices, and error messages."""
 from __future__ import annotations
 
 import pytest
@@ -12,7 +12,7 @@ from vit_jax.plan import topologies
     ('v4:4x4x4', 'v4:4x4x4', 64, 128), ('v5litepod-16', 'v5e:4x4', 16, 16), ('v6e-256', 'v6e:16x16', 256, 256),
     ('V5P-8', 'v5p:2x2x1', 4, 8), ('cpu:7', 'cpu:7', 7, 7), ('h200:3', 'h200:3', 3, 3),
     ('gpu:8', 'gpu:8', 8, 8)])
-def test_a_slice_is_known_by_its_grid_or_by_the_name_it_is_rented_under(
+def test_a_slice_is_named_by_its_grid_or_by_cloud_providers(
     text: str, name: str, devices: int, cores: int) -> None:
   found = topologies.parse(text)
   assert (found.name, found.num_devices, found.num_cores) == (name, devices, cores)
@@ -23,7 +23,8 @@ def test_an_unknown_topology_lists_the_known_ones(text: str) -> None:
   with pytest.raises(UserError) as error:
     topologies.parse(text)
   said = str(error.value)
-  assert f'--topology={text}: no such topology' in said and '16x16' in said and 'v3-512' in said and 'cpu:N' in said
+  assert f'expected one of the topologies below, got {text!r}' in said
+  assert '16x16' in said and 'v3-512' in said and 'cpu:N' in said
 
 
 def test_several_slices_have_the_devices_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,17 +42,17 @@ def test_gpus_are_planned_for_where_there_are_enough(monkeypatch: pytest.MonkeyP
 
 
 def test_the_nearest_name_is_suggested() -> None:
-  with pytest.raises(UserError, match='did you mean v3-512?'):
+  with pytest.raises(UserError, match='Did you mean v3-512?'):
     topologies.parse('v3-513')
 
 
-def test_a_missing_compiler_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_with_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(topologies.importlib.util, 'find_spec', lambda name: None)
   assert "pip install 'vit-jax[plan]'" in topologies.missing(topologies.parse('v3:2x2'))
   assert topologies.missing(topologies.parse('cpu:8')) == ''
 
 
-def test_the_compiler_is_told_to_stay_off_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiling_process_uses_no_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
   assert topologies.environment(topologies.parse('v3:2x2')).items() >= {
       'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}.items()
   monkeypatch.setenv('XLA_FLAGS', '--a=1 --xla_force_host_platform_device_count=8')
@@ -60,5 +61,5 @@ def test_the_compiler_is_told_to_stay_off_tpus(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_more_devices_than_there_are_is_refused() -> None:
-  with pytest.raises(UserError, match='--topology=cpu:9: this machine has 8 such devices'):
+  with pytest.raises(UserError, match='--topology: expected at most 8 devices, which this machine has, got cpu:9'):
     topologies.open_devices(topologies.parse('cpu:9'))

@@ -1,4 +1,4 @@
-"""Compiles the train step of a config for a topology, in a process of its own, and measures the result.
+"""Compiles the train step of a config for a topology, in a process of its own, and measures the compiled program.
 
 The parent sets the environment that the compiler needs before jax is imported (`topologies.environment`), so
 that a machine's own devices and the libraries of absent ones stay out of each other's way.
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.plan import compiled, operations, topologies
+from vit_jax.plan import compiled, topologies
 
 FAILURE_LINES = 12
 """Lines of the compiler's own output that an error shows."""
 
 
 class Request(NamedTuple):
-  """What to compile. The data is not needed: only its numbers."""
+  """A train step to compile. Of the data, only the numbers of examples and classes are needed."""
   config: schema.Config
   topology: str
   num_examples: int
@@ -34,15 +34,15 @@ class Request(NamedTuple):
   in_memory: bool
 
   def parse(self) -> topologies.Topology:
-    """The topology, as many slices of it as the config lays the run out for."""
+    """The topology, with the number of slices that the config has."""
     return topologies.parse(self.topology, slices=self.config.mesh.slices)
 
 
 class Answer(NamedTuple):
-  """The compiled step of one device; bytes. `overflow` is set, and the rest 0, if it does not fit.
+  """The compiled step of one device; sizes in bytes. If it does not fit, `overflow` is set and the rest is 0.
 
-  peak_bytes: most that lives at once, arguments included.
-  operations: those with cycles, most first.
+  peak_bytes: highest memory use, arguments included.
+  operations: those with cycles, the most expensive first.
   """
   overflow: compiled.Overflow | None = None
   argument_bytes: int = 0
@@ -53,14 +53,14 @@ class Answer(NamedTuple):
   lower_s: float = 0.
   compile_s: float = 0.
   device_kind: str = ''
-  operations: Sequence[operations.Operation] = ()
+  operations: Sequence[compiled.Operation] = ()
 
 
 def ask(request: Request) -> Answer:
   """Compiles in a child process.
 
   Raises:
-    UserError: with the end of the child's output, if the compiler fails for another reason than memory.
+    UserError: the compiler failed for another reason than memory; shows the end of its output.
   """
   topology = request.parse()
   root = str(pathlib.Path(__file__).resolve().parents[2])
@@ -74,8 +74,9 @@ def ask(request: Request) -> Answer:
     if done.returncode or not answer.exists():
       tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
       if done.returncode == -signal.SIGKILL:
-        tail = 'it was killed, as happens where this machine runs out of memory: a full-size model takes a few GiB'
-      raise UserError(f'compiling for {topology.label} failed (status {done.returncode}):\n{tail}')
+        tail = ('the process was killed, probably because this machine ran out of memory. A full-size model needs a '
+                'few GiB.')
+      raise UserError(f'Compiling for {topology.label} failed (status {done.returncode}):\n{tail}')
     return decode(json.loads(answer.read_text()))
 
 
@@ -86,12 +87,12 @@ def decode(content: dict) -> Answer:
   lost, (cycles, unknown, rows, kernels) = content.pop('overflow'), content.pop('costs')
   costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows],
                          [compiled.Kernel(*row) for row in kernels])
-  parts = [operations.Operation(*row) for row in content.pop('operations')]
+  parts = [compiled.Operation(*row) for row in content.pop('operations')]
   return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts, **content)
 
 
 def measure(request: Request) -> Answer:
-  """Compiles here and now; the environment must have been set."""
+  """Compiles in this process, whose environment must have been set."""
   import jax
 
   from vit_jax.jobs import build
@@ -114,19 +115,19 @@ def measure(request: Request) -> Answer:
                   device_kind=devices[0].device_kind)
   compile_s = time.monotonic() - began
   memory = program.memory_analysis()
-  assert memory is not None, 'every backend that plans are made for reports memory'
-  # Compilers for CPU leave temporaries out of their peak; the sum is never too low.
-  whole = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+  assert memory is not None, 'every backend that plans are made for reports its memory'
+  # The CPU compiler leaves temporaries out of its peak; this sum is an upper bound.
+  total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
            - memory.alias_size_in_bytes)
-  peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else whole
+  peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else total
   text = program.as_text() or ''
   return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
                 compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, devices[0].device_kind,
-                operations.read(text))
+                compiled.operations(text))
 
 
 def main(asked: str, answer: str) -> None:
-  """The child: reads a request, writes an answer. A person's mistake goes back as a message."""
+  """The child process: reads a request and writes an answer, or the message of a `UserError`."""
   try:
     content = measure(pickle.loads(pathlib.Path(asked).read_bytes()))._asdict()
   except UserError as error:

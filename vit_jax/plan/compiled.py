@@ -1,7 +1,7 @@
-"""What a compiled program says of itself: cycles, collectives, memory, and by how much it does not fit.
+"""What the compiler reports about a program: cycles, operations, collectives, and by how much it does not fit.
 
-Cycles and collectives are read from the text of the compiled program (`hlo`), every loop's body times its trips.
-The compiler's own totals count a loop's body once.
+All are read from the text of the compiled program (`hlo`). The body of a loop counts as often as the loop runs; the
+compiler's own totals count it once.
 """
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _ITEM_BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8, 'c1
 _ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
 _MEGASCALE = '_xla_megascale_transfer_type'
 _LISTED = (*KINDS, BETWEEN_SLICES)
+_WRAPPER = re.compile(r'(jvp|transpose|vmap|jit|checkpoint)\((.*)\)$')
+_SILENT = re.compile(r'|cond|branch(_\d+)?_fun|while|body|closed_call|checkpoint|main|step')
 _KERNEL = 'custom_call_target="tpu_custom_call"'  # what Pallas compiles to
 
 
 class Collective(NamedTuple):
   """All collectives of a kind in one step of one device.
 
-  num_bytes: of their results, which for reduce-scatter is the whole that is scattered.
-  sent_bytes: what a device sends when they run around a ring; between slices, what it hands to the other network.
+  num_bytes: of their results; for reduce-scatter, of the array that is scattered.
+  sent_bytes: what a device sends when they run around a ring; between slices, to the data-centre network.
   """
   kind: str
   calls: int
@@ -35,9 +37,9 @@ class Collective(NamedTuple):
 
 
 class Unknown(NamedTuple):
-  """Loops that end by chance or by their data, counted as if they ran once.
+  """Loops whose number of iterations depends on random numbers or data; they are counted as if they ran once.
 
-  cycles: of one pass through them, contained in the cycles of all.
+  cycles: of one iteration, included in `Costs.cycles`.
   sources: where in the traced function they come from.
   """
   loops: int
@@ -46,24 +48,36 @@ class Unknown(NamedTuple):
 
 
 class Kernel(NamedTuple):
-  """A kernel that is not the compiler's own, of whose cycles it says nothing; `calls` in one step of one device."""
+  """A custom kernel, for which the compiler counts no cycles; `calls` in one step of one device."""
   name: str
   calls: int
 
 
 class Costs(NamedTuple):
-  """Of one step on one device. `cycles` 0 = the compiler counts none; those of `kernels` are in no case contained."""
+  """Of one step on one device. `cycles` is 0 if the compiler counts none; those of `kernels` are never included."""
   cycles: int
   unknown: Unknown
   collectives: list[Collective]
   kernels: list[Kernel]
 
 
+class Operation(NamedTuple):
+  """All operations of a kind in one step of one device.
+
+  phase: `forward`, `recomputed` (forward again, in the backward pass), `backward`, or `update` (everything else).
+  place: modules and primitive, `Block/mlp/up/dot_general`.
+  """
+  phase: str
+  place: str
+  calls: int
+  cycles: int
+
+
 NOTHING = Costs(0, Unknown(0, 0, []), [], [])
 
 
 def read(text: str, *, num_devices: int) -> Costs:
-  """Cycles, collectives and foreign kernels of a compiled program's text (`compiled.as_text()`)."""
+  """Cycles, collectives and custom kernels of a compiled program's text (`compiled.as_text()`)."""
   program = hlo.parse(text)
   cycles, unknown_loops, unknown_cycles = 0, 0, 0
   sources: dict[str, None] = {}
@@ -94,9 +108,9 @@ def read(text: str, *, num_devices: int) -> Costs:
 
 
 def _source(loop: Instruction) -> str:
-  """The functions that a loop is in, without the step itself: `jit(_beta)/jit(_gamma)`."""
+  """The functions that contain a loop, without the step itself: `jit(_beta)/jit(_gamma)`."""
   names = loop.source.partition('/while')[0].split('/')
-  return '/'.join(n for n in names[1:] if n != 'vmap()') or 'a place that the compiler does not name'
+  return '/'.join(n for n in names[1:] if n != 'vmap()') or 'an unnamed function'
 
 
 def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
@@ -111,7 +125,7 @@ def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
 
 def _collective(one: Instruction, kind: str, times: int, within: str,
                 num_devices: int) -> tuple[str, tuple[str, int, int, int]]:
-  """Key, and (kind, times, bytes, sent bytes). An asynchronous one is written several times under one channel."""
+  """Key, and (kind, times, bytes, sent bytes). An asynchronous one appears several times with one channel."""
   size = _num_bytes(one.type)
   group = _group_size(one.text, num_devices)
   if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
@@ -123,7 +137,7 @@ def _collective(one: Instruction, kind: str, times: int, within: str,
     size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type)) // 2  # operand and result, without counters
   if kind == 'reduce-scatter':
     size *= group
-  elif kind == 'all-reduce' and within.startswith('all-reduce-scatter'):  # what the TPU compiler fuses
+  elif kind == 'all-reduce' and within.startswith('all-reduce-scatter'):  # the TPU compiler fuses these
     kind = 'reduce-scatter'
   share = (group - 1) / group
   sent = {'all-reduce': 2 * share, 'collective-permute': 1., 'collective-broadcast': 1.}.get(kind, share) * size
@@ -142,7 +156,7 @@ def _num_bytes(type_text: str) -> int:
 
 
 def _group_size(text: str, num_devices: int) -> int:
-  """Devices that a collective joins, from any of the three spellings of `replica_groups`."""
+  """Devices that take part in a collective, from any of the three forms of `replica_groups`."""
   if named := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', text):
     sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
     size = 1
@@ -156,20 +170,55 @@ def _group_size(text: str, num_devices: int) -> int:
   return num_devices
 
 
+def operations(text: str) -> list[Operation]:
+  """The operations of a compiled program's text, most cycles first; loop bodies count as often as they run."""
+  program = hlo.parse(text)
+  cycles: Counter[tuple[str, str]] = Counter()
+  calls: Counter[tuple[str, str]] = Counter()
+
+  def visit(name: str, times: int) -> None:
+    for one in program.computations.get(name, ()):
+      if one.cycles:
+        key = place(one.source or one.opcode)
+        cycles[key] += times * one.cycles
+        calls[key] += times
+      if one.opcode != 'fusion':  # the cycles of a fusion include those of its instructions
+        for called, trips in program.calls(one, name):
+          visit(called, times * (1 if trips is None else trips))
+
+  visit(program.entry, 1)
+  return [Operation(*key, calls[key], value) for key, value in cycles.most_common()]
+
+
+def place(source: str) -> tuple[str, str]:
+  """Phase and place of an operation from its `op_name`, such as `jit(step)/transpose(jvp(Block))/mlp/up/dot`."""
+  phase, names = 'update', []
+  for part in source.split('/'):
+    while found := _WRAPPER.match(part):
+      if found[1] == 'transpose' or found[1] == 'jvp' and phase == 'update':
+        phase = 'backward' if found[1] == 'transpose' else 'forward'
+      part = found[2]
+    if part == 'rematted_computation':
+      phase = 'recomputed'
+    elif not _SILENT.fullmatch(part):
+      names.append(part)
+  return phase, '/'.join(names) or 'step'
+
+
 class Overflow(NamedTuple):
-  """By how much a program does not fit, GiB a device; `what` says what needs it."""
+  """By how much a program does not fit, GiB a device; `what` names what needs the memory."""
   need_gib: float
   have_gib: float
   what: str
 
 
 def overflow(message: str) -> Overflow | None:
-  """Reads the compiler's out-of-memory message; None if it is none."""
+  """Reads the compiler's out-of-memory message; None for any other message."""
   if found := re.search(r'(?:memory required|required) for HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM '
                         r'\(([\d.]+[KMGT]?)\)', message):
     return Overflow(_gib(found[1]), _gib(found[2]), 'temporaries')
   if found := re.search(r'Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm', message):
-    return Overflow(_gib(found[1]), _gib(found[2]), 'the whole program')
+    return Overflow(_gib(found[1]), _gib(found[2]), 'the program')
   if 'RESOURCE_EXHAUSTED' in message or 'out of memory' in message.lower():
     return Overflow(0., 0., 'the program')
   return None

@@ -1,6 +1,6 @@
-"""The text of a compiled program, as instructions; and how often its loops run.
+"""The instructions in the text of a compiled program, and how often its loops run.
 
-The TPU compiler leaves the trips of a loop out of its text, so they are worked out from the loop's counter.
+The TPU compiler does not write the trip count of a loop, so it is derived from the loop's counter.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 class Instruction(NamedTuple):
-  """One line: `type` is that of the result, `text` all after the equals sign."""
+  """One line: `type` is the type of the result, `text` everything after the equals sign."""
   name: str
   opcode: str
   type: str
@@ -36,24 +36,24 @@ class Instruction(NamedTuple):
 
   @property
   def cycles(self) -> int:
-    """What the compiler estimates, for a fusion with all that it holds; 0 if the text does not say."""
+    """The compiler's estimate, for a fusion including its instructions; 0 if the text has none."""
     found = _CYCLES.search(self.text)
     return int(found[1]) if found else 0
 
   @property
   def source(self) -> str:
-    """Where in the traced function it comes from; '' if the text does not say."""
+    """Where in the traced function it comes from; '' if the text has no source."""
     found = _SOURCE.search(self.text)
     return found[1] if found else ''
 
 
 class Program(NamedTuple):
-  """Instructions by computation, and the name of the one that is run."""
+  """Instructions by computation, and the name of the entry computation."""
   computations: dict[str, list[Instruction]]
   entry: str
 
   def calls(self, one: Instruction, within: str) -> Iterator[tuple[str, int | None]]:
-    """Computations that an instruction of `within` runs, and how often; None = the text does not say."""
+    """Computations that an instruction of `within` runs, and how often; None = unknown."""
     called = dict(_CALLED.findall(one.text))
     if one.opcode == 'while':
       yield called['body'], self.trips(one, within)
@@ -66,11 +66,11 @@ class Program(NamedTuple):
       yield called['to_apply'], 1
 
   def trips(self, loop: Instruction, within: str) -> int | None:
-    """How often a loop runs: as stated, or by its counter; None if it ends by something else than a counter.
+    """The trip count of a loop: as stated, or from its counter; None if the loop has no counter.
 
     A counter is an integer of the loop's state that the condition compares with a constant and the body adds a
-    constant to: 1 of a scan, 2 where the compiler has unrolled a loop of its own once. One whose start is not in
-    the text starts at 0.
+    constant to: 1 of a scan, 2 where the compiler has unrolled one of its own loops once. It starts at 0 if
+    the text has no other start.
     """
     if stated := _TRIPS.search(loop.text):
       return int(stated[1])
@@ -88,7 +88,7 @@ class Program(NamedTuple):
     return max(0, -(-(last - first) // step))
 
   def _step(self, body: str, index: int) -> int | None:
-    """What a loop's body adds to an element of its state."""
+    """The constant that the body of a loop adds to an element of its state; None if there is none."""
     root = self._root(body)
     added = self._element(body, root.name, index) if root else None
     if added is None or added.opcode != 'add':
@@ -97,14 +97,14 @@ class Program(NamedTuple):
     return known[0] if len(known) == 1 else None
 
   def _element(self, within: str, name: str, index: int) -> Instruction | None:
-    """What an element of a tuple is made by."""
+    """The instruction that makes an element of a tuple."""
     made = self._find(within, name)
     if made is None or made.opcode != 'tuple' or index >= len(made.operands):
       return None
     return self._find(within, made.operands[index])
 
   def _find(self, within: str, name: str) -> Instruction | None:
-    """The instruction of a name, seen through copies."""
+    """The instruction of this name; copies are followed to their source."""
     one = next((x for x in self.computations.get(within, ()) if x.name == name), None)
     return self._find(within, one.operands[0]) if one and one.opcode in ('copy', 'bitcast') else one
 
@@ -118,11 +118,11 @@ def _value(one: Instruction | None) -> int | None:
 
 
 def parse(text: str) -> Program:
-  """Reads what `compiled.as_text()` gives."""
+  """Parses the text that `compiled.as_text()` returns."""
   computations: dict[str, list[Instruction]] = {}
   entry, current = '', None
   for line in text.splitlines():
-    if current and line != '}' and not line.startswith(' '):  # of a kernel, whose metadata has lines of its own
+    if current and line != '}' and not line.startswith(' '):  # continued metadata of a kernel
       current[-1] = current[-1]._replace(text=current[-1].text + line)
     elif not line.startswith(' '):
       head = _COMPUTATION.match(line)

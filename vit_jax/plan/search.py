@@ -1,7 +1,7 @@
-"""`--search`: which microbatch, recomputation, execution and sharding fit, and which of them is fastest.
+"""`--search`: the fastest accumulation, rematerialisation, execution and sharding that fit.
 
-Arithmetic puts all combinations in order and drops those whose state and saved activations alone are too
-large; then the compiler tries them in that order.
+All combinations are sorted by an estimate of their speed, and those whose state and saved activations alone are too
+large are dropped. The rest is compiled in that order.
 """
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vit_jax.config import layout, model_options, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import cost
-from vit_jax.plan import job as plans
+from vit_jax.plan import plan as plans
 from vit_jax.plan import table
 
 MAX_COMPILES = 10
 ENOUGH = 2
-"""Fitting ones after which the search ends: the order is that of the expected speed."""
+"""Number of fitting candidates after which the search ends; they are tried in order of expected speed."""
 
 
 class Candidate(NamedTuple):
-  """One combination, with the step time and memory that arithmetic expects."""
+  """One combination, with its step time and memory by arithmetic."""
   accumulate: int
   remat: schema.Remat
   execution: schema.Execution | None
@@ -36,19 +36,19 @@ class Candidate(NamedTuple):
 
 
 class Tried(NamedTuple):
-  """A candidate and its plan, None if it was left out; `note` says why."""
+  """A candidate and its plan; None if it was skipped, for the reason in `note`."""
   candidate: Candidate
   plan: plans.Plan | None
   note: str
 
   @property
   def step_ms(self) -> float | None:
-    """With all collectives added, so that sharding is not compared for free."""
+    """Time with all collectives, so that sharding is compared with its cost."""
     return None if self.plan is None or self.plan.step_ms is None else self.plan.step_ms + self.plan.collectives_ms
 
 
 def candidates(plan: plans.Plan) -> list[Candidate]:
-  """All combinations that the batch and the devices allow, the fastest expected first."""
+  """All combinations that the batch and the devices allow, in order of expected speed."""
   config, n = plan.parts.config, plan.subject.topology.num_devices
   shards = n // config.mesh.tensor if config.mesh.tensor > 0 else n
   sizes = sorted(f for f in {1, 8, 32, 128, max(1, config.mesh.fsdp)}
@@ -63,7 +63,7 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
 
 
 def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
-  """State and gradients of one device: exact, since a side that fsdp does not divide stays whole."""
+  """State and gradients of one device, exactly: a dimension that fsdp does not divide is replicated."""
   own_config = plan.parts.config
   config = layout.put(own_config, {'train.accumulate': 1, 'mesh.data': -1, 'mesh.fsdp': fsdp,
                                    'mesh.tensor': max(1, own_config.mesh.tensor)})
@@ -80,7 +80,7 @@ def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: s
   shards = topology.num_devices // max(1, config.mesh.tensor)
   model = layout.put(config, {'model.remat': remat, 'model.execution': execution}).model
   kept = cost.activation_bytes(model, config.image_px) * config.batch_size // shards // accumulate
-  kept *= 2 if remat is schema.Remat.NONE else 1  # what autodiff keeps beyond need
+  kept *= 2 if remat is schema.Remat.NONE else 1  # autodiff keeps more than the backward pass needs
   # All-reduce of the gradients, or gathering bf16 weights twice a microbatch and scattering gradients once.
   sent = 2 * params if fsdp == 1 else params * accumulate + params
   seconds = plan.flops_per_step / topology.num_devices / topology.chip.peak_flops / plans.ASSUMED_MFU
@@ -91,13 +91,13 @@ def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: s
 
 
 def search(plan: plans.Plan) -> list[Tried]:
-  """Tries scanned candidates, which compile fastest, until enough fit; then the best of them unrolled.
+  """Compiles scanned candidates, which compile fastest, until enough fit; then the best of them unrolled.
 
   Raises:
-    UserError: the compiler is not here.
+    UserError: the compiler for the hardware is not installed.
   """
   if plan.reason:
-    raise UserError(f'--search tries what fits by compiling it. {plan.reason}')
+    raise UserError(f'--search: expected the compiler for the hardware. {plan.reason}')
   tried: list[Tried] = []
   ordered = candidates(plan)
   for one in (c for c in ordered if c.execution is not schema.Execution.UNROLLED):
@@ -105,7 +105,7 @@ def search(plan: plans.Plan) -> list[Tried]:
     if fitting >= ENOUGH or sum(t.plan is not None for t in tried) >= MAX_COMPILES:
       break
     if one.expected_gib > plan.subject.topology.chip.hbm_gib:
-      tried.append(Tried(one, None, f'left out: {one.expected_gib:.1f} GiB by arithmetic'))
+      tried.append(Tried(one, None, f'skipped: {one.expected_gib:.1f} GiB by arithmetic'))
       continue
     tried.append(_try(plan, one))
   if found := best(tried):
@@ -116,7 +116,7 @@ def search(plan: plans.Plan) -> list[Tried]:
 
 
 def _try(plan: plans.Plan, one: Candidate) -> Tried:
-  """Compiles a candidate, and says so: this takes a while."""
+  """Compiles a candidate and prints the result, because compiling takes minutes."""
   made = plans.make(plan.subject._replace(config=_with(plan.parts.config, one)))
   lost = made.answer.overflow if made.answer else None
   note = plans.overflow_text(lost) if lost else 'fits' if made.fits else 'does not fit'
@@ -142,7 +142,7 @@ def best(tried: list[Tried]) -> Tried | None:
 
 
 def render(tried: list[Tried]) -> str:
-  """What was tried, and the settings of the fastest."""
+  """A table of what was tried, and the settings of the fastest."""
   rows = [(_name(t.candidate), f'{t.plan.peak_gib:.2f}' if t.plan else '-',
            '-' if t.step_ms is None else f'{_more(t)}{t.step_ms:.1f}', t.note) for t in tried]
   compiled = sum(t.plan is not None for t in tried)
@@ -150,14 +150,14 @@ def render(tried: list[Tried]) -> str:
            table.table(('settings', 'peak GiB', 'ms a step with collectives', 'verdict'), rows)]
   found = best(tried)
   if found is None:
-    return '\n\n'.join([*parts, f'None of the {compiled} compiled fits; want more devices, or a smaller batch_size or '
-                                'model.'])
-  return '\n\n'.join([*parts, f'Fastest of the {compiled} compiled that fits: {_name(found.candidate)}; '
+    return '\n\n'.join([*parts, f'None of the {compiled} compiled candidates fits. Use more devices, a smaller '
+                                'batch_size or a smaller model.'])
+  return '\n\n'.join([*parts, f'The fastest of {compiled} compiled candidates that fits: {_name(found.candidate)}; '
                               f'{_more(found)}{found.step_ms:.1f} ms a step.\n{found.candidate.flags()}'])
 
 
 def _more(one: Tried) -> str:
-  """What is put before a time in which kernels are missing."""
+  """The prefix of a time that does not include all kernels."""
   return '> ' if one.plan and one.plan.uncounted else ''
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.plan import compile, compiled
-from vit_jax.plan import job as plans
+from vit_jax.plan import plan as plans
 
 GIB = 2**30
 OPERATIONS = 24
@@ -25,7 +25,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def render(plan: plans.Plan) -> str:
-  """The whole plan."""
+  """The complete plan."""
   config, topology = plan.parts.config, plan.subject.topology
   axes = ' x '.join(f'{axis}={size}' for axis, size in plan.parts.mesh.shape.items())
   made = ', '.join(f'{name} {version}' for name, version in plan.to_json()['versions'].items())
@@ -59,11 +59,11 @@ def _section(plan: plans.Plan, title: str, text: str) -> list[str]:
 
 
 def verdict(plan: plans.Plan) -> str:
-  """Fits or not, and by how much."""
+  """Whether it fits, and by how much."""
   have = plan.subject.topology.chip.hbm_gib
   lost = plan.answer.overflow if plan.answer else None
   if lost:
-    return f'**Does not fit**: {plans.overflow_text(lost)}. --search looks for what fits.{_whole(plan)}'
+    return f'**Does not fit**: {plans.overflow_text(lost)}. --search looks for settings that fit.{_whole(plan)}'
   how = 'as compiled' if plan.answer else f'by arithmetic only. {plan.reason}'
   if plan.fits:
     return f'**Fits**: {plan.peak_gib:.2f} of {have:.2f} GiB a device at the peak, {how}{_whole(plan)}'
@@ -74,8 +74,8 @@ def verdict(plan: plans.Plan) -> str:
 def _whole(plan: plans.Plan) -> str:
   if not plan.whole_bytes:
     return ''
-  return (f' Parameters of {plan.whole_bytes / GIB:.2f} GiB stay whole on every device: mesh.fsdp='
-          f'{plan.parts.mesh.shape["fsdp"]} does not divide their sides; want a divisor of '
+  return (f' Parameters of {plan.whole_bytes / GIB:.2f} GiB are replicated, because mesh.fsdp='
+          f'{plan.parts.mesh.shape["fsdp"]} does not divide their dimensions. Set it to a divisor of '
           f'{_width(plan.parts.config.model)}.')
 
 
@@ -93,7 +93,7 @@ def _execution(model: schema.Model) -> str:
 
 
 def _short(value: float) -> str:
-  """A positive number with three or four digits that count."""
+  """A positive number with three or four significant digits."""
   return f'{value:,.0f}' if value >= 1000 else f'{value:.1f}' if value >= 10 else f'{value:.3g}'
 
 
@@ -113,14 +113,14 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   chip, total, step = plan.subject.topology.chip, plan.parts.lengths.total_steps, plan.step_ms
   count = trees.num_elements(plan.parts.program.abstract_state.params)
   yield 'parameters', f'{count:,}', 'exact'
-  yield 'FLOPs a step', f'{plan.flops_per_step:.4g}', 'model, forward and backward, 2 a multiply-add; no recomputation'
-  yield 'roofline', f'{_short(plan.roofline_ms)} ms', f'the least: {chip.peak_flops / 1e12:g} TFLOP/s, ' \
+  yield 'FLOPs a step', f'{plan.flops_per_step:.4g}', 'forward and backward, 2 a multiply-add, without recomputation'
+  yield 'roofline', f'{_short(plan.roofline_ms)} ms', f'lower bound: {chip.peak_flops / 1e12:g} TFLOP/s, ' \
       f'{chip.hbm_bytes_s / 1e9:g} GB/s a device'
   yield 'total steps', f'{total:,}', plan.parts.config.length
   if step is None:
     return
   if plan.has_cycles:
-    how = (f'cycles the compiler counts, loops times trips, at {chip.clock_hz / 1e9:g} GHz; no collectives, host, '
+    how = (f'cycles that the compiler estimates, at {chip.clock_hz / 1e9:g} GHz; without collectives, host and '
            'input')
   else:
     how = f'FLOPs at an assumed MFU of {plans.ASSUMED_MFU:.0%}'
@@ -129,24 +129,24 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   both = step + plan.collectives_ms
   if plan.uncounted:
     named = ', '.join(f'{kernel.calls:,} x {kernel.name}' for kernel in plan.uncounted)
-    yield 'kernels', 'not known', f'{named}: of these the compiler counts no cycles, so they are in no time here'
+    yield 'kernels', 'unknown', f'{named}: the compiler counts no cycles for these, so no time here includes them'
   if plan.answer:
     yield 'collectives', f'{_short(plan.collectives_ms)} ms', \
-        f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, nothing hidden'
+        f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, without overlap'
   if between := plan.between_slices_ms:
     yield 'between slices', f'{_short(between)} ms', \
-        f"the data centre's network at {chip.between_bytes_s / 1e9:g} GB/s a device; in no other figure"
+        f'data-centre network at {chip.between_bytes_s / 1e9:g} GB/s a device; not included in other figures'
 
   def added(value: str) -> str:
-    return f'; {value} with all collectives added' if plan.answer else ''
+    return f'; {value} with collectives' if plan.answer else ''
 
-  yield 'MFU', f'{less}{plan.mfu(step):.1%}', f'at the step{added(f"{less}{plan.mfu(both):.1%}")}'
+  yield 'MFU', f'{less}{plan.mfu(step):.1%}', f'of the step{added(f"{less}{plan.mfu(both):.1%}")}'
   yield 'hours', more + _short(step * total / 3.6e6), f'all steps{added(more + _short(both * total / 3.6e6))}'
   yield 'core-days', more + _short(plan.core_days(step)), \
       f'{plan.subject.topology.num_cores} cores{added(more + _short(plan.core_days(both)))}'
   paper = plans.PAPER_CORE_DAYS.get(plan.parts.config.name)
   if paper:
-    yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; to be compared on v3 only'
+    yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; comparable on v3 only'
   if plan.answer:
     yield from _compiler_rows(plan.answer, chip.clock_hz)
 
@@ -154,19 +154,19 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
 def _compiler_rows(answer: compile.Answer, clock_hz: float) -> Iterator[tuple[str, str, str]]:
   if (unknown := answer.costs.unknown).loops:
     once = f'{1e3 * unknown.cycles / clock_hz:.3g} ms' if clock_hz else '-'
-    yield 'loops of no known length', once, \
-        f'{unknown.loops}, that end by chance or by data, counted once, in the step: {", ".join(unknown.sources)}'
+    yield 'loops of unknown length', once, \
+        f'{unknown.loops}, counted as one iteration each, included in the step: {", ".join(unknown.sources)}'
   yield 'compile', f'{answer.lower_s + answer.compile_s:.0f} s', 'on this machine'
 
 
-TRUST = ('How far to trust it: memory is what the compiler reserves. The step is the cost model of the compiler. It '
-         'was checked once, on the published code of a 90-epoch S/16 run on eight v3 cores: 201 ms, where the '
-         'published hours imply 194 to 226. Other generations are not checked. A core-day is one core for one day: a '
-         'device of v2, v3, v5e and v6e is one core, of v4 and v5p two.')
+TRUST = ("Accuracy: memory is what the compiler reserves. The step time is the estimate of the compiler's cost model. "
+         'It was compared once, for the published program of a 90-epoch S/16 run on eight v3 cores: 201 ms estimated, '
+         '194 to 226 ms by the published hours. Other generations were not compared. A core-day is one core for one '
+         'day: a device of v2, v3, v5e and v6e is one core, a device of v4 and v5p two.')
 
 
 def operations(plan: plans.Plan) -> str:
-  """The dearest operations, by where in the program they come from, and what is left; all are in `plan.json`."""
+  """The most expensive operations by source, and the sum of the rest; `plan.json` has all of them."""
   assert plan.answer is not None
   found, whole = plan.answer.operations, plan.answer.costs.cycles
   rows = [(one.phase, one.place, f'{one.calls:,}', one.cycles) for one in found[:OPERATIONS]]
@@ -188,18 +188,18 @@ def collectives(plan: plans.Plan) -> str:
                  f'{1e3 * row.sent_bytes / rate:.2f}' if rate else '-'))
   shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms'), rows) if rows else 'None.'
   if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
-    shown += '\n\nBetween slices it goes over the network of the data centre; that time is in no sum here.'
+    shown += '\n\nTransfers between slices use the data-centre network; no sum here includes their time.'
   return f'{shown}\n\n{TRUST}' if plan.has_cycles else shown
 
 
 def parameters(plan: plans.Plan) -> str:
-  """Every parameter with its layout."""
+  """Every parameter with its sharding."""
   program = plan.parts.program
   leaves = trees.flatten(program.abstract_state.params)
   placed = jax.tree.leaves(program.shardings.params)
   rows = []
   for (name, leaf), sharding in zip(leaves.items(), placed, strict=True):
     size = int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * leaf.dtype.itemsize
-    spec = ', '.join(str(axis or '-') for axis in sharding.spec) or 'whole'
+    spec = ', '.join(str(axis or '-') for axis in sharding.spec) or 'replicated'
     rows.append((name, str(list(leaf.shape)), spec, f'{size:,}'))
   return table(('parameter', 'shape', 'spec', 'bytes a device'), rows)

@@ -1,6 +1,6 @@
-"""Hardware that a run can be planned for: chips, slices, and how to get their devices without having them.
+"""Hardware that a run can be planned for: chips and slices, and descriptions of their devices.
 
-A device is what jax calls one: a core on TPU v2 and v3, a chip elsewhere (two cores run as one on v4 and
+A device is a device of jax: a core on TPU v2 and v3, a chip elsewhere (two cores run as one on v4 and
 v5p). Imports jax only in `open_devices`, since the environment has to be set before.
 """
 from __future__ import annotations
@@ -25,14 +25,14 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """What one device of a kind has.
+  """The properties of one device.
 
   hbm_gib: memory that a program may use; for TPUs read off the compiler's own errors (libtpu 0.0.51).
   peak_flops: dense bf16 FLOP/s.                   hbm_bytes_s: of the memory.
-  ring_bytes_s: what a device sends around one ring of neighbours in both directions together.
+  ring_bytes_s: what a device sends around one ring of neighbours, both directions together.
   clock_hz: of the cycles that the compiler counts; 0 = it counts none.
-  cores: cores a device, for core-days.
-  between_bytes_s: its share of its host's way to other slices; 0 = not known.
+  cores: in one device, for core-days.
+  between_bytes_s: its share of the bandwidth of its host to other slices; 0 = unknown.
   """
   platform: str
   hbm_gib: float
@@ -61,7 +61,7 @@ CHIPS = {
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
     'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
 }
-# What is rented -> what the compiler calls it. Numbers after v2 to v5p count cores, after v5e and v6e chips.
+# Names of cloud providers -> names of the compiler. Numbers after v2 to v5p count cores, after v5e and v6e chips.
 ALIASES = {
     **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v2', 'v3') for n, grid in (
         (1, '2x2'), (4, '4x4'), (8, '4x8'), (16, '8x8'), (32, '8x16'), (64, '16x16'), (128, '16x32'),
@@ -82,7 +82,7 @@ _DEVICES_A_CHIP = {'v2': 2, 'v3': 2}
 
 
 class Topology(NamedTuple):
-  """A slice: `v3:16x16` has 512 devices of chip `v3`. Or several alike, `slices`, with `num_devices` in all."""
+  """A slice: `v3:16x16` has 512 devices of chip `v3`. Or several equal `slices`, with `num_devices` in total."""
   name: str
   kind: str
   chip: Chip
@@ -91,7 +91,7 @@ class Topology(NamedTuple):
 
   @property
   def label(self) -> str:
-    """How it is called: `v5e:16x16`, or `2 slices of v5e:16x16`."""
+    """Its name in text: `v5e:16x16`, or `2 slices of v5e:16x16`."""
     return self.name if self.slices == 1 else f'{self.slices} slices of {self.name}'
 
   @property
@@ -105,14 +105,14 @@ class Topology(NamedTuple):
 
 
 def parse(text: str, *, slices: int = 1) -> Topology:
-  """A slice by the planner's name, or one it is rented under (`v3-512`); `cpu:8`, `h200:8` by number.
+  """A slice by its grid of chips or by the name of cloud providers (`v3-512`); `cpu:8` and `h200:8` by number.
 
   Args:
     text: the name.
-    slices: how many such TPU slices there are; GPUs and CPUs are given by their number in all, whatever they are in.
+    slices: number of such TPU slices; GPUs and CPUs are given by their total number.
 
   Raises:
-    UserError: lists the known ones.
+    UserError: unknown name; lists the known ones.
   """
   name = text.strip().lower()
   name = ALIASES.get(name, name)
@@ -126,19 +126,20 @@ def parse(text: str, *, slices: int = 1) -> Topology:
   near = difflib.get_close_matches(name, [*names, *ALIASES], 1)
   lines = [f'  {k + ":":<5}{"  ".join(grids)}' for k, grids in GRIDS.items()]
   numbered = '  '.join(f'{k}:N' for k in CHIPS if k not in GRIDS)
-  raise UserError('\n'.join([f'--topology={text}: no such topology' + (f'; did you mean {near[0]}?' if near else ''),
-                             'Known, as CHIP:GRID OF CHIPS:', *lines, f'  N devices: {numbered}',
-                             '  and rented names such as v3-512, v4-128, v5litepod-16, v6e-256']))
+  raise UserError('\n'.join([f'--topology: expected one of the topologies below, got {text!r}.', *lines,
+                             f'  N devices: {numbered}',
+                             '  names of cloud providers, such as v3-512, v4-128, v5litepod-16, v6e-256',
+                             *([f'Did you mean {near[0]}?'] if near else [])]))
 
 
 def missing(topology: Topology) -> str:
-  """Why this machine cannot compile for a topology, and what would help; '' if it can."""
+  """Why this machine cannot compile for a topology, and what to do about it; '' if it can."""
   match topology.chip.platform:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
-      return ("The TPU compiler is not installed here; `pip install 'vit-jax[plan]'` (the package libtpu; Linux, no "
-              'TPU needed) adds it.')
+      return ("The TPU compiler is not installed. Install it with `pip install 'vit-jax[plan]'` (the package libtpu; "
+              'Linux, no TPU needed).')
     case 'gpu' if (count := len(glob.glob('/dev/nvidia[0-9]*'))) < topology.num_devices:
-      return (f'A program for {topology.name} is compiled only where so many such GPUs are, and this machine has '
+      return (f'A program for {topology.name} can be compiled only on a machine with that many GPUs; this machine has '
               f'{count or "none"}.')
   return ''
 
@@ -146,7 +147,7 @@ def missing(topology: Topology) -> str:
 def environment(topology: Topology) -> dict[str, str]:
   """Variables that the compiling process must have before it imports jax."""
   match topology.chip.platform:
-    case 'tpu':  # the compiler without a TPU: ask no metadata server, share the library, compute on the CPU
+    case 'tpu':  # no TPU: no metadata server, a shared library, computation on the CPU
       return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
               'LIBTPU_INIT_ARGS': os.environ.get('LIBTPU_INIT_ARGS', xla_flags.defaults('tpu')),
               'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
@@ -162,17 +163,18 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   """The devices of a topology: described for TPUs, present ones otherwise.
 
   Raises:
-    UserError: this machine has fewer.
+    UserError: this machine has too few of them.
   """
   import jax
   from jax.experimental import topologies
   if topology.chip.platform == 'tpu':
-    # Without megacore, a v4 slice shows every chip as two devices that share memory; meshes refuse those.
+    # Without megacore, a v4 chip appears as two devices that share memory, of which jax makes no mesh.
     options: dict[str, Any] = {'chip_config_name': 'megacore'} if topology.kind == 'v4' else {}
     if topology.slices > 1:
       options['num_slices'] = topology.slices
     return topologies.get_topology_desc(platform='tpu', topology_name=topology.name, **options).devices
   devices = jax.devices()
   if len(devices) < topology.num_devices:
-    raise UserError(f'--topology={topology.name}: this machine has {len(devices)} such devices')
+    raise UserError(f'--topology: expected at most {len(devices)} devices, which this machine has, got '
+                    f'{topology.name}.')
   return devices[:topology.num_devices]

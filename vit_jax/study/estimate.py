@@ -25,7 +25,7 @@ from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import topologies
-from vit_jax.plan.job import ASSUMED_MFU
+from vit_jax.plan.plan import ASSUMED_MFU
 from vit_jax.record import clock
 from vit_jax.study import runs
 

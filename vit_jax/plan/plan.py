@@ -1,0 +1,247 @@
+"""A planned run: memory, time and cost of its train step on hardware that is not here.
+
+The step that is compiled is the one that `train` runs. Neither the data nor the devices are needed. Without the
+compiler for the hardware, a plan has the figures that follow from arithmetic.
+"""
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import time
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from vit_jax.config import layout, schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import build
+from vit_jax.models import cost
+from vit_jax.parallel import mesh as meshes
+from vit_jax.parallel import rules as sharding
+from vit_jax.plan import compile, compiled, topologies
+
+ASSUMED_MFU = .4
+"""Used if the compiler counts no cycles; published pre-training of ViT on TPUv3 reaches 32 to 43 %."""
+PAPER_CORE_DAYS = {'vit_l16_jft': 680, 'vit_h14_jft': 2_500, 'vit_l16_i21k': 230}  # ViT paper, Table 2, TPUv3
+SECONDS_A_DAY = 86_400
+LARGE_BYTES = 2**24
+GIB = topologies.GIB
+
+
+class Subject(NamedTuple):
+  """A config on a topology, and the numbers of its data; `layout` describes the layout that was chosen, and why."""
+  config: schema.Config
+  topology: topologies.Topology
+  num_examples: int
+  num_classes: int
+  in_memory: bool
+  layout: str = ''
+
+  def request(self) -> compile.Request:
+    return compile.Request(self.config, self.topology.name, self.num_examples, self.num_classes, self.in_memory)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A planned run. `answer` is the compiler's report; None = not compiled, for this `reason`."""
+  subject: Subject
+  parts: build.Parts
+  answer: compile.Answer | None
+  reason: str
+
+  @property
+  def memory(self) -> dict[str, int]:
+    """Bytes of one device by content; activations are an estimate."""
+    state, placed, mesh = self.parts.program.abstract_state, self.parts.program.shardings, self.parts.mesh
+    specs = jax.tree.map(lambda s: s.spec, placed)
+    params = sharding.bytes_per_device(state.params, specs.params, mesh)
+    batch = trees.num_bytes(build.abstract_batch(self.parts.config)) // self._batch_shards
+    return {'parameters': params, 'optimiser': sharding.bytes_per_device(state.opt, specs.opt, mesh),
+            'extra': sharding.bytes_per_device(state.extra, specs.extra, mesh), 'batch': batch, 'gradients': params,
+            'activations': self.rows * cost.activation_bytes(self.parts.config.model, self.parts.config.image_px)}
+
+  @property
+  def _batch_shards(self) -> int:
+    return self.parts.mesh.shape['data'] * self.parts.mesh.shape['fsdp']
+
+  @property
+  def rows(self) -> int:
+    """Images of one device in one microbatch."""
+    return self.parts.config.batch_size // self._batch_shards // self.parts.config.train.microbatches
+
+  @property
+  def peak_gib(self) -> float:
+    """Peak memory: as compiled, or as requested by a program that does not fit, or by arithmetic."""
+    if self.answer is None:
+      return sum(self.memory.values()) / GIB
+    if self.answer.overflow:
+      own = self.memory
+      state = sum(own[k] for k in ('parameters', 'optimiser', 'extra', 'batch')) / GIB
+      return self.answer.overflow.need_gib + (state if self.answer.overflow.what == 'temporaries' else 0.)
+    return self.answer.peak_bytes / GIB
+
+  @property
+  def fits(self) -> bool:
+    if self.answer is not None and self.answer.overflow:
+      return False
+    return self.peak_gib <= self.subject.topology.chip.hbm_gib
+
+  @property
+  def whole_bytes(self) -> int:
+    """Bytes of large parameters that are replicated although the mesh has an axis to split them over."""
+    program, mesh = self.parts.program, self.parts.mesh
+    if mesh.shape['fsdp'] * mesh.shape['tensor'] == 1:
+      return 0
+    pairs = zip(jax.tree.leaves(program.abstract_state.params), jax.tree.leaves(program.shardings.params), strict=True)
+    return sum(trees.num_bytes(leaf) for leaf, placed in pairs
+               if placed.shard_shape(leaf.shape) == leaf.shape and trees.num_bytes(leaf) > LARGE_BYTES)
+
+  @property
+  def flops_per_step(self) -> float:
+    """FLOPs of the complete batch, forward and backward, without rematerialisation."""
+    return build.train_flops(self.parts) * self.parts.config.batch_size
+
+  @property
+  def roofline_ms(self) -> float:
+    """A lower bound: products at peak rate, or one read and one write of state and saved activations."""
+    own, chip = self.memory, self.subject.topology.chip
+    moved = 2 * (own['parameters'] + own['optimiser'] + own['extra'] + own['gradients']
+                 + own['activations'] * self.parts.config.train.microbatches)
+    ideal = self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops
+    return 1e3 * max(ideal, moved / chip.hbm_bytes_s)
+
+  @property
+  def has_cycles(self) -> bool:
+    return bool(self.answer and self.answer.costs.cycles and self.subject.topology.chip.clock_hz)
+
+  @property
+  def uncounted(self) -> list[compiled.Kernel]:
+    """Kernels whose cycles are missing in `step_ms`, which is then too short."""
+    return self.answer.costs.kernels if self.answer and self.has_cycles else []
+
+  @property
+  def step_ms(self) -> float | None:
+    """Time without collectives, from the compiler's cycles or else the assumed MFU; None if it does not fit."""
+    chip = self.subject.topology.chip
+    if not self.fits:
+      return None
+    if self.answer and self.has_cycles:
+      return 1e3 * self.answer.costs.cycles / chip.clock_hz
+    return 1e3 * self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops / ASSUMED_MFU
+
+  @property
+  def collectives_ms(self) -> float:
+    """Time of all collectives within a slice around one ring of neighbours, without any overlap."""
+    rows = self.answer.costs.collectives if self.answer else []
+    sent = sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
+    return 1e3 * sent / self.subject.topology.chip.ring_bytes_s
+
+  @property
+  def between_slices_ms(self) -> float | None:
+    """Time of transfers between slices, which no other figure includes. None if the bandwidth is unknown."""
+    rows = self.answer.costs.collectives if self.answer else []
+    sent = sum(row.sent_bytes for row in rows if row.kind == compiled.BETWEEN_SLICES)
+    rate = self.subject.topology.chip.between_bytes_s
+    if not sent:
+      return 0.
+    return 1e3 * sent / rate if rate else None
+
+  def mfu(self, step_ms: float) -> float:
+    topology = self.subject.topology
+    return self.flops_per_step / topology.num_devices / topology.chip.peak_flops * 1e3 / step_ms
+
+  def core_days(self, step_ms: float) -> float:
+    return step_ms / 1e3 * self.parts.lengths.total_steps * self.subject.topology.num_cores / SECONDS_A_DAY
+
+  def to_json(self) -> dict[str, Any]:
+    """The content of `plan.json`; null where a figure is undefined because the program does not fit."""
+    step, answer, topology = self.step_ms, self.answer, self.subject.topology
+    both = None if step is None else step + self.collectives_ms
+    return {
+        'config': self.parts.config.name, 'topology': topology.name, 'slices': topology.slices,
+        'num_devices': topology.num_devices,
+        'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape), 'measured': False,
+        'layout': self.subject.layout, 'dtype': self.parts.config.model.dtype.value,
+        'compiled': answer is not None, 'reason': self.reason, 'fits': self.fits,
+        'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': topology.chip.hbm_gib,
+        'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.whole_bytes,
+        'argument_bytes': answer.argument_bytes if answer else None,
+        'temp_bytes': answer.temp_bytes if answer else None,
+        'estimated_step_ms': step, 'step_ms_source': 'compiler_cycles' if self.has_cycles else 'assumed_mfu',
+        'assumed_mfu': None if self.has_cycles else ASSUMED_MFU, 'collectives_ms': self.collectives_ms,
+        'between_slices_ms': self.between_slices_ms,
+        'step_ms_with_collectives': both, 'roofline_ms': self.roofline_ms,
+        'num_params': trees.num_elements(self.parts.program.abstract_state.params),
+        'flops_per_step': self.flops_per_step, 'mfu': None if step is None else self.mfu(step),
+        'mfu_with_collectives': None if both is None else self.mfu(both),
+        'total_steps': self.parts.lengths.total_steps,
+        'hours': None if step is None else step / 3.6e6 * self.parts.lengths.total_steps,
+        'core_days': None if step is None else self.core_days(step),
+        'core_days_with_collectives': None if both is None else self.core_days(both),
+        'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
+        'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes,
+                         'sent_bytes': row.sent_bytes} for row in answer.costs.collectives] if answer else [],
+        'operations': [one._asdict() for one in answer.operations] if answer else [],
+        'uncounted_kernels': {kernel.name: kernel.calls for kernel in self.uncounted},
+        'unknown_loops': answer.costs.unknown._asdict() if answer else None,
+        'lower_s': answer.lower_s if answer else None, 'compile_s': answer.compile_s if answer else None,
+        'overflow': answer.overflow._asdict() if answer and answer.overflow else None, 'versions': versions(),
+        'date': time.strftime('%Y-%m-%d')}
+
+
+def lay_out(subject: Subject) -> Subject:
+  """The subject with the layout that its run gets on the topology."""
+  hardware = subject.topology.hardware
+  found = build.lay_out(layout.reopen(subject.config, hardware), hardware, build.Numbers(
+      subject.num_examples, subject.num_classes, subject.in_memory))
+  return subject._replace(config=found.config, layout=found.text)
+
+
+def make(subject: Subject) -> Plan:
+  """Plans a subject, and compiles it if the compiler for its hardware is installed."""
+  parts = abstract_parts(subject)
+  reason = topologies.missing(subject.topology)
+  return Plan(subject, parts, None if reason else compile.ask(subject.request()), reason)
+
+
+def abstract_parts(subject: Subject) -> build.Parts:
+  """The run, built on a mesh without devices."""
+  sizes = meshes.shape(subject.config.mesh, subject.topology.num_devices)
+  device = AbstractDevice(subject.topology.kind, None, subject.topology.chip.platform)
+  mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
+  return build.parts(subject.config, mesh=mesh, num_examples=subject.num_examples,  # type: ignore[arg-type]
+                     num_classes=subject.num_classes, in_memory=subject.in_memory)
+
+
+def numbers(config: schema.Config) -> tuple[int, int, bool]:
+  """Examples, classes, and whether images come from memory: from the config, else from its source."""
+  data = config.data
+  if data.num_examples and data.num_classes and data.in_memory is not schema.InMemory.YES:
+    return data.num_examples, data.num_classes, False
+  try:
+    opened = build.open_data(config)
+  except (UserError, OSError) as error:
+    raise UserError(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan without the data; '
+                    f'they are {data.num_examples} and {data.num_classes}; 0 asks the source.') from error
+  return data.num_examples or len(opened.train), len(opened.class_names), opened.in_memory
+
+
+def versions() -> dict[str, str]:
+  """Versions of the packages that compile."""
+  found = {}
+  for name in ('jax', 'jaxlib', 'libtpu'):
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return found
+
+
+def overflow_text(lost: compiled.Overflow) -> str:
+  """By how much a program does not fit."""
+  if not lost.need_gib:
+    return 'the program does not fit in the memory of a device; the compiler does not report by how much'
+  return (f'{lost.what} need {lost.need_gib:.2f} GiB, {lost.need_gib - lost.have_gib:.2f} GiB more than the '
+          f'{lost.have_gib:.2f} GiB of a device')
