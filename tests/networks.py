@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params, PyTree
 from vit_jax.models import backbones
-from vit_jax.models.efficientnet_blocks import stages
+from vit_jax.models.efficientnet import stages
 
 PX = (36, 28)
 RESNET = schema.ResNet(layers=(1, 2), width=32)

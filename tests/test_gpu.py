@@ -18,7 +18,6 @@ from vit_jax.config.schema import AttentionKernel, DType, Remat
 from vit_jax.core.types import Array
 from vit_jax.jobs import build
 from vit_jax.models.kernels import attend, attend_kernels
-from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 
 pytestmark = [pytest.mark.skipif(jax.default_backend() != 'gpu', reason='needs an NVIDIA GPU: launch/gpu_check.sh'),
@@ -88,4 +87,4 @@ def test_weights_of_others_give_their_logits_in_bf16(name: str, tmp_path: pathli
 
 def test_this_gpu_runs_the_kernel() -> None:
   model = schema.ViT(dtype=DType.BF16, attention=AttentionKernel.CUDNN)
-  kernels.check(model, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), name='model')
+  attend_kernels.check_devices(model, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), name='model')

@@ -1,4 +1,4 @@
-"""Options of a ViT and the mesh: every parameter has a rule, and a step gives the same on any mesh."""
+"""Tests of the options of a ViT on a mesh: each parameter has a rule, and a step gives the same on any mesh."""
 from __future__ import annotations
 
 import dataclasses
@@ -14,6 +14,7 @@ from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.pipeline import transforms
 from vit_jax.jobs import build
+from vit_jax.models import backbones
 from vit_jax.parallel import rules
 from vit_jax.recipes import sizes
 
@@ -49,7 +50,7 @@ def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> Non
   c = config(dataclasses.replace(model, patch=8, heads=4))
   mesh = programs.mesh(programs.MESHES[SPLIT])
   params, _ = jax.eval_shape(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
-  specs = rules.param_specs({'backbone': params}, rules.vit(c.model), mesh)['backbone']
+  specs = rules.param_specs({'backbone': params}, backbones.rules(c.model), mesh)['backbone']
   blocks = specs['blocks']['row'] if c.model.axial else specs['blocks']
   assert tuple(blocks['attn']['query']['kernel']) == (None, 'fsdp', 'tensor', None)
   if name == 'gated':
@@ -65,8 +66,8 @@ def test_options_that_do_not_fit_are_refused_with_their_values() -> None:
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=wrong))
   for said in ('model.registers: expected at least 0, got -1.',
-               'model.positions_at=shared is defined for learned positions, but model.positions=none',
-               'model.layer_scale=1e-05 scales two branches, but model.parallel=True',
-               'model.pool=cls has a class token, which lies in no row and no column',
-               'model.parallel=True and model.axial=True'):
+               'model.positions_at: expected stem with model.positions=none, got shared.',
+               'model.layer_scale: expected 0 with model.parallel=True, which has one sum of both branches, got 1e-05.',
+               'model.pool: expected mean or map, which have no class token, with model.axial=True, got cls.',
+               'model.parallel: expected False with model.axial=True, as no such model is defined, got True.'):
     assert said in str(error.value)

@@ -15,6 +15,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.data.pipeline import transforms
 from vit_jax.jobs import build
+from vit_jax.models import backbones
 from vit_jax.parallel import rules
 from vit_jax.recipes import sizes
 
@@ -62,7 +63,7 @@ def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> Non
   model, mesh = sizes.model(name), programs.mesh(programs.MESHES[SPLIT])
   c = schema.Config(model=model)
   params, _ = jax.eval_shape(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
-  specs = trees.flatten(rules.param_specs({'backbone': params}, rules.backbone(model), mesh))
+  specs = trees.flatten(rules.param_specs({'backbone': params}, backbones.rules(model), mesh))
   leaves = trees.flatten({'backbone': params})
   whole = [n for n, spec in specs.items() if n.endswith('kernel') and not any(spec) and leaves[n].size > 10_000]
   assert not whole

@@ -60,7 +60,7 @@ def test_gradients_of_attention_equal_finite_differences() -> None:
     change = jax.random.normal(jax.random.key(i), attention.shape)
 
     def score(scale: float, i: int = i, change: jax.Array = change) -> float:
-      x = own.backbone.block(own.params, inputs[i], layer=i, capture=False, nudge=scale * change)[0]
+      x = own.backbone.block(own.params, inputs[i], layer=i, capture=False, attn_delta=scale * change)[0]
       for later in range(i + 1, 3):
         x = own.backbone.block(own.params, x, layer=later, capture=False)[0]
       return float((own.backbone.finish(own.params, x, grid=(2, 3)).pooled @ direction).sum())

@@ -8,7 +8,8 @@ import numpy as np
 from vit_jax.core.types import Array
 from vit_jax.models.kernels.attend import attend, attention_weights, combine
 from vit_jax.models.layers import applied, initial
-from vit_jax.models.vit.attention import Attention, relative_logits
+from vit_jax.models.vit.attention import Attention
+from vit_jax.models.vit.positions import relative_logits
 
 
 def projections(dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array, Array]:
@@ -17,8 +18,7 @@ def projections(dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array, Array]:
 
 
 def plain(**options: object) -> Attention:
-  settings = {'qk_norm': False, 'norm_eps': 1e-6, 'dropout': 0., 'relative': 0} | options
-  return Attention(4, jnp.float32, **settings)
+  return Attention(heads=4, dtype=jnp.float32, norm_eps=1e-6, **options)
 
 
 def test_attend_equals_numpy_in_float64() -> None:

@@ -66,14 +66,14 @@ def test_depthwise_by_taps_and_as_xla_has_it_give_the_same_and_the_same_gradient
   pads = convolution.padding(size, side, stride, is_same=True)
   want = networks.conv(np.asarray(x, np.float64), np.asarray(kernel, np.float64), stride, list(pads))
   np.testing.assert_allclose(depthwise.by_taps(x, kernel, stride=stride, pads=pads), want, rtol=1e-4, atol=1e-4)
-  np.testing.assert_allclose(depthwise.plain_depthwise(x, kernel, stride=stride, pads=pads), want, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(depthwise.plain_depthwise(x, kernel, stride, pads), want, rtol=1e-4, atol=1e-4)
   weights = some(*want.shape, seed=2)
 
   def gradient(form: object) -> tuple[Array, Array]:
     return jax.jit(jax.grad(lambda x, k: (form(x, k) * weights).sum(), (0, 1)))(x, kernel)
 
   own = gradient(lambda x, k: depthwise.depthwise(x, k, stride, pads))
-  other = gradient(lambda x, k: depthwise.plain_depthwise(x, k, stride=stride, pads=pads))
+  other = gradient(lambda x, k: depthwise.plain_depthwise(x, k, stride, pads))
   for a, b in zip(own, other, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

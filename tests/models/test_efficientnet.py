@@ -14,7 +14,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params, PyTree, UserError
-from vit_jax.models import efficientnet, efficientnet_blocks
+from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
 
 STILL = dataclasses.replace(EFFICIENTNET, dropout=0., drop_path=0., norm_momentum=.75)
@@ -132,15 +132,15 @@ def test_bf16_is_near_f32_and_features_and_statistics_stay_f32() -> None:
 
 
 def test_channels_are_rounded_to_multiples_of_eight_within_a_tenth() -> None:
-  assert [efficientnet_blocks.scaled(c, f) for c, f in ((32, 1.), (32, 1.1), (32, .3), (16, 1.1), (24, 1.4), (1, 1.))
+  assert [efficientnet.scaled(c, f) for c, f in ((32, 1.), (32, 1.1), (32, .3), (16, 1.1), (24, 1.4), (1, 1.))
           ] == [32, 32, 16, 16, 32, 8]  # .3 * 32 = 9.6: 8 is more than a tenth less
 
 
 def test_l2_has_the_published_blocks() -> None:
-  stages = efficientnet_blocks.stages(sizes.efficientnet('L2'))
+  stages = efficientnet.stages(sizes.efficientnet('L2'))
   assert [(len(blocks), blocks[0].outputs) for blocks in stages] == [
       (6, 72), (11, 104), (11, 176), (16, 344), (16, 480), (22, 824), (6, 1376)]
-  assert stages[0][0].inputs == 136 and efficientnet_blocks.scaled(1280, 4.3) == 5504
+  assert stages[0][0].inputs == 136 and efficientnet.scaled(1280, 4.3) == 5504
 
 
 def test_settings_that_do_not_fit_are_all_reported() -> None:
@@ -149,4 +149,4 @@ def test_settings_that_do_not_fit_are_all_reported() -> None:
   assert str(error.value).splitlines() == [
       'model.width_factor: expected more than 0 to 100, got 0.0.', 'model.dropout: expected 0 to below 1, got 1.0.',
       'model.norm_momentum: expected 0 to below 1, got 1.0.',
-      'model.remat=mlp is for blocks of attention and MLP; want none or full']
+      'model.remat: expected none or full for a network of convolutions, got mlp.']

@@ -104,14 +104,14 @@ def test_grown_parameters_treat_each_tile_of_a_larger_image_as_an_image() -> Non
 
 def test_parameters_for_another_number_of_tokens_are_refused() -> None:
   params, _ = networks.variables(MIXER)
-  with pytest.raises(UserError, match='image_px=32 x 28 gives 56 tokens, but the MLP over tokens of these parameters '
-                                      'is for 63'):
+  with pytest.raises(UserError, match=r'image_px: expected a size of 63 patches of 4 px, which the MLP over tokens was '
+                                      r'made for, got \(32, 28\), which has 56'):
     tokens(MIXER, params, networks.some_image((32, 28)))
-  with pytest.raises(UserError, match='cannot be cut into patches of 4 px'):
+  with pytest.raises(UserError, match='image_px: expected multiples of model.patch=4 px'):
     mixer.build(MIXER, PX).apply(params, {}, networks.some_image((30, 28)), train=False, key=None)
   with pytest.raises(UserError) as error:
     mixer.build(schema.Mixer(patch=5, tokens_mlp=0, drop_path=1., norm_eps=0.), PX)
   assert str(error.value).splitlines() == [
       'model.tokens_mlp: expected at least 1, got 0.', 'model.drop_path: expected 0 to below 1, got 1.0.',
       'model.norm_eps: expected more than 0, got 0.0.',
-      'image_px=(36, 28) is not a multiple of model.patch=5 in both directions']
+      'image_px: expected multiples of model.patch=5 px, such as (35, 30), got (36, 28).']

@@ -52,7 +52,7 @@ def test_the_mean_of_the_patches_can_be_normalised_and_stand_beside_a_class_toke
   counted = cost.parameters(settings, PX, head=schema.Head(), num_classes=0)
   assert trees.num_elements(params) == sum(counted.values())
   tokens = np.arange(6. * 7 * 32).reshape(6, 7, 32)
-  np.testing.assert_allclose(backbone.reading(params, jnp.asarray(tokens)), [[0.] + [1 / 6] * 6] * 6, rtol=1e-6)
+  np.testing.assert_allclose(backbone.readout_weights(params, jnp.asarray(tokens)), [[0.] + [1 / 6] * 6] * 6, rtol=1e-6)
 
 
 @pytest.mark.parametrize('name', [*MODELS, *(f'positions {n}' for n in ('none', '1d-layers', '2d-stem', '2d-shared'))])
@@ -145,7 +145,7 @@ def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str)
   want = forward(s, params, image)
   np.testing.assert_allclose(want.tokens, normed[:, x.shape[1] - 6:], rtol=1e-3, atol=2e-4)
   np.testing.assert_allclose(backbone.finish(params, x, grid=want.grid).pooled, want.pooled, rtol=1e-3, atol=2e-4)
-  reading = backbone.reading(params, x)
+  reading = backbone.readout_weights(params, x)
   np.testing.assert_allclose(reading.sum(1), 1., rtol=1e-5)
   assert reading.shape == x.shape[:2] and not reading[:, int(s.pool is Pool.CLS):x.shape[1] - 6].any()
   shapes = {k: v.shape for k, v in captured.items()}
@@ -182,14 +182,14 @@ def test_images_of_another_size_are_taken_where_positions_can_be_resized() -> No
   for settings in (MODELS['gated'], MODELS['axial'], ablations()['2d-stem']):
     features = forward(settings, parameters(settings), image)
     assert features.grid == (4, 2) and features.tokens.shape == (6, 8, 32) and jnp.isfinite(features.pooled).all()
-  with pytest.raises(UserError, match='relative was built for 2 x 3 tokens and cannot be resized to 4 x 2; want'):
+  with pytest.raises(UserError, match='relative: expected images of 16 x 24 px, got 4 x 2 patches of 8 px.'):
     forward(MODELS['parallel'], parameters(MODELS['parallel']), image)
 
 
 def test_a_part_of_the_tokens_is_refused_where_blocks_know_places() -> None:
   for name, said in (('gated', 'positions_at=layers'), ('parallel', 'positions=relative'), ('axial', 'axial=True')):
     backbone = vit.build(MODELS[name], PX)
-    with pytest.raises(UserError, match=f'model.{said} needs all 2 x 3 patch tokens of an image, but there are 4'):
+    with pytest.raises(UserError, match=f'model.{said}: expected all 2 x 3 patch tokens of an image, got 4'):
       backbone.encode({}, jnp.zeros((1, 4, 32)), jnp.zeros((4, 32)), grid=(2, 3), train=False, key=None)
 
 
@@ -203,13 +203,13 @@ def test_shared_positions_follow_tokens_in_any_order() -> None:
                              encode(tokens[:, order[::-1]], each[:, ::-1]), rtol=1e-3, atol=1e-4)
 
 
-def test_a_nudge_of_attention_adds_to_its_weights() -> None:
+def test_an_attention_delta_is_added_to_the_weights() -> None:
   settings = tiny(pool=Pool.MEAN)
   params, backbone, x = parameters(settings), vit.build(settings, PX), jax.random.normal(jax.random.key(1), (2, 6, 32))
-  nudge = jax.random.normal(jax.random.key(3), (2, 4, 6, 6))
+  delta = jax.random.normal(jax.random.key(3), (2, 4, 6, 6))
   plain, captured = backbone.block(params, x, layer=1, capture=True)
-  moved, after = backbone.block(params, x, layer=1, capture=True, nudge=nudge)
-  np.testing.assert_allclose(after['attention'], captured['attention'] + nudge, rtol=1e-5, atol=1e-6)
+  moved, after = backbone.block(params, x, layer=1, capture=True, attn_delta=delta)
+  np.testing.assert_allclose(after['attention'], captured['attention'] + delta, rtol=1e-5, atol=1e-6)
   assert np.abs(moved - plain).max() > 1e-2
 
 
@@ -264,7 +264,12 @@ def test_options_that_do_not_fit_are_all_reported() -> None:
   with pytest.raises(UserError) as error:
     vit.build(wrong, PX)
   text = str(error.value)
-  for said in ('attention_dropout: expected 0 to below 1, got 1.0.', 'positions_at=layers', 'layer_scale=0.1',
-               'pool=cls', 'registers=2', 'positions=relative', 'parallel=True and model.axial=True'):
+  for said in ('attention_dropout: expected 0 to below 1, got 1.0.',
+               'positions_at: expected stem with model.positions=relative, got layers.',
+               'layer_scale: expected 0 with model.parallel=True, which has one sum of both branches, got 0.1.',
+               'pool: expected mean or map, which have no class token, with model.axial=True, got cls.',
+               'registers: expected 0 with model.axial=True, got 2.',
+               'positions: expected learned, learned2d, sincos2d or none with model.axial=True, got relative.',
+               'parallel: expected False with model.axial=True, as no such model is defined, got True.'):
     assert f'model.{said}' in text, said
   assert len(text.splitlines()) == 7

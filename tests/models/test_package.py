@@ -10,7 +10,8 @@ with warnings.catch_warnings(record=True) as caught:
   warnings.simplefilter('always')
   import jax, jax.numpy as jnp
   from vit_jax.config import schema
-  from vit_jax.models import heads, vit
+  from vit_jax.models import heads
+  from vit_jax.models.vit import vit
   model = vit.build(schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48), (16, 16))
   image = jnp.zeros((1, 16, 16, 3))
   params, _ = jax.eval_shape(model.init, jax.random.key(0), image)

@@ -87,7 +87,8 @@ def test_a_network_with_statistics_keeps_its_own_as_they_are() -> None:
 
 
 def test_blocks_of_a_network_without_are_refused() -> None:
-  with pytest.raises(UserError, match='Counting has no blocks to read after; want none'):
+  with pytest.raises(UserError, match=r'head.features.blocks: expected \(\) for Counting, which has no blocks to '
+                                      'read after, got'):
     probe.Frozen(Counting(), schema.FeatureLayers((-1,)), True).init(jax.random.key(0), IMAGE)
 
 

@@ -78,6 +78,7 @@ def test_settings_that_do_not_fit_are_all_reported() -> None:
     resnet.build(schema.ResNet(layers=(2, 0), width=48, var_eps=0., remat=Remat.NAMES), PX)
   assert str(error.value).splitlines() == [
       'model.layers: expected numbers, each 1 to 1000, got (2, 0).',
-      'model.width=48 is not a multiple of the 32 groups of its norms',
-      'model: nothing positive is added to the deviation of a kernel; want a small var_eps or std_eps',
-      'model.remat=names is for blocks of attention and MLP; want none or full']
+      'model.width: expected a multiple of the 32 groups of its norms, got 48.',
+      'model.var_eps: expected a small positive number, here or in std_eps, by which a kernel of equal weights can be '
+      'divided, got 0.0.',
+      'model.remat: expected none or full for a network of convolutions, got names.']

@@ -14,7 +14,8 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Execution, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
-from vit_jax.models.vit import stack, vit
+from vit_jax.models import stack
+from vit_jax.models.vit import vit
 
 OTHERS = [(e, r) for e in Execution for r in Remat
           if 'auto' not in (e.value, r.value) and (e, r) != (Execution.UNROLLED, Remat.NONE)]

@@ -143,14 +143,14 @@ def test_settings_that_do_not_fit_are_all_reported() -> None:
   with pytest.raises(UserError) as error:
     vit.build(wrong, (24, 24))
   assert str(error.value).splitlines() == [
-      'model.distilled=True puts a distillation token after the class token, but model.pool=mean has none; want '
-      'model.pool=cls.',
-      'model.patch=12 is not a multiple of the 8 px that one pixel of the map of model.stem=ResNetStem stands for.',
-      'model.stem.width=40 is not a multiple of the 32 groups of its norms.']
+      'model.patch: expected a multiple of 8 px, the stride of model.stem=ResNetStem, got 12.',
+      'model.distilled: expected False with model.pool=mean, got True. Set model.pool=cls: the distillation token '
+      'follows the class token.',
+      'model.stem.width: expected a multiple of the 32 groups of its norms, got 40.']
   wrong = dataclasses.replace(LV, patch=9, branch_scale=0., stem=schema.ConvStem(0, 1.))
   with pytest.raises(UserError) as error:
     vit.build(wrong, (18, 18))
   assert str(error.value).splitlines() == [
       'model.branch_scale: expected more than 0, got 0.0.', 'model.stem.width: expected at least 1, got 0.',
       'model.stem.norm_momentum: expected 0 to below 1, got 1.0.',
-      'model.patch=9 is not a multiple of the 2 px that one pixel of the map of model.stem=ConvStem stands for.']
+      'model.patch: expected a multiple of 2 px, the stride of model.stem=ConvStem, got 9.']

@@ -13,7 +13,9 @@ from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Gelu, Pool, Positions
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Features, Params, UserError
-from vit_jax.models.vit import posemb, vit
+from vit_jax.models.vit import vit
+from vit_jax.models.vit.interpolate import resize
+from vit_jax.models.vit.positions import sincos2d
 
 PX = (16, 24)
 VARIANTS = [(Pool.CLS, Positions.LEARNED, Gelu.TANH), (Pool.MEAN, Positions.LEARNED, Gelu.EXACT),
@@ -66,7 +68,7 @@ def numpy_vit(s: schema.ViT, p: Params, image: np.ndarray) -> np.ndarray:
          for i in range(0, h * s.patch, s.patch) for j in range(0, w * s.patch, s.patch)]
   z = np.stack([c.ravel() for c in cut]) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem']['bias']
   if s.positions is Positions.SINCOS2D:
-    z = z + posemb.sincos2d((h, w), s.width)
+    z = z + sincos2d((h, w), s.width)
   if s.pool is Pool.CLS:
     z = np.concatenate([p['cls'][0], z])
   if s.positions is Positions.LEARNED:
@@ -172,8 +174,8 @@ def test_images_of_another_size_get_resized_positions(tiny: schema.ViT, position
   params, backbone = parameters(settings), vit.build(settings, PX)
   found = backbone.positions(params, (4, 2))
   is_learned = positions is Positions.LEARNED
-  expected = (posemb.resize(params['positions'][0, 1:], (2, 3), (4, 2), how) if is_learned
-              else jnp.asarray(posemb.sincos2d((4, 2), 32)))
+  expected = (resize(params['positions'][0, 1:], (2, 3), (4, 2), how) if is_learned
+              else jnp.asarray(sincos2d((4, 2), 32)))
   np.testing.assert_array_equal(found, expected)
   features = forward(settings, params, some_image((32, 16)))
   assert features.grid == (4, 2) and features.tokens.shape == (6, 8, 32)
@@ -240,13 +242,13 @@ def test_settings_that_do_not_fit_are_all_reported(tiny: schema.ViT) -> None:
     vit.build(wrong, (16, 30))
   assert str(error.value).splitlines() == [
       'model.drop_path: expected 0 to below 1, got 1.0.',
-      'image_px=16 x 30 cannot be cut into patches of 8 px: want multiples of 8, such as 16 x 32.',
-      'model.width=30 is not a multiple of model.heads=4.',
-      'model.width=30 does not fit sincos2d positions: want a multiple of 4, at least 8.']
+      'image_px: expected multiples of model.patch=8 px, such as (16, 32), got (16, 30).',
+      'model.width: expected a multiple of model.heads=4, got 30.',
+      'model.width: expected a multiple of 4, at least 8, with model.positions=sincos2d, got 30.']
   with pytest.raises(UserError, match='model.depth: expected 1 to 10000, got 0.'):
     vit.build(dataclasses.replace(tiny, depth=0), PX)
 
 
 def test_an_image_that_patches_do_not_tile_is_refused_in_the_forward_pass(tiny: schema.ViT) -> None:
-  with pytest.raises(UserError, match='image_px=20 x 24 cannot be cut into patches of 8 px'):
+  with pytest.raises(UserError, match=r'image_px: .* of model.patch=8 px, such as \(16, 24\), got \(20, 24\)'):
     vit.build(tiny, PX).embed({}, jnp.zeros((1, 20, 24, 3)))

@@ -16,7 +16,7 @@ from vit_jax.config.schema import Centering
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Features, Key, Params
 from vit_jax.jobs import build
-from vit_jax.models.projector import Projector
+from vit_jax.models.heads import Projector
 from vit_jax.objectives import dino, kinds
 from vit_jax.train.step import Program
 

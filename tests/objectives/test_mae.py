@@ -12,7 +12,7 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.models.mae_decoder import Decoder
-from vit_jax.models.vit import posemb, vit
+from vit_jax.models.vit import positions, vit
 from vit_jax.objectives import patches
 from vit_jax.objectives.mae import Mae
 from vit_jax.recipes import sizes
@@ -56,7 +56,7 @@ def test_loss_and_reconstruction_are_those_of_transformers(golden: dict, params:
     assert error[np.asarray(choice.rank) >= 4].mean() == pytest.approx(float(want), rel=1e-5)
   np.testing.assert_allclose(vit.build(MODEL, (16, 16)).positions(params['backbone'], (4, 4)),
                              golden['positions'][0, 1:], atol=1e-6)
-  np.testing.assert_allclose(posemb.sincos2d_mae((4, 4), 8), golden['decoder_positions'][0, 1:], atol=1e-6)
+  np.testing.assert_allclose(positions.sincos2d_mae((4, 4), 8), golden['decoder_positions'][0, 1:], atol=1e-6)
   assert not golden['positions'][0, 0].any() and not golden['decoder_positions'][0, 0].any()
 
 

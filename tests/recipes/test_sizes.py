@@ -5,10 +5,16 @@ import dataclasses
 
 import pytest
 
-from vit_jax.config import model_options, schema, vit_options
+from vit_jax.config import check, schema
 from vit_jax.core.types import UserError
 from vit_jax.models import cost
 from vit_jax.recipes import sizes
+
+
+def problems(model: schema.Model, image_px: tuple[int, int] = (0, 0)) -> list[str]:
+  """Problems of a model, for images of 16 x 16 patches where no size is given."""
+  side = 16 * getattr(model, 'patch', 14)
+  return check.problems(schema.Config(model=model, image_px=image_px if image_px[0] else (side, side)), of='model')
 
 
 def test_a_name_gives_the_published_sizes() -> None:
@@ -45,7 +51,7 @@ def test_the_swiglu_of_dinov2_g_has_4096_hidden_units() -> None:
 
 @pytest.mark.parametrize('name', sizes.PUBLISHED)
 def test_a_published_model_has_options_that_fit(name: str) -> None:
-  assert not [*vit_options.faults(sizes.published(name))]
+  assert not problems(sizes.published(name))
 
 
 def test_published_models_have_the_options_of_their_papers() -> None:
@@ -68,7 +74,7 @@ def test_the_position_ablation_has_the_cells_of_the_papers_table() -> None:
   cells = {name: dataclasses.replace(sizes.vit('B/16'), positions=kind, positions_at=at)
            for name, (kind, at) in sizes.POSITION_ABLATION.items()}
   assert cells['1d-stem'] == sizes.vit('B/16')
-  assert all(not [*vit_options.faults(model)] for model in cells.values())
+  assert all(not problems(model) for model in cells.values())
 
 
 @pytest.mark.parametrize('name', ['X/16', 'B', 'B/0', 'b16', ''])
@@ -85,7 +91,7 @@ NAMES = ['B/16', 'R50+B/16', 'ViT-R50+L/32', 'DINOv2-B/14', 'LV-ViT-S/16', 'DeiT
 
 @pytest.mark.parametrize('name', NAMES)
 def test_a_model_of_any_kind_is_found_by_its_name_and_fits(name: str) -> None:
-  assert not [*model_options.faults(sizes.model(name), (224, 224))]
+  assert not problems(sizes.model(name))
 
 
 def test_rivals_have_the_published_sizes() -> None:
@@ -125,7 +131,7 @@ def test_an_unknown_name_lists_the_known_ones_of_its_kind(name: str, message: st
 def test_small_networks_cost_the_same_within_5_per_cent(name: str) -> None:
   model, px = sizes.small(name), (sizes.SMALL_PX, sizes.SMALL_PX)
   flops = sum(cost.forward_flops(model, px, head=schema.Head(), num_classes=10).values())
-  assert flops == pytest.approx(21.4e6, rel=.05) and not [*model_options.faults(model, px)]
+  assert flops == pytest.approx(21.4e6, rel=.05) and not problems(model, px)
 
 
 def test_an_unknown_small_network_lists_the_known_ones() -> None:

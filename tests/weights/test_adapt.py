@@ -14,7 +14,7 @@ from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import backbones
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit import positions as position_tables
 from vit_jax.weights import adapt, loading, resize
 
 OTHER = ('cat', 'dog', 'fox')
@@ -149,7 +149,7 @@ def test_the_layer_before_the_logits_is_left_out_and_the_decoder_too() -> None:
 
 def test_fixed_positions_that_a_run_computes_are_left_out() -> None:
   found = made.network()
-  fixed = posemb.sincos2d_mae((4, 4), 32)
+  fixed = position_tables.sincos2d_mae((4, 4), 32)
   found.params['backbone']['positions'] = np.concatenate([np.zeros((1, 32), np.float32), fixed])[None]
   run = target(positions=Positions.SINCOS2D_MAE, px=(64, 64))
   assert told(fit(found, run))['backbone/positions'] == (
@@ -160,7 +160,7 @@ def test_fixed_positions_that_a_run_computes_are_left_out() -> None:
 
 def test_fixed_positions_become_learned_ones() -> None:
   fitted = fit(made.network(positions=Positions.SINCOS2D), target())
-  np.testing.assert_array_equal(fitted.params['backbone']['positions'][0, 1:], posemb.sincos2d((4, 4), 32))
+  np.testing.assert_array_equal(fitted.params['backbone']['positions'][0, 1:], position_tables.sincos2d((4, 4), 32))
 
 
 @pytest.mark.parametrize(('changes', 'run', 'says'), [

@@ -7,7 +7,7 @@ from PIL import Image
 from scipy import ndimage
 
 from vit_jax.config.schema import PositionResize
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit import interpolate
 from vit_jax.weights import resize
 
 ALIGNED, ANTIALIASED = PositionResize.ALIGNED, PositionResize.BICUBIC_ANTIALIAS
@@ -44,7 +44,7 @@ def test_a_grid_of_any_shape_becomes_any_other_as_the_forward_pass_does_it() -> 
   before = table((3, 8))
   for how in PositionResize:
     np.testing.assert_allclose(resize.positions(before, (3, 8), (6, 5), how),
-                               posemb.resize(before, (3, 8), (6, 5), how), rtol=0, atol=1e-6)
+                               interpolate.resize(before, (3, 8), (6, 5), how), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(('old', 'new'), [((14, 14), (24, 24)), ((24, 24), (14, 14)), ((9, 16), (5, 23))])

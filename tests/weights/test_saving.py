@@ -12,7 +12,7 @@ from tests.weights import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions, PositionsAt
 from vit_jax.core.errors import UserError
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit.positions import FIXED
 from vit_jax.weights import files, folders, loading, saving
 
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
@@ -222,7 +222,7 @@ def test_fixed_positions_become_a_table_where_a_format_wants_one(
   _, lost = saving.save(found, str(tmp_path / name))
   assert lost == [f'that positions are fixed ({positions.value}): they are written as a table']
   table = loading.load(str(tmp_path / name)).params['backbone']['positions']
-  np.testing.assert_array_equal(table[0, 1:], posemb.FIXED[positions]((4, 4), 32))
+  np.testing.assert_array_equal(table[0, 1:], FIXED[positions]((4, 4), 32))
   assert not table[:, 0].any()
 
 

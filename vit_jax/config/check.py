@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vit_jax.config import evaluations, model_options, schema
+from vit_jax.config import evaluations, schema
 from vit_jax.config.schema import checks, ranges
 from vit_jax.core.errors import UserError
 
@@ -18,6 +18,12 @@ def check(config: schema.Config) -> None:
   if found := problems(config):
     raise UserError(f'The config {checks.shown(config.name)} has {len(found)} problem{"s" * (len(found) > 1)}:\n'
                     + '\n'.join(f'  {problem}' for problem in found))
+
+
+def check_model(model: schema.Model, image_px: tuple[int, int]) -> None:
+  """Raises UserError with all problems of the settings of a network for images of `image_px`, one a line."""
+  if found := problems(schema.Config(model=model, image_px=image_px), of='model'):
+    raise UserError('\n'.join(found))
 
 
 def problems(config: schema.Config, *, of: str = '') -> list[str]:
@@ -41,9 +47,6 @@ def _together(c: schema.Config, of: str) -> Iterator[str]:
 
 
 def _model(c: schema.Config) -> Iterator[str]:
-  yield from model_options.faults(c.model, c.image_px)
-  if isinstance(c.objective, schema.Distill):
-    yield from (f'objective.teacher.{fault}' for fault in model_options.faults(c.objective.teacher.model, c.image_px))
-  if model_options.has_statistics(c.model) and c.train.accumulate > 1:
+  if c.model.has_batch_norm and c.train.accumulate > 1:
     yield (f'train.accumulate={c.train.accumulate} would give the BatchNorm of the model the statistics of a part of '
            'the batch; want train.accumulate=1')

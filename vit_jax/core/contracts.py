@@ -62,10 +62,10 @@ class LayeredBackbone(Backbone, Protocol):
     ...
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
-            nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
+            attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Encoder block `layer`, from 0.
 
-    `nudge [B, A, M, M]` is added to the attention weights. Returns the new tokens and, with `capture`,
+    `attn_delta [B, A, M, M]` is added to the attention weights. Returns the new tokens and, with `capture`,
     `attention [B, A, M, M]` f32 on the explicit path (axial attention: `row_attention` and `column_attention`).
     """
     ...
@@ -74,8 +74,8 @@ class LayeredBackbone(Backbone, Protocol):
     """Features of what the last block gave."""
     ...
 
-  def reading(self, params: Params, tokens: Array) -> Array:
-    """How much of each token is read in the end, `[B, M]` f32 with sum 1, from what the last block gave."""
+  def readout_weights(self, params: Params, tokens: Array) -> Array:
+    """Weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the output of the last block."""
     ...
 
 

@@ -17,12 +17,11 @@ from jax.sharding import Mesh
 from vit_jax.config import durations, schema
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.evaluate.logistic import Linear
+from vit_jax.models.probe import EPS, Statistics, normalize
 from vit_jax.optim import optimizers, schedules
 from vit_jax.parallel import mesh as meshes
 
 INIT_STDDEV = .01    # of the kernel (MAE, DINO)
-NORM_EPS = 1e-6      # MAE, linear probe
-NORM_MOMENTUM = .1   # of running statistics: what a batch counts (PyTorch's default, which MAE takes)
 
 
 class Recipe(NamedTuple):
@@ -44,12 +43,6 @@ class Recipe(NamedTuple):
   def num_steps(self, num_examples: int) -> int:
     """Steps of the whole training."""
     return self.epochs * (num_examples // min(self.batch_size, num_examples))
-
-
-class Statistics(NamedTuple):
-  """Running mean and variance of features, `[D]`."""
-  mean: Array
-  variance: Array
 
 
 def train(features: Array, label: Array, weight: Array, example: Array, rates: HostArray, recipe: Recipe, *,
@@ -120,7 +113,7 @@ def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: 
     params, state, statistics, number = carry
     x_BD = jax.lax.with_sharding_constraint(flat_SD[rows_B], lies)
     if recipe.normalize:
-      x_BD, statistics = _normalize(x_BD, statistics)
+      x_BD, statistics = normalize(x_BD, statistics)
     grads = jax.vmap(jax.grad(loss), in_axes=(0, None, None))(params, x_BD, flat_S[rows_B])
 
     def update(params: PyTree, grads: PyTree, state: Any, rate: Array) -> tuple[PyTree, Any]:
@@ -133,19 +126,10 @@ def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: 
   return jax.lax.scan(step, carry, batches)[0]
 
 
-def _normalize(x_BD: Array, running: Statistics) -> tuple[Array, Statistics]:
-  """Features by mean and variance of the batch, and the running ones (of variances the unbiased, as PyTorch has it)."""
-  mean, variance = x_BD.mean(0), x_BD.var(0)
-  unbiased = variance * (x_BD.shape[0] / max(1, x_BD.shape[0] - 1))
-  new = Statistics(*(old + NORM_MOMENTUM * (now - old)
-                     for old, now in zip(running, (mean, unbiased), strict=True)))
-  return (x_BD - mean[None]) / jnp.sqrt(variance + NORM_EPS)[None], new
-
-
 def _folded(params: PyTree, running: Statistics, normalize: bool) -> Linear:
   """The classifiers with the running statistics in kernel and bias."""
   kernel, bias = params['kernel'], params['bias']
   if not normalize:
     return Linear(kernel, bias)
-  kernel = kernel / jnp.sqrt(running.variance + NORM_EPS)[None, :, None]
+  kernel = kernel / jnp.sqrt(running.variance + EPS)[None, :, None]
   return Linear(kernel, bias - jnp.einsum('d,ndc->nc', running.mean, kernel, precision=jax.lax.Precision.HIGHEST))

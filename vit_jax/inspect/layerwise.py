@@ -51,7 +51,7 @@ class Driver:
     self._begin = jax.jit(backbone.begin)
     self._finish = jax.jit(backbone.finish, static_argnames='grid')
     self._block = jax.jit(backbone.block, static_argnames='capture')
-    self._readout_weights = jax.jit(backbone.reading)
+    self._readout_weights = jax.jit(backbone.readout_weights)
     self._pull = jax.jit(self._one_back)
     self._first_pull = jax.jit(self._first_back, static_argnames=('logits', 'grid'))
 
@@ -101,8 +101,8 @@ class Driver:
     """Backpropagates through a block: gradient of its input, its attention, and the gradient of the attention."""
     attention = self.backbone.block(params, tokens, layer=layer, capture=True)[1]['attention']
 
-    def forward(x: Array, nudge: Array) -> Array:
-      return self.backbone.block(params, x, layer=layer, capture=False, nudge=nudge)[0]
+    def forward(x: Array, delta: Array) -> Array:
+      return self.backbone.block(params, x, layer=layer, capture=False, attn_delta=delta)[0]
 
     _, pull = jax.vjp(forward, tokens, jnp.zeros_like(attention))
     by_tokens, by_attention = pull(gradient)

@@ -29,10 +29,10 @@ from vit_jax.evaluate import evaluators as measures
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
+from vit_jax.models.kernels import attend_kernels
 from vit_jax.objectives import ema, kinds, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
-from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.record import storage
@@ -251,7 +251,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   meshes.check_batch(mesh, config.batch_size, config.train.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
-    kernels.check(model, mesh, name=name)
+    attend_kernels.check_devices(model, mesh, name=name)
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
   task = build_objective(config, backbone, num_classes, lengths=lengths)
@@ -299,7 +299,7 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
 
 def build_rules(config: schema.Config) -> list[sharding.Rule]:
   """Sharding rules of the parameters a config leads to."""
-  return [*sharding.backbone(config.model), *kinds.of(config).rules()]
+  return [*backbones.rules(config.model), *kinds.of(config).rules()]
 
 
 def abstract_batch(config: schema.Config) -> Batch:

@@ -1,28 +1,60 @@
-"""The network of any settings: one `match`, for all who build one."""
+"""The one `match` on the kind of a network: it selects what this kind brings along."""
 from __future__ import annotations
 
-from typing import assert_never
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, assert_never
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
 from vit_jax.models import efficientnet, mixer, resnet
+from vit_jax.models.counting import Costs
+from vit_jax.models.vit import cost as vit_cost
+from vit_jax.models.vit import rules as vit_rules
 from vit_jax.models.vit import vit
+from vit_jax.parallel.rules import Rule
+
+Size = tuple[int, int]
+"""(height, width) of an image, px."""
 
 
-def build(model: schema.Model, image_px: tuple[int, int]) -> Backbone:
-  """The backbone of these settings for images of `image_px` (height, width).
+class Room(NamedTuple):
+  """build: the backbone; UserError lists all settings that do not fit together.    rules: of sharding.
+
+  costs: parameters, multiply-adds and bytes for one image.
+  """
+  build: Callable[[Size], Backbone]
+  rules: Callable[[], list[Rule]]
+  costs: Callable[[Size], Costs]
+
+
+def room(model: schema.Model) -> Room:
+  """What the kind of network of these settings brings along."""
+  match model:
+    case schema.ViT():
+      return Room(functools.partial(vit.build, model), functools.partial(vit_rules.rules, model),
+                  functools.partial(vit_cost.costs, model))
+    case schema.ResNet():
+      return Room(functools.partial(resnet.build, model), lambda: [*resnet.RULES],
+                  functools.partial(resnet.costs, model))
+    case schema.Mixer():
+      return Room(functools.partial(mixer.build, model), lambda: [*mixer.RULES], functools.partial(mixer.costs, model))
+    case schema.EfficientNet():
+      return Room(functools.partial(efficientnet.build, model), lambda: [*efficientnet.RULES],
+                  functools.partial(efficientnet.costs, model))
+    case _:
+      assert_never(model)
+
+
+def build(model: schema.Model, image_px: Size) -> Backbone:
+  """The backbone of these settings for images of `image_px`.
 
   Raises:
     UserError: lists all settings that do not fit together.
   """
-  match model:
-    case schema.ViT():
-      return vit.build(model, image_px)
-    case schema.ResNet():
-      return resnet.build(model, image_px)
-    case schema.Mixer():
-      return mixer.build(model, image_px)
-    case schema.EfficientNet():
-      return efficientnet.build(model, image_px)
-    case _:
-      assert_never(model)
+  return room(model).build(image_px)
+
+
+def rules(model: schema.Model) -> list[Rule]:
+  """The sharding rules of a backbone."""
+  return room(model).rules()

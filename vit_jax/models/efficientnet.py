@@ -1,4 +1,4 @@
-"""EfficientNet (arXiv 1905.11946), a `core.api.Backbone` with running statistics, as its authors' weights have it.
+"""EfficientNet (arXiv 1905.11946), a `core.contracts.Backbone` with running statistics.
 
 Parameters, all f32 (a public format; stages and blocks count from 1, I are the channels a block reads, E those
 inside, S those inside its gate, O those it gives, K the side of its depthwise kernel):
@@ -11,13 +11,15 @@ inside, S those inside its gate, O those it gives, K the side of its depthwise k
   top/{conv/kernel [1, 1, O, D], norm/{scale,bias} [D]}
 
 The state has `{mean,var} [C]` f32 under the path of each norm. In training BatchNorm takes mean and variance
-over the whole batch of the step, over all devices. Knows no mesh, no task and no weight format.
+over the complete batch of the step, over all devices. Numerics are those of the authors' weights. Blocks follow from
+the compound scaling of the paper (section 3.3, Table 1). Also the sharding rules and the cost. Knows no mesh, no
+objective and no weight format.
 """
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -26,17 +28,80 @@ import numpy as np
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config import model_options, schema
+from vit_jax.config import check, schema
 from vit_jax.config.schema import Remat
 from vit_jax.core.numerics import constrain_batch
-from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
-from vit_jax.models import efficientnet_blocks
-from vit_jax.models.batchnorm import STATE, BatchNorm, Running
-from vit_jax.models.convolution import Conv
-from vit_jax.models.efficientnet_blocks import STEM, TOP, Block, scaled
-from vit_jax.models.layers import Dense, drop_path, dropout
+from vit_jax.core.types import Array, Features, Key, Params, PyTree
+from vit_jax.models import convolution, counting
+from vit_jax.models.convolution import STATE, BatchNorm, Running
+from vit_jax.models.counting import Conv, Costs, area, by_part, halved, item_bytes
+from vit_jax.models.kernels.forms import Forms, select
+from vit_jax.models.layers import Dense, drop_path, dropout, fan_out_normal
+from vit_jax.parallel.rules import Rule
 
-fan_out_normal = initializers.variance_scaling(2., 'fan_out', 'normal')  # the authors' convolutions
+RULES: tuple[Rule, ...] = (
+    ('backbone/.*/conv/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O], depthwise [side, side, 1, O]
+    ('backbone/.*/gate/down/kernel', ('fsdp', None)),         # [E, S]
+    ('backbone/.*/gate/up/kernel', (None, 'fsdp')),           # [S, E]
+    ('backbone/.*/(norm/(scale|bias)|gate/(down|up)/bias)', ()),
+)
+STEM, TOP = 32, 1280  # channels of B0
+SE_RATIO = .25        # of squeeze and excitation: its hidden channels over those that the block reads
+MULTIPLE = 8          # that channels are rounded to
+
+
+class Row(NamedTuple):
+  """A row of the paper's Table 1: equal blocks; the first of them has the stride."""
+  repeats: int
+  kernel: int
+  stride: int
+  expansion: int
+  channels: int
+
+
+B0 = (Row(1, 3, 1, 1, 16), Row(2, 3, 2, 6, 24), Row(2, 5, 2, 6, 40), Row(3, 3, 2, 6, 80), Row(3, 5, 1, 6, 112),
+      Row(4, 5, 2, 6, 192), Row(1, 3, 1, 6, 320))
+"""Table 1 of the paper, rows 2 to 8."""
+
+
+class Block(NamedTuple):
+  """An inverted bottleneck: expands to `hidden` channels, depthwise convolution, gate, projection.
+
+  `name` is that in its stage; `squeezed` are the channels inside the gate. Where `hidden` equals `inputs` nothing
+  is expanded.
+  """
+  name: str
+  kernel: int
+  stride: int
+  inputs: int
+  hidden: int
+  squeezed: int
+  outputs: int
+
+  @property
+  def is_residual(self) -> bool:
+    return self.stride == 1 and self.inputs == self.outputs
+
+
+def scaled(channels: int, factor: float) -> int:
+  """Channels times a factor, to the nearest multiple of 8; one more if that lost over a tenth."""
+  wanted = channels * factor
+  rounded = max(MULTIPLE, int(wanted + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
+  return rounded + MULTIPLE if rounded < .9 * wanted else rounded
+
+
+def stages(model: schema.EfficientNet) -> list[tuple[Block, ...]]:
+  """The blocks of each stage."""
+  found = []
+  inputs = scaled(STEM, model.width_factor)
+  for stage in B0:
+    outputs, blocks = scaled(stage.channels, model.width_factor), []
+    for i in range(math.ceil(stage.repeats * model.depth_factor)):
+      blocks.append(Block(f'block{i + 1}', stage.kernel, stage.stride if i == 0 else 1, inputs,
+                          inputs * stage.expansion, max(1, int(inputs * SE_RATIO)), outputs))
+      inputs = outputs
+    found.append(tuple(blocks))
+  return found
 
 
 def depthwise_normal(key: Key, shape: tuple[int, ...]) -> Array:
@@ -44,50 +109,57 @@ def depthwise_normal(key: Key, shape: tuple[int, ...]) -> Array:
   return initializers.normal(math.sqrt(2. / (shape[0] * shape[1])))(key, shape)
 
 
-class ConvNorm(nn.Module):
+class ConvNorm(nn.Module, kw_only=True):
   """A convolution and BatchNorm; f32 out."""
   features: int
-  side: int
-  stride: int
-  is_depthwise: bool
+  side: int = 1
+  stride: int = 1
+  is_depthwise: bool = False
   running: Running
   dtype: DTypeLike
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel_init = depthwise_normal if self.is_depthwise else fan_out_normal
-    x = Conv(self.features, self.side, self.dtype, self.stride, self.is_depthwise, kernel_init=kernel_init,
-             name='conv')(x)
+    x = convolution.Conv(
+        features=self.features, side=self.side, dtype=self.dtype, stride=self.stride, is_depthwise=self.is_depthwise,
+        kernel_init=depthwise_normal if self.is_depthwise else fan_out_normal, forms=self.forms, name='conv')(x)
     return BatchNorm(self.running, name='norm')(x)
 
 
-class Gate(nn.Module):
-  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, a factor a channel (arXiv 1709.01507); the factor is f32."""
+class Gate(nn.Module, kw_only=True):
+  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, a factor for each channel (arXiv 1709.01507); it is f32."""
   squeezed: int
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
+    def dense(width: int, name: str) -> Dense:
+      return Dense(features=(width,), dtype=jnp.float32, kernel_init=fan_out_normal, forms=self.forms, name=name)
+
     mean_BC = x.astype(jnp.float32).mean((1, 2))
-    hidden_BS = nn.silu(Dense((self.squeezed,), jnp.float32, fan_out_normal, name='down')(mean_BC))
-    gate_BC = nn.sigmoid(Dense((x.shape[-1],), jnp.float32, fan_out_normal, name='up')(hidden_BS))
+    hidden_BS = nn.silu(dense(self.squeezed, 'down')(mean_BC))
+    gate_BC = nn.sigmoid(dense(x.shape[-1], 'up')(hidden_BS))
     return x * gate_BC[:, None, None].astype(x.dtype)
 
 
-class InvertedBottleneck(nn.Module):
+class InvertedBottleneck(nn.Module, kw_only=True):
   """Expand, depthwise convolution, gate, project; added to its input where that has the same shape."""
   block: Block
   running: Running
   dtype: DTypeLike
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array, rate: Array | None, key: Key | None) -> Array:
     """`[B, H, W, I]` to `[B, H / stride, W / stride, O]`, in the compute dtype."""
-    b, like, y = self.block, (self.running, self.dtype), x
+    b, y = self.block, x
+    like: dict[str, Any] = {'running': self.running, 'dtype': self.dtype, 'forms': self.forms}
     if b.hidden != b.inputs:
-      y = nn.silu(ConvNorm(b.hidden, 1, 1, False, *like, name='expand')(y)).astype(self.dtype)
-    y = nn.silu(ConvNorm(b.hidden, b.kernel, b.stride, True, *like, name='depthwise')(y)).astype(self.dtype)
-    y = Gate(b.squeezed, name='gate')(y)
-    y = ConvNorm(b.outputs, 1, 1, False, *like, name='project')(y).astype(self.dtype)
+      y = nn.silu(ConvNorm(features=b.hidden, **like, name='expand')(y)).astype(self.dtype)
+    depthwise = ConvNorm(features=b.hidden, side=b.kernel, stride=b.stride, is_depthwise=True, **like, name='depthwise')
+    y = Gate(squeezed=b.squeezed, forms=self.forms, name='gate')(nn.silu(depthwise(y)).astype(self.dtype))
+    y = ConvNorm(features=b.outputs, **like, name='project')(y).astype(self.dtype)
     return x + drop_path(y, rate, key, num_images=x.shape[0]) if b.is_residual else y
 
 
@@ -102,47 +174,53 @@ def _draws(num_blocks: int, drop_path: float, key: Key | None) -> list[Draw]:
   return [(jnp.asarray(rate, jnp.float32), one) for rate, one in zip(rates, keys, strict=True)]
 
 
-class Stage(nn.Module):
+class Stage(nn.Module, kw_only=True):
   """Equal blocks, each with its stochastic depth."""
   blocks: tuple[Block, ...]
   running: Running
   dtype: DTypeLike
   remat: Remat
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array, draws: list[Draw]) -> Array:
     kind: Any = InvertedBottleneck if self.remat.saves_everything else nn.remat(InvertedBottleneck)
     for block, draw in zip(self.blocks, draws, strict=True):
-      x = constrain_batch(kind(block, self.running, self.dtype, name=block.name)(x, *draw))
+      x = constrain_batch(kind(block=block, running=self.running, dtype=self.dtype, forms=self.forms,
+                               name=block.name)(x, *draw))
     return x
 
 
-class Network(nn.Module):
-  """All of it, up to the last map."""
+class Network(nn.Module, kw_only=True):
+  """All layers up to the last map."""
   settings: schema.EfficientNet
   train: bool
 
   @nn.compact
   def __call__(self, image: Array, key: Key | None) -> Array:
     """`[B, H, W, 3]` to `[B, h, w, D]` f32; without a key nothing is random."""
-    s, stages = self.settings, efficientnet_blocks.stages(self.settings)
-    like = (Running(s.norm_momentum, s.norm_eps, self.train), jnp.dtype(s.dtype.value))
-    draws = _draws(sum(map(len, stages)), s.drop_path, key)
-    x = nn.silu(ConvNorm(scaled(STEM, s.width_factor), 3, 2, False, *like, name='stem')(image)).astype(like[1])
-    for i, blocks in enumerate(stages):
-      x = Stage(blocks, *like, s.remat, name=f'stage{i + 1}')(x, draws[:len(blocks)])
+    s, of_stages = self.settings, stages(self.settings)
+    dtype = jnp.dtype(s.dtype.value)
+    like: dict[str, Any] = {'running': Running(s.norm_momentum, s.norm_eps, self.train), 'dtype': dtype,
+                            'forms': select(s.kernels)}
+    draws = _draws(sum(map(len, of_stages)), s.drop_path, key)
+    stem = ConvNorm(features=scaled(STEM, s.width_factor), side=3, stride=2, **like, name='stem')
+    x = nn.silu(stem(image)).astype(dtype)
+    for i, blocks in enumerate(of_stages):
+      x = Stage(blocks=blocks, remat=s.remat, **like, name=f'stage{i + 1}')(x, draws[:len(blocks)])
       draws = draws[len(blocks):]
-    return nn.silu(ConvNorm(scaled(TOP, s.width_factor), 1, 1, False, *like, name='top')(x))
+    return nn.silu(ConvNorm(features=scaled(TOP, s.width_factor), **like, name='top')(x))
 
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNet:
-  """An EfficientNet for images of any size; made by `build`."""
+  """An EfficientNet; works for images of any size. `image_px` is what `tabulate` counts for."""
   settings: schema.EfficientNet
+  image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Parameters and running statistics; of `image [B, H, W, 3]` only the shape is read."""
-    variables = Network(self.settings, train=False).init(key, jnp.zeros((1, *image.shape[1:])), None)
+    variables = Network(settings=self.settings, train=False).init(key, jnp.zeros((1, *image.shape[1:])), None)
     return variables['params'], variables[STATE]
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
@@ -154,18 +232,68 @@ class EfficientNet:
     s = self.settings
     assert key is not None or not (train and (s.dropout or s.drop_path)), 'train=True with dropout needs a key'
     keys = jax.random.split(key) if train and key is not None else (None, None)
-    x_BhwD, changed = Network(s, train).apply({'params': params, STATE: state}, image, keys[0], mutable=[STATE])
+    x_BhwD, changed = Network(settings=s, train=train).apply({'params': params, STATE: state}, image, keys[0],
+                                                             mutable=[STATE])
     num_images, h, w, width = x_BhwD.shape
     pooled_BD = dropout(constrain_batch(x_BhwD.mean((1, 2))), s.dropout, keys[1])
     return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), changed[STATE]
 
+  def tabulate(self) -> str:
+    """A table of all parameters, and FLOPs by part."""
+    return counting.tabulate(self, costs(self.settings, self.image_px), self.image_px)
+
 
 def build(model: schema.EfficientNet, image_px: tuple[int, int]) -> EfficientNet:
-  """The backbone of these settings.
+  """The backbone of these settings for images of `image_px` (height, width).
 
   Raises:
     UserError: lists all settings that do not fit together.
   """
-  if wrong := [*model_options.faults(model, image_px)]:
-    raise UserError('\n'.join(wrong))
-  return EfficientNet(model)
+  check.check_model(model, image_px)
+  return EfficientNet(model, (int(image_px[0]), int(image_px[1])))
+
+
+def costs(model: schema.EfficientNet, image_px: tuple[int, int]) -> Costs:
+  """The cost. Each convolution has a norm after it; the gates are dense layers with bias on pooled channels."""
+  found = [block._replace(name=f'stage{number}/{block.name}')
+           for number, blocks in enumerate(stages(model), 1) for block in blocks]
+  width = scaled(TOP, model.width_factor)
+  convs = _convolutions(model, found, image_px)
+  gates = [(_stage(block.name), 2 * block.hidden * block.squeezed) for block in found]
+  biases = [(_stage(block.name), block.hidden + block.squeezed) for block in found]
+  parameters = by_part([*((_stage(conv.part), conv.parameters + 2 * conv.outputs) for conv in convs), *gates, *biases])
+  macs = by_part([*((_stage(conv.part), conv.macs) for conv in convs), *gates])
+  return Costs(parameters, macs, _kept_bytes(model, convs), width)
+
+
+def _convolutions(model: schema.EfficientNet, found: list[Block], image_px: tuple[int, int]) -> list[Conv]:
+  side = halved(image_px)
+  convs = [Conv('stem', 3, 3, found[0].inputs, image_px, side)]
+  for block in found:
+    before, side = side, halved(side) if block.stride == 2 else side
+    if block.hidden != block.inputs:
+      convs.append(Conv(block.name, 1, block.inputs, block.hidden, before, before))
+    convs += [Conv(block.name, block.kernel, block.hidden, block.hidden, before, side, groups=block.hidden),
+              Conv(block.name, 1, block.hidden, block.outputs, side, side)]
+  top = scaled(TOP, model.width_factor)
+  return [*convs, Conv('top', 1, found[-1].outputs, top, side, side)]
+
+
+def _kept_bytes(model: schema.EfficientNet, convs: list[Conv]) -> int:
+  """Estimate of what the backward pass needs: of each convolution what it reads, and what its norm and swish read.
+
+  The gate reads what the depthwise convolution gives once more. Where blocks are computed again, what each
+  of them reads, and all of the largest one.
+  """
+  size = item_bytes(model.dtype)
+  needed = by_part((conv.part, conv.input_size + (2 + (conv.groups > 1)) * conv.output_size) for conv in convs)
+  inputs = {conv.part: conv.inputs * area(conv.map_in) for conv in reversed(convs)}
+  if model.remat.saves_everything:
+    return sum(needed.values()) * size
+  of_blocks = [needed[part] for part in needed if '/' in part]
+  ends = sum(needed[part] for part in needed if '/' not in part)
+  return (ends + sum(inputs[part] for part in inputs if '/' in part) + max(of_blocks)) * size
+
+
+def _stage(name: str) -> str:
+  return name.split('/')[0]

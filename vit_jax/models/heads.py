@@ -1,42 +1,60 @@
-"""Classification head: pooled features to logits, always in f32.
+"""What is on top of a backbone: the classification head, and DINO's projection head.
 
-Parameters: `kernel [D, C]` (zeros: an untrained head says nothing), `bias [C]`, and with `pre_logits`
-`pre_logits/{kernel, bias}` of the tanh layer before it (ViT paper, section 3.1, pre-training head).
+Parameters of the classification head, all f32: `kernel [D, C]` (zeros, so that logits are equal at initialization),
+`bias [C]`, and with `pre_logits` `pre_logits/{kernel, bias}` of the tanh layer before it (ViT paper, section 3.1).
+
+Parameters of the projection head (arXiv 2104.14294, Appendix C), an MLP, a unit vector, and prototypes of unit length,
+all f32, for K prototypes, hidden width F and bottleneck E:
+
+  mlp1/{kernel [D, F], bias [F]}, mlp2/{kernel [F, F], bias [F]}, mlp3/{kernel [F, E], bias [E]}
+  prototypes/kernel [E, K]      (its columns count by direction alone)
+  prototypes/norm [K]           (their lengths, if these are learned; else 1)
 """
 from __future__ import annotations
 
 import dataclasses
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Kernels
+from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models.kernels.dense import dense
-from vit_jax.models.layers import Dense, applied, initial
+from vit_jax.models.kernels.forms import Forms, select
+from vit_jax.models.layers import Dense, applied, initial, lecun_normal
+
+STDDEV = .02    # DINO; its truncation at 2 removes nothing
+EPS = 1e-12     # the least length that a vector is divided by (torch's normalize)
+LAYERS = ('mlp1', 'mlp2', 'mlp3')
 
 
-class _Classifier(nn.Module):
+class _Classifier(nn.Module, kw_only=True):
   """`W tanh(V x + v) + b`, or `W x + b` without `pre_logits`."""
   num_classes: int
   pre_logits: int
   bias_init: float
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     if self.pre_logits:
-      hidden = Dense((self.pre_logits,), jnp.float32, initializers.lecun_normal(), name='pre_logits')
+      hidden = Dense(features=(self.pre_logits,), dtype=jnp.float32, kernel_init=lecun_normal, forms=self.forms,
+                     name='pre_logits')
       x = jnp.tanh(hidden(x))
     kernel = self.param('kernel', initializers.zeros, (x.shape[-1], self.num_classes))
     bias = self.param('bias', initializers.constant(self.bias_init), (self.num_classes,))
-    return dense(x, kernel, bias)
+    return self.forms.dense(x, kernel, bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """A head by its settings; the parameters say the rest."""
+  """A classification head: pooled features to logits, always in f32. `kernels` is that of the network under it."""
   settings: schema.Head
+  kernels: Kernels = Kernels.FAST
 
   def init(self, key: Key, width: int, num_classes: int) -> Params:
     """Parameters for features `[B, width]` and `num_classes` classes."""
@@ -48,4 +66,56 @@ class Head:
     return applied(network, params, pooled.astype(jnp.float32))
 
   def _network(self, num_classes: int) -> _Classifier:
-    return _Classifier(num_classes, self.settings.pre_logits, self.settings.bias_init)
+    return _Classifier(num_classes=num_classes, pre_logits=self.settings.pre_logits,
+                       bias_init=self.settings.bias_init, forms=select(self.kernels))
+
+
+def normalize(x: Array, *, axis: int) -> Array:
+  """`x / max(|x|, 1e-12)` along an axis, in f32, with a finite gradient at 0."""
+  x = x.astype(jnp.float32)
+  square = jnp.square(x).sum(axis, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.maximum(square, EPS ** 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Projector:
+  """DINO's projection head with `prototypes` outputs; `learned_norm` makes their lengths parameters.
+
+  Dense layers are in the compute dtype; both normalisations are in f32, and so are the outputs.
+  """
+  prototypes: int
+  hidden: int
+  bottleneck: int
+  learned_norm: bool
+  dtype: DTypeLike
+  kernels: Kernels = Kernels.FAST
+
+  def init(self, key: Key, width: int) -> Params:
+    """New parameters for features `[R, width]`."""
+    keys = split_key(key, *LAYERS, 'prototypes')
+    inputs = (width, self.hidden, self.hidden)
+    params: Params = {name: initial(layer, keys[name], jnp.zeros((1, size)))
+                      for (name, layer), size in zip(self._layers.items(), inputs, strict=True)}
+    shape, limit = (self.bottleneck, self.prototypes), self.bottleneck ** -.5  # torch's Linear
+    params['prototypes'] = {'kernel': jax.random.uniform(keys['prototypes'], shape, minval=-limit, maxval=limit)}
+    if self.learned_norm:
+      params['prototypes']['norm'] = jnp.ones(self.prototypes)
+    return params
+
+  def apply(self, params: Params, features: Array) -> Array:
+    """Outputs `[R, K]` f32 of features `[R, D]`: cosines with the prototypes, times their lengths."""
+    x, gelu = features, select(self.kernels).gelu
+    for name, layer in self._layers.items():
+      x = applied(layer, params[name], x)
+      x = gelu(x, Gelu.EXACT) if name != LAYERS[-1] else x
+    unit_RE = normalize(x, axis=-1).astype(self.dtype)
+    directions_EK = normalize(params['prototypes']['kernel'], axis=0).astype(self.dtype)
+    outputs_RK = jnp.dot(unit_RE, directions_EK, preferred_element_type=jnp.float32)
+    return outputs_RK * params['prototypes']['norm'][None] if self.learned_norm else outputs_RK
+
+  @property
+  def _layers(self) -> dict[str, Dense]:
+    widths = (self.hidden, self.hidden, self.bottleneck)
+    return {name: Dense(features=(width,), dtype=self.dtype, kernel_init=initializers.normal(STDDEV),
+                        forms=select(self.kernels))
+            for name, width in zip(LAYERS, widths, strict=True)}

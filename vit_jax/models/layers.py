@@ -1,8 +1,8 @@
 """The smallest parts: LayerNorm, dense layer, dropout, stochastic depth.
 
 Activations are `[..., D]`: rows `[R, D]`, or `[B, M, D]`, which is faster where images have tokens (the reason is in
-`dense.py`). Parameters are f32; a dense layer computes in its `dtype`. Randomness comes from explicit keys, so these
-layers need no collection but `params`. Each operation is one function, so that a faster form can take its place.
+`kernels/dense.py`). Parameters are f32; a dense layer computes in its `dtype`. Randomness comes from explicit keys, so
+that these layers need no collection but `params`. `forms` selects the fast or plain form of each operation.
 """
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.core.types import Array, Key, Params, PyTree
-from vit_jax.models.kernels.dense import dense
-from vit_jax.models.kernels.norm_act import layer_norm
+from vit_jax.models.kernels.forms import FAST, Forms
 
 Initializer = Callable[..., Array]
 """`(key, shape) -> f32 array`."""
 
 zeros = initializers.zeros
+lecun_normal = initializers.lecun_normal()
 xavier_uniform = initializers.xavier_uniform()
+fan_out_normal = initializers.variance_scaling(2., 'fan_out', 'normal')  # He et al., arXiv 1502.01852, section 2.2
 
 
 def dropout(x: Array, rate: float, key: Key | None) -> Array:
   """Zeroes entries with probability `rate` and divides the others by `1 - rate`.
 
-  Without a key, or at rate 0, `x` is returned as it is.
+  Without a key, or at rate 0, returns `x` unchanged.
   """
   if key is None or rate == 0.:
     return x
@@ -38,12 +39,12 @@ def dropout(x: Array, rate: float, key: Key | None) -> Array:
 
 
 def drop_path(x: Array, rate: Array | None, key: Key | None, *, num_images: int) -> Array:
-  """Stochastic depth (arXiv 1603.09382): drops a branch for whole images.
+  """Stochastic depth (arXiv 1603.09382): drops a branch for complete images.
 
   Args:
     x: `[B, M, D]`, the branch, before it is added; the first two axes may be joined.
     rate: f32 scalar below 1, may be traced; kept images are divided by `1 - rate`.
-    key: randomness. Without a key or a rate `x` is returned as it is.
+    key: randomness. Without a key or a rate `x` is returned unchanged.
     num_images: B.
   """
   if key is None or rate is None:
@@ -55,30 +56,31 @@ def drop_path(x: Array, rate: Array | None, key: Key | None, *, num_images: int)
 
 
 def initial(module: nn.Module, key: Key, *args: PyTree, **kwargs: PyTree) -> Params:
-  """Parameters of a module called with these arguments."""
+  """Initial parameters of a module that is called with these arguments."""
   return module.init(key, *args, **kwargs)['params']
 
 
 def applied(module: nn.Module, params: Params, *args: PyTree, **kwargs: PyTree) -> PyTree:
-  """What a module returns for these parameters and arguments."""
+  """The result of a module for these parameters and arguments."""
   return module.apply({'params': params}, *args, **kwargs)
 
 
 class LayerNorm(nn.Module):
   """`layer_norm` with its parameters `scale` and `bias`, both `[D]`; f32 out."""
   eps: float
+  forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     scale = self.param('scale', initializers.ones, (x.shape[-1],))
     bias = self.param('bias', zeros, (x.shape[-1],))
-    return layer_norm(x, scale, bias, self.eps)
+    return self.forms.layer_norm(x, scale, bias, self.eps)
 
 
-class Dense(nn.Module):
-  """A dense layer from `[R, *in]` to `[R, *features]` with `kernel [*in, *features]`, `bias [*features]` if it has one.
+class Dense(nn.Module, kw_only=True):
+  """A dense layer from `[R, *in]` to `[R, *features]` with `kernel [*in, *features]`, and `bias [*features]` if any.
 
-  With `lead` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialised as the matrix
+  With `num_batch_dims` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialised as the matrix
   `[prod(in), prod(features)]`, then given its shape. Input and parameters are cast to `dtype`.
   """
   features: tuple[int, ...]
@@ -86,15 +88,16 @@ class Dense(nn.Module):
   kernel_init: Initializer
   bias_init: Initializer = zeros
   has_bias: bool = True
-  lead: int = 1
+  num_batch_dims: int = 1
+  forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    inputs = x.shape[self.lead:]
+    inputs = x.shape[self.num_batch_dims:]
 
     def init_kernel(key: Key) -> Array:
       return self.kernel_init(key, (prod(inputs), prod(self.features))).reshape(*inputs, *self.features)
 
     kernel = self.param('kernel', init_kernel)
     bias = self.param('bias', self.bias_init, self.features) if self.has_bias else jnp.zeros(self.features)
-    return dense(*(a.astype(self.dtype) for a in (x, kernel, bias)))
+    return self.forms.dense(*(a.astype(self.dtype) for a in (x, kernel, bias)))

@@ -1,4 +1,4 @@
-"""The decoder of a masked autoencoder (arXiv 2111.06377, section 3): narrow, and thrown away after training.
+"""The decoder of a masked autoencoder (arXiv 2111.06377, section 3): narrow, and discarded after training.
 
 Parameters, all f32:
 
@@ -20,9 +20,11 @@ from jax.typing import DTypeLike
 from vit_jax.config import schema
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params
+from vit_jax.models import stack
+from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, LayerNorm, applied, initial, xavier_uniform
-from vit_jax.models.vit import posemb, stack
 from vit_jax.models.vit.block import Block
+from vit_jax.models.vit.positions import sincos2d_mae
 
 MASK_STDDEV = .02  # MAE
 MLP_RATIO = 4
@@ -30,7 +32,7 @@ MLP_RATIO = 4
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-  """Width E, depth and heads of a decoder; GELU, epsilon, dtype and way to run are those of the encoder.
+  """Width E, depth and heads of a decoder; GELU, epsilon, dtype, kernels and execution are those of the encoder.
 
   encoder: settings of the encoder.
   """
@@ -57,15 +59,15 @@ class Decoder:
 
   def apply(self, params: Params, mask_token: Array, tokens: Array, cls: Array | None, *, places: Array,
             grid: tuple[int, int]) -> Array:
-    """What every patch should look like.
+    """Predicts the pixels of every patch.
 
     Args:
       params: of this decoder.
-      mask_token: `[1, 1, E]`, stands for each patch that the encoder has not seen.
+      mask_token: `[1, 1, E]`, in place of each patch that the encoder does not see.
       tokens: `[B, n, D]` of the encoder.
       cls: `[B, D]`, its class token, or None.
-      places: `[B, N] i32`, for each patch of the grid its place among the n tokens, or any number >= n if it has
-        none.
+      places: `[B, N] i32`, for each patch of the grid its index among the n tokens, or any number >= n if it is not
+        one of them.
       grid: `(h, w)`.
 
     Returns:
@@ -76,7 +78,7 @@ class Decoder:
     sequence = tokens if cls is None else jnp.concatenate([cls[:, None], tokens], axis=1)
     x_BnE = constrain_batch(applied(self._embed, params['embed'], sequence))
     first, seen_BnE = x_BnE[:, :num_first], x_BnE[:, num_first:]
-    positions_NE = jnp.asarray(posemb.sincos2d_mae(grid, self.width))
+    positions_NE = jnp.asarray(sincos2d_mae(grid, self.width))
     at_BN1 = jnp.minimum(places, num_seen - 1)[..., None]
     x_BNE = jnp.where((places < num_seen)[..., None], jnp.take_along_axis(seen_BnE, at_BN1, axis=1),
                       mask_token.astype(self._dtype))
@@ -101,19 +103,26 @@ class Decoder:
     return jnp.dtype(self.encoder.dtype.value)
 
   @property
-  def _embed(self) -> Dense:
-    return Dense((self.width,), self._dtype, xavier_uniform, lead=2)
+  def _forms(self) -> Forms:
+    return select(self.encoder.kernels)
 
   @property
   def _norm(self) -> LayerNorm:
-    return LayerNorm(self.encoder.norm_eps)
+    return LayerNorm(self.encoder.norm_eps, self._forms)
+
+  def _dense(self, width: int) -> Dense:
+    return Dense(features=(width,), dtype=self._dtype, kernel_init=xavier_uniform, num_batch_dims=2, forms=self._forms)
+
+  @property
+  def _embed(self) -> Dense:
+    return self._dense(self.width)
 
   @property
   def _predict(self) -> Dense:
-    return Dense((self.encoder.patch ** 2 * 3,), self._dtype, xavier_uniform, lead=2)
+    return self._dense(self.encoder.patch ** 2 * 3)
 
   @property
   def _block(self) -> Block:
     s = self.encoder
-    return Block(self.heads, MLP_RATIO * self.width, s.gelu, s.norm_eps, dropout=0., dtype=self._dtype,
-                 attention_dropout=0., qk_norm=False, relative=0, swiglu=False, layer_scale=0., parallel=False)
+    return Block(heads=self.heads, mlp=MLP_RATIO * self.width, gelu=s.gelu, norm_eps=s.norm_eps, dtype=self._dtype,
+                 forms=self._forms)

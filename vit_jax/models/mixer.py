@@ -1,4 +1,4 @@
-"""MLP-Mixer (arXiv 2105.01601), a `core.api.Backbone`.
+"""MLP-Mixer (arXiv 2105.01601), a `core.contracts.Backbone`, with its sharding rules and its cost.
 
 Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth first; S, F are the hidden
 widths of the MLPs over tokens and over channels):
@@ -9,52 +9,64 @@ widths of the MLPs over tokens and over channels):
   blocks/channels/{up/{kernel [L, D, F], bias [L, F]}, down/{kernel [L, F, D], bias [L, D]}}
   norm/{scale,bias} [D]
 
-The MLP over tokens is for one number of tokens: larger images need parameters as `grow` makes them, and settings
-whose `tokens_mlp` has grown too. Features are the normed tokens and their mean, f32. Knows no mesh, no task and no
-weight format.
+The MLP over tokens is for one number of tokens: larger images need parameters that `grow` makes, and settings with a
+larger `tokens_mlp`. Features are the normed tokens and their mean, f32. Knows no mesh, no objective and no weight
+format.
 """
 from __future__ import annotations
 
 import dataclasses
+from typing import assert_never
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config import model_options, schema
-from vit_jax.config.schema import Gelu
+from vit_jax.config import check, schema
+from vit_jax.config.schema import Gelu, Remat, layers
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
-from vit_jax.models.kernels.norm_act import gelu
-from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
-from vit_jax.models.vit import stack, vit_checks
+from vit_jax.models import counting, stack
+from vit_jax.models.counting import Costs, item_bytes
+from vit_jax.models.kernels.forms import Forms, select
+from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial, lecun_normal
 from vit_jax.models.vit.stem import Stem
+from vit_jax.parallel.rules import Rule
 
-lecun_normal = initializers.lecun_normal()
+RULES: tuple[Rule, ...] = (
+    ('backbone/stem/kernel', (None, None, None, 'fsdp')),                     # [P, P, 3, D]
+    ('backbone/blocks/(tokens|channels)/up/kernel', (None, 'fsdp', 'tensor')),    # [L, N or D, hidden]
+    ('backbone/blocks/(tokens|channels)/up/bias', (None, 'tensor')),              # [L, hidden]
+    ('backbone/blocks/(tokens|channels)/down/kernel', (None, 'tensor', 'fsdp')),  # [L, hidden, N or D]
+    ('backbone/(stem/bias|norm/.*|blocks/(norm[12]/.*|.*/down/bias))', ()),
+)
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`, with dropout after both; the value before the activation is named `mlp`."""
   hidden: int
   gelu: Gelu
   dropout: float
   dtype: DTypeLike
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[B, M, I]` to `[B, M, I]`."""
+    def dense(width: int, name: str) -> Dense:
+      return Dense(features=(width,), dtype=self.dtype, kernel_init=lecun_normal, num_batch_dims=2, forms=self.forms,
+                   name=name)
+
     keys = (None, None) if key is None else tuple(jax.random.split(key))
-    hidden_BMF = checkpoint_name(Dense((self.hidden,), self.dtype, lecun_normal, lead=2, name='up')(x), 'mlp')
-    hidden_BMF = dropout(gelu(hidden_BMF, self.gelu), self.dropout, keys[0])
-    down = Dense((x.shape[-1],), self.dtype, lecun_normal, lead=2, name='down')
-    return dropout(down(hidden_BMF), self.dropout, keys[1])
+    hidden_BMF = checkpoint_name(dense(self.hidden, 'up')(x), 'mlp')
+    hidden_BMF = dropout(self.forms.gelu(hidden_BMF, self.gelu), self.dropout, keys[0])
+    return dropout(dense(x.shape[-1], 'down')(hidden_BMF), self.dropout, keys[1])
 
 
-class Block(nn.Module):
+class Block(nn.Module, kw_only=True):
   """`U = X + (W2 gelu(W1 LN(X)^T))^T`, `Y = U + W4 gelu(W3 LN(U))` (eq. 1)."""
   tokens_mlp: int
   channels_mlp: int
@@ -62,6 +74,7 @@ class Block(nn.Module):
   norm_eps: float
   dropout: float
   dtype: DTypeLike
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array, *, rate: Array | None, dropout_key: Key | None) -> Array:
@@ -72,14 +85,15 @@ class Block(nn.Module):
       rate: f32 scalar, probability that a branch is dropped for an image; None = never.
       dropout_key: None switches dropout and stochastic depth off.
     """
+    def mlp(hidden: int, name: str) -> Mlp:
+      return Mlp(hidden=hidden, gelu=self.gelu, dropout=self.dropout, dtype=self.dtype, forms=self.forms, name=name)
+
     keys = (None,) * 4 if dropout_key is None else tuple(jax.random.split(dropout_key, 4))
-    y_BND, num_images = LayerNorm(self.norm_eps, name='norm1')(x), x.shape[0]
-    y_BDN = y_BND.astype(self.dtype).swapaxes(1, 2)
-    y_BDN = Mlp(self.tokens_mlp, self.gelu, self.dropout, self.dtype, name='tokens')(y_BDN, keys[0])
+    y_BND, num_images = LayerNorm(self.norm_eps, self.forms, name='norm1')(x), x.shape[0]
+    y_BDN = mlp(self.tokens_mlp, 'tokens')(y_BND.astype(self.dtype).swapaxes(1, 2), keys[0])
     y_BND = drop_path(y_BDN.swapaxes(1, 2), rate, keys[1], num_images=num_images)
     x = checkpoint_name(x + y_BND, 'residual')
-    y_BND = LayerNorm(self.norm_eps, name='norm2')(x)
-    y_BND = Mlp(self.channels_mlp, self.gelu, self.dropout, self.dtype, name='channels')(y_BND, keys[2])
+    y_BND = mlp(self.channels_mlp, 'channels')(LayerNorm(self.norm_eps, self.forms, name='norm2')(x), keys[2])
     return x + drop_path(y_BND, rate, keys[3], num_images=num_images)
 
 
@@ -105,25 +119,29 @@ class Mixer:
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32, and `state` as it is.
+    """Features (f32) of `image [B, H, W, 3]` f32, and `state` unchanged.
 
     Raises:
       UserError: if patches do not tile the image, or the parameters are for another number of tokens.
     """
     s = self.settings
-    if wrong := vit_checks.untiled((image.shape[1], image.shape[2]), s.patch):
-      raise UserError(wrong)
+    for problem in layers.untiled((image.shape[1], image.shape[2]), s.patch):
+      raise UserError(problem)
     grid = image.shape[1] // s.patch, image.shape[2] // s.patch
     num_known = params['blocks']['tokens']['up']['kernel'].shape[1]
     if grid[0] * grid[1] != num_known:
-      raise UserError(f'image_px={image.shape[1]} x {image.shape[2]} gives {grid[0] * grid[1]} tokens, but the MLP '
-                      f'over tokens of these parameters is for {num_known}.')
+      raise UserError(f'image_px: expected a size of {num_known} patches of {s.patch} px, which the MLP over tokens '
+                      f'was made for, got {image.shape[1:3]}, which has {grid[0] * grid[1]}.')
     is_random = train and (s.dropout > 0. or s.drop_path > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     x_BND, _ = self._stem.apply(params['stem'], {}, image, train=train)
     x_BND = self._run(params['blocks'], x_BND, key=key if is_random else None)
     x_BND = applied(self._norm, params['norm'], x_BND)
     return Features(x_BND, constrain_batch(x_BND.mean(1)), grid), state
+
+  def tabulate(self) -> str:
+    """A table of all parameters, and FLOPs by part."""
+    return counting.tabulate(self, costs(self.settings, self.image_px), self.image_px)
 
   def _run(self, params: Params, x_BND: Array, *, key: Key | None) -> Array:
     """All blocks."""
@@ -144,29 +162,31 @@ class Mixer:
   @property
   def _stem(self) -> Stem:
     s = self.settings
-    return Stem(schema.PatchStem(), s.patch, s.width, self._dtype, s.remat)
+    return Stem(settings=schema.PatchStem(), patch=s.patch, width=s.width, dtype=self._dtype, remat=s.remat,
+                forms=select(s.kernels))
 
   @property
   def _norm(self) -> LayerNorm:
-    return LayerNorm(self.settings.norm_eps)
+    return LayerNorm(self.settings.norm_eps, select(self.settings.kernels))
 
   @property
   def _block(self) -> Block:
     s = self.settings
-    return Block(s.tokens_mlp, s.channels_mlp, s.gelu, s.norm_eps, s.dropout, self._dtype)
+    return Block(tokens_mlp=s.tokens_mlp, channels_mlp=s.channels_mlp, gelu=s.gelu, norm_eps=s.norm_eps,
+                 dropout=s.dropout, dtype=self._dtype, forms=select(s.kernels))
 
 
 def grow(params: Params, grid: tuple[int, int], *, times: tuple[int, int]) -> Params:
-  """Parameters for images that are a whole number of times as large (arXiv 2105.01601, Appendix C).
+  """Parameters for images that are a multiple of the size (arXiv 2105.01601, Appendix C).
 
-  The large image is seen as tiles of the size that is known. `W1` and `W2` of the MLP over tokens become block
-  diagonal with a copy a tile, so that each tile is at first treated for itself, as an image of its own; the
-  hidden width grows with the number of tiles.
+  The large image is divided into tiles of the original size. `W1` and `W2` of the MLP over tokens become block diagonal
+  with one copy for each tile, so that each tile is at first processed as an image of its own; the hidden width grows
+  with the number of tiles.
 
   Args:
     params: of a Mixer.
-    grid: tokens (h, w) that it is for.
-    times: how many tiles there are to be downwards and sideways.
+    grid: tokens (h, w) of the original size.
+    times: number of tiles, (downwards, sideways).
   """
   tile_N, place_N = _tiles(grid, times)
   tiles = times[0] * times[1]
@@ -195,6 +215,41 @@ def build(model: schema.Mixer, image_px: tuple[int, int]) -> Mixer:
   Raises:
     UserError: lists all settings that do not fit together.
   """
-  if wrong := [*model_options.faults(model, image_px)]:
-    raise UserError('\n'.join(wrong))
+  check.check_model(model, image_px)
   return Mixer(model, (int(image_px[0]), int(image_px[1])))
+
+
+def costs(model: schema.Mixer, image_px: tuple[int, int]) -> Costs:
+  """The cost; blocks are two MLPs, each after a LayerNorm."""
+  width, tokens = model.width, _num_tokens(model, image_px)
+  over_tokens, over_channels = 2 * tokens * model.tokens_mlp, 2 * width * model.channels_mlp
+  biases = tokens + model.tokens_mlp + width + model.channels_mlp
+  parameters = {'stem': (model.patch ** 2 * 3 + 1) * width,
+                'blocks': model.depth * (over_tokens + over_channels + biases + 4 * width), 'norm': 2 * width}
+  macs = {'stem': tokens * model.patch ** 2 * 3 * width, 'tokens_mlp': model.depth * width * over_tokens,
+          'channels_mlp': model.depth * tokens * over_channels}
+  return Costs(parameters, macs, _activation_bytes(model, image_px), width)
+
+
+def _activation_bytes(model: schema.Mixer, image_px: tuple[int, int]) -> int:
+  """As of a ViT: what `remat` saves in every block, and the rest of one where something is computed again."""
+  size, tokens = item_bytes(model.dtype), _num_tokens(model, image_px)
+  wide = tokens * model.width * size
+  hidden = (model.width * model.tokens_mlp + tokens * model.channels_mlp) * size
+  everything = 2 * tokens * model.width * 4 + 2 * wide + 2 * hidden  # centred inputs of the norms in f32
+  match model.remat:
+    case Remat.NONE | Remat.AUTO:
+      return model.depth * everything
+    case Remat.NAMES:  # the input, residual, pre-activations
+      saved = 2 * wide + hidden
+    case Remat.QKV | Remat.MLP:  # the input, pre-activations
+      saved = wide + hidden
+    case Remat.FULL:
+      saved = wide
+    case _:
+      assert_never(model.remat)
+  return model.depth * saved + everything - saved
+
+
+def _num_tokens(model: schema.Mixer, image_px: tuple[int, int]) -> int:
+  return (image_px[0] // model.patch) * (image_px[1] // model.patch)

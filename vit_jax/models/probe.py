@@ -1,11 +1,12 @@
-"""A backbone for a linear probe: it only evaluates, and what the head sees of it is chosen and normalised.
+"""A backbone for a linear probe: it only evaluates, and the features that the head sees are selected and normalised.
 
-It has the parameters of the backbone and no others, so that weights go in and out as ever. Its state is that of the
-backbone, and running statistics of the features.
+It has the parameters of the backbone and no others, so that weights are loaded and saved as usual. Its state is that of
+the backbone, and running statistics of the features.
 """
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,22 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 
 EPS = 1e-6       # MAE, linear probe
-MOMENTUM = .1    # what a batch counts in the running statistics; PyTorch's default, which MAE takes
+MOMENTUM = .1    # weight of a batch in the running statistics; PyTorch's default, which MAE uses
 INNER, STATISTICS = 'backbone', 'features'
+
+
+class Statistics(NamedTuple):
+  """Running statistics of features, each `[D]` f32; the variance is the unbiased one, as in PyTorch."""
+  mean: Array
+  variance: Array
+
+
+def normalize(x_BD: Array, running: Statistics) -> tuple[Array, Statistics]:
+  """BatchNorm without scale and bias: features by mean and variance of the batch, and the new running statistics."""
+  mean, variance = x_BD.mean(0), x_BD.var(0)
+  unbiased = variance * (x_BD.shape[0] / max(1, x_BD.shape[0] - 1))
+  new = Statistics(*(old + MOMENTUM * (now - old) for old, now in zip(running, (mean, unbiased), strict=True)))
+  return (x_BD - mean[None]) / jnp.sqrt(variance + EPS)[None], new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +58,16 @@ class Frozen:
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features of `image [B, H, W, 3] f32`, whose `pooled` is what the probe sees; and the new state."""
+    """Features of `image [B, H, W, 3] f32`, whose `pooled` is the input of the probe; and the new state."""
     del key
     features, x_BD = jax.lax.stop_gradient(self._read(params, state.get(INNER, {}), image))
     if self.normalize:
-      x_BD, statistics = _normalize(x_BD, state[STATISTICS], train=train)
-      state = {**state, STATISTICS: statistics}
+      running = Statistics(**state[STATISTICS])
+      if train:
+        x_BD, running = normalize(x_BD, running)
+      else:
+        x_BD = (x_BD - running.mean[None]) / jnp.sqrt(running.variance + EPS)[None]
+      state = {**state, STATISTICS: running._asdict()}
     return features._replace(pooled=x_BD), state
 
   def _read(self, params: Params, inner: PyTree, image: Array) -> tuple[Features, Array]:
@@ -56,8 +75,8 @@ class Frozen:
       features, _ = self.backbone.apply(params, inner, image, train=False, key=None)
       return features, features.pooled.astype(jnp.float32)
     if not intermediates.is_layered(self.backbone):
-      raise UserError(f'head.features.blocks={self.features.blocks}: {type(self.backbone).__name__} has no blocks to '
-                      'read after; want none')
+      raise UserError(f'head.features.blocks: expected () for {type(self.backbone).__name__}, which has no blocks to '
+                      f'read after, got {self.features.blocks}.')
     found = intermediates.read(self.backbone, params, image, self.features.blocks)
     return found[-1], intermediates.concatenate(found, patches=self.features.patches)
 
@@ -65,13 +84,3 @@ class Frozen:
 def around(backbone: Backbone, head: schema.Head) -> Backbone:
   """The network under a head: the backbone itself, or for a linear probe `Frozen` around it."""
   return Frozen(backbone, head.features, head.batch_norm) if head.probe else backbone
-
-
-def _normalize(x_BD: Array, running: PyTree, *, train: bool) -> tuple[Array, PyTree]:
-  if not train:
-    return (x_BD - running['mean'][None]) / jnp.sqrt(running['variance'] + EPS)[None], running
-  mean, variance = x_BD.mean(0), x_BD.var(0)
-  unbiased = variance * (x_BD.shape[0] / max(1, x_BD.shape[0] - 1))
-  new = {name: running[name] + MOMENTUM * (now - running[name])
-         for name, now in (('mean', mean), ('variance', unbiased))}
-  return (x_BD - mean[None]) / jnp.sqrt(variance + EPS)[None], new

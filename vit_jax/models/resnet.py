@@ -19,7 +19,8 @@ Of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its c
   stage{s}/unit{u}/{norm1,norm2}/{scale,bias} [H], stage{s}/unit{u}/norm3/{scale,bias} [4 H]
   stage{s}/unit1/{proj/kernel [1, 1, I, 4 H], proj_norm/{scale,bias} [4 H]}
 
-Kernels are stored as they are learned, not standardised. Knows no mesh, no task and no weight format.
+Kernels are stored as they are learned, not standardised. Also the sharding rules and the cost of both. Knows no mesh,
+no objective and no weight format.
 """
 from __future__ import annotations
 
@@ -31,20 +32,33 @@ import jax.numpy as jnp
 from jax.nn import initializers, relu
 from jax.typing import DTypeLike
 
-from vit_jax.config import model_options, schema
-from vit_jax.config.resnet_options import NORM_GROUPS
-from vit_jax.config.schema import Remat
+from vit_jax.config import check, schema
+from vit_jax.config.schema import DType, Remat
+from vit_jax.config.schema.layers import NORM_GROUPS
 from vit_jax.core.numerics import constrain_batch
-from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
+from vit_jax.core.types import Array, Features, Key, Params, PyTree
+from vit_jax.models import counting
 from vit_jax.models.convolution import GroupNorm, StdConv, Style, max_pool
+from vit_jax.models.counting import Conv, Costs, by_part, halved, item_bytes
+from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import applied, initial
+from vit_jax.parallel.rules import Rule
 
 BIT_NORM_EPS = 1e-5     # big_transfer
 HYBRID_NORM_EPS = 1e-6  # vision_transformer, models_resnet.py
-EXPANSION = 4  # ResNet, arXiv 1512.03385, section 4.1
+EXPANSION = 4  # channels of a unit's output over those of its 3 x 3 convolution: arXiv 1512.03385, section 4.1
+RULES: tuple[Rule, ...] = (
+    ('backbone/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
+    ('backbone/(norm|stage.*)/(scale|bias)', ()),
+)
+"""Networks of convolutions are split over `fsdp` alone: along `tensor` each device computes all of them."""
+STEM_RULES: tuple[Rule, ...] = (
+    ('backbone/stem/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
+    ('backbone/stem/(root_norm|stage.*)/(scale|bias)', ()),
+)
 
 
-class PreActivationUnit(nn.Module):
+class PreActivationUnit(nn.Module, kw_only=True):
   """`proj(y) + conv3(relu(norm3(conv2(relu(norm2(conv1(y)))))))`, `y = relu(norm1(x))` (ResNet-v2, arXiv 1603.05027).
 
   Without a projection the shortcut is x itself.
@@ -54,15 +68,17 @@ class PreActivationUnit(nn.Module):
   has_proj: bool
   dtype: DTypeLike
   style: Style
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     """`[B, H, W, I]` to `[B, H / stride, W / stride, 4 hidden]`, in the compute dtype."""
     def activated(x: Array, name: str) -> Array:
-      return relu(GroupNorm(NORM_GROUPS, self.style.norm_eps, name=name)(x)).astype(self.dtype)
+      return relu(GroupNorm(groups=NORM_GROUPS, eps=self.style.norm_eps, name=name)(x)).astype(self.dtype)
 
     def conv(features: int, side: int, name: str, stride: int = 1) -> StdConv:
-      return StdConv(features, side, self.dtype, self.style, stride, name=name)
+      return StdConv(features=features, side=side, dtype=self.dtype, style=self.style, stride=stride, forms=self.forms,
+                     name=name)
 
     y = activated(x, 'norm1')
     shortcut = conv(EXPANSION * self.hidden, 1, 'proj', self.stride)(y) if self.has_proj else x
@@ -71,7 +87,7 @@ class PreActivationUnit(nn.Module):
     return shortcut + conv(EXPANSION * self.hidden, 1, 'conv3')(activated(y, 'norm3'))
 
 
-class PostActivationUnit(nn.Module):
+class PostActivationUnit(nn.Module, kw_only=True):
   """`relu(proj(x) + norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x))))))))` (ResNet-v1).
 
   The projection has a norm too; without one the shortcut is x itself. The scale of `norm3` starts at zero.
@@ -81,14 +97,17 @@ class PostActivationUnit(nn.Module):
   has_proj: bool
   dtype: DTypeLike
   style: Style
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     """`[B, H, W, I]` to `[B, H / stride, W / stride, 4 hidden]`, in the compute dtype."""
     def normed(x: Array, features: int, side: int, names: tuple[str, str], stride: int = 1,
                scale: float = 1.) -> Array:
-      x = StdConv(features, side, self.dtype, self.style, stride, name=names[0])(x)
-      return GroupNorm(NORM_GROUPS, self.style.norm_eps, initializers.constant(scale), name=names[1])(x)
+      x = StdConv(features=features, side=side, dtype=self.dtype, style=self.style, stride=stride, forms=self.forms,
+                  name=names[0])(x)
+      return GroupNorm(groups=NORM_GROUPS, eps=self.style.norm_eps, scale_init=initializers.constant(scale),
+                       name=names[1])(x)
 
     wide = EXPANSION * self.hidden
     shortcut = normed(x, wide, 1, ('proj', 'proj_norm'), self.stride) if self.has_proj else x.astype(jnp.float32)
@@ -97,7 +116,7 @@ class PostActivationUnit(nn.Module):
     return relu(shortcut + normed(y, wide, 1, ('conv3', 'norm3'), scale=0.)).astype(self.dtype)
 
 
-class Stage(nn.Module):
+class Stage(nn.Module, kw_only=True):
   """Units of one width; the first has the stride and a projection."""
   units: int
   hidden: int
@@ -106,19 +125,20 @@ class Stage(nn.Module):
   style: Style
   remat: Remat
   is_hybrid: bool
+  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     kind: Any = PostActivationUnit if self.is_hybrid else PreActivationUnit
     unit = kind if self.remat.saves_everything else nn.remat(kind)
     for i in range(self.units):
-      is_first = i == 0
-      x = unit(self.hidden, self.stride if is_first else 1, is_first, self.dtype, self.style, name=f'unit{i + 1}')(x)
+      x = unit(hidden=self.hidden, stride=1 if i else self.stride, has_proj=i == 0, dtype=self.dtype, style=self.style,
+               forms=self.forms, name=f'unit{i + 1}')(x)
       x = constrain_batch(x)
     return x
 
 
-class Network(nn.Module):
+class Network(nn.Module, kw_only=True):
   """Root and stages; of BiT, or of the stem of a hybrid, which has other units and a norm after the root."""
   layers: tuple[int, ...]
   width: int
@@ -126,25 +146,28 @@ class Network(nn.Module):
   style: Style
   remat: Remat
   is_hybrid: bool
+  forms: Forms
 
   @nn.compact
   def __call__(self, image: Array) -> Array:
     """`[B, H, W, 3]` to the last map; BiT's is normed and activated, f32."""
     style = self.style
-    x = StdConv(self.width, 7, self.dtype, style, 2, name='root')(image)
+    like: dict[str, Any] = {'dtype': self.dtype, 'style': style, 'forms': self.forms}
+    x = StdConv(features=self.width, side=7, stride=2, **like, name='root')(image)
     if self.is_hybrid:
-      x = relu(GroupNorm(NORM_GROUPS, style.norm_eps, name='root_norm')(x)).astype(self.dtype)
+      x = relu(GroupNorm(groups=NORM_GROUPS, eps=style.norm_eps, name='root_norm')(x)).astype(self.dtype)
     x = max_pool(x, style=style)
     for i, units in enumerate(self.layers):
-      x = Stage(units, self.width * 2 ** i, 2 if i else 1, self.dtype, style, self.remat, self.is_hybrid,
-                name=f'stage{i + 1}')(x)
-    return x if self.is_hybrid else relu(GroupNorm(NORM_GROUPS, style.norm_eps, name='norm')(x))
+      x = Stage(units=units, hidden=self.width * 2 ** i, stride=2 if i else 1, remat=self.remat,
+                is_hybrid=self.is_hybrid, **like, name=f'stage{i + 1}')(x)
+    return x if self.is_hybrid else relu(GroupNorm(groups=NORM_GROUPS, eps=style.norm_eps, name='norm')(x))
 
 
 @dataclasses.dataclass(frozen=True)
 class ResNet:
-  """BiT, a `core.api.Backbone`; made by `build`. Images of any size."""
+  """BiT, a `core.contracts.Backbone`; works for images of any size. `image_px` is what `tabulate` counts for."""
   settings: schema.ResNet
+  image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Parameters, and `{}`; of `image [B, H, W, 3]` only the shape is read."""
@@ -152,32 +175,110 @@ class ResNet:
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32: the last map, and its mean; and `state` as it is."""
+    """Features (f32) of `image [B, H, W, 3]` f32: the last map, and its mean; and `state` unchanged."""
     del train, key
     x_BhwD = applied(self._network, params, image)
     num_images, h, w, width = x_BhwD.shape
     pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
     return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), state
 
+  def tabulate(self) -> str:
+    """A table of all parameters, and FLOPs by part."""
+    return counting.tabulate(self, costs(self.settings, self.image_px), self.image_px)
+
   @property
   def _network(self) -> Network:
     s = self.settings
     style = Style(s.var_eps, std_eps=0., norm_eps=BIT_NORM_EPS, is_same=False)
-    return Network(s.layers, s.width, jnp.dtype(s.dtype.value), style, s.remat, is_hybrid=False)
+    return Network(layers=s.layers, width=s.width, dtype=jnp.dtype(s.dtype.value), style=style, remat=s.remat,
+                   is_hybrid=False, forms=select(s.kernels))
+
+
+def stem(settings: schema.ResNetStem, *, dtype: DTypeLike, remat: Remat, forms: Forms) -> Network:
+  """The network of a hybrid's stem."""
+  style = Style(settings.var_eps, settings.std_eps, HYBRID_NORM_EPS, is_same=True)
+  return Network(layers=settings.layers, width=settings.width, dtype=dtype, style=style, remat=remat, is_hybrid=True,
+                 forms=forms)
 
 
 def build(model: schema.ResNet, image_px: tuple[int, int]) -> ResNet:
-  """The backbone of these settings.
+  """The backbone of these settings for images of `image_px` (height, width).
 
   Raises:
     UserError: lists all settings that do not fit together.
   """
-  if wrong := [*model_options.faults(model, image_px)]:
-    raise UserError('\n'.join(wrong))
-  return ResNet(model)
+  check.check_model(model, image_px)
+  return ResNet(model, (int(image_px[0]), int(image_px[1])))
 
 
-def stem(settings: schema.ResNetStem, *, dtype: DTypeLike, remat: Remat) -> Network:
-  """The network of a hybrid's stem."""
-  style = Style(settings.var_eps, settings.std_eps, HYBRID_NORM_EPS, is_same=True)
-  return Network(settings.layers, settings.width, dtype, style, remat, is_hybrid=True)
+def costs(model: schema.ResNet, image_px: tuple[int, int]) -> Costs:
+  """The cost of BiT: a norm before each convolution of a unit, one after the last."""
+  convs = convolutions(model.layers, model.width, image_px)
+  width = num_channels(model.layers, model.width)
+  norms = [(conv.part, 2 * conv.inputs) for conv in convs if _name(conv) in NAMES]
+  parameters = by_part([*((_top(part), size) for part, size in norms),
+                        *((_top(conv.part), conv.parameters) for conv in convs), ('norm', 2 * width)])
+  last = width * convs[-1].map_out[0] * convs[-1].map_out[1]
+  return Costs(parameters, by_part((_top(conv.part), conv.macs) for conv in convs),
+               kept_bytes(convs, model.dtype, model.remat) + last * item_bytes(model.dtype), width)
+
+
+def stem_costs(stem: schema.ResNetStem, image_px: tuple[int, int], *, dtype: DType, remat: Remat) -> Costs:
+  """The cost of the ResNet of a hybrid: a norm after each convolution."""
+  convs = convolutions(stem.layers, stem.width, image_px)
+  parameters = by_part((_top(conv.part), conv.parameters + 2 * conv.outputs) for conv in convs)
+  return Costs(parameters, by_part((_top(conv.part), conv.macs) for conv in convs), kept_bytes(convs, dtype, remat),
+               num_channels(stem.layers, stem.width))
+
+
+def num_channels(layers: tuple[int, ...], width: int) -> int:
+  """Channels of the last map."""
+  return EXPANSION * width * 2 ** (len(layers) - 1) if layers else width
+
+
+NAMES = ('conv1', 'conv2', 'conv3')
+
+
+def convolutions(layers: tuple[int, ...], width: int, image_px: tuple[int, int]) -> list[Conv]:
+  """All convolutions in order; their parts are the paths of the parameters, such as `stage2/unit1/conv3`."""
+  side = halved(image_px)
+  found = [Conv('root', 7, 3, width, image_px, side)]
+  side, channels = halved(side), width
+  for stage, units in enumerate(layers, 1):
+    hidden = width * 2 ** (stage - 1)
+    for unit in range(1, units + 1):
+      part, before = f'stage{stage}/unit{unit}', side
+      side = halved(side) if stage > 1 and unit == 1 else side
+      found += [Conv(f'{part}/conv1', 1, channels, hidden, before, before),
+                Conv(f'{part}/conv2', 3, hidden, hidden, before, side),
+                Conv(f'{part}/conv3', 1, hidden, EXPANSION * hidden, side, side)]
+      if unit == 1:
+        found.append(Conv(f'{part}/proj', 1, channels, EXPANSION * hidden, before, side))
+      channels = EXPANSION * hidden
+  return found
+
+
+def kept_bytes(convs: list[Conv], dtype: DType, remat: Remat) -> int:
+  """Estimate of what the backward pass needs: what each norm and each convolution of a unit reads.
+
+  Where units are computed again, what each of them reads, and all of the largest one.
+  """
+  size = item_bytes(dtype)
+  units = by_part((_unit(conv), 2 * conv.input_size) for conv in convs if _name(conv) in NAMES)
+  first = {_unit(conv): conv.input_size for conv in convs if _name(conv) == 'conv1'}
+  root = convs[0].output_size * 2
+  if remat.saves_everything or not units:
+    return (root + sum(units.values())) * size
+  return (root + sum(first.values()) + max(units.values())) * size
+
+
+def _name(conv: Conv) -> str:
+  return conv.part.split('/')[-1]
+
+
+def _unit(conv: Conv) -> str:
+  return conv.part.rpartition('/')[0]
+
+
+def _top(part: str) -> str:
+  return part.split('/')[0]

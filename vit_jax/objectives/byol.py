@@ -15,7 +15,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
@@ -24,7 +23,7 @@ from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
 from vit_jax.models import cost
-from vit_jax.models.layers import Dense, LayerNorm, applied, initial
+from vit_jax.models.layers import Dense, LayerNorm, applied, initial, lecun_normal
 from vit_jax.models.projector import normalize
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
@@ -67,7 +66,8 @@ class Mlp:
     return applied(last, params['mlp2'], x).astype(jnp.float32)
 
   def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
-    first, last = (Dense((size,), self.dtype, initializers.lecun_normal()) for size in (self.hidden, self.out))
+    first, last = (Dense(features=(size,), dtype=self.dtype, kernel_init=lecun_normal)
+                   for size in (self.hidden, self.out))
     return first, LayerNorm(NORM_EPS), last
 
 

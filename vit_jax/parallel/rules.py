@@ -1,4 +1,4 @@
-"""Where every parameter lies on the mesh: a table of path rules, outside the models.
+"""Where every parameter lies on the mesh, by rules of paths that each network has beside it.
 
 Strict both ways: a parameter without a rule and a rule that decides nothing are errors. Optimiser state,
 averages and teachers follow the parameter whose path they end in; beside them only counters, centres and running
@@ -7,103 +7,17 @@ statistics may be whole on every device, which are vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.config import schema
-from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
 from vit_jax.core.types import PyTree
 
 Rule = tuple[str, tuple[str | None, ...]]
 MOST_WHOLE_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
-
-VIT: tuple[Rule, ...] = (
-    ('backbone/stem/kernel', (None, None, None, 'fsdp')),                              # [P, P, 3, D]
-    ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, D, A, K]
-    ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
-    ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
-    ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor')),                           # [L, F]
-    ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
-    ('backbone/(cls|dist|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
-)
-"""Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`."""
-
-QKV_BIAS: Rule = ('backbone/blocks/(.*/)?attn/(query|key|value)/bias', (None, 'tensor', None))  # [L, A, K]
-RESNET_STEM: tuple[Rule, ...] = (
-    ('backbone/stem/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
-    ('backbone/stem/(root_norm|stage.*)/(scale|bias)', ()),
-)
-CONV_STEM: tuple[Rule, ...] = (
-    ('backbone/stem/conv[1-3]/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
-    ('backbone/stem/norm[1-3]/(scale|bias)', ()),
-)
-REGISTERS: Rule = ('backbone/registers', ())
-POSITIONS_2D: Rule = ('backbone/positions/(row|column)', ())
-POSITIONS_IN_BLOCKS: Rule = ('backbone/blocks/positions(/(row|column))?', ())
-RELATIVE: Rule = ('backbone/blocks/attn/relative', (None, None, 'tensor', None))  # [L, 2N - 1, A, K]
-QK_NORM: Rule = ('backbone/blocks/(.*/)?attn/(query|key)_norm/(scale|bias)', ())
-LAYER_SCALE: Rule = ('backbone/blocks/(.*/)?scale[12]', ())
-POOL: tuple[Rule, ...] = (
-    ('backbone/pool/attn/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # [D, A, K]
-    ('backbone/pool/attn/(query|key|value)/bias', ('tensor', None)),            # [A, K]
-    ('backbone/pool/attn/out/kernel', ('tensor', None, 'fsdp')),                # [A, K, D]
-    ('backbone/pool/mlp/up/kernel', ('fsdp', 'tensor')),                        # [D, F]
-    ('backbone/pool/mlp/up/bias', ('tensor',)),                                 # [F]
-    ('backbone/pool/mlp/down/kernel', ('tensor', 'fsdp')),                      # [F, D]
-    ('backbone/pool/(probe|norm/.*|.*/(out|down)/bias)', ()),
-)
-
-
-def vit(model: schema.ViT) -> list[Rule]:
-  """The rules of a ViT: those of all, and those of its options."""
-  is_learned2d, in_blocks = model.positions is Positions.LEARNED2D, model.positions_at is PositionsAt.LAYERS
-  optional = {
-      QKV_BIAS: model.qkv_bias, **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
-      REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
-      POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
-      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool is Pool.MAP),
-      **dict.fromkeys(RESNET_STEM, isinstance(model.stem, schema.ResNetStem))}
-  return [*VIT, *(rule for rule, is_used in optional.items() if is_used)]
-
-
-RESNET: tuple[Rule, ...] = (
-    ('backbone/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
-    ('backbone/(norm|stage.*)/(scale|bias)', ()),
-)
-MIXER: tuple[Rule, ...] = (
-    ('backbone/stem/kernel', (None, None, None, 'fsdp')),                     # [P, P, 3, D]
-    ('backbone/blocks/(tokens|channels)/up/kernel', (None, 'fsdp', 'tensor')),    # [L, N or D, hidden]
-    ('backbone/blocks/(tokens|channels)/up/bias', (None, 'tensor')),              # [L, hidden]
-    ('backbone/blocks/(tokens|channels)/down/kernel', (None, 'tensor', 'fsdp')),  # [L, hidden, N or D]
-    ('backbone/(stem/bias|norm/.*|blocks/(norm[12]/.*|.*/down/bias))', ()),
-)
-EFFICIENTNET: tuple[Rule, ...] = (
-    ('backbone/.*/conv/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O], depthwise [side, side, 1, O]
-    ('backbone/.*/gate/down/kernel', ('fsdp', None)),         # [E, S]
-    ('backbone/.*/gate/up/kernel', (None, 'fsdp')),           # [S, E]
-    ('backbone/.*/(norm/(scale|bias)|gate/(down|up)/bias)', ()),
-)
-"""Networks of convolutions are split over `fsdp` alone: along `tensor` each device computes all of them."""
-
-
-def backbone(model: schema.Model) -> list[Rule]:
-  """The rules of a backbone."""
-  match model:
-    case schema.ViT():
-      return vit(model)
-    case schema.ResNet():
-      return [*RESNET]
-    case schema.Mixer():
-      return [*MIXER]
-    case schema.EfficientNet():
-      return [*EFFICIENTNET]
-    case _:
-      assert_never(model)
-
 
 TRAINED = 'trained'
 """What `extra` holds under this key never changes, such as a teacher of another shape; it may be whole everywhere."""

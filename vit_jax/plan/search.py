@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from vit_jax.config import layout, model_options, schema
+from vit_jax.config import layout, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import cost
@@ -55,10 +55,10 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
                  if shards % f == 0 and shards // f % config.mesh.slices == 0)
   steps = [a for a in (1, 2, 4, 8, 16) if config.batch_size % (shards * a) == 0]
   held = {fsdp: _held_bytes(plan, fsdp) for fsdp in sizes}
-  if model_options.has_statistics(config.model):
+  if config.model.has_batch_norm:
     steps = [a for a in steps if a == 1]
   found = [_expect(plan, *choice, held=held[choice[-1]])
-           for choice in itertools.product(steps, *model_options.ways_to_run(config.model), sizes)]
+           for choice in itertools.product(steps, config.model.remats, config.model.executions, sizes)]
   return sorted(found, key=lambda c: (c.expected_ms, c.expected_gib))
 
 

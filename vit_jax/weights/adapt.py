@@ -14,7 +14,7 @@ from vit_jax.config.schema import Positions
 from vit_jax.core import trees
 from vit_jax.core.types import Params, PyTree, UserError
 from vit_jax.models import mixer
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit.positions import FIXED
 from vit_jax.weights import resize, tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights, describe
@@ -125,7 +125,7 @@ def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target
     own_grid = grids[0] if grids[0][0] * grids[0][1] == leaves[POSITIONS].shape[1] - rows[0] else _square(
         leaves[POSITIONS].shape[1] - rows[0])
     first, patches = leaves[POSITIONS][0, :rows[0]], leaves[POSITIONS][0, rows[0]:]
-  elif fixed := posemb.FIXED.get(old.positions):
+  elif fixed := FIXED.get(old.positions):
     own_grid, first = grids[0], np.zeros((rows[0], old.width), np.float32)
     patches = fixed(own_grid, old.width)
     lines.append(Line(POSITIONS, 'resized', f'from the fixed {old.positions.value} ones of the weights'))
@@ -166,7 +166,7 @@ def _first_tokens(more: schema.ViT, less: schema.ViT) -> str:
 
 def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line]) -> tuple[Leaves, list[Line]]:
   """Leaves without a table that is the run's fixed one, as MAE's files have it."""
-  fixed = posemb.FIXED.get(model.positions)
+  fixed = FIXED.get(model.positions)
   if fixed is None or POSITIONS not in leaves:
     return leaves, lines
   assert isinstance(weights.model, schema.ViT)

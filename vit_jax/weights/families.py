@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.types import HostArray, UserError
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit.positions import sincos2d_mae
 from vit_jax.weights import conv_names, names, tables
 from vit_jax.weights.infer import Hints, Leaves
 from vit_jax.weights.names import Table
@@ -253,7 +253,7 @@ def _without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ..
     return tensors, ()
   table_MD = tensors[name][0] if tensors[name].ndim == 3 and len(tensors[name]) == 1 else np.zeros((0, 0))
   side, width = math.isqrt(max(len(table_MD) - 1, 0)), table_MD.shape[1]
-  wanted = posemb.sincos2d_mae((side, side), width) if width and width % 4 == 0 else np.zeros((0, 0))
+  wanted = sincos2d_mae((side, side), width) if width and width % 4 == 0 else np.zeros((0, 0))
   if not wanted.size or wanted.shape != table_MD[1:].shape or np.any(table_MD[0]) or not (
       np.abs(table_MD[1:] - wanted).max() <= 1e-4):
     raise UserError(f'{name} is not the fixed 2-D sine-cosine table of MAE, which decoders here have')

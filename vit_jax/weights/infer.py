@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.config import schema, vit_options
+from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
 from vit_jax.core.types import HostArray, UserError
-from vit_jax.models import efficientnet_blocks
+from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
 
 Leaves = dict[str, HostArray]
@@ -132,7 +132,7 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   mlp, is_gated = leaves['backbone/blocks/mlp/up/kernel'].shape[-1], 'backbone/blocks/mlp/gate/kernel' in leaves
   pool = _pool(leaves, hints)
   found = schema.ViT(
-      patch=leaves['backbone/stem/kernel'].shape[0] * vit_options.stem_stride(stem), width=width, depth=depth,
+      patch=leaves['backbone/stem/kernel'].shape[0] * stem.stride, width=width, depth=depth,
       mlp=mlp, pool=pool, swiglu=is_gated, stem=stem, distilled='backbone/dist' in leaves,
       positions=Positions.LEARNED if 'backbone/positions' in leaves else Positions.SINCOS2D,
       registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
@@ -204,8 +204,8 @@ def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
   for name in sizes.EFFICIENTNET:
     one = sizes.efficientnet(name)
     blocks = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
-              for s, stage in enumerate(efficientnet_blocks.stages(one), 1) for block in stage}
-    if blocks == found and efficientnet_blocks.scaled(efficientnet_blocks.STEM, one.width_factor) == channels:
+              for s, stage in enumerate(efficientnet.stages(one), 1) for block in stage}
+    if blocks == found and efficientnet.scaled(efficientnet.STEM, one.width_factor) == channels:
       return one
   raise UserError(f'it is an EfficientNet with {channels} channels in its stem and {len(found)} blocks; known are '
                   f'{", ".join(sizes.EFFICIENTNET)}')

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.config.schema import PositionResize
 from vit_jax.core.types import HostArray
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit import interpolate
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.report import Line
 
@@ -54,7 +54,7 @@ def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, 
   """
   if old_grid == new_grid:
     return table
-  rows, columns = (posemb.matrix(o, n, how) for o, n in zip(old_grid, new_grid, strict=True))
+  rows, columns = (interpolate.matrix(o, n, how) for o, n in zip(old_grid, new_grid, strict=True))
   grid_hwD = table.reshape(*old_grid, -1).astype(np.float64)
   resized = np.einsum('ih,jw,hwd->ijd', rows, columns, grid_hwD, optimize=True)
   return resized.reshape(-1, table.shape[-1]).astype(np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import destination, trees
 from vit_jax.core.types import HostArray, UserError
-from vit_jax.models.vit import posemb
+from vit_jax.models.vit.positions import FIXED, sincos2d_mae
 from vit_jax.weights import carried, conv_names, files, folders, infer, names, preprocess, runs, tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights, load
@@ -65,12 +65,12 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
 def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
   """Weights with fixed positions as a table, and that it is so; as they are where a format computes them, too."""
   m = weights.model
-  if family == 'run' or not isinstance(m, schema.ViT) or m.positions not in posemb.FIXED or (
+  if family == 'run' or not isinstance(m, schema.ViT) or m.positions not in FIXED or (
       family == 'big_vision' and m.positions is schema.Positions.SINCOS2D):
     return weights, []
   h, w = (px // m.patch for px in weights.preprocess.image_px)
   first = np.zeros(((m.pool.has_class_token) + m.distilled, m.width), np.float32)
-  table = np.concatenate([first, posemb.FIXED[m.positions]((h, w), m.width).astype(np.float32)])[None]
+  table = np.concatenate([first, FIXED[m.positions]((h, w), m.width).astype(np.float32)])[None]
   params = {**weights.params, 'backbone': {**weights.params['backbone'], 'positions': table}}
   return (weights._replace(model=dataclasses.replace(m, positions=schema.Positions.LEARNED), params=params),
           [f'that positions are fixed ({m.positions.value}): they are written as a table'])
@@ -272,5 +272,5 @@ def _decoder_positions(weights: Weights) -> HostArray:
   """The fixed table of MAE's decoder, with zeros for the class token."""
   assert weights.decoder and isinstance(weights.model, schema.ViT)
   h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
-  table = posemb.sincos2d_mae((h, w), weights.decoder.decoder_width)
+  table = sincos2d_mae((h, w), weights.decoder.decoder_width)
   return np.concatenate([np.zeros((1, table.shape[1]), np.float32), table])[None]

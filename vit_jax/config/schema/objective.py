@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from vit_jax.config.schema import checks
 from vit_jax.config.schema.checks import no_effect, problem
-from vit_jax.config.schema.model import Head, Model, PatchStem, Pool, Positions, PositionsAt, ViT
+from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective_base import (
   ObjectiveSettings,
   local_crop_problems,
@@ -29,6 +29,7 @@ from vit_jax.config.schema.ranges import (
   duration,
   ranged,
 )
+from vit_jax.config.schema.vit import PatchStem, Pool, Positions, PositionsAt, ViT
 
 __all__ = (
     'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',

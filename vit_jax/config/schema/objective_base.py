@@ -5,9 +5,10 @@ from typing import ClassVar
 from vit_jax.config.schema import checks
 from vit_jax.config.schema.checks import problem
 from vit_jax.config.schema.evals import TopK
-from vit_jax.config.schema.model import ConvStem, EfficientNet, Head, Mixer, Model, Positions, ViT
+from vit_jax.config.schema.model import Head, Mixer
 from vit_jax.config.schema.optim import Ramp
 from vit_jax.config.schema.ranges import Range
+from vit_jax.config.schema.vit import Positions, ViT
 
 
 class ObjectiveSettings(checks.Settings):
@@ -24,7 +25,7 @@ class ObjectiveSettings(checks.Settings):
       yield f'model: expected a ViT for objective {kind}, which works on patch tokens, got {model}.'
     if self.takes_views and not config.data.recipe.views.on:
       yield problem('data.recipe.views.on', f'true for objective {kind}, which compares crops of an image', False)
-    if not self.has_statistics and _has_batch_norm(config.model):
+    if not self.has_statistics and config.model.has_batch_norm:
       yield f'model: expected one without BatchNorm for objective {kind}, got {model}.'
     if not self.has_head:
       yield from self._without_head(config, f'for objective {kind}, which has no head and uses no labels')
@@ -41,10 +42,6 @@ class ObjectiveSettings(checks.Settings):
         yield problem(f'data.recipe.{setting}', f'0 {where}', value)
     if config.data.max_labels:
       yield problem('data.max_labels', f'0 {where}', config.data.max_labels)
-
-
-def _has_batch_norm(model: Model) -> bool:
-  return isinstance(model, EfficientNet) or isinstance(model, ViT) and isinstance(model.stem, ConvStem)
 
 
 def num_patches(config: checks.Run) -> int:

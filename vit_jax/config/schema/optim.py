@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, problem
-from vit_jax.config.schema.model import DType
+from vit_jax.config.schema.layers import DType
 from vit_jax.config.schema.ranges import (
     BELOW_1,
     COUNT,

@@ -8,10 +8,11 @@ from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import TOP_K_METRICS, FewShot, Knn, Logistic, Probe, Real, TopK
-from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet, ViT
+from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet
 from vit_jax.config.schema.objective import Objective, Supervised
 from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Decay, Lamb, Lars, Lion, RMSProp, Sgd
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
+from vit_jax.config.schema.vit import ViT
 from vit_jax.core.errors import UserError
 
 MESH = Range(1, 2**20, also=(-1,))

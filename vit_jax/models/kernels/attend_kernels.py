@@ -1,42 +1,51 @@
-"""Attention by kernels that are written for one kind of device, and the choice between them and XLA's form.
+"""Attention by kernels that are written for one kind of device, the choice of one, and the devices that each runs on.
 
   cudnn: the fused kernel of cuDNN, for NVIDIA GPUs. It works on an even number of tokens.
-  splash: jax's kernel in Pallas, for TPUs. It works on blocks whose sides are multiples of 128 tokens; those that fill
-    the last block are kept apart from the others by segment ids.
+  splash: jax's kernel in Pallas, for TPUs. It works on blocks whose sides are multiples of 128 tokens; segment ids
+    separate those that fill the last block from the others.
 
 Neither keeps the weights for the backward pass: both compute them again, from what softmax divided by. With
 `Remat.NAMES` splash saves its result and that; what cuDNN would save has no name, so its forward pass runs twice.
 
-XLA cannot cut a kernel into parts for several devices, so that each device runs it on its own images and heads. Knows
+XLA cannot partition a kernel for several devices, so that each device runs it on its own images and heads. Knows
 nothing of parameters, positions or dropout.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from vit_jax.config.schema import AttentionKernel
+from vit_jax.config import schema
+from vit_jax.config.schema import AttentionKernel, checks
 from vit_jax.core import numerics
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
+
+log = logging.getLogger('vit_jax.models')
 
 LANES = 128          # sides of splash's blocks are multiples of it
 MOST_TOKENS = 1_024  # of a side; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
+NARROW = 128
+"""Most channels of a head that cuDNN supports below compute capability 9.0."""
+OLD_TPUS = ('v2', 'v3')
+"""Mosaic, which compiles Pallas, multiplies no bf16 for them: `Unsupported matmul RHS type` (libtpu 0.0.52)."""
 
 
 def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -> Array:
   """Equal to `attend.plain_attend` up to rounding; reverse-mode differentiation only.
 
-  A kernel is taken where the current mesh is of devices that it is for. Elsewhere, and without a mesh, as for single
-  pictures, exported networks and parameters in the making, it is XLA's form.
+  A kernel is used where the current mesh is of devices that it is for. Elsewhere, and without a mesh, as for single
+  images, exported networks and initial parameters, XLA's form is used.
   """
   if numerics.mesh_platform() != kernel.platform:
     return by_xla.attend(query, key, value)
@@ -55,7 +64,7 @@ def cudnn(query: Array, key: Array, value: Array) -> Array:
   """`[B, Q, A, K]` queries to `[B, M, A, K]` keys and values, bf16, on one GPU; `[B, Q, A, K]`.
 
   jax 0.10.2 refuses the gradient for odd numbers of tokens (197 with the class token), which cuDNN itself does not: it
-  takes a placeholder for a bias. They are made even; the kernel is told how many keys count.
+  mistakes a placeholder for a bias. They are made even; the kernel gets the number of keys that count.
   """
   num_images, num_queries, num_keys = query.shape[0], query.shape[1], key.shape[1]
   lengths = None if num_keys % 2 == 0 else jnp.full(num_images, num_keys, jnp.int32)
@@ -108,7 +117,7 @@ def _filled(x: Array, to: Blocks) -> Array:
 
 
 def _is_filling(to: Blocks, num_tokens: int) -> Array:
-  """`[all tokens]` i32: 1 for those that only fill blocks. They attend to each other; what comes of it is cut off."""
+  """`[all tokens]` i32: 1 for those that only fill blocks. They attend to each other; the result is cut off."""
   return (jnp.arange(to.tokens) >= num_tokens).astype(jnp.int32)
 
 
@@ -127,3 +136,42 @@ def _dividing(mesh: AbstractMesh, axes: Sequence[str], size: int) -> tuple[str, 
   """The axes that the mesh has, if it has any and all of them together divide `size`."""
   known = tuple(axis for axis in axes if axis in mesh.axis_names)
   return known if known and size % prod(mesh.shape[axis] for axis in known) == 0 else None
+
+
+def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
+  """Makes sure that the devices run the attention kernel of a model, or logs that XLA's form runs in its place.
+
+  `name` is the dotted path of the model in its config.
+
+  Raises:
+    UserError: the kernel is for such devices, but not for these.
+  """
+  device = mesh.abstract_mesh.abstract_device
+  if not isinstance(model, schema.ViT) or model.attention is AttentionKernel.XLA or device is None:
+    return
+  if device.platform != model.attention.platform:
+    log.info('%s.attention=%s is for %ss; on %s XLA computes attention, as with attention=xla.', name,
+             model.attention.value, model.attention.platform.upper(), device.device_kind)
+  elif wrong := [*_device_problems(name, model, device.device_kind, _capability(mesh))]:
+    raise UserError('\n'.join(wrong))
+
+
+def _capability(mesh: Mesh | AbstractMesh) -> float:
+  """Compute capability of GPUs, 9.0 and the like; infinite where it is not known."""
+  found = getattr(mesh.devices.flat[0], 'compute_capability', '') if isinstance(mesh, Mesh) else ''
+  return float(found) if found.replace('.', '', 1).isdecimal() else float('inf')
+
+
+def _device_problems(name: str, model: schema.ViT, kind: str, capability: float) -> Iterator[str]:
+  own, advice, width = f'{name}.attention', f'Set {name}.attention=xla.', model.width // model.heads
+  if model.attention is AttentionKernel.SPLASH:
+    if model.dtype is schema.DType.BF16 and any(old in kind.lower() for old in OLD_TPUS):
+      yield checks.problem(own, f'xla with dtype=bfloat16 on {kind}, as Pallas multiplies bf16 only from v4 on',
+                           model.attention, advice)
+  elif capability < 8:
+    yield checks.problem(own, f'xla on {kind}, as cuDNN needs compute capability 8.0 (Ampere), not {capability:.1f}',
+                         model.attention, advice)
+  elif capability < 9 and width > NARROW:
+    yield checks.problem(own, f'xla on {kind} for heads of more than {NARROW} channels (width={model.width} and heads='
+                         f'{model.heads} give {width}), which cuDNN supports from compute capability 9.0 on',
+                         model.attention, advice)

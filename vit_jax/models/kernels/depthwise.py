@@ -1,8 +1,8 @@
 """Depthwise convolution, `y[b, p, c] = sum_t x[b, s p + t, c] w[t, c]`, with a gradient written by hand.
 
-XLA's CPU compiler has no fast form of it: there a loop over the taps of the kernel, each a multiplication of
-whole maps, is 5 to 50 times as fast forwards and backwards. Elsewhere it is XLA's own. Both give the same; which
-one is taken is decided where the program is compiled for, so a plan for a TPU made on a CPU has the TPU's.
+XLA's CPU compiler has no fast form of it: on a CPU a loop over the taps of the kernel, each a multiplication of
+complete maps, is 5 to 50 times as fast forwards and backwards. On other devices XLA's own convolution is used. Both
+compute the same; the platform that a program is lowered for decides, so that a plan for a TPU made on a CPU is right.
 
 Knows nothing of parameters or modules.
 """
@@ -20,8 +20,8 @@ LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
-def plain_depthwise(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
-  """As XLA has it.
+def plain_depthwise(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
+  """The convolution of XLA.
 
   Args:
     x: `[B, H, W, C]`.

@@ -1,6 +1,6 @@
 """One encoder block (ViT paper, eqs. 2 and 3): attention and MLP, each after a LayerNorm and added back.
 
-Its published variations: LayerScale, SwiGLU, parallel branches, and the axial pair of blocks. Names the
+Also its published variations: LayerScale, SwiGLU, parallel branches, and the axial pair of blocks. Names the
 values that `stack.py` may save for the backward pass: `query`, `key`, `value`, `attention` (in
 `attention.py`), `residual` (after the attention branch), `mlp` (before the activation).
 """
@@ -13,96 +13,106 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config.schema import AttentionKernel, Gelu
+from vit_jax.config.schema import AttentionKernel, Gelu, Positions
 from vit_jax.core.types import Array, Key
-from vit_jax.models.kernels.norm_act import gelu
+from vit_jax.models.kernels.forms import FAST, Forms
 from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, xavier_uniform
 from vit_jax.models.vit.attention import Attention
 
 MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`, or with `swiglu` `W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202).
 
   Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`.
   """
   hidden: int
   gelu: Gelu
-  swiglu: bool
-  dropout: float
   dtype: DTypeLike
+  swiglu: bool = False
+  dropout: float = 0.
+  forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[..., D]` to `[..., D]`."""
-    bias_init, lead = initializers.normal(MLP_BIAS_STDDEV), x.ndim - 1
+    bias_init = initializers.normal(MLP_BIAS_STDDEV)
+
+    def dense(width: int, name: str) -> Dense:
+      return Dense(features=(width,), dtype=self.dtype, kernel_init=xavier_uniform, bias_init=bias_init,
+                   num_batch_dims=x.ndim - 1, forms=self.forms, name=name)
 
     def project(name: str) -> Array:
-      hidden_F = Dense((self.hidden,), self.dtype, xavier_uniform, bias_init, lead=lead, name=name)(x)
-      return checkpoint_name(hidden_F, 'mlp')
+      return checkpoint_name(dense(self.hidden, name)(x), 'mlp')
 
-    hidden_F = jax.nn.silu(project('gate')) * project('up') if self.swiglu else gelu(project('up'), self.gelu)
-    hidden_F = dropout(hidden_F, self.dropout, key)
-    return Dense((x.shape[-1],), self.dtype, xavier_uniform, bias_init, lead=lead, name='down')(hidden_F)
+    hidden_F = (jax.nn.silu(project('gate')) * project('up') if self.swiglu
+                else self.forms.gelu(project('up'), self.gelu))
+    return dense(x.shape[-1], 'down')(dropout(hidden_F, self.dropout, key))
 
 
-class Block(nn.Module):
+class Block(nn.Module, kw_only=True):
   """Pre-norm encoder block: `z' = MSA(LN(z)) + z` (eq. 2), `z = MLP(LN(z')) + z'` (eq. 3).
 
   With `parallel` instead `z = MSA(LN(z)) + MLP(LN(z)) + z`, one norm for both (ViT-22B, arXiv 2302.05442,
   section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
   multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), and with `branch_scale`
-  by this number.
+  by this number. `positions` and `num_patches` are those of `Attention`, `attention` its kernel.
   """
   heads: int
   mlp: int
   gelu: Gelu
   norm_eps: float
-  dropout: float
   dtype: DTypeLike
-  attention_dropout: float
-  qk_norm: bool
-  relative: int
-  swiglu: bool
-  layer_scale: float
-  parallel: bool
+  dropout: float = 0.
+  attention_dropout: float = 0.
+  qk_norm: bool = False
   qkv_bias: bool = True
+  positions: Positions = Positions.NONE
+  num_patches: int = 0
+  swiglu: bool = False
+  layer_scale: float = 0.
   branch_scale: float = 1.
+  parallel: bool = False
   attention: AttentionKernel = AttentionKernel.XLA
+  forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array, *, num_images: int, num_sequences: int, rate: Array | None,
-               dropout_key: Key | None, capture: bool,
-               nudge: Array | None = None) -> tuple[Array, dict[str, Array]]:
+               dropout_key: Key | None, capture: bool, positions: Array | None = None,
+               attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """One block.
 
     Args:
       x: `[B, M, D]` in the compute dtype; the first two axes may be joined.
-      num_images: B; stochastic depth drops branches of whole images.
+      num_images: B; stochastic depth drops branches of complete images.
       num_sequences: number of equal runs of rows that attention stays within; B, or more for axial attention.
       rate: f32 scalar, probability that a branch is dropped; None = never.
       dropout_key: None switches dropout and stochastic depth off.
       capture: also return the attention weights.
-      nudge: `[num_sequences, A, m, m]` f32, added to these weights before they are used; None = nothing.
+      positions: `[1, m, D]` or `[num_sequences, m, D]`, for kinds that act inside attention.
+      attn_delta: `[num_sequences, A, m, m]` f32, added to these weights before they are used; None = nothing.
 
     Returns:
       The shape of `x`, and `{}` or `{'attention': [num_sequences, A, m, m] f32}`.
     """
     num_keys = 5 + (self.attention_dropout > 0.)
     keys = (None,) * 6 if dropout_key is None else tuple(jax.random.split(dropout_key, num_keys))
-    attn = Attention(self.heads, self.dtype, self.qk_norm, self.norm_eps, self.attention_dropout, self.relative,
-                     self.qkv_bias, self.attention, name='attn')
-    mlp = Mlp(self.mlp, self.gelu, self.swiglu, self.dropout, self.dtype, name='mlp')
-    normed = LayerNorm(self.norm_eps, name='norm1')(x)
-    y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, nudge=nudge,
-                       dropout_key=keys[5] if self.attention_dropout > 0. else None)
+    attn = Attention(
+        heads=self.heads, dtype=self.dtype, norm_eps=self.norm_eps, qk_norm=self.qk_norm, qkv_bias=self.qkv_bias,
+        dropout=self.attention_dropout, positions=self.positions, num_patches=self.num_patches, kernel=self.attention,
+        forms=self.forms, name='attn')
+    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, swiglu=self.swiglu, dropout=self.dropout, dtype=self.dtype,
+              forms=self.forms, name='mlp')
+    normed = LayerNorm(self.norm_eps, self.forms, name='norm1')(x)
+    y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, positions=positions,
+                       attn_delta=attn_delta, dropout_key=keys[5] if self.attention_dropout > 0. else None)
     y = self._scaled(dropout(y, self.dropout, keys[0]), 'scale1')
     if self.parallel:
       y = y + self._scaled(dropout(mlp(normed, keys[2]), self.dropout, keys[3]), 'scale2')
       return x + drop_path(y, rate, keys[1], num_images=num_images), captured
     x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
-    y = mlp(LayerNorm(self.norm_eps, name='norm2')(x), keys[2])
+    y = mlp(LayerNorm(self.norm_eps, self.forms, name='norm2')(x), keys[2])
     y = self._scaled(dropout(y, self.dropout, keys[3]), 'scale2')
     return x + drop_path(y, rate, keys[4], num_images=num_images), captured
 

@@ -1,44 +1,84 @@
-"""Attention pooling (Set Transformer, arXiv 1810.00825; "MAP head" of Scaling ViT, arXiv 2106.04560).
+"""How tokens become one feature vector: `Pooling` for every kind of `model.pool`, and attention pooling.
 
-Parameters: `probe [1, 1, D]`, `attn/{query,key,value,out}`, `norm/{scale,bias}`, `mlp/{up,down}`, shaped
-as in a block without its leading depth. All of it is computed in f32.
+Attention pooling is that of the Set Transformer (arXiv 1810.00825; "MAP head" of Scaling ViT, arXiv 2106.04560). Its
+parameters are `probe [1, 1, D]`, `attn/{query,key,value,out}`, `norm/{scale,bias}`, `mlp/{up,down}`, with the shapes of
+a block without its leading depth. All of it is computed in f32.
 """
 from __future__ import annotations
+
+import dataclasses
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.config.schema import Gelu
-from vit_jax.core.types import Array
-from vit_jax.models.layers import LayerNorm, xavier_uniform
+from vit_jax.config.schema import Gelu, Pool
+from vit_jax.core.types import Array, Key, Params
+from vit_jax.models.kernels.forms import FAST, Forms
+from vit_jax.models.layers import LayerNorm, applied, initial, xavier_uniform
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.block import Mlp
 
 
-class AttentionPool(nn.Module):
-  """`y = MHA(probe, x)`, `pooled = y + MLP(LN(y))`: a learned query asks all tokens."""
+class AttentionPool(nn.Module, kw_only=True):
+  """`y = MHA(probe, x)`, `pooled = y + MLP(LN(y))`: a learned query attends to all tokens."""
   heads: int
   mlp: int
   gelu: Gelu
   norm_eps: float
-
-  def __call__(self, tokens: Array) -> Array:
-    """`[B, N, D]` f32 to `[B, D]` f32."""
-    return self.both(tokens, capture=False)[0]
-
-  def weights(self, tokens: Array) -> Array:
-    """How the probe attends to `[B, N, D]` f32 tokens: `[B, N]` f32, mean over heads."""
-    return self.both(tokens, capture=True)[1]['attention'].mean(1)[:, 0]
+  forms: Forms = FAST
 
   @nn.compact
-  def both(self, tokens: Array, *, capture: bool) -> tuple[Array, dict[str, Array]]:
-    """What is pooled, `[B, D]`, and with `capture` `attention [B, A, 1, N]`."""
+  def __call__(self, tokens: Array, *, capture: bool = False) -> tuple[Array, dict[str, Array]]:
+    """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`."""
     num_images, _, width = tokens.shape
     probe = self.param('probe', xavier_uniform, (1, 1, width))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
-    attn = Attention(self.heads, jnp.float32, qk_norm=False, norm_eps=self.norm_eps, dropout=0., relative=0,
-                     name='attn')
+    attn = Attention(heads=self.heads, dtype=jnp.float32, norm_eps=self.norm_eps, forms=self.forms, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
                           capture=capture)
-    mlp = Mlp(self.mlp, self.gelu, swiglu=False, dropout=0., dtype=jnp.float32, name='mlp')
-    return y_BD + mlp(LayerNorm(self.norm_eps, name='norm')(y_BD), None), captured
+    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, dtype=jnp.float32, forms=self.forms, name='mlp')
+    return y_BD + mlp(LayerNorm(self.norm_eps, self.forms, name='norm')(y_BD), None), captured
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooling:
+  """Pools the normed sequence of class and distillation token, registers and patch tokens (eq. 4).
+
+  num_extra: tokens before the patch tokens.    network: of `Pool.MAP`.
+  """
+  kind: Pool
+  num_extra: int
+  network: AttentionPool
+
+  def init(self, key: Key, width: int) -> Params:
+    """Parameters of attention pooling."""
+    return initial(self.network, key, jnp.zeros((1, 1, width)))
+
+  def pooled(self, params: Params | None, x_BMD: Array) -> Array:
+    """`[B, D]` from `[B, M, D]` f32. Registers are never part of it."""
+    match self.kind:
+      case Pool.CLS:
+        return x_BMD[:, 0]
+      case Pool.MEAN | Pool.PATCHES:
+        return x_BMD[:, self.num_extra:].mean(1)
+      case Pool.FIRST:
+        return x_BMD[:, self.num_extra]
+      case Pool.MAP:
+        assert params is not None
+        return applied(self.network, params, x_BMD[:, self.num_extra:])[0]
+
+  def weights(self, params: Params | None, x_BMD: Array) -> Array:
+    """Weight of each token in the pooled features, `[B, M]` f32 with sum 1; of `map` the mean over heads."""
+    num_images, num_tokens, _ = x_BMD.shape
+    match self.kind:
+      case Pool.CLS:
+        weights_M = jnp.zeros(num_tokens).at[0].set(1.)
+      case Pool.MEAN | Pool.PATCHES:
+        weights_M = jnp.zeros(num_tokens).at[self.num_extra:].set(1. / (num_tokens - self.num_extra))
+      case Pool.FIRST:
+        weights_M = jnp.zeros(num_tokens).at[self.num_extra].set(1.)
+      case Pool.MAP:
+        assert params is not None
+        _, captured = applied(self.network, params, x_BMD[:, self.num_extra:], capture=True)
+        return jnp.pad(captured['attention'].mean(1)[:, 0], ((0, 0), (self.num_extra, 0)))
+    return jnp.broadcast_to(weights_M[None], (num_images, num_tokens))

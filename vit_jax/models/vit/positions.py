@@ -1,72 +1,176 @@
-"""Learned position embeddings as parameters: one vector a token, or one a row and one a column.
+"""Positions of tokens: fixed and learned embeddings, and relative positions.
 
-A table holds what the ViT paper's Appendix D.4 calls 1-D (`[1, M, D]`, first the rows of class and
-distillation token if there are any) or 2-D (`column [w, D / 2]` and `row [h, D / 2]`, its X- and Y-embedding, which are
-concatenated in this order; these tokens have none). Fixed and relative positions have no table.
+Tokens of a grid `(h, w)` are in row-major order. A table of learned positions holds what the ViT paper's Appendix D.4
+calls 1-D (`[1, M, D]`, first the rows of class and distillation token if there are any) or 2-D (`column [w, D / 2]` and
+`row [h, D / 2]`, its X- and Y-embedding, which are concatenated in this order). This file is the only one that knows
+what each kind of position does: to tokens before a block (`PositionEmbedding`) and inside attention (`in_attention`).
 """
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn import initializers
 
-from vit_jax.config.schema import PositionResize, Positions
-from vit_jax.core.types import Array, Key, PyTree
-from vit_jax.models.vit import posemb
+from vit_jax.config import schema
+from vit_jax.config.schema import Positions, PositionsAt
+from vit_jax.core.types import Array, Key, PyTree, UserError
+from vit_jax.models.vit.interpolate import joined, resize
 
-STDDEV = .02  # vision_transformer, models_vit.py; the paper does not say
+STDDEV = .02           # of learned and relative positions: vision_transformer, models_vit.py; the paper does not say
+TEMPERATURE = 10_000.  # MoCo v3, arXiv 2104.02057; MAE and big_vision use the same
+
+
+def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
+  """Fixed 2-D sine-cosine embedding, `[h * w, width]` f32.
+
+  `[sin(x w_j), cos(x w_j), sin(y w_j), cos(y w_j)]` with x the column, y the row and
+  `w_j = 10000^(-j / (width / 4 - 1))`, `j = 0 .. width / 4 - 1`. `width` is a multiple of 4, at least 8.
+  """
+  return _sincos(grid, np.arange(width // 4) / (width // 4 - 1))
+
+
+def sincos2d_mae(grid: tuple[int, int], width: int) -> np.ndarray:
+  """As `sincos2d`, but `w_j = 10000^(-j / (width / 4))`: MAE's (and MoCo v3's), a little faster at each j > 0."""
+  return _sincos(grid, np.arange(width // 4) / (width // 4))
+
+
+def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
+  omega = TEMPERATURE ** -exponents
+  y, x = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing='ij')
+  angle_x, angle_y = x.reshape(-1, 1) * omega[None], y.reshape(-1, 1) * omega[None]
+  parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]
+  return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+FIXED = {Positions.SINCOS2D: sincos2d, Positions.SINCOS2D_MAE: sincos2d_mae}
+
+
+def relative_logits(query: Array, table: Array) -> Array:
+  """`R_ij = q_i . r(p_i - p_j)`: queries meet learned keys that know the offset alone (Appendix D.4).
+
+  `p` is the place in raster order, so that offsets are one-dimensional. Class token and registers have
+  no place: their rows and columns are zero.
+
+  Args:
+    query: `[B, M, A, K]`, any float dtype; the last N are patch tokens.
+    table: `[2 N - 1, A, K]`, same dtype; row `t` is the key of the offset `N - 1 - t`.
+
+  Returns:
+    `[B, A, M, M]` f32, before the division by `sqrt(K)`.
+  """
+  num_patches = (table.shape[0] + 1) // 2
+  extra = query.shape[1] - num_patches
+  assert extra >= 0, (query.shape, table.shape)
+  scores = jnp.einsum('bqak,tak->baqt', query[:, extra:], table, preferred_element_type=jnp.float32)
+  # Entry j of row i is to be score t = N - 1 + j - i. With one more column, rows of 2 N - 1 entries of the
+  # flat array begin one entry earlier each: nothing is gathered, and nothing scattered in the gradient.
+  flat = jnp.pad(scores, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(*scores.shape[:2], -1)
+  skewed = flat[..., :num_patches * (2 * num_patches - 1)].reshape(scores.shape)
+  return jnp.pad(skewed[..., num_patches - 1:], ((0, 0), (0, 0), (extra, 0), (extra, 0)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-  """How to make and read a table for a token grid `(h, w)`."""
-  kind: Positions
+class PositionEmbedding:
+  """The positions of a model that was built for images of a token grid `(h, w)`."""
+  settings: schema.ViT
   grid: tuple[int, int]
-  width: int
-  num_first: int
-  how: PositionResize
 
   @property
-  def exists(self) -> bool:
-    """Whether these positions are learned at all."""
-    return self.kind in (Positions.LEARNED, Positions.LEARNED2D)
+  def num_first(self) -> int:
+    """Tokens before the others that have rows in a 1-D table: class and distillation token."""
+    return self.settings.pool.has_class_token + self.settings.distilled
+
+  @property
+  def is_at_stem(self) -> bool:
+    """Whether they are added once, to the tokens of the stem."""
+    return self.settings.positions_at is PositionsAt.STEM
+
+  @property
+  def is_shared(self) -> bool:
+    """Whether each block gets those of the stem."""
+    return self.settings.positions_at is PositionsAt.SHARED
 
   def init(self, key: Key) -> PyTree:
-    """A new table."""
+    """A new table of learned positions."""
     normal = initializers.normal(STDDEV)
     h, w = self.grid
-    if self.kind is Positions.LEARNED:
-      return normal(key, (1, h * w + self.num_first, self.width))
+    if self.settings.positions is Positions.LEARNED:
+      return normal(key, (1, h * w + self.num_first, self.settings.width))
     row_key, column_key = jax.random.split(key)
-    return {'row': normal(row_key, (h, self.width // 2)), 'column': normal(column_key, (w, self.width // 2))}
+    half = self.settings.width // 2
+    return {'row': normal(row_key, (h, half)), 'column': normal(column_key, (w, half))}
+
+  def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
+    """Positions `[N, D]` f32 of the patch tokens of `grid`; tables are resized if it is another one.
+
+    Zeros for relative positions, which act inside attention, and without a table.
+    """
+    if self.settings.positions.is_fixed:
+      return jnp.asarray(FIXED[self.settings.positions](grid, self.settings.width))
+    if table is None:
+      return jnp.zeros((grid[0] * grid[1], self.settings.width))
+    if self.settings.positions is Positions.LEARNED:
+      return resize(table[0, self.num_first:], self.grid, grid, self.settings.position_resize)
+    return joined(table['row'], table['column'], grid, self.settings.position_resize)
 
   def of_first(self, table: PyTree | None) -> Array:
     """Positions of class and distillation token, `[num_first, D]` f32; zeros without a 1-D table."""
-    if table is None or self.kind is not Positions.LEARNED:
-      return jnp.zeros((self.num_first, self.width))
+    if table is None or self.settings.positions is not Positions.LEARNED:
+      return jnp.zeros((self.num_first, self.settings.width))
     return table[0, :self.num_first]
 
-  def of_patches(self, table: PyTree, grid: tuple[int, int]) -> Array:
-    """Positions `[N, D]` f32 of the patch tokens of `grid`, resized if it is another one."""
-    if self.kind is Positions.LEARNED:
-      return posemb.resize(table[0, self.num_first:], self.grid, grid, self.how)
-    return posemb.joined(table['row'], table['column'], grid, self.how)
-
-  def extended(self, table: PyTree | None, positions: Array, *, num_registers: int) -> Array:
-    """Positions of the whole sequence: class token, registers, then the patch tokens'.
-
-    Class and distillation token take theirs from a 1-D table and else have none, that is zeros, as registers have.
+  def of_sequence(self, table: PyTree | None, positions: Array) -> Array:
+    """Positions of class token, registers and patch tokens, `[1, M, D]` or `[B, M, D]` in the compute dtype.
 
     Args:
-      table: None if there is none.
-      positions: `[n, D]` or `[B, n, D]` f32, of patch tokens.
-      num_registers: R.
-
-    Returns:
-      `[1, M, D]` or `[B, M, D]` f32.
+      table: of learned positions; None if there is none.
+      positions: `[n, D]` or `[B, n, D]` f32, of the patch tokens.
     """
     positions = positions[None] if positions.ndim == 2 else positions
-    extra = jnp.concatenate([self.of_first(table), jnp.zeros((num_registers, self.width))])[None]
-    return jnp.concatenate([jnp.broadcast_to(extra, (positions.shape[0], *extra.shape[1:])), positions], axis=1)
+    extra = jnp.concatenate([self.of_first(table), jnp.zeros((self.settings.registers, self.settings.width))])[None]
+    extra = jnp.broadcast_to(extra, (positions.shape[0], *extra.shape[1:]))
+    return jnp.concatenate([extra, positions], axis=1).astype(self.settings.dtype.value)
+
+  def check_complete(self, num_tokens: int, grid: tuple[int, int]) -> None:
+    """Raises UserError if positions follow from the order of patch tokens, and these are not all of `grid`."""
+    s, (h, w) = self.settings, self.grid
+    ordered = {'model.positions=relative': s.positions is Positions.RELATIVE, 'model.axial=True': s.axial,
+               'model.positions_at=layers': s.positions_at is PositionsAt.LAYERS}
+    named = [name for name, is_so in ordered.items() if is_so]
+    if named and num_tokens != grid[0] * grid[1]:
+      raise UserError(f'{named[0]}: expected all {grid[0]} x {grid[1]} patch tokens of an image, got {num_tokens}.')
+    if s.positions is Positions.RELATIVE and grid != self.grid:
+      raise UserError(f'model.positions=relative: expected images of {h * s.patch} x {w * s.patch} px, got {grid[0]} x '
+                      f'{grid[1]} patches of {s.patch} px. Relative positions cannot be resized.')
+
+  def before_block(self, tokens: Array, positions: Array) -> Array:
+    """Tokens `[B, M, D]` as a block gets them: with positions `[1, M, D]` or `[B, M, D]` added."""
+    return tokens + jnp.broadcast_to(positions, tokens.shape)
+
+
+def in_attention(kind: Positions, query: Array, key: Array, positions: Array | None, *, num_patches: int,
+                 param: Callable[..., Array]) -> tuple[Array, Array, Array | None]:
+  """Applies positions inside attention.
+
+  Args:
+    kind: of positions.
+    query: `[B, M, A, K]`, any float dtype.
+    key: `[B, M, A, K]`, same dtype.
+    positions: those of the tokens, as `PositionEmbedding.of_sequence` returns them, where blocks get some.
+    num_patches: N that relative positions are made for.
+    param: makes a parameter of the attention module from `(name, initializer, shape)`.
+
+  Returns:
+    Query, key, and what is added to the logits before they are divided by `sqrt(K)`, `[B, A, M, M]` f32 or None.
+  """
+  del positions
+  match kind:
+    case Positions.RELATIVE:
+      table = param('relative', initializers.normal(STDDEV), (2 * num_patches - 1, *query.shape[2:]))
+      return query, key, relative_logits(query, table.astype(query.dtype))
+    case _:
+      return query, key, None

@@ -1,7 +1,7 @@
 """From an image to patch tokens: patches of the image itself (ViT paper, eq. 1), or of a network's feature map.
 
 Parameters, under `stem/` of a ViT: `kernel [p, p, C, D]` and `bias [D]` of the patches, with p the patch on a
-map of C channels (the image: P and 3), and those of the network before it, whose names are others:
+map of C channels (the image: P and 3), and those of the network before it:
 
   that of a hybrid (`ResNetStem`): see `resnet.py`
   that of LV-ViT (`ConvStem`), C its channels:
@@ -16,41 +16,41 @@ from typing import assert_never
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers, relu
+from jax.nn import relu
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Remat
-from vit_jax.config.vit_options import stem_stride
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import resnet
-from vit_jax.models.batchnorm import STATE, BatchNorm, Running
-from vit_jax.models.convolution import Conv
-from vit_jax.models.layers import Dense, applied, initial
+from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
+from vit_jax.models.kernels.forms import Forms
+from vit_jax.models.layers import Dense, applied, fan_out_normal, initial, lecun_normal
 
 PATCHES = ('kernel', 'bias')
 CONV_NORM_EPS = 1e-5  # LV-ViT
-fan_out_normal = initializers.variance_scaling(2., 'fan_out', 'normal')  # He et al.; LV-ViT
 
 
-class Convolutions(nn.Module):
+class Convolutions(nn.Module, kw_only=True):
   """`relu(norm(conv(x)))` three times: 7 x 7 at stride 2, then twice 3 x 3 (LV-ViT, arXiv 2104.10858, section 4.1)."""
   width: int
   dtype: DTypeLike
   running: Running
+  forms: Forms
 
   @nn.compact
   def __call__(self, image: Array) -> Array:
     """`[B, H, W, 3]` to `[B, H / 2, W / 2, C]` in the compute dtype."""
     x = image
     for i, (side, stride) in enumerate([(7, 2), (3, 1), (3, 1)], 1):
-      x = Conv(self.width, side, self.dtype, stride, is_same=False, kernel_init=fan_out_normal, name=f'conv{i}')(x)
+      x = Conv(features=self.width, side=side, dtype=self.dtype, stride=stride, is_same=False,
+               kernel_init=fan_out_normal, forms=self.forms, name=f'conv{i}')(x)
       x = relu(BatchNorm(self.running, name=f'norm{i}')(x)).astype(self.dtype)
     return x
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stem:
   """The stem of a ViT. Where the blocks are computed again in the backward pass, so are the units of a ResNet."""
   settings: schema.PatchStem | schema.ResNetStem | schema.ConvStem
@@ -58,6 +58,7 @@ class Stem:
   width: int
   dtype: DTypeLike
   remat: Remat
+  forms: Forms
 
   def init(self, key: Key) -> tuple[Params, PyTree]:
     """Parameters, and running statistics or `{}`; the size of the image does not matter."""
@@ -73,15 +74,15 @@ class Stem:
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """`[B, H, W, 3]` to patch tokens `[B, N, D]` in the compute dtype, and the new running statistics.
 
-    A matrix product over cut patches; equal to a VALID convolution with kernel and stride p. The barrier keeps a TPU's
-    compiler from laying the patches out anew for each product.
+    A matrix product over patches; equal to a VALID convolution with kernel and stride p. The barrier keeps a TPU's
+    compiler from changing the layout of the patches for each product.
     """
     network, num_images = self._network(train=train), image.shape[0]
     if network is not None:
       before = {name: leaf for name, leaf in params.items() if name not in PATCHES}
       image, changed = network.apply({'params': before, STATE: state}, image, mutable=[STATE])
       image, state = constrain_batch(image), changed.get(STATE, {})
-    p = self.patch // stem_stride(self.settings)
+    p = self.patch // self.settings.stride
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
     patches = image.astype(self.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
     rows = jax.lax.optimization_barrier(patches.reshape(num_images, h * w, p * p * channels))
@@ -91,7 +92,7 @@ class Stem:
 
   @property
   def _patches(self) -> Dense:
-    return Dense((self.width,), self.dtype, initializers.lecun_normal(), lead=2)
+    return Dense(features=(self.width,), dtype=self.dtype, kernel_init=lecun_normal, num_batch_dims=2, forms=self.forms)
 
   def _network(self, *, train: bool) -> nn.Module | None:
     match self.settings:
@@ -99,8 +100,9 @@ class Stem:
         return None
       case schema.ResNetStem():
         remat = Remat.NONE if self.remat.saves_everything else Remat.FULL
-        return resnet.stem(self.settings, dtype=self.dtype, remat=remat)
+        return resnet.stem(self.settings, dtype=self.dtype, remat=remat, forms=self.forms)
       case schema.ConvStem() as stem:
-        return Convolutions(stem.width, self.dtype, Running(stem.norm_momentum, CONV_NORM_EPS, train))
+        running = Running(stem.norm_momentum, CONV_NORM_EPS, train)
+        return Convolutions(width=stem.width, dtype=self.dtype, running=running, forms=self.forms)
       case _:
         assert_never(self.settings)

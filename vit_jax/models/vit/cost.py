@@ -1,20 +1,19 @@
-"""What a Vision Transformer costs, by arithmetic."""
+"""The cost of a Vision Transformer, by arithmetic."""
 from __future__ import annotations
 
 from typing import assert_never
 
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Pool, Positions, PositionsAt, Remat
-from vit_jax.config.vit_options import stem_stride
-from vit_jax.models.cost import resnet
-from vit_jax.models.cost.parts import Conv, Costs, halved, item_bytes
+from vit_jax.models import resnet
+from vit_jax.models.counting import Conv, Costs, halved, item_bytes
 
 
 def costs(model: schema.ViT, image_px: tuple[int, int]) -> Costs:
-  """All of it, with its stem."""
+  """The cost, with that of the stem."""
   stem = _stem_costs(model, image_px)
   parameters, macs = _parameters(model, image_px), _macs(model, image_px)
-  inputs = (model.patch // stem_stride(model.stem)) ** 2 * stem.width  # of one patch
+  inputs = (model.patch // model.stem.stride) ** 2 * stem.width  # of one patch
   parameters['stem'] = sum(stem.parameters.values()) + (inputs + 1) * model.width
   macs['stem'] = sum(stem.macs.values()) + num_tokens(model, image_px)[0] * inputs * model.width
   return Costs(parameters, macs, stem.activation_bytes + _activation_bytes(model, image_px), model.width)

@@ -1,10 +1,16 @@
-"""What each kind of network says about its cost, and the convolutions that some are made of."""
+"""The cost of a network as counts: what each kind of network reports, sums over convolutions, and the printed table."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from vit_jax.config.schema import DType
+from vit_jax.core import trees
+from vit_jax.core.contracts import Backbone
+from vit_jax.core.types import PyTree
 
 
 class Costs(NamedTuple):
@@ -64,3 +70,22 @@ def by_part(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 def item_bytes(dtype: DType) -> int:
   return {DType.F32: 4, DType.BF16: 2}[dtype]
+
+
+def tabulate(backbone: Backbone, costs: Costs, image_px: tuple[int, int]) -> str:
+  """The table of a backbone for images of `image_px` (height, width). Allocates nothing on devices."""
+  params, _ = jax.eval_shape(lambda: backbone.init(jax.random.key(0), jnp.zeros((1, *image_px, 3))))
+  return table(params, {part: 2 * count for part, count in costs.macs.items()})
+
+
+def table(params: PyTree, flops: Mapping[str, int]) -> str:
+  """Path, shape and number of each parameter, their sum, and FLOPs of one image in the forward pass by part."""
+  leaves: dict[str, Any] = trees.flatten(params)
+  rows = [('parameter', 'shape', 'parameters')]
+  rows += [(name, ' x '.join(map(str, leaf.shape)), f'{leaf.size:,}') for name, leaf in leaves.items()]
+  rows += [('all parameters', '', f'{trees.num_elements(params):,}'), ('', '', '')]
+  rows += [('forward pass, one image', '', 'MFLOPs')]
+  rows += [(part, '', f'{count / 1e6:,.3f}') for part, count in flops.items() if count]
+  rows += [('all parts', '', f'{sum(flops.values()) / 1e6:,.3f}')]
+  first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
+  return '\n'.join(f'{a:<{first}}  {b:<{second}}  {c:>{third}}'.rstrip() for a, b, c in rows)

@@ -1,6 +1,6 @@
-"""Position embeddings of patch tokens, and their resizing to another token grid.
+"""Resizing of position embeddings to another token grid, as the programs do it that weights come from.
 
-Tokens of a grid `(h, w)` are in row-major order. Knows nothing of the class token.
+Each axis is resized by a constant matrix. Tokens of a grid `(h, w)` are in row-major order.
 """
 from __future__ import annotations
 
@@ -8,35 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.schema import PositionResize, Positions
+from vit_jax.config.schema import PositionResize
 from vit_jax.core.types import Array, ArrayLike
-
-TEMPERATURE = 10_000.  # MoCo v3, arXiv 2104.02057; MAE and big_vision use the same
-
-
-def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
-  """Fixed 2-D sine-cosine embedding, `[h * w, width]` f32.
-
-  `[sin(x w_j), cos(x w_j), sin(y w_j), cos(y w_j)]` with x the column, y the row and
-  `w_j = 10000^(-j / (width / 4 - 1))`, `j = 0 .. width / 4 - 1`. `width` is a multiple of 4, at least 8.
-  """
-  return _sincos(grid, np.arange(width // 4) / (width // 4 - 1))
-
-
-def sincos2d_mae(grid: tuple[int, int], width: int) -> np.ndarray:
-  """As `sincos2d`, but `w_j = 10000^(-j / (width / 4))`: MAE's (and MoCo v3's), a little faster at each j > 0."""
-  return _sincos(grid, np.arange(width // 4) / (width // 4))
-
-
-def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
-  omega = TEMPERATURE ** -exponents
-  y, x = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing='ij')
-  angle_x, angle_y = x.reshape(-1, 1) * omega[None], y.reshape(-1, 1) * omega[None]
-  parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]
-  return np.concatenate(parts, axis=1).astype(np.float32)
-
-
-FIXED = {Positions.SINCOS2D: sincos2d, Positions.SINCOS2D_MAE: sincos2d_mae}
 
 
 def interpolation(old: int, new: int) -> np.ndarray:

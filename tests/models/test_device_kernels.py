@@ -1,4 +1,4 @@
-"""Which kernels of attention devices can run, asked of meshes of devices that are not here."""
+"""Tests of which attention kernels devices can run, on meshes of devices that are absent."""
 from __future__ import annotations
 
 import dataclasses
@@ -11,7 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType
 from vit_jax.core.errors import UserError
-from vit_jax.parallel import kernels
+from vit_jax.models.kernels import attend_kernels
 from vit_jax.plan import topologies
 
 
@@ -40,10 +40,10 @@ def model(kernel: AttentionKernel, *, width: int = 64, dtype: DType = DType.BF16
     (AttentionKernel.SPLASH, abstract('cpu', 'cpu'), 'attention=splash is for TPUs; on cpu XLA computes attention'),
     (AttentionKernel.SPLASH, abstract('NVIDIA H200', 'gpu'), 'on NVIDIA H200 XLA computes attention'),
     (AttentionKernel.CUDNN, abstract('TPU v5 lite', 'tpu'), 'attention=cudnn is for GPUs; on TPU v5 lite XLA')])
-def test_devices_that_a_kernel_is_not_for_are_told_once(
+def test_a_kernel_for_other_devices_is_reported_once(
     kernel: AttentionKernel, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  kernels.check(model(kernel), mesh, name='model')
+  attend_kernels.check_devices(model(kernel), mesh, name='model')
   (record,) = caplog.records
   assert said in record.getMessage()
 
@@ -52,35 +52,35 @@ def test_devices_that_a_kernel_is_not_for_are_told_once(
     (AttentionKernel.XLA, abstract('TPU v3', 'tpu')), (AttentionKernel.SPLASH, abstract('TPU v4', 'tpu')),
     (AttentionKernel.CUDNN, gpu('NVIDIA A100-SXM4-80GB', '8.0')), (AttentionKernel.CUDNN, abstract('h200', 'gpu')),
     (AttentionKernel.SPLASH, AbstractMesh((2,), ('data',)))])
-def test_devices_that_run_a_kernel_or_are_not_known_need_no_word(
+def test_nothing_is_logged_for_devices_that_run_a_kernel_or_are_unknown(
     kernel: AttentionKernel, mesh: Mesh | AbstractMesh, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  kernels.check(model(kernel), mesh, name='model')
+  attend_kernels.check_devices(model(kernel), mesh, name='model')
   assert not caplog.records
 
 
 @pytest.mark.parametrize('asked, mesh, said', [
     (model(AttentionKernel.SPLASH), abstract('TPU v3', 'tpu'),
-     'model.attention=splash does not compile for TPU v3 with dtype=bfloat16: its products are not for chips before '
-     'v4; want model.attention=xla'),
+     'model.attention: expected xla with dtype=bfloat16 on TPU v3, as Pallas multiplies bf16 only from v4 on, got '
+     'splash. Set model.attention=xla.'),
     (model(AttentionKernel.CUDNN), gpu('Tesla V100-SXM2-16GB', '7.0'),
-     'model.attention=cudnn needs compute capability 8.0 (Ampere) or more, but Tesla V100-SXM2-16GB has 7.0; want '
-     'model.attention=xla'),
+     'model.attention: expected xla on Tesla V100-SXM2-16GB, as cuDNN needs compute capability 8.0 (Ampere), not 7.0, '
+     'got cudnn. Set model.attention=xla.'),
     (model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA A100', '8.0'),
-     'model.attention=cudnn knows heads of at most 128 channels on NVIDIA A100, compute capability 8.0, and of 256 '
-     'from 9.0 on; width=1024 and heads=4 give 256; want model.attention=xla')])
-def test_devices_that_cannot_run_a_kernel_are_named_with_what_would_be_right(
+     'model.attention: expected xla on NVIDIA A100 for heads of more than 128 channels (width=1024 and heads=4 give '
+     '256), which cuDNN supports from compute capability 9.0 on, got cudnn. Set model.attention=xla.')])
+def test_devices_that_cannot_run_a_kernel_are_named_with_a_remedy(
     asked: schema.ViT, mesh: Mesh | AbstractMesh, said: str) -> None:
   with pytest.raises(UserError) as error:
-    kernels.check(asked, mesh, name='model')
+    attend_kernels.check_devices(asked, mesh, name='model')
   assert str(error.value) == said
 
 
 def test_v3_multiplies_f32_and_hopper_has_wide_heads() -> None:
-  kernels.check(model(AttentionKernel.SPLASH, dtype=DType.F32), abstract('TPU v3', 'tpu'), name='model')
-  kernels.check(model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA H200', '9.0'), name='model')
+  attend_kernels.check_devices(model(AttentionKernel.SPLASH, dtype=DType.F32), abstract('TPU v3', 'tpu'), name='model')
+  attend_kernels.check_devices(model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA H200', '9.0'), name='model')
 
 
 def test_other_networks_have_no_kernels() -> None:
-  kernels.check(schema.Mixer(), abstract('TPU v3', 'tpu'), name='model')
-  assert all(topologies.CHIPS[name].platform == 'tpu' for name in kernels.OLD_TPUS)
+  attend_kernels.check_devices(schema.Mixer(), abstract('TPU v3', 'tpu'), name='model')
+  assert all(topologies.CHIPS[name].platform == 'tpu' for name in attend_kernels.OLD_TPUS)

@@ -5,12 +5,9 @@ matrix products and convolutions only, two per multiply-add; elementwise work is
 """
 from __future__ import annotations
 
-from typing import assert_never
-
 from vit_jax.config import schema
-from vit_jax.models.cost import efficientnet, mixer, resnet, vit
-from vit_jax.models.cost.parts import Costs
-from vit_jax.models.cost.vit import num_tokens as num_tokens
+from vit_jax.models.backbones import room
+from vit_jax.models.vit.cost import num_tokens as num_tokens
 
 TRAIN_FACTOR = 3  # one forward product, and two in the backward pass
 
@@ -18,7 +15,7 @@ TRAIN_FACTOR = 3  # one forward product, and two in the backward pass
 def parameters(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head,
                num_classes: int) -> dict[str, int]:
   """Number of parameters by part; `num_classes=0` leaves the head out."""
-  found = _costs(model, image_px)
+  found = room(model).costs(image_px)
   if not num_classes:
     return found.parameters
   pre_logits = (found.width + 1) * head.pre_logits
@@ -32,7 +29,7 @@ def forward_flops(model: schema.Model, image_px: tuple[int, int], *, head: schem
   Of a ViT, `qkv` and `out` are the projections, `attention` the products of query with key and weights with
   value, `relative` those of query with relative keys, `pool` all of attention pooling.
   """
-  found = _costs(model, image_px)
+  found = room(model).costs(image_px)
   of_head = found.width * head.pre_logits + (head.pre_logits or found.width) * num_classes
   return {part: 2 * count for part, count in {**found.macs, 'head': of_head}.items()}
 
@@ -50,23 +47,9 @@ def activation_bytes(model: schema.Model, image_px: tuple[int, int]) -> int:
   gradients of norms, activations and attention written by hand need; those of autodiff keep about twice as
   much (S/16, f32, XLA on CPU: 1.7 unrolled, 2.2 scanned).
   """
-  return _costs(model, image_px).activation_bytes
+  return room(model).costs(image_px).activation_bytes
 
 
 def feature_width(model: schema.Model, image_px: tuple[int, int]) -> int:
   """D, of the pooled features."""
-  return _costs(model, image_px).width
-
-
-def _costs(model: schema.Model, image_px: tuple[int, int]) -> Costs:
-  match model:
-    case schema.ViT():
-      return vit.costs(model, image_px)
-    case schema.ResNet():
-      return resnet.costs(model, image_px)
-    case schema.Mixer():
-      return mixer.costs(model, image_px)
-    case schema.EfficientNet():
-      return efficientnet.costs(model, image_px)
-    case _:
-      assert_never(model)
+  return room(model).costs(image_px).width

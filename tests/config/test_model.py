@@ -1,0 +1,59 @@
+"""Tests of the checks of the settings of networks."""
+from __future__ import annotations
+
+import pytest
+
+from vit_jax.config import check, schema
+from vit_jax.config.schema import AttentionKernel, Execution, Remat
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import sizes
+
+
+@pytest.mark.parametrize('name, has', [('EfficientNet-B0', True), ('LV-ViT-T/16', True), ('R50+B/16', False),
+                                       ('BiT-R50x1', False), ('Mixer-B/16', False), ('B/16', False)])
+def test_batchnorm_and_accumulation_are_refused_together(name: str, has: bool) -> None:
+  model = sizes.model(name)
+  assert model.has_batch_norm is has
+  config = schema.Config(batch_size=32, model=model, train=schema.Train(accumulate=2))
+  if has:
+    with pytest.raises(UserError, match='train.accumulate=2 would give the BatchNorm of the model the statistics of a '
+                                        'part of the batch; want train.accumulate=1'):
+      check.check(config)
+  else:
+    check.check(config)
+
+
+def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_not() -> None:
+  b0, vit = sizes.model('EfficientNet-B0'), sizes.model('B/16')
+  assert (b0.remats, b0.executions) == ((Remat.NONE, Remat.FULL), (None,))
+  assert (vit.remats, vit.executions) == (
+      (Remat.NONE, Remat.NAMES, Remat.QKV, Remat.MLP, Remat.FULL), (Execution.SCAN, Execution.UNROLLED))
+
+
+@pytest.mark.parametrize('model, said', [
+    (schema.ResNet(layers=()), 'model.layers: expected a number of units for each stage, such as 3,4,6,3, got ().'),
+    (schema.ResNet(width=16), 'model.width: expected a multiple of the 32 groups of its norms, got 16.'),
+    (schema.EfficientNet(depth_factor=0.), 'model.depth_factor: expected more than 0 to 100, got 0.0'),
+    (schema.Mixer(patch=15), 'image_px: expected multiples of model.patch=15 px, such as (225, 225), got (224, 224).'),
+    (schema.ViT(stem=schema.ResNetStem(), patch=24), 'model.patch: expected a multiple of 16 px, the stride of'),
+    (schema.ViT(unroll=2, execution=Execution.UNROLLED),
+     'model.unroll: expected its default 1 with model.execution=unrolled, got 2. It has no'),
+    (schema.ViT(depth=3, full_remat=4), 'model.full_remat: expected at most model.depth=3, got 4.'),
+    (schema.ViT(norm_after_pool=True), 'model.norm_after_pool: expected False with model.pool=cls, got True. Set'),
+    (schema.ViT(pool=schema.Pool.PATCHES, axial=True), 'model.pool: expected mean or map, which have no class token'),
+    (schema.ViT(distilled=True, pool=schema.Pool.MAP), 'model.distilled: expected False with model.pool=map'),
+    (schema.ViT(drop_path_even=True), 'model.drop_path_even: expected its default False with model.drop_path=0'),
+    (schema.ViT(attention=AttentionKernel.CUDNN),
+     'model.attention: expected xla with model.dtype=float32, got cudnn. Set model.dtype=bfloat16 to use cuDNN.'),
+    (schema.ViT(attention=AttentionKernel.CUDNN, width=60, heads=5, dtype=schema.DType.BF16),
+     'expected xla unless heads have 8, 16, … 256 channels (model.width=60 and model.heads=5 give 12), got cudnn.'),
+    (schema.ViT(attention=AttentionKernel.SPLASH, positions=schema.Positions.RELATIVE),
+     'model.attention: expected xla with model.positions=relative, got splash. Set model.attention=xla.'),
+    (schema.ViT(attention=AttentionKernel.SPLASH, kernels=schema.Kernels.PLAIN),
+     'model.attention: expected xla with model.kernels=plain, got splash. Set model.attention=xla.'),
+    (schema.ViT(attention=AttentionKernel.SPLASH, attention_dropout=.1),
+     'model.attention: expected xla with model.attention_dropout=0.1, got splash.')])
+def test_problems_of_a_network_are_found_by_the_check_of_a_config(model: schema.Model, said: str) -> None:
+  with pytest.raises(UserError) as error:
+    check.check(schema.Config(model=model))
+  assert said in str(error.value)

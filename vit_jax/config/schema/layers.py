@@ -1,0 +1,86 @@
+"""Settings that networks of several kinds share, and the checks that they share."""
+import enum
+from collections.abc import Iterator
+
+from vit_jax.config.schema import checks
+
+
+class Gelu(enum.Enum):
+  """Form of the GELU."""
+  TANH = 'tanh'    # the JAX originals
+  EXACT = 'exact'  # erf; timm, DeiT, MAE, Hugging Face
+
+
+class DType(enum.Enum):
+  """Compute dtype; parameters, LayerNorm statistics, softmax and loss stay f32."""
+  F32 = 'float32'
+  BF16 = 'bfloat16'
+
+
+class Execution(enum.Enum):
+  """How the stacked blocks are run; the parameters are the same."""
+  SCAN = 'scan'          # compiles fastest
+  UNROLLED = 'unrolled'  # runs fastest
+  AUTO = 'auto'          # chosen from the hardware (config/layout.py); a network built without that is unrolled
+
+
+class Remat(enum.Enum):
+  """What the forward pass of a block saves for the backward pass; the rest is computed again."""
+  NONE = 'none'    # save everything
+  NAMES = 'names'  # save matmul results: query, key, value, attention output, residual, MLP pre-activation
+  QKV = 'qkv'      # save query, key, value and MLP pre-activation
+  MLP = 'mlp'      # save the MLP pre-activation only
+  FULL = 'full'    # save nothing but the block's input
+  AUTO = 'auto'    # chosen from the hardware (config/layout.py); a network built without that saves everything
+
+  @property
+  def saves_everything(self) -> bool:
+    """Whether nothing is computed again."""
+    return self in (Remat.NONE, Remat.AUTO)
+
+
+class Kernels(enum.Enum):
+  """Which form of attention, dense layers, norms, GELU and depthwise convolutions a network computes with."""
+  FAST = 'fast'    # gradients written by hand: faster, with less memory; first-order reverse mode only
+  PLAIN = 'plain'  # differentiated by JAX: jax.jvp, jax.linearize and Hessian-vector products work
+
+
+class AttentionKernel(enum.Enum):
+  """What computes attention in training, evaluation and benchmarks, on the devices it is for; elsewhere XLA does."""
+  XLA = 'xla'        # the form of `models/kernels/attend.py`: everywhere, and of any width and dtype
+  CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
+  SPLASH = 'splash'  # jax's own in Pallas: TPUs; bf16 from v4 on
+
+  @property
+  def platform(self) -> str:
+    """What jax calls the devices that it is for; '' = all."""
+    return {AttentionKernel.XLA: '', AttentionKernel.CUDNN: 'gpu', AttentionKernel.SPLASH: 'tpu'}[self]
+
+
+BLOCK_REMATS = (Remat.NONE, Remat.NAMES, Remat.QKV, Remat.MLP, Remat.FULL)
+UNIT_REMATS = (Remat.NONE, Remat.FULL)
+"""What `remat` may be in networks of convolutions: a unit saves everything, or only its input."""
+EXECUTIONS = (Execution.SCAN, Execution.UNROLLED)
+NORM_GROUPS = 32
+"""Groups of GroupNorm: arXiv 1803.08494, section 4.1; BiT, vision_transformer."""
+
+
+def untiled(image_px: tuple[int, int], patch: int, name: str = 'model') -> Iterator[str]:
+  """A problem if patches of `patch` px, a setting of `name`, do not tile an image of `image_px` (height, width)."""
+  if any(side % patch for side in image_px):
+    nearest = tuple(max(1, round(side / patch)) * patch for side in image_px)
+    yield checks.problem('image_px', f'multiples of {name}.patch={patch} px, such as {nearest}', tuple(image_px))
+
+
+def unit_remat(remat: Remat, name: str) -> Iterator[str]:
+  """A problem if a network of convolutions is to save some of the values of a unit."""
+  if remat not in (*UNIT_REMATS, Remat.AUTO):
+    yield checks.problem(f'{name}.remat', 'none or full for a network of convolutions', remat)
+
+
+def residual_units(width: int, *, eps: float, name: str) -> Iterator[str]:
+  """Problems of units with GroupNorm and standardised kernels; `eps` is all that is added to a kernel's deviation."""
+  yield from checks.multiple(f'{name}.width', width, NORM_GROUPS, f'the {NORM_GROUPS} groups of its norms')
+  if eps <= 0:
+    yield checks.problem(f'{name}.var_eps', 'a small positive number, here or in std_eps, by which a kernel of equal '
+                         'weights can be divided', 0.)

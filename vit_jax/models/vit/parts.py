@@ -1,0 +1,67 @@
+"""The modules that a Vision Transformer is made of, by its settings."""
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from vit_jax.config import schema
+from vit_jax.models.kernels.forms import Forms, select
+from vit_jax.models.layers import LayerNorm
+from vit_jax.models.vit.block import AxialBlock, Block
+from vit_jax.models.vit.pool import AttentionPool, Pooling
+from vit_jax.models.vit.positions import PositionEmbedding
+from vit_jax.models.vit.stem import Stem
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """The modules of a model for images of a token grid `(h, w)`."""
+  settings: schema.ViT
+  grid: tuple[int, int]
+
+  @property
+  def dtype(self) -> DTypeLike:
+    return jnp.dtype(self.settings.dtype.value)
+
+  @property
+  def forms(self) -> Forms:
+    return select(self.settings.kernels)
+
+  @property
+  def num_extra(self) -> int:
+    """Tokens before the patch tokens."""
+    return self.settings.registers + self.embedding.num_first
+
+  @property
+  def embedding(self) -> PositionEmbedding:
+    return PositionEmbedding(self.settings, self.grid)
+
+  @property
+  def stem(self) -> Stem:
+    s = self.settings
+    return Stem(settings=s.stem, patch=s.patch, width=s.width, dtype=self.dtype, remat=s.remat, forms=self.forms)
+
+  @property
+  def norm(self) -> LayerNorm:
+    return LayerNorm(self.settings.norm_eps, self.forms)
+
+  @property
+  def pooling(self) -> Pooling:
+    s = self.settings
+    network = AttentionPool(heads=s.heads, mlp=s.mlp, gelu=s.gelu, norm_eps=s.norm_eps, forms=self.forms)
+    return Pooling(s.pool, self.num_extra, network)
+
+  @property
+  def block(self) -> Block | AxialBlock:
+    s, (h, w) = self.settings, self.grid
+
+    def one() -> Block:
+      return Block(
+          heads=s.heads, mlp=s.mlp, gelu=s.gelu, norm_eps=s.norm_eps, dtype=self.dtype, dropout=s.dropout,
+          attention_dropout=s.attention_dropout, qk_norm=s.qk_norm, qkv_bias=s.qkv_bias, positions=s.positions,
+          num_patches=h * w, swiglu=s.swiglu, layer_scale=s.layer_scale, branch_scale=s.branch_scale,
+          parallel=s.parallel, attention=s.attention, forms=self.forms)
+
+    return AxialBlock(one(), one()) if s.axial else one()

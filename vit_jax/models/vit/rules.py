@@ -1,0 +1,52 @@
+"""Where each parameter of a Vision Transformer lies on the mesh: rules of paths, those of all models and of options.
+
+Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`.
+"""
+from __future__ import annotations
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Pool, Positions, PositionsAt
+from vit_jax.models import resnet
+from vit_jax.parallel.rules import Rule
+
+ALL: tuple[Rule, ...] = (
+    ('backbone/stem/kernel', (None, None, None, 'fsdp')),                              # [P, P, 3, D]
+    ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, D, A, K]
+    ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
+    ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
+    ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor')),                           # [L, F]
+    ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
+    ('backbone/(cls|dist|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
+)
+QKV_BIAS: Rule = ('backbone/blocks/(.*/)?attn/(query|key|value)/bias', (None, 'tensor', None))  # [L, A, K]
+CONV_STEM: tuple[Rule, ...] = (
+    ('backbone/stem/conv[1-3]/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
+    ('backbone/stem/norm[1-3]/(scale|bias)', ()),
+)
+REGISTERS: Rule = ('backbone/registers', ())
+POSITIONS_2D: Rule = ('backbone/positions/(row|column)', ())
+POSITIONS_IN_BLOCKS: Rule = ('backbone/blocks/positions(/(row|column))?', ())
+RELATIVE: Rule = ('backbone/blocks/attn/relative', (None, None, 'tensor', None))  # [L, 2N - 1, A, K]
+QK_NORM: Rule = ('backbone/blocks/(.*/)?attn/(query|key)_norm/(scale|bias)', ())
+LAYER_SCALE: Rule = ('backbone/blocks/(.*/)?scale[12]', ())
+POOL: tuple[Rule, ...] = (
+    ('backbone/pool/attn/(query|key|value)/kernel', ('fsdp', 'tensor', None)),  # [D, A, K]
+    ('backbone/pool/attn/(query|key|value)/bias', ('tensor', None)),            # [A, K]
+    ('backbone/pool/attn/out/kernel', ('tensor', None, 'fsdp')),                # [A, K, D]
+    ('backbone/pool/mlp/up/kernel', ('fsdp', 'tensor')),                        # [D, F]
+    ('backbone/pool/mlp/up/bias', ('tensor',)),                                 # [F]
+    ('backbone/pool/mlp/down/kernel', ('tensor', 'fsdp')),                      # [F, D]
+    ('backbone/pool/(probe|norm/.*|.*/(out|down)/bias)', ()),
+)
+
+
+def rules(model: schema.ViT) -> list[Rule]:
+  """The rules of a ViT: those of all, and those of its options."""
+  is_learned2d, in_blocks = model.positions is Positions.LEARNED2D, model.positions_at is PositionsAt.LAYERS
+  optional = {
+      QKV_BIAS: model.qkv_bias, **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
+      REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
+      POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
+      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool is Pool.MAP),
+      **dict.fromkeys(resnet.STEM_RULES, isinstance(model.stem, schema.ResNetStem))}
+  return [*ALL, *(rule for rule, is_used in optional.items() if is_used)]
