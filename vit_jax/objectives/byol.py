@@ -24,7 +24,7 @@ from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
 from vit_jax.models import cost
 from vit_jax.models.layers import Dense, LayerNorm, applied, initial, lecun_normal
-from vit_jax.models.projector import normalize
+from vit_jax.models.heads import normalize
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
 from vit_jax.optim import schedules
