@@ -23,8 +23,8 @@ from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
 from vit_jax.models import cost
-from vit_jax.models.layers import Dense, LayerNorm, applied, initial, lecun_normal
 from vit_jax.models.heads import normalize
+from vit_jax.models.layers import Dense, LayerNorm, applied, initial, lecun_normal
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
 from vit_jax.optim import schedules
