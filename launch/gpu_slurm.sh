@@ -13,7 +13,7 @@ usage() {
 bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
 
   bash launch/gpu_slurm.sh --nodes=4 --gpus=8 --time=24:00:00 --partition=gpu \
-    -- python -m vit_jax.main --config=configs/vit_l16_jft.py:mesh=gpu:8 --workdir=/shared/runs/l16
+    -- python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=/shared/runs/l16
 
   --nodes=N              nodes
   --gpus=G               GPUs of each node

@@ -14,9 +14,8 @@ the same command line takes it up again.
 
   bash launch/tpu_pod.sh --name=l16-jft --type=v3-512 --zone=europe-west4-a --spot \
     --data=gs://my-bucket/tfds --workdir=gs://my-bucket/runs/l16-jft \
-    -- python -m vit_jax.main --config=configs/vit_l16_jft.py:mesh=v3:16x16
-  The same on others: --type=v4-256 --zone=us-central2-b with mesh=v4:4x4x8, --type=v5litepod-256 --zone=us-west4-a
-  with mesh=v5e:16x16.
+    -- python -m vit_jax.main --config=configs/vit_l16_jft.py
+  The same on others: --type=v4-256 --zone=us-central2-b, or --type=v5litepod-256 --zone=us-west4-a.
 
   --name=NAME            of the queued resource and of the slice
   --type=TYPE            v3-512, v4-256, v5litepod-256, v5p-256, v6e-256 …

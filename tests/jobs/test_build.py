@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 
 import pytest
 
-from vit_jax.config import schema
+from vit_jax.config import files, json_files, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 from vit_jax.jobs import build
+from vit_jax.parallel import mesh as meshes
 
 
 def digits(num_examples: int, **settings: bool) -> tuple[schema.Data, Source]:
@@ -35,3 +37,32 @@ def test_another_size_can_be_intended(caplog: pytest.LogCaptureFixture) -> None:
   with caplog.at_level(logging.WARNING):
     build.check_size(schema.Data(source='synthetic', num_examples=60_000), digits(0)[1])
   assert len(caplog.records) == 1
+
+
+def fake_devices(monkeypatch: pytest.MonkeyPatch, memory_gib: float) -> None:
+  """The eight simulated devices, described as accelerators with so much memory."""
+  monkeypatch.setattr(meshes, 'find_hardware', lambda slices: layout.Hardware(
+      f'fake {memory_gib} GiB', 'tpu', 8, memory_gib, slices))
+
+
+def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  config = files.load('digits', [])
+  data = build.open_data(config)
+  fake_devices(monkeypatch, .01)  # an eighth is less than the 2 MB of state and gradients
+  with caplog.at_level(logging.INFO, logger='vit_jax'):
+    mesh, shard, parts = build.open_run(config, data)
+  assert dict(mesh.shape) == {'data': 1, 'fsdp': 8, 'tensor': 1} and shard.count == 8
+  assert 'Layout for 8 x fake 0.01 GiB: data=1 fsdp=8 tensor=1' in caplog.text
+  written = parts.config
+  assert written.mesh.fsdp == 8 and not layout.auto(written)
+  (tmp_path / 'config.json').write_text(json_files.to_json(layout.put(written, {'train.accumulate': 4})))
+  assert build.open_run(config, data, workdir=tmp_path)[2].config.train.accumulate == 4
+  fake_devices(monkeypatch, 16.)
+  with caplog.at_level(logging.INFO, logger='vit_jax'):
+    changed = build.open_run(config, data, workdir=tmp_path)[2].config
+  assert changed.mesh.fsdp == changed.train.accumulate == 1
+  assert 'laid out for 8 x fake 0.01 GiB before; it is laid out anew for 8 x fake 16.0 GiB' in caplog.text
+  (tmp_path / 'config.json').write_text('{')
+  assert build.open_run(config, data, workdir=tmp_path)[2].config == changed
+  assert build.open_run(written, data, overridden=['mesh.fsdp'])[0].shape['fsdp'] == 8

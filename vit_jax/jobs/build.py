@@ -98,14 +98,26 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   """
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
+  before = _saved_config(workdir)
+  if before and before.mesh.chosen_for not in ('', str(hardware)):
+    log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, hardware)
   config = layout.reopen(config, hardware, overridden)
-  if workdir is not None and (workdir / 'config.json').is_file():
-    with storage.local(workdir / 'config.json') as path:
-      config = layout.keep(config, json_files.read(path), hardware)
+  config = layout.keep(config, before, hardware) if before else config
   found = lay_out(config, hardware, numbers)
   (log.info if found.fits else log.warning)('%s', found.text)
   mesh, shard = open_mesh(found.config)
   return mesh, shard, parts(found.config, mesh=mesh, **numbers._asdict())
+
+
+def _saved_config(workdir: storage.Path | None) -> schema.Config | None:
+  """The config that the run in `workdir` was saved with; None for a new run, or if that file is damaged."""
+  if workdir is None or not (workdir / 'config.json').is_file():
+    return None
+  try:
+    with storage.local(workdir / 'config.json') as path:
+      return json_files.read(path)
+  except UserError:
+    return None
 
 
 def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) -> layout.Layout:
