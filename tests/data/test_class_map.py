@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.sources import class_map
 
 NETWORK = ('n01 tench', 'n02 crane, bird', 'n03 crane', 'n04 analog clock', 'n05 digital clock')

@@ -13,6 +13,7 @@ import pytest
 from tests.data.pictures import encode, picture
 from vit_jax.config import schema
 from vit_jax.core import types
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Source
@@ -211,14 +212,14 @@ def test_only_batches_that_were_taken_count(damaged: Source) -> None:
   clean = list(itertools.takewhile(lambda b: not b['bad'].any(), take(train(damaged, max_bad_images=4), 8)))
   for _ in clean:
     next(stream)
-  with pytest.raises(types.UserError):
+  with pytest.raises(UserError):
     next(stream)
   made.close()
 
 
 def test_too_many_bad_images_stop_the_run_and_are_named(damaged: Source,
                                                         memory: dict[str, object]) -> None:
-  with pytest.raises(types.UserError, match='4 images of folder:.*/train cannot be decoded: .*(jpg|png); '
+  with pytest.raises(UserError, match='4 images of folder:.*/train cannot be decoded: .*(jpg|png); '
                                             'right would be at most data.max_bad_images=3'):
     take(train(damaged, **memory, max_bad_images=3), 8)
 
@@ -238,19 +239,19 @@ def test_a_source_without_any_good_image_is_refused(tmp_path: pathlib.Path) -> N
     (tmp_path / 'train' / name).mkdir(parents=True)
     for i in range(4):
       (tmp_path / 'train' / name / f'{i}.jpg').write_bytes(b'no')
-  with pytest.raises(types.UserError, match='8 images in a row cannot be decoded in .*, from .* on; '
+  with pytest.raises(UserError, match='8 images in a row cannot be decoded in .*, from .* on; '
                                             'right would be at least one that can. The last reason: '):
     take(train(source_of(tmp_path), max_bad_images=9), 1)
 
 
 def test_sizes_that_do_not_fit_are_refused(image_folder: pathlib.Path) -> None:
   source = source_of(image_folder)
-  with pytest.raises(types.UserError, match='batch_size=38 is larger than .* with 37 examples; right would '
+  with pytest.raises(UserError, match='batch_size=38 is larger than .* with 37 examples; right would '
                                             'be at most 37'):
     train(source, batch_size=38)
-  with pytest.raises(types.UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
+  with pytest.raises(UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
     train(source, shard=Shard((0,), 4))
-  with pytest.raises(types.UserError, match='seed=-1 is negative'):
+  with pytest.raises(UserError, match='seed=-1 is negative'):
     train(source, seed=-1)
 
 
@@ -262,7 +263,7 @@ def test_small_sets_that_are_only_resized_fit_in_memory(image_folder: pathlib.Pa
   assert fits(source, recipe=RESIZE, image_px=(4400, 4400), choice=schema.InMemory.YES)
   assert not fits(source, recipe=INCEPTION, image_px=(8, 8), choice=auto)
   assert not fits(source, recipe=RESIZE, image_px=(8, 8), choice=schema.InMemory.NO)
-  with pytest.raises(types.UserError, match='data.in_memory=yes does not go with data.recipe.crop=inception'):
+  with pytest.raises(UserError, match='data.in_memory=yes does not go with data.recipe.crop=inception'):
     fits(source, recipe=INCEPTION, image_px=(8, 8), choice=schema.InMemory.YES)
 
 
@@ -279,7 +280,7 @@ def test_repeats_are_augmented_anew_and_resumed_exactly(image_folder: pathlib.Pa
   first = whole[0]
   assert first['index'][:4].tolist() == first['index'][4:8].tolist() == first['index'][8:].tolist()
   assert (first['image'][:4] == first['image'][4:8]).all() == in_memory
-  with pytest.raises(types.UserError, match='batch_size=5 has not two different examples with data.recipe.repeats=3; '
+  with pytest.raises(UserError, match='batch_size=5 has not two different examples with data.recipe.repeats=3; '
                                             'right would be at least 6'):
     train(source, **(settings | {'batch_size': 5}))
 
@@ -288,5 +289,5 @@ def test_what_the_host_must_do_is_not_left_to_memory(image_folder: pathlib.Path)
   source = source_of(image_folder)
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, randaugment=schema.RandAugment(2))
   assert not loader.fits_in_memory(source, recipe=recipe, image_px=(8, 8), choice=schema.InMemory.AUTO)
-  with pytest.raises(types.UserError, match='data.in_memory=yes does not go with data.recipe.randaugment.layers=2'):
+  with pytest.raises(UserError, match='data.in_memory=yes does not go with data.recipe.randaugment.layers=2'):
     train(source, recipe=recipe, in_memory=True)

@@ -11,7 +11,8 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core import types
-from vit_jax.core.types import Shard, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Shard
 from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Source
 from vit_jax.data.sources import mixture, opening

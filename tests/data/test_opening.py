@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.sources import opening
 
 

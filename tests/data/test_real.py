@@ -12,7 +12,7 @@ import pytest
 
 from tests.data.pictures import encode, picture
 from vit_jax.config import schema
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, real, subset
 

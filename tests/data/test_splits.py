@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.sources import splits
 
 

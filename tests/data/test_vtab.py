@@ -11,7 +11,7 @@ import pytest
 
 from tests.data import vtab_sets
 from vit_jax.config import schema
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.image import image_ops
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, vtab

@@ -9,7 +9,7 @@ import saved
 
 from vit_jax import main
 from vit_jax.config import json_files, provenance, schema
-from vit_jax.core import checkpoint_files
+from vit_jax.record import checkpoint_files
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from networks import EFFICIENTNET, PX
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Params, PyTree, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Params, PyTree
 from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
 

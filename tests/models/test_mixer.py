@@ -13,7 +13,8 @@ from networks import MIXER, PX
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Remat
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Params, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Params
 from vit_jax.models import mixer
 
 RANDOM = dataclasses.replace(MIXER, dropout=.2, drop_path=.3)

@@ -14,7 +14,8 @@ from vits import MODELS, PX, numpy_vit, parameters, some_image
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Pool, Positions, PositionsAt, Remat
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Features, Params, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, Params
 from vit_jax.models import cost
 from vit_jax.models.vit import vit
 from vit_jax.recipes import sizes

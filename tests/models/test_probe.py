@@ -9,11 +9,10 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.core import intermediates
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Features, Shard
 from vit_jax.jobs import build
-from vit_jax.models import probe
+from vit_jax.models import intermediates, probe
 from vit_jax.models.vit import vit
 from vit_jax.parallel import mesh as meshes
 

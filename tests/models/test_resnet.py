@@ -13,7 +13,8 @@ from networks import PX, RESNET
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Features, Params, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, Params
 from vit_jax.models import resnet
 
 

@@ -13,7 +13,8 @@ import vits
 from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Remat
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Features, Params, PyTree, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, Params, PyTree
 from vit_jax.models import resnet
 from vit_jax.models.convolution import Style
 from vit_jax.models.layers import applied, initial

@@ -12,7 +12,8 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Gelu, Pool, Positions
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Features, Params, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Features, Params
 from vit_jax.models.vit import vit
 from vit_jax.models.vit.interpolate import resize
 from vit_jax.models.vit.positions import sincos2d

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from vit_jax.config import check, schema
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.models import cost
 from vit_jax.recipes import sizes
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.core.errors import UserError as UserError
+from vit_jax.core.errors import UserError
 
 Array = jax.Array
 Key = jax.Array

@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 
 from vit_jax import __version__
 from vit_jax.config import evaluations, schema
-from vit_jax.core import intermediates
 from vit_jax.core.contracts import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree, Shard
@@ -22,6 +21,7 @@ from vit_jax.evaluate import classify, fewshot, knn, linear, stochastic, targets
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
+from vit_jax.models import intermediates
 from vit_jax.parallel import mesh as meshes
 
 log = logging.getLogger('vit_jax.jobs')

@@ -18,12 +18,12 @@ import numpy as np
 from jax import export
 
 from vit_jax.config import schema
-from vit_jax.core import destination
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.pipeline import transforms
 from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
+from vit_jax.record import destination
 from vit_jax.weights import inference, loading
 from vit_jax.weights.loading import Weights
 

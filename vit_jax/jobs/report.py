@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 
 from vit_jax.config import json_files, provenance
-from vit_jax.core import checkpoint_files, os_errors
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.jobs import report_page
-from vit_jax.record import storage
+from vit_jax.record import checkpoint_files, storage
 
 RECORDS = ('config.json', 'final.json', 'evaluate.json')
 TRACES = (*RECORDS, 'metrics.jsonl', 'checkpoints')

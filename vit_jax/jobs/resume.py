@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from vit_jax.config import json_files, layout, provenance, schema
-from vit_jax.core import checkpoint_files, os_errors
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import run_directory, storage
+from vit_jax.record import checkpoint_files, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'data.workers', 'data.threads')

@@ -27,8 +27,9 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Gelu, Remat, layers
+from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
-from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
+from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import counting, stack
 from vit_jax.models.counting import Costs, item_bytes
 from vit_jax.models.kernels.forms import Forms, select

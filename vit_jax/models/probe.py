@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
-from vit_jax.core import intermediates
 from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
+from vit_jax.models import intermediates
 
 EPS = 1e-6       # MAE, linear probe
 MOMENTUM = .1    # weight of a batch in the running statistics; PyTorch's default, which MAE uses

@@ -17,9 +17,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from vit_jax.config import schema
-from vit_jax.core import checkpoint_files, os_errors, trees
+from vit_jax.core import os_errors, trees
 from vit_jax.core.errors import UserError
-from vit_jax.record import storage
+from vit_jax.record import checkpoint_files, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
 from vit_jax.train.state import TrainState

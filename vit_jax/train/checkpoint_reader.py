@@ -15,11 +15,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from vit_jax.core import checkpoint_files, trees
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged, Obstacle
 from vit_jax.core.types import PyTree
-from vit_jax.record import storage
+from vit_jax.record import checkpoint_files, storage
 from vit_jax.train.state import TrainState
 
 ITEMS = ('params', 'opt', 'extra')

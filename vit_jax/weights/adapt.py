@@ -12,7 +12,8 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Positions
 from vit_jax.core import trees
-from vit_jax.core.types import Params, PyTree, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Params, PyTree
 from vit_jax.models import mixer
 from vit_jax.models.vit.positions import FIXED
 from vit_jax.weights import resize, tables

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.weights import tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights

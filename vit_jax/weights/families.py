@@ -13,7 +13,8 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import sincos2d_mae
 from vit_jax.weights import conv_names, names, tables
 from vit_jax.weights.infer import Hints, Leaves

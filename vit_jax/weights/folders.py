@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 from vit_jax.weights.loading import Weights
 from vit_jax.weights.preprocess import Preprocess

@@ -15,7 +15,8 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
 

@@ -19,9 +19,11 @@ import orbax.checkpoint as ocp
 
 from vit_jax.config import json_files, provenance, schema
 from vit_jax.config.schema import Geometry, Interpolation
-from vit_jax.core import checkpoint_files, trees
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
-from vit_jax.core.types import Params, PyTree, UserError
+from vit_jax.core.types import Params, PyTree
+from vit_jax.record import checkpoint_files
 
 _SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')
 

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import destination, trees
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import FIXED, sincos2d_mae
+from vit_jax.record import destination
 from vit_jax.weights import carried, conv_names, files, folders, infer, names, preprocess, runs, tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights, load

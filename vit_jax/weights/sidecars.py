@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.weights import files, plausible
 from vit_jax.weights.infer import Hints
 from vit_jax.weights.preprocess import Said

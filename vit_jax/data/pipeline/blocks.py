@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core.types import Batch, HostArray, Shard, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.image.image_ops import BadImage
 from vit_jax.data.pipeline import order
 from vit_jax.data.pipeline.transforms import EvalTransform, Example, Shapes, Transform, eval_shapes

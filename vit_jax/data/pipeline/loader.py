@@ -13,7 +13,8 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import LoaderInfo
-from vit_jax.core.types import Batch, Shard, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, Shard
 from vit_jax.data.pipeline import blocks, capacity, order, prefetch, transforms
 from vit_jax.data.source import Source
 from vit_jax.data.sources.mixture import Mixture

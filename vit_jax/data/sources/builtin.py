@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 

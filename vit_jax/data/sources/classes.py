@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources.mixture import Relabelled
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 

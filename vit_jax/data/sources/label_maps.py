@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.data.sources import system_errors
 
 FORMAT = 'vit_jax label maps 1'

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.data.pipeline import order
 from vit_jax.data.source import Part, Parts, Record, Source, most_labels
 

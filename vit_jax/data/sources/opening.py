@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.source import Part, Parts, Source, most_labels
 from vit_jax.data.sources import splits
 

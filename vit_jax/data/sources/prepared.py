@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import array_records, checksums, local_paths, splits, system_errors, tf_example
 from vit_jax.data.sources.tf_example import BadRecord

@@ -19,7 +19,8 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Loader, Prepare
-from vit_jax.core.types import Array, Batch, HostArray, Key, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Batch, HostArray, Key
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import label_maps, local_paths, opening
 from vit_jax.data.sources.label_maps import LabelMaps

@@ -19,7 +19,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.data.image import headers, image_ops
 from vit_jax.data.pipeline import order, prefetch
 from vit_jax.data.source import UNKNOWN, Source, most_labels

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 
 log = logging.getLogger('vit_jax.data')
 

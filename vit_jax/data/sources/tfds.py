@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from vit_jax.core.types import UserError
+from vit_jax.core.errors import UserError
 from vit_jax.data.source import UNKNOWN, Record, Source
 from vit_jax.data.sources import array_records, local_paths, splits, system_errors, tf_example, tfrecord
 from vit_jax.data.sources.tf_example import BadRecord

@@ -17,7 +17,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from vit_jax.core.types import HostArray, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.data.sources import open_files, system_errors
 from vit_jax.data.sources.tf_example import BadRecord
 

@@ -17,7 +17,8 @@ from jax.nn import initializers
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Positions, PositionsAt
-from vit_jax.core.types import Array, Key, PyTree, UserError
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models.vit.interpolate import joined, resize
 
 STDDEV = .02           # of learned and relative positions: vision_transformer, models_vit.py; the paper does not say

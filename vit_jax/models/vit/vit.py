@@ -38,8 +38,9 @@ from jax.nn import initializers
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt, layers
+from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
-from vit_jax.core.types import Array, Features, Key, Params, PyTree, UserError
+from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import counting, stack
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import cost

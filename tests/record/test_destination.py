@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from vit_jax.core import destination
 from vit_jax.core.errors import UserError
+from vit_jax.record import destination
 
 
 def test_a_path_in_an_existing_directory_is_taken(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

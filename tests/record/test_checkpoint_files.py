@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.core import checkpoint_files
 from vit_jax.core.os_errors import Damaged
+from vit_jax.record import checkpoint_files
 
 
 def test_steps_are_folders_that_are_called_like_numbers(tmp_path: pathlib.Path) -> None:

@@ -7,9 +7,8 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.core import intermediates
 from vit_jax.core.errors import UserError
-from vit_jax.models import resnet
+from vit_jax.models import intermediates, resnet
 from vit_jax.models.vit import vit
 
 SETTINGS = schema.ViT(patch=8, width=16, depth=3, heads=2, mlp=16, registers=1)
