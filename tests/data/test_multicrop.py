@@ -95,7 +95,9 @@ def test_the_views_of_an_image_differ_and_follow_from_the_generator() -> None:
 
 
 def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
-  recipe = schema.Recipe(views=schema.Views(on=True, num_local=3, local_px=6), mean=(.1, .2, .3))
+  colors = schema.Views(on=True, num_local=3, local_px=6, blur=(1., .1, .5), solarize=(0., .2, 0.), grayscale=.2,
+                        jitter=schema.Jitter(.4, .4, .2, .1, probability=.8))
+  recipe = schema.Recipe(views=colors, mean=(.1, .2, .3))
   source = opening.open_split(schema.Data(source=f'folder:{image_folder}'), 'train', image_px=(8, 10))
 
   def take(start: int, num: int, shard: Shard, threads: int) -> list[dict[str, np.ndarray]]:

@@ -76,7 +76,7 @@ def test_after_the_end_the_rate_stays_at_its_end() -> None:
 
 
 def test_no_warm_up_starts_at_the_peak() -> None:
-  rate = schedules.build(schema.Schedule(warmup='0 steps'), peak=3., lengths=LENGTHS)
+  rate = schedules.build(schema.Schedule(Decay.COSINE, warmup='0 steps'), peak=3., lengths=LENGTHS)
   assert float(rate(0)) == pytest.approx(3.)
 
 

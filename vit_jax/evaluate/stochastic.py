@@ -93,7 +93,7 @@ def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimiz
     settings = schema.Lars(momentum=recipe.momentum, trust_coefficient=recipe.trust_coefficient,
                            trust_ratio_mask=('kernel',))
   warmup = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
-  schedule = schedules.build(schema.Schedule(warmup=f'{warmup} steps'), peak=1., lengths=lengths)
+  schedule = schedules.build(schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup} steps'), peak=1., lengths=lengths)
   return optimizers.build(settings, schedule, lengths=lengths)
 
 

@@ -72,8 +72,8 @@ class EfficientNet(checks.Settings):
   """EfficientNet (arXiv 1905.11946) as its authors' weights have it. By name: `sizes.efficientnet('B0')`."""
   width_factor: float = ranged(1., Range(0, 100, above=True))  # of channels, which are rounded to multiples of 8
   depth_factor: float = ranged(1., Range(0, 100, above=True))  # of repeated blocks, rounded up
-  dropout: float = ranged(.2, BELOW_1)  # of the pooled features
-  drop_path: float = ranged(.2, BELOW_1)  # stochastic depth of the last block; grows linearly from 0
+  dropout: float = ranged(0., BELOW_1)  # of the pooled features
+  drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
   norm_momentum: float = ranged(.99, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   norm_eps: float = ranged(1e-3, POSITIVE)
   dtype: DType = DType.F32

@@ -222,9 +222,9 @@ class TokenLabel(ObjectiveSettings):
   """Token labelling (arXiv 2104.10858): every patch token has its own target, in addition to the class of the image."""
   needs_tokens: ClassVar[bool] = True
   maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
-  dense_weight: float = ranged(.5, POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
-  mix_token: bool = True                               # MixToken: a box of tokens comes from another image
-  label_smoothing: float = ranged(.1, BELOW_1)         # of the targets of class and tokens
+  dense_weight: float = ranged(1., POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
+  mix_token: bool = False                              # MixToken: a box of tokens comes from another image
+  label_smoothing: float = ranged(0., BELOW_1)         # of the targets of class and tokens
   class_target: ClassTarget = ClassTarget.MAP
   top: int = ranged(5, COUNT)                          # classes a position in the maps
   map_grid: tuple[int, int] = ranged((18, 18), COUNT)  # positions of the maps

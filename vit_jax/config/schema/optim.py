@@ -37,8 +37,8 @@ class Decay(enum.Enum):
 @dataclasses.dataclass
 class Schedule(Settings):
   """Learning rate over the run: linear warm-up from 0, then decay, then perhaps a linear cooldown to `end_lr`."""
-  decay: Decay = Decay.COSINE
-  warmup: str = duration('5 %')
+  decay: Decay = Decay.CONSTANT
+  warmup: str = duration('0 steps')
   end_lr: float = ranged(0., NOT_NEGATIVE)               # of cosine, linear, and of a cooldown
   cooldown: str = duration('', off=True)  # last part of the run, after rsqrt, steps or constant; '' = none
   hold: str = duration('', off=True)      # last part of the run, at `end_lr` after cosine or linear; '' = none
@@ -118,7 +118,7 @@ class Optimizer(Settings):
   weight_decay_ramp: Ramp = field(default_factory=Ramp)  # factor of it over the run
   weight_decay_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of whole path names
   schedule: Schedule = field(default_factory=Schedule)
-  clip_norm: float = ranged(1., NOT_NEGATIVE)  # of the whole gradient; 0 = off
+  clip_norm: float = ranged(0., NOT_NEGATIVE)  # of the whole gradient; 0 = off
   clip_tensor: float = ranged(0., NOT_NEGATIVE)  # norm of each tensor's gradient, layer by layer (qkv is one); 0 = off
   # Gradient over parameter norm, each output unit; not the head; 0 = off.
   clip_adaptive: float = ranged(0., NOT_NEGATIVE)
@@ -159,7 +159,6 @@ class Optimizer(Settings):
 @dataclasses.dataclass
 class AdamW(Optimizer):
   """Adam with decoupled weight decay: each step takes off `lr * weight_decay * parameter`."""
-  weight_decay: float = ranged(.1, NOT_NEGATIVE)
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.999, BELOW_1)
   eps: float = ranged(1e-8, POSITIVE)
@@ -191,7 +190,6 @@ class Adafactor(Optimizer):
 @dataclasses.dataclass
 class Lamb(Optimizer):
   """LAMB: Adam's update with decay, scaled to the norm of the parameter (arXiv 1904.00962)."""
-  weight_decay: float = ranged(.02, NOT_NEGATIVE)
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.999, BELOW_1)
   eps: float = ranged(1e-6, POSITIVE)
@@ -207,14 +205,12 @@ class Lars(Optimizer):
   trust_coefficient: float = ranged(.001, POSITIVE)
   mu_dtype: DType = DType.F32
   trust_ratio_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of what is scaled; the rest moves as by SGD
-  clip_norm: float = ranged(0., NOT_NEGATIVE)
 
 
 @dataclasses.dataclass
 class Lion(Optimizer):
   """Lion: the sign of a moment, with decoupled decay (arXiv 2302.06675, Algorithm 2)."""
   lr: float = ranged(1e-4, NOT_NEGATIVE)
-  weight_decay: float = ranged(1., NOT_NEGATIVE)
   b1: float = ranged(.9, BELOW_1)
   b2: float = ranged(.99, BELOW_1)
   mu_dtype: DType = DType.F32
@@ -230,7 +226,6 @@ class RMSProp(Optimizer):
   eps: float = ranged(1e-3, POSITIVE)          # added to the mean of squares, below the root
   momentum: float = ranged(.9, BELOW_1)        # of updates that are already multiplied by the learning rate
   mu_dtype: DType = DType.F32                    # momentum as it is kept
-  clip_norm: float = ranged(0., NOT_NEGATIVE)
 
 
 @dataclasses.dataclass

@@ -28,6 +28,9 @@ from vit_jax.recipes import augreg
 NUM_PICTURES, CHUNK, TURNS = 500, 40, 9
 IMAGE_PX = (224, 224)
 _TIMM = schema.RandAugment(2, 9., .5, .5, schema.OpTable.TIMM)
+_DINO = schema.Views(
+    on=True, num_local=8, local_px=96, global_area=(.4, 1.), local_area=(.05, .4), blur=(1., .1, .5),
+    solarize=(0., .2, 0.), grayscale=.2, jitter=schema.Jitter(.4, .4, .2, .1, probability=.8))
 
 
 def _like_timm(recipe: schema.Recipe) -> schema.Recipe:
@@ -46,7 +49,7 @@ RECIPES: dict[str, schema.Recipe] = {
     'timm m9-mstd0.5-inc1': _like_timm(schema.Recipe(randaugment=_TIMM)),
     '3-Augment': _like_timm(schema.Recipe(three_augment=True, jitter=schema.Jitter(.3, .3, .3))),
     'colour jitter .4 .4 .2 .1': schema.Recipe(jitter=schema.Jitter(.4, .4, .2, .1)),
-    'DINO 2 + 8 views': _like_timm(schema.Recipe(views=schema.Views(on=True))),
+    'DINO 2 + 8 views': _like_timm(schema.Recipe(views=_DINO)),
 }
 
 
