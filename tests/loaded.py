@@ -26,7 +26,7 @@ MODELS: dict[str, schema.Model] = {
                          stem=schema.ResNetStem((1, 1), 32)),
     'mixer': schema.Mixer(patch=16, width=32, depth=2, tokens_mlp=24, channels_mlp=40),
     'bit': schema.ResNet(layers=(1, 2), width=32),
-    'efficientnet': schema.EfficientNet(width_factor=.25, depth_factor=.3),
+    'efficientnet': schema.EfficientNet(width_factor=.25, depth_factor=.3, dropout=.2, drop_path=.2),
 }
 
 

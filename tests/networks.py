@@ -18,7 +18,7 @@ from vit_jax.models.efficientnet import stages
 PX = (36, 28)
 RESNET = schema.ResNet(layers=(1, 2), width=32)
 MIXER = schema.Mixer(patch=4, width=32, depth=2, tokens_mlp=10, channels_mlp=48)
-EFFICIENTNET = schema.EfficientNet(width_factor=.25, depth_factor=.3)
+EFFICIENTNET = schema.EfficientNet(width_factor=.25, depth_factor=.3, dropout=.2, drop_path=.2)
 MODELS: dict[str, schema.Model] = {'resnet': RESNET, 'mixer': MIXER, 'efficientnet': EFFICIENTNET}
 
 

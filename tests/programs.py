@@ -46,7 +46,7 @@ def batch(size: int = 32, px: int = 8, classes: int = 7) -> dict[str, np.ndarray
 def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rules: Sequence[Rule],
           like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
           optimizer: optimizers.Kind | None = None, unstacked_layers: bool = True) -> steps.Program:
-  optimizer = optimizer or schema.Sgd(weight_decay=0.)
+  optimizer = optimizer or schema.Sgd(weight_decay=0., clip_norm=1.)
   lengths = durations.Lengths(num_examples=1000, batch_size=len(next(iter(like.values()))), total_steps=100)
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
                      mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate,

@@ -30,9 +30,10 @@ def test_a_config_loads_checks_and_builds(name: str) -> None:
   state = parts.program.abstract_state
   assert trees.flatten(state.params) and isinstance(jax.tree.leaves(state.params)[0], jax.ShapeDtypeStruct)
   lengths = parts.lengths
-  durations_ = [config.optimizer.schedule.warmup, config.checkpoints.every, config.train.log_every,
+  durations_ = [config.checkpoints.every, config.train.log_every,
                 *(e.every for e in config.evals.values())]
   assert all(0 < lengths.steps(d) <= lengths.total_steps for d in durations_), durations_
+  assert 0 <= lengths.steps(config.optimizer.schedule.warmup) <= lengths.total_steps
   assert isinstance(lengths, durations.Lengths)
   if COUNTS.get(name):
     assert trees.num_elements(state.params) == COUNTS[name]

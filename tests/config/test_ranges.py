@@ -97,7 +97,8 @@ def test_each_setting_is_named_with_what_it_may_be(config: schema.Config, said: 
 def test_what_does_not_go_together_is_listed_beside_ranges_but_not_blamed_for_them() -> None:
   found = check.problems(schema.Config(
       batch_size=-1, train=schema.Train(accumulate=3), model=schema.ViT(heads=5),
-      optimizer=schema.AdamW(lr=math.nan, b1=2., schedule=schema.Schedule(end_lr=1.))))
+      optimizer=schema.AdamW(lr=math.nan, b1=2., schedule=schema.Schedule(
+          schema.Decay.COSINE, end_lr=1.))))
   assert [text.split(':')[0] for text in found] == [
       'batch_size', 'optimizer.lr', 'optimizer.b1', 'model.width']
 

@@ -22,7 +22,7 @@ def test_a_config_of_an_old_run_is_read_with_all_its_values() -> None:
   config = json_files.read(OLD)
   assert config.optimizer == s.Lars(
       lr=.2, base_batch_size=256, weight_decay_mask=('x',), mu_dtype=s.DType.BF16, trust_ratio_mask=('head/.*',),
-      trust_coefficient=.002, schedule=s.Schedule(s.Decay.STEPS, milestones=('3 epochs',), gamma=.2))
+      trust_coefficient=.002, schedule=s.Schedule(s.Decay.STEPS, warmup='5 %', milestones=('3 epochs',), gamma=.2))
   assert config.train == s.Train(
       accumulate=1, unstacked_layers=False, early_stop=s.EarlyStop('probe/top1', min_delta=.01))
   assert (config.data.mix_classes, config.data.decode) == (s.MixClasses.SEPARATE, s.Decode.FULL)
@@ -37,7 +37,7 @@ def test_a_config_of_an_old_run_is_read_with_all_its_values() -> None:
     ('objective', '{"type": "Mae", "hidden": 0.6, "normalized": false}', s.Mae(mask_ratio=.6, norm_pix_loss=False)),
     ('objective', '{"type": "MaskedPatch", "corrupted": 0.4, "masked": 0.7, "swapped": 0.2}',
      s.MaskedPatch(mask_ratio=.4, mask_token_prob=.7, random_patch_prob=.2)),
-    ('objective', '{"type": "TokenLabel", "mix": false}', s.TokenLabel(mix_token=False)),
+    ('objective', '{"type": "TokenLabel", "mix": true}', s.TokenLabel(mix_token=True)),
     ('objective', '{"type": "Distill", "teach": "soft"}', s.Distill(distill_type=s.DistillType.SOFT)),
     ('optimizer', '{"type": "RMSProp", "start": 0.5}', s.RMSProp(initial_scale=.5)),
     ('optimizer', '{"type": "Adafactor", "factored_side": 5}', s.Adafactor(min_dim_size_to_factor=5))])

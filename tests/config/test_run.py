@@ -12,7 +12,7 @@ from vit_jax.core.errors import UserError
 GOOD = schema.Config(name='x', evals={'test': TopK(metrics=('ece',))}, train=Train(
     sam=Sam(.6, .1, .4), ema=.9, ema_warmup=schema.EmaWarmup.NONE, early_stop=EarlyStop('test/ece@ema')),
     objective=Supervised(schema.Loss.BCE, threshold=.2), optimizer=AdamW(
-        lr=1.5e-4, base_batch_size=32, layer_decay=.75, layer_groups=schema.LayerGroups.TIMM,
+        lr=1.5e-4, base_batch_size=32, weight_decay=.1, layer_decay=.75, layer_groups=schema.LayerGroups.TIMM,
         weight_decay_ramp=Ramp(1., 10.), rules=(PathRule('head/.*', weight_decay=100., frozen_until='1 epoch'),),
         schedule=Schedule(Decay.CONSTANT, cooldown='20 %', end_lr=5e-4)))
 
@@ -22,7 +22,7 @@ def test_a_good_config_passes() -> None:
 
 
 def scheduled(**settings: object) -> dict[str, object]:
-  return {'optimizer': AdamW(schedule=Schedule(**settings)), 'train': Train()}
+  return {'optimizer': AdamW(schedule=Schedule(**{'decay': Decay.COSINE, **settings})), 'train': Train()}
 
 
 def ruled(**settings: object) -> dict[str, object]:
@@ -30,7 +30,7 @@ def ruled(**settings: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(('changes', 'said'), [
-    ({'optimizer': Sgd(clip_tensor=3.)},
+    ({'optimizer': Sgd(clip_norm=1., clip_tensor=3.)},
      "optimizer: expected at most one of clip_norm, clip_tensor, got {'clip_norm': 1.0, 'clip_tensor': 3.0}. Set the"),
     ({'optimizer': Sgd(clip_adaptive=-1.)}, 'optimizer.clip_adaptive: expected at least 0, got -1.0'),
     ({'train': Train(profile='5..3')}, 'train.profile: expected first..last, from 1 and in order'),
@@ -40,7 +40,7 @@ def ruled(**settings: object) -> dict[str, object]:
     ({'optimizer': AdamW(weight_decay_mask=('(a',))},
      "weight_decay_mask: expected a regular expression, got '(a'. Pyt"),
     ({'optimizer': schema.Lars(trust_ratio_mask=('*',))}, 'optimizer.trust_ratio_mask: expected a regular expression'),
-    ({'optimizer': AdamW(weight_decay_mask=())},
+    ({'optimizer': AdamW(weight_decay=.1, weight_decay_mask=())},
      'optimizer.weight_decay_mask: expected a pattern with optimizer.weight_decay=0.1, got ()'),
     (scheduled(timescale='1 epoch'),
      "optimizer.schedule.timescale: expected its default '10_000 steps' with optimizer.schedule.decay=cosine, got "

@@ -289,7 +289,7 @@ def test_the_mask_goes_by_whole_path_names() -> None:
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_shows_names() -> None:
   for config, said in [
-      (schema.AdamW(weight_decay_mask=('kernel',)),
+      (schema.AdamW(weight_decay=.1, weight_decay_mask=('kernel',)),
        r"optimizer.weight_decay_mask: 'kernel' matches no parameter.*blocks/kernel"),
       (schema.Lars(trust_ratio_mask=('kernel',)), "optimizer.trust_ratio_mask: 'kernel' matches no parameter"),
       (schema.Sgd(rules=(schema.PathRule('.*'), schema.PathRule('head/.*'))),

@@ -17,7 +17,7 @@ from vit_jax.weights.report import Report
 MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
 MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=10, channels_mlp=40)
 BIT = schema.ResNet((1, 2), 32)
-EFFICIENTNET = schema.EfficientNet()  # a published one, as only these are known by their shapes
+EFFICIENTNET = schema.EfficientNet(dropout=.2, drop_path=.2)  # B0, as only published ones are known by their shapes
 DECODER = schema.Mae(decoder_width=16, decoder_depth=2, decoder_heads=2)
 CLASSES = tuple(f'n{i:08d} kind {i}, sort {i}' for i in range(7))
 HOW = Preprocess(Geometry.TORCHVISION, 36, (32, 32), Interpolation.BICUBIC, True, (.5, .5, .5), (.5, .5, .5), 'made')

@@ -117,17 +117,21 @@ class Erase(Settings):
 
 @dataclasses.dataclass
 class Views(Settings):
-  """Several crops of each image instead of one, for self-supervision. By default of DINO's sizes (arXiv 2104.14294)."""
+  """Several crops of each image instead of one, for self-supervision.
+
+  Switched off by default. The other defaults are DINO's (arXiv 2104.14294); recipes state all of them. They stay as
+  they are because `config.json` of every earlier run without views has them.
+  """
   on: bool = False
   num_local: int = ranged(8, Range(0, 1000))  # local crops, besides the two global ones of `image_px`
   local_px: int = ranged(96, PX)                                      # side of a local crop
   global_area: tuple[float, float] = ranged((.4, 1.), UP_TO_1)
   local_area: tuple[float, float] = ranged((.05, .4), UP_TO_1)
   # Probability: first and second global, local; sigma .1-2 px.
-  blur: tuple[float, float, float] = ranged((0., 0., 0.), SHARE)
-  solarize: tuple[float, float, float] = ranged((0., 0., 0.), SHARE)  # probability: first and second global, local
-  grayscale: float = ranged(0., SHARE)                                # probability
-  jitter: Jitter = field(default_factory=Jitter)
+  blur: tuple[float, float, float] = ranged((1., .1, .5), SHARE)
+  solarize: tuple[float, float, float] = ranged((0., .2, 0.), SHARE)  # probability: first and second global, local
+  grayscale: float = ranged(.2, SHARE)                                # probability
+  jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.on:
