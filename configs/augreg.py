@@ -2,9 +2,9 @@
 
 Data:     i1k: TFDS `imagenet2012`, 300 epochs. i21k: ImageNet-21k as a folder of classes, 30 or 300 epochs.
 Source:   arXiv 2106.10270, sections 3.1 to 3.3: batch 4,096, lr 1e-3, cosine, warm-up 10k, clipping at norm 1; AUG is
-          RandAugment (layers, magnitude) and mixup alpha; `reg` is dropout .1 and stochastic depth up to .1. The paper
-          multiplies its decay with the learning rate: .1 here is its .1. Crops, RandAugment's pixels, and
-          the evaluation, which shrinks to 256 px by area, as in google-research/big_vision configs/vit_i1k.py and
+          RandAugment (layers, magnitude) and mixup alpha; `reg` is dropout 0.1 and stochastic depth up to 0.1. The
+          paper multiplies its decay with the learning rate: 0.1 here is its 0.1. Crops, RandAugment's pixels, and the
+          evaluation, which shrinks to 256 px by area, as in google-research/big_vision configs/vit_i1k.py and
           vit_i21k.py.
 Levels:   none, light1, light2, medium1, medium2, strong1, strong2 by the paper's names; by those in file names of the
           released weights aug_none, aug_light0, aug_light1, aug_medium1 …: aug_light1 is the paper's light2.
@@ -41,7 +41,7 @@ def get_config(arguments: str = '') -> s.Config:
   size = given['size']
   model = sizes.published(size) if size in sizes.PUBLISHED else sizes.vit(size)
   model.dropout = model.drop_path = .1 if given['reg'] == 'on' else 0.
-  config = s.Config(
+  return s.Config(
       name=f'augreg {given["size"]} {given["data"]} {given["aug"]}', length=f'{given["epochs"]} epochs',
       batch_size=4096, image_px=(224, 224), data=data, model=model,
       head=s.Head(bias_init=-10. if many else -6.9),
@@ -50,4 +50,3 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.COSINE, warmup='10_000 steps')),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

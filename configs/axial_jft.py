@@ -1,13 +1,13 @@
 """Axial-ViT on JFT-300M: attention along rows, then along columns, as in the ViT paper's Appendix D.6.
 
-Data:     JFT-300M is private; `--config.data.source=` takes another, `synthetic` runs it as it is.
+Data:     JFT-300M is internal to Google; set another source with --config.data.source=, `synthetic` runs as it is.
           TFDS `imagenet2012` for the 5-shot accuracy that is compared.
 Source:   arXiv 2010.11929, Appendix D.6, which compares Axial-ViT-B/32 and B/16 with ViT by 5-shot ImageNet accuracy;
-          training as B of Table 3, without clipping. It does not say how the network pools: here it is the mean, and
+          training as B of Table 3, without clipping. It does not state how the network pools: here it is the mean, and
           the head is linear, as Appendix D.3 has it for the mean.
 Run:      python -m vit_jax.main --config=configs/axial_jft.py:size=Axial-ViT-B/16 --workdir=runs/axial
           size=B/32 and size=B/16 are what it is compared with, with mean pooling too.
-Expected: the paper says that Axial-ViT does better, for more compute. Not run here.
+Expected: the paper reports that Axial-ViT is better, at a higher cost. Not run here.
 """
 import dataclasses
 

@@ -1,12 +1,12 @@
-"""A plain ViT on synthetic pictures, to see how fast this machine is: for `--job=bench`.
+"""A plain ViT on synthetic images, to measure the speed of a machine: for `--job=bench`.
 
-Data:     none; pictures of noise, 1,000 classes.
+Data:     none; images of noise, 1,000 classes.
 Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=S/16,B/16 --to=DIR
-          --config=configs/bench.py:bf16 computes in bfloat16, as accelerators want it, and then
+          --config=configs/bench.py:bf16 computes in bfloat16, which accelerators need for speed, and then
           --config.model.attention=cudnn attends by cuDNN's kernel on GPUs; --search finds the largest batch;
-          --against=timm,transformers times those in the same run. What the ways of running it are worth:
+          --against=timm,transformers times those in the same run. To compare ways of running the blocks:
           --config.train.unstacked_layers=false, --config.model.execution=scan, or with it --config.model.unroll=2.
-          With pictures of your own:
+          With images of your own:
           --config.data.source=folder:PATH --config.data.num_classes=0 --config.data.num_examples=0
 Expected: a table of milliseconds, images/s and utilisation, with what a large product reaches beside it.
 """

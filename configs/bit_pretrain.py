@@ -1,12 +1,13 @@
 """BiT pre-training of a ResNet-v2 with GroupNorm: SGD with steps, on ImageNet-1k, ImageNet-21k or JFT-300M.
 
 Data:     i1k: TFDS `imagenet2012` (BiT-S). i21k: ImageNet-21k as a folder of classes (BiT-M). jft: 303 M images of
-          18,291 classes (BiT-L); it is Google's own: point --config.data.source at your data.
-Source:   arXiv 1912.11370, section 3.2: SGD with momentum .9, lr .03 for 256 images, batch 4,096, decay 1e-4, 5,000
+          18,291 classes (BiT-L); it is internal to Google: point --config.data.source at your data.
+Source:   arXiv 1912.11370, section 3.2: SGD with momentum 0.9, lr 0.03 for 256 images, batch 4,096, decay 1e-4, 5,000
           steps of warm-up; 90 epochs with a tenth of the rate from epochs 30, 60, 80 on, of JFT 40 epochs with drops at
-          10, 23, 30, 37. The numbers were not looked up again, but for rate, batch, warm-up, clipping, sigmoid loss and
+          10, 23, 30, 37. The numbers were not checked again, except rate, batch, warm-up, clipping, sigmoid loss and
           head bias of i21k, as google-research/big_vision configs/bit_i21k.py has them (with a cosine); evaluation as
-          there.
+          there. The decay is coupled: it is part of the gradient, before the momentum (decay_by=gradient).
+          --config.optimizer.decay_by=lr decouples it (SGDW), decay_by=schedule as big_vision's `momentum` does.
 Run:      python -m vit_jax.main --config=configs/bit_pretrain.py:BiT-R50x1,i21k --workdir=runs/bit
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/bit_pretrain.py:BiT-R50x1,i1k --topology=v3:8x8
@@ -35,7 +36,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, model=MODELS, data=tuple(DATA))
   is_i1k, is_jft = given['data'] == 'i1k', given['data'] == 'jft'
   drops = ('10', '23', '30', '37') if is_jft else ('30', '60', '80')
-  config = s.Config(
+  return s.Config(
       name=f'{given["model"]} {given["data"]}', length='40 epochs' if is_jft else '90 epochs', batch_size=4096,
       image_px=(224, 224),
       data=DATA[given['data']], model=sizes.model(given['model']),
@@ -45,4 +46,3 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.STEPS, warmup='5_000 steps', milestones=tuple(f'{drop} epochs' for drop in drops), gamma=.1)),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='1 epochs'))
-  return config

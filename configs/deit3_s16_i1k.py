@@ -2,11 +2,11 @@
 
 Data:     TFDS `imagenet2012`: 1,281,167 images, 1,000 classes.
 Source:   arXiv 2204.07118, Table 1, and its published command for ViT-S (facebookresearch/deit README_revenge.md,
-          augment.py, models_v2.py): batch 2,048, lr 4e-3 to 1e-5, decay .05, repeated augmentation, 3-Augment with
-          jitter .3, mixup .8 or cutmix 1, drop path .05 in every block alike, LayerScale 1e-4; every class that a mixed
-          image has is a target of 1. apex's LAMB clips at norm 1 and scales only decayed kernels by trust ratios.
-          Crop ratio 1 in evaluation, as in mmpretrain's copy of the recipe.
-          Ours differs in that the class token has a position.
+          augment.py, models_v2.py): batch 2,048, lr 4e-3 to 1e-5, decay 0.05, repeated augmentation, 3-Augment with
+          jitter 0.3, mixup 0.8 or cutmix 1, drop path 0.05 in every block alike, LayerScale 1e-4; every class that a
+          mixed image has is a target of 1. apex's LAMB clips at norm 1 and scales only decayed kernels by trust ratios.
+          Crop ratio 1 in evaluation, as in mmpretrain's copy of the recipe. Differs: here the class token has a
+          position.
 Run:      python -m vit_jax.main --config=configs/deit3_s16_i1k.py --workdir=runs/deit3_s16_i1k
 Expected: the repository's table has top-1 81.4 % (ImageNet-v2 70.5 %). Not run here.
 """

@@ -2,13 +2,13 @@
 
 Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes.
 Source:   arXiv 2012.12877, Table 9, and the defaults of its released program, facebookresearch/deit main.py: batch
-          1,024, AdamW 5e-4 for 512 images down to 1e-5, decay .05, 5 epochs of warm-up, no clipping, smoothing .1,
-          stochastic depth .1, three repeats of each image in a batch, RandAugment m9-mstd0.5-inc1, mixup .8 or cutmix
-          1, erasing .25. timm's conventions throughout: ImageNet's mean and deviation, bicubic with antialias, exact
+          1,024, AdamW 5e-4 for 512 images down to 1e-5, decay 0.05, 5 epochs of warm-up, no clipping, smoothing 0.1,
+          stochastic depth 0.1, three repeats of each image in a batch, RandAugment m9-mstd0.5-inc1, mixup 0.8 or cutmix
+          1, erasing 0.25. timm's conventions throughout: ImageNet's mean and deviation, bicubic with antialias, exact
           GELU.
 Run:      python -m vit_jax.main --config=configs/deit_b16_i1k.py --workdir=runs/deit_b16_i1k
           --config.model.dtype=bfloat16
-          size=S/16 or size=Ti/16 trains a smaller one.
+          size=S/16 or size=Ti/16 trains a smaller model.
 Plan:     python -m vit_jax.main --job=plan --config=configs/deit_b16_i1k.py --topology=v3:4x4
           --config.model.dtype=bfloat16
 Expected: the released weights have top-1 81.8 % (S/16 79.9 %, Ti/16 72.2 %; the repository's table). Not run here.
@@ -22,7 +22,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=('B/16', 'S/16', 'Ti/16'))
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path, model.position_resize = s.Gelu.EXACT, .1, s.PositionResize.BICUBIC
-  config = s.Config(
+  return s.Config(
       name=f'deit {given["size"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -40,4 +40,3 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

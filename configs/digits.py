@@ -1,10 +1,10 @@
 """Handwritten digits with a small ViT, on two CPU cores, in under two minutes.
 
-Data:     scikit-learn's `load_digits`: 1,797 pictures of 8 x 8, split 80/20, stratified, seed 0; enlarged to
-          16 x 16, so that turning and moving them by less than a pixel does not blur them away.
+Data:     scikit-learn's `load_digits`: 1,797 images of 8 x 8, split 80/20, stratified, seed 0; enlarged to
+          16 x 16, so that rotations and shifts by less than a pixel do not blur them.
 Run:      python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 Plan:     1 device, 0.1 M parameters, 2 CPU cores: under 2 minutes, compilation included.
-Expected: of five seeds 99.2 % of the 360 test pictures in the median, 98.6 % at least (averaged weights).
+Expected: of five seeds 99.2 % of the 360 test images in the median, 98.6 % at least (averaged weights).
 """
 from vit_jax.config import schema as s
 

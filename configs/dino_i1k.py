@@ -1,7 +1,7 @@
-"""DINO on ImageNet-1k: a ViT-S or B learns by saying of one crop what a running mean of itself says of another.
+"""DINO on ImageNet-1k: a ViT-S or B learns to predict from one crop what its EMA predicts from another.
 
-Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images, labels are not used
-          but by the k-NN on the way.
+Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images, only the
+          k-NN evaluation during training uses labels.
 Source:   arXiv 2104.14294, section 3.2 and Appendix C, and its program, facebookresearch/dino main_dino.py: 2 crops of
           224 px of 25 to 100 % of the area and 10 of 96 px of 5 to 25 %, 65,536 prototypes, AdamW for 256 images, batch
           1,024, decay 0.04 to 0.4, 10 epochs of warm-up, cosine, teacher's momentum 0.996 to 1 and temperature 0.04 to
@@ -16,7 +16,7 @@ Differs:  The program raises the temperature once an epoch; here it rises every 
           program's first step has a learning rate of 0; here it is 1 / (warm-up + 1) of the highest.
 Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16 --workdir=runs/dino_s16
           --config.model.dtype=bfloat16
-          S/8 or B/16 in its place. `teacher` is the network to use: --config.init_from=runs/dino_s16
+          Or S/8, B/16. `teacher` is the network to use: --config.init_from=runs/dino_s16
           --config.init_view=teacher
           A collapse is logged, and ends the run with --config.objective.collapse.action=stop. Centring as in DINOv2:
           --config.objective.centering=sinkhorn
@@ -25,8 +25,8 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/dino_i1k.py:S/16 --
           An image and step costs 124 GFLOP (S/16), 557 (S/8), 474 (B/16).
 Expected: k-NN and linear probe of the published weights: 74.5 / 77.0 % (S/16), 78.3 / 79.7 % (S/8), 76.1 / 78.2 %
           (B/16). The README's shorter run, S/16 with --config.length='300 epochs'
-          --config.data.recipe.views.num_local=8 --config.data.recipe.views.global_area=.4,1
-          --config.data.recipe.views.local_area=.05,.4: 73.3 / 76.0 %. Not run here.
+          --config.data.recipe.views.num_local=8 --config.data.recipe.views.global_area=0.4,1
+          --config.data.recipe.views.local_area=0.05,0.4: 73.3 / 76.0 %. Not run here.
 """
 from typing import NamedTuple
 
@@ -62,7 +62,7 @@ def get_config(arguments: str = '') -> s.Config:
   size, model = SIZES[given['size']], sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, .1
   model.position_resize = s.PositionResize.BICUBIC_OFFSET  # of local crops, which see positions of 6 x 6 tokens
-  config = s.Config(
+  return s.Config(
       name=f'dino {given["size"]}', length=f'{size.epochs} epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -87,4 +87,3 @@ def get_config(arguments: str = '') -> s.Config:
           rules=(s.PathRule('projector/prototypes/.*', frozen_until=f'{size.frozen} epochs'),)),
       evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return config

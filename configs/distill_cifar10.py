@@ -1,7 +1,7 @@
-"""Distillation on CIFAR-10 at 32 px with 1,000 labels, for one CPU core: a small ViT/4 and a ViT-Ti that knows more.
+"""Distillation on CIFAR-10 at 32 px with 1,000 labels, for one CPU core: a small ViT/4 and a trained ViT-Ti.
 
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH. Teacher and `alone` get
-          the first 1,000 training pictures with labels; the taught student all 50,000, and the teacher's word for them.
+          the first 1,000 training images with labels; the distilled student all 50,000, with the teacher's outputs.
 Source:   arXiv 2012.12877, eq. 2 (soft), with all weight on the teacher; sizes and rates are our own.
 Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --config.init_from=FILE
           --workdir=runs/teacher
@@ -9,12 +9,13 @@ Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --c
           --workdir=runs/taught
           python -m vit_jax.main --config=configs/distill_cifar10.py:alone --workdir=runs/alone
           FILE: a ViT-Ti/16, such as vit_tiny_patch16_224.augreg_in21k_ft_in1k. Its patch kernel is resized to 8 px and
-          its positions to 4 x 4, and it is fine-tuned on the same 1,000 labels. `alone` is the student without it.
+          its positions to 4 x 4, and it is fine-tuned on the same 1,000 labels. `alone` has no teacher.
 Plan:     1 device; the teacher has 5.5 M parameters, the student 0.1 M; 3, 8 and 11 minutes of one CPU core
-Expected: of 2,000 test pictures (JPEG copies) the teacher has 69.2 % after 3 CPU minutes; the taught student 37.9,
-          47.9, 51.5 and 53.4 % after each quarter of 8 CPU minutes; the one alone 36.9, 36.3, 37.8 and 38.1 % after
-          each quarter of 11. On the same 2,000 labelled pictures for both, and on nothing more, it did not pay: 45.0 %
-          after 30 epochs with a teacher of 63 %, where the one alone has 48.5 % after 70 in less time.
+Expected: of 2,000 test images (JPEG copies) the teacher has 69.2 % after 3 CPU minutes; the distilled student 37.9,
+          47.9, 51.5 and 53.4 % after each quarter of 8 CPU minutes; the student alone 36.9, 36.3, 37.8 and 38.1 % after
+          each quarter of 11. With the same 2,000 labelled images for both and no others, distillation did not help:
+          45.0 % after 30 epochs with a teacher of 63 %, while the student alone has 48.5 % after 70 epochs in less
+          time.
 """
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes

@@ -2,15 +2,15 @@
 
 Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes.
 Source:   arXiv 2012.12877, section 4 and Table 9: as deit_b16_i1k.py, with a distillation token and its own head, which
-          learns the teacher's most likely class (teach=hard) with weight .5; teach=soft: temperature 3, weight .1, the
-          teacher's term divided by examples times classes as facebookresearch/deit losses.py divides it, where the
-          paper's eq. 2 divides by examples: --config.objective.soft_mean=paper.
-          consistent: arXiv 2106.05237: the teacher's probabilities alone, mixup always, far longer
-          (--config.length='9600 epochs' in the paper), decay small.
+          learns the teacher's most likely class (teach=hard) with weight 0.5; teach=soft: temperature 3, weight 0.1,
+          the teacher's term divided by examples times classes as facebookresearch/deit losses.py divides it, where the
+          paper's eq. 2 divides by examples: --config.objective.soft_mean=paper. consistent: arXiv 2106.05237: the
+          teacher's probabilities alone, mixup always, a small decay, far longer (--config.length='9600 epochs' in the
+          paper).
 Run:      python -m vit_jax.main --config=configs/distill_i1k.py:S/16,teach=hard --config.objective.teacher.weights=FILE
           --workdir=runs/deit_s16_distilled
-          Ti/16 or B/16 in its place. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its
-          other settings say otherwise; images are normalised as it wants them (objective.teacher.mean, std).
+          Or Ti/16, B/16. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its
+          other settings select another; images are normalised as the teacher expects (objective.teacher.mean, std).
 Plan:     python -m vit_jax.main --job=plan --config=configs/distill_i1k.py:S/16 --topology=v3:4x4
           --config.model.dtype=bfloat16
 Expected: the paper reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) with a RegNetY-16GF of 82.9 % as the teacher:
@@ -44,7 +44,7 @@ def get_config(arguments: str = '') -> s.Config:
   mixed = s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                    crop_aspect=(.75, 1.33), flip=True, mixup=1.,
                    interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256)
-  config = s.Config(
+  return s.Config(
       name=f'distill {given["size"]} {given["teach"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
                   recipe=mixed if is_consistent else deit),
@@ -55,4 +55,3 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=0. if is_consistent else 1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

@@ -1,13 +1,13 @@
-"""Measures weights on a set of pictures: top-1, top-5, NLL; with --config.evals=knn,logistic what features hold.
+"""Evaluates weights on a set of images: top-1, top-5, NLL; with --config.evals=knn,logistic probes of the features.
 
-Data:     a folder, a TFDS set or prepared shards. Where a folder has some of the classes only, or the weights do not
-          name theirs, --config.data.classes=FILE lists them in the order of the outputs: n01440764 tench, a line each
-Source:   images are resized, cropped and normalised as the weights want it, unless --preprocess= or
-          --config.data.recipe.… says otherwise. Evaluations: topk real fewshot knn logistic probe_mae probe_dino
+Data:     a folder, a TFDS set or prepared shards. Where a folder has only some of the classes, or the weights have no
+          class names, --config.data.classes=FILE lists them in the order of the outputs: n01440764 tench, a line each
+Source:   images are resized, cropped and normalised as the weights expect, unless --preprocess= or
+          --config.data.recipe.… is given. Evaluations: topk real fewshot knn logistic probe_mae probe_dino
 Run:      python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=FILE \
               --config.data.source=folder:PATH
 Plan:     any machine; ViT-Ti/16 about 35 images/s on two CPU cores
-Expected: what the weights' authors report
+Expected: the numbers that the authors of the weights report
 """
 from vit_jax.config import schema as s
 

@@ -1,13 +1,13 @@
-"""Measures what the features of weights hold, without their head: k-NN, few shots, logistic regression, linear probes.
+"""Evaluates the features of weights without their head: k-NN, few shots, logistic regression, linear probes.
 
 Data:     a folder with the splits train and test, a TFDS set or prepared shards
 Source:   k-NN and probe_dino: arXiv 2104.14294, section 4.1; few shots: ViT paper, section 4.1; probe_mae: arXiv
-          2111.06377, Appendix A.1; the pictures are not augmented, as they are in configs/linear_probe.py
+          2111.06377, Appendix A.1; the images are not augmented, as they are in configs/linear_probe.py
 Run:      python -m vit_jax.main --job=evaluate --config=configs/features.py --weights=FILE \
               --config.data.source=folder:PATH
-          --config.evals=knn,fewshot takes some of them; --config.evals.knn.limit=500 is a quick look
-Plan:     any machine; one pass over both splits for all but probe_dino, which reads after the last four blocks and
-          so takes its own; ViT-Ti/16 about 35 images/s on two CPU cores
+          --config.evals=knn,fewshot takes some of them; --config.evals.knn.limit=500 is a quick evaluation on a part
+Plan:     any machine; one pass over both splits for all but probe_dino, which reads features after the last four blocks
+          and needs a pass of its own; ViT-Ti/16 about 35 images/s on two CPU cores
 Expected: on ImageNet, DINO's ViT-S/16: k-NN 74.5, linear 77.0; MAE's ViT-B/16: linear 68.0 (the papers, with
           augmentation)
 """

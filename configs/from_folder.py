@@ -1,18 +1,18 @@
-"""A ViT from scratch on a person's own pictures.
+"""A ViT from scratch on your own images.
 
 Data:     PATH/{train,val|test}/<class>/*.jpg, or PATH/<class>/… (then 10 % are held out). Also PNG, WebP, BMP, GIF,
-          TIFF, AVIF and JPEG 2000. Images are turned upright as their EXIF orientation says.
+          TIFF, AVIF and JPEG 2000. The EXIF orientation is applied.
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
-Sizes:    --config=configs/from_folder.py:S/16 takes another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
-          --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture, also a rival such as
-          --config=configs/from_folder.py:EfficientNet-B0; --config.image_px=64,64 other pictures.
+Sizes:    --config=configs/from_folder.py:S/16 selects another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
+          --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture, or another network such as
+          --config=configs/from_folder.py:EfficientNet-B0; --config.image_px=64,64 another image size.
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
-          gets better ends by itself with --config.train.early_stop.metric=test/top1@ema, after
+          improves ends by itself with --config.train.early_stop.metric=test/top1@ema, after
           --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.min_delta=0.
           Several folders: --config.data.source=mix:0.7*folder:A,0.3*folder:B; where each has classes of its own, also
           --config.data.mix_classes=separate. Several labels an image, from a file such as PATH/labels_train.csv
           with lines `some/1.jpg,cat,sofa`: --config.data.max_labels=5 --config.objective.loss=sigmoid.
-Expected: depends on the pictures; without pre-training a ViT needs many, or a smaller model.
+Expected: depends on the images; without pre-training a ViT needs many, or a smaller model.
 """
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes

@@ -1,11 +1,11 @@
-"""Measures weights of 1,000 ImageNet classes on ImageNet, ReaL, V2, -A, -R and Sketch, as their papers do.
+"""Evaluates weights of 1,000 ImageNet classes on ImageNet, ReaL, V2, -A, -R and Sketch, as their papers do.
 
-Data:     sets of TFDS as they are prepared. --config.evals=val,real takes some of them; a folder in place of one:
+Data:     sets of TFDS as they are prepared. --config.evals=val,real selects some of them; a folder in place of one:
           --config.evals.a.source=folder:PATH with the WordNet ids as names of its folders. ObjectNet: a folder, and a
-          file that says which ImageNet classes each of its classes is, `alarm_clock: n02708093; n03196217` a line
-Source:   ReaL: arXiv 2006.07159, any of an image's labels is right and 3,163 images have none; -A and -R: 1907.07174,
-          2006.16241, only their 200 classes can be guessed; V2 (matched frequency): 1902.10811; Sketch: 1905.13549;
-          ObjectNet: Barbu et al. 2019, its 113 classes that ImageNet has
+          file that maps each of its classes to ImageNet classes, `alarm_clock: n02708093; n03196217` a line
+Source:   ReaL: arXiv 2006.07159, any of an image's labels counts as correct and 3,163 images have none; -A and -R:
+          1907.07174, 2006.16241, only their 200 classes can be predicted; V2 (matched frequency): 1902.10811; Sketch:
+          1905.13549; ObjectNet: Barbu et al. 2019, its 113 classes that ImageNet has
 Run:      python -m vit_jax.main --job=evaluate --config=configs/imagenet_tests.py --weights=FILE --config.evals=val,v2
           --config.evals.real.labels=real.json takes the ReaL labels from the authors' file
           …--config.evals=object --config.evals.object.source=folder:PATH --config.evals.object.classes=FILE

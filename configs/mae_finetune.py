@@ -33,7 +33,7 @@ def get_config(arguments: str = '') -> s.Config:
   if isinstance(model, s.ViT):
     model.pool, model.norm_after_pool, model.drop_path = s.Pool.PATCHES, True, drop_path
     model.gelu, model.position_resize = s.Gelu.EXACT, s.PositionResize.BICUBIC
-  config = s.Config(
+  return s.Config(
       name=f'finetune {name} {dataset} mae', length=f'{epochs} epochs', batch_size=1024,
       image_px=(finetune.side(px, model),) * 2,
       data=finetune.data(dataset, phase, s.Recipe(
@@ -50,4 +50,3 @@ def get_config(arguments: str = '') -> s.Config:
       evals={'test' if phase == 'final' else 'val': s.TopK(every='10 %')},
       checkpoints=s.Checkpoints(every='10 %'),
       init_settings=s.InitSettings.WEIGHTS if dataset == 'own' else s.InitSettings.NETWORK)
-  return config

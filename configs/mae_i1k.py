@@ -1,13 +1,13 @@
-"""MAE pre-training of ViT-B, L or H on ImageNet-1k for 800 epochs: reconstruct the three quarters that are hidden.
+"""MAE pre-training of ViT-B, L or H on ImageNet-1k for 800 epochs: three quarters of the patches are masked.
 
-Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images, labels are not used
-          but by the k-NN on the way.
-Source:   arXiv 2111.06377, Table 8: AdamW .9/.95, 1.5e-4 for 256 images, batch 4,096, decay .05, 40 epochs of warm-up,
-          cosine, crops of .2 to 1 and flips alone, normalised pixels. As in its program (facebookresearch/mae
+Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images, only the k-NN
+          evaluation during training uses labels.
+Source:   arXiv 2111.06377, Table 8: AdamW 0.9/0.95, 1.5e-4 for 256 images, batch 4,096, decay 0.05, 40 epochs of
+          warm-up, cosine, crops of 0.2 to 1 and flips alone, normalised pixels. As in its program (facebookresearch/mae
           main_pretrain.py) all but biases and norms are decayed, class token and mask token too. The authors' best
           weights had --config.length='1600 epochs'.
 Run:      python -m vit_jax.main --config=configs/mae_i1k.py:L/16 --workdir=runs/mae_l16 --config.model.dtype=bfloat16
-          B/16 or H/14 in its place. Then configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16, and
+          Or B/16, H/14. Then configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16, and
           python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=runs/mae_l16 for probes.
 Plan:     python -m vit_jax.main --job=plan --config=configs/mae_i1k.py:L/16 --topology=v3:8x8
           --config.model.dtype=bfloat16
@@ -28,7 +28,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=('L/16', 'B/16', 'H/14'))
   model = sizes.vit(given['size'])
   model.positions, model.gelu = s.Positions.SINCOS2D_MAE, s.Gelu.EXACT
-  config = s.Config(
+  return s.Config(
       name=f'mae {given["size"]}', length='800 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -44,4 +44,3 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs')),
       evals={'knn': s.Knn(every='100 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return config

@@ -1,14 +1,14 @@
-"""ViT-B, L or H from scratch on ImageNet-1k as in the MAE paper: the supervised baseline that pre-training is held to.
+"""ViT-B, L or H from scratch on ImageNet-1k as in the MAE paper: the supervised baseline of pre-training.
 
 Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes.
-Source:   arXiv 2111.06377, Appendix A.2 (from scratch): AdamW .9/.95, 1e-4 for 256 images, batch 4,096, decay .3, 20
-          epochs of warm-up, 300 epochs (L and H 200), RandAugment (9, .5), smoothing .1, mixup .8 or cutmix 1,
-          stochastic depth .1 (L and H .2), moving average .9999. For B, mmpretrain's
-          vit-base-p16_pt-32xb128-mae_in1k-224.py has the same numbers; those of L and H were not looked up again.
+Source:   arXiv 2111.06377, Appendix A.2 (from scratch): AdamW 0.9/0.95, 1e-4 for 256 images, batch 4,096, decay 0.3, 20
+          epochs of warm-up, 300 epochs (L and H 200), RandAugment (9, 0.5), smoothing 0.1, mixup 0.8 or cutmix 1,
+          stochastic depth 0.1 (L and H 0.2), moving average 0.9999. For B, mmpretrain's
+          vit-base-p16_pt-32xb128-mae_in1k-224.py has the same numbers; those of L and H were not checked again.
           timm's conventions, as deit_b16_i1k.py.
 Run:      python -m vit_jax.main --config=configs/mae_scratch_i1k.py --workdir=runs/mae_scratch
           --config.model.dtype=bfloat16
-          size=L/16 or size=H/14 trains a larger one.
+          size=L/16 or size=H/14 trains a larger model.
 Plan:     python -m vit_jax.main --job=plan --config=configs/mae_scratch_i1k.py --topology=v3:8x8
           --config.model.dtype=bfloat16
 Expected: the paper reports top-1 82.3 % for B/16, 82.6 % for L/16 and 83.1 % for H/14, of averaged weights. Not run
@@ -24,7 +24,7 @@ def get_config(arguments: str = '') -> s.Config:
   length, drop_path = ('300 epochs', .1) if given['size'] == 'B/16' else ('200 epochs', .2)
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, drop_path
-  config = s.Config(
+  return s.Config(
       name=f'mae_scratch {given["size"]}', length=length, batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -42,4 +42,3 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(ema=.9999),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

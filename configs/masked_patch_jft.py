@@ -1,9 +1,9 @@
-"""ViT-B/16 on JFT-300M by masked patch prediction, as in the ViT paper: what colour is the patch that is not there?
+"""ViT-B/16 on JFT-300M by masked patch prediction, as in the ViT paper: the mean colour of masked patches.
 
-Data:     JFT-300M is private; `--config.data.source=` takes another, `synthetic` runs it as it is.
+Data:     JFT-300M is internal to Google; set another source with --config.data.source=, `synthetic` runs as it is.
 Source:   arXiv 2010.11929, Appendix B.1.2: half of the patches corrupted (80/10/10), 3-bit mean colour, 1M steps of
-          4,096 (14 epochs), Adam 2e-4, 10k steps of warm-up, cosine. It names neither weight decay nor clipping:
-          there is none here.
+          4,096 (14 epochs), Adam 2e-4, 10k steps of warm-up, cosine. The paper names neither weight decay nor
+          clipping: both are off here.
 Run:      python -m vit_jax.main --config=configs/masked_patch_jft.py --workdir=runs/masked
           --config.model.dtype=bfloat16
           target=colors predicts 4 x 4 colours a patch, target=pixels the patch itself, the paper's other two.
@@ -19,7 +19,7 @@ from vit_jax.recipes import sizes
 def get_config(arguments: str = '') -> s.Config:
   """The run; `target=color|colors|pixels`."""
   given = s.parse_arg(arguments, target=('color', 'colors', 'pixels'))
-  config = s.Config(
+  return s.Config(
       name=f'masked_patch {given["target"]}', length='1_000_000 steps', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291,
                   recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
@@ -29,4 +29,3 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=2e-4, b1=.9, b2=.999, weight_decay=0., clip_norm=0., schedule=s.Schedule(
           s.Decay.COSINE, warmup='10_000 steps')),
       checkpoints=s.Checkpoints(every='5_000 steps'))
-  return config

@@ -1,9 +1,9 @@
 """MLP-Mixer from scratch on ImageNet-1k for 300 epochs.
 
 Data:     TFDS `imagenet2012`, 99 % of train: 1,268,355 images; the other 1 % is `minival`. 1,000 classes.
-Source:   arXiv 2105.01601, Table 4 (300 epochs, lr 1e-3, decay .1, RandAugment magnitude 15, mixup .5, stochastic depth
-          .1); two operations, batch 4,096, warm-up 10,000, linear decay to 1e-8, sigmoid loss and head bias -6.9 as
-          google-research/big_vision configs/mlp_mixer_i1k.py has them. There a branch that is kept under stochastic
+Source:   arXiv 2105.01601, Table 4 (300 epochs, lr 1e-3, decay 0.1, RandAugment magnitude 15, mixup 0.5, stochastic
+          depth 0.1); two operations, batch 4,096, warm-up 10,000, linear decay to 1e-8, sigmoid loss and head bias
+          -6.9 as in google-research/big_vision configs/mlp_mixer_i1k.py. There a branch that is kept under stochastic
           depth is not scaled up; here it is.
 Run:      python -m vit_jax.main --config=configs/mixer_i1k.py:B/16 --workdir=runs/mixer_b16
           --config.model.dtype=bfloat16
@@ -23,7 +23,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=SIZES, epochs=('300', '60'))
   model = sizes.mixer(given['size'])
   model.drop_path = .1
-  config = s.Config(
+  return s.Config(
       name=f'mixer {given["size"]} i1k', length=f'{given["epochs"]} epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
@@ -37,4 +37,3 @@ def get_config(arguments: str = '') -> s.Config:
           s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-8)),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='5 epochs'))
-  return config

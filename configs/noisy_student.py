@@ -1,28 +1,29 @@
-"""A study: Noisy Student. A teacher labels pictures, a student learns from these too, under noise, and then teaches.
+"""A study: Noisy Student. A student learns, with noise, from images that its teacher labels, and is the next teacher.
 
-Data:     set=imagenet: TFDS `imagenet2012`, and JFT-300M without its labels, which is Google's own: any folder or TFDS
-          set does, unlabelled=folder:PATH. set=cifar10: TFDS `cifar10`, or source=folder:PATH; a tenth of its labels is
-          used, and all other training pictures without theirs.
+Data:     set=imagenet: TFDS `imagenet2012`, and JFT-300M without its labels, which is internal to Google: any folder or
+          TFDS set does, unlabelled=folder:PATH. set=cifar10: TFDS `cifar10`, or source=folder:PATH; a tenth of its
+          labels is used, and all other training images without theirs.
 Source:   arXiv 1911.04252 and its program (google-research/noisystudent@aac52bf: main.py, utils.py, preprocessing.py,
-          local_scripts/imagenet): EfficientNet-B7 teaches L2 at 475 px, three rounds; of each class 130,000 images that
-          it finds at least 30 % likely, soft labels; 14 (in the last round 28) such images for each labelled one, 2,048
-          of these a step; RandAugment of two operations and magnitude 27, dropout .5, stochastic depth to .2; 350
-          epochs of the labelled images; RMSProp (.9, momentum .9, eps .001), .016 for 256 labelled images, times .97
-          every 2.4 epochs, 5 epochs of warm-up, L2 penalty 1e-5 on all but BatchNorm, average .9999. Then 1.5 epochs at
-          800 px of labelled images without augmentation, at the rate that the run ended with, the first layers fixed.
-          The program divides the sum of the losses of all images by the number of labelled ones; here it is the mean,
-          with eps, the squares that RMSProp begins with and the penalty divided to match, which gives the same updates.
-          Different here: labelled images of a student have no label smoothing (.1 there); BatchNorm is over the whole
-          batch; which layers are fixed is not said: the stem and stages 1 to 4, whose running statistics go on.
-          Ratios, rounds and the length at 800 px are of the paper, from memory.
+          local_scripts/imagenet): EfficientNet-B7 teaches L2 at 475 px, three rounds; of each class 130,000 images with
+          a probability of at least 30 %, soft labels; 14 (in the last round 28) such images for each labelled one,
+          2,048 of these a step; RandAugment of two operations and magnitude 27, dropout 0.5, stochastic depth to 0.2;
+          350 epochs of the labelled images; RMSProp (0.9, momentum 0.9, eps 0.001), 0.016 for 256 labelled images,
+          times 0.97 every 2.4 epochs, 5 epochs of warm-up, L2 penalty 1e-5 on all but BatchNorm, average 0.9999. Then
+          1.5 epochs at 800 px of labelled images without augmentation, at the final learning rate of the run, the first
+          layers fixed. The program divides the sum of the losses of all images by the number of labelled ones; here it
+          is the mean, with eps, the squares that RMSProp begins with and the penalty divided to match, which gives the
+          same updates. Differs: labelled images of a student have no label smoothing (0.1 there); BatchNorm is over the
+          whole batch; the paper does not state which layers are fixed: here the stem and stages 1 to 4, whose running
+          statistics are still updated. Ratios, rounds and the length at 800 px are of the paper and were not checked
+          again.
 Run:      python -m vit_jax.main --job=study --config=configs/noisy_student.py:cifar10 --workdir=runs/noisy
-          configs/noisy_student.py:cifar10,rounds=2,model=BiT takes another network (ViT, hybrid, BiT, or any name such
-          as EfficientNet-B0); --config=configs/noisy_student.py:cifar10,teacher=FILE begins with these weights
-          set=imagenet ends with the run at 800 px, which begins with the last student's average.
+          configs/noisy_student.py:cifar10,rounds=2,model=BiT selects another network (ViT, hybrid, BiT, or a name
+          such as EfficientNet-B0); --config=configs/noisy_student.py:cifar10,teacher=FILE starts from these weights.
+          set=imagenet ends with the run at 800 px, which starts from the last student's average.
 Plan:     cifar10: three runs of 900 steps of 64 to 128 images, about 15 minutes on 2 processor cores
-Expected: ImageNet 88.4 % with L2 (the paper). CIFAR-10 (JPEG copies, all 10,000 test pictures): with 900 steps teacher
-          35.0, students 34.4 and 33.9 %, too few to gain; rounds=1 with --config.length='3600 steps' teacher 46.3,
-          student 49.3 %, 25 CPU minutes.
+Expected: ImageNet 88.4 % with L2 (the paper). CIFAR-10 (JPEG copies, all 10,000 test images): with 900 steps teacher
+          35.0, students 34.4 and 33.9 %, too few steps to gain; rounds=1 with --config.length='3600 steps' teacher
+          46.3, student 49.3 %, 25 CPU minutes.
 """
 import dataclasses
 

@@ -1,13 +1,13 @@
-"""ViT-S/16 on ImageNet-1k with one thing changed about how it is optimised: an ablation, one run a change.
+"""ViT-S/16 on ImageNet-1k with one change of its optimization: an ablation, one run per change.
 
 Data:     TFDS `imagenet2012`, 99 % of train: 1,268,355 images; the other 1 % is `minival`. 1,000 classes.
-Source:   the better plain ViT baseline (arXiv 2205.01580; vit_s16_i1k.py), 90 epochs, and what each change's paper
-          advises: Lion a tenth of the rate and ten times the decay (2302.06675, section 5); LAMB as DeiT III
-          (2204.07118, for batch 2,048); Adafactor with Adam's settings (2106.04560); adaptive clipping at .01
+Source:   the better plain ViT baseline (arXiv 2205.01580; vit_s16_i1k.py), 90 epochs, and the advice of each change's
+          paper: Lion a tenth of the rate and ten times the decay (2302.06675, section 5); LAMB as DeiT III
+          (2204.07118, for batch 2,048); Adafactor with Adam's settings (2106.04560); adaptive clipping at 0.01
           (2102.06171, for batch 4,096); drops at 30, 60, 80 epochs (1706.02677); the last fifth of a constant rate as
-          cooldown, and L2 in Adam's gradient of the size of AdamW's, which are choices made here.
+          cooldown, and L2 in Adam's gradient of the size of AdamW's, which are our choices.
 Run:      python -m vit_jax.main --config=configs/optimizers_s16_i1k.py:change=lion --workdir=runs/s16_lion
-Expected: 76.5 % for change=none (the paper); the others are what the study is for. Not run here.
+Expected: 76.5 % for change=none (the paper); the others are the object of the study. Not run here.
 """
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes

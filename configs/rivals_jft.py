@@ -1,4 +1,4 @@
-"""The ViT paper's ResNets (BiT) and hybrids on JFT-300M: what ViT is compared with in its scaling study.
+"""The ViT paper's ResNets (BiT) and hybrids on JFT-300M: the baselines of the ViT paper's scaling study.
 
 Data:     JFT-300M: 303 M images, 18,291 classes, several labels per image (data.max_labels). It is internal to Google:
           point --config.data.source at your data, and set data.num_examples and data.num_classes to match.
@@ -25,7 +25,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, model=tuple(RATES), epochs=('7', '14'))
   model = sizes.model(given['model'])
   model.dtype = s.DType.BF16
-  config = s.Config(
+  return s.Config(
       name=f'{given["model"]} jft', length=f'{given["epochs"]} epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
@@ -41,4 +41,3 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='25_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
-  return config

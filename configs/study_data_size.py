@@ -1,23 +1,23 @@
-"""A study: networks on nested random subsets of a data set, without extra regularisation; who needs how much data?
+"""A study: which network needs how much data: nested random subsets of a dataset, no extra regularisation.
 
 Data:     scale=jft: JFT-300M, which is internal to Google (point --config.data.source at your data); i1k: TFDS
           `imagenet2012`; few-shot accuracy on TFDS `imagenet2012`. small: TFDS `cifar10` at 32 px, or any other small
           dataset, few-shot accuracy on the same one.
 Source:   ViT paper, section 4.3, Figure 4: 9, 30, 90, 303 M images of JFT; B/32 with half of its hidden sizes too;
           settings of Table 3 for all sizes (clipping at norm 1 on ImageNet only) and heads of section 3.1; early
-          stopping: the best validation accuracy counts, and the 5-shot accuracy of that moment. The subsets of ImageNet
-          are our choice. scale=sets is Figure 3: ImageNet, ImageNet-21k, JFT, each with the settings of Table 3
-          (BiT: its own), then fine-tuned on ImageNet at 384 px with the rate of Table 4 that is best on held-out
+          stopping: the best validation accuracy counts, and the 5-shot accuracy at the same step. The subsets of
+          ImageNet are our choice. scale=sets is Figure 3: ImageNet, ImageNet-21k, JFT, each with the settings of Table
+          3 (BiT: its own), then fine-tuned on ImageNet at 384 px with the rate of Table 4 that is best on held-out
           examples (BiT: or by BiT-HyperRule), beside Table 5.
 Run:      python -m vit_jax.main --job=study --config=configs/study_data_size.py --workdir=runs/data_size --dry_run
-          …/study_data_size.py:small,source=folder:PATH,subsets=500+2000,models=ViT+BiT,steps=600 makes it another one;
+          …/study_data_size.py:small,source=folder:PATH,subsets=500+2000,models=ViT+BiT,steps=600 selects other runs;
           …/study_data_size.py:sets,models=B/32+L/16+BiT-R50x1
 Plan:     jft: 24 runs of 518,000 steps, 6,750 exaFLOPs. small: 12 runs of 600 steps of 64 images, 2.5e12 FLOPs each,
           about 25 minutes on 2 processor cores
-Expected: on 9 M images ResNets are ahead, from 90 M on ViTs (Figure 4). Small, on CIFAR-10 (JPEG copies), best held-out
-          accuracy with 500, 2,000, 8,000, 40,000 images: ViT 27.9, 38.0, 40.0, 40.7 %, hybrid 28.5, 36.6, 41.2, 41.1 %,
-          BiT 24.5, 37.0, 46.0, 50.4 %; 23 CPU minutes. This is the opposite of the paper's result: 600 steps are too
-          few for the ViT to benefit from more images, and BiT is better from 8,000 images on.
+Expected: on 9 M images ResNets are better, from 90 M on ViTs (Figure 4). Small, on CIFAR-10 (JPEG copies), best
+          held-out accuracy with 500, 2,000, 8,000, 40,000 images: ViT 27.9, 38.0, 40.0, 40.7 %, hybrid 28.5, 36.6,
+          41.2, 41.1 %, BiT 24.5, 37.0, 46.0, 50.4 %; 23 CPU minutes. This is the opposite of the paper's result: 600
+          steps are too few for the ViT to benefit from more images, and BiT is better from 8,000 images on.
 """
 import dataclasses
 from typing import NamedTuple

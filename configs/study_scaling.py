@@ -1,21 +1,21 @@
-"""A study: accuracy against the compute of pre-training, a law for each family, and what the next size would take.
+"""A study: accuracy against the compute of pre-training, a law for each family, and the cost of the next size.
 
 Data:     scale=jft: JFT-300M, which is internal to Google (point --config.data.source at your data), and the TFDS
           sets of the paper for fine-tuning: imagenet2012, imagenet2012_real, cifar10, cifar100, oxford_iiit_pet,
           oxford_flowers102. scale=small: TFDS `cifar10`, or source=folder:PATH.
-Source:   ViT paper, section 4.4, Figure 5 and all 18 rows of Table 6; settings of Table 3 (R200x3, which it leaves out,
-          as R152x2); fine-tuning at 384 px by Table 4 with its learning rates tried on held-out examples, for ResNets
-          also BiT-HyperRule, the better one counts (Appendix B.1.1). The paper does not say over how many final runs a
-          number of Table 6 is a mean; here it is one (seeds=3 for three). The law, E = c + a C^-b, is that of arXiv
-          2106.04560 without its shift.
+Source:   ViT paper, section 4.4, Figure 5 and all 18 rows of Table 6; settings of Table 3 (R200x3, which is missing
+          there, as R152x2); fine-tuning at 384 px by Table 4 with its learning rates tried on held-out examples, for
+          ResNets also BiT-HyperRule, whichever is better (Appendix B.1.1). The paper does not state over how many final
+          runs a number of Table 6 is averaged; here it is one (seeds=3 for three). The law, E = c + a C^-b, is that of
+          arXiv 2106.04560 without its shift.
 Run:      python -m vit_jax.main --job=study --config=configs/study_scaling.py --workdir=runs/scaling --dry_run
-          …/study_scaling.py:models=ViT+R50+B/16,sets=imagenet2012+cifar10 takes some networks or families, and some
-          sets; real=no measures no ReaL. The table has exaFLOPs (3 x forward x images) and the accuracies beside the
-          published ones, whether a run is on the frontier, and what the law of its family says.
+          …/study_scaling.py:models=ViT+R50+B/16,sets=imagenet2012+cifar10 selects some networks or families, and some
+          datasets; real=no skips ReaL. The table has exaFLOPs (3 x forward x images) and the accuracies beside the
+          published ones, whether a run is on the frontier, and the prediction of its family's law.
           …/study_scaling.py:small,source=folder:PATH is a ladder of small networks at 32 px
 Plan:     15,900 exaFLOPs of pre-training; B/32 alone is 56. small: 8 runs, 2e-4 exaFLOPs
 Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With its accuracies the law of ViT is
-          9.9 + 37.3 C^-.346 %. Not run here at this scale.
+          9.9 + 37.3 C^-0.346 %. Not run here at this scale.
 """
 from vit_jax.config import schema as s
 from vit_jax.models import cost

@@ -2,8 +2,8 @@
 
 Data:     as token_label_i1k.py, with its label maps.
 Source:   zihangJiang/TokenLabeling@9dbfd59, README.md: S at 384 px with batch 512, a constant rate of 5e-6 after 5
-          epochs of warm-up, decay 1e-8, stochastic depth and augmentation as in training, no average. It gives no
-          command for M at 384 and 448 px and L at 448 and 512 px; they are done likewise.
+          epochs of warm-up, decay 1e-8, stochastic depth and augmentation as in training, no average. It has no
+          command for M at 384 and 448 px and L at 448 and 512 px; these are trained likewise.
           Its command leaves the length at the program's default of 300 epochs; here it is 30, which sail-sg/volo gives
           for the same rate, decay and batch. Positions are resized bicubically, as there.
 Run:      python -m vit_jax.main --config=configs/token_label_finetune.py:L,px=448 --config.init_from=runs/lvvit_l
@@ -33,7 +33,7 @@ def get_config(arguments: str = '') -> s.Config:
                     'side with --config.image_px=SIDE,SIDE.')
   model = sizes.published(f'LV-ViT-{size}/16')
   model.drop_path, model.position_resize = DROP_PATH[size], s.PositionResize.BICUBIC  # tlt/utils/utils.py
-  config = s.Config(
+  return s.Config(
       name=f'token_label finetune LV-ViT-{size} {px} px', length='30 epochs', batch_size=512, image_px=(px, px),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -52,4 +52,3 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.CONSTANT, warmup='5 epochs')),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

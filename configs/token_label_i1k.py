@@ -1,22 +1,22 @@
-"""LV-ViT on ImageNet-1k by token labelling: each patch has a target of its own, from a teacher's map of the picture.
+"""LV-ViT on ImageNet-1k by token labelling: each patch has its own target, from a teacher's label map of the image.
 
 Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes; and
-          label maps of the training pictures, 6.5 KB each at 18 x 18, by any trained classifier:
+          label maps of the training images, 6.5 KB each at 18 x 18, by any trained classifier:
           python -m vit_jax.main --job=prepare --config=configs/token_label_i1k.py --weights=TEACHER --to=maps
 Source:   arXiv 2104.10858, section 4.1 and Table 2, and its program (zihangJiang/TokenLabeling@9dbfd59, README.md and
           main.py): AdamW 1.6e-3 (L 1e-3) for 1,024 images, batch 1,024, 300 epochs and 10 more at 1e-5, 5 of warm-up,
-          decay .05, RandAugment m9-mstd0.5-inc1 (L: three operations), erasing .25, no mixup, MixToken, stochastic
-          depth by size, moving average .99992; targets of class and tokens by RoIAlign of a map's logits, softmax and
-          smoothing .1; both losses count the same (the paper's eq. 3 has the image's label as the target of the class:
+          decay 0.05, RandAugment m9-mstd0.5-inc1 (L: three operations), erasing 0.25, no mixup, MixToken, stochastic
+          depth by size, moving average 0.99992; targets of class and tokens by RoIAlign of a map's logits, softmax and
+          smoothing 0.1; both losses count the same (the paper's eq. 3 has the image's label as the target of the class:
           --config.objective.class_target=label).
-          Different here: maps are made by your teacher, of the whole image (there by NFNet-F6 at 576 px, of the central
+          Differs: maps come from your teacher, of the whole image (there by NFNet-F6 at 576 px, of the central
           square); each token gets the part of the map that it shows (there the box has rows and columns exchanged);
           RandAugment comes after the crop, and maps do not follow its rotations, shears and translations (there they
           do); images are always resized bicubically (there bilinearly half of the time); the rate changes every step,
           and its cosine begins after the warm-up (there every epoch, and with it).
 Run:      python -m vit_jax.main --config=configs/token_label_i1k.py:S --config.objective.maps=maps
           --config.objective.map_grid=18,18 --workdir=runs/lvvit_s
-          T, M and L in its place. Higher resolutions are fine-tuned from such a run: token_label_finetune.py.
+          Or T, M, L. Higher resolutions are fine-tuned from such a run: token_label_finetune.py.
 Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_i1k.py:S --topology=v3:4x4
           --config.model.dtype=bfloat16
 Expected: the paper reports top-1 79.1 % (T), 83.3 % (S), 84.0 % (M). Not run here.
@@ -34,7 +34,7 @@ def get_config(arguments: str = '') -> s.Config:
   size, px = given['size'], 224
   model = sizes.published(f'LV-ViT-{size}/16')
   model.drop_path, model.position_resize = DROP_PATH[size], s.PositionResize.BICUBIC  # tlt/utils/utils.py
-  config = s.Config(
+  return s.Config(
       name=f'token_label LV-ViT-{size}', length='310 epochs', batch_size=1024, image_px=(px, px),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -55,4 +55,3 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(ema=.99992, ema_warmup=s.EmaWarmup.NONE),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))
-  return config

@@ -7,9 +7,9 @@ Source:   ViT paper, Table 2 and Table 4: learning rates chosen on held-out trai
           BiT-HyperRule; the better one on the held-out examples is used (Appendix B.1.1). px=384 is Table 5.
 Run:      python -m vit_jax.main --job=study --config=configs/transfer.py:L/16 --workdir=runs/transfer \
               --config.init_from=FILE
-          real=real.json takes the ReaL labels from that file, real=no none; sets=cifar10+pets, tasks=clevr/count+pets
-          and seeds=1 make it smaller. --job=report --workdir=runs/transfer prints the table.
-Plan:     4 (ResNets: 5) + 3 runs a set; those on ImageNet (20,000 steps) are most of it
+          real=real.json takes the ReaL labels from that file, real=no skips ReaL; sets=cifar10+pets,
+          tasks=clevr/count+pets and seeds=1 select a part. --job=report --workdir=runs/transfer prints the table.
+Plan:     4 (ResNets: 5) + 3 runs a set; those on ImageNet (20,000 steps) are most of the cost
 Expected: L/16 from ImageNet-21k: ImageNet 85.30, ReaL 88.62, CIFAR-10 99.15, CIFAR-100 93.25, Pets 94.67, Flowers
           99.61, VTAB 72.72
 """

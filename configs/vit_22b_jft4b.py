@@ -1,12 +1,11 @@
-"""ViT-22B pre-trained on JFT-4B for three epochs: attention and MLP side by side, normed queries and keys.
+"""ViT-22B pre-trained on JFT-4B for three epochs: parallel attention and MLP, normalised queries and keys.
 
-Data:     JFT-4B: about 4 G images, about 30,000 classes, several an image (data.max_labels). It is Google's own: point
-          --config.data.source at your data, and set data.num_examples and data.num_classes to match.
+Data:     JFT-4B: about 4 G images, about 30,000 classes, several labels per image (data.max_labels). It is internal to
+          Google: point --config.data.source at your data, and set data.num_examples and data.num_classes to match.
 Source:   arXiv 2302.05442, Table 1 and section 3: batch 65,536, 177,000 steps, lr 1e-3, reciprocal square root, warm-up
-          10,000 and cooldown 30,000 steps; decay .03, of the head 3; sigmoid loss, attention pooling. Optimiser,
-          timescale and clipping as in Scaling ViT (vit_g14_jft3b.py), whose recipe it goes on from. Not looked up
-          again: the numbers of section 3. The model also leaves out bias and centring of
-          LayerNorm, which ours has.
+          10,000 and cooldown 30,000 steps; decay 0.03, of the head 3; sigmoid loss, attention pooling. Optimiser,
+          timescale and clipping as in Scaling ViT (vit_g14_jft3b.py), which its recipe extends. The numbers of section
+          3 were not checked again. The paper's model has LayerNorm without bias and centring; ours has both.
 Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py --workdir=runs/vit_22b_jft4b
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --topology=v4:8x8x8
 Expected: the paper reports 89.51 % on ImageNet with a linear probe on frozen features. Not run here.
@@ -20,7 +19,7 @@ def get_config(arguments: str = '') -> s.Config:
   s.parse_arg(arguments)
   model = sizes.published('ViT-22B/14')
   model.dtype = s.DType.BF16
-  config = s.Config(
+  return s.Config(
       name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536, image_px=(224, 224),
       data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,
                   recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
@@ -37,4 +36,3 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='10_000 steps')},
       checkpoints=s.Checkpoints(every='2_000 steps', keep_every='20_000 steps'))
-  return config

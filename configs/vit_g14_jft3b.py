@@ -1,13 +1,13 @@
 """ViT-g/14 pre-trained on JFT-3B for a million steps: Scaling Vision Transformers, with its Adafactor.
 
-Data:     JFT-3B: about 3 G images, 29,593 classes, several an image (data.max_labels). It is Google's own: point
-          --config.data.source at your data, and set data.num_examples and data.num_classes to match.
+Data:     JFT-3B: about 3 G images, 29,593 classes, several labels per image (data.max_labels). It is internal to
+          Google: point --config.data.source at your data, and set data.num_examples and data.num_classes to match.
 Source:   arXiv 2106.04560, sections 3.1 to 3.5, as google-research/big_vision configs/proj/scaling_laws/train_vit_g.py
           has it: batch 16,384, lr 8e-4, reciprocal square root of timescale 10,000, warm-up 10,000 and cooldown 50,000
-          steps; decay .03, of the head 3; clipping at norm 1; attention pooling; bf16 first moment.
+          steps; decay 0.03, of the head 3; clipping at norm 1; attention pooling; bf16 first moment.
 Run:      python -m vit_jax.main --config=configs/vit_g14_jft3b.py --workdir=runs/vit_g14_jft3b
-          The cooldown needs no decision beforehand: a run that is stopped early can be given a shorter --config.length.
-          size=G/14 trains the 1.8 B one, by the same settings.
+          The length need not be known at the start: stop the run and shorten --config.length to begin the cooldown.
+          size=G/14 trains the model of 1.8 B parameters with the same settings.
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_g14_jft3b.py:G/14 --topology=v5e:16x16
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
           without collectives; those one after the other, hidden behind nothing.

@@ -27,7 +27,7 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit('H/14')
   model.dropout = 0.
   model.dtype = s.DType.BF16
-  config = s.Config(
+  return s.Config(
       name='vit_h14_jft', length='14 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291,
@@ -44,4 +44,3 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='25_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
-  return config

@@ -25,7 +25,7 @@ def get_config(arguments: str = '') -> s.Config:
   s.parse_arg(arguments)
   model = sizes.vit('L/16')
   model.dropout = .1
-  config = s.Config(
+  return s.Config(
       name='vit_l16_i1k', length='300 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
@@ -40,4 +40,3 @@ def get_config(arguments: str = '') -> s.Config:
           schedule=s.Schedule(s.Decay.COSINE, warmup='10_000 steps', end_lr=0.)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs', keep_best='val/top1'))
-  return config

@@ -26,7 +26,7 @@ def get_config(arguments: str = '') -> s.Config:
   s.parse_arg(arguments)
   model = sizes.vit('L/16')
   model.dropout = .1
-  config = s.Config(
+  return s.Config(
       name='vit_l16_i21k', length='90 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(
           source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841,
@@ -41,4 +41,3 @@ def get_config(arguments: str = '') -> s.Config:
           schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-5)),
       evals={'val': s.TopK(every='10_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='50_000 steps'))
-  return config

@@ -1,15 +1,15 @@
 """ViT-S/16 on ImageNet-1k for 90 epochs: the better plain ViT baseline.
 
 Data:     TFDS `imagenet2012`, 99 % of train: 1,268,355 images; the other 1 % is `minival`. 1,000 classes.
-Source:   arXiv 2205.01580: batch 1,024, mean pooling, fixed 2-D sine-cosine positions, RandAugment (2, 10), mixup .2,
-          a hidden layer in the head; lr 1e-3, decay 1e-4 as a product, that is .1 times the learning rate. As its
+Source:   arXiv 2205.01580: batch 1,024, mean pooling, fixed 2-D sine-cosine positions, RandAugment (2, 10), mixup 0.2,
+          a hidden layer in the head; lr 1e-3, decay 1e-4 as a product, that is 0.1 times the learning rate. As its
           program has it (google-research/big_vision configs/vit_s16_i1k.py, pp/ops_image.py), crops are drawn by
           TensorFlow's sampler and resampled bilinearly without antialias, RandAugment's operations are the program's to
           the pixel, and evaluation shrinks to 256 px by area.
 Run:      python -m vit_jax.main --config=configs/vit_s16_i1k.py --workdir=runs/vit_s16_i1k
           --config.model.dtype=bfloat16
-          epochs=150 or epochs=300 trains longer. evals=all also measures ReaL and ImageNet-v2, for which TFDS's
-          `imagenet2012_real` and `imagenet_v2` must be prepared.
+          epochs=150 or epochs=300 trains longer. evals=all also measures ReaL and ImageNet-v2, which needs TFDS's
+          `imagenet2012_real` and `imagenet_v2`.
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_s16_i1k.py --topology=v3:2x2
           --config.model.dtype=bfloat16
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days

@@ -6,7 +6,7 @@ Source:   protocol=vit: ViT paper, Table 4 (2,500 steps, SGD 0.01, batch 512, 38
           resized without preserving the aspect ratio, no augmentation); the warm-up is AugReg's, as the paper gives
           none. augreg: arXiv 2106.10270, section 3.4: four rates, 500 or 2,500 steps, chosen for each task by val200
 Run:      python -m vit_jax.main --job=study --config=configs/vtab.py:L/16 --workdir=runs/vtab --config.init_from=FILE
-          …/vtab.py:B/16,protocol=augreg,seeds=5,px=224; …/vtab.py:Ti/16,tasks=clevr/count+pets takes some tasks only
+          …/vtab.py:B/16,protocol=augreg,seeds=5,px=224; …/vtab.py:Ti/16,tasks=clevr/count+pets selects some tasks
 Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px 0.43 exaFLOPs each
 Expected: L/16 from ImageNet-21k 72.72, from JFT 76.28; H/14 from JFT 77.63 (the paper's Table 2)
 """
