@@ -1,4 +1,4 @@
-"""Exports: each format gives what the network gives, for any number of images, and says what it wants."""
+"""Exports: each format gives the results of the network for any batch size, and describes its input."""
 from __future__ import annotations
 
 import functools
@@ -43,7 +43,7 @@ def reference(name: str) -> np.ndarray:
 
 @needs_onnx
 @pytest.mark.parametrize('name', list(loaded.MODELS))
-def test_onnx_gives_what_the_network_gives(name: str, tmp_path: pathlib.Path) -> None:
+def test_onnx_gives_the_results_of_the_network(name: str, tmp_path: pathlib.Path) -> None:
   path = tmp_path / f'{name}.onnx'
   job.write(loaded.weights(name), path, from_pixels=False)
   want = reference(name)
@@ -51,15 +51,15 @@ def test_onnx_gives_what_the_network_gives(name: str, tmp_path: pathlib.Path) ->
 
 
 @needs_onnx
-def test_an_onnx_file_says_what_it_is(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_onnx_file_describes_itself(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   import onnx
   assert main.run(['export', '--weights=vit', f'--to={tmp_path / "a.onnx"}']) == 0
   said = capsys.readouterr().out
-  assert 'image [batch, 32, 48, 3] float32 to logits' in said and 'run on 1 and 3 images, it differs' in said
+  assert 'image [batch, 32, 48, 3] float32 to logits' in said and 'For 1 and 3 images, its results differ' in said
   model = onnx.load(str(tmp_path / 'a.onnx'))
   about = {p.key: p.value for p in model.metadata_props}
   assert about['opset'] == '20' == str(model.opset_import[0].version) and json.loads(about['classes'])[6] == 'kind 6'
-  assert about['resize'] == 'short side to 40 px, then the middle 32 x 48, bicubic, antialiased'
+  assert about['resize'] == 'short side to 40 px, then centre crop of 32 x 48, bicubic, antialiased'
   assert about['values'] == '(RGB / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]' and about['source'] == 'small vit'
   stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
   block = loaded.weights('vit').params['backbone']['blocks']
@@ -70,9 +70,9 @@ def test_an_onnx_file_says_what_it_is(tmp_path: pathlib.Path, capsys: pytest.Cap
 
 
 @needs_onnx
-def test_parameters_of_a_large_network_lie_beside_the_file(
+def test_parameters_of_a_large_network_get_a_file_of_their_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(export_onnx, 'MOST_BYTES', 1000)
+  monkeypatch.setattr(export_onnx, 'MAX_BYTES', 1000)
   job.write(loaded.weights('vit'), tmp_path / 'a.onnx', from_pixels=False)
   assert sorted(p.name for p in tmp_path.iterdir()) == ['a.onnx', 'a.onnx.data']
   np.testing.assert_allclose(export_onnx.run(tmp_path / 'a.onnx', images()), reference('vit'), atol=1e-4)
@@ -110,31 +110,31 @@ def test_networks_without_a_head_give_features(tmp_path: pathlib.Path, capsys: p
 
 
 @needs_onnx
-def test_a_file_that_gives_something_else_is_not_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_other_results_is_not_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(rules.RULES.same_name, 'add', 'Sub')
-  with pytest.raises(UserError, match='differ from the network by .* allowed is 1e-04. It was not kept'):
+  with pytest.raises(UserError, match='differ from those of the network by at most 1e-04 .*, got .*not kept'):
     job.write(loaded.weights('vit'), tmp_path / 'a.onnx', from_pixels=False)
   assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_shape_and_not_a_number_are_noticed() -> None:
+def test_a_wrong_shape_and_nan_are_errors() -> None:
   subject = job.Subject(lambda image: image.mean((1, 2)), jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32), 'logits')
-  with pytest.raises(UserError, match=r'the file gives logits \(1, 2\) for 1 images, the network \(1, 3\)'):
+  with pytest.raises(UserError, match=r'expected logits \(1, 3\) for 1 images, got \(1, 2\)'):
     job.compare(subject, lambda image: image.mean((1, 2))[:, :2])
-  with pytest.raises(UserError, match='differ from the network by nan'):
+  with pytest.raises(UserError, match='of the largest value, got nan'):
     job.compare(subject, lambda image: image.mean((1, 2)) * np.nan)
   assert job.compare(subject, lambda image: image.mean((1, 2)) + 5e-5) == pytest.approx(5e-5, rel=.1)
 
 
 @needs_onnx
-def test_what_there_is_no_rule_for_is_said(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match="the network computes 'sort', which this export has no ONNX for"):
+def test_an_operation_without_a_rule_is_named(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match="expected operations that have an ONNX rule, got 'sort'"):
     export_onnx.write(tmp_path / 'a', lambda image: jnp.sort(image, axis=1), {},
                       jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32), output='x', about={})
 
 
 @needs_onnx
-def test_operations_that_no_small_network_has_are_right_too(tmp_path: pathlib.Path) -> None:
+def test_operations_that_no_small_network_has_are_correct(tmp_path: pathlib.Path) -> None:
   def function(image: jax.Array) -> jax.Array:
     x = jax.nn.gelu(image, approximate=False) + jnp.sqrt(jnp.maximum(image, .5)) * jax.lax.erf(-image)
     x = jnp.pad(x, ((0, 0), (1, 0), (0, 2), (0, 0)), constant_values=.5)
@@ -165,8 +165,8 @@ def test_a_target_that_cannot_be_is_refused(to: str, said: str, tmp_path: pathli
     job.write(loaded.weights('vit'), tmp_path / to, from_pixels=False)
 
 
-def test_a_missing_package_says_how_to_get_it() -> None:
-  with pytest.raises(UserError, match=r"onnxxx is not installed .*want: pip install 'vit-jax\[onnx\]'"):
+def test_a_missing_package_is_reported_with_install_instructions() -> None:
+  with pytest.raises(UserError, match=r"onnxxx: expected it to be installed, .*Run: pip install 'vit-jax\[onnx\]'"):
     export_onnx.need('onnxxx')
 
 
@@ -179,7 +179,7 @@ def test_equal_tensors_are_stored_once_and_have_the_names_of_parameters() -> Non
   assert len(writer.stored) == 3 and names[graph.digest(np.arange(6.))] == 'a/blocks/w'
 
 
-def test_what_is_exported_is_plain_f32() -> None:
+def test_networks_are_exported_in_f32() -> None:
   found = loaded.weights('vit')
   slow = found._replace(model=schema.ViT(**{**vars(found.model), 'dtype': schema.DType.BF16,
                                             'execution': schema.Execution.SCAN}))

@@ -1,8 +1,15 @@
-"""From a traced function to the nodes of an ONNX graph.
+"""Converts a traced function to the nodes of an ONNX graph.
 
-The network is traced once with the number of images left open, and each operation of the trace becomes ONNX nodes.
-What depends on parameters alone (standardised kernels, summed positions, cuts of stacked blocks) is computed here
-and stored. So every family is written by the same rules, and none of the arithmetic of a model is said twice.
+The network is traced once with a symbolic number of images, and each operation of the trace becomes ONNX nodes.
+Values that depend only on parameters (standardised kernels, summed positions, slices of stacked blocks) are computed
+here and stored. All families therefore use the same rules, and no model is written twice.
+
+The package jax2onnx is not used. Version 0.17.1, tried with jax 0.10.2 and onnxruntime 1.31.1 on the eight networks of
+the tests, requires orbax-checkpoint < 0.11.37, and this project >= 0.12; it has no rule for `lax.platform_dependent`
+(`platform_index`), which every network here uses; with these calls replaced it exported ViT, DeiT, DINOv2, Mixer and
+EfficientNet with a difference of at most 6e-7, but its MaxPool over NHWC windows made hybrids and BiT files that
+onnxruntime refuses ("Unsupported pooling size"). Its file of a small ViT had 388 nodes and tensors named `const_0`, …;
+this module writes 94 nodes, and tensors with the path names of the parameters.
 """
 from __future__ import annotations
 
@@ -18,7 +25,7 @@ from vit_jax.core.types import HostArray
 
 INLINED = {'jit': 'jaxpr', 'remat2': 'jaxpr', 'checkpoint': 'jaxpr', 'closed_call': 'call_jaxpr',
            'core_call': 'call_jaxpr', 'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
-"""Operations that are other traces, by where they keep them."""
+"""Operations that contain another trace, and the parameter that holds it."""
 AS_IS = ('name', 'stop_gradient', 'copy', 'copy_p', 'optimization_barrier', 'sharding_constraint')
 
 
@@ -26,18 +33,18 @@ class Value(NamedTuple):
   """A tensor of the graph.
 
   name: of the node's output or the stored tensor.
-  shape: as it is there: sides of 1 may stand for wider ones of the trace, which arithmetic broadcasts.
+  shape: in the graph; a side of 1 may be wider in the trace, as arithmetic broadcasts it.
   """
   name: str
   shape: tuple[Any, ...]
 
 
 class Rules(NamedTuple):
-  """How operations are written, by their names in the trace.
+  """How operations of the trace are converted, by name.
 
-  same_name: those without settings, that broadcast over sides of 1: the ONNX operation.
+  same_name: the ONNX operation, for operations without settings that broadcast over sides of 1.
   by_name: `(writer, equation, *operands)` to the results.
-  functions: likewise of whole functions of ours that have a gradient of their own, by the function's name.
+  functions: likewise for functions with a custom gradient, by the name of the function.
   """
   same_name: Mapping[str, str]
   by_name: Mapping[str, Callable[..., list[Value]]]
@@ -49,9 +56,9 @@ class Writer:
 
   Args:
     helper: `onnx.helper`.
-    batch: the side of the trace that is left open.
-    names: of parameters, by `digest`; what is stored as it is, though perhaps in another shape, has its name.
-    rules: what becomes of each operation.
+    batch: the symbolic side of the trace.
+    names: of parameters, by `digest`; a stored tensor with the elements of a parameter gets its name.
+    rules: how each operation is converted.
   """
 
   def __init__(self, helper: Any, batch: Any, names: Mapping[str, str], rules: Rules) -> None:
@@ -63,7 +70,7 @@ class Writer:
     self._num_images = ''
 
   def write(self, jaxpr: core.Jaxpr, constants: Sequence[Any], arguments: Sequence[Value | HostArray]) -> list[Any]:
-    """Adds a trace; returns its results, of which those that depend on no input are arrays."""
+    """Adds a trace and returns its results; those that do not depend on the input are arrays."""
     values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
 
     def read(variable: Any) -> Any:
@@ -86,7 +93,7 @@ class Writer:
           inner, (), operands)
     if name in AS_IS:
       return operands
-    if name == 'platform_index':  # of forms for different devices, the one for any
+    if name == 'platform_index':  # selects the form for any device
       return [np.array(equation.params['platforms'].index(None), np.int32)]
     if name == 'cond' and not isinstance(operands[0], Value):
       chosen = equation.params['branches'][int(operands[0])]
@@ -98,13 +105,12 @@ class Writer:
     if name in self._rules.same_name:
       return [self.arithmetic(self._rules.same_name[name], operands)]
     if name not in self._rules.by_name:
-      raise UserError(f'the network computes {name!r}, which this export has no ONNX for')
+      raise UserError(f'--to: expected operations that have an ONNX rule, got {name!r}. Export this network as '
+                      '.stablehlo.')
     return self._rules.by_name[name](self, equation, *operands)
 
-  # Pieces.
-
   def node(self, kind: str, *inputs: str, shape: Sequence[Any], outputs: int = 1, **settings: Any) -> Value:
-    """Adds a node; its first output, of `shape`."""
+    """Adds a node and returns its first output, of `shape`."""
     self._counts[kind] = self._counts.get(kind, 0) + 1
     name = f'{kind}_{self._counts[kind]}'
     names = [name] if outputs == 1 else [f'{name}_{i}' for i in range(outputs)]
@@ -112,7 +118,7 @@ class Writer:
     return Value(names[0], tuple(shape))
 
   def tensor(self, array: Any) -> str:
-    """Name of a stored tensor; equal ones are stored once."""
+    """Stores a tensor and returns its name; equal tensors are stored once."""
     array = np.asarray(array)
     key = digest(array), str(array.dtype), array.shape
     if key not in self._known:
@@ -123,17 +129,18 @@ class Writer:
     return self._known[key]
 
   def value(self, operand: Any) -> Value:
-    """A value of the graph, stored if it is an array."""
+    """Returns a value of the graph; arrays are stored."""
     if isinstance(operand, Value):
       return operand
     array = np.asarray(operand)
     return Value(self.tensor(array), array.shape)
 
   def _sides(self, shape: Sequence[Any]) -> list[int]:
-    """A shape as Reshape takes it: -1 for a side that depends on the number of images."""
+    """Returns a shape for Reshape: -1 for the side that depends on the number of images."""
     sides = [side if isinstance(side, int) else -1 for side in shape]
     if sides.count(-1) > 1:
-      raise UserError(f'a tensor of shape {tuple(shape)} has more than one side that depends on the number of images')
+      raise UserError(f'--to: expected tensors with one side that depends on the number of images, got {tuple(shape)}. '
+                      'Export this network as .stablehlo.')
     return sides
 
   def reshaped(self, value: Value, shape: Sequence[Any]) -> Value:
@@ -146,8 +153,8 @@ class Writer:
       return value
     return self.node('Transpose', value.name, shape=[value.shape[i] for i in order], perm=list(order))
 
-  def whole(self, operand: Any, shape: Sequence[Any]) -> Value:
-    """The value with every side as wide as in the trace."""
+  def expanded(self, operand: Any, shape: Sequence[Any]) -> Value:
+    """Returns the value with the shape of the trace."""
     value = self.value(operand)
     if value.shape == tuple(shape):
       return value
@@ -160,17 +167,18 @@ class Writer:
     return self.node('Expand', value.name, sides.name, shape=shape)
 
   def _open_side(self, side: Any) -> str:
-    """A side that is a multiple of the number of images, `[1]` i64."""
+    """Returns a side that is a multiple of the number of images, `[1]` i64."""
     factor = side // self._batch
     if not isinstance(factor, int) or factor * self._batch != side:
-      raise UserError(f'a side of {side} is no multiple of the number of images {self._batch}')
+      raise UserError(f'--to: expected a multiple of the number of images, {self._batch}, got a side of {side}. Export '
+                      'this network as .stablehlo.')
     number = self._num_images
     if factor != 1:
       return self.node('Mul', number, self.tensor(np.array([factor], np.int64)), shape=(1,)).name
     return number
 
   def count_images(self, image: Value) -> None:
-    """Makes the number of images known to the graph, from its input."""
+    """Adds the nodes that compute the number of images from the input."""
     shape = self.node('Shape', image.name, shape=(len(image.shape),))
     self._num_images = self.node('Gather', shape.name, self.tensor(np.array([0], np.int64)), shape=(1,), axis=0).name
 
@@ -180,18 +188,18 @@ class Writer:
 
 
 def _function_name(equation: Any) -> str:
-  """What a function with a gradient of its own is called; '' where the trace does not say, and it is inlined."""
+  """Returns the name of a function with a custom gradient; '' if the trace has none, and the function is inlined."""
   info = getattr(equation.params['call_jaxpr'].jaxpr, 'debug_info', None)
   return str(getattr(info, 'func_src_info', None) or '').partition(' ')[0]
 
 
 def digest(array: Any) -> str:
-  """Tells arrays apart by their elements in order, whatever their shape."""
+  """Returns a digest of an array's elements in order, independent of its shape."""
   return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-  """The shape of arithmetic on tensors of these shapes; scalars go with any."""
+  """Returns the shape of arithmetic on tensors of these shapes; scalars broadcast."""
   rank = max(map(len, shapes))
   rows = [shape for shape in shapes if len(shape) == rank]
   return tuple(next((row[i] for row in rows if not isinstance(row[i], int) or row[i] != 1), 1) for i in range(rank))

@@ -1,7 +1,7 @@
-"""`--job=export`: a network in one file that runs without this project, as StableHLO or ONNX.
+"""`--job=export`: writes a network as one file that runs without this project, StableHLO or ONNX.
 
-Each file is read back and run before it is called done, on several numbers of images, and has to give what the
-network here gives. What is exported is f32, whatever the weights' run computed in.
+Each file is read back and run on several batch sizes, and must give the same results as the network. Networks are
+exported in f32, independent of the dtype that they were trained in.
 """
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from vit_jax.weights.loading import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 SUFFIXES = ('.stablehlo', '.onnx')
-TOLERANCE = 1e-4  # of the largest output, or of 1 if that is smaller
-NUM_IMAGES = (1, 3)  # that a file is tried on
+TOLERANCE = 1e-4  # relative to the largest output, or to 1 if that is smaller
+NUM_IMAGES = (1, 3)  # batch sizes of the check
 
 
 class Subject(NamedTuple):
-  """What is exported: `function` of an image like `image`, and the name of what it gives."""
+  """The function to export, its input, and the name of its output."""
   function: Callable[[Array], Array]
   image: jax.ShapeDtypeStruct
   output: str
@@ -51,30 +51,30 @@ def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: st
 
 
 def check(to: pathlib.Path) -> pathlib.Path:
-  """Where to write, before anything is read.
+  """Checks the output path before anything is read, and returns it.
 
   Raises:
-    UserError: the suffix is not known, there is something already, or the directory that it would be in does not exist.
+    UserError: the suffix is unknown, the file exists, or its directory does not exist.
   """
   path = destination.checked(to)
   if path.suffix not in SUFFIXES:
     raise UserError(f'--to: expected a name that ends in {" or ".join(SUFFIXES)}, got {to}. Change it.')
   for one in (path, path.with_name(onnx.beside(path))):
     if one.exists() or one.is_symlink():
-      raise UserError(f'--to: expected a path where nothing is, got {to}, and {one.name} exists. Choose another.')
+      raise UserError(f'--to: expected a new path, got {to}, and {one.name} exists. Choose another path.')
   return path
 
 
 def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
-  """Exports weights, and prints what the file is.
+  """Exports weights, and prints a description of the file.
 
   Args:
     weights: loaded.
-    to: a file that is not there yet; its suffix says the format.
-    from_pixels: the input is uint8 of the network's size, and normalised inside.
+    to: a new file; its suffix selects the format.
+    from_pixels: the input is uint8 of the network's size, and is normalised inside.
 
   Raises:
-    UserError: as `check`, or the file gives something else than the network; it is not kept then.
+    UserError: as `check`, or the results of the file differ from those of the network; then no file is kept.
   """
   to = check(to)
   subject, about = make_subject(weights, from_pixels=from_pixels), describe(weights, from_pixels=from_pixels)
@@ -89,15 +89,15 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
       difference = compare(subject, from_stablehlo(part.read_bytes()))
     destination.publish(pathlib.Path(folder), to)
   shape = ', '.join(map(str, subject.image.shape[1:]))
-  print(f'{weights.source} is in {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. Read back and '
-        f'run on {" and ".join(map(str, NUM_IMAGES))} images, it differs from the network by at most {difference:.1e} '
-        f'of the largest number (allowed: {TOLERANCE:.0e}).')
+  print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
+        f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '
+        f'{difference:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
   print('\n'.join(f'  {name}: {text if len(text) < 100 else text[:97] + "..."}' for name, text in about.items()),
         flush=True)
 
 
 def make_subject(weights: Weights, *, from_pixels: bool) -> Subject:
-  """The inference function of weights, with their parameters inside."""
+  """Returns the inference function of weights, with their parameters inside."""
   plain = {'dtype': schema.DType.F32} | ({'execution': schema.Execution.UNROLLED} if hasattr(
       weights.model, 'execution') else {})
   weights = weights._replace(model=dataclasses.replace(weights.model, **plain))  # type: ignore[arg-type]
@@ -112,10 +112,10 @@ def make_subject(weights: Weights, *, from_pixels: bool) -> Subject:
 
 
 def describe(weights: Weights, *, from_pixels: bool) -> dict[str, str]:
-  """What a user of the file has to know, as properties."""
+  """Returns what a user of the file needs to know, as properties."""
   how = weights.preprocess
   height, width = how.image_px
-  resize = f'short side to {how.resize_px} px, then the middle {height} x {width}' if how.resize_px else \
+  resize = f'short side to {how.resize_px} px, then centre crop of {height} x {width}' if how.resize_px else \
       f'to {height} x {width} px'
   filtered = f'{how.interpolation.value}{", antialiased" if how.antialias else ""}'
   mean, std = (', '.join(f'{x:g}' for x in three) for three in (how.mean, how.std))
@@ -125,37 +125,34 @@ def describe(weights: Weights, *, from_pixels: bool) -> dict[str, str]:
 
 
 def compare(subject: Subject, runner: Callable[[HostArray], HostArray]) -> float:
-  """The largest difference between an exported file and the network, over its largest number or 1.
+  """Returns the largest difference between an exported file and the network, relative to the largest output or 1.
 
   Raises:
-    UserError: it is above `TOLERANCE`.
+    UserError: the shapes differ, or the difference is above `TOLERANCE`.
   """
   rng, worst = np.random.default_rng(0), 0.
   for num in NUM_IMAGES:
     pixels = rng.integers(0, 256, (num, *subject.image.shape[1:]), dtype=np.uint8)
     image = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
-    want, got = np.asarray(jax.jit(subject.function)(image)), np.asarray(runner(image))
-    if want.shape != got.shape:
-      raise UserError(f'the file gives {subject.output} {got.shape} for {num} images, the network {want.shape}')
-    worst = float(np.maximum(worst, np.abs(want - got).max() / max(1., np.abs(want).max())))  # nan stays
+    expected, got = np.asarray(jax.jit(subject.function)(image)), np.asarray(runner(image))
+    if expected.shape != got.shape:
+      raise UserError(f'--to: expected {subject.output} {expected.shape} for {num} images, got {got.shape} from the '
+                      'file. The file was not kept.')
+    worst = float(np.maximum(worst, np.abs(expected - got).max() / max(1., np.abs(expected).max())))  # keeps nan
   if not worst <= TOLERANCE:
-    raise UserError(f'the file gives {subject.output} that differ from the network by {worst:.1e} of the largest '
-                    f'number; allowed is {TOLERANCE:.0e}. It was not kept.')
+    raise UserError(f'--to: expected a file whose {subject.output} differ from those of the network by at most '
+                    f'{TOLERANCE:.0e} of the largest value, got {worst:.1e}. The file was not kept.')
   return worst
 
 
 def to_stablehlo(subject: Subject) -> bytes:
-  """The function as `jax.export` serialises it, for any number of images and each of `PLATFORMS`.
-
-  Raises:
-    UserError: the parameters are too many for one such file.
-  """
+  """Serialises the function with `jax.export`, for any batch size and all `PLATFORMS`."""
   batch, = export.symbolic_shape('batch')
   image = jax.ShapeDtypeStruct((batch, *subject.image.shape[1:]), subject.image.dtype)
   return bytes(export.export(jax.jit(subject.function), platforms=PLATFORMS)(image).serialize())
 
 
 def from_stablehlo(content: bytes) -> Callable[[HostArray], HostArray]:
-  """The function that such bytes hold; needs jax and nothing of this project."""
+  """Returns the function in serialised StableHLO; needs only jax."""
   call = jax.jit(export.deserialize(bytearray(content)).call)
   return lambda image: np.asarray(call(image))

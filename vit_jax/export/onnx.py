@@ -1,4 +1,4 @@
-"""An ONNX file of a network: its graph, its parameters, and how to run it with onnxruntime."""
+"""Writes a network as an ONNX file, with its graph and parameters, and runs the file with onnxruntime."""
 from __future__ import annotations
 
 import importlib
@@ -16,8 +16,8 @@ from vit_jax.core.types import Array, HostArray, Params
 from vit_jax.export import graph as export_graph
 from vit_jax.export import rules
 
-IR_VERSION = 9  # of the file format; that of OPSET's release of ONNX
-MOST_BYTES = 1_900_000_000  # of parameters inside the file; more of them lie beside it, as a protobuf ends at 2 GiB
+IR_VERSION = 9  # of the file format, as in the ONNX release of OPSET
+MAX_BYTES = 1_900_000_000  # of parameters inside the file; larger ones get a file of their own (protobuf limit: 2 GiB)
 
 
 def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params, image: jax.ShapeDtypeStruct, *,
@@ -25,15 +25,15 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
   """Writes the function of an image as ONNX.
 
   Args:
-    path: of the file; parameters above `MOST_BYTES` go to `<path>.data`.
-    function: `[B, H, W, 3]` to one array.
-    params: those inside the function, for the names of its tensors.
-    image: one image, `[1, H, W, 3]` of the input's dtype; the file takes any number.
+    path: of the file; parameters above `MAX_BYTES` go to `<path>.data`.
+    function: maps `[B, H, W, 3]` to one array.
+    params: the parameters in the function, for the names of its tensors.
+    image: one image, `[1, H, W, 3]` of the input's dtype; the file accepts any batch size.
     output: name of the result.
-    about: properties that the file carries.
+    about: properties to store in the file.
 
   Raises:
-    UserError: onnx is not installed, or the network does something that there is no rule for.
+    UserError: onnx is not installed, or the network has an operation without a rule.
   """
   onnx = need('onnx')
   batch, = export.symbolic_shape('batch')
@@ -52,18 +52,18 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
   model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
                                  opset_imports=[onnx.helper.make_opsetid('', rules.OPSET)])
   onnx.helper.set_model_props(model, {**about, 'opset': str(rules.OPSET)})
-  is_large = sum(array.nbytes for array in writer.stored.values()) > MOST_BYTES
+  is_large = sum(array.nbytes for array in writer.stored.values()) > MAX_BYTES
   onnx.save_model(model, str(path), save_as_external_data=is_large, location=beside(path) if is_large else None)
   onnx.checker.check_model(str(path), full_check=True)
 
 
 def beside(path: pathlib.Path) -> str:
-  """Name of the file with the parameters that are too large for the graph's."""
+  """Returns the name of the file of parameters that are too large for the file of the graph."""
   return f'{path.name}.data'
 
 
 def run(path: pathlib.Path, image: HostArray) -> HostArray:
-  """What onnxruntime makes of the file's input, on the CPU.
+  """Runs the file with onnxruntime on the CPU.
 
   Raises:
     UserError: onnxruntime is not installed.
@@ -74,7 +74,7 @@ def run(path: pathlib.Path, image: HostArray) -> HostArray:
 
 
 def names_of(params: Params) -> dict[str, str]:
-  """Path names of parameters by their digest; of stacked blocks, each for itself, as `backbone/blocks/3/…`."""
+  """Returns the path names of parameters by digest; each stacked block has its own, as `backbone/blocks/3/…`."""
   found: dict[str, str] = {}
   for path, leaf in trees.flatten(params).items():
     if '/blocks/' in f'/{path}':
@@ -86,7 +86,7 @@ def names_of(params: Params) -> dict[str, str]:
 
 
 def need(package: str) -> Any:
-  """An optional package.
+  """Imports an optional package.
 
   Raises:
     UserError: it is not installed.
@@ -94,4 +94,4 @@ def need(package: str) -> Any:
   try:
     return importlib.import_module(package)
   except ImportError as error:
-    raise UserError(f"{package} is not installed ({error}); want: pip install 'vit-jax[onnx]'") from error
+    raise UserError(f"{package}: expected it to be installed, got {error}. Run: pip install 'vit-jax[onnx]'") from error

@@ -1,4 +1,4 @@
-"""How each operation of a trace is written in ONNX: what the project's networks use, and no more."""
+"""The ONNX form of each operation in a trace, for the operations that the networks of this project use."""
 from __future__ import annotations
 
 import math
@@ -10,11 +10,11 @@ import numpy as np
 from vit_jax.core.errors import UserError
 from vit_jax.export.graph import Rules, Value, Writer
 
-OPSET = 20  # the first with GELU; onnxruntime knows it from 1.17 on
+OPSET = 20  # the first with GELU; supported by onnxruntime 1.17 and later
 SAME_NAME = {
     'add': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'neg': 'Neg', 'exp': 'Exp', 'tanh': 'Tanh',
     'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf'}
-"""Operations without settings, that broadcast over sides of 1."""
+"""Operations without settings that broadcast over sides of 1."""
 
 
 def _square(w: Writer, equation: Any, x: Value) -> list[Value]:
@@ -40,8 +40,7 @@ def _convert_element_type(w: Writer, equation: Any, x: Value) -> list[Value]:
 
 def _reshape(w: Writer, equation: Any, x: Any) -> list[Value]:
   shape = equation.outvars[0].aval.shape
-  return [w.reshaped(w.whole(x, equation.invars[0].aval.shape), shape)]
-
+  return [w.reshaped(w.expanded(x, equation.invars[0].aval.shape), shape)]
 
 
 def _broadcast_in_dim(w: Writer, equation: Any, x: Any) -> list[Value]:
@@ -56,7 +55,7 @@ def _transpose(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 
 def _concatenate(w: Writer, equation: Any, *parts: Any) -> list[Value]:
-  whole = [w.whole(part, variable.aval.shape) for part, variable in zip(parts, equation.invars, strict=True)]
+  whole = [w.expanded(part, variable.aval.shape) for part, variable in zip(parts, equation.invars, strict=True)]
   return [w.node('Concat', *(value.name for value in whole), shape=equation.outvars[0].aval.shape,
                     axis=equation.params['dimension'])]
 
@@ -65,12 +64,12 @@ def _slice(w: Writer, equation: Any, x: Any) -> list[Value]:
   shape = equation.invars[0].aval.shape
   starts, stops = equation.params['start_indices'], equation.params['limit_indices']
   strides = equation.params['strides'] or [1] * len(shape)
-  return [_cut(w, w.whole(x, shape), starts, stops, strides, equation.outvars[0].aval.shape)]
+  return [_cut(w, w.expanded(x, shape), starts, stops, strides, equation.outvars[0].aval.shape)]
 
 
 def _cut(w: Writer, x: Value, starts: Sequence[Any], stops: Sequence[Any], strides: Sequence[int],
          shape: Sequence[Any]) -> Value:
-  """A part of a tensor; itself where that is all of it."""
+  """Returns a part of a tensor, or the tensor if the part is all of it."""
   axes = [i for i, side in enumerate(x.shape) if (starts[i], stops[i], strides[i]) != (0, side, 1)]
   if not axes:
     return x
@@ -81,7 +80,7 @@ def _cut(w: Writer, x: Value, starts: Sequence[Any], stops: Sequence[Any], strid
 
 def _split(w: Writer, equation: Any, x: Any) -> list[Value]:
   axis, sizes, shape = equation.params['axis'], equation.params['sizes'], list(equation.invars[0].aval.shape)
-  whole, ends = w.whole(x, shape), np.cumsum([0, *sizes])
+  whole, ends = w.expanded(x, shape), np.cumsum([0, *sizes])
   cut = []
   for variable, start, stop in zip(equation.outvars, ends[:-1], ends[1:], strict=True):
     starts, stops = [0] * len(shape), list(shape)
@@ -91,17 +90,17 @@ def _split(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 
 def _gather(w: Writer, equation: Any, x: Any, indices: Any) -> list[Value]:
-  """Places that are known beforehand and make a grid, as in `x[:, 0]` and `x[:, ::2, ::2]`."""
+  """Gathers from constant indices that form a grid, as in `x[:, 0]` and `x[:, ::2, ::2]`."""
   numbers, sizes = equation.params['dimension_numbers'], equation.params['slice_sizes']
   shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
   along = {} if isinstance(indices, Value) else _grid(np.asarray(indices), numbers.start_index_map)
   if isinstance(indices, Value) or along is None or not set(along.values()) <= set(numbers.collapsed_slice_dims):
-    raise UserError('the network gathers from places that are no grid, which this export has no ONNX for')
+    raise UserError('--to: expected gathers from a grid of indices, got other indices. Export as .stablehlo.')
   starts, stops = [0] * len(shape), list(shape)
   for place, start in zip(numbers.start_index_map, np.reshape(indices, (-1, np.shape(indices)[-1]))[0], strict=True):
     if place not in along.values():
       starts[place], stops[place] = int(start), int(start) + sizes[place]
-  found = _cut(w, w.whole(x, shape), starts, stops, [1] * len(shape), [
+  found = _cut(w, w.expanded(x, shape), starts, stops, [1] * len(shape), [
       side if place in along.values() else size for place, (side, size) in enumerate(zip(shape, sizes, strict=True))])
   for axis, place in along.items():
     picked = np.moveaxis(indices, axis, 0).reshape(np.shape(indices)[axis], -1, np.shape(indices)[-1])[
@@ -118,7 +117,7 @@ def _gather(w: Writer, equation: Any, x: Any, indices: Any) -> list[Value]:
 
 
 def _grid(indices: np.ndarray, places: Sequence[int]) -> dict[int, int] | None:
-  """For each side of a grid of places `[*grid, sides]` the side of the tensor that it runs along; None for no grid."""
+  """Returns for each side of a grid of indices `[*grid, sides]` the side of the tensor; None if they form no grid."""
   found: dict[int, int] = {}
   for number, place in enumerate(places):
     one = indices[..., number]
@@ -132,14 +131,14 @@ def _grid(indices: np.ndarray, places: Sequence[int]) -> dict[int, int] | None:
 def _pad(w: Writer, equation: Any, x: Any, fill: Any) -> list[Value]:
   low, high, inner = zip(*equation.params['padding_config'], strict=True)
   if any(inner) or min(*low, *high) < 0 or isinstance(fill, Value):
-    raise UserError('the network pads between elements or by less than nothing, which this export has no ONNX for')
-  whole = w.whole(x, equation.invars[0].aval.shape)
+    raise UserError('--to: expected padding at the edges, got interior or negative padding. Export as .stablehlo.')
+  whole = w.expanded(x, equation.invars[0].aval.shape)
   return [w.node('Pad', whole.name, w.tensor(np.array([*low, *high], np.int64)), w.tensor(fill),
                     shape=equation.outvars[0].aval.shape)]
 
 
 def _reduce(w: Writer, kind: str, equation: Any, x: Any) -> list[Value]:
-  whole = w.whole(x, equation.invars[0].aval.shape)
+  whole = w.expanded(x, equation.invars[0].aval.shape)
   axes = w.tensor(np.array(equation.params['axes'], np.int64))
   return [w.node(kind, whole.name, axes, shape=equation.outvars[0].aval.shape, keepdims=0)]
 
@@ -170,15 +169,15 @@ def _matrices(w: Writer, operand: Any, shape: Sequence[Any], batch: Sequence[int
   flat = [*(shape[i] for i in batch), *(sides if contract_last else sides[::-1])]
   if not isinstance(operand, Value):
     return w.value(np.asarray(operand).transpose(order).reshape(flat))
-  return w.reshaped(w.transposed(w.whole(operand, shape), order), flat)
+  return w.reshaped(w.transposed(w.expanded(operand, shape), order), flat)
 
 
 def _conv_general_dilated(w: Writer, equation: Any, x: Any, kernel: Any) -> list[Value]:
   settings, numbers = equation.params, equation.params['dimension_numbers']
   if isinstance(kernel, Value) or set(settings['lhs_dilation']) != {1} or settings['batch_group_count'] != 1:
-    raise UserError('the network has a convolution by a tensor of the image, or a transposed one')
+    raise UserError('--to: expected a convolution with a constant kernel, got another one. Export as .stablehlo.')
   low, high = zip(*settings['padding'], strict=True)
-  image = w.transposed(w.whole(x, equation.invars[0].aval.shape), numbers.lhs_spec)
+  image = w.transposed(w.expanded(x, equation.invars[0].aval.shape), numbers.lhs_spec)
   weights = w.tensor(np.ascontiguousarray(np.asarray(kernel).transpose(numbers.rhs_spec)))
   out = equation.outvars[0].aval.shape
   found = w.node('Conv', image.name, weights, shape=[out[i] for i in numbers.out_spec], pads=[*low, *high],
@@ -191,10 +190,10 @@ def _reduce_window_max(w: Writer, equation: Any, x: Any, *_: Any) -> list[Value]
   settings = equation.params
   (_, _), (low_h, high_h), (low_w, high_w), (_, _) = settings['padding']
   if (settings['window_dimensions'][0], settings['window_dimensions'][3]) != (1, 1):
-    raise UserError('the network pools over images or channels, which this export has no ONNX for')
+    raise UserError('--to: expected pooling over pixels, got pooling over images or channels. Export as .stablehlo.')
   # onnxruntime 1.31 moves a zero padding before MaxPool into it, where it means -inf (its optimiser Pad_Fusion);
   # not past this maximum, which changes nothing. To go when test_export passes for BiT without it.
-  whole = w.arithmetic('Max', [w.whole(x, equation.invars[0].aval.shape), np.finfo(np.float32).min])
+  whole = w.arithmetic('Max', [w.expanded(x, equation.invars[0].aval.shape), np.finfo(np.float32).min])
   image = w.transposed(whole, (0, 3, 1, 2))
   out = equation.outvars[0].aval.shape
   found = w.node('MaxPool', image.name, shape=[out[i] for i in (0, 3, 1, 2)],
@@ -204,16 +203,16 @@ def _reduce_window_max(w: Writer, equation: Any, x: Any, *_: Any) -> list[Value]
 
 
 def _layer_norm(w: Writer, equation: Any, x: Any, scale: Any, bias: Any) -> list[Value]:
-  """`models.pointwise.layer_norm`; its epsilon is the number that the trace adds before the root."""
+  """`models.kernels.norm_act.layer_norm`; its epsilon is the constant that the trace adds before the square root."""
   eps = next(v.val for e in _inner(equation.params['call_jaxpr']) if e.primitive.name == 'add'
              for v in e.invars if hasattr(v, 'val'))
-  whole = w.whole(x, equation.invars[0].aval.shape)
+  whole = w.expanded(x, equation.invars[0].aval.shape)
   return [w.node('LayerNormalization', whole.name, w.value(scale).name, w.value(bias).name, shape=whole.shape,
                  axis=-1, epsilon=float(eps))]
 
 
 def _inner(jaxpr: Any) -> Iterator[Any]:
-  """Equations of a traced function, with those of its branches for platforms."""
+  """Yields the equations of a traced function, with those of its branches for platforms."""
   for equation in jaxpr.eqns:
     yield equation
     for branch in equation.params.get('branches', ()):
@@ -221,21 +220,21 @@ def _inner(jaxpr: Any) -> Iterator[Any]:
 
 
 def _gelu(w: Writer, equation: Any, x: Any) -> list[Value]:
-  """`models.pointwise.gelu`, in the form that the trace has."""
+  """`models.kernels.norm_act.gelu`, in the form of the trace."""
   used = {e.primitive.name for e in equation.params['call_jaxpr'].eqns}
   return [w.arithmetic('Gelu', [x], approximate='tanh' if 'tanh' in used else 'none')]
 
 
 def _attend(w: Writer, equation: Any, *operands: Any) -> list[Value]:
-  """`models.kernels.attend.attend` of query, key and value `[B, M, A, K]`, as `plain_attend` has it."""
-  query, key, value = (w.whole(x, v.aval.shape) for x, v in zip(operands, equation.invars, strict=True))
-  num_images, num_asking, heads, side = query.shape
+  """`models.kernels.attend.attend` of query, key and value `[B, M, A, K]`, in the form of `plain_attend`."""
+  query, key, value = (w.expanded(x, v.aval.shape) for x, v in zip(operands, equation.invars, strict=True))
+  num_images, num_queries, heads, side = query.shape
   scaled = w.arithmetic('Mul', [w.transposed(query, (0, 2, 1, 3)), np.float32(side ** -.5)])
-  keys, num_asked = w.transposed(key, (0, 2, 3, 1)), key.shape[1]
-  logits = w.node('MatMul', scaled.name, keys.name, shape=(num_images, heads, num_asking, num_asked))
+  keys, num_keys = w.transposed(key, (0, 2, 3, 1)), key.shape[1]
+  logits = w.node('MatMul', scaled.name, keys.name, shape=(num_images, heads, num_queries, num_keys))
   weights = w.node('Softmax', logits.name, shape=logits.shape, axis=-1)
   values = w.transposed(value, (0, 2, 1, 3))
-  mixed = w.node('MatMul', weights.name, values.name, shape=(num_images, heads, num_asking, side))
+  mixed = w.node('MatMul', weights.name, values.name, shape=(num_images, heads, num_queries, side))
   return [w.transposed(mixed, (0, 2, 1, 3))]
 
 
