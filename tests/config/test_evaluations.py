@@ -16,7 +16,7 @@ GOOD = schema.Config(evals={
     'log': Logistic(max_steps=3, tolerance=.1), 'mae': Probe(), 'dino': evaluations.dino_probe()})
 
 
-def test_a_config_with_all_evaluations_is_right() -> None:
+def test_a_config_with_all_evaluations_is_valid() -> None:
   check.check(GOOD)
   check.check(dataclasses.replace(GOOD, optimizer=FROZEN,
                                   head=Head(probe=True, batch_norm=True, features=FeatureLayers((-1,), True))))
@@ -25,13 +25,13 @@ def test_a_config_with_all_evaluations_is_right() -> None:
 @pytest.mark.parametrize(('one', 'message'), [
     (TopK(limit=-1), 'evals.x.limit: expected at least 0, got -1'),
     (TopK(every='soon'), 'evals.x.every: expected a number and a unit'),
-    (Real(classes='map'), 'evals.x.classes=map: ReaL labels are numbers of ImageNet classes'),
+    (Real(classes='map'), "evals.x.classes: expected '', as ReaL labels are numbers of ImageNet classes, got 'map'"),
     (FewShot(shots=(5, 0)), r'evals.x.shots: expected numbers, each at least 1, got \(5, 0\)'),
     (FewShot(l2=0.), 'evals.x.l2: expected more than 0, got 0.0'), (FewShot(l2_sweep=(-1.,)), 'evals.x.l2_sweep'),
     (FewShot(num_seeds=0), 'evals.x.num_seeds: expected at least 1, got 0'),
     (Knn(neighbours=()), r'evals.x.neighbours: expected at least one number, got \(\)'),
     (Knn(temperature=0.), 'evals.x.temperature'),
-    (Knn(neighbours=(5,)), r'evals.x.headline=20 is not among neighbours=\(5,\)'),
+    (Knn(neighbours=(5,)), r'evals.x.headline: expected one of evals.x.neighbours=\(5,\), got 20'),
     (Logistic(l2=()), 'evals.x.l2'), (Logistic(holdout=1.), 'evals.x.holdout: expected more than 0 to below 1'),
     (Logistic(max_steps=0), 'evals.x.max_steps: expected at least 1, got 0'),
     (Probe(learning_rates=(0.,)), 'evals.x.learning_rates'),
@@ -41,22 +41,22 @@ def test_a_config_with_all_evaluations_is_right() -> None:
     (Probe(momentum=2.), 'evals.x.momentum: expected 0 to 1'),
     (Probe(trust_coefficient=-1.), 'evals.x.trust_coefficient: expected at least 0'),
     (Knn(features=FeatureLayers(patches=True)),
-     'evals.x.features.patches=true needs features.blocks')])
-def test_a_fault_is_named_with_what_would_be_right(one: schema.Eval, message: str) -> None:
+     'evals.x.features.blocks: expected block numbers, such as -1, with evals.x.features.patches=true')])
+def test_settings_that_cannot_work_are_refused(one: schema.Eval, message: str) -> None:
   with pytest.raises(UserError, match=message):
     check.check(schema.Config(evals={'x': one}))
 
 
 @pytest.mark.parametrize(('changes', 'message'), [
-    ({'head': Head(batch_norm=True)}, 'head.batch_norm is for linear probes; want head.probe=true too'),
-    ({'head': Head(features=FeatureLayers((-1,)))}, 'head.features is for linear probes'),
-    ({'head': Head(probe=True)}, 'head.probe=true trains the head alone; want optimizer.rules with PathRule'),
+    ({'head': Head(batch_norm=True)}, 'head.batch_norm: expected [Ff]alse with head.probe=false'),
+    ({'head': Head(features=FeatureLayers((-1,)))}, 'head.features: expected its default with head.probe=false'),
+    ({'head': Head(probe=True)}, 'optimizer.rules: expected one that freezes the backbone with head.probe=true'),
     ({'head': Head(probe=True, batch_norm=True), 'optimizer': FROZEN, 'train': schema.Train(accumulate=2)},
-     'train.accumulate=2 would give head.batch_norm the statistics of a part of the batch'),
+     'train.accumulate: expected 1 with head.batch_norm=true'),
     ({'head': Head(probe=True, features=FeatureLayers(patches=True)), 'optimizer': FROZEN},
-     'head.features.patches=true needs'),
+     'head.features.blocks: expected block numbers'),
     ({'evals': {'x': TopK(limit=9)}, 'checkpoints': schema.Checkpoints(keep_best='x/top1')},
-     "evals.x.limit=9 makes its numbers partial ones, but checkpoints.keep_best='x/top1' goes by them")])
+     "evals.x.limit: expected 0 with checkpoints.keep_best='x/top1', which compares complete results, got 9")])
 def test_settings_that_do_not_go_together_are_named(changes: dict, message: str) -> None:
   with pytest.raises(UserError, match=message):
     check.check(dataclasses.replace(schema.Config(), **changes))

@@ -12,7 +12,7 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.sources import opening
-from vit_jax.evaluate import evaluators
+from vit_jax.evaluate import bench
 from vit_jax.record import writer
 
 pytestmark = pytest.mark.xdist_group('test_measures')  # in one worker, for what the tests share
@@ -145,5 +145,5 @@ def test_a_set_of_other_classes_and_a_split_without_any_are_refused(
 def test_two_splits_of_other_classes_do_not_go_together() -> None:
   one, two = (opening.open_split(schema.Data(source='synthetic', num_classes=n, num_examples=20), 'train',
                                  image_px=(8, 8)) for n in (3, 4))
-  with pytest.raises(UserError, match='evals.knn: synthetic/train has 3 classes, synthetic/train has 4, and they are'):
-    evaluators.check_same('knn', one, two)
+  with pytest.raises(UserError, match='evals.knn: expected two splits with the same classes, got synthetic/train with'):
+    bench.check_same('knn', one, two)

@@ -1,18 +1,15 @@
-"""Linear probes: the optimum against scikit-learn, SGD and LARS against NumPy, over any batch size and mesh."""
+"""Logistic regression and the choice of settings on held-out examples: against scikit-learn, on any batch and mesh."""
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import jax
 import numpy as np
-import programs
 import pytest
 from sklearn.linear_model import LogisticRegression
 
 from tests.evaluate import rows
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import linear, logistic, stochastic
+from vit_jax.evaluate import linear, logistic
 
 CLASSES, WIDTH = 5, 6
 TRAIN = rows.clusters(101, classes=CLASSES, width=WIDTH, seed=1)
@@ -35,12 +32,12 @@ def splits(size: int, mesh: str, bad: tuple[int, ...] = ()) -> dict[str, object]
           'test': rows.split(rows.Loader(*TEST, size), mesh, name='test'), 'num_classes': CLASSES}
 
 
-def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIES) -> linear.Logistic:
-  return linear.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200, tolerance=1e-6)
+def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIES) -> logistic.Logistic:
+  return logistic.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200, tolerance=1e-6)
 
 
 def test_the_optimum_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(logistic, 'LOGITS_A_BLOCK', 300)  # several blocks
+  monkeypatch.setattr(linear, 'LOGITS_A_BLOCK', 300)  # several blocks
   keep = np.ones(101, bool)
   found = logistic.fit(standard(TRAIN[0]).astype(np.float32)[None], TRAIN[1][None], np.ones((1, 101), np.float32),
                        np.array(PENALTIES, np.float32), num_classes=CLASSES, max_steps=200, tolerance=1e-6)
@@ -78,18 +75,18 @@ def test_a_grid_is_extended_on_the_side_that_wins_and_not_for_ever() -> None:
   def score(some: Sequence[float]) -> linear.Scores:
     return linear.Scores(np.zeros(len(some)), np.array(some))  # the smaller, the better
 
-  grid, scores = linear._search(score, (1., .1), rank=linear._by_nll, extend=True, name='train')
+  grid, scores = linear._search(score, (1., .1), rank=linear.by_nll, extend=True, name='train')
   assert len(grid) == 2 + linear.EXTENSION * linear.MOST_EXTENSIONS and grid == sorted(grid)
   assert grid[0] == pytest.approx(10.**-17) and scores.nll.tolist() == grid
-  assert linear._search(score, (1., .1), rank=linear._by_nll, extend=False, name='train')[0] == [.1, 1.]
+  assert linear._search(score, (1., .1), rank=linear.by_nll, extend=False, name='train')[0] == [.1, 1.]
 
 
 def test_tied_settings() -> None:
   """Accuracies tie: their smallest setting wins. Likelihoods decide between penalties, and nan never wins."""
   scores = linear.Scores(np.array([5, 7, 7, 7]), np.array([.2, .4, .3, np.nan]))
-  assert linear._by_accuracy([1., 2., 3., 4.], scores) == 1
-  assert linear._by_nll([1., 2., 3., 4.], scores) == 0
-  assert linear._by_nll([2., 3., 4.], linear.Scores(scores.right[1:], scores.nll[1:])) == 1
+  assert linear.by_accuracy([1., 2., 3., 4.], scores) == 1
+  assert linear.by_nll([1., 2., 3., 4.], scores) == 0
+  assert linear.by_nll([2., 3., 4.], linear.Scores(scores.right[1:], scores.nll[1:])) == 1
 
 
 @pytest.mark.parametrize('part', [.1, .2, .5])
@@ -111,9 +108,9 @@ def test_classes_of_one_example_cannot_be_held_out() -> None:
 
 
 def test_penalties_that_do_not_fit_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(linear, 'SOLVER_BYTES', 1)
+  monkeypatch.setattr(logistic, 'SOLVER_BYTES', 1)
   probe = logistic_probe(40, 'one')
-  data, _ = linear._place(probe._train, probe._test, rows.weights())
+  data, _ = linear.place(probe._train, probe._test, rows.weights())
   found = probe._fit(data, PENALTIES)
   assert found.kernel.shape == (3, WIDTH, CLASSES)
   for i, penalty in enumerate(PENALTIES):
@@ -126,66 +123,3 @@ def test_one_penalty_holds_nothing_out() -> None:
   assert set(result.metrics) == {'top1', 'top5', 'l2'}
   want = (sklearn_fit(1e-2, np.ones(101, bool)).predict(standard(TEST[0])) == TEST[1]).mean()
   assert result.metrics['top1'] == pytest.approx(want)
-
-
-def by_hand(recipe: stochastic.Recipe, rate: float, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Kernel and bias after the same training in float64, from the same start."""
-  x, y = TRAIN[0].astype(np.float64), TRAIN[1]
-  kernel = .01 * np.asarray(jax.random.normal(jax.random.key(0), (WIDTH, CLASSES)), np.float64)
-  bias, velocity, step = np.zeros(CLASSES), [np.zeros((WIDTH, CLASSES)), np.zeros(CLASSES)], 0
-  mean, variance = np.zeros(WIDTH), np.ones(WIDTH)
-  places = np.flatnonzero(keep)
-  size = min(recipe.batch_size, len(places))
-  total = recipe.epochs * (len(places) // size)
-  warmup = recipe.warmup_epochs * total // recipe.epochs
-  for epoch in range(recipe.epochs):
-    order = np.random.Generator(np.random.Philox(key=epoch)).permutation(places)
-    for at in range(0, len(places) // size * size, size):
-      batch, true = x[order[at:at + size]], y[order[at:at + size]]
-      if recipe.normalize:
-        mean, variance = .9 * mean + .1 * batch.mean(0), .9 * variance + .1 * batch.var(0, ddof=1)
-        batch = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-6)
-      logits = batch @ kernel + bias
-      p = np.exp(logits - logits.max(1, keepdims=True))
-      error = (p / p.sum(1, keepdims=True) - np.eye(CLASSES)[true]) / size
-      grads = [batch.T @ error, error.sum(0)]
-      if recipe.trust_coefficient:
-        grads[0] *= recipe.trust * np.linalg.norm(kernel) / np.linalg.norm(grads[0])
-      velocity = [recipe.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
-      now = (step + 1) / (warmup + 1) if step < warmup else (
-          (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2)
-      kernel, bias = kernel - rate * now * velocity[0], bias - rate * now * velocity[1]
-      step += 1
-  if recipe.normalize:
-    kernel = kernel / np.sqrt(variance + 1e-6)[:, None]
-    bias = bias - mean @ kernel
-  return kernel, bias
-
-
-DINO = stochastic.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust_coefficient=0., normalize=False)
-MAE = stochastic.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust_coefficient=.001, normalize=True)
-
-
-@pytest.mark.parametrize(('recipe', 'rates', 'size', 'mesh'), [
-    (DINO, (.01, .1), 6, 'one'), (DINO, (.01, .1), 16, 'data=2,tensor=4'), (MAE, (1., 4.), 8, 'data=8')])
-def test_training_is_that_of_numpy(recipe: stochastic.Recipe, rates: tuple[float, ...], size: int, mesh: str) -> None:
-  bad = (3, 60)
-  keep = np.ones(101, bool)
-  keep[list(bad)] = False
-  split = splits(size, mesh, bad)['train']
-  placed = split.place(split.table(rows.weights()))
-  steps: list[int] = []
-  found = stochastic.train(placed['features'], placed['label'], placed['mask'], placed['example'],
-                           np.array(rates, np.float32), recipe, num_classes=CLASSES,
-                           mesh=programs.mesh(programs.MESHES[mesh]), on_step=steps.append)
-  for i, rate in enumerate(rates):
-    kernel, bias = by_hand(recipe, rate, keep)
-    np.testing.assert_allclose(found.kernel[i], kernel, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(found.bias[i], bias, rtol=1e-3, atol=1e-4)
-  assert steps[-1] == recipe.num_steps(keep.sum()) and len(steps) == recipe.epochs
-
-
-def test_a_probe_chooses_its_rate_and_learns() -> None:
-  probe = linear.Probe(**splits(16, 'one'), recipe=DINO, rates=(1e-6, .1), holdout=.2)
-  result = probe.measure(rows.weights())
-  assert result.metrics['lr'] == .1 and result.metrics['top1'] > .35 and result.metrics['held_out'] > .35

@@ -28,7 +28,8 @@ SIZE, WIDTH, ACCUMULATE = 32, 16, 4
 DRAWS = ('dropout', 'drop_path', 'mae_mask', 'flip', 'mixup')
 OF_EXAMPLES = ('dropout', 'mae_mask')  # with so many outcomes that two examples never share one here
 IMAGE = np.arange(SIZE * 4 * 4 * 3, dtype=np.float32).reshape(SIZE, 4, 4, 3) % 251
-DATA = {'image': IMAGE.astype(np.uint8), 'label': np.zeros(SIZE, np.int32), 'index': np.arange(SIZE, dtype=np.int32)}
+DATA = {'image': IMAGE.astype(np.uint8), 'label': np.zeros(SIZE, np.int32), 'index': np.arange(SIZE, dtype=np.int32),
+        'box': np.tile(np.array([[0., 0., 1., 1.]], np.float32), (SIZE, 1))}
 RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, flip=True, mixup=.5)
 
 
@@ -45,7 +46,8 @@ class DrawTask:
         'dropout': layers.dropout(ones, .5, keys['dropout']),
         'drop_path': layers.drop_path(ones, jnp.asarray(.5), keys['drop_path'], num_images=num),
         'mae_mask': patches.draw(keys['mae_mask'], num_images=num, num_patches=WIDTH, num_chosen=4).rank + 1.,
-        'flip': batch['image'][:, 0, 0, :1] * ones, 'mixup': batch['labels'][:, :1] * ones}
+        'flip': batch['box'][:, 1:2] * ones,  # the left edge: 1 where mirrored
+        'mixup': batch['labels'][:, :1] * ones}
     each_B = sum((draws[name] * params[name][batch['index']]).sum(-1) for name in DRAWS)
     return LossOut(weighted_mean(each_B), {}, {})
 
@@ -96,9 +98,10 @@ def test_every_example_draws_anew(name: str) -> None:
 
 
 def test_drop_path_and_flips_are_drawn_for_each_example() -> None:
-  kept = draws()[0]['drop_path'][:, 0] > 1.
-  moved = draws()[0]['flip'][:, 0] - draws()[1]['flip'][:, 0]
-  assert 4 < kept.sum() < 28 and len(np.unique(np.round(moved, 2))) > 8  # 32 fair coins: outside with probability 4e-6
+  kept = draws()[0]['drop_path'][:, 0].reshape(-1, ACCUMULATE) > 1.
+  mirrored = draws()[0]['flip'][:, 0] > .5
+  assert any(0 < of_micro.sum() < 8 for of_micro in kept.T)  # else with probability 4e-9
+  assert 4 < mirrored.sum() < 28  # of 32 fair coins; outside with probability 2e-5
 
 
 def test_every_device_draws_its_own_examples_as_one_device_does() -> None:

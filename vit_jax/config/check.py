@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vit_jax.config import evaluations, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import checks, ranges
 from vit_jax.core.errors import UserError
 
@@ -43,7 +43,6 @@ def _together(c: schema.Config, of: str) -> Iterator[str]:
   if of:
     return
   yield from _model(c)
-  yield from evaluations.faults(c)
 
 
 def _model(c: schema.Config) -> Iterator[str]:

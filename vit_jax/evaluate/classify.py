@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,14 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.config import schema
 from vit_jax.core.contracts import EvalLoader, Prepare
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
-from vit_jax.evaluate import problems
-from vit_jax.evaluate.results import Guesses, Result, mark, named
+from vit_jax.data.sources import class_map, real, subset
+from vit_jax.evaluate import problems, targets
+from vit_jax.evaluate.bench import Bench, Make, check_single
+from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.tally import Tally
+
+log = logging.getLogger('vit_jax.jobs')
 
 Predict = Callable[[PyTree, Array], Outputs]
 TOP = 5
@@ -186,3 +192,30 @@ FURTHER = {
     'class_mean': Further(_count_classes, _find_class_mean),
 }
 """Metrics that `TopK.metrics` of a config may name."""
+
+
+def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
+  """The evaluator of settings for each view; the classes of its source may have other names than the network's."""
+  source = bench.eval_source(name)
+  own, network, where = source.class_names, bench.class_names, f'evals.{name}'
+  by_class = class_map.find(own, network, path=settings.classes, where=where)
+  inner = bench.loader(source, bench.batch_size(name, settings), in_memory=True)
+  by_example: real.Labels | None = None
+  if isinstance(settings, schema.Real):
+    by_example = real.of_source(source, settings.labels)
+    counts = real.count(by_example)
+    log.info('%s: %s images have %s ReaL labels, %s have none and do not count.', where, f'{counts.num_scored:,}',
+             f'{counts.num_labels:,}', f'{counts.num_empty:,}')
+  is_same = by_class == tuple((i,) for i in range(len(network))) and by_example is None
+  loader = inner if is_same else targets.Retargeted(
+      inner, by_class=by_class, num_classes=len(network), by_example=by_example)
+  if settings.only_present:
+    check_single(f'{where}.only_present', source)
+  allowed = targets.present(by_class, subset.labels(source), len(network)) if settings.only_present else None
+
+  def make(view: str) -> Measuring:
+    return TopK(
+        bench.views[view].predict, bench.prepare, loader, mesh=bench.mesh, metrics=settings.metrics,
+        num_classes=len(network), allowed=allowed, limit=settings.limit, name=f'{where} ({source.name}, {view})',
+        bar=bench.bar)
+  return make

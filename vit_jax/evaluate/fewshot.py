@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data.sources import subset
 from vit_jax.evaluate import problems, ridge
+from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split, gather
-from vit_jax.evaluate.results import Result, mark, named
+from vit_jax.evaluate.results import Measuring, Result, mark, named
 
 _MOST_NAMES = 5
 
@@ -169,3 +172,22 @@ def score(features: Array, mean: Array, std: Array, weights: Array) -> Array:
   x = (features - mean[None, None]) / std[None, None]
   logits = jnp.einsum('grd,dc->grc', x, weights[:-1], precision=jax.lax.Precision.HIGHEST)
   return logits + ridge.BIAS * weights[-1][None, None]
+
+
+def build(bench: Bench, name: str, settings: schema.FewShot) -> Make:
+  """The evaluator of settings for each view.
+
+  Unless the features of the training split are stored, only the examples that some seed draws are read.
+  """
+  train, test = bench.sources(name)
+  draws = draw(subset.labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
+               name=f'evals.{name}: {train.name}')
+  examples = np.unique(np.concatenate([one.examples for one in draws]))
+  shots = subset.Subset(train, examples, name=f'{train.name}, {len(examples):,} shots')
+
+  def make(view: str) -> Measuring:
+    return FewShot(
+        *bench.splits(name, settings, shots, test, view),
+        whole=bench.split(name, settings, train, view, in_memory=False), examples=examples, draws=draws,
+        num_classes=len(train.class_names), penalty=settings.l2, sweep=settings.l2_sweep, limit=settings.limit)
+  return make

@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
 from vit_jax.evaluate import problems
+from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split
-from vit_jax.evaluate.results import Result, mark, named
+from vit_jax.evaluate.results import Measuring, Result, mark, named
 
 log = logging.getLogger('vit_jax.evaluate')
 
@@ -160,3 +162,15 @@ def vote(similarity: Array, label: Array, num_classes: int, temperature: float) 
   num_parts, num_rows, _ = weight.shape
   g, r = jnp.meshgrid(jnp.arange(num_parts), jnp.arange(num_rows), indexing='ij')
   return jnp.zeros((num_parts, num_rows, num_classes)).at[g[..., None], r[..., None], label].add(weight)
+
+
+def build(bench: Bench, name: str, settings: schema.Knn) -> Make:
+  """The evaluator of settings for each view."""
+  train, test = bench.sources(name)
+
+  def make(view: str) -> Measuring:
+    return Knn(
+        *bench.splits(name, settings, train, test, view),
+        num_classes=len(train.class_names), neighbours=settings.neighbours, temperature=settings.temperature,
+        headline=settings.headline, limit=settings.limit)
+  return make

@@ -1,9 +1,9 @@
-"""Linear probes: how well a linear classifier does on frozen features, cached or taken for the purpose.
+"""Linear classifiers on frozen features: choosing a setting on held-out examples, and scoring.
 
-`Logistic` goes to the optimum of logistic regression; `Probe` trains as MAE (He et al. 2022, Appendix A.1) or DINO
-(Caron et al. 2021, section 4.1) do, but on the features of pictures as evaluation sees them: their protocols
-augment the pictures, which is what the train job with `head.probe` does. Where there are several settings, a part of
-the training examples that takes no part in training chooses; then all train with the best.
+Shared by logistic regression (`logistic.py`) and probes (`probe.py`). The features are those of images as in
+evaluation. MAE (He et al. 2022, Appendix A.1) and DINO (Caron et al. 2021, section 4.1) augment the images of their
+probes, as the train job does with `head.probe`. Where there are several settings, a held-out part of the training
+examples chooses; then the chosen classifier is trained on all of them.
 """
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.evaluate import logistic, problems
+from vit_jax.evaluate import problems
 from vit_jax.evaluate.features import Split, gather
-from vit_jax.evaluate.logistic import Linear
 from vit_jax.evaluate.results import Result, mark, named
-from vit_jax.evaluate.stochastic import Recipe, train
 
 STD_FLOOR = 1e-5
 TOP = 5
-SOLVER_BYTES = 2**31  # of kernels and what L-BFGS keeps of them, for the penalties that are fitted at once
+LOGITS_A_BLOCK = 2**23  # numbers, over all penalties, of one part
 EXTENSION = 4         # settings added at a time beyond an edge of the grid that wins
 MOST_EXTENSIONS = 4   # on either side
 log = logging.getLogger('vit_jax.evaluate')
+
+
+class Linear(NamedTuple):
+  """A linear classifier `x W + b`, or several with one axis more in front."""
+  kernel: Array
+  bias: Array
 
 
 class Data(NamedTuple):
@@ -58,88 +62,8 @@ class Scores(NamedTuple):
   nll: HostArray
 
 
-class Logistic:
-  """Evaluator of one view: `top1`, `top5`, the chosen penalty `l2`, its accuracy and NLL on the held-out examples.
-
-  The penalty with the smallest held-out NLL is chosen: accuracy ties between penalties on few examples, and is blind to
-  how wrong a wrong answer is. If the smallest or the largest penalty wins, the grid is extended on that side.
-
-  Args:
-    train: to fit on.
-    test: to measure on.
-    num_classes: C.
-    penalties: to choose from, per example (see `logistic`).
-    holdout: part of the training examples that chooses, the same part of every class.
-    max_steps: of L-BFGS.
-    tolerance: largest gradient entry at the end.
-    limit: to how many examples the splits were cut; 0 = they were not.
-  """
-
-  def __init__(self, train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
-               max_steps: int, tolerance: float, limit: int = 0):
-    self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
-    self._penalties, self._holdout = tuple(penalties), holdout
-    self._max_steps, self._tolerance = max_steps, tolerance
-
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
-  def measure(self, selected: PyTree) -> Result:
-    """Accuracies, and over how many test examples."""
-    data, test = _place(self._train, self._test, selected)
-    best = choose(self._fit, data, self._penalties, split=self._train, holdout=self._holdout, rank=_by_nll, extend=True)
-    return _result(self._train, self._test, test, best, 'l2', self._limit)
-
-  def _fit(self, data: Data, penalties: Sequence[float]) -> Linear:
-    """Classifiers for all penalties, as many at once as fit."""
-    room = 4 * data.features.shape[-1] * self._num_classes * (2 * logistic.MEMORY + 5)
-    size = max(1, SOLVER_BYTES // room)
-    found = [logistic.fit(
-        data.features, data.label, data.weight, np.asarray(penalties[at:at + size], np.float32),
-        num_classes=self._num_classes, max_steps=self._max_steps, tolerance=self._tolerance).linear
-        for at in range(0, len(penalties), size)]
-    return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
-
-
-class Probe:
-  """Evaluator of one view: `top1`, `top5`, the learning rate `lr` and its accuracy on what was held out.
-
-  Args:
-    train: to train on.
-    test: to measure on.
-    num_classes: C.
-    recipe: how to train.
-    rates: peak learning rates to choose from, for the batch size of the recipe.
-    holdout: part of the training examples that chooses, where there are several.
-    limit: to how many examples the splits were cut; 0 = they were not.
-  """
-
-  def __init__(self, train: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
-               holdout: float, limit: int = 0):
-    self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
-    self._recipe, self._rates, self._holdout = recipe, tuple(rates), holdout
-
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
-  def measure(self, selected: PyTree) -> Result:
-    """Accuracies, and over how many test examples."""
-    data, test = _place(self._train, self._test, selected, standardize=False)
-    best = choose(self._fit, data, self._rates, split=self._train, holdout=self._holdout, rank=_by_accuracy)
-    return _result(self._train, self._test, test, best, 'lr', self._limit)
-
-  def _fit(self, data: Data, rates: Sequence[float]) -> Linear:
-    with self._train.count('steps', self._recipe.num_steps(int(data.weight.sum()))) as tally:
-      return train(data.features, data.label, data.weight, data.example, np.asarray(rates, np.float32), self._recipe,
-                   num_classes=self._num_classes, mesh=self._train.mesh, on_step=tally.update)
-
-
 Rank = Callable[[Sequence[float], Scores], int]
-"""From settings and their scores to the place of the best one."""
+"""From settings and their scores to the index of the best one."""
 
 
 def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings: Sequence[float], *, split: Split,
@@ -175,12 +99,12 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
   return Choice(Linear(fitted.kernel[0], fitted.bias[0]), setting, held_out, nll)
 
 
-def _by_nll(settings: Sequence[float], scores: Scores) -> int:
+def by_nll(settings: Sequence[float], scores: Scores) -> int:
   """The smallest NLL; of equal ones the largest setting. What did not converge to a finite loss never wins."""
   return min(range(len(settings)), key=lambda i: (np.nan_to_num(scores.nll[i], nan=np.inf), -settings[i]))
 
 
-def _by_accuracy(settings: Sequence[float], scores: Scores) -> int:
+def by_accuracy(settings: Sequence[float], scores: Scores) -> int:
   """The most examples right; of equal ones the smallest setting."""
   return min(range(len(settings)), key=lambda i: (-scores.right[i], settings[i]))
 
@@ -256,6 +180,39 @@ def _divide(weight: Array, example: Array, held_out_S: Array) -> tuple[Array, Ar
   return jnp.where(chooses, 0., weight), jnp.where(chooses, weight, 0.)
 
 
+def cut(arrays: tuple[Array, ...], *, rows: int) -> tuple[Array, ...]:
+  """Blocks of at most `rows` rows of all parts, `[G, R, …]` to `[blocks, G, r, …]`; what is added is zero."""
+  num_rows = arrays[0].shape[1]
+  size = max(1, min(rows, num_rows))
+  extra = -num_rows % size
+
+  def one(x: Array) -> Array:
+    x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+
+  return tuple(map(one, arrays))
+
+
+def block_loss(linear: Linear, block: tuple[Array, Array, Array]) -> Array:
+  """Sum of weighted cross-entropies of a block."""
+  features, label, weight = block
+  log_p = jax.nn.log_softmax(predict(linear, features))
+  return -(jnp.take_along_axis(log_p, label[..., None], -1)[..., 0] * weight).sum()
+
+
+@jax.jit
+def mean_loss(linear: Linear, features: Array, label: Array, weight: Array) -> Array:
+  """Weighted mean of the cross-entropies of examples `[G, R]` by one classifier, in nats."""
+  blocks = cut((features, label, weight), rows=LOGITS_A_BLOCK // linear.bias.shape[0])
+  return jax.lax.map(functools.partial(block_loss, linear), blocks).sum() / weight.sum()
+
+
+def predict(linear: Linear, features: Array) -> Array:
+  """Logits `[G, R, C]`, on every accelerator in full f32."""
+  product = jnp.einsum('grd,dc->grc', features, linear.kernel, precision=jax.lax.Precision.HIGHEST)
+  return product + linear.bias[None, None]
+
+
 @jax.jit
 def count_right(linear: Linear, features: Array, label: Array, weight: Array) -> Array:
   """`[3]` i32: of the examples `[G, R]` with a weight those right at first guess, among the best five, and all."""
@@ -263,21 +220,21 @@ def count_right(linear: Linear, features: Array, label: Array, weight: Array) ->
 
   def count(block: tuple[Array, ...]) -> Array:
     x, true, w = block
-    _, top = jax.lax.top_k(logistic.predict(linear, x), min(TOP, num_classes))
+    _, top = jax.lax.top_k(predict(linear, x), min(TOP, num_classes))
     hit, counts = top == true[..., None], w > 0
     return jnp.stack([(hit[..., 0] & counts).sum(), (hit.any(-1) & counts).sum(), counts.sum()]).astype(jnp.int32)
 
-  return jax.lax.map(count, logistic.cut((features, label, weight), rows=logistic.LOGITS_A_BLOCK // num_classes)).sum(0)
+  return jax.lax.map(count, cut((features, label, weight), rows=LOGITS_A_BLOCK // num_classes)).sum(0)
 
 
 def _score(fitted: Iterable[Linear], data: Data) -> Scores:
   """Scores of classifiers on the examples with a weight."""
   found = jax.device_get([(count_right(one, data.features, data.label, data.weight),
-                           logistic.mean_loss(one, data.features, data.label, data.weight)) for one in fitted])
+                           mean_loss(one, data.features, data.label, data.weight)) for one in fitted])
   return Scores(np.array([int(right[0]) for right, _ in found]), np.array([float(nll) for _, nll in found]))
 
 
-def _place(train_split: Split, test_split: Split, selected: PyTree, *, standardize: bool = True) -> tuple[Data, Data]:
+def place(train_split: Split, test_split: Split, selected: PyTree, *, standardize: bool = True) -> tuple[Data, Data]:
   """Both splits on the devices; standardised by mean and deviation of the training examples, if asked for."""
   found = []
   for one in (train_split, test_split):
@@ -302,7 +259,7 @@ def _standardize(features: Array, mean: Array, std: Array) -> Array:
   return (features - mean[None, None]) / std[None, None]
 
 
-def _result(train_split: Split, split: Split, test: Data, best: Choice, name: str, limit: int) -> Result:
+def result(train_split: Split, split: Split, test: Data, best: Choice, name: str, limit: int) -> Result:
   right, top, total = jax.device_get(count_right(best.linear, test.features, test.label, test.weight)).tolist()
   problems.check_counted(split.name, total, split.num_examples)
   metrics = {'top1': right / total, 'top5': top / total, name: best.setting}

@@ -1,32 +1,33 @@
-"""Multinomial logistic regression to the optimum, for many penalties at once.
+"""Multinomial logistic regression on features, to the optimum, for many penalties at once.
 
   f(W, b) = sum_i w_i CE(x_i W + b, y_i) / sum_i w_i + l / 2 |W|^2
 
-The bias is free, and l is per example: scikit-learn's C is 1 / (l N). Solved by L-BFGS with a line search that meets
-the strong Wolfe conditions (Nocedal & Wright 2006, chapters 3 and 7); all penalties step together until the last is
-done. Examples lie split over the devices, and pass in blocks, so that logits never take much room.
+The bias is not penalised, and l is per example: scikit-learn's C is 1 / (l N). The solver is L-BFGS with a line search
+that meets the strong Wolfe conditions (Nocedal & Wright 2006, chapters 3 and 7); all penalties step together until the
+last one is done. Examples are split over the devices and processed in blocks, which bounds the memory of the logits.
 """
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from vit_jax.core.types import Array
+from vit_jax.config import schema
+from vit_jax.core.types import Array, PyTree
+from vit_jax.evaluate import linear
+from vit_jax.evaluate.bench import Bench, Make
+from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.linear import Linear, cut
+from vit_jax.evaluate.results import Measuring, Result
 
 MEMORY = 10              # pairs of steps and gradients that L-BFGS keeps
 LINE_SEARCH_STEPS = 20
-LOGITS_A_BLOCK = 2**23   # numbers, over all penalties, of one part
-
-
-class Linear(NamedTuple):
-  """A linear classifier `x W + b`, or several with one axis more in front."""
-  kernel: Array
-  bias: Array
+SOLVER_BYTES = 2**31  # of kernels and the memory of L-BFGS, for the penalties that are fitted at once
 
 
 class Solution(NamedTuple):
@@ -50,51 +51,18 @@ def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_c
     max_steps: of L-BFGS.
     tolerance: a fit is done when no entry of its gradient is larger.
   """
-  blocks = cut((features, label, weight), rows=LOGITS_A_BLOCK // (num_classes * penalties.shape[0]))
+  blocks = cut((features, label, weight), rows=linear.LOGITS_A_BLOCK // (num_classes * penalties.shape[0]))
   total = weight.sum()
 
   def one(penalty: Array) -> Solution:
-    def value(linear: Linear) -> Array:
-      loss = jax.lax.map(jax.checkpoint(functools.partial(_loss, linear)), blocks).sum()
-      return loss / total + penalty / 2. * jnp.square(linear.kernel).sum()
+    def value(fitted: Linear) -> Array:
+      loss = jax.lax.map(jax.checkpoint(functools.partial(linear.block_loss, fitted)), blocks).sum()
+      return loss / total + penalty / 2. * jnp.square(fitted.kernel).sum()
 
     zero = Linear(jnp.zeros((features.shape[-1], num_classes)), jnp.zeros(num_classes))
     return _minimize(value, zero, max_steps=max_steps, tolerance=tolerance)
 
   return jax.vmap(one)(penalties)
-
-
-def cut(arrays: tuple[Array, ...], *, rows: int) -> tuple[Array, ...]:
-  """Blocks of at most `rows` rows of all parts, `[G, R, …]` to `[blocks, G, r, …]`; what is added is zero."""
-  num_rows = arrays[0].shape[1]
-  size = max(1, min(rows, num_rows))
-  extra = -num_rows % size
-
-  def one(x: Array) -> Array:
-    x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
-    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
-
-  return tuple(map(one, arrays))
-
-
-def _loss(linear: Linear, block: tuple[Array, Array, Array]) -> Array:
-  """Sum of weighted cross-entropies of a block."""
-  features, label, weight = block
-  log_p = jax.nn.log_softmax(predict(linear, features))
-  return -(jnp.take_along_axis(log_p, label[..., None], -1)[..., 0] * weight).sum()
-
-
-@jax.jit
-def mean_loss(linear: Linear, features: Array, label: Array, weight: Array) -> Array:
-  """Weighted mean of the cross-entropies of examples `[G, R]` by one classifier, in nats."""
-  blocks = cut((features, label, weight), rows=LOGITS_A_BLOCK // linear.bias.shape[0])
-  return jax.lax.map(functools.partial(_loss, linear), blocks).sum() / weight.sum()
-
-
-def predict(linear: Linear, features: Array) -> Array:
-  """Logits `[G, R, C]`, on every accelerator in full f32."""
-  product = jnp.einsum('grd,dc->grc', features, linear.kernel, precision=jax.lax.Precision.HIGHEST)
-  return product + linear.bias[None, None]
 
 
 class _State(NamedTuple):
@@ -126,3 +94,62 @@ def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int
   end = jax.lax.while_loop(goes_on, step, _State(start, solver.init(start), jnp.zeros((), jnp.int32), infinite,
                                                  infinite))
   return Solution(end.linear, end.steps, end.gradient)
+
+
+class Logistic:
+  """Evaluator of one view: `top1`, `top5`, the chosen penalty `l2`, its accuracy and NLL on the held-out examples.
+
+  The penalty with the smallest held-out NLL is chosen: on few examples several penalties have the same accuracy, and
+  accuracy does not depend on the probability of a wrong prediction. If the smallest or the largest penalty wins, the
+  grid is extended on that side.
+
+  Args:
+    train: to fit on.
+    test: to measure on.
+    num_classes: C.
+    penalties: to choose from, per example (see above).
+    holdout: part of the training examples that chooses, the same part of every class.
+    max_steps: of L-BFGS.
+    tolerance: largest gradient entry at the end.
+    limit: to how many examples the splits were cut; 0 = they were not.
+  """
+
+  def __init__(self, train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
+               max_steps: int, tolerance: float, limit: int = 0):
+    self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
+    self._penalties, self._holdout = tuple(penalties), holdout
+    self._max_steps, self._tolerance = max_steps, tolerance
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """Accuracies of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Accuracies, and over how many test examples."""
+    data, test = linear.place(self._train, self._test, selected)
+    best = linear.choose(self._fit, data, self._penalties, split=self._train, holdout=self._holdout,
+                         rank=linear.by_nll, extend=True)
+    return linear.result(self._train, self._test, test, best, 'l2', self._limit)
+
+  def _fit(self, data: linear.Data, penalties: Sequence[float]) -> Linear:
+    """Classifiers for all penalties, as many at once as fit."""
+    room = 4 * data.features.shape[-1] * self._num_classes * (2 * MEMORY + 5)
+    size = max(1, SOLVER_BYTES // room)
+    found = [fit(
+        data.features, data.label, data.weight, np.asarray(penalties[at:at + size], np.float32),
+        num_classes=self._num_classes, max_steps=self._max_steps, tolerance=self._tolerance).linear
+        for at in range(0, len(penalties), size)]
+    return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
+
+
+def build(bench: Bench, name: str, settings: schema.Logistic) -> Make:
+  """The evaluator of settings for each view."""
+  train, test = bench.sources(name)
+
+  def make(view: str) -> Measuring:
+    return Logistic(
+        *bench.splits(name, settings, train, test, view),
+        num_classes=len(train.class_names), penalties=settings.l2, holdout=settings.holdout,
+        max_steps=settings.max_steps, tolerance=settings.tolerance, limit=settings.limit)
+  return make

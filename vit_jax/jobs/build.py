@@ -9,7 +9,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Collection
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,9 @@ from vit_jax.core.types import Batch, Schedule, Shard
 from vit_jax.data.pipeline import loader as loaders
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, pseudo, subset
-from vit_jax.evaluate import evaluators as measures
+from vit_jax.data.sources import opening, pseudo
+from vit_jax.evaluate import evaluators as evaluation
+from vit_jax.evaluate.bench import Bench
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
@@ -183,70 +184,14 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
     objective: has the views.
     mesh: of the parameters.
     shard: the rows of each batch that this process feeds.
-    workdir: features are kept in `features` of it, if it is local; else in memory.
-    bar: whether progress may be a bar, as nothing else draws one.
+    workdir: features are stored in its folder `features` if it is local, otherwise in memory.
+    bar: whether progress may be shown as a bar.
   """
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
-  bench = measures.Bench(
-      config, class_names=data.class_names, in_memory=data.in_memory, views=views,
-      backbone=backbones.build(config.model, config.image_px), mesh=mesh, shard=shard, store=Store(folder), bar=bar)
-  found: dict[str, dict[str, Measuring]] = {}
-  for name, settings in config.evals.items():
-    chosen = settings.views or tuple(views)
-    if unknown := [view for view in chosen if view not in views]:
-      raise UserError(f'evals.{name}.views: unknown {", ".join(unknown)}; this objective has {", ".join(views)}')
-    make = _maker(bench, data, name, settings)
-    found[name] = {view: make(view) for view in chosen}
-  return found
-
-
-def _maker(bench: measures.Bench, data: Data, name: str, settings: schema.Eval) -> measures.Make:
-  """What makes the evaluator of a view."""
-  test = eval_source(bench.config, data, name)
-  match settings:
-    case schema.TopK():  # and Real
-      return measures.top_k(bench, name, settings, test)
-    case schema.FewShot():
-      return measures.few_shot(bench, name, settings, train_source(bench.config, data, name), test)
-    case schema.Knn():
-      return measures.nearest(bench, name, settings, train_source(bench.config, data, name), test)
-    case schema.Logistic():
-      return measures.logistic(bench, name, settings, train_source(bench.config, data, name), test)
-    case schema.Probe():
-      return measures.probe(bench, name, settings, train_source(bench.config, data, name), test)
-    case _:
-      assert_never(settings)
-
-
-def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
-  """The source that an evaluation of the config reads, cut to its limit."""
-  settings = config.evals.get(evaluation)
-  if settings is None:
-    return data.eval
-  found = data.eval
-  # Weights bring classes of their own, which what learns from features does not go by.
-  is_own = isinstance(settings, measures.OfTwo) and data.train is data.eval
-  if settings.split or settings.source or is_own:
-    found = _open_split(config, settings, settings.split or config.data.eval_split)
-  return subset.first(found, settings.limit)
-
-
-def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
-  """The source that an evaluation of the config learns from, cut to its limit but for few shots."""
-  settings = config.evals[evaluation]
-  assert isinstance(settings, measures.OfTwo)
-  found = data.train
-  if settings.train_split or settings.source or data.train is data.eval:
-    found = _open_split(config, settings, settings.train_split or config.data.train_split)
-  return found if isinstance(settings, schema.FewShot) else subset.first(found, settings.limit)
-
-
-def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> Source:
-  own = config.data
-  if settings.source:  # whose classes are matched by the evaluation
-    own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0, label_column='')
-  return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
+  bench = Bench(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
+                shard=shard, store=Store(folder), bar=bar)
+  return evaluation.build(bench)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,

@@ -13,6 +13,7 @@ import jax
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.pipeline import transforms
+from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
@@ -69,7 +70,7 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
                                 bar=config.train.progress)
   final = results.measure(evaluators, parts.objective, restored.state)
   results.write(workdir, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=build.eval_source(config, data, final.name), class_names=data.class_names)
+                source=bench.eval_source(config, data, final.name), class_names=data.class_names)
   if jax.process_index() == 0:
     results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0

@@ -16,6 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
 from vit_jax.data.pipeline import transforms
 from vit_jax.data.sources import classes, opening
+from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
@@ -93,7 +94,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
   results.write(workdir, final, 0, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=build.eval_source(config, data, final.name), class_names=data.class_names)
+                source=bench.eval_source(config, data, final.name), class_names=data.class_names)
   if jax.process_index() == 0:
     results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0

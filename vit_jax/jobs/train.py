@@ -16,6 +16,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Batch
 from vit_jax.data.pipeline import transforms
+from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, report_page, resume, teacher_labels
 from vit_jax.jobs import runtime as startup
@@ -275,7 +276,7 @@ class Run:
   def _write_results(self, final: results.Final, digest: str, total: int) -> None:
     seconds = time.monotonic() - self._began
     fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
-    results.write(self.workdir, final, total, fit=fit, source=build.eval_source(self.config, self.data, final.name),
+    results.write(self.workdir, final, total, fit=fit, source=bench.eval_source(self.config, self.data, final.name),
                   class_names=self.data.class_names)
     run_directory.write_json(self.workdir / 'final.json', {
         'step': total, 'seconds': seconds, 'params_digest': digest,

@@ -13,14 +13,7 @@ from vit_jax.config.schema.data import Decode as Decode
 from vit_jax.config.schema.data import InMemory as InMemory
 from vit_jax.config.schema.data import MixClasses as MixClasses
 from vit_jax.config.schema.data import Pseudo as Pseudo
-from vit_jax.config.schema.evals import Eval as Eval
-from vit_jax.config.schema.evals import Evaluation as Evaluation
-from vit_jax.config.schema.evals import FewShot as FewShot
-from vit_jax.config.schema.evals import Knn as Knn
-from vit_jax.config.schema.evals import Logistic as Logistic
-from vit_jax.config.schema.evals import Probe as Probe
-from vit_jax.config.schema.evals import Real as Real
-from vit_jax.config.schema.evals import TopK as TopK
+from vit_jax.config.schema.evals import *  # noqa: F403
 from vit_jax.config.schema.layers import AttentionKernel as AttentionKernel
 from vit_jax.config.schema.layers import DType as DType
 from vit_jax.config.schema.layers import Execution as Execution
@@ -34,22 +27,7 @@ from vit_jax.config.schema.model import Mixer as Mixer
 from vit_jax.config.schema.model import Model as Model
 from vit_jax.config.schema.model import ResNet as ResNet
 from vit_jax.config.schema.objective import *  # noqa: F403
-from vit_jax.config.schema.optim import Adafactor as Adafactor
-from vit_jax.config.schema.optim import Adam as Adam
-from vit_jax.config.schema.optim import AdamW as AdamW
-from vit_jax.config.schema.optim import Curve as Curve
-from vit_jax.config.schema.optim import Decay as Decay
-from vit_jax.config.schema.optim import DecayBy as DecayBy
-from vit_jax.config.schema.optim import Lamb as Lamb
-from vit_jax.config.schema.optim import Lars as Lars
-from vit_jax.config.schema.optim import LayerGroups as LayerGroups
-from vit_jax.config.schema.optim import Lion as Lion
-from vit_jax.config.schema.optim import Optimizer as Optimizer
-from vit_jax.config.schema.optim import PathRule as PathRule
-from vit_jax.config.schema.optim import Ramp as Ramp
-from vit_jax.config.schema.optim import RMSProp as RMSProp
-from vit_jax.config.schema.optim import Schedule as Schedule
-from vit_jax.config.schema.optim import Sgd as Sgd
+from vit_jax.config.schema.optim import *  # noqa: F403
 from vit_jax.config.schema.recipe import Crop as Crop
 from vit_jax.config.schema.recipe import CropInterpolation as CropInterpolation
 from vit_jax.config.schema.recipe import CropSampler as CropSampler

@@ -7,6 +7,8 @@ from vit_jax.config.schema.checks import Run, Settings, problem
 from vit_jax.config.schema.model import FeatureLayers
 from vit_jax.config.schema.ranges import COUNT, COUNT_OR_0, INSIDE, NOT_NEGATIVE, POSITIVE, SHARE, duration, ranged
 
+__all__ = ('Eval', 'Evaluation', 'FewShot', 'FrozenEvaluation', 'Knn', 'Logistic', 'Probe', 'Real', 'TopK')
+
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
 MORE_METRICS = ('ece', 'class_mean')
@@ -15,29 +17,49 @@ MORE_METRICS = ('ece', 'class_mean')
 
 @dataclasses.dataclass
 class Evaluation(Settings):
-  """What every evaluation has. Not one itself."""
+  """The settings that all evaluations share."""
   every: str = duration('10 epochs')
   split: str = ''                          # '' = data.eval_split
   batch_size: int = ranged(0, COUNT_OR_0)  # 0 = the training batch size
   views: tuple[str, ...] = ()              # empty = all that the objective has
-  # a quick look at the first so many examples; marked as partial everywhere; 0 = all
-  limit: int = ranged(0, COUNT_OR_0)
-  source: str = ''  # like data.source; '' = that
+  limit: int = ranged(0, COUNT_OR_0)       # number of examples, marked as partial in every result; 0 = all
+  source: str = ''                         # as data.source; '' = the same
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if 'ema' in self.views and not config.train.ema:
       yield problem(f'{name}.views', 'no ema with train.ema=0', self.views)
+    best = config.checkpoints.keep_best
+    if self.limit and f'evals.{best.split("/")[0]}' == name:
+      yield problem(f'{name}.limit', f'0 with checkpoints.keep_best={best!r}, which compares complete results',
+                    self.limit)
+
+
+@dataclasses.dataclass
+class FrozenEvaluation(Evaluation):
+  """The settings that evaluations which learn from frozen features share."""
+  train_split: str = ''  # '' = data.train_split
+  features: FeatureLayers = field(default_factory=FeatureLayers)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if self.features.patches and not self.features.blocks:
+      yield problem(f'{name}.features.blocks', f'block numbers, such as -1, with {name}.features.patches=true', ())
+
+
+def _not_empty(name: str, values: tuple[float, ...]) -> Iterator[str]:
+  if not values:
+    yield problem(name, 'at least one number', values)
 
 
 @dataclasses.dataclass
 class TopK(Evaluation):
   """Top-1, top-5, NLL over a split, every example once."""
   every: str = duration('1 epoch')
-  metrics: tuple[str, ...] = ()  # measured beside top1, top5 and nll: ece, class_mean
-  # A file that says which classes of the network a class of the source is, if it has other names: `source: class,
-  # class` a line; any of several is right. '' = its classes are called as the network's, or numbered like them.
+  metrics: tuple[str, ...] = ()  # in addition to top1, top5 and nll: ece, class_mean
+  # A file that maps the classes of the source to those of the network, one line `source: class, class` each; any of
+  # several classes is correct. '' = they have the same names or numbers.
   classes: str = ''
-  only_present: bool = False  # only classes that the source has can be guessed (ImageNet-A, -R)
+  only_present: bool = False  # predicts only classes that the source has (ImageNet-A, -R)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -48,60 +70,78 @@ class TopK(Evaluation):
 
 @dataclasses.dataclass
 class Real(TopK):
-  """ImageNet-ReaL (arXiv 2006.07159): any of an image's labels is right, images without one do not count."""
-  labels: str = ''  # real.json; '' = the set brings them itself: tfds:imagenet2012_real
+  """ImageNet-ReaL (arXiv 2006.07159): any label of an image is correct; images without a label do not count."""
+  labels: str = ''  # real.json; '' = the dataset has them: tfds:imagenet2012_real
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if self.classes:
+      yield problem(f'{name}.classes', "'', as ReaL labels are numbers of ImageNet classes", self.classes)
 
 
 @dataclasses.dataclass
-class FewShot(Evaluation):
-  """Ridge regression on a few examples of each class (ViT paper, section 4.1), as big_vision has it."""
-  train_split: str = ''                               # '' = data.train_split; of ImageNet train[:65000] is enough
+class FewShot(FrozenEvaluation):
+  """Ridge regression on a few examples of each class (ViT paper, section 4.1), as in big_vision.
+
+  For ImageNet `train_split='train[:65000]'` suffices.
+  """
   shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)
   num_seeds: int = ranged(3, COUNT)
   l2: float = ranged(1024., POSITIVE)
-  l2_sweep: tuple[float, ...] = ranged((), POSITIVE)  # further ones, and the one that leaving each shot out prefers
-  features: FeatureLayers = field(default_factory=FeatureLayers)
+  l2_sweep: tuple[float, ...] = ranged((), POSITIVE)  # other values, also chosen among by leave-one-out
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from _not_empty(f'{name}.shots', self.shots)
 
 
 @dataclasses.dataclass
-class Knn(Evaluation):
+class Knn(FrozenEvaluation):
   """Weighted k nearest neighbours by cosine (DINO, arXiv 2104.14294)."""
-  train_split: str = ''              # '' = data.train_split
   neighbours: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)
   temperature: float = ranged(.07, POSITIVE)
-  headline: int = ranged(20, COUNT)  # the k that a single number is quoted from
-  features: FeatureLayers = field(default_factory=FeatureLayers)
+  headline: int = ranged(20, COUNT)  # the k of the single number that is reported
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from _not_empty(f'{name}.neighbours', self.neighbours)
+    if self.headline not in self.neighbours:
+      yield problem(f'{name}.headline', f'one of {name}.neighbours={self.neighbours}', self.headline)
 
 
 @dataclasses.dataclass
-class Logistic(Evaluation):
+class Logistic(FrozenEvaluation):
   """Multinomial logistic regression to its optimum, with the best of several penalties."""
-  train_split: str = ''  # '' = data.train_split
-  # Per example, of |W|^2 / 2 beside the mean loss: scikit-learn's 1 / (C N).
-
+  # Factor of |W|^2 / 2, which is added to the mean loss: scikit-learn's 1 / (C N).
   l2: tuple[float, ...] = ranged(
       (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1., 3., 10.), POSITIVE)
   holdout: float = ranged(.1, INSIDE)            # part of the training examples that chooses among them
   max_steps: int = ranged(500, COUNT)            # of L-BFGS
   tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
-  features: FeatureLayers = field(default_factory=FeatureLayers)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from _not_empty(f'{name}.l2', self.l2)
 
 
 @dataclasses.dataclass
-class Probe(Evaluation):
-  """A linear classifier trained on features of unaugmented pictures by SGD; by default as MAE's, with LARS."""
-  train_split: str = ''                               # '' = data.train_split
+class Probe(FrozenEvaluation):
+  """A linear classifier trained by SGD on features of images without augmentation; by default MAE's, with LARS."""
   epochs: int = ranged(90, COUNT)                     # MAE, Table 10; DINO: 100
   warmup_epochs: int = ranged(10, COUNT_OR_0)         # DINO: 0
   train_batch_size: int = ranged(16_384, COUNT)       # DINO: 1024
-  learning_rates: tuple[float, ...] = ranged((.1,), POSITIVE)  # learning rates to choose from
-  # examples a step that they are for; they are scaled to the batch; 0 = as they are
-  base_batch_size: int = ranged(256, COUNT_OR_0)
+  learning_rates: tuple[float, ...] = ranged((.1,), POSITIVE)  # to choose from
+  base_batch_size: int = ranged(256, COUNT_OR_0)      # of the learning rates, which are scaled to the batch; 0 = off
   momentum: float = ranged(.9, SHARE)
   trust_coefficient: float = ranged(.001, NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
   batch_norm: bool = True                    # of the features, without scale and bias; DINO: no
   holdout: float = ranged(.1, INSIDE)        # part of the training examples that chooses, where there are several rates
-  features: FeatureLayers = field(default_factory=FeatureLayers)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from _not_empty(f'{name}.learning_rates', self.learning_rates)
+    if self.warmup_epochs > self.epochs:
+      yield problem(f'{name}.warmup_epochs', f'at most {name}.epochs={self.epochs}', self.warmup_epochs)
 
 
 Eval = TopK | Real | FewShot | Knn | Logistic | Probe

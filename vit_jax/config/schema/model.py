@@ -1,5 +1,6 @@
 """Settings of networks and their heads."""
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import field
 from typing import ClassVar
@@ -107,3 +108,19 @@ class Head(checks.Settings):
   probe: bool = False                      # a linear probe: the backbone only evaluates, and no gradient reaches it
   features: FeatureLayers = field(default_factory=FeatureLayers)    # of a probe: what it sees
   batch_norm: bool = False                 # of a probe: of what it sees, without scale and bias (MAE)
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    if not self.probe:
+      yield from checks.no_effect(self, name, ('features', 'batch_norm'), f'with {name}.probe=false',
+                           f'Set {name}.probe=true.')
+      return
+    if not any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/norm/scale')
+               for rule in config.optimizer.rules):
+      yield (f'optimizer.rules: expected one that freezes the backbone with {name}.probe=true, got none. Add '
+             "PathRule('backbone/.*', frozen_until='100 %').")
+    if self.batch_norm and config.train.accumulate > 1:
+      yield checks.problem('train.accumulate', f'1 with {name}.batch_norm=true, whose statistics are of the complete '
+                           'batch', config.train.accumulate)
+    if self.features.patches and not self.features.blocks:
+      yield checks.problem(f'{name}.features.blocks', f'block numbers, such as -1, with {name}.features.patches=true',
+                           ())

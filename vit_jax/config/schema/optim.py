@@ -18,6 +18,9 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 
+__all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'LayerGroups',
+           'Lion', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule', 'Sgd')
+
 
 class Decay(enum.Enum):
   """Shape of the learning rate after the warm-up."""
@@ -241,3 +244,6 @@ class Sgd(Optimizer):
     if self.weight_decay == 0:
       yield from no_effect(self, name, ('decay_by',), f'with {name}.weight_decay=0',
                            f'Set {name}.weight_decay for it.')
+
+
+AnyOptimizer = AdamW | Adam | Adafactor | Lamb | Lars | Lion | RMSProp | Sgd

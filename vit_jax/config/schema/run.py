@@ -7,10 +7,10 @@ from dataclasses import field
 from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
 from vit_jax.config.schema.data import Data
-from vit_jax.config.schema.evals import TOP_K_METRICS, FewShot, Knn, Logistic, Probe, Real, TopK
+from vit_jax.config.schema.evals import TOP_K_METRICS, Eval, TopK
 from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet
 from vit_jax.config.schema.objective import Objective, Supervised
-from vit_jax.config.schema.optim import Adafactor, Adam, AdamW, Decay, Lamb, Lars, Lion, RMSProp, Sgd
+from vit_jax.config.schema.optim import AdamW, AnyOptimizer, Decay
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
 from vit_jax.config.schema.vit import ViT
 from vit_jax.core.errors import UserError
@@ -152,9 +152,9 @@ class Config(Settings):
   model: ViT | ResNet | Mixer | EfficientNet = field(default_factory=ViT)
   head: Head = field(default_factory=Head)
   objective: Objective = field(default_factory=Supervised)
-  optimizer: AdamW | Adam | Adafactor | Lamb | Lars | Lion | RMSProp | Sgd = field(default_factory=AdamW)
+  optimizer: AnyOptimizer = field(default_factory=AdamW)
   train: Train = field(default_factory=Train)
-  evals: dict[str, TopK | Real | FewShot | Knn | Logistic | Probe] = field(default_factory=dict)
+  evals: dict[str, Eval] = field(default_factory=dict)
   checkpoints: Checkpoints = field(default_factory=Checkpoints)
   mesh: Mesh = field(default_factory=Mesh)
   init_from: str = ''  # weights to begin with: a file, folder, run, address or known name; '' = random ones

@@ -6,7 +6,7 @@ visits the examples in an order of its own, and leaves out what does not fill a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,11 @@ from jax.sharding import Mesh
 
 from vit_jax.config import durations, schema
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.evaluate.logistic import Linear
+from vit_jax.evaluate import linear
+from vit_jax.evaluate.bench import Bench, Make
+from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.linear import Linear
+from vit_jax.evaluate.results import Measuring, Result
 from vit_jax.models.probe import EPS, Statistics, normalize
 from vit_jax.optim import optimizers, schedules
 from vit_jax.parallel import mesh as meshes
@@ -133,3 +137,56 @@ def _folded(params: PyTree, running: Statistics, normalize: bool) -> Linear:
     return Linear(kernel, bias)
   kernel = kernel / jnp.sqrt(running.variance + EPS)[None, :, None]
   return Linear(kernel, bias - jnp.einsum('d,ndc->nc', running.mean, kernel, precision=jax.lax.Precision.HIGHEST))
+
+
+class Probe:
+  """Evaluator of one view: `top1`, `top5`, the learning rate `lr` and its accuracy on what was held out.
+
+  Args:
+    train: to train on.
+    test: to measure on.
+    num_classes: C.
+    recipe: how to train.
+    rates: peak learning rates to choose from, for the batch size of the recipe.
+    holdout: part of the training examples that chooses, where there are several.
+    limit: to how many examples the splits were cut; 0 = they were not.
+  """
+
+  def __init__(self, train: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
+               holdout: float, limit: int = 0):
+    self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
+    self._recipe, self._rates, self._holdout = recipe, tuple(rates), holdout
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """Accuracies of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Accuracies, and over how many test examples."""
+    data, test = linear.place(self._train, self._test, selected, standardize=False)
+    best = linear.choose(self._fit, data, self._rates, split=self._train, holdout=self._holdout,
+                         rank=linear.by_accuracy)
+    return linear.result(self._train, self._test, test, best, 'lr', self._limit)
+
+  def _fit(self, data: linear.Data, rates: Sequence[float]) -> Linear:
+    with self._train.count('steps', self._recipe.num_steps(int(data.weight.sum()))) as tally:
+      return train(data.features, data.label, data.weight, data.example, np.asarray(rates, np.float32), self._recipe,
+                   num_classes=self._num_classes, mesh=self._train.mesh, on_step=tally.update)
+
+
+def build(bench: Bench, name: str, settings: schema.Probe) -> Make:
+  """The evaluator of settings for each view."""
+  train, test = bench.sources(name)
+  size = min(settings.train_batch_size, len(train))
+  recipe = Recipe(
+      epochs=settings.epochs, batch_size=size, momentum=settings.momentum, warmup_epochs=settings.warmup_epochs,
+      trust_coefficient=settings.trust_coefficient, normalize=settings.batch_norm)
+  base = settings.base_batch_size
+  rates = [rate * size / base if base else rate for rate in settings.learning_rates]
+
+  def make(view: str) -> Measuring:
+    return Probe(
+        *bench.splits(name, settings, train, test, view),
+        num_classes=len(train.class_names), recipe=recipe, rates=rates, holdout=settings.holdout, limit=settings.limit)
+  return make

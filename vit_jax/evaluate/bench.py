@@ -1,0 +1,190 @@
+"""What the evaluators of a job share: the sources that they read, loaders, feature readers and the feature store."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from jax.sharding import Mesh
+
+from vit_jax import __version__
+from vit_jax.config import schema
+from vit_jax.core.contracts import Backbone, EvalLoader, View
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, PyTree, Shard
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.pipeline import transforms
+from vit_jax.data.source import Source, most_labels
+from vit_jax.data.sources import opening, subset
+from vit_jax.evaluate.features import Reader, Split
+from vit_jax.evaluate.results import Measuring
+from vit_jax.evaluate.store import Store
+from vit_jax.models import intermediates
+from vit_jax.parallel import mesh as meshes
+
+Make = Callable[[str], Measuring]
+"""From the name of a view to its evaluator."""
+
+
+class Data(Protocol):
+  """The sources of a run."""
+
+  @property
+  def train(self) -> Source: ...
+
+  @property
+  def eval(self) -> Source: ...
+
+  @property
+  def class_names(self) -> tuple[str, ...]: ...
+
+  @property
+  def in_memory(self) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pooled:
+  """Reads the input of the head of a view."""
+  view: View
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    return self.view.predict(selected, image).features.pooled
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tapped:
+  """Reads features after the chosen blocks."""
+  backbone: intermediates.LayeredBackbone
+  features: schema.FeatureLayers
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    found = intermediates.read(self.backbone, selected['backbone'], image, self.features.blocks)
+    return intermediates.concatenate(found, patches=self.features.patches)
+
+
+class Bench:
+  """The resources that the evaluators of a job share.
+
+  Args:
+    config: checked.
+    data: of the run.
+    views: the networks to evaluate, by name.
+    backbone: of these networks, for features of inner blocks.
+    mesh: of the parameters.
+    shard: the rows of each batch that this process feeds.
+    store: for features.
+    bar: whether progress may be shown as a bar.
+  """
+
+  def __init__(self, config: schema.Config, data: Data, *, views: Mapping[str, View], backbone: Backbone, mesh: Mesh,
+               shard: Shard, store: Store, bar: bool) -> None:
+    self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
+    self.prepare, self.store, self.bar = transforms.prepare_eval(config.data.recipe), store, bar
+    self._data, self._backbone, self._shard = data, backbone, shard
+    self._loaders: dict[tuple[str, int], loaders.EvalLoader] = {}
+    self._readers: dict[tuple[str, str], Reader] = {}
+
+  def eval_source(self, name: str) -> Source:
+    """The source that an evaluation measures on."""
+    return eval_source(self.config, self._data, name)
+
+  def sources(self, name: str) -> tuple[Source, Source]:
+    """The sources that an evaluation learns from and measures on. Raises UserError if their classes differ."""
+    train, test = train_source(self.config, self._data, name), self.eval_source(name)
+    check_same(name, train, test)
+    return train, test
+
+  def batch_size(self, name: str, settings: schema.Evaluation) -> int:
+    """Global batch size of an evaluation; raises UserError if it does not fit the mesh."""
+    size = settings.batch_size or self.config.batch_size
+    meshes.check_batch(self.mesh, size, 1, what=f'evals.{name}.batch_size')
+    return size
+
+  def loader(self, source: Source, batch_size: int, *, in_memory: bool) -> EvalLoader:
+    """The loader of a source, which all its evaluations share."""
+    key, data, px = (source.digest, batch_size), self.config.data, self.config.image_px
+    if key not in self._loaders:
+      in_memory = in_memory and self._data.in_memory and loaders.fits_in_memory(
+          source, recipe=data.recipe, image_px=px, choice=data.in_memory)
+      self._loaders[key] = loaders.eval_loader(
+          source, recipe=data.recipe, image_px=px, batch_size=batch_size, shard=self._shard, threads=data.threads,
+          workers=0, in_memory=in_memory, max_labels=data.max_labels)
+    return self._loaders[key]
+
+  def splits(self, name: str, settings: schema.FrozenEvaluation, train: Source, test: Source,
+             view: str) -> tuple[Split, Split]:
+    """The features of a view on the training and the test source."""
+    return (self.split(name, settings, train, view, in_memory=False),
+            self.split(name, settings, test, view, in_memory=True))
+
+  def split(self, name: str, settings: schema.FrozenEvaluation, source: Source, view: str, *, in_memory: bool) -> Split:
+    """The features of a view on a source."""
+    size = self.batch_size(name, settings)
+    recipe = self.config.data.recipe
+    pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
+                *transforms.eval_resampling(recipe), recipe.mean, recipe.std,
+                recipe.exif_orientation)
+    identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
+                'network': repr((self.config.model, self.config.head)), 'view': view,
+                'features': repr(settings.features), 'code': __version__}
+    return Split(
+        self._reader(name, settings.features, view), self.prepare, self.loader(source, size, in_memory=in_memory),
+        batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
+        name=f'evals.{name} ({source.name}, {view})', bar=self.bar)
+
+  def _reader(self, name: str, tap: schema.FeatureLayers, view: str) -> Reader:
+    key = (view, repr(tap))
+    if key not in self._readers:
+      if tap.blocks and not intermediates.is_layered(self._backbone):
+        raise UserError(f'evals.{name}.features.blocks={tap.blocks}: {type(self.config.model).__name__} has no '
+                        'blocks to read after; want none, which reads what the head sees')
+      if tap.blocks and intermediates.is_layered(self._backbone):
+        self._readers[key] = Tapped(self._backbone, tap)
+      else:
+        self._readers[key] = Pooled(self.views[view])
+    return self._readers[key]
+
+
+def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
+  """The source that an evaluation of the config measures on, up to its limit."""
+  settings = config.evals.get(evaluation)
+  if settings is None:
+    return data.eval
+  found = data.eval
+  # Classes of loaded weights do not matter to evaluations that learn from features.
+  is_own = isinstance(settings, schema.FrozenEvaluation) and data.train is data.eval
+  if settings.split or settings.source or is_own:
+    found = _open_split(config, settings, settings.split or config.data.eval_split)
+  return subset.first(found, settings.limit)
+
+
+def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
+  """The source that an evaluation of the config learns from, up to its limit, except for few shots."""
+  settings = config.evals[evaluation]
+  assert isinstance(settings, schema.FrozenEvaluation)
+  found = data.train
+  if settings.train_split or settings.source or data.train is data.eval:
+    found = _open_split(config, settings, settings.train_split or config.data.train_split)
+  return found if isinstance(settings, schema.FewShot) else subset.first(found, settings.limit)
+
+
+def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> Source:
+  own = config.data
+  if settings.source:  # the evaluation matches its classes
+    own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0, label_column='')
+  return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
+
+
+def check_single(where: str, source: Source) -> None:
+  if most_labels(source):
+    raise UserError(f'{where}: expected a source whose images have one class each, got {source.name}, which has '
+                    'several for an image. Use TopK, or another source.')
+
+
+def check_same(name: str, train: Source, test: Source) -> None:
+  """Raises UserError unless both splits have the same classes, and each image one of them."""
+  for source in (train, test):
+    check_single(f'evals.{name}', source)
+  if train.class_names != test.class_names:
+    raise UserError(f'evals.{name}: expected two splits with the same classes, got {train.name} with '
+                    f'{len(train.class_names)} classes and {test.name} with {len(test.class_names)}.')
