@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files
+from vit_jax.config import json_files
 from vit_jax.core import types
 from vit_jax.core.errors import DataStopped
 from vit_jax.data.pipeline import loader
@@ -181,8 +181,7 @@ def test_a_damaged_config_is_an_error_for_readers_and_written_again_by_training(
               ['convert', f'--weights={done}', f'--to={tmp_path / "x.npz"}']):
     assert main.run(job) == 2
     assert f'{path}: expected a config as JSON, got' in capsys.readouterr().err
-  overrides = [one.removeprefix('--config.') for one in TINY[1:]]
-  resume.write_config(done, files.load(TINY[0].partition('=')[2], overrides))
+  resume.write_config(done, json_files.from_json(before.decode()))
   assert 'config.json is damaged' in caplog.text and path.read_bytes() == before
 
 

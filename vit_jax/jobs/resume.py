@@ -75,7 +75,7 @@ def changes(before: Any, config: schema.Config) -> list[str]:
   """One line per setting of `config` that differs from `before`, a config as parsed JSON."""
   old, new = _flat(before), _flat(json.loads(json_files.to_json(config)))
   return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
-          if old.get(name) != new.get(name)]
+          if old.get(name) != new.get(name) and name not in ('mesh.chosen', 'mesh.chosen_for')]
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
