@@ -4,10 +4,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -251,5 +254,48 @@ def test_ctrl_c_ends_a_job_with_a_line_and_a_second_one_does_not_wait(times: int
   for line in ('begun\n', 'closing\n')[:times]:
     assert process.stdout.readline() == line
     process.send_signal(signal.SIGINT)
+  _, error = process.communicate(timeout=30)
+  assert (process.returncode, error) == (130, 'Interrupted.\n')
+
+
+WORKERS = """
+import operator, sys, time
+from vit_jax import main
+from vit_jax.data.pipeline import prefetch
+from vit_jax.jobs import listing
+
+def run():
+  batches = prefetch.prefetched(operator.neg, range(100), threads=1, workers=2)
+  try:
+    next(batches)
+  finally:
+    time.sleep(60)
+
+listing.run = run
+if __name__ == '__main__':
+  sys.argv = ['vit-jax', 'list']
+  main.program()
+"""
+
+
+def spawned(parent: int) -> list[str]:
+  """Ids of the loader processes of a process."""
+  found = subprocess.run(['pgrep', '-P', str(parent), '-f', 'spawn_main'], capture_output=True, text=True)
+  return found.stdout.split()
+
+
+@pytest.mark.skipif(not shutil.which('pgrep'), reason='lists processes with pgrep')
+@pytest.mark.slow(reason='starts a program and its loader processes: 6 s')
+def test_ctrl_c_while_loader_processes_start_prints_no_traceback(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'job.py').write_text(WORKERS)
+  process = subprocess.Popen([sys.executable, 'job.py'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             cwd=tmp_path, start_new_session=True)
+  while len(spawned(process.pid)) < 2:
+    assert process.poll() is None
+    time.sleep(0.02)
+  time.sleep(0.3)  # they import
+  for _ in range(2):
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
   _, error = process.communicate(timeout=30)
   assert (process.returncode, error) == (130, 'Interrupted.\n')

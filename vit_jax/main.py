@@ -251,6 +251,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def program() -> None:
   """Runs the command line of this process and exits. A second Ctrl-C exits at once, without closing anything."""
+  os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # it warns of semaphores that an interrupt leaves
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)
   status = run()

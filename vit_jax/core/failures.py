@@ -97,6 +97,9 @@ def _first_line(error: BaseException) -> str:
 def interrupt_at_once() -> None:
   """Ends this process now, with a line: loaders end with it, and a save under way leaves the checkpoint before it."""
   os.write(2, b'Interrupted.\n')
+  if 'multiprocessing' in sys.modules:
+    for child in sys.modules['multiprocessing'].active_children():
+      child.kill()  # one that is still starting would print a traceback
   os._exit(INTERRUPTED)
 
 

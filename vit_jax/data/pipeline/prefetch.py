@@ -5,6 +5,7 @@ number of threads and processes.
 """
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import logging
 import math
@@ -14,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from typing import Protocol
 
 from vit_jax.core.errors import DataStopped
@@ -79,6 +81,7 @@ class Restarting:
 
   def __init__(self, start: Callable[[range], ClosableIterator], numbers: range):
     self._start, self._numbers, self._running = start, numbers, start(numbers)
+    self._is_started = False
     self._done, self._died_s = 0, -math.inf
 
   def __iter__(self) -> Iterator[Batch]:
@@ -92,7 +95,8 @@ class Restarting:
       UserError: the system does not let a process work, such as for want of shared memory.
     """
     try:
-      batch = next(self._running)
+      batch = next(self._running) if self._is_started else _start_shielded(self._running)
+      self._is_started = True
     except RuntimeError as error:
       if _DEATH not in str(error):
         raise
@@ -117,7 +121,21 @@ class Restarting:
     log.warning('A loader process ended with exit status %s; all are started again, from the same batch. %s', status,
                 CAUSES)
     self._running.close()
-    self._running = self._start(self._numbers[self._done:])
+    self._running, self._is_started = self._start(self._numbers[self._done:]), False
+
+
+def _start_shielded(batches: Iterator[Batch]) -> Batch:
+  """Takes the first batch, which starts the processes, in a thread that blocks SIGINT, as they do then.
+
+  Ctrl-C reaches the whole process group, and would end processes with a traceback until they run `start_worker`.
+  """
+  resource_tracker.ensure_running()  # if it started in that thread, it would unblock SIGINT there
+  block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT})
+  pool = concurrent.futures.ThreadPoolExecutor(1, initializer=block)
+  try:
+    return pool.submit(next, batches).result()
+  finally:
+    pool.shutdown(wait=False)
 
 
 def start_worker(parent: int, index: int, count: int) -> None:
