@@ -68,6 +68,14 @@ def test_a_module_imports_only_what_its_package_may(path: pathlib.Path) -> None:
       assert where.startswith(ONLY_IN[parts[0]]), f'{where} may not import {name}'
 
 
+def test_no_package_imports_the_modules_on_top() -> None:
+  top = {f'vit_jax.{path.stem}' for path in PACKAGE.glob('*.py') if path.stem != '__init__'}
+  assert {'vit_jax.main', 'vit_jax.api'} <= top
+  for path in FILES:
+    if path.parent != PACKAGE:
+      assert not top & set(imports(path)), path
+
+
 def test_every_package_is_on_a_floor() -> None:
   found = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != '__pycache__'}
   assert found == {name for names in FLOORS for name in names}

@@ -235,7 +235,7 @@ def test_numbers_beside_weights_that_cannot_be_are_errors(content: str, says: st
 
 def test_a_run_without_a_checkpoint_a_missing_view_and_a_flipped_byte_are_said(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'empty' / 'checkpoints').mkdir(parents=True)
-  with pytest.raises(UserError, match='has no whole checkpoint yet'):
+  with pytest.raises(UserError, match='has no complete checkpoint yet'):
     loading.load(str(tmp_path / 'empty'))
   saving.save(made.network(), str(tmp_path / 'run'), family='run')
   with pytest.raises(UserError, match="has no view 'teacher'; it has student"):
@@ -244,8 +244,23 @@ def test_a_run_without_a_checkpoint_a_missing_view_and_a_flipped_byte_are_said(t
     loading.load(str(tmp_path / 'run'), model='heads=4')
   meta = tmp_path / 'run' / 'checkpoints' / '0' / 'meta' / 'metadata'
   meta.write_text(meta.read_text().replace('"step": 0', '"step": 1'))
-  with pytest.raises(UserError, match='checkpoint 0 of .* is damaged: its description is not the one that was saved'):
+  with pytest.raises(UserError, match='got damaged ones only:\n  0: its description is not the one that was saved'):
     loading.load(str(tmp_path / 'run'))
+  with pytest.raises(UserError, match='run/checkpoints/0: expected a complete checkpoint, got a damaged one: its desc'):
+    loading.load(str(tmp_path / 'run' / 'checkpoints' / '0'))
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used_with_a_warning(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  saving.save(made.network(), str(tmp_path / 'run'), family='run')
+  steps = tmp_path / 'run' / 'checkpoints'
+  for damaged in ('3', '7'):
+    (steps / damaged / 'params').mkdir(parents=True)
+    (steps / damaged / 'meta').mkdir()
+    (steps / damaged / 'meta' / 'metadata').write_text('{}')
+  made.assert_same(loading.load(str(tmp_path / 'run')), made.network())
+  assert [f'Checkpoint {step} of {tmp_path}/run is damaged, and the one before it is used' in caplog.text
+          for step in (7, 3, 0)] == [True, True, False]
 
 
 def test_pooling_that_tensors_cannot_tell_is_warned_of_unless_it_is_set(tmp_path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ can be used as weights; without an optimiser's state it is not one to go on trai
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import pathlib
@@ -25,6 +26,7 @@ from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.record import checkpoint_files
 
+log = logging.getLogger('vit_jax.weights')
 _SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')
 
 
@@ -49,30 +51,36 @@ def _is_step(path: pathlib.Path) -> bool:
 
 
 def read(path: pathlib.Path, *, view: str) -> Found:
-  """A network of the newest whole checkpoint of a run, or of the checkpoint that `path` is.
+  """Reads a network of the newest checkpoint of a run that is not damaged, or of the checkpoint that `path` is.
 
   Args:
     path: a run directory, or `RUN/checkpoints/STEP`.
-    view: student, ema or teacher; '' = ema where there is one.
+    view: student, ema or teacher; '' = ema if the run has one.
 
   Raises:
-    UserError: there is no checkpoint, it is damaged, or it has no such view.
+    UserError: there is no checkpoint, all are damaged, or it has no such view.
   """
   path = path.absolute()
-  folder = path.parent if _is_step(path) else path / 'checkpoints'
-  while True:
-    steps = checkpoint_files.steps(folder)
-    if not steps:
-      raise UserError(f'{path}: expected a run with a checkpoint, got one that has no whole checkpoint yet. Wait for '
-                      'its first one.')
-    step = int(path.name) if _is_step(path) else steps[-1]
+  is_step = _is_step(path)
+  folder = path.parent if is_step else path / 'checkpoints'
+  damaged: dict[int, str] = {}
+  while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
+    step = int(path.name) if is_step else left[-1]
     try:
       return _read(folder / str(step), json_files.read(folder.parent / 'config.json'), view)
     except Damaged as error:
-      if not _is_step(path) and checkpoint_files.steps(folder)[-1:] != [step]:
-        continue  # the run is under way: it has saved a newer one, and removes this
-      others = ', '.join(f'{folder}/{one}' for one in steps if one != step) or 'none'
-      raise UserError(f'checkpoint {step} of {folder.parent} is damaged: {error}; others: {others}') from error
+      if is_step:
+        raise UserError(f'{path}: expected a complete checkpoint, got a damaged one: {error}') from error
+      now = checkpoint_files.steps(folder)
+      if step not in now or any(one > step and one not in damaged for one in now):
+        continue  # the run is training: it has saved a newer one, and removes this
+      damaged[step] = str(error)
+      log.warning('Checkpoint %d of %s is damaged, and the one before it is used: %s', step, path, error)
+  if damaged:
+    reasons = '\n'.join(f'  {step}: {why}' for step, why in damaged.items())
+    raise UserError(f'{path}: expected a complete checkpoint, got damaged ones only:\n{reasons}')
+  raise UserError(f'{path}: expected a run with a checkpoint, got one that has no complete checkpoint yet. Wait for '
+                  'its first one.')
 
 
 def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
