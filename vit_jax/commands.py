@@ -104,11 +104,12 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
     UserError: lists every unknown name and every value that cannot be read.
   """
   from vit_jax.config import files
+  from vit_jax.recipes import sizes
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:
     load = files.load_study if command.job == 'study' else files.load
-    return load(name, overrides), f'--config={name}'
+    return load(name, overrides, models=sizes.model), f'--config={name}'
   if workdir is None:
     return None, ''
   path = workdir / 'config.json'
@@ -116,7 +117,7 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no config.json. Pass the '
                     '--workdir of a run, or --config=NAME as well.')
   with storage.local(path) as local:
-    return files.load(str(local), overrides), str(path)
+    return files.load(str(local), overrides, models=sizes.model), str(path)
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Kind:

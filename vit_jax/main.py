@@ -165,9 +165,10 @@ def _word_problems(job: Job, words: list[str]) -> list[str]:
 def _config_problems(config: str | None, overrides: list[str]) -> list[str]:
   """Problems of the config's name and of its overrides."""
   from vit_jax.config import files
+  from vit_jax.recipes import sizes
   try:
     if config:
-      files.load_study(config, overrides)
+      files.load_study(config, overrides, models=sizes.model)
   except UserError as error:
     return [str(error)]
   return []

@@ -16,8 +16,7 @@ def test_batchnorm_and_accumulation_are_refused_together(name: str, has: bool) -
   assert model.has_batch_norm is has
   config = schema.Config(batch_size=32, model=model, train=schema.Train(accumulate=2))
   if has:
-    with pytest.raises(UserError, match='train.accumulate=2 would give the BatchNorm of the model the statistics of a '
-                                        'part of the batch; want train.accumulate=1'):
+    with pytest.raises(UserError, match='train.accumulate: expected 1 for .*, whose BatchNorm needs .* got 2'):
       check.check(config)
   else:
     check.check(config)

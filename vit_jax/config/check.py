@@ -1,8 +1,8 @@
 """Checks a config before anything is allocated: one error that lists every problem.
 
-Types and ranges of single settings are declared in the schema (`schema/ranges.py`); here and in `*_options.py` is
-what several settings must satisfy together. What only the data or the devices can tell (class counts, divisibility
-by the mesh) is checked where it is known, in `jobs/build.py` and `parallel/mesh.py`.
+Types and ranges of single settings are declared with the settings (`schema/ranges.py`); each settings dataclass checks
+its combinations of settings (`schema/checks.py`). What depends on the data or the devices (class counts, divisibility
+by the mesh) is checked where these are known, in `jobs/build.py` and `parallel/mesh.py`.
 """
 from __future__ import annotations
 
@@ -33,19 +33,9 @@ def problems(config: schema.Config, *, of: str = '') -> list[str]:
     config: the complete run.
     of: the dotted path of a part, such as `model`: only problems that this part and the parts of it report.
   """
-  return ranges.all_problems(config, lambda sound: _together(sound, of), of=of)
+  def together(sound: schema.Config) -> Iterator[str]:
+    for prefix, part in ranges.walk(sound):
+      if ranges.is_inside(prefix, of):
+        yield from part.problems(sound, prefix.rstrip('.'))
 
-
-def _together(c: schema.Config, of: str) -> Iterator[str]:
-  for prefix, part in ranges.walk(c):
-    if hasattr(part, 'problems') and ranges.is_inside(prefix, of):
-      yield from part.problems(c, prefix.rstrip('.'))
-  if of:
-    return
-  yield from _model(c)
-
-
-def _model(c: schema.Config) -> Iterator[str]:
-  if c.model.has_batch_norm and c.train.accumulate > 1:
-    yield (f'train.accumulate={c.train.accumulate} would give the BatchNorm of the model the statistics of a part of '
-           'the batch; want train.accumulate=1')
+  return ranges.all_problems(config, together, of=of)

@@ -8,6 +8,8 @@ from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, swit
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
+__all__ = ('Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo')
+
 
 class MixClasses(enum.Enum):
   """How the classes of a mixture of sources are numbered."""

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from vit_jax.config.schema import checks
 
+__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Kernels', 'Remat')
+
 
 class Gelu(enum.Enum):
   """Form of the GELU."""

@@ -22,6 +22,8 @@ from vit_jax.config.schema.layers import (
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 from vit_jax.config.schema.vit import ViT
 
+__all__ = ('EfficientNet', 'FeatureLayers', 'Head', 'Mixer', 'Model', 'ResNet')
+
 
 @dataclasses.dataclass
 class ResNet(checks.Settings):

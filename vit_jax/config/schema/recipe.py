@@ -19,6 +19,10 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 
+__all__ = (
+    'Crop', 'CropInterpolation', 'CropSampler', 'Erase', 'Geometry', 'Interpolation', 'Jitter', 'OpTable',
+    'RandAugment', 'Recipe', 'Views')
+
 MAX_TIMM = 10.  # timm cuts off larger magnitudes
 
 

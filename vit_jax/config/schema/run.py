@@ -15,6 +15,8 @@ from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIV
 from vit_jax.config.schema.vit import ViT
 from vit_jax.core.errors import UserError
 
+__all__ = ('Checkpoints', 'Config', 'EarlyStop', 'EmaWarmup', 'InitSettings', 'Mesh', 'OnNonfinite', 'Sam', 'Train')
+
 MESH = Range(1, 2**20, also=(-1,))
 """Devices along an axis; -1 = the rest."""
 MESH_OR_AUTO = Range(1, 2**20, also=(-1, 0))
@@ -90,6 +92,9 @@ class Train(Settings):
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from multiple('batch_size', config.batch_size, self.microbatches, f'{name}.accumulate={self.accumulate}')
+    if self.accumulate > 1 and config.model.has_batch_norm:
+      yield problem(f'{name}.accumulate', f'1 for {type(config.model).__name__}, whose BatchNorm needs statistics of '
+                    'the complete batch', self.accumulate)
     if self.ema == 0:
       yield from no_effect(self, name, ('ema_warmup',), f'with {name}.ema=0')
     try:

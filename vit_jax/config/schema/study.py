@@ -6,6 +6,8 @@ from dataclasses import field
 from vit_jax.config.schema.checks import Settings
 from vit_jax.config.schema.run import Config
 
+__all__ = ('Figure', 'Result', 'Results', 'Row', 'Study')
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:

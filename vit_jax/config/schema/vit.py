@@ -9,6 +9,8 @@ from vit_jax.config.schema import checks, layers
 from vit_jax.config.schema.layers import AttentionKernel, DType, Execution, Gelu, Kernels, Remat
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
+__all__ = ('ConvStem', 'PatchStem', 'Pool', 'PositionResize', 'Positions', 'PositionsAt', 'ResNetStem', 'ViT')
+
 MOST_CUDNN_WIDTH = 256
 """Most channels of a head in cuDNN, on Hopper and later."""
 
