@@ -17,6 +17,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Params, PyTree
 from vit_jax.models import resnet
 from vit_jax.models.convolution import Style
+from vit_jax.models.kernels.forms import FAST
 from vit_jax.models.layers import applied, initial
 from vit_jax.models.vit import vit
 
@@ -108,7 +109,8 @@ def test_paths_of_the_stages_of_a_hybrid_are_the_public_format() -> None:
 
 
 def test_a_new_unit_of_a_hybrid_changes_nothing_but_negative_values() -> None:
-  unit = resnet.PostActivationUnit(32, 1, False, jnp.float32, Style(0., 1e-5, 1e-6, True))
+  unit = resnet.PostActivationUnit(hidden=32, stride=1, has_proj=False, dtype=jnp.float32, forms=FAST,
+                                   style=Style(0., 1e-5, 1e-6, True))
   x = jax.random.normal(jax.random.key(0), (2, 3, 3, 128))
   params = initial(unit, jax.random.key(1), x)
   np.testing.assert_array_equal(applied(unit, params, x), jnp.maximum(x, 0.))
