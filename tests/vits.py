@@ -61,6 +61,8 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
     q, k, v = (y @ p[n]['kernel'][:, a] + (p[n]['bias'][a] if s.qkv_bias else 0.) for n in ('query', 'key', 'value'))
     if s.qk_norm:
       q, k = _norm(q, p['query_norm']), _norm(k, p['key_norm'])
+    if s.positions is Positions.ROTARY2D:
+      q, k = (np.concatenate([x[:extra], turned(x[extra:], GRID, s.rotary_base)]) for x in (q, k))
     logits = q @ k.T
     if s.positions is Positions.RELATIVE:
       num_patches = len(y) - extra
@@ -69,6 +71,18 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
           logits[extra + i, extra + j] += q[extra + i] @ p['relative'][num_patches - 1 - (i - j), a]
     weights = np.exp(logits / math.sqrt(q.shape[1]))
     out = out + weights / weights.sum(1, keepdims=True) @ v @ p['out']['kernel'][a]
+  return out
+
+
+def turned(x: np.ndarray, grid: tuple[int, int], base: float) -> np.ndarray:
+  """2-D rotary positions of patch tokens `[N, K]`, pair by pair as complex numbers, in float64."""
+  half, out = x.shape[1] // 2, np.array(x, np.float64)
+  for token in range(len(x)):
+    row, column = divmod(token, grid[1])
+    for j in range(half):
+      place, t = (column, j) if j < half // 2 else (row, j - half // 2)
+      number = complex(x[token, j], x[token, j + half]) * np.exp(1j * place * base ** (-t / (half / 2)))
+      out[token, j], out[token, j + half] = number.real, number.imag
   return out
 
 

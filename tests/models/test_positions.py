@@ -1,6 +1,7 @@
 """Tests of the kinds of positions."""
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -8,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import vits
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Positions
-from vit_jax.models.vit import positions
+from vit_jax.core.errors import UserError
+from vit_jax.models.vit import positions, vit
 from vit_jax.models.vit.positions import PositionEmbedding
 
 MODEL = schema.ViT(patch=8, width=8, heads=2, mlp=16, depth=1)
@@ -50,3 +53,83 @@ def test_sincos_is_the_published_formula(embed: Callable[..., np.ndarray], steps
       omega = [10_000 ** (-j / steps) for j in range(4)]
       expected = [f(p * o) for p in (x, y) for f in (math.sin, math.cos) for o in omega]
       np.testing.assert_allclose(table[y, x], expected, rtol=1e-5, atol=1e-6)
+
+
+ROTARY = schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=48, registers=1, positions=Positions.ROTARY2D)
+
+
+def of_grid(grid: tuple[int, int], **settings: object) -> jax.Array:
+  table = PositionEmbedding(dataclasses.replace(ROTARY, **settings), grid)
+  return table.of_sequence(None, table.of_patches(None, grid))
+
+
+@pytest.mark.parametrize('grid, base', [((3, 5), 100.), ((1, 4), 10_000.), ((6, 2), 30.)])
+def test_rotary_positions_turn_pairs_of_channels_by_row_and_column(grid: tuple[int, int], base: float) -> None:
+  num_patches, extra = grid[0] * grid[1], 2
+  x = np.random.default_rng(0).normal(size=(2, extra + num_patches, 2, 16)).astype(np.float32)
+  found = positions.rotated(jnp.asarray(x), of_grid(grid, rotary_base=base))
+  expected = np.array([[vits.turned(x[b, extra:, a], grid, base) for a in range(2)] for b in range(2)])
+  # two products of values below 5 with cosines and sines that are rounded to f32
+  np.testing.assert_allclose(found[:, extra:], expected.swapaxes(1, 2), rtol=0, atol=4 * 5 * 2 ** -24)
+  np.testing.assert_array_equal(found[:, :extra], x[:, :extra])  # class token and register have no place
+
+
+def test_rotary_logits_depend_on_the_offset_of_two_patches_alone() -> None:
+  query, key = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+
+  def logits(grid: tuple[int, int]) -> np.ndarray:
+    places, extra = of_grid(grid), 2
+    shape = (1, places.shape[1], 1, 16)
+    q, k = (positions.rotated(jnp.asarray(np.broadcast_to(x, shape)), places)[0, extra:, 0] for x in (query, key))
+    return np.asarray(q @ k.T, np.float64).reshape(*grid, *grid)
+
+  found, atol = logits((4, 6)), 16 * 9 * 2 ** -23  # 16 products of values below 3 accumulate rounding in f32
+  np.testing.assert_allclose(found[1:, 2:, 1:, 2:], found[:-1, :-2, :-1, :-2], rtol=0, atol=atol)
+  np.testing.assert_allclose(logits((2, 3)), found[:2, :3, :2, :3], rtol=0, atol=atol)  # the same in another grid
+  for line in (found[0, 0, 0], found[0, 0, :, 0]):
+    assert np.abs(line - line[0]).max() > .1
+
+
+def test_a_network_with_rotary_positions_equals_numpy_in_float64() -> None:
+  params, image = vits.parameters(ROTARY), vits.some_image()
+  backbone = vit.build(ROTARY, vits.PX)
+  features, _ = jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None))(params, image)
+  p64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  expected = np.stack([vits.numpy_vit(ROTARY, p64, one) for one in np.asarray(image, np.float64)])
+  np.testing.assert_allclose(features.pooled, expected, rtol=1e-3, atol=1e-4)
+  assert 'positions' not in params and jax.tree.structure(params) == jax.tree.structure(
+      vits.shapes_of(dataclasses.replace(ROTARY, positions=Positions.NONE)))
+
+  @jax.jit
+  def by_block(tokens: jax.Array) -> jax.Array:
+    for layer in range(2):
+      tokens, _ = backbone.block(params, tokens, layer=layer, capture=True)
+    return backbone.finish(params, tokens, grid=vits.GRID).pooled
+
+  np.testing.assert_allclose(by_block(backbone.begin(params, image)), features.pooled, rtol=1e-3, atol=1e-5)
+
+
+def test_some_patches_keep_their_rotary_positions_in_any_order() -> None:
+  params, image, backbone = vits.parameters(ROTARY), vits.some_image(), vit.build(ROTARY, vits.PX)
+  tokens, places = backbone.embed(params, image), backbone.positions(params, vits.GRID)
+  encode = jax.jit(lambda t, p: backbone.encode(params, t, p, grid=vits.GRID, train=False, key=None))
+  kept = jnp.asarray([[4, 1, 2], [0, 5, 3]] * 3)
+  chosen = jnp.take_along_axis(tokens, kept[..., None], axis=1)
+  found, reverse = encode(chosen, places[kept]), encode(chosen[:, ::-1], places[kept[:, ::-1]])
+  np.testing.assert_allclose(found.pooled, reverse.pooled, rtol=1e-3, atol=1e-4)
+  assert jnp.abs(found.pooled - encode(chosen, places[kept[:, ::-1]]).pooled).max() > 1e-3
+
+
+@pytest.mark.parametrize('settings, said', [
+    ({'width': 36, 'heads': 2}, 'model.width: expected a multiple of 4 channels for each of model.heads=2 with '
+                                'model.positions=rotary2d, got 36.'),
+    ({'axial': True, 'pool': Pool.MEAN, 'registers': 0},
+     'model.positions: expected learned, learned2d, sincos2d or none with model.axial=True, got rotary2d.'),
+    ({'positions_at': schema.PositionsAt.SHARED}, 'model.positions_at: expected stem with model.positions=rotary2d'),
+    ({'rotary_base': 1.}, 'model.rotary_base: expected more than 1, got 1.0.'),
+    ({'positions': Positions.NONE, 'rotary_base': 10.}, 'model.rotary_base: expected its default 100.0 with model.'
+                                                        'positions=none, got 10.0.')])
+def test_rotary_positions_are_refused_where_they_cannot_work(settings: dict[str, object], said: str) -> None:
+  with pytest.raises(UserError) as error:
+    vit.build(dataclasses.replace(ROTARY, **settings), vits.PX)
+  assert said in str(error.value)

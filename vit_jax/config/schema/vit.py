@@ -37,6 +37,7 @@ class Positions(enum.Enum):
   NONE = 'none'            # a bag of patches
   LEARNED2D = 'learned2d'  # half a vector a column, half a vector a row, concatenated
   RELATIVE = 'relative'    # learned keys for 1-D offsets add to the attention logits of every block
+  ROTARY2D = 'rotary2d'    # queries and keys of patches are rotated by row and column (RoPE-ViT, axial)
 
   @property
   def is_learned(self) -> bool:
@@ -137,6 +138,7 @@ class ViT(checks.Settings):
   attention: AttentionKernel = AttentionKernel.XLA
   position_resize: PositionResize = PositionResize.ALIGNED  # of learned positions, for images of other sizes
   kernels: Kernels = Kernels.FAST
+  rotary_base: float = ranged(100., Range(1, above=True))  # of rotary2d: the ratio of its frequencies (RoPE-ViT: 100)
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
 
@@ -172,6 +174,11 @@ class ViT(checks.Settings):
     with_kind = f'with {name}.positions={self.positions.value}'
     if self.positions.is_fixed and (self.width % 4 or self.width < 8):
       yield checks.problem(f'{name}.width', f'a multiple of 4, at least 8, {with_kind}', self.width)
+    if self.positions is Positions.ROTARY2D:
+      head = f'4 channels for each of {name}.heads={self.heads} {with_kind}'
+      yield from checks.multiple(f'{name}.width', self.width, 4 * self.heads, head)
+    else:
+      yield from checks.no_effect(self, name, ['rotary_base'], with_kind)
     if self.positions is Positions.LEARNED2D:
       yield from checks.multiple(f'{name}.width', self.width, 2, f'2 {with_kind}')
     if self.positions_at is not PositionsAt.STEM and not self.positions.is_learned:
@@ -184,7 +191,7 @@ class ViT(checks.Settings):
       yield checks.problem(f'{name}.pool', f'mean or map, which have no class token, with {name}.axial=True', self.pool)
     if self.registers:
       yield checks.problem(f'{name}.registers', f'0 with {name}.axial=True', self.registers)
-    if self.positions is Positions.RELATIVE:
+    if self.positions in (Positions.RELATIVE, Positions.ROTARY2D):
       yield checks.problem(f'{name}.positions', f'learned, learned2d, sincos2d or none with {name}.axial=True',
                            self.positions)
     if self.parallel:

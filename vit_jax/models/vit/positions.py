@@ -1,4 +1,4 @@
-"""Positions of tokens: fixed and learned embeddings, and relative positions.
+"""Positions of tokens: fixed and learned embeddings, relative positions, and rotations of queries and keys.
 
 Tokens of a grid `(h, w)` are in row-major order. A table of learned positions holds what the ViT paper's Appendix D.4
 calls 1-D (`[1, M, D]`, first the rows of class and distillation token if there are any) or 2-D (`column [w, D / 2]` and
@@ -50,6 +50,35 @@ def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
 FIXED = {Positions.SINCOS2D: sincos2d, Positions.SINCOS2D_MAE: sincos2d_mae}
 
 
+def rotation(grid: tuple[int, int], head_width: int, base: float) -> np.ndarray:
+  """Cosines and sines of 2-D rotary positions, `[h * w, K]` f32: first `K / 2` cosines, then as many sines.
+
+  The axial form of RoPE-ViT (arXiv 2403.13298, section 3.2, eq. 6 to 8): the angles of the token in column x and row y
+  are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`, and x and y counted in
+  patches from 0. They do not depend on the grid, so that images of any size have the same angles between neighbours.
+  """
+  theta = base ** -(np.arange(head_width // 4) / (head_width // 4))
+  y, x = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing='ij')
+  angles = np.concatenate([x.reshape(-1, 1) * theta[None], y.reshape(-1, 1) * theta[None]], axis=1)
+  return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rotated(x: Array, positions: Array) -> Array:
+  """Rotates pairs of channels: `(a, b)` becomes `(a cos - b sin, b cos + a sin)`.
+
+  Channel j is paired with channel `j + K / 2`, and not with its neighbour as in the paper: the same model with channels
+  in another order, whose halves need no strided access.
+
+  Args:
+    x: `[B, M, A, K]`, any float dtype; computed in f32 and rounded to it.
+    positions: `[1, M, K]` or `[B, M, K]` f32, rows of `rotation`.
+  """
+  cos_BM1k, sin_BM1k = jnp.split(positions[:, :, None], 2, axis=-1)
+  a_BMAk, b_BMAk = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  parts = [a_BMAk * cos_BM1k - b_BMAk * sin_BM1k, b_BMAk * cos_BM1k + a_BMAk * sin_BM1k]
+  return jnp.concatenate(parts, axis=-1).astype(x.dtype)
+
+
 def relative_logits(query: Array, table: Array) -> Array:
   """`R_ij = q_i . r(p_i - p_j)`: queries meet learned keys that know the offset alone (Appendix D.4).
 
@@ -88,12 +117,12 @@ class PositionEmbedding:
   @property
   def is_at_stem(self) -> bool:
     """Whether they are added once, to the tokens of the stem."""
-    return self.settings.positions_at is PositionsAt.STEM
+    return self.settings.positions_at is PositionsAt.STEM and self.settings.positions is not Positions.ROTARY2D
 
   @property
   def is_shared(self) -> bool:
     """Whether each block gets those of the stem."""
-    return self.settings.positions_at is PositionsAt.SHARED
+    return self.settings.positions_at is PositionsAt.SHARED or self.settings.positions is Positions.ROTARY2D
 
   def init(self, key: Key) -> PyTree:
     """A new table of learned positions."""
@@ -108,8 +137,10 @@ class PositionEmbedding:
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens of `grid`; tables are resized if it is another one.
 
-    Zeros for relative positions, which act inside attention, and without a table.
+    Of rotary positions the rows of `rotation`, `[N, K]`. Zeros for relative ones, which need none, and without a table.
     """
+    if self.settings.positions is Positions.ROTARY2D:
+      return jnp.asarray(rotation(grid, self.settings.width // self.settings.heads, self.settings.rotary_base))
     if self.settings.positions.is_fixed:
       return jnp.asarray(FIXED[self.settings.positions](grid, self.settings.width))
     if table is None:
@@ -132,6 +163,9 @@ class PositionEmbedding:
       positions: `[n, D]` or `[B, n, D]` f32, of the patch tokens.
     """
     positions = positions[None] if positions.ndim == 2 else positions
+    if self.settings.positions is Positions.ROTARY2D:  # cosine 1 and sine 0: tokens without a place are not rotated
+      shape = positions.shape[0], self.num_first + self.settings.registers, positions.shape[2] // 2
+      return jnp.concatenate([jnp.concatenate([jnp.ones(shape), jnp.zeros(shape)], axis=-1), positions], axis=1)
     extra = jnp.concatenate([self.of_first(table), jnp.zeros((self.settings.registers, self.settings.width))])[None]
     extra = jnp.broadcast_to(extra, (positions.shape[0], *extra.shape[1:]))
     return jnp.concatenate([extra, positions], axis=1).astype(self.settings.dtype.value)
@@ -149,7 +183,9 @@ class PositionEmbedding:
                       f'{grid[1]} patches of {s.patch} px. Relative positions cannot be resized.')
 
   def before_block(self, tokens: Array, positions: Array) -> Array:
-    """Tokens `[B, M, D]` as a block gets them: with positions `[1, M, D]` or `[B, M, D]` added."""
+    """Tokens `[B, M, D]` as a block gets them: with positions `[1, M, D]` or `[B, M, D]` added, unless they rotate."""
+    if self.settings.positions is Positions.ROTARY2D:
+      return tokens
     return tokens + jnp.broadcast_to(positions, tokens.shape)
 
 
@@ -168,8 +204,9 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
   Returns:
     Query, key, and what is added to the logits before they are divided by `sqrt(K)`, `[B, A, M, M]` f32 or None.
   """
-  del positions
   match kind:
+    case Positions.ROTARY2D if positions is not None:  # None: parameters are being made
+      return rotated(query, positions), rotated(key, positions), None
     case Positions.RELATIVE:
       table = param('relative', initializers.normal(STDDEV), (2 * num_patches - 1, *query.shape[2:]))
       return query, key, relative_logits(query, table.astype(query.dtype))
