@@ -45,6 +45,11 @@ def test_every_family_classifies_and_gives_features(name: str) -> None:
   assert model.features(images).shape == (2, features.pooled.shape[1])
 
 
+def test_the_table_of_loaded_weights_includes_the_head(vit: Model) -> None:
+  lines = vit.tabulate().splitlines()
+  assert any(line.startswith('head/kernel') for line in lines) and lines[-2].startswith('head')
+
+
 def test_images_of_all_kinds_give_the_same(vit: Model, tmp_path: pathlib.Path) -> None:
   image = loaded.pictures(1)[0]
   want = vit.logits(image)

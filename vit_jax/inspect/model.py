@@ -26,6 +26,7 @@ from vit_jax.data.sources import classes as naming
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
 from vit_jax.inspect.layerwise import Driver
+from vit_jax.models import cost, counting
 from vit_jax.weights import inference
 from vit_jax.weights.loading import Weights
 
@@ -63,6 +64,12 @@ class Model:
     height, width = self.image_px
     return (f'{type(self.weights.model).__name__} from {self.weights.source}: {height} x {width} px, '
             f'{self.num_layers} blocks, {self.weights.num_classes} classes')
+
+  def tabulate(self) -> str:
+    """Returns a table of all parameters with their shapes, and of the FLOPs of a forward pass by part."""
+    w = self.weights
+    flops = cost.forward_flops(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
+    return counting.table(w.params, flops)
 
   def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5) -> list[list[Guess]]:
     """Returns the `top` most probable classes of each image, best first.

@@ -19,11 +19,13 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
+from vit_jax.config.schema import Kernels
 from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
 from vit_jax.models import cost
 from vit_jax.models.heads import normalize
+from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, LayerNorm, applied, initial, lecun_normal
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
@@ -52,6 +54,7 @@ class Mlp:
   hidden: int
   out: int
   dtype: DTypeLike
+  kernels: Kernels = Kernels.FAST
 
   def init(self, key: Key, width: int) -> Params:
     keys = split_key(key, 'mlp1', 'norm', 'mlp2')
@@ -66,9 +69,10 @@ class Mlp:
     return applied(last, params['mlp2'], x).astype(jnp.float32)
 
   def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
-    first, last = (Dense(features=(size,), dtype=self.dtype, kernel_init=lecun_normal)
+    forms = select(self.kernels)
+    first, last = (Dense(features=(size,), dtype=self.dtype, kernel_init=lecun_normal, forms=forms)
                    for size in (self.hidden, self.out))
-    return first, LayerNorm(NORM_EPS), last
+    return first, LayerNorm(NORM_EPS, forms), last
 
 
 class Byol:
@@ -126,7 +130,7 @@ class Spec(spec.Spec[schema.Byol]):
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Byol:
     s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
-    projector, predictor = (Mlp(s.hidden_dim, s.out_dim, dtype) for _ in range(2))
+    projector, predictor = (Mlp(s.hidden_dim, s.out_dim, dtype, self.config.model.kernels) for _ in range(2))
     return Byol(backbone, projector, predictor, momentum=schedules.ramp(s.momentum, lengths=lengths))
 
   def rules(self) -> list[Rule]:

@@ -163,7 +163,8 @@ class Spec(spec.Spec[schema.Dino]):
     s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
     rates = Rates(teacher_temperature=schedules.ramp(s.teacher_temperature, lengths=lengths),
                   momentum=schedules.ramp(s.momentum, lengths=lengths))
-    projector = Projector(s.out_dim, s.hidden_dim, s.bottleneck_dim, not s.norm_last_layer, dtype)
+    projector = Projector(s.out_dim, s.hidden_dim, s.bottleneck_dim, not s.norm_last_layer, dtype,
+                          self.config.model.kernels)
     return Dino(backbone, projector, rates=rates, student_temperature=s.student_temperature,
                 centering=s.centering, center_momentum=s.center_momentum)
 

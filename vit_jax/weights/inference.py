@@ -80,4 +80,6 @@ def head(weights: Weights, params: PyTree) -> Callable[[Features], Array] | None
 
 def _view(weights: Weights) -> NetworkView:
   network = backbone(weights)
-  return distill.view(network, heads.Head(weights.head)) if weights.num_classes else NetworkView(network)
+  if not weights.num_classes:
+    return NetworkView(network)
+  return distill.view(network, heads.Head(weights.head, weights.model.kernels))
