@@ -80,7 +80,7 @@ def test_the_defaults_are_fine(objective: schema.Objective) -> None:
     (config(schema.Distill(soft_mean=schema.SoftMean.CODE)),
      'soft_mean: expected its default paper with objective.distill_type=hard, got code. It has no effect there'),
     (config(schema.Distill(weight=1., label_smoothing=.1)), 'label_smoothing: expected its default 0.0 with obj'),
-    (config(schema.Distill(schema.Teacher(model=model(patch=5)))), 'objective.teacher.image_px=(16, 16) is not a mult'),
+    (config(schema.Distill(schema.Teacher(model=model(patch=5)))), 'image_px: expected multiples of objective.teach'),
     (config(schema.Distill(schema.Teacher(std=(0., 1., 1.)))), 'teacher.std: expected numbers, each more'),
     (config(schema.Distill(schema.Teacher(model=MODEL)), data=VIEWS),
      'expected False for objective Distill, which take'),

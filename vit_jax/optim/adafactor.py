@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim import per_layer
+from vit_jax.optim.momentum import chain, hold, keep_as
 
 
 class FactoredState(NamedTuple):
@@ -93,3 +95,13 @@ def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array,
   over = jnp.expand_dims(rows, large)
   over = over / over.mean(small, keepdims=True)
   return g * jax.lax.rsqrt(over) * jax.lax.rsqrt(jnp.expand_dims(columns, small)), rows, columns, full
+
+
+def adafactor(config: schema.Adafactor) -> optax.GradientTransformation:
+  """Scaling ViT, section 3.4: the factored second moment, then the mean `m <- b1 m + (1 - b1) u` of the updates.
+
+  The mean is not corrected for its start at zero, as the warm-up makes up for that.
+  """
+  second = scale_by_factored_rms(power=config.b2_power, cap=config.b2_cap, eps=config.eps,
+                                 least=config.min_dim_size_to_factor)
+  return chain(hold(second), keep_as(config.mu_dtype, 'ema', optax.ema(config.b1, debias=False)))

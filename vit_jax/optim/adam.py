@@ -1,7 +1,4 @@
-"""Adam's moments, in a form that one pass over memory can update.
-
-Kingma & Ba 2015 (arXiv 1412.6980), Algorithm 1; `optax.scale_by_adam` is the plain form.
-"""
+"""Adam and AdamW, in a form that one pass over memory can update; `optax.scale_by_adam` is the plain form."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +7,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
+from vit_jax.optim.momentum import Parts, chain
+
+
+def adamw(config: schema.AdamW | schema.Adam | schema.Lamb) -> optax.GradientTransformation:
+  """Loshchilov & Hutter 2019 (arXiv 1711.05101), Algorithm 2; the decay is applied later."""
+  return scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
+
+
+def adam(config: schema.Adam, coupled: Parts) -> optax.GradientTransformation:
+  """Kingma & Ba 2015 (arXiv 1412.6980), Algorithm 1, of the loss plus `weight_decay / 2 * |w|^2`.
+
+  Both moments include the gradient of the decay.
+  """
+  return chain(*coupled, adamw(config))
 
 
 def scale_by_adam(b1: float, b2: float, eps: float, moment: Any) -> optax.GradientTransformationExtraArgs:

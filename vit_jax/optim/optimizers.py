@@ -1,27 +1,24 @@
-"""Optimisers as optax transformations that are told the step and the gradient norm.
+"""The optimiser of a config, as one optax transformation. Only this module knows every kind of optimiser.
 
-`update(grads, state, params, step=…, grad_norm=…, ok=…)`: schedules are functions of the run's step, so nothing
-here counts steps for schedules, and the norm is computed once, in the train step. Where `ok` is false the state
-stays as it was, and the updates mean nothing. What acts on a tensor as a whole (trust ratios, clipping, factored
-statistics) acts on each layer of a stacked leaf for itself.
+`update(grads, state, params, step=…, grad_norm=…, ok=…)`: schedules are functions of the run's step, so no optimiser
+counts steps for schedules, and the norm is computed once, in the train step. Where `ok` is false the state does not
+change, and the updates have no meaning. Operations on complete tensors (trust ratios, clipping, factored statistics)
+treat each layer of a stacked leaf separately.
 """
 from __future__ import annotations
 
 from typing import Any, TypeAlias, assert_never
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core import numerics
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import adafactor, adam, clipping, freezing, multipliers, rmsprop, schedules, trust
+from vit_jax.optim import adafactor, adam, clipping, freezing, momentum, multipliers, rmsprop, schedules, trust
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
-Kind: TypeAlias = (schema.AdamW | schema.Adam | schema.Adafactor | schema.Lamb | schema.Lars | schema.Lion
-                   | schema.RMSProp | schema.Sgd)
+Kind: TypeAlias = schema.AnyOptimizer
 
 
 def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
@@ -76,75 +73,27 @@ def _clip(config: Kind) -> list[optax.GradientTransformation]:
 
 
 def _core(config: Kind, lengths: Lengths, schedule: Schedule) -> optax.GradientTransformation:
-  """What keeps state, from gradient to update, with the decay that is part of it."""
+  """From gradient to update, with the optimiser's state and the weight decay that is part of it."""
   coupled = [multipliers.add_decay(config, lengths, over=1.)] if config.weight_decay else []
   match config:
     case schema.AdamW():
-      # Loshchilov & Hutter 2019, Algorithm 2; the decay comes after.
-      return _adam(config)
+      return adam.adamw(config)
     case schema.Adam():
-      # Kingma & Ba 2015, Algorithm 1, of the loss with weight_decay / 2 * |w|^2 added: both moments see its gradient.
-      return _chain(*coupled, _adam(config))
+      return adam.adam(config, coupled)
     case schema.Adafactor():
-      # Scaling ViT, section 3.4: the factored second moment first, then the running mean m <- b1 m + (1 - b1) u,
-      # without correction for its start at zero (the warm-up covers that).
-      return _chain(
-          _held(adafactor.scale_by_factored_rms(power=config.b2_power, cap=config.b2_cap, eps=config.eps,
-                                                least=config.min_dim_size_to_factor)),
-          _keep_as(config.mu_dtype, 'ema', optax.ema(config.b1, debias=False)))
+      return adafactor.adafactor(config)
     case schema.Lamb():
-      # You et al. 2020, Algorithm 2, with phi(z) = z.
-      return _chain(_adam(config), *coupled, trust.scale_by_trust(1., config.trust_ratio_mask))
+      return trust.lamb(config, coupled)
     case schema.Lars():
-      # You et al. 2017, Algorithm 1, with the decayed gradient under the ratio and the learning rate after the
-      # momentum, as MAE's linear probe has it.
-      return _chain(*coupled, trust.scale_by_trust(config.trust_coefficient, config.trust_ratio_mask),
-                    _keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
+      return trust.lars(config, coupled)
     case schema.Lion():
-      return _keep_as(config.mu_dtype, 'mu', optax.scale_by_lion(config.b1, config.b2))
+      return momentum.lion(config)
     case schema.RMSProp():
-      return _chain(*coupled, rmsprop.scale_by_rms(
-          schedule, b2=config.b2, start=config.initial_scale, eps=config.eps, momentum=config.momentum,
-          moment=config.mu_dtype.value))
+      return rmsprop.rmsprop(config, coupled, schedule)
     case schema.Sgd():
-      coupled = coupled if config.decay_by is schema.DecayBy.GRADIENT else []
-      return _chain(*coupled, _keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
+      return momentum.sgd(config, coupled)
     case _:
       assert_never(config)
-
-
-def _adam(config: schema.AdamW | schema.Adam | schema.Lamb) -> optax.GradientTransformation:
-  return adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
-
-
-def _chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:
-  return parts[0] if len(parts) == 1 else optax.chain(*parts)
-
-
-def _held(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """`inner`, whose state stays as it was where `ok` is false."""
-  inner = optax.with_extra_args_support(inner)
-
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, ok: Array | bool = True,
-             **more: Any) -> tuple[PyTree, PyTree]:
-    updates, new = inner.update(updates, state, params, **more)
-    return updates, numerics.select(ok, new, state)
-
-  return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _keep_as(dtype: schema.DType, name: str,
-             inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """Keeps the moment `name` of the inner state in a dtype, computes with it in f32, and holds where `ok` is false."""
-
-  def cast(state: Any, to: Any) -> Any:
-    return state._replace(**{name: optax.tree.cast(getattr(state, name), to)})
-
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
-    updates, state = inner.update(updates, cast(state, jnp.float32), params)
-    return updates, cast(state, dtype.value)
-
-  return _held(optax.GradientTransformation(lambda params: cast(inner.init(params), dtype.value), update))
 
 
 def scale_by_schedule(schedule: Schedule) -> Optimizer:

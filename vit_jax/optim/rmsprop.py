@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree, Schedule
+from vit_jax.optim.momentum import Parts, chain
 
 
 class RmsState(NamedTuple):
@@ -55,3 +57,10 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
     return found, RmsState(nu, trace)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def rmsprop(config: schema.RMSProp, coupled: Parts, schedule: Schedule) -> optax.GradientTransformation:
+  """The optimiser of the settings."""
+  return chain(*coupled, scale_by_rms(
+      schedule, b2=config.b2, start=config.initial_scale, eps=config.eps, momentum=config.momentum,
+      moment=config.mu_dtype.value))

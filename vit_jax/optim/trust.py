@@ -1,4 +1,4 @@
-"""Updates scaled to the size of what they change, tensor by tensor: the trust ratio of LARS and LAMB."""
+"""LARS and LAMB: updates scaled to the norm of the parameters, tensor by tensor."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,8 +7,24 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import masks, per_layer
+from vit_jax.optim import adam, masks, per_layer
+from vit_jax.optim.momentum import Parts, chain, keep_as
+
+
+def lamb(config: schema.Lamb, coupled: Parts) -> optax.GradientTransformation:
+  """You et al. 2020 (arXiv 1904.00962), Algorithm 2, with phi(z) = z."""
+  return chain(adam.adamw(config), *coupled, scale_by_trust(1., config.trust_ratio_mask))
+
+
+def lars(config: schema.Lars, coupled: Parts) -> optax.GradientTransformation:
+  """You et al. 2017 (arXiv 1708.03888), Algorithm 1, as in MAE's linear probe.
+
+  The trust ratio is that of the gradient with decay, and the learning rate comes after the momentum.
+  """
+  return chain(*coupled, scale_by_trust(config.trust_coefficient, config.trust_ratio_mask),
+               keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
 
 
 def scale_by_trust(coefficient: float, trusted: Sequence[str]) -> optax.GradientTransformationExtraArgs:
