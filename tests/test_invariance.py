@@ -12,7 +12,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device.prepare import prepare_train
 from vit_jax.jobs import build
 
 DATA = programs.batch(size=32, px=16)
@@ -31,7 +31,7 @@ def after(settings: str = 'one', accumulate: int = 1, unstacked_layers: bool = T
           **model: object) -> tuple[object, object]:
   c, mesh = config(**model), programs.MESHES[settings]
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  prepare = transforms.prepare_train(RECIPE, num_classes=7, on_device_geometry=True)
+  prepare = prepare_train(RECIPE, num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
                            unstacked_layers=unstacked_layers,
                            optimizer=schema.Sgd(clip_norm=1., weight_decay_mask=('.*/kernel',)))

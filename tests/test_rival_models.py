@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device.prepare import prepare_train
 from vit_jax.jobs import build
 from vit_jax.models import backbones
 from vit_jax.parallel import rules
@@ -38,7 +38,7 @@ def config(model: schema.Model) -> schema.Config:
 def after(name: str, settings: str) -> object:
   c = config(MODELS[name])
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  prepare = transforms.prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
+  prepare = prepare_train(schema.Recipe(crop=schema.Crop.RESIZE), num_classes=7, on_device_geometry=True)
   program = programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=DATA,
                            optimizer=schema.Sgd(clip_norm=1.))
   state, metrics = programs.run(program, programs.MESHES[settings], DATA, 2)

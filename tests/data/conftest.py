@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 
 CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')  # seven
 NUM_IMAGES = 37
@@ -20,7 +20,7 @@ def write_split() -> Callable[..., None]:
     for i in range(num):
       path = folder / classes[i % len(classes)] / f'{i:03d}{extension}'
       path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(encode(picture(i), extension))
+      path.write_bytes(encode(random_image(i), extension))
   return write
 
 

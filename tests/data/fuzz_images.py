@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config.schema import Interpolation
-from vit_jax.data.image import headers, image_ops
-from vit_jax.data.image.headers import BadImage, Reading
+from vit_jax.data.image import decode, geometry, headers
+from vit_jax.data.image.headers import BadImage, DecodeOptions
 
 ALLOWED_BYTES = 2 * 2**30
 SLOWEST_S = 20.
@@ -102,11 +102,11 @@ def run(num: int, seed: int) -> dict[str, object]:
   for number in range(num):
     name = names[number % len(names)]
     encoded, began_s = mutate(files[name], rng), time.monotonic()
-    how = Reading(upright=number % 2 == 0)
+    how = DecodeOptions(upright=number % 2 == 0)
     try:
-      image = image_ops.decode(encoded, how)
+      image = decode.decode(encoded, how)
       assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size, (number, image.shape)
-      crop, _ = image_ops.resize_small_center_crop(image, (224, 224), small_px=256, antialias=number % 3 == 0,
+      crop, _ = geometry.resize_small_center_crop(image, (224, 224), small_px=256, antialias=number % 3 == 0,
                                                    interpolation=list(Interpolation)[number % 2])
       assert crop.shape == (224, 224, 3)
       decoded[name.split()[0]] += 1

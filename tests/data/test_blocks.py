@@ -12,9 +12,11 @@ import slices
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data.pipeline import blocks, order, transforms
+from vit_jax.data.files import access
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.pipeline import blocks, order
 from vit_jax.data.source import Record, Source
-from vit_jax.data.sources import opening, system_errors
+from vit_jax.data.sources import opening
 from vit_jax.parallel import mesh as meshes
 
 BATCH, PX = 16, (8, 10)
@@ -104,7 +106,7 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source:
       make()
     message = str(found.value)
     assert source.describe(3) in message and f'got "{os.strerror(number)}"' in message  # type: ignore[operator]
-    assert system_errors.ADVICE[number] in message
+    assert access.ADVICE[number] in message
 
 
 @pytest.mark.parametrize('layout', HOSTS)

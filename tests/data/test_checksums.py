@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import checksums
+from vit_jax.data.files import access, checksums
 
 CONTENT = {'a': b'one', 'b': b'two', 'c': b''}
 
@@ -44,22 +44,22 @@ def test_files_are_read_once_and_again_when_they_change(folder: pathlib.Path, mo
 def test_damaged_notes_are_made_anew_and_a_cache_is_not_needed(folder: pathlib.Path,
                                                                caplog: pytest.LogCaptureFixture) -> None:
   find_changed(folder)
-  [notes] = checksums.cache_folder().iterdir()
+  [notes] = access.cache_folder('checksums').iterdir()
   for damaged in ('', '[1]', '{"a": 3}'):
     notes.write_text(damaged)
     assert find_changed(folder) == {}
   notes.unlink()
-  checksums.cache_folder().rmdir()
-  checksums.cache_folder().write_text('a file in the way')
+  access.cache_folder('checksums').rmdir()
+  access.cache_folder('checksums').write_text('a file in the way')
   assert find_changed(folder) == {} and 'They will be compared again' in caplog.text
 
 
 def test_a_large_set_says_what_it_takes(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
                                         caplog: pytest.LogCaptureFixture) -> None:
-  monkeypatch.setattr(checksums, '_WORTH_A_LINE_BYTES', 3)
+  monkeypatch.setattr(checksums, '_LOGGED_BYTES', 3)
   with caplog.at_level('INFO'):
     find_changed(folder)
-  assert f'Comparing the checksums of 3 files of {folder} (0.0 GB), once; x leaves that out.' in caplog.text
+  assert f'Comparing the checksums of 3 files of {folder} (0.0 GB), once; x skips this.' in caplog.text
   assert 'Compared in' in caplog.text
 
 

@@ -7,13 +7,13 @@ import pathlib
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import class_map
+from vit_jax.data.labels import classes
 
 NETWORK = ('n01 tench', 'n02 crane, bird', 'n03 crane', 'n04 analog clock', 'n05 digital clock')
 
 
-def find(own: tuple[str, ...], path: str = '') -> class_map.Targets:
-  return class_map.find(own, NETWORK, path=path, where='evals.a')
+def find(own: tuple[str, ...], path: str = '') -> classes.Targets:
+  return classes.map_classes(own, NETWORK, path=path, where='evals.a')
 
 
 def write(tmp_path: pathlib.Path, text: str) -> str:
@@ -39,18 +39,19 @@ def test_a_file_may_name_several_classes_or_none(text: str, tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize(('own', 'text', 'message'), [
-    (('n01', 'n09'), '', 'the classes of the data do not match those of the network, which evals.a is of: 1 of its 2'),
-    (('n01', 'n02', 'n01'), '', 'evals.a: the source has the classes n01 twice; want each once'),
-    (('fish',), 'fish: tench\nbird: crane\n', 'maps 1 classes that the source has not: bird; it has 1 such as .fish.'),
-    (('fish',), 'fish: shark\n', 'do not match those of the network, in .*1 of its 1 classes are not there: shark'),
-    (('fish',), 'fish: tench\nfish: n01\n', 'maps fish twice; want a line for each class of the source'),
-    (('fish',), 'fish tench\n', "'fish tench' maps nothing; want lines such as `alarm_clock: n02708093; n03196217`"),
-    (('fish',), '# nothing\n', 'maps nothing; want a line for each'), (('fish',), '{"fish": ', 'is no JSON')])
+    (('n01', 'n09'), '', 'expected classes of the network of evals.a, got 1 of 2 that are not there: n09'),
+    (('n01', 'n02', 'n01'), '', 'evals.a: expected each class of the source once, got n01 twice'),
+    (('fish',), 'fish: tench\nbird: crane\n', 'classes of the source, which has 1 such as .fish., got 1 others: bird'),
+    (('fish',), 'fish: shark\n', 'expected classes of the network, in .*, got 1 of 1 that are not there: shark'),
+    (('fish',), 'fish: tench\nfish: n01\n', 'expected one line for each class of the source, got fish twice'),
+    (('fish',), 'fish tench\n', "expected lines such as `alarm_clock: n02708093; n03196217`, got 'fish tench'"),
+    (('fish',), '# nothing\n', 'expected one line for each class of the source, got none'),
+    (('fish',), '{"fish": ', 'expected JSON, got Expecting value')])
 def test_what_does_not_fit_is_named(own: tuple[str, ...], text: str, message: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=message):
     find(own, write(tmp_path, text) if text else '')
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:
-  with pytest.raises(UserError, match='/nowhere/map cannot be read'):
+  with pytest.raises(UserError, match='/nowhere/map: expected a text file, got "No such file'):
     find(('fish',), '/nowhere/map')

@@ -6,10 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.data import pictures
+from tests.data import images
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import classes, opening
+from vit_jax.data.labels import classes
+from vit_jax.data.sources import opening
 
 LINES = ('n01440764 tench, Tinca tinca', 'n01443537 goldfish, Carassius auratus', 'n02012849 crane',
          'n03126707 crane', 'n04243546 slot, one-armed bandit')
@@ -23,7 +24,7 @@ def test_a_class_is_a_whole_line_its_first_word_or_what_follows(own: list[str], 
 
 
 def test_what_is_not_there_or_could_be_several_is_listed() -> None:
-  says = (r"do not match x: 1 of its 3 classes are not there: cat; 1 could be several: crane. "
+  says = (r"expected classes of x, got 1 of 3 that are not there: cat; 1 that match several: crane. "
           r"It has 5 lines such as 'n01440764 tench")
   with pytest.raises(UserError, match=says):
     classes.match(['cat', 'crane', 'n01440764'], LINES, where='x')
@@ -33,7 +34,7 @@ def write(folder: pathlib.Path, *names: str) -> None:
   for split in ('train', 'test'):
     for i, name in enumerate(names):
       (folder / split / name).mkdir(parents=True)
-      (folder / split / name / 'a.png').write_bytes(pictures.encode(pictures.picture(i)))
+      (folder / split / name / 'a.png').write_bytes(images.encode(images.random_image(i)))
 
 
 def test_a_folder_with_some_of_the_classes_has_labels_of_all(tmp_path: pathlib.Path) -> None:
@@ -62,7 +63,9 @@ def test_each_source_of_a_mixture_goes_by_the_list(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.parametrize(('text', 'says'), [
-    (None, 'cannot be read: No such file'), ('\n# nothing\n', 'lists no class'), ('a\nb\na\n', 'lists a twice')])
+    (None, 'expected a text file, got "No such file'),
+    ('\n# nothing\n', 'expected one line for each class, .*, got no class'),
+    ('a\nb\na\n', 'expected one line for each class, .*, got a twice')])
 def test_a_file_that_is_no_list_is_refused(text: str | None, says: str, tmp_path: pathlib.Path) -> None:
   if text is not None:
     (tmp_path / 'words.txt').write_text(text)
@@ -82,10 +85,11 @@ def test_the_whole_line_goes_before_its_parts() -> None:
 
 
 @pytest.mark.parametrize(('names', 'named', 'says'), [
-    (LINES, 'crane', r"2 classes are called 'crane': 2 \(n02012849 crane\), 3 \(n03126707 crane\); want a number"),
-    (LINES, 'tinch', "no classes are called 'tinch'; want a number, or the name of one, such as tench"),
-    (LINES, 5, 'class 5: the network has 5; want 0 to 4'), (LINES, -1, 'class -1: the network has 5; want 0 to 4'),
-    ((), 'tench', 'these weights have no names, which classes=FILE may give them')])
+    (LINES, 'crane', r"got 'crane', the name of 2: 2 \(n02012849 crane\), 3 \(n03126707 crane\)\.$"),
+    (LINES, 'tinch', "expected a number or the name of one class, got 'tinch', the name of none. Did you mean tench"),
+    (LINES, 5, 'class: expected 0 to 4, as the network has 5 classes, got 5'),
+    (LINES, -1, 'class: expected 0 to 4, .*, got -1'),
+    ((), 'tench', 'These weights have no class names; set them with classes=FILE')])
 def test_no_class_and_several_are_refused(names: tuple[str, ...], named: int | str, says: str) -> None:
   with pytest.raises(UserError, match=says):
     classes.find(names, named, count=5)

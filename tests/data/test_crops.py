@@ -10,7 +10,7 @@ import pytest
 
 from tests.data import make_tensorflow_crops as made
 from vit_jax.config.schema import CropSampler
-from vit_jax.data.image import crops, image_ops
+from vit_jax.data.image import crops, decode
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('tensorflow_crops.npz'))
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85  # of Philox 4x32 (Salmon et al. 2011, section 5)
@@ -86,14 +86,14 @@ def test_the_mean_area_is_tensorflow_s_and_not_torchvision_s(drawn: dict[CropSam
 
 
 def test_a_crop_depends_on_the_generator_alone() -> None:
-  def draw(seed: int) -> image_ops.Window:
+  def draw(seed: int) -> decode.Window:
     return crops.tensorflow_crop((300, 400), rng=np.random.default_rng(seed), area=(.05, 1.), aspect=(.75, 1.33))
   assert draw(3) == draw(3) != draw(4)
 
 
 def test_where_nothing_fits_the_crop_is_the_whole_image() -> None:
   window = crops.tensorflow_crop((60, 1000), rng=np.random.default_rng(0), area=(.9, 1.), aspect=(.75, 1.33))
-  assert window == image_ops.Window(0, 0, 60, 1000)
+  assert window == decode.Window(0, 0, 60, 1000)
 
 
 class Drawn:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import image_ops
+from vit_jax.data.image import decode
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 
@@ -45,10 +45,10 @@ def test_extensions_in_any_case_and_images_deeper_inside_are_found(tmp_path: pat
     for split in ('train', 'test'):
       path = tmp_path / split / name
       path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(encode(picture(i), '.png'))
+      path.write_bytes(encode(random_image(i), '.png'))
   train = open_all(tmp_path).train
   assert sorted(pathlib.Path(p).name for p in paths(train)) == ['1.JPG', '2.jpeg', '3.Png', '4.webp', '5.BMP']
-  assert image_ops.decode(train[0].image).shape == (12, 15, 3)
+  assert decode.decode(train[0].image).shape == (12, 15, 3)
 
 
 def test_validation_stands_in_where_there_is_no_test(tmp_path: pathlib.Path, write_split: Callable[..., None],
@@ -56,7 +56,7 @@ def test_validation_stands_in_where_there_is_no_test(tmp_path: pathlib.Path, wri
   write_split(tmp_path / 'train')
   write_split(tmp_path / 'valid', 9)
   assert len(open_all(tmp_path).eval) == 9
-  assert 'has no split test; taking valid for it' in caplog.text
+  assert 'has no split test; using valid instead' in caplog.text
   write_split(tmp_path / 'test', 11)
   assert len(open_all(tmp_path).eval) == 11
   assert len(open_all(tmp_path, eval_split='val').eval) == 9
@@ -90,7 +90,7 @@ def test_a_split_for_evaluation_alone_needs_no_train(tmp_path: pathlib.Path,
   data = schema.Data(source=f'folder:{tmp_path}')
   source = opening.open_split(data, 'test', image_px=(8, 8))
   assert len(source) == 9 and source.class_names[-1] == 'hen'
-  with pytest.raises(UserError, match="has no split 'train', only: test"):
+  with pytest.raises(UserError, match="split of .*: expected one of test, got 'train'"):
     open_all(tmp_path)
 
 
@@ -101,21 +101,21 @@ def test_it_pickles_small(image_folder: pathlib.Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='which pictures.*Want --config.data.source=folder:PATH, where PATH is a folder'):
+  with pytest.raises(UserError, match='the placeholder folder:PATH. Set --config.data.source=folder:PATH, where PATH'):
     open_all(pathlib.Path('PATH'))
-  with pytest.raises(UserError, match=f'there is no folder {tmp_path}/no; right would be one with PATH/'):
+  with pytest.raises(UserError, match=f'{tmp_path}/no: expected a folder with PATH/'):
     open_all(tmp_path / 'no')
 
 
 def test_a_folder_without_classes_is_refused(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match=f'{tmp_path} has no class folders; right would be PATH/train/CLASS'):
+  with pytest.raises(UserError, match=f'{tmp_path}: expected PATH/train/CLASS.*, got no class folders'):
     open_all(tmp_path)
 
 
 def test_images_without_class_folders_are_refused(tmp_path: pathlib.Path) -> None:
   for i in range(3):
-    (tmp_path / f'{i}.png').write_bytes(encode(picture(i)))
-  with pytest.raises(UserError, match=f'{tmp_path} has 3 images but no class folders; right would be PATH'):
+    (tmp_path / f'{i}.png').write_bytes(encode(random_image(i)))
+  with pytest.raises(UserError, match=f'{tmp_path}: expected PATH.*, got 3 images but no class folders'):
     open_all(tmp_path)
 
 
@@ -124,27 +124,27 @@ def test_all_empty_classes_are_listed(tmp_path: pathlib.Path, write_split: Calla
   write_split(tmp_path / 'test')
   for name in ('hen', 'yak'):
     (tmp_path / 'train' / name).mkdir()
-  with pytest.raises(UserError, match='2 of 9 classes in .*/train have no images: hen, yak; right would '
-                                      'be files ending in .jpg'):
+  with pytest.raises(UserError, match='/train: expected files with the extension .jpg .* in each class, got none in '
+                                      '2 of 9 classes: hen, yak'):
     open_all(tmp_path)
 
 
 def test_classes_only_in_test_are_listed(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
   write_split(tmp_path / 'train')
   write_split(tmp_path / 'test', classes=('ant', 'hen', 'yak'))
-  with pytest.raises(UserError, match='2 classes of .*/test are not in .*/train: hen, yak; right would be'):
+  with pytest.raises(UserError, match='/test: expected the classes of .*/train, got 2 others: hen, yak. Use'):
     open_all(tmp_path)
 
 
 def test_a_holdout_that_is_no_part_is_refused(tmp_path: pathlib.Path,
                                               write_split: Callable[..., None]) -> None:
   write_split(tmp_path)
-  with pytest.raises(UserError, match='data.holdout=1.5 is not a part of the examples; right would be more'):
+  with pytest.raises(UserError, match='data.holdout: expected a fraction between 0 and 1, such as 0.1, got 1.5'):
     open_all(tmp_path, holdout=1.5)
 
 
 def test_one_image_a_class_leaves_nothing_to_hold_out(tmp_path: pathlib.Path,
                                                       write_split: Callable[..., None]) -> None:
   write_split(tmp_path, 7)
-  with pytest.raises(UserError, match='data.holdout=0.1 of 7 images in .* leaves none to test on'):
+  with pytest.raises(UserError, match='expected at least two images in some class, so that data.holdout=0.1 .*, got 7'):
     open_all(tmp_path)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from tests.data.pictures import picture
+from tests.data.images import random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import image_ops
+from vit_jax.data.files import image_files
+from vit_jax.data.image import decode
 from vit_jax.data.source import Source
-from vit_jax.data.sources import image_files, opening
+from vit_jax.data.sources import opening
 
 
 def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
@@ -30,12 +31,12 @@ def test_every_ending_that_is_taken_can_be_decoded(tmp_path: pathlib.Path) -> No
   for ending in image_files.EXTENSIONS:
     path = tmp_path / 'train' / 'ant' / f'one{ending}'
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture(0)).save(path, kinds.get(ending))
+    Image.fromarray(random_image(0)).save(path, kinds.get(ending))
   source = open_train(tmp_path)
   assert len(source) == len(image_files.EXTENSIONS)
   for index in range(len(source)):
     image = source[index].image
-    assert isinstance(image, bytes) and image_ops.decode(image).shape == (12, 15, 3)
+    assert isinstance(image, bytes) and decode.decode(image).shape == (12, 15, 3)
 
 
 def test_links_in_circles_are_passed_over_and_counted(tmp_path: pathlib.Path, write_split: Callable[..., None],
@@ -55,7 +56,7 @@ def test_links_in_circles_are_passed_over_and_counted(tmp_path: pathlib.Path, wr
   names = sorted(os.path.relpath(source.describe(i), tmp_path / 'train') for i in range(len(source)))
   assert names == ['ant/000.png', 'ant/copy.png', 'bee/001.png', 'bee/others/002.png', 'cow/002.png', 'dog/003.png',
                    'elk/004.png', 'fox/005.png', 'gnu/006.png']
-  assert f'{tmp_path}/train: ignored 6 files: links that lead nowhere or back (6)' in caplog.text
+  assert f'{tmp_path}/train: ignored 6 files: broken or circular links (6)' in caplog.text
 
 
 def test_a_class_that_is_a_link_to_itself_is_none(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
@@ -70,20 +71,20 @@ def test_files_that_are_left_out_are_counted_by_ending(tmp_path: pathlib.Path, w
   for name in ('a.HEIC', 'b.heic', 'notes.txt', 'README', '.hidden', 'c.heif'):
     (tmp_path / 'train' / 'bee' / name).write_bytes(b'x')
   assert len(open_train(tmp_path)) == 7
-  assert ('ignored 5 files: .heic (2), .heif (1), .txt (1), without an ending (1). Images in .heic .heif are not '
-          'decoded here: convert them to JPEG first') in caplog.text
+  assert ('ignored 5 files: .heic (2), .heif (1), .txt (1), without an extension (1). .heic .heif images are not '
+          'supported. Convert them to JPEG') in caplog.text
   assert image_files.describe({}) == '' and image_files.describe({'.txt': 1}) == '1 file: .txt (1)'
 
 
 def test_a_folder_of_other_images_alone_says_so(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'train' / 'ant').mkdir(parents=True)
   (tmp_path / 'train' / 'ant' / 'a.heic').write_bytes(b'x')
-  with pytest.raises(UserError, match=r'have no images: ant; .*\. Ignored 1 file: .heic \(1\)\. Images in .heic'):
+  with pytest.raises(UserError, match=r'got none in 1 of 1 classes: ant\. Ignored 1 file: .heic \(1\)\. .heic images'):
     open_train(tmp_path)
   found, ignored = find(tmp_path)
   assert (found, ignored) == ([], {'.heic': 1})
   finder = image_files.Finder()
-  with pytest.raises(UserError, match=r'in or below it; got 1 file: .heic \(1\)'):
+  with pytest.raises(UserError, match=r'in or below it, got 1 file: .heic \(1\)'):
     image_files.check(list(finder.find(str(tmp_path))), finder, str(tmp_path))
 
 

@@ -7,9 +7,9 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config.schema import Interpolation
-from vit_jax.data.image import image_ops
+from vit_jax.data.image import crops, decode, geometry, headers
 
 Image = pytest.importorskip('PIL.Image')
 
@@ -23,14 +23,14 @@ def saved(image: np.ndarray, kind: str, mode: str | None = None, **options: obje
 
 @pytest.mark.parametrize('extension', ['.png', '.bmp', '.jpg', '.webp'])
 def test_every_format_decodes_to_rgb(extension: str) -> None:
-  image = picture(0)
-  decoded = image_ops.decode(encode(image, extension))
+  image = random_image(0)
+  decoded = decode.decode(encode(image, extension))
   assert decoded.dtype == np.uint8 and decoded.shape == image.shape
   assert np.abs(decoded.astype(int) - image).mean() < 8
 
 
 def test_cmyk_grey_rgba_palette_progressive_and_16_bit_become_rgb() -> None:
-  image = picture(1)
+  image = random_image(1)
   grey = image[..., 0]
   files = {
       'cmyk': (saved(image, 'JPEG', 'CMYK', quality=95), image, 8),
@@ -41,7 +41,7 @@ def test_cmyk_grey_rgba_palette_progressive_and_16_bit_become_rgb() -> None:
       '16 bit': (cv2.imencode('.png', (image[..., ::-1].astype(np.uint16) * 257))[1].tobytes(), image, 0),
   }
   for name, (encoded, expected, tolerance) in files.items():
-    decoded = image_ops.decode(encoded)
+    decoded = decode.decode(encoded)
     assert decoded.shape == image.shape, name
     assert np.abs(decoded.astype(int) - expected).mean() <= tolerance, name
 
@@ -49,40 +49,40 @@ def test_cmyk_grey_rgba_palette_progressive_and_16_bit_become_rgb() -> None:
 def test_the_orientation_in_exif_is_ignored() -> None:
   exif = Image.Exif()
   exif[274] = 6  # rotated by 90 degrees
-  assert image_ops.decode(saved(picture(0), 'JPEG', exif=exif)).shape == (12, 15, 3)
+  assert decode.decode(saved(random_image(0), 'JPEG', exif=exif)).shape == (12, 15, 3)
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'BMP', 'WEBP'])
 @pytest.mark.parametrize('part', [.3, .6, .95])
 def test_a_file_cut_short_is_bad(kind: str, part: float) -> None:
-  encoded = saved(picture(0, height=120, width=150), kind)
-  with pytest.raises(image_ops.BadImage):
-    image_ops.decode(encoded[:int(len(encoded) * part)])
+  encoded = saved(random_image(0, height=120, width=150), kind)
+  with pytest.raises(headers.BadImage):
+    decode.decode(encoded[:int(len(encoded) * part)])
 
 
 def test_a_cut_jpeg_is_found_by_its_missing_end_even_if_the_decoder_is_silent(
     monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(cv2, 'imdecode', lambda *_: picture(0))
-  encoded = saved(picture(0), 'JPEG')
+  monkeypatch.setattr(cv2, 'imdecode', lambda *_: random_image(0))
+  encoded = saved(random_image(0), 'JPEG')
   thumbnail = encoded[:2] + b'\xff\xe1\x00\x08\xff\xda\xff\xd9..' + encoded[2:-2]
   for cut in (encoded[:-2], encoded[:len(encoded) // 2], thumbnail):
-    with pytest.raises(image_ops.BadImage, match='the JPEG ends early: no end marker in [0-9,]+ bytes'):
-      image_ops.decode(cut)
-  image_ops.decode(encoded + b'bytes after the end')
+    with pytest.raises(headers.BadImage, match='the JPEG is truncated: no end marker in [0-9,]+ bytes'):
+      decode.decode(cut)
+  decode.decode(encoded + b'bytes after the end')
 
 
 def test_text_and_nothing_are_bad_and_say_so() -> None:
-  with pytest.raises(image_ops.BadImage, match="not an image, or cut short .5 bytes, beginning b'hell'"):
-    image_ops.decode(b'hello')
-  with pytest.raises(image_ops.BadImage, match='the file is empty'):
-    image_ops.decode(b'')
+  with pytest.raises(headers.BadImage, match="not an image, or truncated .5 bytes, starting with b'hell'"):
+    decode.decode(b'hello')
+  with pytest.raises(headers.BadImage, match='the file is empty'):
+    decode.decode(b'')
 
 
 def test_crops_lie_inside_with_area_and_aspect_in_range() -> None:
   rng = np.random.default_rng(0)
   areas, aspects = [], []
   for _ in range(2000):
-    crop = image_ops.inception_crop((300, 400), rng=rng, area=(.05, .5), aspect=(.75, 4 / 3))
+    crop = crops.inception_crop((300, 400), rng=rng, area=(.05, .5), aspect=(.75, 4 / 3))
     assert crop.top >= 0 and crop.left >= 0
     assert crop.top + crop.height <= 300 and crop.left + crop.width <= 400
     areas.append(crop.height * crop.width / 120_000)
@@ -94,26 +94,26 @@ def test_crops_lie_inside_with_area_and_aspect_in_range() -> None:
 
 def test_a_picture_too_narrow_for_any_crop_gives_its_middle() -> None:
   rng = np.random.default_rng(0)
-  crop = image_ops.inception_crop((10, 1000), rng=rng, area=(.9, 1.), aspect=(.75, 4 / 3))
-  assert crop == image_ops.Window(0, 493, 10, 13)
+  crop = crops.inception_crop((10, 1000), rng=rng, area=(.9, 1.), aspect=(.75, 4 / 3))
+  assert crop == decode.Window(0, 493, 10, 13)
 
 
 def test_resizing_to_the_same_size_changes_nothing() -> None:
-  image = picture(0)
-  np.testing.assert_array_equal(image_ops.resize(image, (12, 15), antialias=True), image)
+  image = random_image(0)
+  np.testing.assert_array_equal(geometry.resize(image, (12, 15), antialias=True), image)
 
 
 def test_area_averages_and_bilinear_samples() -> None:
   stripes = np.zeros((8, 8, 3), np.uint8)
   stripes[:, ::4] = 200
-  area = image_ops.resize(stripes, (2, 2), antialias=False, interpolation=Interpolation.AREA)
+  area = geometry.resize(stripes, (2, 2), antialias=False, interpolation=Interpolation.AREA)
   np.testing.assert_array_equal(area, np.full((2, 2, 3), 50))
-  np.testing.assert_array_equal(image_ops.resize(stripes, (2, 2), antialias=False), np.zeros((2, 2, 3)))
+  np.testing.assert_array_equal(geometry.resize(stripes, (2, 2), antialias=False), np.zeros((2, 2, 3)))
 
 
 def test_the_middle_after_resizing_the_short_side_is_where_its_box_says() -> None:
-  image = picture(0, height=64, width=128)
-  crop, box = image_ops.resize_small_center_crop(image, (16, 16), small_px=32, antialias=True)
+  image = random_image(0, height=64, width=128)
+  crop, box = geometry.resize_small_center_crop(image, (16, 16), small_px=32, antialias=True)
   assert crop.shape == (16, 16, 3)
   np.testing.assert_allclose(box, [.25, .375, .75, .625])
   np.testing.assert_allclose(crop.mean((0, 1)), image[16:48, 48:80].mean((0, 1)), atol=1)
@@ -126,10 +126,10 @@ def test_the_part_of_a_long_thin_image_is_what_enlarging_it_whole_shows(
   for shape in ((3, 500, 3), (500, 3, 3), (1, 301, 3)):
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     options = {'small_px': 24, 'antialias': antialias, 'interpolation': how}
-    part, box = image_ops.resize_small_center_crop(image, (16, 20), **options)
+    part, box = geometry.resize_small_center_crop(image, (16, 20), **options)
     with monkeypatch.context() as patch:
-      patch.setattr(image_ops, 'MOST_ENLARGED', 10**9)
-      whole, same = image_ops.resize_small_center_crop(image, (16, 20), **options)
+      patch.setattr(geometry, 'MAX_ENLARGEMENT', 10**9)
+      whole, same = geometry.resize_small_center_crop(image, (16, 20), **options)
     # Both round to whole levels, from weights of 8 bits or more: they may round apart, by one level.
     assert np.abs(part.astype(int) - whole).max() <= 1
     np.testing.assert_array_equal(box, same)
@@ -137,9 +137,9 @@ def test_the_part_of_a_long_thin_image_is_what_enlarging_it_whole_shows(
 
 def test_a_thin_line_is_not_enlarged_beyond_its_crop(monkeypatch: pytest.MonkeyPatch) -> None:
   made = []
-  monkeypatch.setattr(image_ops, 'resize', lambda image, size, **_: made.append(size))
+  monkeypatch.setattr(geometry, 'resize', lambda image, size, **_: made.append(size))
   for shape in ((2, 30_000, 3), (30_000, 2, 3)):
-    crop, _ = image_ops.resize_small_center_crop(np.full(shape, 7, np.uint8), (224, 224), small_px=256, antialias=True)
+    crop, _ = geometry.resize_small_center_crop(np.full(shape, 7, np.uint8), (224, 224), small_px=256, antialias=True)
     assert crop.shape == (224, 224, 3) and (crop == 7).all()
   assert not made
 
@@ -147,34 +147,34 @@ def test_a_thin_line_is_not_enlarged_beyond_its_crop(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize('shape', [(375, 500, 3), (28, 28, 3), (60, 1000, 3), (3000, 900, 3)])
 def test_ordinary_images_are_resized_whole_and_then_cut(shape: tuple[int, int, int]) -> None:
   image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-  crop, _ = image_ops.resize_small_center_crop(image, (56, 56), small_px=64, antialias=True)
+  crop, _ = geometry.resize_small_center_crop(image, (56, 56), small_px=64, antialias=True)
   factor = 64 / min(shape[:2])
   size = (round(shape[0] * factor), round(shape[1] * factor))
-  whole = image_ops.resize(image, size, antialias=True)
-  np.testing.assert_array_equal(crop, image_ops.cut(whole, image_ops.center(size, (56, 56))))
+  whole = geometry.resize(image, size, antialias=True)
+  np.testing.assert_array_equal(crop, crops.center(size, (56, 56)).cut(whole))
 
 
 def test_shift_moves_and_fills_with_zeros() -> None:
-  image = picture(0)
-  moved = image_ops.shift(image, down_px=2, right_px=-3)
+  image = random_image(0)
+  moved = geometry.shift(image, down_px=2, right_px=-3)
   np.testing.assert_array_equal(moved[2:, :-3], image[:-2, 3:])
   assert not moved[:2].any() and not moved[:, -3:].any()
-  np.testing.assert_array_equal(image_ops.shift(image, down_px=0, right_px=0), image)
+  np.testing.assert_array_equal(geometry.shift(image, down_px=0, right_px=0), image)
 
 
 def test_a_window_has_the_shape_of_the_picture_and_any_place() -> None:
   rng = np.random.default_rng(0)
-  windows = [image_ops.window_crop((320, 200), rng=rng, area=(.64, .64)) for _ in range(300)]
+  windows = [crops.window_crop((320, 200), rng=rng, area=(.64, .64)) for _ in range(300)]
   assert {(w.height, w.width) for w in windows} == {(256, 160)}
   assert {min(w.top for w in windows), min(w.left for w in windows)} == {0}
   assert max(w.top for w in windows) == 64 and max(w.left for w in windows) == 40
-  areas = [w.height * w.width / 64000 for w in (image_ops.window_crop((320, 200), rng=rng, area=(.25, 1.))
+  areas = [w.height * w.width / 64000 for w in (crops.window_crop((320, 200), rng=rng, area=(.25, 1.))
                                                for _ in range(300))]
   assert .24 < min(areas) < .3 and .95 < max(areas) <= 1.
 
 
 def test_a_window_is_what_resizing_first_and_cropping_gives() -> None:
   image = np.linspace(0, 255, 160 * 160 * 3).reshape(160, 160, 3).astype(np.uint8)
-  window = image_ops.window_crop((160, 160), rng=np.random.default_rng(1), area=(.64, .64))
-  cut = image_ops.resize(image_ops.cut(image, window), (128, 128), antialias=False)
+  window = crops.window_crop((160, 160), rng=np.random.default_rng(1), area=(.64, .64))
+  cut = geometry.resize(window.cut(image), (128, 128), antialias=False)
   np.testing.assert_array_equal(cut, image[window.top:window.top + 128, window.left:window.left + 128])

@@ -11,8 +11,9 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.image import headers, image_ops, jpeg_crop
-from vit_jax.data.pipeline import loader, transforms
+from vit_jax.data.image import crops, decode, headers, jpeg_crop
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
 from vit_jax.data.sources import builtin, opening
 
@@ -36,35 +37,35 @@ FILES = {
 @needs_codec
 @pytest.mark.parametrize('name', FILES)
 def test_a_part_has_the_pixels_of_the_whole(name: str) -> None:
-  whole, rng = image_ops.decode(FILES[name]), np.random.default_rng(1)
-  opened = jpeg_crop.open_picture(FILES[name])
+  whole, rng = decode.decode(FILES[name]), np.random.default_rng(1)
+  opened = jpeg_crop.open_image(FILES[name])
   assert opened.size == whole.shape[:2]
-  assert isinstance(opened, jpeg_crop.Jpeg) == (name != 'PNG')
+  assert isinstance(opened, jpeg_crop.JpegImage) == (name != 'PNG')
   for _ in range(25):
     height, width = (int(rng.integers(1, side + 1)) for side in opened.size)
     top, left = int(rng.integers(0, opened.size[0] - height + 1)), int(rng.integers(0, opened.size[1] - width + 1))
-    window = image_ops.Window(top, left, height, width)
-    np.testing.assert_array_equal(opened.cut(window), image_ops.cut(whole, window))
+    window = decode.Window(top, left, height, width)
+    np.testing.assert_array_equal(opened.cut(window), window.cut(whole))
 
 
 @needs_codec
 @pytest.mark.parametrize('orientation', range(1, 9))
 def test_a_part_of_an_image_that_is_turned_has_the_pixels_of_the_whole(orientation: int) -> None:
   encoded = headers.write_orientation(FILES['usual'], orientation)
-  for how in (headers.Reading(), headers.Reading(upright=True)):
-    whole, opened, rng = image_ops.decode(encoded, how), jpeg_crop.open_picture(encoded, how), np.random.default_rng(2)
-    assert isinstance(opened, jpeg_crop.Jpeg) and opened.size == whole.shape[:2]
+  for how in (headers.DecodeOptions(), headers.DecodeOptions(upright=True)):
+    whole, opened, rng = decode.decode(encoded, how), jpeg_crop.open_image(encoded, how), np.random.default_rng(2)
+    assert isinstance(opened, jpeg_crop.JpegImage) and opened.size == whole.shape[:2]
     assert opened.size == ((309, 203) if how.upright and orientation > 4 else (203, 309))
     for _ in range(9):
-      window = image_ops.inception_crop(opened.size, rng=rng, area=(.05, 1.), aspect=(.75, 4 / 3))
-      np.testing.assert_array_equal(opened.cut(window), image_ops.cut(whole, window))
+      window = crops.inception_crop(opened.size, rng=rng, area=(.05, 1.), aspect=(.75, 4 / 3))
+      np.testing.assert_array_equal(opened.cut(window), window.cut(whole))
 
 
 @needs_codec
 def test_a_part_of_too_large_an_image_is_refused_in_the_same_words() -> None:
-  for opener in (jpeg_crop.open_picture, image_ops.open_picture):
-    with pytest.raises(image_ops.BadImage, match='309 x 203 px: expected at most 50,000 pixels, got 62,727'):
-      opener(FILES['usual'], headers.Reading(max_pixels=50_000))
+  for opener in (jpeg_crop.open_image, decode.open_image):
+    with pytest.raises(headers.BadImage, match='309 x 203 px: expected at most 50,000 pixels, got 62,727'):
+      opener(FILES['usual'], headers.DecodeOptions(max_pixels=50_000))
 
 
 @needs_codec
@@ -84,21 +85,21 @@ def test_a_recipe_gives_the_same_example(recipe: schema.Recipe) -> None:
                                      FILES['usual'][:2] + b'\xff\xda' + END])
 def test_what_is_no_picture_is_refused_in_the_same_words(damaged: bytes) -> None:
   def words(open_picture: object) -> str:
-    with pytest.raises(image_ops.BadImage) as found:
-      open_picture(damaged).cut(image_ops.Window(0, 0, 5, 5))  # type: ignore[operator]
+    with pytest.raises(headers.BadImage) as found:
+      open_picture(damaged).cut(decode.Window(0, 0, 5, 5))  # type: ignore[operator]
     return str(found.value)
 
-  assert words(jpeg_crop.open_picture) == words(image_ops.open_picture)
+  assert words(jpeg_crop.open_image) == words(decode.open_image)
 
 
 def test_arrays_need_no_decoder() -> None:
   image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-  np.testing.assert_array_equal(jpeg_crop.open_picture(image).cut(image_ops.Window(1, 0, 1, 2)), image[1:, :2])
+  np.testing.assert_array_equal(jpeg_crop.open_image(image).cut(decode.Window(1, 0, 1, 2)), image[1:, :2])
 
 
 def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(jpeg_crop, '_PACKAGE', 'nowhere.codec')
-  with pytest.raises(UserError, match=r"not installed; want pip install 'vit_jax\[crop\]'"):
+  with pytest.raises(UserError, match=r"not installed. Run pip install 'vit_jax\[crop\]'"):
     loader.train_loader(builtin.open_digits('train'), recipe=schema.Recipe(), image_px=(8, 8), batch_size=8, seed=0,
                         shard=Shard((0,), 1), workers=0, threads=1, in_memory=False, max_bad_images=1,
                         decode=schema.Decode.CROP)

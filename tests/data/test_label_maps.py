@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import label_maps
+from vit_jax.data.labels import label_maps
 
 
 def info(num_classes: int = 21_843, **fields: object) -> label_maps.Info:
@@ -55,7 +55,7 @@ def test_a_writer_that_was_killed_goes_on(tmp_path: pathlib.Path) -> None:
   with pytest.raises(KeyboardInterrupt):
     label_maps.write(tmp_path / 'maps', info(), failing)
   assert not (tmp_path / 'maps').exists()
-  with pytest.raises(UserError, match='there are no label maps in .*--job=prepare'):
+  with pytest.raises(UserError, match='expected label maps, got no info.json. .*--job=prepare'):
     label_maps.LabelMaps(tmp_path / 'maps.part')
   label_maps.write(tmp_path / 'maps', info(), failing)
   assert asked == [range(4), range(4, 8), range(4, 8), range(8, 11)]
@@ -73,18 +73,18 @@ def test_other_maps_than_begun_start_over(tmp_path: pathlib.Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
   label_maps.write(tmp_path / 'maps', info(), compute)
-  with pytest.raises(UserError, match='holds something else; right would be a folder that is not there yet'):
+  with pytest.raises(UserError, match='expected a new folder, got one with other content'):
     label_maps.write(tmp_path / 'maps', info(digest='other'), compute)
   maps = label_maps.LabelMaps(tmp_path / 'maps')
-  with pytest.raises(UserError, match=r'are for something else: digest abc, want def; top 2, want 5\. Right'):
+  with pytest.raises(UserError, match=r'expected label maps with digest def, got abc; top 5, got 2'):
     label_maps.check(maps.info, {'digest': 'def', 'top': 5, 'grid': (2, 3)}, folder=maps.folder)
   (tmp_path / 'maps' / 'scores-00001.npy').unlink()
-  with pytest.raises(UserError, match='is not whole: .*scores-00001'):
+  with pytest.raises(UserError, match='expected complete label maps, got .*scores-00001'):
     label_maps.LabelMaps(tmp_path / 'maps')
   content = (tmp_path / 'maps' / 'info.json').read_text()
   for damaged in ('', content[:-20], '[]', content.replace('"grid"', '"g"')):
     (tmp_path / 'maps' / 'info.json').write_text(damaged)
-    with pytest.raises(UserError, match='info.json: expected what --job=prepare wrote, got .*. It is damaged: copy it'):
+    with pytest.raises(UserError, match='info.json: expected the output of --job=prepare, got .* damaged: copy it'):
       label_maps.LabelMaps(tmp_path / 'maps')
   (tmp_path / 'maps' / 'info.json').write_text(content)
   saved = json.loads((tmp_path / 'maps' / 'info.json').read_text())

@@ -10,10 +10,9 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
-from vit_jax.core import types
-from vit_jax.core.errors import UserError
+from vit_jax.core import errors, types
 from vit_jax.core.types import Shard
 from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Source
@@ -156,12 +155,12 @@ def test_evaluation_from_memory_is_the_same(image_folder: pathlib.Path) -> None:
       np.testing.assert_array_equal(one[name], two[name])
 
 
-BAD = {'cut.jpg': lambda: encode(picture(1, height=90, width=90), '.jpg')[:900],
+BAD = {'cut.jpg': lambda: encode(random_image(1, height=90, width=90), '.jpg')[:900],
        'text.jpg': lambda: b'no picture', 'empty.png': lambda: b'',
-       'cut.png': lambda: encode(picture(2))[:-20]}
-GOOD = {'deep.png': lambda: cv2.imencode('.png', picture(3).astype(np.uint16) * 257)[1].tobytes(),
-        'grey.png': lambda: cv2.imencode('.png', picture(4)[..., 0])[1].tobytes(),
-        'rgba.png': lambda: cv2.imencode('.png', np.dstack([picture(5), picture(5)[..., 0]]))[1].tobytes()}
+       'cut.png': lambda: encode(random_image(2))[:-20]}
+GOOD = {'deep.png': lambda: cv2.imencode('.png', random_image(3).astype(np.uint16) * 257)[1].tobytes(),
+        'grey.png': lambda: cv2.imencode('.png', random_image(4)[..., 0])[1].tobytes(),
+        'rgba.png': lambda: cv2.imencode('.png', np.dstack([random_image(5), random_image(5)[..., 0]]))[1].tobytes()}
 
 
 @pytest.fixture(scope='module')
@@ -200,8 +199,8 @@ def test_each_bad_image_is_logged_once_with_its_reason(damaged: Source, memory: 
   assert len(made.bad.found) == 4
   lines = [r.getMessage() for r in caplog.records if r.name == 'vit_jax.data']
   assert len(lines) == 4
-  for name, reason in {'cut.jpg': 'the JPEG ends early', 'text.jpg': 'not an image, or cut short .10 bytes',
-                       'empty.png': 'the file is empty', 'cut.png': 'the PNG ends early'}.items():
+  for name, reason in {'cut.jpg': 'the JPEG is truncated', 'text.jpg': 'not an image, or truncated .10 bytes',
+                       'empty.png': 'the file is empty', 'cut.png': 'the PNG is truncated'}.items():
     [line] = [line for line in lines if name in line]
     assert line.startswith('bad image: ') and reason.replace('.', '(') in line
 
@@ -212,15 +211,15 @@ def test_only_batches_that_were_taken_count(damaged: Source) -> None:
   clean = list(itertools.takewhile(lambda b: not b['bad'].any(), take(train(damaged, max_bad_images=4), 8)))
   for _ in clean:
     next(stream)
-  with pytest.raises(UserError):
+  with pytest.raises(errors.UserError):
     next(stream)
   made.close()
 
 
 def test_too_many_bad_images_stop_the_run_and_are_named(damaged: Source,
                                                         memory: dict[str, object]) -> None:
-  with pytest.raises(UserError, match='4 images of folder:.*/train cannot be decoded: .*(jpg|png); '
-                                            'right would be at most data.max_bad_images=3'):
+  with pytest.raises(errors.UserError, match='folder:.*/train: expected at most data.max_bad_images=3 images that '
+                                            'cannot be decoded, got 4: .*(jpg|png)'):
     take(train(damaged, **memory, max_bad_images=3), 8)
 
 
@@ -239,19 +238,18 @@ def test_a_source_without_any_good_image_is_refused(tmp_path: pathlib.Path) -> N
     (tmp_path / 'train' / name).mkdir(parents=True)
     for i in range(4):
       (tmp_path / 'train' / name / f'{i}.jpg').write_bytes(b'no')
-  with pytest.raises(UserError, match='8 images in a row cannot be decoded in .*, from .* on; '
-                                            'right would be at least one that can. The last reason: '):
+  with pytest.raises(errors.UserError, match='expected images that can be decoded, got 8 bad images in a row, '
+                                            'starting at .*. The last reason: '):
     take(train(source_of(tmp_path), max_bad_images=9), 1)
 
 
 def test_sizes_that_do_not_fit_are_refused(image_folder: pathlib.Path) -> None:
   source = source_of(image_folder)
-  with pytest.raises(UserError, match='batch_size=38 is larger than .* with 37 examples; right would '
-                                            'be at most 37'):
+  with pytest.raises(errors.UserError, match='batch_size: expected at most 37, the number of examples of .*, got 38'):
     train(source, batch_size=38)
-  with pytest.raises(UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
+  with pytest.raises(errors.UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
     train(source, shard=Shard((0,), 4))
-  with pytest.raises(UserError, match='seed=-1 is negative'):
+  with pytest.raises(errors.UserError, match='seed: expected 0 or more, got -1'):
     train(source, seed=-1)
 
 
@@ -263,7 +261,7 @@ def test_small_sets_that_are_only_resized_fit_in_memory(image_folder: pathlib.Pa
   assert fits(source, recipe=RESIZE, image_px=(4400, 4400), choice=schema.InMemory.YES)
   assert not fits(source, recipe=INCEPTION, image_px=(8, 8), choice=auto)
   assert not fits(source, recipe=RESIZE, image_px=(8, 8), choice=schema.InMemory.NO)
-  with pytest.raises(UserError, match='data.in_memory=yes does not go with data.recipe.crop=inception'):
+  with pytest.raises(errors.UserError, match='data.in_memory: expected auto or no with data.recipe.crop=inception'):
     fits(source, recipe=INCEPTION, image_px=(8, 8), choice=schema.InMemory.YES)
 
 
@@ -280,8 +278,8 @@ def test_repeats_are_augmented_anew_and_resumed_exactly(image_folder: pathlib.Pa
   first = whole[0]
   assert first['index'][:4].tolist() == first['index'][4:8].tolist() == first['index'][8:].tolist()
   assert (first['image'][:4] == first['image'][4:8]).all() == in_memory
-  with pytest.raises(UserError, match='batch_size=5 has not two different examples with data.recipe.repeats=3; '
-                                            'right would be at least 6'):
+  with pytest.raises(errors.UserError, match='batch_size: expected at least 6, two different examples with '
+                                            'data.recipe.repeats=3, got 5'):
     train(source, **(settings | {'batch_size': 5}))
 
 
@@ -289,5 +287,5 @@ def test_what_the_host_must_do_is_not_left_to_memory(image_folder: pathlib.Path)
   source = source_of(image_folder)
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, randaugment=schema.RandAugment(2))
   assert not loader.fits_in_memory(source, recipe=recipe, image_px=(8, 8), choice=schema.InMemory.AUTO)
-  with pytest.raises(UserError, match='data.in_memory=yes does not go with data.recipe.randaugment.layers=2'):
+  with pytest.raises(errors.UserError, match='expected auto or no with data.recipe.randaugment.layers=2'):
     train(source, recipe=recipe, in_memory=True)

@@ -108,8 +108,8 @@ def test_slices_are_taken_of_each_source_and_evaluation_has_all(folders: list[pa
 
 def test_classes_are_the_same_or_apart(folders: list[pathlib.Path]) -> None:
   text = f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[2]}'
-  with pytest.raises(UserError, match='do not have the same classes: 7 are in one only, such as bee, cow, dog, elk, '
-                                      'fox; right would be sources that agree, or data.mix_classes=separate'):
+  with pytest.raises(UserError, match='got 7 that only one of them has, such as bee, cow, dog, elk, fox. Use sources '
+                                      'with equal classes, or set data.mix_classes=separate'):
     open_mixed(text)
   opened = open_mixed(text, mix_classes=schema.MixClasses.SEPARATE)
   assert opened.class_names == ('ant (1)', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu', 'ant (2)', 'zebra')
@@ -121,7 +121,7 @@ def test_equal_names_in_another_order_go_by_the_first() -> None:
   class Named:
     def __init__(self, *names: str) -> None:
       self.class_names, self.name = names, 'x'
-  names, labels = mixture.join_classes([Named('a', 'b', 'c'), Named('c', 'a', 'b')], apart=False)
+  names, labels = mixture.join_classes([Named('a', 'b', 'c'), Named('c', 'a', 'b')], separate=False)
   assert names == ('a', 'b', 'c') and [x.tolist() for x in labels] == [[0, 1, 2], [2, 0, 1]]
 
 
@@ -140,13 +140,13 @@ def test_shares_fill_a_round(weights: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize(('text', 'said'), [
-    ('mix:folder:a', 'mix:folder:a is not understood; right would be mix:WEIGHT'),
-    ('mix:0.5*digits', 'is not understood'),
-    ('mix:0.5*digits,x*digits', 'is not understood'),
-    ('mix:0.9999*digits,0.0001*digits', 'the weight 0.0001 of digits is less than a thousandth of all'),
-    ('mix:0*digits,1*digits', 'the weight 0 of digits is less than a thousandth'),
-    ('mix:1*digits,1*mix:1*digits', "'mix:1*digits' is a mixture inside of one"),
-    ('mix:1*digits,1*nothing', "the data source 'nothing' is not known; right are: digits, synthetic"),
+    ('mix:folder:a', 'expected mix:WEIGHT*SOURCE,WEIGHT*SOURCE such as mix:0.7*folder:A,0.3*tfds:B, got mix:folder:a'),
+    ('mix:0.5*digits', 'such as mix:0.7*folder:A,0.3*tfds:B, got mix:0.5'),
+    ('mix:0.5*digits,x*digits', 'such as mix:0.7*folder:A,0.3*tfds:B, got mix:0.5'),
+    ('mix:0.9999*digits,0.0001*digits', 'expected weights of at least 0.001 of their sum, got 0.0001 for digits'),
+    ('mix:0*digits,1*digits', 'got 0 for digits'),
+    ('mix:1*digits,1*mix:1*digits', "expected all sources of a mixture in one list, got 'mix:1*digits'"),
+    ('mix:1*digits,1*nothing', 'data.source: expected one of digits, synthetic'),
 ])
 def test_what_is_no_mixture_is_refused(text: str, said: str) -> None:
   with pytest.raises(UserError) as error:

@@ -11,17 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.types import Shard
-from vit_jax.data.image import image_ops, multicrop
-from vit_jax.data.pipeline import loader, transforms
+from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.image import crops, decode
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
 from vit_jax.data.sources import opening
 
 OFF = schema.Views(on=True, num_local=3, local_px=6, blur=(0., 0., 0.), solarize=(0., 0., 0.), grayscale=0.,
                    jitter=schema.Jitter())
-IMAGE = picture(0, height=60, width=80)
+IMAGE = random_image(0, height=60, width=80)
 
 
 def views(**changes: object) -> schema.Recipe:
@@ -46,13 +48,13 @@ def test_views_have_the_promised_shapes() -> None:
 
 def test_crops_keep_to_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
   seen: list[tuple[tuple[float, float], float, float]] = []
-  crop = image_ops.inception_crop
+  crop = crops.inception_crop
 
-  def spy(size: tuple[int, int], *, area: tuple[float, float], **rest: object) -> image_ops.Window:
+  def spy(size: tuple[int, int], *, area: tuple[float, float], **rest: object) -> decode.Window:
     window = crop(size, area=area, **rest)
     seen.append((area, window.height * window.width / (size[0] * size[1]), window.width / window.height))
     return window
-  monkeypatch.setattr(multicrop.crops, 'inception_crop', spy)
+  monkeypatch.setattr(crops, 'inception_crop', spy)
   for seed in range(60):
     make(views(), seed)
   assert [a for a, _, _ in seen[:5]] == [(.4, 1.)] * 2 + [(.05, .4)] * 3
@@ -113,7 +115,7 @@ def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
       joined = np.concatenate([p[step][name] for p in parts])
       np.testing.assert_array_equal(whole[6 + step][name], joined, err_msg=name)
   assert set(whole[0]) == {'views_global', 'views_local', 'label', 'index', 'bad'}
-  out = transforms.prepare_train(recipe, num_classes=7, on_device_geometry=False)(whole[0], jax.random.key(0),
+  out = prepare_train(recipe, num_classes=7, on_device_geometry=False)(whole[0], jax.random.key(0),
                                                                                jnp.int32(0))
   expected = (whole[0]['views_local'] / 255. - np.array([.1, .2, .3])) / .5
   np.testing.assert_allclose(out['views_local'], expected, atol=1e-5)

@@ -11,22 +11,22 @@ import sys
 
 import pytest
 
-from vit_jax.data.sources import array_records, open_files
+from vit_jax.data.files import open_files, records
 
 SCRIPT = """
 import os, pathlib, resource, sys
 import numpy as np
-from vit_jax.data import array_records, open_files, tfrecord
+from vit_jax.data.files import open_files, records
 paths = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 open_files.raise_limit()
-for kind in (array_records.Records, tfrecord.Records):
-  chosen = [p for p in paths if p.endswith('.array_record') == (kind is array_records.Records)]
-  records = kind(chosen, [1] * len(chosen))
+for kind in (records.ArrayRecords, records.TfRecords):
+  chosen = [p for p in paths if p.endswith('.array_record') == (kind is records.ArrayRecords)]
+  stored = kind(chosen, [1] * len(chosen))
   order = np.random.default_rng(0).permutation(len(chosen)).tolist()
-  assert [records[i] for i in order] == [str(i).encode() for i in order]
+  assert [stored[i] for i in order] == [str(i).encode() for i in order]
   held = len(os.listdir('/proc/self/fd'))
-  assert held < 36, held  # others find some free
+  assert held < 36, held  # some are left for others
 """
 
 
@@ -36,14 +36,14 @@ def write_shards(folder: pathlib.Path, num: int) -> list[str]:
 
   from array_record.python import array_record_module
 
-  from vit_jax.data.sources import tfrecord
+  from vit_jax.data.files import records
   for number in range(num):
     record = str(number).encode()
     writer = array_record_module.ArrayRecordWriter(str(folder / f'{number:04d}.array_record'), 'group_size:1')
     writer.write(record)
     writer.close()
     head = struct.pack('<Q', len(record))
-    (folder / f'{number:04d}.tfrecord').write_bytes(head + tfrecord.mask(head) + record + tfrecord.mask(record))
+    (folder / f'{number:04d}.tfrecord').write_bytes(head + records.mask(head) + record + records.mask(record))
   return sorted(map(str, folder.iterdir()))
 
 
@@ -109,16 +109,16 @@ def test_the_limit_is_raised_to_what_the_system_allows(monkeypatch: pytest.Monke
 def test_an_error_of_the_system_is_no_damage_of_a_record(tmp_path: pathlib.Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
   paths = [p for p in write_shards(tmp_path, 1) if p.endswith('array_record')]
-  records = array_records.Records(paths, [1])
+  stored = records.ArrayRecords(paths, [1])
   for text in ('open() failed: Too many open files; opening x', 'pread() failed: Input/output error; at byte 5'):
     def fail(path: str, count: int, text: str = text) -> None:
       raise RuntimeError(text)
     with monkeypatch.context() as patch, pytest.raises(OSError, match='Too many open files|output error') as found:
-      patch.setattr(array_records, '_open', fail)
+      patch.setattr(records, '_open_array_record', fail)
       patch.setattr(open_files, 'pool', functools.partial(open_files.Pool, 1))
-      records[0]
+      stored[0]
     assert found.value.filename == paths[0]
-  assert records[0] == b'0'
+  assert stored[0] == b'0'
 
 
 @pytest.mark.slow(reason='6 s: a program of its own, which may open 40 files, reads 200 shards of each format')

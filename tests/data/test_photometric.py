@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from tests.data.pictures import picture
+from tests.data.images import random_image
 from vit_jax.config.schema import Interpolation, OpTable
-from vit_jax.data.image import image_ops, photometric, randaugment
+from vit_jax.data.image import colors, geometry, randaugment
 
-PICTURES = [picture(0, height=37, width=53), np.random.default_rng(1).integers(0, 256, (31, 40, 3), np.uint8),
-            picture(2, height=24, width=24) // 3 + 40, np.full((9, 8, 3), 77, np.uint8)]
+PICTURES = [random_image(0, height=37, width=53), np.random.default_rng(1).integers(0, 256, (31, 40, 3), np.uint8),
+            random_image(2, height=24, width=24) // 3 + 40, np.full((9, 8, 3), 77, np.uint8)]
 FACTORS = (0., .1, .37, 1., 1.45, 1.9, 3.7)
 
 
@@ -25,66 +25,66 @@ def assert_near(ours: np.ndarray, theirs: Image.Image, *, levels: int = 0) -> No
 @pytest.mark.parametrize('image', PICTURES, ids=range(len(PICTURES)))
 def test_tables_of_grey_levels_are_pillows_exactly(image: np.ndarray) -> None:
   theirs = Image.fromarray(image)
-  assert_near(photometric.autocontrast(image), ImageOps.autocontrast(theirs))
-  assert_near(photometric.equalize(image), ImageOps.equalize(theirs))
-  assert_near(photometric.invert(image), ImageOps.invert(theirs))
+  assert_near(colors.autocontrast(image), ImageOps.autocontrast(theirs))
+  assert_near(colors.equalize(image), ImageOps.equalize(theirs))
+  assert_near(colors.invert(image), ImageOps.invert(theirs))
   for bits in range(1, 9):
-    assert_near(photometric.posterize(image, bits), ImageOps.posterize(theirs, bits))
+    assert_near(colors.posterize(image, bits), ImageOps.posterize(theirs, bits))
   for threshold in (0, 1, 26, 128, 255, 256, 384):
-    assert_near(photometric.solarize(image, threshold), ImageOps.solarize(theirs, threshold))
+    assert_near(colors.solarize(image, threshold), ImageOps.solarize(theirs, threshold))
   for factor in FACTORS:
-    assert_near(photometric.brightness(image, factor), ImageEnhance.Brightness(theirs).enhance(factor))
+    assert_near(colors.brightness(image, factor), ImageEnhance.Brightness(theirs).enhance(factor))
 
 
 @pytest.mark.parametrize('image', PICTURES, ids=range(len(PICTURES)))
 def test_blends_are_pillows_but_for_the_rounding_of_grey(image: np.ndarray) -> None:
   theirs = Image.fromarray(image)
-  assert_near(photometric.grayscale(image), theirs.convert('L').convert('RGB'), levels=1)
+  assert_near(colors.grayscale(image), theirs.convert('L').convert('RGB'), levels=1)
   for factor in FACTORS:
     # The grey picture may differ by 1, which the blend multiplies by |1 - factor|; truncation may add one more.
     levels = 1 + int(np.ceil(abs(1 - factor)))
-    assert_near(photometric.saturation(image, factor), ImageEnhance.Color(theirs).enhance(factor), levels=levels)
-    assert_near(photometric.contrast(image, factor), ImageEnhance.Contrast(theirs).enhance(factor), levels=levels)
-    assert_near(photometric.sharpness(image, factor), ImageEnhance.Sharpness(theirs).enhance(factor), levels=levels)
+    assert_near(colors.saturation(image, factor), ImageEnhance.Color(theirs).enhance(factor), levels=levels)
+    assert_near(colors.contrast(image, factor), ImageEnhance.Contrast(theirs).enhance(factor), levels=levels)
+    assert_near(colors.sharpness(image, factor), ImageEnhance.Sharpness(theirs).enhance(factor), levels=levels)
 
 
 def test_no_bits_are_black_and_additions_stop_at_the_middle() -> None:
-  assert not photometric.posterize(PICTURES[0], 0).any()
+  assert not colors.posterize(PICTURES[0], 0).any()
   ramp = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3)
   expected = [min(255, v + 110) if v < 128 else v for v in range(256)]
-  assert photometric.solarize_add(ramp, 110)[0, :, 1].tolist() == expected
-  assert photometric.solarize_add(ramp, 220)[0, 127, 0] == 255
+  assert colors.solarize_add(ramp, 110)[0, :, 1].tolist() == expected
+  assert colors.solarize_add(ramp, 220)[0, 127, 0] == 255
 
 
 def test_hue_turns_the_colour_circle() -> None:
   image = PICTURES[1]
-  same = np.abs(photometric.hue(image, 0.).astype(int) - image)
+  same = np.abs(colors.hue(image, 0.).astype(int) - image)
   assert same.max() <= 9 and same.mean() < 1.5  # hue and saturation have 8 bits, here and in Pillow
-  turned = photometric.hue(image, .3)
+  turned = colors.hue(image, .3)
   for row, column in ((0, 0), (5, 7), (20, 33)):
     h, s, v = colorsys.rgb_to_hsv(*(image[row, column] / 255.))
     expected = np.array(colorsys.hsv_to_rgb((h + .3) % 1, s, v)) * 255
     np.testing.assert_allclose(turned[row, column], expected, atol=9)
-  np.testing.assert_array_equal(photometric.hue(image, -.25), photometric.hue(image, .75))
+  np.testing.assert_array_equal(colors.hue(image, -.25), colors.hue(image, .75))
 
 
 def test_blur_is_a_gaussian() -> None:
   image = PICTURES[0]
   theirs = np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.5))).astype(int)
-  assert np.abs(photometric.blur(image, 1.5) - theirs).mean() < 1.5  # Pillow takes three box filters for it
+  assert np.abs(colors.blur(image, 1.5) - theirs).mean() < 1.5  # Pillow takes three box filters for it
   spot = np.zeros((21, 21, 3), np.uint8)
   spot[10, 10] = 255
   weights = np.exp(-np.arange(-10, 11) ** 2 / (2 * 1.5 ** 2))
   expected = 255 * np.outer(weights, weights) / weights.sum() ** 2
-  np.testing.assert_allclose(photometric.blur(spot, 1.5)[..., 0], expected, atol=1)
+  np.testing.assert_allclose(colors.blur(spot, 1.5)[..., 0], expected, atol=1)
 
 
 def test_cutout_covers_a_square_as_far_as_it_lies_inside() -> None:
-  out = photometric.cutout(PICTURES[0], (2, 50), 6, fill=(128, 128, 128))
+  out = randaugment.cutout(PICTURES[0], (2, 50), 6, fill=(128, 128, 128))
   expected = PICTURES[0].copy()
   expected[:8, 44:] = 128
   np.testing.assert_array_equal(out, expected)
-  np.testing.assert_array_equal(photometric.cutout(PICTURES[0], (5, 5), 0, fill=(0, 0, 0)), PICTURES[0])
+  np.testing.assert_array_equal(randaugment.cutout(PICTURES[0], (5, 5), 0, fill=(0, 0, 0)), PICTURES[0])
 
 
 def pillow_warp(image: np.ndarray, name: str, value: float, how: int, fill: tuple[int, ...]) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_nearest_geometry_is_pillows(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(('name', 'value'), WARPS)
 def test_bilinear_geometry_is_pillows_inside(name: str, value: float) -> None:
-  image = picture(3, height=40, width=40)
+  image = random_image(3, height=40, width=40)
   style = randaugment.Style(cv2.INTER_LINEAR, (124, 116, 104))
   ours = randaugment.apply(image, name, value, table=OpTable.TIMM, style=style, rng=np.random.default_rng(0))
   ours = ours.astype(int)
@@ -135,9 +135,9 @@ def test_bilinear_geometry_is_pillows_inside(name: str, value: float) -> None:
                                               (Interpolation.BICUBIC, Image.Resampling.BICUBIC)])
 def test_resizing_with_antialias_is_pillows(kind: Interpolation, pillow: Image.Resampling) -> None:
   image = PICTURES[1]
-  ours = image_ops.resize(image, (10, 13), antialias=True, interpolation=kind)
+  ours = geometry.resize(image, (10, 13), antialias=True, interpolation=kind)
   np.testing.assert_array_equal(ours, np.asarray(Image.fromarray(image).resize((13, 10), pillow)))
-  plain = image_ops.resize(image, (10, 13), antialias=False, interpolation=kind)
+  plain = geometry.resize(image, (10, 13), antialias=False, interpolation=kind)
   assert (ours != plain).any()
 
 
@@ -145,9 +145,9 @@ def test_bicubic_is_sharper_and_area_is_the_mean() -> None:
   edge = np.zeros((8, 8, 3), np.uint8)
   edge[:, 4:] = 200
   def enlarged(kind: Interpolation) -> np.ndarray:
-    return image_ops.resize(edge, (16, 16), antialias=False, interpolation=kind)
+    return geometry.resize(edge, (16, 16), antialias=False, interpolation=kind)
   assert enlarged(Interpolation.BICUBIC).max() > 200 == enlarged(Interpolation.BILINEAR).max()
   np.testing.assert_array_equal(enlarged(Interpolation.AREA), enlarged(Interpolation.BILINEAR))
   blocks = PICTURES[0][:36, :52].reshape(9, 4, 13, 4, 3).mean((1, 3))
-  ours = image_ops.resize(PICTURES[0][:36, :52], (9, 13), antialias=False, interpolation=Interpolation.AREA)
+  ours = geometry.resize(PICTURES[0][:36, :52], (9, 13), antialias=False, interpolation=Interpolation.AREA)
   np.testing.assert_allclose(ours, blocks, atol=.51)

@@ -16,15 +16,18 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Shard
+from vit_jax.data.files import open_files
 from vit_jax.data.pipeline import loader, prefetch
 from vit_jax.data.sources import opening
 
 SCRIPT = """
 import sys, time
 from vit_jax.config import schema
-from vit_jax.data import loader, sources
+from vit_jax.core.types import Shard
+from vit_jax.data.pipeline import loader
+from vit_jax.data.sources import opening
 if __name__ == '__main__':
-  source = sources.open_split(schema.Data(source='synthetic', num_examples=37), 'train', image_px=(64, 64))
+  source = opening.open_split(schema.Data(source='synthetic', num_examples=37), 'train', image_px=(64, 64))
   made = loader.train_loader(source, recipe=schema.Recipe(), image_px=(64, 64), batch_size=6, seed=0,
                              workers=2, threads=2, shard=Shard((0,), 1), in_memory=False,
                              max_bad_images=0)
@@ -50,8 +53,8 @@ def alive(pid: int) -> bool:
 
 
 def test_threads_are_bounded_and_a_number_is_kept() -> None:
-  assert prefetch.num_threads(5) == 5
-  assert 1 <= prefetch.num_threads(0) <= prefetch.MAX_THREADS
+  assert open_files.num_threads(5) == 5
+  assert 1 <= open_files.num_threads(0) <= open_files.MAX_THREADS
 
 
 class Dying:
@@ -74,30 +77,30 @@ def death(status: int = -9) -> RuntimeError:
 
 def test_processes_that_die_are_started_once_more_from_the_same_batch(caplog: pytest.LogCaptureFixture) -> None:
   dying = Dying({9: death()})
-  assert list(prefetch.Restarting(dying, range(4, 20, 2))) == [4, 6, 8, 10, 12, 14, 16, 18]
+  assert list(prefetch.RestartingIterator(dying, range(4, 20, 2))) == [4, 6, 8, 10, 12, 14, 16, 18]
   dying = Dying({8: death()})
-  assert list(prefetch.Restarting(dying, range(4, 20, 2))) == [4, 6, 8, 10, 12, 14, 16, 18]
+  assert list(prefetch.RestartingIterator(dying, range(4, 20, 2))) == [4, 6, 8, 10, 12, 14, 16, 18]
   assert dying.started == [range(4, 20, 2), range(8, 20, 2)]
-  assert 'A loader process ended with exit status -9; all are started again, from the same batch' in caplog.text
+  assert 'A loader process ended with exit status -9; all are restarted from the same batch' in caplog.text
 
 
 def test_a_second_death_soon_after_stops_with_the_usual_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-  made = prefetch.Restarting(Dying({2: death(), 3: death(-7)}), range(9))
+  made = prefetch.RestartingIterator(Dying({2: death(), 3: death(-7)}), range(9))
   assert [next(made) for _ in range(3)] == [0, 1, 2]
   with pytest.raises(DataStopped, match='ended with exit status -7, the second within 10 minutes. The usual causes are '
                                         'too little memory .* small /dev/shm'):
     next(made)
   now = iter([1_000., 1_000. + prefetch.DEATHS_WITHIN_S + 1])
   monkeypatch.setattr(prefetch.time, 'monotonic', lambda: next(now))
-  assert list(prefetch.Restarting(Dying({2: death(), 3: death()}), range(5))) == [0, 1, 2, 3, 4]
+  assert list(prefetch.RestartingIterator(Dying({2: death(), 3: death()}), range(5))) == [0, 1, 2, 3, 4]
 
 
 def test_other_errors_of_processes_are_no_deaths() -> None:
   with pytest.raises(RuntimeError, match='broken'):
-    list(prefetch.Restarting(Dying({2: RuntimeError('broken')}), range(5)))
+    list(prefetch.RestartingIterator(Dying({2: RuntimeError('broken')}), range(5)))
   full = OSError(errno.ENOSPC, 'No space left on device')
-  with pytest.raises(UserError, match='the memory that loader processes share ./dev/shm.: expected .* got "No space'):
-    list(prefetch.Restarting(Dying({2: full}), range(5)))
+  with pytest.raises(UserError, match='the shared memory of loader processes ./dev/shm.: expected .* got "No space'):
+    list(prefetch.RestartingIterator(Dying({2: full}), range(5)))
 
 
 def kill_one(before: set[int]) -> None:

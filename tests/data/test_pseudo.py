@@ -12,9 +12,11 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data.pipeline import loader, transforms
+from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.labels import label_maps
+from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Source
-from vit_jax.data.sources import label_maps, opening, pseudo
+from vit_jax.data.sources import opening, pseudo
 
 CLASSES = 10
 RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
@@ -68,10 +70,9 @@ def data(folder: pathlib.Path, **settings: object) -> schema.Data:
 
 
 def batches(source: Source, num: int) -> list[Batch]:
-  inner = loader.train_loader(source, recipe=RECIPE, image_px=(8, 8), batch_size=50, seed=0, shard=Shard((0,), 1),
-                              workers=0, threads=1, in_memory=True, max_bad_images=0)
-  assert isinstance(source, pseudo.Beside)
-  soft = pseudo.SoftLoader(inner, source)
+  soft = loader.train_loader(source, recipe=RECIPE, image_px=(8, 8), batch_size=50, seed=0, shard=Shard((0,), 1),
+                             workers=0, threads=1, in_memory=True, max_bad_images=0)
+  assert soft.info.digest == source.digest
   stream = soft.batches(0)
   found = [next(stream) for _ in range(num)]
   soft.close()
@@ -83,9 +84,8 @@ def test_a_batch_has_the_share_and_the_targets_of_both_kinds(tmp_path: pathlib.P
   opened = opening.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
   train, test = opened.train, opened.eval
   rows = pseudo.select(classes[:, 0], scores[:, 0], threshold=.6, per_class=9)
-  assert isinstance(train, pseudo.Beside) and len(train) == 1437 + len(rows) and len(rows) % 9 == 0
-  prepare = jax.jit(pseudo.softening(transforms.prepare_train(RECIPE, num_classes=CLASSES, on_device_geometry=True),
-                                     num_classes=CLASSES))
+  assert isinstance(train, pseudo.PseudoLabeled) and len(train) == 1437 + len(rows) and len(rows) % 9 == 0
+  prepare = jax.jit(prepare_train(RECIPE, num_classes=CLASSES, on_device_geometry=True, soft_labels=True))
   num_taught = 0
   for batch in batches(train, 20):
     done = prepare({name: jnp.asarray(value) for name, value in batch.items()}, jax.random.key(0), jnp.asarray(0))
@@ -115,11 +115,11 @@ def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apar
 
 
 @pytest.mark.parametrize(('settings', 'said'), [
-    ({'labels': '/nowhere'}, r'there are no labels in data.pseudo.labels=/nowhere yet'),
-    ({'teacher': 'runs/other'}, r'has labels of the teacher runs/teacher, but data.pseudo.teacher=runs/other'),
-    ({'top': 5}, r'are for something else: top 3, want 5'),
-    ({'split': 'train'}, r'are for something else: digest .*num_examples 360, want 1437'),
-    ({'threshold': .9999}, r'the teacher is sure of none of the 360 pictures .* data.pseudo.threshold=0.9999; want')])
+    ({'labels': '/nowhere'}, r'data.pseudo.labels: expected a folder of label maps, got /nowhere, which has none yet'),
+    ({'teacher': 'runs/other'}, r'expected labels of data.pseudo.teacher=runs/other, got those of runs/teacher'),
+    ({'top': 5}, r'expected label maps with top 5, got 3'),
+    ({'split': 'train'}, r'expected label maps with digest .*num_examples 1437, got 360'),
+    ({'threshold': .9999}, r'data.pseudo.threshold: expected at most 0.87, .* of the 360 images .*, got 0.9999')])
 def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: dict[str, object], said: str) -> None:
   answers(tmp_path / 'labels')
   with pytest.raises(UserError, match=said):

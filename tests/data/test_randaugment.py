@@ -6,7 +6,7 @@ import collections
 import numpy as np
 import pytest
 
-from tests.data.pictures import picture
+from tests.data.images import random_image
 from vit_jax.config.schema import Interpolation, OpTable, RandAugment
 from vit_jax.data.image import randaugment as ra
 
@@ -45,13 +45,13 @@ def test_there_are_sixteen_operations_and_fifteen() -> None:
 def all_of(table: OpTable, level: float) -> dict[str, np.ndarray]:
   settings = RandAugment(1, level, table=table)
   style = ra.style(settings, interpolation=Interpolation.BILINEAR, mean=(.5, .5, .5))
-  image, rng = picture(0, height=40, width=60), np.random.default_rng(0)
+  image, rng = random_image(0, height=40, width=60), np.random.default_rng(0)
   return {name: ra.apply(image, name, value(name, level, table=table), table=table, style=style, rng=rng)
           for name in ra.OPERATIONS[table]}
 
 
 def test_magnitude_nought_destroys_in_augreg_and_hardly_in_timm() -> None:
-  image = picture(0, height=40, width=60)
+  image = random_image(0, height=40, width=60)
   found = all_of(A, 0)
   np.testing.assert_array_equal(found['posterize'], image & 128)
   np.testing.assert_array_equal(found['solarize'], 255 - image)
@@ -66,7 +66,7 @@ def test_magnitude_nought_destroys_in_augreg_and_hardly_in_timm() -> None:
 def test_operations_are_drawn_evenly_and_signs_both(monkeypatch: pytest.MonkeyPatch) -> None:
   seen: list[tuple[str, float]] = []
   monkeypatch.setattr(ra, 'apply', lambda image, name, value, **_: (seen.append((name, value)), image)[1])
-  image, rng = picture(0), np.random.default_rng(0)
+  image, rng = random_image(0), np.random.default_rng(0)
   for settings, num in ((RandAugment(2, 10.), 4000), (RandAugment(2, 9., .5, .5, T), 2000)):
     seen.clear()
     style = ra.style(settings, interpolation=Interpolation.BICUBIC, mean=(.5, .5, .5))
@@ -90,7 +90,7 @@ def test_the_noise_of_timm_is_normal_and_cut_off(monkeypatch: pytest.MonkeyPatch
   style = ra.style(settings, interpolation=Interpolation.BILINEAR, mean=(0., .5, 1.))
   rng = np.random.default_rng(0)
   for _ in range(3000):
-    ra.randaugment(picture(0), settings, rng, style=style)
+    ra.randaugment(random_image(0), settings, rng, style=style)
   assert max(levels) == 10. and abs(np.mean(np.array(levels) == 10.) - .0228) < .01  # two deviations above
   assert abs(np.median(levels) - 9) < .03 and abs(np.std(levels) - .5) < .03
 
@@ -98,13 +98,13 @@ def test_the_noise_of_timm_is_normal_and_cut_off(monkeypatch: pytest.MonkeyPatch
 def test_styles_differ() -> None:
   assert ra.style(RandAugment(), interpolation=Interpolation.BICUBIC, mean=(0., .5, 1.)).fill == (128, 128, 128)
   timm = ra.style(RandAugment(table=T), interpolation=Interpolation.BICUBIC, mean=(.485, .456, .406))
-  assert timm.fill == (124, 116, 104) and timm.how == 2
+  assert timm.fill == (124, 116, 104) and timm.interpolation == 2
 
 
 def test_the_same_generator_gives_the_same_picture() -> None:
   settings = RandAugment(3, 12.)
   style = ra.style(settings, interpolation=Interpolation.BILINEAR, mean=(.5, .5, .5))
-  image = picture(0, height=40, width=60)
+  image = random_image(0, height=40, width=60)
   one, two, three = (ra.randaugment(image, settings, np.random.default_rng(s), style=style) for s in (4, 4, 5))
   np.testing.assert_array_equal(one, two)
   assert (one != three).any() and one.shape == image.shape and one.dtype == np.uint8

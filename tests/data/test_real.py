@@ -10,11 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, real, subset
+from vit_jax.data.labels import real
+from vit_jax.data.source import Source, Subset
+from vit_jax.data.sources import opening
 
 RNG = np.random.default_rng(0)
 SIZES = RNG.permutation(np.repeat([0, 1, 2, 9], [3_000, 40_000, 6_999, 1]))
@@ -58,20 +59,22 @@ def test_a_file_of_guesses_with_a_known_score_gets_exactly_it(
       next(c for c in range(1000) if c not in LISTS[i]) for i in np.flatnonzero(SIZES)[:4_700]]
   assert real.main([path, str(write_guesses(tmp_path, guess))]) == 0
   assert capsys.readouterr().out == (
-      'ReaL top-1 0.900000: 47,000 images scored by 54,007 labels, 3,000 have none\n')
+      'ReaL top-1 0.900000: 47,000 images scored by 54,007 labels, 3,000 without labels\n')
 
 
 @pytest.mark.parametrize(('text', 'message'), [
-    ('ILSVRC2012_val_00000001.JPEG 65\ncat.jpg 7', "line 2: 'cat.jpg 7' is no guess; want an image and its class"),
-    ('ILSVRC2012_val_00000001.JPEG 1000', 'is no guess'), ('ILSVRC2012_val_00050001.JPEG 1', 'is no guess'),
-    ('ILSVRC2012_val_00000007.JPEG,1\nILSVRC2012_val_00000007.JPEG,2', 'line 2: there is a guess for image 00000007'),
-    ('ILSVRC2012_val_00000001.JPEG 1', 'no guess for 49,999 of 50,000 images, such as ILSVRC2012_val_00000002; want')])
+    ('ILSVRC2012_val_00000001.JPEG 65\ncat.jpg 7', 'line 2: expected an image and its class, from 0 to 999'),
+    ('ILSVRC2012_val_00000001.JPEG 1000', 'expected an image and its class'),
+    ('ILSVRC2012_val_00050001.JPEG 1', 'expected an image and its class'),
+    ('ILSVRC2012_val_00000007.JPEG,1\nILSVRC2012_val_00000007.JPEG,2',
+     'line 2: expected one line for each image, got a second one for 00000007'),
+    ('ILSVRC2012_val_00000001.JPEG 1', 'got none for 49,999, such as ILSVRC2012_val_00000002')])
 def test_a_file_that_does_not_guess_each_image_once_is_refused(
     text: str, message: str, path: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / 'guesses.txt').write_text(text)
   assert real.main([path, str(tmp_path / 'guesses.txt')]) == 2
   assert message in capsys.readouterr().err
-  assert real.main([path]) == 2 and 'want two files' in capsys.readouterr().err
+  assert real.main([path]) == 2 and 'expected two files' in capsys.readouterr().err
 
 
 @pytest.mark.skipif('REAL_JSON' not in os.environ, reason='REAL_JSON does not say where real.json of the authors is')
@@ -80,7 +83,7 @@ def test_the_authors_file_has_the_known_counts_and_scores_itself(tmp_path: pathl
   labels = real.read(path)
   assert real.count(labels) == (46_837, 3_163, 57_553, 9)
   guess = write_guesses(tmp_path, np.array([one[0] if one else 0 for one in labels]))
-  done = subprocess.run([sys.executable, '-m', 'vit_jax.data.sources.real', path, str(guess)], capture_output=True,
+  done = subprocess.run([sys.executable, '-m', 'vit_jax.data.labels.real', path, str(guess)], capture_output=True,
                         text=True)
   assert done.stdout == 'ReaL top-1 1.000000: 46,837 images scored by 57,553 labels, 3,163 have none\n', done.stderr
 
@@ -89,7 +92,7 @@ def validation(folder: pathlib.Path, numbers: list[int], name: str = 'ILSVRC2012
   for i, number in enumerate(numbers):
     place = folder / 'val' / f'n{i % 2}' / name.format(number)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(encode(picture(i), '.jpg'))
+    place.write_bytes(encode(random_image(i), '.jpg'))
   return opening.open_split(schema.Data(source=f'folder:{folder}'), 'val', image_px=(8, 8))
 
 
@@ -99,7 +102,7 @@ def test_images_are_found_by_their_number_in_any_order_and_part(path: str, tmp_p
   want = {f'ILSVRC2012_val_{n:08}.JPEG': tuple(LISTS[n - 1]) for n in numbers}
   found = real.of_source(source, path)
   assert found == tuple(want[pathlib.Path(source.describe(i)).name] for i in range(5))
-  part = subset.Subset(source, [3, 1], name='two')
+  part = Subset(source, [3, 1], name='two')
   assert real.of_source(part, path) == (found[3], found[1])
   half = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'val[2:]', image_px=(8, 8))
   assert real.of_source(half, path) == found[2:]
@@ -108,7 +111,7 @@ def test_images_are_found_by_their_number_in_any_order_and_part(path: str, tmp_p
 @pytest.mark.parametrize('name', ['cat{}.jpg', 'ILSVRC2012_val_{:08}.JPEG'])
 def test_an_image_without_a_number_is_named(path: str, name: str, tmp_path: pathlib.Path) -> None:
   source = validation(tmp_path, [50_001], name)
-  with pytest.raises(UserError, match=r'50001.* is no validation image of ILSVRC 2012, so .*real.json has no labels'):
+  with pytest.raises(UserError, match=r'expected validation images of ILSVRC 2012.*50001.*real.json has no labels'):
     real.of_source(source, path)
 
 
@@ -130,18 +133,19 @@ def test_sets_of_tfds_know_file_names_and_perhaps_labels(path: str) -> None:
   source = Stored([{'file_name': b'ILSVRC2012_val_00000293.JPEG', 'real_label': np.array([3, 5])},
                    {'file_name': b'ILSVRC2012_val_00000007.JPEG', 'real_label': np.array([], np.int64)}])
   assert real.of_source(source, '') == ((3, 5), ())
-  assert real.of_source(subset.Subset(source, [1], name='one'), path) == (tuple(LISTS[6]),)
+  assert real.of_source(Subset(source, [1], name='one'), path) == (tuple(LISTS[6]),)
 
 
 def test_a_source_without_such_labels_is_refused(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='has no feature real_label; want tfds:imagenet2012_real, or evals'):
+  with pytest.raises(UserError, match='expected the feature real_label, which it does not have'):
     real.of_source(validation(tmp_path, [1]), '')
 
 
 @pytest.mark.parametrize(('content', 'message'), [
-    ('[[1], [2]]', 'holds 2 entries; want a list of 50,000 lists of classes from 0 to 999'),
-    ('{"a": 1}', 'holds a dict; want a list'), ('[[1], ', 'cannot be read .*want real.json of the authors'),
-    (json.dumps([[1000]] * 50_000), 'holds 50,000 entries; want')])
+    ('[[1], [2]]', 'expected a list of 50,000 lists of classes from 0 to 999, got 2 entries'),
+    ('{"a": 1}', 'classes from 0 to 999, got a dict'),
+    ('[[1], ', 'expected real.json of the authors of ImageNet-ReaL, got Expecting'),
+    (json.dumps([[1000]] * 50_000), 'classes from 0 to 999, got 50,000 entries')])
 def test_a_file_of_something_else_is_refused(content: str, message: str, tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'real.json'
   path.write_text(content)
@@ -150,5 +154,5 @@ def test_a_file_of_something_else_is_refused(content: str, message: str, tmp_pat
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:
-  with pytest.raises(UserError, match='/nowhere/real.json cannot be read'):
+  with pytest.raises(UserError, match='/nowhere/real.json: expected real.json of the authors'):
     real.read('/nowhere/real.json')

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import image_ops
+from vit_jax.data.files import records
+from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNKNOWN, Source, most_labels
-from vit_jax.data.sources import opening, tfrecord
+from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 tfds = pytest.importorskip('tensorflow_datasets')
@@ -42,7 +43,7 @@ class Animals(tfds.core.GeneratorBasedBuilder):
   def _generate_examples(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, object]]]:
     for i in range(start, stop):
       path = pathlib.Path(self._data_dir_root) / f'{i}.jpg'
-      path.write_bytes(encode(picture(i), '.jpg'))
+      path.write_bytes(encode(random_image(i), '.jpg'))
       yield i, {'image': str(path), 'label': i % 3, 'file_name': path.name}
 
 
@@ -62,8 +63,8 @@ def test_stored_bytes_and_labels_come_back(data_dir: pathlib.Path) -> None:
   opened = open_all(data_dir)  # its evaluation split is `validation`, as there is no test
   assert (len(opened.train), len(opened.eval), opened.class_names) == (13, 5, tuple(CLASSES))
   found = {opened.train[i].image: opened.train[i].label for i in range(13)}
-  assert found == {encode(picture(i), '.jpg'): i % 3 for i in range(13)}
-  assert image_ops.decode(opened.train[4].image).shape == (12, 15, 3)
+  assert found == {encode(random_image(i), '.jpg'): i % 3 for i in range(13)}
+  assert decode.decode(opened.train[4].image).shape == (12, 15, 3)
   assert opened.train.describe(4) == 'tfds:animals/1.2.0/train[4]'
 
 
@@ -75,13 +76,13 @@ def test_slices_versions_and_pickles_work(data_dir: pathlib.Path) -> None:
   assert copy[11] == part[11] and len(pickle.dumps(part)) < 20_000
 
 
-def test_a_set_that_is_not_there_says_where_was_looked(data_dir: pathlib.Path) -> None:
-  with pytest.raises(UserError, match=f'tfds:plants is not prepared in {data_dir} .looked at {data_dir}/plant'
-                                      's/.; right would be another data.data_dir, or to make it, which may take '
+def test_the_error_for_a_missing_dataset_names_the_folder(data_dir: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'tfds:plants is not prepared in {data_dir} .expected in {data_dir}/plant'
+                                      's/.. Set another data.data_dir, or prepare it, which may need '
                                       'TensorFlow: python -m vit_jax.main --job=prepare --data=tfds:plants --to=DIR, '
                                       'and then data.source=array_record:DIR'):
     open_all(data_dir, 'plants')
-  with pytest.raises(UserError, match=f'looked at {data_dir}/animals/9.9.9'):
+  with pytest.raises(UserError, match=f'expected in {data_dir}/animals/9.9.9'):
     open_all(data_dir, 'animals:9.9.9')
 
 
@@ -97,8 +98,8 @@ def test_configurations_are_listed_if_there_are_several(data_dir: pathlib.Path,
   shutil.copytree(data_dir / 'animals', tmp_path / 'zoo' / 'small')
   assert len(open_all(tmp_path, 'zoo').train) == 13
   shutil.copytree(data_dir / 'animals', tmp_path / 'zoo' / 'large')
-  with pytest.raises(UserError, match='several configurations in .*/zoo: large, small; right would be one of '
-                                      'them, such as tfds:zoo/large'):
+  with pytest.raises(UserError, match='expected one of the configurations in .*/zoo, large, small, got '
+                                      'none. Set tfds:zoo/large'):
     open_all(tmp_path, 'zoo')
   assert len(open_all(tmp_path, 'zoo/small').train) == 13
 
@@ -108,10 +109,10 @@ def test_the_set_can_be_prepared_from_either_format(data_dir: pathlib.Path, tfre
   digests = set()
   for number, folder in enumerate((data_dir, tfrecord_dir)):
     to = tmp_path / str(number)
-    assert prepare.run(to, data='tfds:animals', data_dir=str(folder), shards=2) == 0
+    assert prepare.run({'data': 'tfds:animals', 'to': str(to), 'data_dir': str(folder), 'shards': '2'}) == 0
     opened = opening.open_sources(schema.Data(source=f'array_record:{to}'), image_px=(8, 8))
     assert {r.image: r.label for r in map(opened.train.__getitem__, range(13))} == {
-        encode(picture(i), '.jpg'): i % 3 for i in range(13)}
+        encode(random_image(i), '.jpg'): i % 3 for i in range(13)}
     assert len(opened.eval) == 5 and opened.class_names == tuple(CLASSES)
     digests.add(opened.train.digest)
   assert len(digests) == 1
@@ -138,7 +139,7 @@ def converted(data_dir: pathlib.Path, tmp_path: pathlib.Path, name: str = 'anima
   folder = set_format(tmp_path / 'sets', 'tfrecord', name)
   for path in folder.glob('*.array_record-*'):
     reader = array_record.ArrayRecordReader(str(path))
-    frames = [head + tfrecord.mask(head) + r + tfrecord.mask(r)
+    frames = [head + records.mask(head) + r + records.mask(r)
               for r in reader.read_all() for head in (struct.pack('<Q', len(r)),)]
     pathlib.Path(str(path).replace('array_record', 'tfrecord')).write_bytes(b''.join(frames))
     path.unlink()
@@ -188,10 +189,10 @@ def test_records_after_a_cut_of_a_tfrecord_file_are_bad_images(tfrecord_dir: pat
   path.write_bytes(b'')
   assert len(bad_of(open_all(tfrecord_dir).train)) == 13
   path.write_bytes(content + content[:len(content) // 2])
-  with pytest.raises(UserError, match='expected 13 records, as its dataset_info.json says, got 19. Copy or prepare'):
+  with pytest.raises(UserError, match='expected 13 records, as in dataset_info.json, got 19. Copy or prepare'):
     open_all(tfrecord_dir)
   path.unlink()
-  with pytest.raises(UserError, match='expected to read it, got "No such file or directory". It is not there'):
+  with pytest.raises(UserError, match='expected to read it, got "No such file or directory". It does not exist'):
     open_all(tfrecord_dir)
 
 
@@ -206,7 +207,7 @@ def test_a_flipped_bit_of_a_tfrecord_file_is_one_bad_image_or_what_follows(tfrec
     path.write_bytes(damaged)
     found = bad_of(open_all(tfrecord_dir).train)
     assert list(found) == bad, place
-    assert 'does not have its checksum' in found[bad[0]] or 'is lost' in found[bad[0]]
+    assert 'does not match its checksum' in found[bad[0]] or 'is lost' in found[bad[0]]
 
 
 def test_a_damaged_record_of_an_arrayrecord_file_is_one_bad_image(data_dir: pathlib.Path,
@@ -260,7 +261,7 @@ class Scenes(tfds.core.GeneratorBasedBuilder):
   def _generate_examples(self) -> Iterator[tuple[int, dict[str, object]]]:
     for i, seen in enumerate(SEEN):
       path = pathlib.Path(self._data_dir_root) / f'scene{i}.jpg'
-      path.write_bytes(encode(picture(i), '.jpg'))
+      path.write_bytes(encode(random_image(i), '.jpg'))
       yield i, {'image': str(path), 'main': i % 3, 'seen': list(seen)}
 
 
@@ -281,7 +282,7 @@ def test_a_column_of_several_classes_gives_them_all(scenes: pathlib.Path, tmp_pa
   folder = converted(scenes, tmp_path, 'scenes/1.0.0') if as_tfrecord else scenes
   fields = {'train_split': 'train', 'eval_split': 'train', 'label_column': 'seen', 'max_labels': 3}
   source = open_all(folder, 'scenes', **fields).train
-  by_image = {encode(picture(i), '.jpg'): seen for i, seen in enumerate(SEEN)}
+  by_image = {encode(random_image(i), '.jpg'): seen for i, seen in enumerate(SEEN)}
   assert {r.image: r.labels for r in (source[i] for i in range(4))} == by_image
   assert all(source.label(i) == source[i].label == (*source[i].labels, -1)[0] for i in range(4))
   assert source.class_names == tuple(CLASSES) and most_labels(source) == UNKNOWN
@@ -292,5 +293,5 @@ def test_the_column_of_one_class_is_the_default_and_another_one_is_named(scenes:
   assert plain[0].labels is None and most_labels(plain) == 0
   with pytest.raises(UserError, match=r"data.label_column: expected a feature of .* .main, seen., got 'image'"):
     open_all(scenes, 'scenes', eval_split='train', label_column='image')
-  with pytest.raises(UserError, match='data.max_labels: expected the most labels that an image of .* has, got 0'):
+  with pytest.raises(UserError, match='data.max_labels: expected a number, the largest number of labels .*, got 0'):
     open_all(scenes, 'scenes', eval_split='train', label_column='seen')

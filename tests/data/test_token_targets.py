@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +9,14 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core.contracts import LoaderInfo
-from vit_jax.core.types import Batch
+from vit_jax.core.types import Shard
 from vit_jax.data.device import token_targets
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels import label_maps
+from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
-from vit_jax.data.sources import label_maps
+from vit_jax.data.sources.builtin import Arrays
 
 STORED, GRID, PX = (10, 15), (4, 6), (24, 36)
 ROWS, COLUMNS = (axis.astype(np.float32) for axis in np.divmod(np.arange(150), 15))
@@ -69,9 +70,8 @@ def test_some_of_these_pictures_are_mirrored() -> None:
 
 def test_maps_follow_flips_and_shifts_on_the_device() -> None:
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=5)
-  plain = transforms.prepare_train(recipe, num_classes=2, on_device_geometry=True)
-  prepare = token_targets.targeting(plain, stored=STORED,
-                             grid=GRID, num_classes=2, classes=False)
+  prepare = prepare_train(recipe, num_classes=2, on_device_geometry=True,
+                          targets=token_targets.Targets(STORED, GRID, classes=False))
   num = 12
   batch = {'image': jnp.asarray(np.tile(coded(PX), (num, 1, 1, 1))),
            'box': jnp.tile(jnp.array([[0., 0., 1., 1.]]), (num, 1)), 'label': jnp.zeros(num, jnp.int32),
@@ -117,10 +117,9 @@ def test_tokens_beyond_the_image_have_no_target() -> None:
 def test_targets_are_those_of_the_authors_program(size: int) -> None:
   boxes, (labels_BSk, scores_BSk) = OFFICIAL['boxes'], (OFFICIAL[name].reshape(len(OFFICIAL['boxes']), 81, 3)
                                                        for name in ('labels', 'scores'))
-  prepare = token_targets.targeting(lambda batch, key, step: batch, stored=(9, 9), grid=(size, size), num_classes=11,
-                             classes=True)
-  done = jax.jit(prepare)({'box': jnp.asarray(boxes), 'token_labels': jnp.asarray(labels_BSk),
-                           'token_scores': jnp.asarray(scores_BSk)}, jax.random.key(0), jnp.asarray(0))
+  targets = token_targets.Targets((9, 9), (size, size), classes=True)
+  done = jax.jit(lambda batch: token_targets.add(batch, targets, num_classes=11))({
+      'box': jnp.asarray(boxes), 'token_labels': jnp.asarray(labels_BSk), 'token_scores': jnp.asarray(scores_BSk)})
   off = SMOOTHING / 11
   ours = np.concatenate([np.asarray(done['labels'])[:, None], np.asarray(done['token_targets'])], 1)
   theirs = np.moveaxis(OFFICIAL[f'targets_{size}'], 1, 2)[:, 1:]  # the first is the true class as one-hot
@@ -141,36 +140,21 @@ def test_a_mirrored_box_is_the_box_of_the_mirrored_map() -> None:
   np.testing.assert_allclose(align(maps, boxes[:, [0, 3, 2, 1]]), mirrored, atol=2e-5)
 
 
-class Batches:
-  """A loader of two batches."""
-  info = LoaderInfo('some', 9, 3, 0, 'digest')
-  closed = False
-
-  def batches(self, start: int) -> Iterator[Batch]:
-    for step in range(start, 2):
-      yield {'index': np.array([4 + step, 0, 8], np.int32), 'label': np.array([1, 2, 3], np.int32),
-             'bad': np.array([False, False, step == 1])}
-
-  def describe(self, index: int) -> str:
-    return f'picture {index}'
-
-  def close(self) -> None:
-    self.closed = True
-
-
-def test_a_loader_attaches_whole_maps_and_bad_images_have_their_own_class(tmp_path: pathlib.Path) -> None:
+def test_a_loader_adds_label_maps_and_replaced_images_have_their_own_class(tmp_path: pathlib.Path) -> None:
+  images = Arrays(np.zeros((9, 4, 4, 3), np.uint8), np.arange(9, dtype=np.int32), name='some', class_names=('a',))
   info = label_maps.Info('some', 'digest', 9, (1, 2), 1, 5000, 4, {})
   label_maps.write(tmp_path / 'maps', info, lambda rows: (
       np.array([[[[4000 + r], [4100 + r]]] for r in rows]), np.full((len(rows), 1, 2, 1), .5)))
-  inner = Batches()
-  loader = token_targets.LabelledLoader(inner, label_maps.LabelMaps(tmp_path / 'maps'))
-  first, second = loader.batches(0)
-  assert first['token_labels'][..., 0].tolist() == [[4004, 4104], [4000, 4100], [4008, 4108]]
-  assert first['token_labels'].dtype == np.int32 and first['token_scores'].dtype == np.float32
-  assert second['token_labels'][2].tolist() == [[3], [3]] and second['token_scores'][2].tolist() == [[30.], [30.]]
-  assert [b['index'][0] for b in loader.batches(1)] == [5] and loader.describe(3) == 'picture 3'
-  assert loader.info.digest.startswith('digest maps=') and loader.info.num_examples == 9
-  loader.close()
-  assert inner.closed
-
-
+  maps = label_maps.LabelMaps(tmp_path / 'maps')
+  source = loader.train_loader(images, recipe=schema.Recipe(crop=schema.Crop.RESIZE), image_px=(4, 4), batch_size=9,
+                               seed=0, shard=Shard((0,), 1), workers=0, threads=1, in_memory=True, max_bad_images=0,
+                               maps=maps)
+  batch = next(source.batches(3))
+  assert batch['token_labels'][..., 0].tolist() == [[4000 + i, 4100 + i] for i in batch['index'].tolist()]
+  assert batch['token_labels'].dtype == np.int32 and batch['token_scores'].dtype == np.float32
+  assert source.info.digest.startswith(f'{images.digest} maps=') and source.info.num_examples == 9
+  source.close()
+  replaced = label_maps.MapLabels(maps).add({'index': np.array([5, 0]), 'label': np.array([1, 3], np.int32),
+                                             'bad': np.array([False, True])})
+  assert replaced['token_labels'][..., 0].tolist() == [[4005, 4105], [3, 3]]
+  assert replaced['token_scores'][1].tolist() == [[30.], [30.]]

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import types
-from vit_jax.data.device import augment, mix
-from vit_jax.data.image import colors, image_ops, photometric
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device import geometry as device_geometry
+from vit_jax.data.device import mix
+from vit_jax.data.device.prepare import normalize, prepare_eval, prepare_train
+from vit_jax.data.image import colors, geometry
+from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record
 
 RESIZE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
@@ -24,13 +26,13 @@ EVERYTHING = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=3, rotate_degrees=9
 
 
 def host_batch(size: int = 6) -> dict[str, np.ndarray]:
-  return {'image': np.stack([picture(i) for i in range(size)]), 'label': np.arange(size, dtype=np.int32) % 7,
+  return {'image': np.stack([random_image(i) for i in range(size)]), 'label': np.arange(size, dtype=np.int32) % 7,
           'box': np.tile(np.array([0, 0, 1, 1], np.float32), (size, 1)), 'bad': np.zeros(size, bool),
           'index': np.arange(size, dtype=np.int32)}
 
 
 def test_training_examples_are_the_part_of_the_picture_that_the_box_says() -> None:
-  image = picture(0, height=60, width=80)
+  image = random_image(0, height=60, width=80)
   transform = transforms.train_transform(schema.Recipe(), (8, 10))
   mirrored = set()
   for seed in range(20):
@@ -39,7 +41,7 @@ def test_training_examples_are_the_part_of_the_picture_that_the_box_says() -> No
     mirrored.add(bool(left > right))
     low, high = sorted((round(float(left)), round(float(right))))
     part = image[round(float(top)):round(float(bottom)), low:high]
-    expected = image_ops.resize(part, (8, 10), antialias=False)
+    expected = geometry.resize(part, (8, 10), antialias=False)
     np.testing.assert_array_equal(example['image'], expected[:, ::-1] if left > right else expected)
     assert example['label'] == 3
   assert mirrored == {True, False}
@@ -48,7 +50,7 @@ def test_training_examples_are_the_part_of_the_picture_that_the_box_says() -> No
 def test_a_transform_is_a_function_of_record_and_generator_and_pickles() -> None:
   transform = transforms.train_transform(EVERYTHING, (8, 8))
   copy = pickle.loads(pickle.dumps(transform))
-  record = Record(picture(0), 1)
+  record = Record(random_image(0), 1)
   one, two = transform(record, np.random.default_rng(4)), copy(record, np.random.default_rng(4))
   other = transform(record, np.random.default_rng(5))
   np.testing.assert_array_equal(one['image'], two['image'])
@@ -63,9 +65,9 @@ def test_every_field_of_geometry_acts_on_host_and_device(field: str) -> None:
   transform = transforms.train_transform(recipe, (12, 15))
   hosted = np.stack([transform(Record(image, 0), np.random.default_rng(i))['image']
                      for i, image in enumerate(batch['image'])])
-  prepare = transforms.prepare_train(recipe, num_classes=7, on_device_geometry=True)
+  prepare = prepare_train(recipe, num_classes=7, on_device_geometry=True)
   devised = prepare(batch, jax.random.key(1), jnp.int32(0))['image']
-  plain = transforms.prepare_eval(recipe)(batch, jax.random.key(1), jnp.int32(0))['image']
+  plain = prepare_eval(recipe)(batch, jax.random.key(1), jnp.int32(0))['image']
   assert (hosted != batch['image']).any()
   assert float(jnp.abs(devised - plain).max()) > .05
 
@@ -73,7 +75,7 @@ def test_every_field_of_geometry_acts_on_host_and_device(field: str) -> None:
 def test_on_the_host_path_the_device_only_normalises() -> None:
   recipe = schema.Recipe(shift_px=3, rotate_degrees=20., mean=(.1, .2, .3), std=(.4, .5, .6))
   batch = host_batch()
-  out = transforms.prepare_train(recipe, num_classes=7, on_device_geometry=False)(
+  out = prepare_train(recipe, num_classes=7, on_device_geometry=False)(
       batch, jax.random.key(0), jnp.int32(0))
   expected = (batch['image'] / 255. - np.array([.1, .2, .3])) / np.array([.4, .5, .6])
   np.testing.assert_allclose(out['image'], expected, atol=1e-6)
@@ -82,16 +84,16 @@ def test_on_the_host_path_the_device_only_normalises() -> None:
 
 
 def test_evaluation_squashes_or_takes_the_middle() -> None:
-  image = picture(0, height=20, width=40)
+  image = random_image(0, height=20, width=40)
   squashed = transforms.eval_transform(RESIZE, (8, 8))(Record(image, 0))
-  np.testing.assert_array_equal(squashed['image'], image_ops.resize(image, (8, 8), antialias=False))
+  np.testing.assert_array_equal(squashed['image'], geometry.resize(image, (8, 8), antialias=False))
   np.testing.assert_array_equal(squashed['box'], [0, 0, 1, 1])
   middle = transforms.eval_transform(schema.Recipe(eval_resize_px=10), (8, 8))(Record(image, 0))
   np.testing.assert_allclose(middle['box'], [.1, .3, .9, .7], atol=1e-6)
 
 
 def test_evaluation_may_shrink_by_area_where_training_does_not() -> None:
-  image = picture(0, height=20, width=40)
+  image = random_image(0, height=20, width=40)
   recipe = schema.Recipe(eval_resize_px=10, eval_area=True, interpolation=schema.Interpolation.BICUBIC, antialias=True)
   seen = transforms.eval_transform(recipe, (8, 8))(Record(image, 0))['image']
   means = image.reshape(10, 2, 20, 2, 3).astype(np.float64).mean((1, 3))[1:9, 6:14]
@@ -105,7 +107,7 @@ def test_crops_may_be_resized_otherwise_than_evaluation_does() -> None:
   bicubic = schema.Recipe(crop_area=(.3, .3), interpolation=schema.Interpolation.BICUBIC, antialias=True)
   recipe = dataclasses.replace(bicubic, crop_interpolation=schema.CropInterpolation.BILINEAR)
   bilinear = dataclasses.replace(bicubic, interpolation=schema.Interpolation.BILINEAR)
-  record = Record(picture(0, height=20, width=40), 0)
+  record = Record(random_image(0, height=20, width=40), 0)
   made = [transforms.train_transform(r, (8, 8))(record, np.random.default_rng(1))['image'] for r in (recipe, bilinear)]
   np.testing.assert_array_equal(*made)
   seen = [transforms.eval_transform(r, (8, 8))(record)['image'] for r in (recipe, bicubic, bilinear)]
@@ -114,14 +116,14 @@ def test_crops_may_be_resized_otherwise_than_evaluation_does() -> None:
 
 
 def test_grey_pictures_get_three_equal_channels() -> None:
-  grey = picture(0)[..., :1]
+  grey = random_image(0)[..., :1]
   out = transforms.eval_transform(RESIZE, (12, 15))(Record(grey, 0))
   np.testing.assert_array_equal(out['image'], np.repeat(grey, 3, 2))
 
 
 def test_prepared_batches_depend_on_key_and_not_on_call() -> None:
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=3)
-  prepare = jax.jit(transforms.prepare_train(recipe, num_classes=7, on_device_geometry=True))
+  prepare = jax.jit(prepare_train(recipe, num_classes=7, on_device_geometry=True))
   one, two, other = (prepare(host_batch(), jax.random.key(k), 0)['image'] for k in (0, 0, 1))
   np.testing.assert_array_equal(one, two)
   assert float(jnp.abs(one - other).max()) > .1
@@ -130,7 +132,7 @@ def test_prepared_batches_depend_on_key_and_not_on_call() -> None:
 @pytest.mark.skipif(jax.device_count() < 8, reason='needs 8 simulated devices (tests/conftest.py)')
 def test_prepared_batches_are_the_same_on_one_and_on_eight_devices() -> None:
   batch = host_batch(16)
-  prepare = jax.jit(transforms.prepare_train(EVERYTHING, num_classes=7, on_device_geometry=True))
+  prepare = jax.jit(prepare_train(EVERYTHING, num_classes=7, on_device_geometry=True))
   single = prepare(batch, jax.random.key(3), 0)
   mesh = Mesh(np.array(jax.devices()[:8]), ('data',))
   spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
@@ -146,7 +148,8 @@ def test_prepared_batches_are_the_same_on_one_and_on_eight_devices() -> None:
 def test_every_field_of_the_host_acts(field: str, value: object) -> None:
   plain = transforms.train_transform(RESIZE, (8, 10))
   changed = transforms.train_transform(dataclasses.replace(RESIZE, **{field: value}), (8, 10))
-  pairs = [(t(Record(picture(i), 0), np.random.default_rng(i))['image'] for t in (plain, changed)) for i in range(6)]
+  pairs = [(t(Record(random_image(i), 0), np.random.default_rng(i))['image'] for t in (plain, changed))
+           for i in range(6)]
   assert any((one != two).any() for one, two in pairs)
 
 
@@ -154,9 +157,9 @@ def test_every_field_of_the_host_acts(field: str, value: object) -> None:
 @pytest.mark.parametrize('changes', [{'erase': schema.Erase(1.)}, {'cutmix': 1.}, {'mixup': .5}])
 def test_every_field_of_the_device_acts_on_both_paths(changes: dict[str, object], *, on_device_geometry: bool) -> None:
   recipe = dataclasses.replace(RESIZE, **changes)
-  prepare = transforms.prepare_train(recipe, num_classes=7, on_device_geometry=on_device_geometry)
+  prepare = prepare_train(recipe, num_classes=7, on_device_geometry=on_device_geometry)
   out = prepare(host_batch(), jax.random.key(4), jnp.int32(0))
-  plain = transforms.prepare_eval(recipe)(host_batch(), jax.random.key(4), jnp.int32(0))
+  plain = prepare_eval(recipe)(host_batch(), jax.random.key(4), jnp.int32(0))
   assert float(jnp.abs(out['image'] - plain['image']).max()) > .05
   assert ('labels' in out) == ('erase' not in changes)
 
@@ -166,9 +169,9 @@ def test_new_settings_leave_the_draws_of_old_ones_alone() -> None:
   geometry_key, mixup_key = jax.random.split(jax.random.key(7))
   batch = host_batch()
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=2, mixup=.2)
-  out = transforms.prepare_train(recipe, num_classes=7, on_device_geometry=True)(batch, jax.random.key(7), jnp.int32(0))
-  moved = augment.geometry(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
-  moved = moved | {'image': transforms.normalize(moved['image'], recipe)}
+  out = prepare_train(recipe, num_classes=7, on_device_geometry=True)(batch, jax.random.key(7), jnp.int32(0))
+  moved = device_geometry.augment(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
+  moved = moved | {'image': normalize(moved['image'], recipe)}
   expected = mix.mixup(moved, mixup_key, alpha=.2, num_classes=7)
   np.testing.assert_array_equal(out['image'], expected['image'])
 
@@ -180,7 +183,7 @@ def test_what_only_the_host_can_do_is_named() -> None:
 
 
 def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
-  image = picture(0)
+  image = random_image(0)
   jitter = schema.Jitter(.4, .4, .2, .1, probability=.3)
   changed = [(colors.jitter(image, jitter, np.random.default_rng(i)) != image).any() for i in range(400)]
   assert abs(np.mean(changed) - .3) < .07
@@ -188,7 +191,7 @@ def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
   kinds = []
   for i in range(300):
     out = colors.three_augment(image, np.random.default_rng(i))
-    grey, solar = (out == photometric.grayscale(image)).all(), (out == photometric.solarize(image, 128)).all()
+    grey, solar = (out == colors.grayscale(image)).all(), (out == colors.solarize(image, 128)).all()
     kinds.append('grey' if grey else 'solar' if solar else 'blur')
   assert all(75 < kinds.count(k) < 125 for k in ('grey', 'solar', 'blur'))
 
@@ -196,7 +199,7 @@ def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
 def test_device_recipes_are_the_same_on_one_and_on_eight_devices() -> None:
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, mixup=.8, cutmix=1., erase=schema.Erase(.5))
   batch = host_batch(16)
-  prepare = jax.jit(transforms.prepare_train(recipe, num_classes=7, on_device_geometry=True))
+  prepare = jax.jit(prepare_train(recipe, num_classes=7, on_device_geometry=True))
   mesh = Mesh(np.array(jax.devices()[:8]), ('data',))
   spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
   for seed in range(4):

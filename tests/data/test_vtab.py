@@ -12,7 +12,7 @@ import pytest
 from tests.data import vtab_sets
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import image_ops
+from vit_jax.data.image import decode
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, vtab
 from vit_jax.data.sources import tfds as tfds_source
@@ -89,10 +89,10 @@ def test_a_depth_on_an_edge_is_in_the_bin_below() -> None:
 
 def test_pictures_come_as_they_are_stored_but_masks_as_black_and_white(data_dir: pathlib.Path) -> None:
   pets = open_split(data_dir, 'pets', 'test')[0].image
-  assert isinstance(pets, bytes) and image_ops.decode(pets).shape == (12, 15, 3)
-  sprite = image_ops.as_rgb(open_split(data_dir, 'dsprites/orientation', 'train')[3].image)
+  assert isinstance(pets, bytes) and decode.decode(pets).shape == (12, 15, 3)
+  sprite = decode.as_rgb(open_split(data_dir, 'dsprites/orientation', 'train')[3].image)
   assert sprite.shape == (16, 16, 3) and set(np.unique(sprite)) == {0, 255}
-  norb = image_ops.as_rgb(open_split(data_dir, 'smallnorb/azimuth', 'test')[3].image)
+  norb = decode.as_rgb(open_split(data_dir, 'smallnorb/azimuth', 'test')[3].image)
   assert norb.shape == (16, 16, 3) and (norb[..., 0] == norb[..., 2]).all()
 
 
@@ -109,7 +109,7 @@ def test_a_split_is_parts_of_what_is_stored(data_dir: pathlib.Path) -> None:
 
 
 def test_a_set_that_is_too_small_is_refused(data_dir: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='train800val200 wants 800 examples of train, but there are 9; want the whole'):
+  with pytest.raises(UserError, match='train800val200: expected 800 examples of train, got 9'):
     open_split(data_dir, 'caltech101', 'train800val200')
 
 
@@ -120,13 +120,13 @@ def test_a_set_that_is_not_there_is_told_how_to_get(task: str, tmp_path: pathlib
   with pytest.raises(UserError) as raised:
     open_split(tmp_path, task, 'train800')
   text = str(raised.value)
-  assert text.startswith(f'VTAB task {task}: tfds:{dataset} is not prepared in {tmp_path}. To get it')
+  assert text.startswith(f'VTAB task {task}: tfds:{dataset} is not prepared in {tmp_path}. To prepare it')
   assert text.endswith(f'python -m vit_jax.data.sources.tfds_build {dataset} {tmp_path}')
-  assert ('by hand' in text and f'into {tmp_path}/downloads/manual; then' in text) is manual
+  assert ('manually' in text and f'into {tmp_path}/downloads/manual; then' in text) is manual
 
 
 def test_an_unknown_task_gets_the_nearest_one() -> None:
-  with pytest.raises(UserError, match=r"VTAB has no task 'clevr/counts'; did you mean clevr/count\? There are: cal"):
+  with pytest.raises(UserError, match=r"task: expected one of cal.*, got 'clevr/counts'. Did you mean clevr/count\?"):
     opening.open_split(schema.Data(source='vtab:clevr/counts'), 'train', image_px=(8, 8))
 
 

@@ -134,7 +134,7 @@ def test_a_set_of_other_classes_and_a_split_without_any_are_refused(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
   write_digits(tmp_path / 'odd', {3: 'drei'})
   assert run(done, '--config.evals=test', f'--config.evals.test.source=folder:{tmp_path}/odd') == 2
-  assert 'the classes of the data do not match those of the network, which evals.test is of: 1 of its 1' in (
+  assert 'expected classes of the network of evals.test, got 1 of 1 that are not there' in (
       capsys.readouterr().err)
   assert run(done, '--config.evals=few', '--config.evals.few.shots=40') == 2
   assert 'evals.few: digits/train[:300] has not 40 examples of each class' in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_relevance_can_be_for_a_chosen_class(weights: list[str], images: str, tm
   assert np.abs(found['0'] - found['1']).max() > 0 and np.abs(found['2'] - found['1']).max() > 0
   assert 'relevance of patches for class 2' in (tmp_path / '2' / 'report.html').read_text()
   assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--of_class=3', f'--to={tmp_path}']) == 2
-  assert 'class 3: the network has 3; want 0 to 2' in capsys.readouterr().err
+  assert 'class: expected 0 to 2, as the network has 3 classes, got 3' in capsys.readouterr().err
 
 
 def test_without_images_only_the_input_layer_is_drawn(weights: list[str], tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import headers
-from vit_jax.data.image.image_ops import BadImage
+from vit_jax.data.image.headers import BadImage
 from vit_jax.inspect import model as module
 from vit_jax.inspect.model import Model
 from vit_jax.weights import inference
@@ -84,7 +84,7 @@ def test_a_file_its_bytes_and_what_pillow_makes_of_it_are_the_same_image(tmp_pat
 def test_too_large_an_image_is_refused_whatever_it_comes_as(tmp_path: pathlib.Path,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
   assert module.UPRIGHT == (178_956_970, True)  # as Pillow
-  monkeypatch.setattr(module, 'UPRIGHT', headers.Reading(max_pixels=899, upright=True))
+  monkeypatch.setattr(module, 'UPRIGHT', headers.DecodeOptions(max_pixels=899, upright=True))
   path = tmp_path / 'large.png'
   Image.new('RGB', (30, 30)).save(path)
   for image in (path, path.read_bytes(), Image.open(path)):

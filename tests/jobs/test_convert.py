@@ -78,7 +78,7 @@ def test_bad_input_is_a_message_and_nothing_is_written(
     (['--to=x.npz', '--classes=words.txt'], 'expected 7 names, one per output of the weights, got 2'),
     (['--to=back.foo'], '--to: expected a name that ends in .npz, .safetensors, .pth, .pt, .bin, or that of a folder'),
     (['--to=x.npz', '--family=big_vison'], 'Did you mean big_vision?'),
-    (['--to=x.npz', '--classes=nofile.txt'], '--classes=nofile.txt cannot be read'),
+    (['--to=x.npz', '--classes=nofile.txt'], '--classes=nofile.txt: expected a text file'),
     (['--to=net.safetensors'], 'net.safetensors exists. Choose another, or add --overwrite.'),
     (['--to=gs://bucket/x.npz'], '--to: expected a path on this machine, got the address gs://bucket/x.npz.'),
     (['--to=/no-such/vit/x.npz'], '--to: expected a path in an existing directory, got /no-such/vit/x.npz'),

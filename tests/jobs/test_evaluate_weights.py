@@ -12,7 +12,7 @@ import pytest
 from tests.data import pictures
 from tests.weights import made
 from vit_jax import main
-from vit_jax.data.image import image_ops
+from vit_jax.data.image import decode, geometry
 from vit_jax.weights import inference, loading, saving
 
 OWN = [made.CLASSES[i].split()[0] for i in (5, 1, 2)]
@@ -46,8 +46,8 @@ def by_hand(root: pathlib.Path, mean: float = .5) -> dict[str, float]:
   for name in OWN:
     label = [line.split()[0] for line in made.CLASSES].index(name)
     for path in sorted((root / 'set' / 'test' / name).iterdir()):
-      image, _ = image_ops.resize_small_center_crop(
-          image_ops.decode(path.read_bytes()), (32, 32), small_px=36, antialias=True,
+      image, _ = geometry.resize_small_center_crop(
+          decode.decode(path.read_bytes()), (32, 32), small_px=36, antialias=True,
           interpolation=found.preprocess.interpolation, geometry=found.preprocess.geometry)
       normed = jnp.asarray((image[None] / 255. - mean) / .5, jnp.float32)
       logits = np.asarray(infer(inference.parameters(found), normed).logits[0], np.float64)
@@ -119,7 +119,7 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
     ('nameless.npz', [], 'knows 7 classes, the data has 3; want data.classes=FILE with a line for each output, in '
                          'their order. Where the weights know other classes than the data: --config.evals=knn,fewshot'),
     ('named.npz', ['--config.model.depth=3'], 'config.model.depth: expected the network of the weights'),
-    ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt cannot be read'),
+    ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt: expected a text file'),
     ('headless.npz', [], 'expected weights with a classification head')])
 def test_what_cannot_be_measured_is_said_and_leaves_nothing(
     file: str, words: list[str], says: str, here: pathlib.Path, tmp_path: pathlib.Path,

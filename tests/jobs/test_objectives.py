@@ -13,9 +13,10 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels import label_maps
 from vit_jax.data.source import Record
-from vit_jax.data.sources import builtin, label_maps
+from vit_jax.data.sources import builtin
 from vit_jax.jobs import build, teacher_labels, train
 from vit_jax.objectives import kinds
 from vit_jax.record import writer
@@ -70,9 +71,9 @@ def test_label_maps_are_what_the_teacher_says_of_each_patch_and_train_a_student(
   _check_against(found, source[3].image, classes[1], scores[1])
   with pytest.raises(UserError, match="objective.maps: expected a directory of label maps, got ''"):
     train.run(config(task), tmp_path / 'none')
-  with pytest.raises(UserError, match=r'are for something else: top 2, want 3\.'):
+  with pytest.raises(UserError, match=r'expected label maps with top 3, got 2\.'):
     train.run(config(dataclasses.replace(task, maps=str(maps), top=3)), tmp_path / 'wrong')
-  with pytest.raises(UserError, match=r'are for something else: scores probabilities, want logits\.'):
+  with pytest.raises(UserError, match=r'expected label maps with scores logits, got probabilities\.'):
     info = json.loads((maps / label_maps.INFO).read_text())
     (maps / label_maps.INFO).write_text(json.dumps(info | {'scores': 'probabilities'}))
     train.run(config(dataclasses.replace(task, maps=str(maps))), tmp_path / 'old')

@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_told_and_skipped(
   assert run(bad[0], pictures[0], bad[1], bad[2], pictures[4], '--top=1') == 2
   out, err = capsys.readouterr()
   assert out.splitlines()[::2] == [pictures[0], pictures[4]]
-  assert f'{bad[0]}: not an image' in err and f'{bad[1]}: the JPEG ends early' in err
+  assert f'{bad[0]}: not an image' in err and f'{bad[1]}: the JPEG is truncated' in err
   assert f'{bad[2]}: No such file or directory' in err and '3 of 5 files could not be read' in caplog.text
   assert run(bad[0], pictures[0], '--json') == 2
   rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

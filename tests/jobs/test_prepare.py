@@ -12,13 +12,14 @@ from typing import Any
 import cv2
 import pytest
 
-from tests.data.pictures import encode, picture
+from tests.data.images import encode, picture
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import headers, image_ops
-from vit_jax.data.pipeline import blocks, transforms
-from vit_jax.data.sources import opening, prepared, pseudo, shards, tfds_build
+from vit_jax.data.image import decode, headers
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.pipeline import blocks
+from vit_jax.data.sources import opening, prepared, shards, tfds_build
 from vit_jax.jobs import prepare
 
 CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
@@ -92,7 +93,7 @@ def test_shrinking_keeps_small_pictures_and_damaged_files(images: pathlib.Path, 
       assert train[i].image == b'no picture'
       continue
     number = int(pathlib.Path(name).stem)
-    new, old = image_ops.decode(train[i].image), image_ops.decode((images / name).read_bytes())
+    new, old = decode.decode(train[i].image), decode.decode((images / name).read_bytes())
     if number <= 8:
       assert train[i].image == (images / name).read_bytes()
     else:
@@ -115,7 +116,7 @@ def test_a_changed_shard_is_refused_or_its_damaged_record_counts_as_a_bad_image(
   damaged = bytearray(path.read_bytes())
   damaged[3_000] ^= 1  # in the record of an image
   path.write_bytes(damaged)
-  with pytest.raises(UserError, match=f'1 of 2 shards in {tmp_path}/set are not as they were written: {path.name}: '
+  with pytest.raises(UserError, match=f'{tmp_path}/set: expected unchanged shards, got 1 of 2 .*: {path.name}: '
                                       'expected SHA-256 .*, got .* data.verify_shards=false reads them'):
     open_all(tmp_path / 'set')
   source = open_all(tmp_path / 'set', verify_shards=False).train
@@ -134,7 +135,7 @@ def test_a_damaged_description_is_named(images: pathlib.Path, tmp_path: pathlib.
   for damaged in ('', content[:-50], '[]', content.replace('num_bytes', 'bytes'), content.replace('"splits"', '"s"'),
                   content.replace('"file": "', '"file": "../'), content.replace('"file": "', '"file": "/')):
     path.write_text(damaged)
-    with pytest.raises(UserError, match=f'{path}: expected what --job=prepare wrote, got .*. It is damaged: copy it'):
+    with pytest.raises(UserError, match=f'{path}: expected the output of --job=prepare, got .* damaged: copy it'):
       open_all(tmp_path / 'set')
 
 
@@ -144,10 +145,10 @@ def test_shrinking_keeps_the_orientation(images: pathlib.Path, tmp_path: pathlib
   run(images, tmp_path / 'set', short_px=20)
   train = open_all(tmp_path / 'set').train
   found = {train.describe(i).partition(' (')[2].rstrip(')'): train[i].image for i in range(len(train))}
-  turned = {name for name, image in found.items() if image_ops.find_orientation(image) != 1}
+  turned = {name for name, image in found.items() if decode.find_orientation(image) != 1}
   assert turned == {'train/ant/35.jpg'}
-  assert image_ops.find_orientation(found['train/ant/35.jpg']) == 6
-  assert image_ops.decode(found['train/ant/35.jpg']).shape == (20, 21, 3)
+  assert decode.find_orientation(found['train/ant/35.jpg']) == 6
+  assert decode.decode(found['train/ant/35.jpg']).shape == (20, 21, 3)
 
 
 def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tmp_path: pathlib.Path,
@@ -165,7 +166,7 @@ def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tm
   with pytest.raises(KeyboardInterrupt):
     run(images, tmp_path / 'set', shards=4)
   assert not (tmp_path / 'set').exists()
-  with pytest.raises(UserError, match='no prepared set in .*/set .no info.json.; .*/set.part is one that was not '
+  with pytest.raises(UserError, match='/set: expected a prepared dataset, got no info.json. .*/set.part is not '
                                       'finished: run the same --job=prepare again'):
     open_all(tmp_path / 'set')
   calls[:] = ['x', 'y', 'z']
@@ -195,9 +196,9 @@ def test_a_finished_set_is_left_alone(images: pathlib.Path, tmp_path: pathlib.Pa
   assert run(images, tmp_path / 'set') == 0
   assert 'Already in' in capsys.readouterr().out
   assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / 'set').iterdir()}
-  with pytest.raises(UserError, match='set holds a set prepared otherwise; right would be a folder that is not'):
+  with pytest.raises(UserError, match='set: expected a new folder, got one with a dataset prepared with other'):
     run(images, tmp_path / 'set', seed=9)
-  with pytest.raises(UserError, match='images holds something else'):
+  with pytest.raises(UserError, match='images: expected a new folder, got one with other content'):
     run(images, images)
 
 
@@ -206,8 +207,8 @@ def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: path
   [first, second] = sorted((tmp_path / 'set').glob('train-*'))
   first.write_bytes(first.read_bytes()[:-5])
   second.unlink()
-  with pytest.raises(UserError, match='2 shards in .* are not as they were written: train-00000-of-00002.array_record: '
-                                      '.* bytes, want .* bytes; train-00001-of-00002.array_record: missing'):
+  with pytest.raises(UserError, match='2 shards have changed: train-00000-of-00002.array_record: expected .* bytes, '
+                                      'got .* bytes; train-00001-of-00002.array_record: .*, got no file'):
     open_all(tmp_path / 'set')
 
 
@@ -216,7 +217,7 @@ def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: path
     ({'data': ''}, '--data: expected images to write as shards, got none'),
     ({'data': 'digits'}, "--data: expected folder:PATH or tfds:NAME, got 'digits'."),
     ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
-    ({'splits': ['tran']}, "has no split 'tran', only: train, val"),
+    ({'splits': ['tran']}, "expected one of train, val, got 'tran'"),
     ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards for label maps, got one. Remove it.\n--seed:'),
     ({'weights': 'x', 'data': ''}, 'expected --config and --weights for label maps, got one of them'),
 ])
@@ -244,8 +245,8 @@ def test_an_address_is_refused_by_name_wherever_a_path_is_given(images: pathlib.
     with pytest.raises(UserError, match=refused):
       opening.open_split(data, 'train', image_px=(8, 8))
   with pytest.raises(UserError, match=f'data.pseudo.labels: {refused}'):
-    pseudo.beside(opening.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8)), schema.Data(
-        pseudo=schema.Pseudo(source='digits', labels='gs://b/x')), image_px=(8, 8))
+    opening.open_sources(schema.Data(source='digits', pseudo=schema.Pseudo(source='digits', labels='gs://b/x')),
+                         image_px=(8, 8))
   assert [p.name for p in tmp_path.iterdir()] == ['images']
 
 
@@ -260,7 +261,7 @@ def test_a_tfds_set_that_is_not_there_is_built_in_another_process(tmp_path: path
   with pytest.raises(UserError, match='tfds:plants is not prepared'):
     prepare.run(**flags, build=lambda name, data_dir: built.append((name, data_dir)))
   assert built == [('plants', str(tmp_path))]
-  with pytest.raises(UserError, match='tfds:plants could not be prepared in .* .exit status 1; the reason stands'):
+  with pytest.raises(UserError, match='tfds:plants: expected to prepare it in .*, got exit status 1; see'):
     prepare.run(**flags)
 
 
@@ -282,5 +283,5 @@ def test_a_set_of_another_format_is_refused(images: pathlib.Path, tmp_path: path
   run(images, tmp_path / 'set')
   info = json.loads((tmp_path / 'set' / 'info.json').read_text())
   (tmp_path / 'set' / 'info.json').write_text(json.dumps(info | {'format': 'vit_jax images 9'}))
-  with pytest.raises(UserError, match="says format 'vit_jax images 9'; right would be 'vit_jax images 1'"):
+  with pytest.raises(UserError, match="expected the format 'vit_jax images 1', got 'vit_jax images 9'"):
     open_all(tmp_path / 'set')

@@ -12,8 +12,9 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline import transforms
-from vit_jax.data.sources import label_maps, opening
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels import label_maps
+from vit_jax.data.sources import opening
 from vit_jax.jobs import teacher_labels, train
 from vit_jax.recipes import noisy_student
 from vit_jax.record import progress, writer

@@ -11,7 +11,7 @@ import programs
 import pytest
 
 from vit_jax.config import check, schema
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device.prepare import prepare_train
 from vit_jax.jobs import build
 from vit_jax.objectives import kinds
 from vit_jax.train import checkpoint
@@ -57,8 +57,7 @@ def batch(c: schema.Config) -> dict[str, np.ndarray]:
 def program(name: str, settings: str = 'one') -> Program:
   c = config(name)
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  own = transforms.prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True)
-  prepare = kinds.of(c).prepare(own, num_classes=7)
+  prepare = prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True, targets=kinds.of(c).targets())
   return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
                         optimizer=schema.AdamW(lr=1e-3, eps=1e-3))
 

@@ -18,8 +18,10 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, Shard
-from vit_jax.data.pipeline import loader, order, transforms
-from vit_jax.data.sources import builtin, subset
+from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.pipeline import loader, order
+from vit_jax.data.source import take_first
+from vit_jax.data.sources import builtin
 from vit_jax.models import layers
 from vit_jax.objectives import patches
 from vit_jax.train import diagnose, loop
@@ -65,7 +67,7 @@ def draws(mesh: str = 'one') -> list[dict[str, np.ndarray]]:
   # Flips and mixup see soft labels that differ between the images of a pair.
   data = {**DATA, 'label': np.arange(SIZE, dtype=np.int32) % 2}
   program = programs.build(
-      DrawTask(), transforms.prepare_train(RECIPE, num_classes=2, on_device_geometry=True), settings,
+      DrawTask(), prepare_train(RECIPE, num_classes=2, on_device_geometry=True), settings,
       rules=(('.*', ()),), like=data, accumulate=ACCUMULATE,
       optimizer=schema.Sgd(momentum=0., weight_decay=0., clip_norm=0.))
   placed = programs.meshes.put_batch(data, programs.mesh(settings), Shard((0,), 1))
@@ -144,7 +146,7 @@ def test_host_augmentation_draws_anew_for_every_position_and_seed() -> None:
 
 
 def test_random_crops_differ_between_the_examples_and_epochs_of_a_loader() -> None:
-  source = subset.first(builtin.open_digits('train'), 240)
+  source = take_first(builtin.open_digits('train'), 240)
   batches = loader.train_loader(
       source, recipe=schema.Recipe(), image_px=(8, 8), batch_size=80, seed=0, shard=Shard((0,), 1), workers=0,
       threads=1, in_memory=False, max_bad_images=0)

@@ -1,7 +1,7 @@
-"""The contract of a source: random access to stored examples, in a fixed order.
+"""The contract of a source: random access to stored examples in a fixed order; and parts of sources.
 
-A source knows nothing of recipes, batches or the order of training. It pickles small, since loader processes get a
-copy. `sources/opening.py` opens sources by name.
+A source knows nothing of recipes, batches or the training order. It must pickle to few bytes, since loader processes
+get a copy. `sources/opening.py` opens sources by name.
 """
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.files import access
+from vit_jax.data.image.headers import BadImage
 
 UNKNOWN = -1
-"""Of `most_labels`: images have several labels, how many is not known before they are read."""
+"""Value of `most_labels` if images have several labels, and the largest number is not known without reading them."""
 
 
 class Record(NamedTuple):
-  """A stored example: encoded bytes or `[H, W, 3 or 1] u8`, and the class.
+  """A stored example: encoded bytes or `[H, W, 3 or 1] u8`, and its class.
 
-  Of a source whose images have any number of classes, `labels` holds them all, and `label` is the first, or -1.
+  If the images of a source have any number of classes, `labels` has all of them, and `label` is the first, or -1.
   """
   image: bytes | HostArray
   label: int
@@ -27,7 +32,7 @@ class Record(NamedTuple):
 
   @classmethod
   def multilabel(cls, image: bytes | HostArray, labels: Sequence[int]) -> Record:
-    """An example with these classes."""
+    """Returns an example with these classes."""
     return cls(image, int(labels[0]) if len(labels) else -1, tuple(int(c) for c in labels))
 
 
@@ -36,7 +41,7 @@ class Source(Protocol):
   name: str
   class_names: tuple[str, ...]
   digest: str
-  """Identity of the set: another number, size or label of examples gives another one."""
+  """Identity of the data: it changes with the number, the sizes and the labels of the examples."""
 
   def __len__(self) -> int:
     ...
@@ -45,23 +50,17 @@ class Source(Protocol):
     ...
 
   def label(self, index: int) -> int:
-    """The class of an example, where possible without reading its image."""
+    """Returns the class of an example, if possible without reading its image."""
     ...
 
   def describe(self, index: int) -> str:
-    """A name a person can find the example by."""
+    """Returns a name by which a person finds the example."""
     ...
 
 
 def most_labels(source: Source) -> int:
-  """0 where every image has one class; else how many an image has at most, or `UNKNOWN`."""
+  """Returns 0 if every image has one class; else the largest number of classes of an image, or `UNKNOWN`."""
   return getattr(source, 'most_labels', 0)
-
-
-def combined(found: Sequence[Source]) -> int:
-  """`most_labels` of several sources together."""
-  counts = [most_labels(source) for source in found]
-  return UNKNOWN if UNKNOWN in counts else max(counts)
 
 
 class Part(NamedTuple):
@@ -71,7 +70,7 @@ class Part(NamedTuple):
   stop: int
 
 
-class Parts:
+class ConcatSource:
   """Parts of sources, one after the other, as one source."""
 
   def __init__(self, parts: Sequence[Part], *, name: str) -> None:
@@ -98,12 +97,107 @@ class Parts:
 
   @property
   def most_labels(self) -> int:
-    return combined([p.source for p in self._parts])
+    counts = [most_labels(part.source) for part in self._parts]
+    return UNKNOWN if UNKNOWN in counts else max(counts)
 
   def origin(self, index: int) -> tuple[Source, int]:
-    """The source that an example comes from, and its place there."""
+    """Returns the source of an example, and its index there."""
     if not 0 <= index < len(self):
-      raise IndexError(f'{index} is not in {self.name} of {len(self):,} examples')
+      raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {index}')
     number = bisect.bisect_right(self._starts, index) - 1
     part = self._parts[number]
     return part.source, part.start + index - self._starts[number]
+
+
+class Subset:
+  """The examples `rows` of a source."""
+
+  def __init__(self, source: Source, rows: Sequence[int] | HostArray, *, name: str) -> None:
+    self.name, self.class_names, self._source = name, source.class_names, source
+    self._rows = np.asarray(rows, np.int64)
+    self.digest = hashlib.sha256(source.digest.encode() + self._rows.tobytes()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> Record:
+    return self._source[int(self._rows[index])]
+
+  def label(self, index: int) -> int:
+    return self._source.label(int(self._rows[index]))
+
+  def describe(self, index: int) -> str:
+    return self._source.describe(int(self._rows[index]))
+
+  @property
+  def most_labels(self) -> int:
+    return most_labels(self._source)
+
+  def origin(self, index: int) -> tuple[Source, int]:
+    """Returns the source of an example, and its index there."""
+    return self._source, int(self._rows[index])
+
+
+class Relabeled:
+  """A source whose class c has the number `labels[c]`, `labels [C] i32`, among other class names."""
+
+  def __init__(self, source: Source, labels: HostArray, class_names: tuple[str, ...]) -> None:
+    self.name, self.class_names = source.name, class_names
+    self._source, self._labels = source, labels
+    self.digest = hashlib.sha256(f'{source.digest} {labels.tolist()}'.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> Record:
+    record = self._source[index]
+    if record.labels is not None:
+      return Record.multilabel(record.image, [int(self._labels[c]) for c in record.labels])
+    return record._replace(label=int(self._labels[record.label]))
+
+  def label(self, index: int) -> int:
+    label = self._source.label(index)
+    return int(self._labels[label]) if label >= 0 else label
+
+  def describe(self, index: int) -> str:
+    return self._source.describe(index)
+
+  @property
+  def most_labels(self) -> int:
+    return most_labels(self._source)
+
+  def origin(self, index: int) -> tuple[Source, int]:
+    """Returns the source of an example, and its index there."""
+    return self._source, index
+
+
+def take_first(source: Source, num: int) -> Source:
+  """Returns the first `num` examples of a source, or all if it has fewer; 0 = all."""
+  if not 0 < num < len(source):
+    return source
+  return Subset(source, np.arange(num), name=f'{source.name}[:{num}]')
+
+
+def find_origin(source: Source, index: int) -> tuple[Source, int]:
+  """Returns the stored source of an example, and its index there, through all parts and subsets."""
+  while isinstance(source, ConcatSource | Subset | Relabeled):
+    source, index = source.origin(index)
+  return source, index
+
+
+def read_labels(source: Source) -> HostArray:
+  """Returns the class of each example, `[S] i32`; all records are read if the source stores records.
+
+  Raises:
+    UserError: a record is damaged, so that its class is not known, or it cannot be read.
+  """
+  found = np.empty(len(source), np.int32)
+  for index in range(len(source)):
+    try:
+      found[index] = source.label(index)
+    except BadImage as error:
+      raise UserError(f'{source.describe(index)}: expected its class, got a damaged record ({error}). Copy or prepare '
+                      'the dataset again.') from error
+    except OSError as error:
+      raise access.user_error(error, source.describe(index)) from error
+  return found

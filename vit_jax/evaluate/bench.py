@@ -12,10 +12,11 @@ from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree, Shard
+from vit_jax.data.device.prepare import prepare_eval
+from vit_jax.data.image import geometry
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.pipeline import transforms
-from vit_jax.data.source import Source, most_labels
-from vit_jax.data.sources import opening, subset
+from vit_jax.data.source import Source, most_labels, take_first
+from vit_jax.data.sources import opening
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
@@ -79,7 +80,7 @@ class Bench:
   def __init__(self, config: schema.Config, data: Data, *, views: Mapping[str, View], backbone: Backbone, mesh: Mesh,
                shard: Shard, store: Store, bar: bool) -> None:
     self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
-    self.prepare, self.store, self.bar = transforms.prepare_eval(config.data.recipe), store, bar
+    self.prepare, self.store, self.bar = prepare_eval(config.data.recipe), store, bar
     self._data, self._backbone, self._shard = data, backbone, shard
     self._loaders: dict[tuple[str, int], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str], Reader] = {}
@@ -122,7 +123,7 @@ class Bench:
     size = self.batch_size(name, settings)
     recipe = self.config.data.recipe
     pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
-                *transforms.eval_resampling(recipe), recipe.mean, recipe.std,
+                *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
                 recipe.exif_orientation)
     identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
                 'network': repr((self.config.model, self.config.head)), 'view': view,
@@ -155,7 +156,7 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
   is_own = isinstance(settings, schema.FrozenEvaluation) and data.train is data.eval
   if settings.split or settings.source or is_own:
     found = _open_split(config, settings, settings.split or config.data.eval_split)
-  return subset.first(found, settings.limit)
+  return take_first(found, settings.limit)
 
 
 def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
@@ -165,7 +166,7 @@ def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
   found = data.train
   if settings.train_split or settings.source or data.train is data.eval:
     found = _open_split(config, settings, settings.train_split or config.data.train_split)
-  return found if isinstance(settings, schema.FewShot) else subset.first(found, settings.limit)
+  return found if isinstance(settings, schema.FewShot) else take_first(found, settings.limit)
 
 
 def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> Source:

@@ -23,7 +23,8 @@ from vit_jax.core.contracts import EvalLoader, Prepare
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
-from vit_jax.data.sources import class_map, real, subset
+from vit_jax.data.labels import classes, real
+from vit_jax.data.source import read_labels
 from vit_jax.evaluate import problems, targets
 from vit_jax.evaluate.bench import Bench, Make, check_single
 from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
@@ -198,7 +199,7 @@ def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
   """The evaluator of settings for each view; the classes of its source may have other names than the network's."""
   source = bench.eval_source(name)
   own, network, where = source.class_names, bench.class_names, f'evals.{name}'
-  by_class = class_map.find(own, network, path=settings.classes, where=where)
+  by_class = classes.map_classes(own, network, path=settings.classes, where=where)
   inner = bench.loader(source, bench.batch_size(name, settings), in_memory=True)
   by_example: real.Labels | None = None
   if isinstance(settings, schema.Real):
@@ -211,7 +212,7 @@ def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
       inner, by_class=by_class, num_classes=len(network), by_example=by_example)
   if settings.only_present:
     check_single(f'{where}.only_present', source)
-  allowed = targets.present(by_class, subset.labels(source), len(network)) if settings.only_present else None
+  allowed = targets.present(by_class, read_labels(source), len(network)) if settings.only_present else None
 
   def make(view: str) -> Measuring:
     return TopK(

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.data.sources import subset
+from vit_jax.data.source import Subset, read_labels
 from vit_jax.evaluate import problems, ridge
 from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split, gather
@@ -180,10 +180,10 @@ def build(bench: Bench, name: str, settings: schema.FewShot) -> Make:
   Unless the features of the training split are stored, only the examples that some seed draws are read.
   """
   train, test = bench.sources(name)
-  draws = draw(subset.labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
+  draws = draw(read_labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
                name=f'evals.{name}: {train.name}')
   examples = np.unique(np.concatenate([one.examples for one in draws]))
-  shots = subset.Subset(train, examples, name=f'{train.name}, {len(examples):,} shots')
+  shots = Subset(train, examples, name=f'{train.name}, {len(examples):,} shots')
 
   def make(view: str) -> Measuring:
     return FewShot(

@@ -12,8 +12,8 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Viewed
-from vit_jax.data.image.image_ops import BadImage
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source
 from vit_jax.evaluate import fewshot
 from vit_jax.evaluate.classify import TOP

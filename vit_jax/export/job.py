@@ -20,7 +20,7 @@ from jax import export
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device.prepare import normalize
 from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import destination
@@ -104,7 +104,7 @@ def make_subject(weights: Weights, *, from_pixels: bool) -> Subject:
   infer, params, recipe = inference.function(weights), inference.parameters(weights), inference.eval_recipe(weights)
 
   def function(image: Array) -> Array:
-    found = infer(params, transforms.normalize(image, recipe) if from_pixels else image)
+    found = infer(params, normalize(image, recipe) if from_pixels else image)
     return found.features.pooled if found.logits is None else found.logits
 
   image = jax.ShapeDtypeStruct((1, *weights.preprocess.image_px, 3), jnp.uint8 if from_pixels else jnp.float32)

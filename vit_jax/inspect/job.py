@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image.image_ops import BadImage
+from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import embeddings, figures, measurements, page
 from vit_jax.inspect.model import Model

@@ -19,10 +19,12 @@ from PIL import Image
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, HostArray, Outputs
-from vit_jax.data.image import headers, image_ops, pillow
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.device.prepare import normalize
+from vit_jax.data.image import decode as decoding
+from vit_jax.data.image import headers
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Record
-from vit_jax.data.sources import classes as naming
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
 from vit_jax.inspect.layerwise import Driver
@@ -32,7 +34,7 @@ from vit_jax.weights.loading import Weights
 
 ImageLike = Image.Image | HostArray | str | os.PathLike[str] | bytes
 BATCH = 32
-UPRIGHT = headers.Reading(upright=True)
+UPRIGHT = headers.DecodeOptions(upright=True)
 
 
 class Guess(NamedTuple):
@@ -209,15 +211,15 @@ class Model:
       batch = np.stack([np.asarray(image) if prepared else self._prepare(image)
                         for image in every[start:start + self._batch_size]])
       padded = np.concatenate([batch, np.repeat(batch[:1], _room(len(batch), self._batch_size) - len(batch), 0)])
-      rows.append(np.asarray(function(transforms.normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
+      rows.append(np.asarray(function(normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
     return np.concatenate(rows)
 
   def _prepare(self, image: ImageLike) -> HostArray:
     """Like `prepare`, with the path in the error."""
     try:
       return self.prepare(image)
-    except image_ops.BadImage as error:
-      raise image_ops.BadImage(f'{os.fspath(image)}: {error}' if isinstance(image, str | os.PathLike)
+    except headers.BadImage as error:
+      raise headers.BadImage(f'{os.fspath(image)}: {error}' if isinstance(image, str | os.PathLike)
                                else str(error)) from error
 
   def _outputs(self, image: Array) -> Outputs:
@@ -239,7 +241,7 @@ class Model:
 
   def normalize(self, images: HostArray) -> Array:
     """Normalizes outputs of `prepare`, `[B, H, W, 3]` u8 to f32."""
-    return transforms.normalize(jnp.asarray(images), self._recipe)
+    return normalize(jnp.asarray(images), self._recipe)
 
   @functools.cached_property
   def driver(self) -> Driver:
@@ -276,14 +278,14 @@ def decode(image: ImageLike) -> HostArray:
   """
   match image:
     case np.ndarray() if image.dtype == np.uint8 and (image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
-      return image_ops.as_rgb(image[..., None] if image.ndim == 2 else image)
+      return decoding.as_rgb(image[..., None] if image.ndim == 2 else image)
     case Image.Image():
-      return pillow.read(image, UPRIGHT)
+      return decoding.from_pillow(image, UPRIGHT)
     case bytes():
-      return image_ops.decode(image, UPRIGHT)
+      return decoding.decode(image, UPRIGHT)
     case str() | os.PathLike():
       with open(image, 'rb') as file:
-        return image_ops.decode(file.read(), UPRIGHT)
+        return decoding.decode(file.read(), UPRIGHT)
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
                   f'of a file, got {what}.')

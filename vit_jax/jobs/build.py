@@ -21,8 +21,9 @@ from vit_jax.core import trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Schedule, Shard
+from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.pipeline import transforms
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, pseudo
 from vit_jax.evaluate import evaluators as evaluation
@@ -146,13 +147,10 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   """
   d = config.data
   check_size(d, data.train)
-  loader: Loader = loaders.train_loader(
+  return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
-      decode=d.decode, max_labels=d.max_labels)
-  if isinstance(data.train, pseudo.Beside):
-    loader = pseudo.SoftLoader(loader, data.train)
-  return kinds.of(config).attach(loader, data.train)
+      decode=d.decode, max_labels=d.max_labels, maps=kinds.of(config).open_maps(data.train))
 
 
 def check_size(data: schema.Data, train: Source) -> None:
@@ -161,7 +159,7 @@ def check_size(data: schema.Data, train: Source) -> None:
   Raises:
     UserError: it differs by more than `SIZE_TOLERANCE`, and nothing says that this is intended.
   """
-  wanted, own = data.num_examples, train.num_own if isinstance(train, pseudo.Beside) else len(train)
+  wanted, own = data.num_examples, train.num_own if isinstance(train, pseudo.PseudoLabeled) else len(train)
   if not wanted or wanted == own or data.source == 'synthetic':
     return
   if abs(own - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
@@ -216,10 +214,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   schedule = schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
   task = sharpen(config, task, schedule, peak=peak)
-  prepare = transforms.prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory)
-  if config.data.pseudo.source:
-    prepare = pseudo.softening(prepare, num_classes=num_classes)
-  prepare = spec.prepare(prepare, num_classes=num_classes)
+  prepare = prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory,
+                          soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
       seed=config.seed, accumulate=config.train.microbatches, unstacked_layers=_unstacks_layers(config))

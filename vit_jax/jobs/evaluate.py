@@ -12,7 +12,7 @@ import jax
 
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights

@@ -14,8 +14,9 @@ from vit_jax.config import check, schema
 from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
-from vit_jax.data.pipeline import transforms
-from vit_jax.data.sources import classes, opening
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels import classes
+from vit_jax.data.sources import opening
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, resume

@@ -21,9 +21,10 @@ from PIL import Image
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image.image_ops import BadImage
-from vit_jax.data.pipeline import prefetch, transforms
-from vit_jax.data.sources import image_files
+from vit_jax.data.files import image_files
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import figures
 from vit_jax.inspect.model import BATCH, UPRIGHT, Guess, Model
 from vit_jax.jobs import runtime as startup

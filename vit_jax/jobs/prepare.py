@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import access
 from vit_jax.data.source import Source
-from vit_jax.data.sources import local_paths, opening, tfds, tfds_build
+from vit_jax.data.sources import opening, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
 from vit_jax.jobs import teacher_labels
 from vit_jax.record import progress
@@ -20,7 +21,7 @@ _ANY_PX = (32, 32)  # for sources that generate images of a size; files have the
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', config: schema.Config | None = None,
         weights: str = '', preprocess: str = '', model: str = '', view: str = '',
-        build: Callable[..., None] = tfds_build.build_apart) -> int:
+        build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
   Args:
@@ -61,7 +62,7 @@ def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings
   if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
   found = _open(data, splits)
-  is_new = write(found, to, settings, root=local_paths.resolve(where, '--data') if kind == 'folder' else '')
+  is_new = write(found, to, settings, root=access.resolve(where, '--data') if kind == 'folder' else '')
   counts = ', '.join(f'{split} {len(source):,}' for split, source in found.items())
   print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '
         f'--config.data.source=array_record:{to}')

@@ -15,7 +15,7 @@ from types import TracebackType
 import jax
 
 from vit_jax import __version__
-from vit_jax.data.sources import open_files
+from vit_jax.data.files import open_files
 from vit_jax.parallel import hardware, hosts
 
 THREADS_PER_DEVICE = 8

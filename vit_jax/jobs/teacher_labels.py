@@ -27,10 +27,13 @@ from jax.sharding import Mesh
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data.device.prepare import prepare_eval
+from vit_jax.data.files import access
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels import label_maps
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.pipeline import transforms
-from vit_jax.data.source import Part, Parts, Source
-from vit_jax.data.sources import label_maps, local_paths, opening, pseudo
+from vit_jax.data.source import ConcatSource, Part, Source
+from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
@@ -108,14 +111,14 @@ def ensure(config: schema.Config) -> str:
     UserError: the teacher cannot be read or has other classes, or the directory holds something else.
   """
   settings = config.data.pseudo
-  folder = pathlib.Path(local_paths.resolve(settings.labels, 'data.pseudo.labels'))
+  folder = pathlib.Path(access.resolve(settings.labels, 'data.pseudo.labels'))
   if not settings.source or (folder / label_maps.INFO).is_file():
     return ''
   found = loading.load(settings.teacher)
   log.info('Teacher: %s', loading.text(found))
   labelled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
   init_state.check_order(found, labelled.class_names, is_listed=bool(config.data.classes))
-  source = pseudo.open_unlabelled(config.data, image_px=config.image_px)
+  source = opening.open_unlabeled(config.data, image_px=config.image_px)
   info = label_maps.Info(
       source.name, source.digest, len(source), (1, 1), settings.top, found.num_classes, PER_PART,
       {'teacher': settings.teacher, 'weights': found.source, 'image_px': list(found.preprocess.image_px)})
@@ -201,10 +204,10 @@ def computing(found: Weights, source: Source, predict: Predict, *, recipe: schem
   meshes.check_batch(mesh, batch_size, 1, what='batch_size')
   shard = meshes.local_rows(mesh)
   params = jax.device_put(inference.parameters(found), meshes.replicated(mesh))
-  prepare, predict = transforms.prepare_eval(recipe), jax.jit(predict)
+  prepare, predict = prepare_eval(recipe), jax.jit(predict)
 
   def compute(rows: range) -> tuple[HostArray, HostArray]:
-    part = Parts([Part(source, rows.start, rows.stop)], name=source.name)
+    part = ConcatSource([Part(source, rows.start, rows.stop)], name=source.name)
     loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
                                  shard=shard, threads=threads, workers=0)
     classes, scores = [], []

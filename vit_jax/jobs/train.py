@@ -15,7 +15,8 @@ from vit_jax.config import check, durations, provenance, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.core.types import Batch
-from vit_jax.data.pipeline import transforms
+from vit_jax.data.image import geometry
+from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, report_page, resume, teacher_labels
@@ -233,7 +234,7 @@ class Run:
 
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
-    how, antialias = transforms.eval_resampling(recipe)
+    how, antialias = geometry.eval_resampling(recipe)
     return {'code': __version__, 'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
             'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,

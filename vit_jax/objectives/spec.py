@@ -7,9 +7,11 @@ from typing import Generic, TypeVar
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, TokenBackbone, Watch
+from vit_jax.core.contracts import Backbone, Objective, TokenBackbone, Watch
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline.transforms import Shapes
+from vit_jax.data.device.token_targets import Targets
+from vit_jax.data.image.transform import Shapes
+from vit_jax.data.labels.label_maps import LabelMaps
 from vit_jax.data.source import Source
 from vit_jax.models import cost
 from vit_jax.models.vit import vit
@@ -43,18 +45,17 @@ class Spec(abc.ABC, Generic[S]):
     """Settings of all networks of the run, by their place in the config."""
     return {'model': self.config.model}
 
-  def prepare(self, inner: Prepare, *, num_classes: int) -> Prepare:
-    """Batch preparation on the device, from that of the data recipe."""
-    del num_classes
-    return inner
-
-  def attach(self, loader: Loader, source: Source) -> Loader:
-    """The loader with what the objective needs of every example. Raises UserError if that does not exist or fit."""
+  def open_maps(self, source: Source) -> LabelMaps | None:
+    """The label maps that the loader adds to its batches. Raises UserError if they are missing or do not fit."""
     del source
-    return loader
+    return None
+
+  def targets(self) -> Targets | None:
+    """How label maps become targets on the device; None if there are no label maps."""
+    return None
 
   def batch_shapes(self) -> Shapes:
-    """What `attach` adds to an example."""
+    """Shapes of the label maps of an example."""
     return {}
 
   def watches(self, lengths: Lengths) -> list[Watch]:

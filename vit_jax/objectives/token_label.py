@@ -8,22 +8,19 @@ neighbour in a pair of rows, as for all mixing here; there, row i is mixed with 
 """
 from __future__ import annotations
 
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core.contracts import Backbone, Loader, Prepare, TokenBackbone, View
-from vit_jax.core.errors import UserError
+from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.data.device import mix, token_targets
-from vit_jax.data.pipeline.transforms import Shapes
+from vit_jax.data.image.transform import Shapes
+from vit_jax.data.labels import label_maps
 from vit_jax.data.source import Source
-from vit_jax.data.sources import label_maps, local_paths
 from vit_jax.models import heads
 from vit_jax.models.cost import TRAIN_FACTOR
 from vit_jax.objectives import losses, spec, supervised
@@ -154,21 +151,13 @@ class Spec(spec.Spec[schema.TokenLabel]):
     dense = 2 * self.num_patches * self.vit.width * num_classes
     return TRAIN_FACTOR * (self.forward_flops(num_classes=num_classes) + dense)
 
-  def prepare(self, inner: Prepare, *, num_classes: int) -> Prepare:
-    px, patch = self.config.image_px, self.vit.patch
-    return token_targets.targeting(inner, stored=self.settings.map_grid, grid=(px[0] // patch, px[1] // patch),
-                                   num_classes=num_classes, classes=self._class_from_map)
-
-  def attach(self, loader: Loader, source: Source) -> Loader:
+  def open_maps(self, source: Source) -> label_maps.LabelMaps:
     s = self.settings
-    if not s.maps:
-      raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with --job=prepare "
-                      '--config=CONFIG --weights=TEACHER --to=DIR.')
-    maps = label_maps.LabelMaps(pathlib.Path(local_paths.resolve(s.maps, 'objective.maps')))
-    label_maps.check(maps.info, {
-        'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
-        'grid': tuple(s.map_grid), 'top': s.top, 'scores': label_maps.LOGITS}, folder=maps.folder)
-    return token_targets.LabelledLoader(loader, maps)
+    return label_maps.open_logits(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top)
+
+  def targets(self) -> token_targets.Targets:
+    px, patch = self.config.image_px, self.vit.patch
+    return token_targets.Targets(self.settings.map_grid, (px[0] // patch, px[1] // patch), self._class_from_map)
 
   def batch_shapes(self) -> Shapes:
     shape = (self.settings.map_grid[0] * self.settings.map_grid[1], self.settings.top)

@@ -8,7 +8,7 @@ from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Outputs, PyTree
-from vit_jax.data.sources import classes as naming
+from vit_jax.data.labels import classes as naming
 from vit_jax.models import backbones, heads, probe
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
@@ -23,7 +23,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', c
   Raises:
     UserError: the weights or the file cannot be read, or the file has another number of names.
   """
-  names = naming.read(classes, said='--classes') if classes else ()
+  names = naming.read(classes, setting='--classes') if classes else ()
   return with_class_names(loading.load(where, preprocess=preprocess, model=model, view=view), names,
                           source=f'--classes={classes}')
 

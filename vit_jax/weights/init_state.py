@@ -12,7 +12,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
-from vit_jax.data.sources import classes
+from vit_jax.data.labels import classes
 from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program

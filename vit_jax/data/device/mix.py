@@ -2,14 +2,14 @@
 
 Mixup (Zhang et al., arXiv 1710.09412) takes convex combinations:
 
-x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once a step
-as in the authors' code. Where we differ: the partner is the neighbour inside a fixed pair of rows of the
-*global* batch (rows 0 and 1, 2 and 3, ...) instead of a random permutation. Batches are shuffled already, and
-this way the pairs do not depend on how the batch is spread over devices.
+x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once per step
+as in the authors' code. Difference: the partner is the other row of a fixed pair of rows of the *global* batch (rows 0
+and 1, 2 and 3, ...) instead of a random permutation. Batches are already shuffled, and so the pairs do not depend on
+the distribution of the batch over devices.
 
-Cutmix (Yun et al., arXiv 1905.04899) replaces a box of x_i by the same box of x_j, with the same pairs and one box a
-step. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), about a uniform centre, and is
-cut off at the border; labels are mixed by the area that is really replaced.
+Cutmix (Yun et al., arXiv 1905.04899) replaces a box of x_i by the same box of x_j, with the same pairs and one box per
+step. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), around a uniform center, and is
+clipped at the border; labels are mixed by the replaced area.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vit_jax.core.types import Array, Batch, Key
 
 
 def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> Batch:
-  """What the recipe says: mixup, cutmix, one of them by chance, or (by chance) neither. As `mixup` otherwise."""
+  """Applies mixup, cutmix, one of them at random, or neither at random, as the recipe requires; see `mixup`."""
   if recipe.mix_probability == 1 and not recipe.cutmix:
     return mixup(batch, key, alpha=recipe.mixup, num_classes=num_classes)
   mixup_key, cutmix_key, share_key, at_all_key = jax.random.split(key, 4)
@@ -38,7 +38,7 @@ def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> B
 
 
 def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
-  """`[H, W] f32`: 0 in the box that cutmix replaces, 1 around it."""
+  """Returns `[H, W] f32`: 0 in the box that cutmix replaces, 1 around it."""
   area_key, center_key = jax.random.split(key)
   return outside_box(center_key, size, area=1. - jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32))
 
@@ -56,22 +56,22 @@ def outside_box(key: Key, size: tuple[int, ...], *, area: Array) -> Array:
 
 
 def mixup(batch: Batch, key: Key, *, alpha: float, num_classes: int) -> Batch:
-  """Mixes images and labels of neighbouring rows; writes `labels [B, C] f32`.
+  """Mixes images and labels of neighboring rows; writes `labels [B, C] f32`.
 
   Args:
     batch: `image [B, H, W, 3] f32`; `labels [B, C]`, or else `label_list [B, T] i32`, or else `label [B] i32`;
       optional `mask [B]`.
-    key: of this step.
-    alpha: of Beta(alpha, alpha), > 0.
-    num_classes: C, of the one-hot labels made from `label`.
+    key: the key of this step.
+    alpha: parameter of Beta(alpha, alpha), > 0.
+    num_classes: C of the one-hot labels made from `label`.
   """
   return mix_pairs(batch, jax.random.beta(key, alpha, alpha, dtype=jnp.float32), num_classes=num_classes)
 
 
 def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
-  """Mixes with a given lambda: `[] f32`, or `[H, W] f32`, whose mean then weighs the labels.
+  """Mixes with a given lambda: `[] f32`, or `[H, W] f32`, whose mean weights the labels.
 
-  A row whose partner is padding, or missing, stays as it is.
+  A row whose partner is padding or missing stays as it is.
   """
   labels_BC = class_targets(batch, num_classes)
   lam = jnp.asarray(lam, jnp.float32)
@@ -88,9 +88,9 @@ def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
 
 
 def swap_pairs(values: Array) -> Array:
-  """`values [B, ...]` with rows 2i and 2i + 1 exchanged; the last row of an odd batch stays."""
+  """Returns `values [B, ...]` with rows 2i and 2i + 1 exchanged; the last row of an odd batch stays."""
   even = values.shape[0] // 2 * 2
-  # A reshape keeps pairs on their device where an index gather would collect the whole batch.
+  # A reshape keeps pairs on their device; indexing would gather the complete batch.
   pairs = values[:even].reshape((even // 2, 2) + values.shape[1:])
   swapped = pairs[:, ::-1].reshape((even,) + values.shape[1:])
   return swapped if even == values.shape[0] else jnp.concatenate([swapped, values[even:]])

@@ -1,47 +1,157 @@
-"""Random colours on the host: jitter and 3-Augment, as recipes say."""
+"""Color operations on the host: on `image [H, W, 3] u8`, RGB; each returns a new image.
+
+Values are clipped to 0..255 and truncated, as in Pillow, whose operations of the same names these are (a gray level may
+differ by 1: OpenCV's weights have fewer bits). Random operations take their generator; the others are pure.
+"""
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import cv2
 import numpy as np
 
 from vit_jax.config.schema import Jitter
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import photometric
 
-SIGMA_PX = (.1, 2.)  # of blurs; DINO (arXiv 2104.14294, after BYOL) and DeiT III (arXiv 2204.07118)
+LEVELS = np.arange(256)
+SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's filter of that name
+SOLARIZE_FROM = 128
+SIGMA_PX = (0.1, 2.)  # of blurs; DINO (arXiv 2104.14294, after BYOL) and DeiT III (arXiv 2204.07118)
 
 
 def is_on(settings: Jitter) -> bool:
-  """Whether a jitter can change anything."""
+  """Returns whether a jitter can change anything."""
   ranges = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
   return settings.probability > 0 and any(ranges)
 
 
 def jitter(image: HostArray, settings: Jitter, rng: np.random.Generator) -> HostArray:
-  """Brightness, contrast, saturation and hue of `image [H, W, 3] u8`, in random order, as torchvision's."""
+  """Changes brightness, contrast, saturation and hue in random order, as torchvision's `ColorJitter` does."""
   if not is_on(settings) or (settings.probability < 1 and rng.random() >= settings.probability):
     return image
   for number in rng.permutation(4).tolist():
     name = ('brightness', 'contrast', 'saturation', 'hue')[number]
     spread = getattr(settings, name)
     if name == 'hue' and spread:
-      image = photometric.hue(image, rng.uniform(-spread, spread))
+      image = hue(image, rng.uniform(-spread, spread))
     elif spread:
-      factor = rng.uniform(max(0., 1. - spread), 1. + spread)
-      image = getattr(photometric, name)(image, factor)
+      image = _ENHANCE[name](image, rng.uniform(max(0., 1. - spread), 1. + spread))
   return image
 
 
 def three_augment(image: HostArray, rng: np.random.Generator) -> HostArray:
-  """One of grayscale, solarize and Gaussian blur, with equal probability (DeiT III, section 3)."""
+  """Applies grayscale, solarize or Gaussian blur, with equal probability (DeiT III, section 3)."""
   match int(rng.integers(3)):
     case 0:
-      return photometric.grayscale(image)
+      return grayscale(image)
     case 1:
-      return photometric.solarize(image, photometric.SOLARIZE_FROM)
+      return solarize(image, SOLARIZE_FROM)
     case _:
-      return blur(image, rng)
+      return random_blur(image, rng)
 
 
-def blur(image: HostArray, rng: np.random.Generator) -> HostArray:
-  """Gaussian blur with a sigma uniform in .1 to 2 px."""
-  return photometric.blur(image, rng.uniform(*SIGMA_PX))
+def random_blur(image: HostArray, rng: np.random.Generator) -> HostArray:
+  """Gaussian blur with a sigma uniform in 0.1 to 2 px."""
+  return blur(image, rng.uniform(*SIGMA_PX))
+
+
+def blend(one: HostArray, two: HostArray, factor: float) -> HostArray:
+  """Returns `one + factor (two - one)` as u8: 0 gives the first image, 1 the second; other factors extrapolate."""
+  start = one.astype(np.float32)
+  mixed = two.astype(np.float32)
+  mixed -= start
+  mixed *= np.float32(factor)
+  mixed += start
+  return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
+
+
+def brightness(image: HostArray, factor: float) -> HostArray:
+  """Blends with black."""
+  return cv2.LUT(image, blend(np.zeros(256), LEVELS, factor))
+
+
+def contrast(image: HostArray, factor: float) -> HostArray:
+  """Blends with the mean gray level."""
+  mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+  return cv2.LUT(image, blend(np.full(256, mean), LEVELS, factor))
+
+
+def saturation(image: HostArray, factor: float) -> HostArray:
+  """Blends with the gray image."""
+  return blend(grayscale(image), image, factor)
+
+
+def sharpness(image: HostArray, factor: float) -> HostArray:
+  """Blends with the smoothed image; the outermost pixels stay."""
+  smooth = image.copy()
+  # Rounded to the nearest, by the half and the cast.
+  smooth[1:-1, 1:-1] = cv2.filter2D(image, cv2.CV_32F, SMOOTH)[1:-1, 1:-1] + 0.5
+  return blend(smooth, image, factor)
+
+
+def hue(image: HostArray, turns: float) -> HostArray:
+  """Rotates the hue by `turns` of the color circle."""
+  hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+  hsv[..., 0] += np.uint8(round(turns * 256) % 256)  # wraps around
+  return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+
+
+def grayscale(image: HostArray) -> HostArray:
+  """Converts to gray, in three equal channels."""
+  return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+
+
+def invert(image: HostArray) -> HostArray:
+  """Returns 255 minus each value."""
+  return 255 - image
+
+
+def solarize(image: HostArray, threshold: float) -> HostArray:
+  """Inverts the values from `threshold` on."""
+  return cv2.LUT(image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS).astype(np.uint8))
+
+
+def solarize_add(image: HostArray, addition: int) -> HostArray:
+  """Adds to the values below 128."""
+  lifted = np.minimum(LEVELS + addition, 255)
+  return cv2.LUT(image, np.where(LEVELS < SOLARIZE_FROM, lifted, LEVELS).astype(np.uint8))
+
+
+def posterize(image: HostArray, bits: int) -> HostArray:
+  """Keeps the `bits` highest bits, 0 to 8."""
+  return image & np.uint8(256 - (1 << 8 - bits))
+
+
+def autocontrast(image: HostArray) -> HostArray:
+  """Stretches each channel to 0..255; a channel of a single value stays."""
+  tables = []
+  for channel in cv2.split(image):
+    low, high, _, _ = cv2.minMaxLoc(channel)
+    scale = 255 / (high - low) if high > low else 1.
+    tables.append(np.clip(LEVELS * scale - (low * scale if high > low else 0.), 0, 255))
+  return apply_tables(image, tables)
+
+
+def equalize(image: HostArray) -> HostArray:
+  """Equalizes the histogram of each channel."""
+  tables = []
+  for channel in cv2.split(image):
+    counts = np.bincount(channel.ravel(), minlength=256)
+    step = (channel.size - counts[np.flatnonzero(counts)[-1]]) // 255
+    before = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    tables.append(np.minimum((before + step // 2) // step, 255) if step else LEVELS)
+  return apply_tables(image, tables)
+
+
+def blur(image: HostArray, sigma_px: float) -> HostArray:
+  """Gaussian blur; the border pixels are replicated."""
+  return cv2.GaussianBlur(image, (0, 0), sigma_px, borderType=cv2.BORDER_REPLICATE)
+
+
+def apply_tables(image: HostArray, tables: Sequence[HostArray]) -> HostArray:
+  """Maps each channel through its table `[256]`."""
+  return cv2.LUT(image, np.stack(tables, -1).astype(np.uint8)[None])
+
+
+_ENHANCE: dict[str, Callable[[HostArray, float], HostArray]] = {
+    'brightness': brightness, 'contrast': contrast, 'saturation': saturation}

@@ -1,6 +1,6 @@
-"""Random crops in the forms that published programs use: TensorFlow's and torchvision's samplers, and MAE's.
+"""Random crop windows with the distributions of published programs: TensorFlow's, torchvision's and MAE's samplers.
 
-All draw a rectangle whose area and aspect ratio lie in given ranges, and they differ in its distribution. A 5-100 %
+All samplers draw a rectangle whose area and aspect ratio lie in given ranges; their distributions differ. A 5-100 %
 crop of a 375 x 500 image has a mean area of 0.34 with TensorFlow's sampler, and of 0.42 with torchvision's.
 """
 from __future__ import annotations
@@ -10,22 +10,32 @@ from typing import assert_never
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.config.schema import CropSampler
-from vit_jax.data.image.image_ops import Window, inception_crop
+from vit_jax.core.types import HostArray
+from vit_jax.data.image.decode import Window
 
+CROP_TRIES = 10
 TENSORFLOW_TRIES = 100  # default of `max_attempts`
 _f32 = np.float32
 
 
+def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator) -> Window:
+  """Returns the random crop of a recipe for an image of `size` (height, width)."""
+  if recipe.crop is schema.Crop.INCEPTION:
+    return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=recipe.crop_aspect)
+  return window_crop(size, rng=rng, area=recipe.crop_area)
+
+
 def sample(sampler: CropSampler, size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
            aspect: tuple[float, float]) -> Window:
-  """A random rectangle of an image.
+  """Returns a random rectangle of an image.
 
   Args:
-    sampler: whose distribution.
+    sampler: selects the distribution.
     size: height and width of the image, px.
     rng: the only source of randomness.
-    area: smallest and largest area, as fractions of the image's.
+    area: smallest and largest area, as fractions of the image's area.
     aspect: smallest and largest width / height.
   """
   match sampler:
@@ -39,13 +49,33 @@ def sample(sampler: CropSampler, size: tuple[int, int], *, rng: np.random.Genera
       assert_never(sampler)
 
 
+def inception_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
+                   aspect: tuple[float, float]) -> Window:
+  """Returns a random rectangle after arXiv 1409.4842, section 6, as torchvision's `RandomResizedCrop` draws it.
+
+  The area is uniform in `area`, the aspect ratio is log-uniform in `aspect`, the position is uniform. A rectangle that
+  does not fit is drawn again, ten times in total; then the largest central rectangle with an allowed aspect ratio is
+  taken. Arguments are those of `sample`.
+  """
+  height, width = size
+  for _ in range(CROP_TRIES):
+    pixels = rng.uniform(*area) * height * width
+    ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
+    crop_w, crop_h = max(1, round(math.sqrt(pixels * ratio))), max(1, round(math.sqrt(pixels / ratio)))
+    if crop_w <= width and crop_h <= height:
+      top = int(rng.integers(0, height - crop_h + 1))
+      return Window(top, int(rng.integers(0, width - crop_w + 1)), crop_h, crop_w)
+  ratio = min(max(width / height, aspect[0]), aspect[1])
+  return center(size, (min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))))
+
+
 def clipped_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
                  aspect: tuple[float, float]) -> Window:
-  """A rectangle that is drawn once: area uniform, aspect ratio log-uniform, each side cut to the image's.
+  """Returns a rectangle that is drawn once: area uniform, aspect ratio log-uniform, each side clipped to the image's.
 
-  This is `RandomResizedCrop` of MAE's linear probe (`util/crop.py`), after BYOL. Where the image is long, crops are
-  more often cut than with torchvision's sampler, which draws again, so ratio and area may leave their ranges. Arguments
-  are those of `sample`.
+  This is `RandomResizedCrop` of MAE's linear probe (`util/crop.py`), after BYOL. Crops of elongated images are clipped
+  more often than torchvision's, which draws again, so ratio and area may leave their ranges. Arguments are those of
+  `sample`.
   """
   height, width = size
   pixels = rng.uniform(*area) * height * width
@@ -58,14 +88,14 @@ def clipped_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple
 
 def tensorflow_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
                     aspect: tuple[float, float]) -> Window:
-  """A rectangle with the distribution of TensorFlow's `sample_distorted_bounding_box`.
+  """Returns a rectangle with the distribution of TensorFlow's `sample_distorted_bounding_box`.
 
   This is that operation with `min_object_covered=0` and no boxes, as vision_transformer and big_vision call it. The
   aspect ratio is uniform in `aspect` (not log-uniform). The height is a uniform integer between those at which a
-  rectangle of this ratio has the smallest and the largest area, or fills the image. The place is uniform, but never
+  rectangle of this ratio has the smallest and the largest area, or fills the image. The position is uniform, but never
   the last row or column that would fit: TensorFlow draws from `range(H - h)`. Where no rectangle fits, it is drawn
-  again, 100 times in all; then the crop is the whole image. Sizes are computed in float32 and rounded half to even,
-  as there. Arguments are those of `sample`.
+  again, 100 times in total; then the crop is the complete image. Sizes are computed in float32 and rounded half to
+  even, as in TensorFlow. Arguments are those of `sample`.
   """
   height, width = size
   smallest, largest = (_f32(part) * _f32(width) * _f32(height) for part in area)
@@ -85,9 +115,33 @@ def tensorflow_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tu
   return Window(0, 0, height, width)
 
 
+def window_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float]) -> Window:
+  """Returns a rectangle with the shape of an image of `size` (height, width) at a random position.
+
+  Its area is uniform in `area` (fractions of the image). Resized to P px, it equals resizing the complete image to
+  P / sqrt(area) and cropping P at random, up to fractions of a pixel (BiT: 128 of 160, 480 of 512).
+  """
+  height, width = size
+  factor = math.sqrt(rng.uniform(*area))
+  crop_h, crop_w = max(1, round(height * factor)), max(1, round(width * factor))
+  top, left = int(rng.integers(0, height - crop_h + 1)), int(rng.integers(0, width - crop_w + 1))
+  return Window(top, left, crop_h, crop_w)
+
+
+def center(size: tuple[int, int], crop: tuple[int, int]) -> Window:
+  """Returns the central `crop` (height, width) of an image of `size`."""
+  return Window((size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2, *crop)
+
+
+def fractions(window: Window, size: tuple[int, int]) -> HostArray:
+  """Returns `window` as a box `[4] f32`: top, left, bottom, right in fractions of `size` (height, width)."""
+  (height, width), (top, left, crop_h, crop_w) = size, window
+  return np.array([top / height, left / width, (top + crop_h) / height, (left + crop_w) / width], np.float32)
+
+
 def _draw_height(size: tuple[int, int], ratio: np.float32, smallest: np.float32, largest: np.float32,
                  rng: np.random.Generator) -> int:
-  """A height between those of the smallest and the largest area, px; the largest one if they cross."""
+  """Returns a height between those of the smallest and the largest area, px; the largest one if they cross."""
   height, width = size
   low, high = round(float(np.sqrt(smallest / ratio))), round(float(np.sqrt(largest / ratio)))
   if _width(high, ratio) > width:
@@ -98,5 +152,5 @@ def _draw_height(size: tuple[int, int], ratio: np.float32, smallest: np.float32,
 
 
 def _width(height: int, ratio: np.float32) -> int:
-  """The width of a rectangle of this height and ratio, px."""
+  """Returns the width of a rectangle of this height and aspect ratio, px."""
   return round(float(_f32(height) * ratio))

@@ -1,6 +1,6 @@
-"""What the header of an image file says before a pixel is decoded: format, size and EXIF orientation.
+"""Reads the headers of image files before any pixel is decoded: format, size and EXIF orientation.
 
-JPEG, PNG, WebP and BMP are read here, in microseconds; `pil_images.py` reads the headers of the other formats.
+JPEG, PNG, WebP and BMP headers are parsed here, in microseconds; `decode.py` reads the other formats with Pillow.
 """
 from __future__ import annotations
 
@@ -11,78 +11,78 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 
-MAX_PIXELS = 178_956_970  # above it Pillow 13 refuses an image too: twice its MAX_IMAGE_PIXELS
-ORIENTATION = 0x0112      # tag of EXIF 2.3, table 4
-_SHORT, _LONG = 3, 4      # types of EXIF
+MAX_PIXELS = 178_956_970  # twice Pillow's MAX_IMAGE_PIXELS, the size above which Pillow refuses an image as well
+ORIENTATION = 0x0112      # EXIF 2.3, table 4
+_SHORT, _LONG = 3, 4      # EXIF types
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG markers SOF0 to SOF15, which hold the size
-_ALONE = {0x00, 0x01, *range(0xD0, 0xD9)}            # JPEG markers without a length
+_NO_LENGTH = {0x00, 0x01, *range(0xD0, 0xD9)}        # JPEG markers without a length field
 _PNG = b'\x89PNG\r\n\x1a\n'
 _PNG_PIXELS = (b'IHDR', b'PLTE', b'IDAT', b'IEND')
-_STARTS = ((b'\xff\xd8', 'jpeg'), (_PNG, 'png'), (b'BM', 'bmp'), (b'GIF8', 'gif'), (b'II*\0', 'tiff'),
-           (b'MM\0*', 'tiff'), (b'II+\0', 'tiff'), (b'MM\0+', 'tiff'), (b'\0\0\0\x0cjP  ', 'jp2'),
-           (b'\xff\x4f\xff\x51', 'jp2'), (b'\xff\x0a', 'jxl'), (b'\0\0\0\x0cJXL ', 'jxl'),
-           *((b'P%d' % i, 'ppm') for i in range(1, 7)))
+_SIGNATURES = ((b'\xff\xd8', 'jpeg'), (_PNG, 'png'), (b'BM', 'bmp'), (b'GIF8', 'gif'), (b'II*\0', 'tiff'),
+               (b'MM\0*', 'tiff'), (b'II+\0', 'tiff'), (b'MM\0+', 'tiff'), (b'\0\0\0\x0cjP  ', 'jp2'),
+               (b'\xff\x4f\xff\x51', 'jp2'), (b'\xff\x0a', 'jxl'), (b'\0\0\0\x0cJXL ', 'jxl'),
+               *((b'P%d' % i, 'ppm') for i in range(1, 7)))
 _HEIC = {b'heic', b'heix', b'hevc', b'hevx', b'heim', b'heis', b'mif1', b'msf1'}
 
 
 class BadImage(ValueError):
-  """These bytes are not a whole image that can be decoded."""
+  """The bytes are not a complete image that can be decoded."""
 
 
-class Reading(NamedTuple):
-  """How stored images are read.
+class DecodeOptions(NamedTuple):
+  """How encoded images are decoded.
 
-  max_pixels: a larger image is refused before it is decoded.
-  upright: the image is turned and mirrored as its EXIF orientation says; else that is ignored.
+  max_pixels: larger images are refused before decoding.
+  upright: apply the EXIF orientation; if False, it is ignored.
   """
   max_pixels: int = MAX_PIXELS
   upright: bool = False
 
 
-AS_STORED = Reading()
+AS_STORED = DecodeOptions()
 
 
-def reading(recipe: schema.Recipe) -> Reading:
-  """How a recipe reads stored images."""
-  return Reading(recipe.max_image_pixels, recipe.exif_orientation)
+def decode_options(recipe: schema.Recipe) -> DecodeOptions:
+  """Returns the decoding options of a recipe."""
+  return DecodeOptions(recipe.max_image_pixels, recipe.exif_orientation)
 
 
 class Header(NamedTuple):
-  """Height and width, px, as stored, and the EXIF orientation, 1 to 8; 1 = upright, or none."""
+  """Stored height and width in px, and the EXIF orientation from 1 to 8; 1 means upright or not given."""
   height: int
   width: int
   orientation: int = 1
 
 
-def find_kind(encoded: bytes) -> str:
-  """jpeg, png, webp, bmp, gif, tiff, avif, jp2, ppm, heic, jxl; '' = none of them."""
+def detect_format(encoded: bytes) -> str:
+  """Returns jpeg, png, webp, bmp, gif, tiff, avif, jp2, ppm, heic or jxl; '' if the format is not known."""
   if encoded[:4] == b'RIFF' and encoded[8:12] == b'WEBP':
     return 'webp'
   if encoded[4:8] == b'ftyp':
     end = min(int.from_bytes(encoded[:4], 'big'), 256)
     brands = {encoded[i:i + 4] for i in range(8, end, 4)}
     return 'avif' if brands & {b'avif', b'avis'} else 'heic' if brands & _HEIC else ''
-  return next((kind for start, kind in _STARTS if encoded.startswith(start)), '')
+  return next((kind for start, kind in _SIGNATURES if encoded.startswith(start)), '')
 
 
-def check_size(height: int, width: int, how: Reading) -> None:
-  """Raises BadImage for an image without pixels, or with too many."""
+def check_size(height: int, width: int, options: DecodeOptions) -> None:
+  """Raises BadImage for an image that has no pixels, or more than the options allow."""
   if height < 1 or width < 1:
-    raise BadImage(f'its header says {width:,} x {height:,} px; expected at least 1 x 1')
-  if height * width > how.max_pixels:
-    raise BadImage(f'{width:,} x {height:,} px: expected at most {how.max_pixels:,} pixels, got {height * width:,}. '
-                   'Shrink the image, or raise data.recipe.max_image_pixels')
+    raise BadImage(f'image header: expected at least 1 x 1 px, got {width:,} x {height:,} px')
+  if height * width > options.max_pixels:
+    raise BadImage(f'{width:,} x {height:,} px: expected at most {options.max_pixels:,} pixels, got '
+                   f'{height * width:,}. Shrink the image, or raise data.recipe.max_image_pixels')
 
 
 def read_jpeg(encoded: bytes) -> Header:
-  """The header of a JPEG file. Raises BadImage where it has none."""
+  """Returns the header of a JPEG file. Raises BadImage if there is none."""
   place, orientation = 2, 0
   try:
     while (place := encoded.index(b'\xff', place)) >= 0:
       while encoded[place] == 0xFF:
         place += 1
       marker, place = encoded[place], place + 1
-      if marker in _ALONE:
+      if marker in _NO_LENGTH:
         continue
       if marker in (0xD9, 0xDA):  # the end, or a scan
         break
@@ -99,32 +99,32 @@ def read_jpeg(encoded: bytes) -> Header:
 
 
 def read_png(encoded: bytes) -> tuple[Header, bytes]:
-  """The header of a PNG file, and the file with the chunks that hold pixels alone.
+  """Returns the header of a PNG file, and the file reduced to the chunks that are needed for its pixels.
 
-  What the others say, such as a colour profile, is not used, and libpng would complain of it on the standard error.
+  Other chunks, such as color profiles, are not used, and libpng prints warnings about some of them to stderr.
 
   Raises:
-    BadImage: the file is cut short, or a chunk that counts does not have its checksum.
+    BadImage: the file is truncated, or a needed chunk does not match its checksum.
   """
   view, kept, orientation = memoryview(encoded), [_PNG], 1
   for kind, start, end in _png_chunks(view):
     if kind == b'eXIf':
       orientation = read_orientation(encoded[start + 8:end - 4])
     if kind not in _PNG_PIXELS:
-      if not kind[0] & 0x20:  # a capital letter: the pixels cannot be decoded without it
-        raise BadImage(f'the PNG has a chunk {kind!r}, which is not known')
+      if not kind[0] & 0x20:  # a capital letter marks a critical chunk
+        raise BadImage(f'the PNG has an unknown critical chunk {kind!r}')
       continue
     if zlib.crc32(view[start + 4:end - 4]) != int.from_bytes(view[end - 4:end], 'big'):
-      raise BadImage(f'the PNG is damaged: its chunk {kind.decode()} at byte {start:,} does not have its checksum')
+      raise BadImage(f'the PNG is damaged: its chunk {kind.decode()} at byte {start:,} does not match its checksum')
     kept.append(bytes(view[start:end]))
   if kept[1][4:8] != b'IHDR' or len(kept[1]) != 25:
-    raise BadImage('the PNG does not begin with its header')
+    raise BadImage('the PNG does not start with an IHDR chunk')
   width, height = struct.unpack_from('>II', kept[1], 8)
   return Header(height, width, orientation), b''.join(kept)
 
 
 def read_webp(encoded: bytes) -> Header:
-  """The header of a WebP file. Raises BadImage where it has none."""
+  """Returns the header of a WebP file. Raises BadImage if there is none."""
   try:
     first, body = encoded[12:16], encoded[20:30]
     if first == b'VP8X':
@@ -142,17 +142,17 @@ def read_webp(encoded: bytes) -> Header:
 
 
 def read_bmp(encoded: bytes) -> Header:
-  """The header of a BMP file. Raises BadImage where it has none."""
+  """Returns the header of a BMP file. Raises BadImage if there is none."""
   try:
     is_old = struct.unpack_from('<I', encoded, 14)[0] == 12
     width, height = struct.unpack_from('<HH' if is_old else '<ii', encoded, 18)
   except struct.error:
-    raise BadImage(f'the BMP ends early: {len(encoded):,} bytes') from None
+    raise BadImage(f'the BMP is truncated: {len(encoded):,} bytes') from None
   return Header(abs(height), width)
 
 
 def read_orientation(exif: bytes) -> int:
-  """The orientation in a block of EXIF, from its byte order on; 1 where it says none that there is."""
+  """Returns the orientation in an EXIF block that starts with its byte order; 1 if it has no valid one."""
   order = {b'II': '<', b'MM': '>'}.get(exif[:2])
   if order is None:
     return 1
@@ -169,28 +169,28 @@ def read_orientation(exif: bytes) -> int:
 
 
 def write_orientation(jpeg: bytes, orientation: int) -> bytes:
-  """A JPEG file with a block of EXIF that says this orientation, and nothing else."""
+  """Returns a JPEG file with an EXIF block that holds only this orientation."""
   entry = struct.pack('>HHIHxx', ORIENTATION, _SHORT, 1, orientation)
   block = b'Exif\0\0MM\0*' + struct.pack('>IH', 8, 1) + entry + bytes(4)
   return jpeg[:2] + b'\xff\xe1' + struct.pack('>H', 2 + len(block)) + block + jpeg[2:]
 
 
 def _png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
-  """Kind, first byte and end of each chunk, checksum included; raises BadImage if the last one is not there."""
+  """Yields type, first byte and end of each chunk, including its checksum; raises BadImage if IEND is missing."""
   place, kind = len(_PNG), b''
   while kind != b'IEND':
     if place + 12 > len(view):
-      raise BadImage(f'the PNG ends early: no end chunk in {len(view):,} bytes')
+      raise BadImage(f'the PNG is truncated: no end chunk in {len(view):,} bytes')
     length, kind = int.from_bytes(view[place:place + 4], 'big'), bytes(view[place + 4:place + 8])
     end = place + 12 + length
     if end > len(view):
-      raise BadImage(f'the PNG ends early: its chunk {kind!r} reaches to byte {end:,} of {len(view):,}')
+      raise BadImage(f'the PNG is truncated: its chunk {kind!r} extends to byte {end:,} of {len(view):,}')
     yield kind, place, end
     place = end
 
 
 def _webp_orientation(encoded: bytes) -> int:
-  """Of the chunk EXIF, which comes after the pixels."""
+  """Returns the orientation in the EXIF chunk, which follows the pixels."""
   place = 12
   while place + 8 <= len(encoded):
     size = int.from_bytes(encoded[place + 4:place + 8], 'little')

@@ -1,7 +1,7 @@
-"""Decodes of a JPEG only the part that a crop shows, by nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
+"""Decodes only the part of a JPEG inside the crop, with nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
 
-It needs no GPU, and gives the pixels that cutting the whole picture gives. What it does not take (other formats, CMYK,
-damage) goes the usual way, `image_ops.decode`, and so gets the same messages.
+It needs no GPU, and gives the same pixels as cropping the decoded image. Other formats, CMYK and damaged files are
+decoded by `decode.decode`, with the same error messages.
 """
 from __future__ import annotations
 
@@ -18,62 +18,63 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import headers, image_ops, pillow
-from vit_jax.data.image.headers import AS_STORED, Reading
+from vit_jax.data.image import decode, headers
+from vit_jax.data.image.decode import DecodedImage, Window
+from vit_jax.data.image.headers import AS_STORED, DecodeOptions
 
 _PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
-_DECODED = (1, 3)  # components: grey and YCbCr
-_of_thread, _one_at_a_time = threading.local(), threading.Lock()
+_CHANNELS = (1, 3)  # gray and YCbCr
+_thread, _lock = threading.local(), threading.Lock()
 
 
-class Jpeg:
-  """A picture in a JPEG file, of which parts can be decoded."""
+class JpegImage:
+  """A JPEG file of which parts can be decoded."""
 
-  def __init__(self, encoded: bytes, stream: Any, orientation: int, how: Reading):
-    self._encoded, self._stream, self._how = encoded, stream, how
-    self._orientation = orientation if how.upright else 1
+  def __init__(self, encoded: bytes, stream: Any, orientation: int, options: DecodeOptions):
+    self._encoded, self._stream, self._options = encoded, stream, options
+    self._orientation = orientation if options.upright else 1
     stored: tuple[int, int] = (stream.height, stream.width)
-    self.size = stored[::-1] if self._orientation >= pillow.SWAPPED else stored
+    self.size = stored[::-1] if self._orientation >= decode.FIRST_TRANSPOSED else stored
 
-  def cut(self, window: image_ops.Window) -> HostArray:
-    """The part `[H, W, 3] u8` inside a window. Raises BadImage as `image_ops.decode` does."""
-    codec, (decoder, how) = _codec(), _decoder()
+  def cut(self, window: Window) -> HostArray:
+    """Decodes the part `[h, w, 3] u8` inside a window. Raises BadImage as `decode.decode` does."""
+    codec, (decoder, params) = _codec(), _decoder()
     top, left, height, width = self._stored(window)
     region = codec.Region(top, left, top + height, left + width)
-    image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=how)
+    image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=params)
     if image is None:
-      return image_ops.cut(image_ops.decode(self._encoded, self._how), window)
-    return pillow.orient(np.asarray(image), self._orientation)
+      return window.cut(decode.decode(self._encoded, self._options))
+    return decode.orient(np.asarray(image), self._orientation)
 
-  def _stored(self, window: image_ops.Window) -> image_ops.Window:
-    """Where a window of the upright image lies in the stored one."""
-    if self._orientation >= pillow.SWAPPED:
-      window = image_ops.Window(window.left, window.top, window.width, window.height)
+  def _stored(self, window: Window) -> Window:
+    """Returns the window in the stored image of a window of the upright image."""
+    if self._orientation >= decode.FIRST_TRANSPOSED:
+      window = Window(window.left, window.top, window.width, window.height)
     top, left, height, width = window
-    if self._orientation in pillow.ROWS:
+    if self._orientation in decode.FLIPPED_ROWS:
       top = self._stream.height - top - height
-    if self._orientation in pillow.COLUMNS:
+    if self._orientation in decode.FLIPPED_COLUMNS:
       left = self._stream.width - left - width
-    return image_ops.Window(top, left, height, width)
+    return Window(top, left, height, width)
 
 
-def open_picture(image: bytes | HostArray, how: Reading = AS_STORED) -> image_ops.Picture | Jpeg:
-  """A stored picture, decoded in parts if it can be; else now, whole."""
-  if isinstance(image, bytes) and image_ops.is_jpeg(image):
+def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | JpegImage:
+  """Returns a stored image whose parts are decoded on request if possible; else decodes it completely now."""
+  if isinstance(image, bytes) and decode.is_jpeg(image):
     header = headers.read_jpeg(image)
-    headers.check_size(header.height, header.width, how)
-    image_ops.check_end(image)
+    headers.check_size(header.height, header.width, options)
+    decode.check_end(image)
     try:
       stream = _codec().CodeStream(image)
-      if stream.num_channels in _DECODED and (stream.height, stream.width) == (header.height, header.width):
-        return Jpeg(image, stream, header.orientation, how)
-    except RuntimeError:  # no header that it can read
+      if stream.num_channels in _CHANNELS and (stream.height, stream.width) == (header.height, header.width):
+        return JpegImage(image, stream, header.orientation, options)
+    except RuntimeError:  # a header that it cannot read
       pass
-  return image_ops.open_picture(image, how)
+  return decode.open_image(image, options)
 
 
 def is_installed() -> bool:
-  """Whether the decoder is."""
+  """Returns whether the decoder is installed."""
   try:
     return importlib.util.find_spec(_PACKAGE) is not None
   except ModuleNotFoundError:
@@ -83,21 +84,21 @@ def is_installed() -> bool:
 def check() -> None:
   """Raises UserError if the decoder is not installed."""
   if not is_installed():
-    raise UserError("data.decode=crop decodes by nvImageCodec, which is not installed; want pip install 'vit_jax[crop]'"
-                    ' (Linux, no GPU needed), or data.decode=full, which gives the same pictures')
+    raise UserError("data.decode=crop: expected nvImageCodec, which is not installed. Run pip install 'vit_jax[crop]' "
+                    '(Linux, no GPU needed), or set data.decode=full, which gives the same images.')
 
 
 def _codec() -> Any:
-  """The package, for any thread."""
-  with _one_at_a_time:
+  """Returns the package; safe for threads."""
+  with _lock:
     return _load_codec()
 
 
 @functools.cache
 def _load_codec() -> Any:
-  """The package, with its decoder for JPEG on CPUs alone: the others say at length that there is no GPU."""
+  """Loads the package with only its CPU decoder for JPEG: the other decoders print that there is no GPU."""
   spec = importlib.util.find_spec(_PACKAGE)
-  assert spec is not None and spec.submodule_search_locations, 'check() comes first'
+  assert spec is not None and spec.submodule_search_locations, 'call check() first'
   with tempfile.TemporaryDirectory(prefix='vit_jax_codec_') as folder:
     for path in pathlib.Path(spec.submodule_search_locations[0], 'extensions').glob(_EXTENSION):
       os.symlink(path, pathlib.Path(folder, path.name))
@@ -114,11 +115,11 @@ def _load_codec() -> Any:
 
 
 def _decoder() -> tuple[Any, Any]:
-  """This thread's decoder, and that pictures are neither turned nor made anything but 8 bit RGB."""
-  if not hasattr(_of_thread, 'decoder'):
+  """Returns the decoder of this thread, and its parameters: no orientation, 8-bit RGB."""
+  if not hasattr(_thread, 'decoder'):
     codec = _codec()
-    _of_thread.decoder = (
+    _thread.decoder = (
         codec.Decoder(device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1,
                       backends=[codec.Backend(codec.BackendKind.CPU_ONLY)]),
         codec.DecodeParams(apply_exif_orientation=False))
-  return _of_thread.decoder
+  return _thread.decoder

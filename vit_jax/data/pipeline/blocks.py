@@ -1,7 +1,7 @@
-"""Batches as pure functions of their number, for one process: decoded from a source, or gathered from memory.
+"""Batches of one process as pure functions of their number: decoded from a source, or gathered from memory.
 
-Batch n of size B is examples n * B ... (n + 1) * B - 1 of the global stream, for any number of processes; each
-makes, and reads, the rows of its shard alone. The classes pickle, and loader processes run them.
+Batch n of size B has examples n * B ... (n + 1) * B - 1 of the global stream, for any number of processes; each process
+reads and makes only the rows of its shard. The classes pickle, and loader processes run them.
 """
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray, Shard
-from vit_jax.data.image.image_ops import BadImage
+from vit_jax.data.files import access
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform, eval_shapes
 from vit_jax.data.pipeline import order
-from vit_jax.data.pipeline.transforms import EvalTransform, Example, Shapes, Transform, eval_shapes
 from vit_jax.data.source import Source
-from vit_jax.data.sources import system_errors
 
 MAX_TRIES = 1_000  # bad images in a row
-_CHUNK = 64        # examples a thread decodes at a time
+_CHUNK = 64        # examples that a thread decodes at a time
 
 
-class Found(NamedTuple):
-  """An example, or the next decodable one."""
+class DecodedExample(NamedTuple):
+  """An example; `bad` if it replaces one that cannot be decoded."""
   example: Example
   bad: bool
 
 
-class Decoded(NamedTuple):
-  """A whole source in memory: `image [S, H, W, 3] u8, label [S] i32, box [S, 4] f32, bad [S] bool`.
+class DecodedSource(NamedTuple):
+  """A complete source in memory: `image [S, H, W, 3] u8, label [S] i32, box [S, 4] f32, bad [S] bool`.
 
-  Where images may have several classes, `label_list [S, T] i32` too.
+  If images may have several classes, also `label_list [S, T] i32`.
   """
   image: HostArray
   label: HostArray
@@ -42,45 +42,44 @@ class Decoded(NamedTuple):
   label_list: HostArray | None = None
 
   def rows(self, index: HostArray) -> Batch:
-    """The examples at `index [B]`."""
+    """Returns the examples at `index [B]`."""
     return {name: x[index] for name, x in self._asdict().items() if x is not None}
 
 
 def reason_bad(source: Source, index: int, transform: EvalTransform) -> str:
-  """Why an example cannot be used; '' if it can."""
+  """Returns why an example cannot be used; '' if it can."""
   try:
     transform(source[index])
   except BadImage as error:
     return str(error)
   except (OSError, MemoryError) as error:
-    raise system_errors.stop(error, source.describe(index)) from error
+    raise access.user_error(error, source.describe(index)) from error
   return ''
 
 
-def decode_or_next(source: Source, index: int, transform: Callable[[int], Example]) -> Found:
-  """The example at `index`, or, where that is no picture, the next good one in the source's order.
+def decode_or_next(source: Source, index: int, transform: Callable[[int], Example]) -> DecodedExample:
+  """Returns the example at `index`, or, if it cannot be decoded, the next good one in the order of the source.
 
   Raises:
-    UserError: `MAX_TRIES` in a row, or all, are bad; or the system does not let the data be read.
+    UserError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
   """
   tries = min(len(source), MAX_TRIES)
   for ahead in range(tries):
     try:
-      return Found(transform((index + ahead) % len(source)), ahead > 0)
+      return DecodedExample(transform((index + ahead) % len(source)), ahead > 0)
     except BadImage as error:
       reason = error
     except (OSError, MemoryError) as error:
-      raise system_errors.stop(error, source.describe((index + ahead) % len(source))) from error
-  raise UserError(f'{tries} images in a row cannot be decoded in {source.name}, from '
-                  f'{source.describe(index)} on; right would be at least one that can. '
-                  f'The last reason: {reason}')
+      raise access.user_error(error, source.describe((index + ahead) % len(source))) from error
+  raise UserError(f'{source.name}: expected images that can be decoded, got {tries} bad images in a row, starting at '
+                  f'{source.describe(index)}. The last reason: {reason}')
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainBlocks:
-  """Number to training batch `image label index box bad`, decoding and augmenting on the host.
+  """Maps a number to the training batch `image label index box bad`, decoded and augmented on the host.
 
-  With views, those instead of image and box, as `shapes` says.
+  A recipe with views has those in place of image and box, as `shapes` defines.
   """
   source: Source
   transform: Transform
@@ -95,15 +94,15 @@ class TrainBlocks:
     indexes = self.visit(positions)
     batch = _empty(len(indexes), self.shapes) | {'index': indexes.astype(np.int32)}
     for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
-      found = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
+      decoded = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
           self.source[i], order.example_rng(self.seed, p)))
-      _write(batch, row, found)
+      _write(batch, row, decoded)
     return batch
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalBlocks:
-  """Number to evaluation batch; rows beyond the end have mask 0, and so have bad ones."""
+  """Maps a number to an evaluation batch; rows beyond the end have mask 0, as do bad images."""
   source: Source
   transform: EvalTransform
   batch_size: int
@@ -116,18 +115,18 @@ class EvalBlocks:
     for row in np.flatnonzero(batch['mask']).tolist():
       index = int(batch['index'][row])
       try:
-        _write(batch, row, Found(self.transform(self.source[index]), False))
+        _write(batch, row, DecodedExample(self.transform(self.source[index]), False))
       except BadImage:
         batch['mask'][row], batch['bad'][row], batch['label'][row] = 0., True, _label(self.source, index)
       except (OSError, MemoryError) as error:
-        raise system_errors.stop(error, self.source.describe(index)) from error
+        raise access.user_error(error, self.source.describe(index)) from error
     return batch
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTrainBlocks:
-  """Number to training batch, gathered from memory; augmentation is left to the device."""
-  decoded: Decoded
+  """Maps a number to a training batch gathered from memory; the device augments it."""
+  decoded: DecodedSource
   visit: order.Visit
   batch_size: int
   shard: Shard
@@ -139,8 +138,8 @@ class MemoryTrainBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEvalBlocks:
-  """Number to evaluation batch, gathered from memory."""
-  decoded: Decoded
+  """Maps a number to an evaluation batch gathered from memory."""
+  decoded: DecodedSource
   batch_size: int
   shard: Shard
 
@@ -153,8 +152,8 @@ class MemoryEvalBlocks:
     return batch | {'index': index, 'mask': mask * ~batch['bad']}
 
 
-def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Decoded:
-  """Decodes a whole source once. A bad image is replaced by the next good one, and marked in `bad`."""
+def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> DecodedSource:
+  """Decodes a complete source once. A bad image is replaced by the next good one, and marked in `bad`."""
   batch = _empty(len(source), _shapes(transform))
 
   def fill(start: int) -> None:
@@ -163,11 +162,11 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Dec
   with futures.ThreadPoolExecutor(threads) as pool:
     for done in [pool.submit(fill, start) for start in range(0, len(source), _CHUNK)]:
       done.result()
-  return Decoded(batch['image'], batch['label'], batch['box'], batch['bad'], batch.get('label_list'))
+  return DecodedSource(batch['image'], batch['label'], batch['box'], batch['bad'], batch.get('label_list'))
 
 
 def _label(source: Source, index: int) -> int:
-  """The class of an example that cannot be decoded; 0 where its record does not say it either."""
+  """Returns the class of an example that cannot be decoded; 0 if its record is damaged."""
   try:
     return source.label(index)
   except BadImage:
@@ -175,7 +174,7 @@ def _label(source: Source, index: int) -> int:
 
 
 def _eval_rows(positions: HostArray, *, num_examples: int) -> tuple[HostArray, HostArray]:
-  """`index [B] i32`, 0 for padding, and `mask [B] f32`."""
+  """Returns `index [B] i32`, 0 for padding, and `mask [B] f32`."""
   inside = positions < num_examples
   return np.where(inside, positions, 0).astype(np.int32), inside.astype(np.float32)
 
@@ -189,7 +188,7 @@ def _empty(num: int, shapes: Shapes) -> Batch:
       'bad': np.zeros(num, bool)}
 
 
-def _write(batch: Batch, row: int, found: Found) -> None:
-  for name, value in found.example.items():
+def _write(batch: Batch, row: int, decoded: DecodedExample) -> None:
+  for name, value in decoded.example.items():
     batch[name][row] = value
-  batch['bad'][row] = found.bad
+  batch['bad'][row] = decoded.bad

@@ -1,11 +1,10 @@
-"""Which example comes when: the order of the training data as a pure function of (seed, position).
+"""The order of the training data as a pure function of (seed, position).
 
-Position p counts examples from the beginning of the run, over all epochs and all processes. Epoch e visits a
-fresh permutation of the source, each example once. The permutation is a small block cipher (a Feistel
-network walked until it lands inside the set), so that any position is computed without the ones before it
-and without a table: resuming and sharding are arithmetic, and 300 million examples need no memory.
-NumPy's Philox generator and SeedSequence are the only sources of randomness; both have documented, stable
-streams, so the order does not depend on the version of a data library.
+Position p counts examples from the start of the run, over all epochs and processes. Each epoch visits a new permutation
+of the source, each example once. The permutation is a small block cipher (a Feistel network, applied until the result
+is inside the dataset), so that any position is computed without the ones before it and without a table: resuming and
+sharding are arithmetic, and 300 million examples need no memory. NumPy's Philox generator and SeedSequence are the only
+sources of randomness; both have documented, stable streams, so the order does not depend on the version of a library.
 """
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ import numpy as np
 
 from vit_jax.core.types import HostArray
 
-ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); more for very small sets
-_SHUFFLE, _AUGMENT = 1, 2  # keep the two streams of one seed apart
+ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); very small datasets need more
+_SHUFFLE, _AUGMENT = 1, 2  # separate the two random streams of a seed
 
 
 class Visit(Protocol):
-  """Source indexes `[B] i64` of global `positions [B] i64`; pure, and pickles."""
+  """Maps global `positions [B] i64` to source indexes `[B] i64`; pure, and pickles."""
 
   def __call__(self, positions: HostArray) -> HostArray:
     ...
@@ -39,11 +38,11 @@ class Shuffled:
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """Each example `times` times in one global batch, augmented anew each time (arXiv 1901.09335).
+  """Each example `times` times in a global batch, with another augmentation each time (arXiv 1901.09335).
 
-  Row r of a batch of B is example r mod D of D = ceil(B / times) new ones: copies are far apart, so that
-  neighbouring rows, which mixup pairs, differ. Where `times` does not divide B, the last examples come once less.
-  An epoch is still S rows, of S / times different examples.
+  Row r of a batch of B is example r mod D of D = ceil(B / times) new ones: copies are far from each other, so that
+  neighboring rows, which mixup pairs, differ. If `times` does not divide B, the last examples have one copy less.
+  An epoch still has S rows, of S / times different examples.
   """
   visit: Visit
   times: int
@@ -56,7 +55,7 @@ class Repeated:
 
 
 def shuffled(positions: HostArray, *, num_examples: int, seed: int) -> HostArray:
-  """Source indexes `[B] i64` of the examples at global `positions [B] i64`."""
+  """Returns the source indexes `[B] i64` of the examples at global `positions [B] i64`."""
   epochs, places = np.divmod(np.asarray(positions, np.int64), num_examples)
   indexes = np.empty_like(places)
   for epoch in np.unique(epochs):
@@ -67,7 +66,7 @@ def shuffled(positions: HostArray, *, num_examples: int, seed: int) -> HostArray
 
 
 def permute(places: HostArray, *, size: int, keys: HostArray) -> HostArray:
-  """Images `[B] i64` of `places [B]` under the permutation of `range(size)` chosen by `keys [R] u64`."""
+  """Maps `places [B]` by the permutation of `range(size)` that `keys [R] u64` select; `[B] i64`."""
   half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
   values = _encipher(places.astype(np.uint64), half_bits=half_bits, keys=keys)
   while (outside := values >= size).any():
@@ -76,7 +75,7 @@ def permute(places: HostArray, *, size: int, keys: HostArray) -> HostArray:
 
 
 def example_rng(seed: int, position: int) -> np.random.Generator:
-  """The generator behind the host augmentation of the example at a global position."""
+  """Returns the random generator for the host augmentation of the example at a global position."""
   words = np.random.SeedSequence([_AUGMENT, seed]).generate_state(1, np.uint64)
   return np.random.Generator(np.random.Philox(key=np.array([words[0], position], np.uint64)))
 
@@ -90,7 +89,7 @@ def _encipher(values: HostArray, *, half_bits: int, keys: HostArray) -> HostArra
 
 
 def _mix(values: HostArray) -> HostArray:
-  """The finaliser of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
+  """The finalizer of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
   values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return values ^ (values >> np.uint64(31))

@@ -1,7 +1,7 @@
-"""Runs a batch function ahead of the consumer, in threads or in loader processes, by means of Grain.
+"""Runs a batch function ahead of the consumer, in threads or in loader processes, with Grain.
 
-Grain only schedules: which batch has which number is decided by the caller, so the stream is the same for any
-number of threads and processes.
+Grain only schedules: the caller decides which batch has which number, so the stream is the same for any number of
+threads and processes.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Protocol
 
 from vit_jax.core.errors import DataStopped
 from vit_jax.core.types import Batch
-from vit_jax.data.sources import system_errors
+from vit_jax.data.files import access, open_files
 
 log = logging.getLogger('vit_jax.data')
 
@@ -28,10 +28,10 @@ PARENT_POLL_S = 1.
 DEATHS_WITHIN_S = 600.
 SHARED = '/dev/shm'
 CAUSES = ('The usual causes are too little memory (exit status -9: lower data.workers or batch_size) and a small '
-          f'{SHARED} (-7: in a container, docker run --shm-size=8g; or data.workers=0, which needs none)')
+          f'{SHARED} (-7: in a container, use docker run --shm-size=8g; or set data.workers=0, which needs '
+          'no shared memory).')
 _DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
 _STATUS = re.compile(r'exit code (-?\d+)')
-MAX_THREADS = 16
 
 
 class ClosableIterator(Iterator[Batch], Protocol):
@@ -41,32 +41,26 @@ class ClosableIterator(Iterator[Batch], Protocol):
     ...
 
 
-def num_threads(threads: int) -> int:
-  """`threads`, or for 0 one for each core this process may use, at most 16."""
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-  return threads or min(MAX_THREADS, cores)
-
-
 def prefetched(make: Callable[[int], Batch], numbers: range, *, threads: int, workers: int) -> ClosableIterator:
-  """`make(n)` for each of `numbers`, in order, made ahead of time.
+  """Yields `make(n)` for each of `numbers`, in order, computed ahead of time.
 
   Args:
-    make: must pickle when there are workers.
+    make: must pickle if there are workers.
     numbers: of the batches.
-    threads: in all; 0 = one a core, at most 16.
-    workers: processes; 0 = threads of this process. One that dies is started again once, from the same batch.
+    threads: in total; 0 = one per core, at most 16.
+    workers: processes; 0 = threads of this process. A process that dies is restarted once, from the same batch.
   """
   start = functools.partial(_prefetched, make, threads=threads, workers=workers)
-  return Restarting(start, numbers) if workers else start(numbers)
+  return RestartingIterator(start, numbers) if workers else start(numbers)
 
 
 def _prefetched(make: Callable[[int], Batch], numbers: range, *, threads: int,
                workers: int) -> ClosableIterator:
   import grain
   quieten_cv2()
-  each = -(-num_threads(threads) // max(1, workers))
+  each = -(-open_files.num_threads(threads) // max(1, workers))
   dataset = grain.MapDataset.range(numbers.start, numbers.stop, numbers.step).map(make)
-  # Grain counts whole batches here, and would hold 500 of them by default.
+  # Grain counts batches here, and would hold 500 of them by default.
   stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=each, prefetch_buffer_size=each))
   workers = min(workers, len(numbers))
   if workers:
@@ -76,8 +70,8 @@ def _prefetched(make: Callable[[int], Batch], numbers: range, *, threads: int,
   return iter(stream)
 
 
-class Restarting:
-  """Batches of loader processes, which are started once more from the next batch when one of them dies."""
+class RestartingIterator:
+  """Batches of loader processes, which are restarted once from the next batch if one of them dies."""
 
   def __init__(self, start: Callable[[range], ClosableIterator], numbers: range):
     self._start, self._numbers, self._running = start, numbers, start(numbers)
@@ -88,11 +82,11 @@ class Restarting:
     return self
 
   def __next__(self) -> Batch:
-    """The next batch.
+    """Returns the next batch.
 
     Raises:
       DataStopped: a process has died for the second time within `DEATHS_WITHIN_S`.
-      UserError: the system does not let a process work, such as for want of shared memory.
+      UserError: an error of the operating system, such as too little shared memory.
     """
     try:
       batch = next(self._running) if self._is_started else _start_shielded(self._running)
@@ -103,7 +97,7 @@ class Restarting:
       self._restart(error)
       return next(self)
     except OSError as error:
-      raise system_errors.stop(error, f'the memory that loader processes share ({SHARED})') from error
+      raise access.user_error(error, f'the shared memory of loader processes ({SHARED})') from error
     self._done += 1
     return batch
 
@@ -115,11 +109,10 @@ class Restarting:
     now_s = time.monotonic()
     status = ''.join(_STATUS.findall(str(error))) or 'unknown'
     if now_s - self._died_s < DEATHS_WITHIN_S:
-      raise DataStopped(f'data.workers: expected loader processes that live, got one that ended with exit status '
+      raise DataStopped(f'data.workers: expected running loader processes, got one that ended with exit status '
                         f'{status}, the second within {DEATHS_WITHIN_S / 60:.0f} minutes. {CAUSES}') from error
     self._died_s = now_s
-    log.warning('A loader process ended with exit status %s; all are started again, from the same batch. %s', status,
-                CAUSES)
+    log.warning('A loader process ended with exit status %s; all are restarted from the same batch. %s', status, CAUSES)
     self._running.close()
     self._running, self._is_started = self._start(self._numbers[self._done:]), False
 
@@ -139,7 +132,7 @@ def _start_shielded(batches: Iterator[Batch]) -> Batch:
 
 
 def start_worker(parent: int, index: int, count: int) -> None:
-  """Set-up of a loader process: one core, no accelerator, no Ctrl-C, and an end when its parent ends."""
+  """Sets up a loader process: no accelerator, no Ctrl-C, and it ends when its parent ends."""
   import jax
   del index, count
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes us
@@ -149,15 +142,18 @@ def start_worker(parent: int, index: int, count: int) -> None:
 
 
 def quieten_cv2() -> None:
-  """One thread an image, as images are many; and no warnings on stderr, as bad images are logged by us."""
+  """Sets OpenCV to one thread per image, as there are many images, and to no warnings, as bad images are logged here.
+
+  libjpeg's own warnings (`Corrupt JPEG data`) do not go through OpenCV's log and remain.
+  """
   import cv2
   cv2.setNumThreads(0)
   cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
 def _let_grain_read_its_flags() -> None:
-  # Grain 0.2.18 reads a command-line flag of its own when it starts workers, which fails in programs that
-  # have not parsed flags by absl (tests, notebooks). Remove when the worker tests pass without.
+  # Grain 0.2.18 reads its own command-line flag when it starts workers, which fails in programs that have not parsed
+  # flags with absl (tests, notebooks). Remove when the worker tests pass without it.
   from absl import flags
   if not flags.FLAGS.is_parsed():
     for name in flags.FLAGS:
@@ -166,7 +162,7 @@ def _let_grain_read_its_flags() -> None:
 
 
 def _end_with(parent: int) -> None:
-  # A killed parent cannot stop its loader processes, and they would keep its shared memory for ever.
+  # A killed parent cannot stop its loader processes, and they would keep its shared memory.
   while os.getppid() == parent:
     time.sleep(PARENT_POLL_S)
   os._exit(1)

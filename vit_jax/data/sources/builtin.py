@@ -1,4 +1,4 @@
-"""Sources that need no files: scikit-learn's digits, and synthetic pictures of any number and size."""
+"""Sources that need no files: `digits` (of scikit-learn), and `synthetic` images of any number and size."""
 from __future__ import annotations
 
 import functools
@@ -12,13 +12,13 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
-DIGITS_HELD_OUT, DIGITS_SEED = .2, 0   # 1,437 to train on, 360 to test on
+DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0   # 1,437 for training, 360 for testing
 SYNTHETIC_EXAMPLES, SYNTHETIC_CLASSES = 1_000, 10
-SYNTHETIC_PICTURES = 61  # distinct pictures; a prime, so that they meet every class
+SYNTHETIC_IMAGES = 61  # distinct images; a prime, so that each is combined with every class
 
 
 class Arrays:
-  """Pictures held in memory."""
+  """Images held in memory."""
 
   def __init__(self, image: HostArray, label: HostArray, *, name: str, class_names: tuple[str, ...]) -> None:
     """Takes `image [S, H, W, 1 or 3] u8` and `label [S] i32`."""
@@ -41,9 +41,9 @@ class Arrays:
 
 @functools.lru_cache
 def open_digits(split: str) -> Source:
-  """1,797 handwritten digits of 8 x 8 px in 17 grey levels (UCI, by way of scikit-learn), in 0..255.
+  """Opens 1,797 handwritten digits of 8 x 8 px in 17 gray levels (UCI, from scikit-learn), scaled to 0..255.
 
-  `train` and `test` hold 1,437 and 360 of them, with the classes in proportion, drawn with a fixed seed.
+  `train` and `test` have 1,437 and 360 of them, with equal class proportions, drawn with a fixed seed.
   """
   from sklearn import datasets
   split = splits.resolve(split, ('train', 'test'), source='digits')
@@ -57,7 +57,7 @@ def open_digits(split: str) -> Source:
 
 
 class Synthetic:
-  """Coloured noise with labels, made from the index: a stand-in for data that are not here."""
+  """Color noise with labels, made from the index: a stand-in for data that are not available."""
 
   def __init__(self, *, split: str, num_examples: int, num_classes: int, image_px: tuple[int, int]) -> None:
     self.name = f'synthetic/{split}'
@@ -69,7 +69,7 @@ class Synthetic:
     return self._num_examples
 
   def __getitem__(self, index: int) -> Record:
-    return Record(_pictures(self._image_px)[index % SYNTHETIC_PICTURES], self.label(index))
+    return Record(_images(self._image_px)[index % SYNTHETIC_IMAGES], self.label(index))
 
   def label(self, index: int) -> int:
     return index % len(self.class_names)
@@ -82,8 +82,8 @@ def synthetic_opener(*, num_examples: int, num_classes: int,
                      image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens `train` with `num_examples` (0: 1,000), and `test` with as many, at most 1,000; 0 classes: 10."""
   if num_examples < 0 or num_classes < 0:
-    raise UserError(f'data.num_examples={num_examples} and data.num_classes={num_classes}: one is negative; '
-                    'right would be 0 or more')
+    raise UserError(f'data.num_examples and data.num_classes: expected 0 or more, got {num_examples} and '
+                    f'{num_classes}.')
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, ('train', 'test'), source='synthetic')
@@ -94,6 +94,6 @@ def synthetic_opener(*, num_examples: int, num_classes: int,
 
 
 @functools.lru_cache(maxsize=2)
-def _pictures(image_px: tuple[int, int]) -> HostArray:
+def _images(image_px: tuple[int, int]) -> HostArray:
   rng = np.random.Generator(np.random.Philox(key=0))
-  return rng.integers(0, 256, (SYNTHETIC_PICTURES, *image_px, 3), np.uint8)
+  return rng.integers(0, 256, (SYNTHETIC_IMAGES, *image_px, 3), np.uint8)

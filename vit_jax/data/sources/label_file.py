@@ -1,15 +1,15 @@
-"""Images of a folder with any number of classes each, as a file beside them lists: `folder:PATH` with a label file.
+"""`folder:PATH` with a label file: images with any number of classes each, as listed in a file beside them.
 
-PATH holds a file for each split, `labels_train`, `labels_val` (or `_valid`, `_validation`) and `labels_test`, or a
-single `labels`, of which a part is held out as the test split. The ending says the form; image paths are relative to
-PATH:
+PATH has a file for each split, `labels_train`, `labels_val` (or `_valid`, `_validation`) and `labels_test`, or a
+single `labels`, of which a part is held out as the test split. The extension selects the format; image paths are
+relative to PATH:
 
-  .csv, .tsv  a line for each image, `cats/1.jpg,cat,sofa` or with tabs: the path and then its classes, any number of
-              them. A first line whose first cell is `image`, `path` or `file` is a header and skipped.
-  .jsonl      a JSON object for each line: {"image": "cats/1.jpg", "labels": ["cat", "sofa"]}
+  .csv, .tsv  a line for each image, `cats/1.jpg,cat,sofa` or with tabs: the path and then any number of classes.
+              A first line whose first cell is `image`, `path` or `file` is a header and skipped.
+  .jsonl      a JSON object in each line: {"image": "cats/1.jpg", "labels": ["cat", "sofa"]}
 
-The classes are those of the training file, in the order of their names. An image without a class takes part in
-training as one that shows none of them, and does not count in evaluations.
+The classes are those of the training file, sorted by name. In training, an image without a class is an example of no
+class; in evaluations, it does not count.
 """
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _SHOWN = 5  # problems in a message
 
 
 class Image(NamedTuple):
-  """A line of a label file: path relative to the folder, bytes, class names."""
+  """A line of a label file: path relative to the folder, size in bytes, class names."""
   path: str
   size: int
   labels: tuple[str, ...]
 
 
 class LabelledFiles:
-  """Image files below `root`, each with any number of classes, read when asked for."""
+  """Image files below `root`, each with any number of classes, read on access."""
 
   def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...]) -> None:
     self.name, self.class_names, self._root = name, class_names, root
     numbers = {c: i for i, c in enumerate(class_names)}
     encoded = [os.fsencode(image.path) for image in images]
-    # Blocks of bytes and integers: many Python objects would take long to pickle to a loader process.
+    # Blocks of bytes and integers: many Python objects would pickle slowly to a loader process.
     self._paths, self._path_ends = b''.join(encoded), np.cumsum([0] + [len(p) for p in encoded])
     self._labels = np.array([numbers[c] for image in images for c in image.labels], np.int32)
     self._label_ends = np.cumsum([0] + [len(image.labels) for image in images])
@@ -64,7 +64,7 @@ class LabelledFiles:
       return Record.multilabel(file.read(), self._labels_of(index))
 
   def label(self, index: int) -> int:
-    """The first class of an image; -1 = it has none."""
+    """Returns the first class of an image; -1 if it has none."""
     return next(iter(self._labels_of(index)), -1)
 
   def describe(self, index: int) -> str:
@@ -75,15 +75,15 @@ class LabelledFiles:
 
 
 def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source] | None:
-  """How to open a split of a folder with label files; None if it has none.
+  """Returns what opens a split of a folder with label files; None if it has none.
 
   Args:
     root: the folder; `~` is the home directory.
-    holdout: part of the images held out as `test` where there is a single file.
-    seed: chooses which.
+    holdout: fraction of the images held out as `test` if there is a single file.
+    seed: selects the held-out images.
 
   Raises:
-    UserError: several files are for one split, or (when opening) a file has a problem.
+    UserError: a split has several files, or (when opening) a file has a problem.
   """
   root = os.path.abspath(os.path.expanduser(root))
   found = _find(root)
@@ -106,7 +106,7 @@ def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source] |
 
 
 def _find(root: str) -> dict[str, str]:
-  """Label files by split. Raises UserError if one split has several."""
+  """Returns the label files by split. Raises UserError if a split has several."""
   found: dict[str, list[str]] = {}
   for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
     stem, ending = os.path.splitext(name)
@@ -115,21 +115,21 @@ def _find(root: str) -> dict[str, str]:
       found.setdefault(split, []).append(name)
   if any(len(names) > 1 for names in found.values()) or (SINGLE in found and len(found) > 1):
     listed = ', '.join(name for names in found.values() for name in names)
-    raise UserError(f'folder:{root}: expected one label file for each split, or {NAME} alone, got {listed}. Remove '
-                    'those that are not meant.')
+    raise UserError(f'folder:{root}: expected one label file for each split, or only {NAME}, got {listed}. Remove '
+                    'the others.')
   return {split: names[0] for split, names in found.items()}
 
 
 def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...], *, holdout: float,
                  seed: int) -> Source:
-  """`train` or `test` of a single label file."""
+  """Opens `train` or `test` of a single label file."""
   name = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'folder:{root}')
   images = list(read(root, file))
   order = splits.scattered([image.path for image in images], seed=seed)
   num_held = round(len(images) * holdout)
   if not 0 < num_held < len(images):
-    raise UserError(f'data.holdout: expected a part that leaves images of the {len(images)} in '
-                    f'{os.path.join(root, file)} to train and to test on, got {holdout}. Choose another one.')
+    raise UserError(f'data.holdout: expected a fraction that leaves images to train and to test on, of the '
+                    f'{len(images)} in {os.path.join(root, file)}, got {holdout}. Set another one.')
   chosen = order[num_held:] if name == 'train' else order[:num_held]
   return _source(root, [images[i] for i in sorted(chosen)], name, class_names, seed=seed)
 
@@ -147,10 +147,10 @@ def _class_names(root: str, file: str) -> tuple[str, ...]:
 
 
 def read(root: str, file: str) -> Iterator[Image]:
-  """The images that a label file lists, in its order.
+  """Yields the images of a label file, in its order.
 
   Raises:
-    UserError: a line is of another form, or lists an image that is not there or was listed before.
+    UserError: a line has another form, or lists an image that is missing or was listed before.
   """
   path, seen, problems = os.path.join(root, file), set[str](), list[str]()
   for image, labels in _lines(path):
@@ -158,7 +158,7 @@ def read(root: str, file: str) -> Iterator[Image]:
     if image in seen:
       problems.append(f'{image} twice')
     elif not os.path.isfile(where):
-      problems.append(f'{image}, which is not there')
+      problems.append(f'{image}, which does not exist')
     else:
       seen.add(image)
       yield Image(image, os.path.getsize(where), labels)
@@ -167,12 +167,12 @@ def read(root: str, file: str) -> Iterator[Image]:
                     + (_listed(problems) if problems else 'no image') + f'. {_FORM}')
 
 
-_FORM = ('A line of .csv is `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
+_FORM = ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
          '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
 
 
 def _lines(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-  """Image path and classes of each line that is not empty."""
+  """Yields the image path and the classes of each line that is not empty."""
   try:
     with open(path, newline='', encoding='utf-8') as file:
       yield from _json_lines(path, file) if path.endswith('.jsonl') else _cells(path, file)

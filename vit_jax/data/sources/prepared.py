@@ -1,9 +1,9 @@
-"""Sets written by `--job=prepare`: ArrayRecord shards of `tf.Example` records, and what they are in `info.json`.
+"""`array_record:DIR`: datasets written by `--job=prepare`, as ArrayRecord shards of `tf.Example` records.
 
-A record holds `image` (a file's bytes), `label` (its class) and `name`; where images have several classes, `labels`
-too, and `info.json` says how many at most. It also holds the names of the classes, how the set was made, and of each
-shard its size, number of examples and SHA-256; `SHA256SUMS` is for `sha256sum -c`. A folder without `info.json` is no
-prepared set.
+A record has `image` (the bytes of a file), `label` (its class) and `name`; if images have several classes, also
+`labels`, and `info.json` has their largest number. `info.json` also has the names of the classes, how the dataset was
+made, and size, number of examples and SHA-256 of each shard; `SHA256SUMS` is for `sha256sum -c`. A folder without
+`info.json` is not a prepared dataset.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import access, checksums, records
 from vit_jax.data.source import Record, Source
-from vit_jax.data.sources import array_records, checksums, local_paths, splits, system_errors, tf_example
-from vit_jax.data.sources.tf_example import BadRecord
+from vit_jax.data.sources import splits
 
 FORMAT = 'vit_jax images 1'
 INFO, SUMS = 'info.json', 'SHA256SUMS'
@@ -39,7 +39,7 @@ class PreparedSource:
   def __init__(self, folder: pathlib.Path, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
                most_labels: int = 0) -> None:
     self.name, self.class_names, self.most_labels = name, class_names, most_labels
-    self._records = array_records.Records([str(folder / s.file) for s in shards], [s.num_examples for s in shards])
+    self._records = records.ArrayRecords([str(folder / s.file) for s in shards], [s.num_examples for s in shards])
     text = ' '.join([*(s.sha256 for s in shards), *class_names])
     self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
 
@@ -47,35 +47,35 @@ class PreparedSource:
     return len(self._records)
 
   def __getitem__(self, index: int) -> Record:
-    found = tf_example.parse(self._records[index])
-    image = tf_example.first(found, 'image')
+    found = records.parse(self._records[index])
+    image = records.first(found, 'image')
     if self.most_labels:
-      return Record.multilabel(image, tf_example.integers(found, 'labels'))  # type: ignore[arg-type]
-    return Record(image, int(tf_example.first(found, 'label')))  # type: ignore[arg-type]
+      return Record.multilabel(image, records.integers(found, 'labels'))  # type: ignore[arg-type]
+    return Record(image, int(records.first(found, 'label')))  # type: ignore[arg-type]
 
   def label(self, index: int) -> int:
-    return int(tf_example.first(tf_example.parse(self._records[index]), 'label'))
+    return int(records.first(records.parse(self._records[index]), 'label'))
 
   def describe(self, index: int) -> str:
     place = f'{self.name}[{index}]'
     try:
-      name = tf_example.first(tf_example.parse(self._records[index]), 'name')
-    except (BadRecord, OSError):  # it is named in a message about just that
+      name = records.first(records.parse(self._records[index]), 'name')
+    except (records.BadRecord, OSError):  # the caller describes this record in its error message
       return place
     return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) else place
 
 
 def opener(where: str, *, verify: bool = True) -> Callable[[str], Source]:
-  """How to open a split of a prepared set.
+  """Returns what opens a split of a prepared dataset.
 
   Args:
     where: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
-    verify: compare the checksums of its shards, of each once.
+    verify: compare the checksums of its shards, each once.
 
   Raises:
-    UserError: there is no such set, or (when opening) it is not whole.
+    UserError: there is no such dataset, or (when opening) it is incomplete.
   """
-  path = pathlib.Path(local_paths.resolve(where, 'array_record:DIR'))
+  path = pathlib.Path(access.resolve(where, 'array_record:DIR'))
   folder, pattern = (path.parent, path.name) if set(path.name) & set('*?[') else (path, '*')
   info = read_info(folder)
 
@@ -85,8 +85,8 @@ def opener(where: str, *, verify: bool = True) -> Callable[[str], Source]:
     listed = [Shard(**s) for s in info['splits'][name]]
     shards = [s for s in listed if fnmatch.fnmatch(s.file, pattern)]
     if not shards:
-      raise UserError(f'array_record:{where} matches no shard of {name} in {folder}; there are: '
-                      f'{", ".join(s.file for s in listed[:5])}')
+      raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
+                      f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
     _check_sizes(folder, shards)
     if verify:
       _check_sums(folder, shards)
@@ -96,17 +96,17 @@ def opener(where: str, *, verify: bool = True) -> Callable[[str], Source]:
 
 
 def read_info(folder: pathlib.Path) -> dict[str, Any]:
-  """What `folder/info.json` says.
+  """Returns the content of `folder/info.json`.
 
   Raises:
-    UserError: it is not there, or of another format.
+    UserError: it is missing, damaged, or of another format.
   """
   path = folder / INFO
   if not path.is_file():
     part = folder.with_name(f'{folder.name}.part')
-    hint = (f'; {part} is one that was not finished: run the same --job=prepare again' if part.is_dir() else
-            f'; right would be a folder written by --job=prepare --data=folder:PATH --to={folder}')
-    raise UserError(f'there is no prepared set in {folder} (no {INFO}){hint}')
+    hint = (f'{part} is not finished: run the same --job=prepare again.' if part.is_dir() else
+            f'Prepare one with --job=prepare --data=folder:PATH --to={folder}.')
+    raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
   try:
     info = json.loads(path.read_text())
     if not isinstance(info, dict):
@@ -114,20 +114,20 @@ def read_info(folder: pathlib.Path) -> dict[str, Any]:
     if info.get('format') == FORMAT:
       shards = [Shard(**shard) for shards in info['splits'].values() for shard in shards]
       if outside := [shard.file for shard in shards if not _is_inside(shard.file)]:
-        raise ValueError(f'{outside[0]!r}, which is not a file of this folder')
+        raise ValueError(f'{outside[0]!r}, which is outside of this folder')
       tuple(info['class_names'])
   except OSError as error:
-    raise system_errors.stop(error, str(path)) from error
+    raise access.user_error(error, str(path)) from error
   except (ValueError, TypeError, KeyError, AttributeError) as error:
-    raise UserError(f'{path}: expected what --job=prepare wrote, got {type(error).__name__}: {error}. It is damaged: '
-                    'copy it again, or prepare the set again') from error
+    raise UserError(f'{path}: expected the output of --job=prepare, got {type(error).__name__}: {error}. The file is '
+                    'damaged: copy it again, or prepare the dataset again.') from error
   if info.get('format') != FORMAT:
-    raise UserError(f'{path} says format {info.get("format")!r}; right would be {FORMAT!r}: prepare the set again')
+    raise UserError(f'{path}: expected the format {FORMAT!r}, got {info.get("format")!r}. Prepare the dataset again.')
   return info
 
 
 def _is_inside(file: str) -> bool:
-  """Whether a file that a description names lies in its folder."""
+  """Returns whether a file of a description is inside of its folder."""
   path = pathlib.PurePath(file)
   return bool(path.parts) and not path.is_absolute() and '..' not in path.parts and '\0' not in file
 
@@ -138,19 +138,19 @@ def _check_sums(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
     expected = {s.file: s.sha256 for s in shards}
     shown = '; '.join(f'{file}: expected SHA-256 {expected[file][:12]}…, got {found[:12]}…'
                       for file, found in list(changed.items())[:5])
-    raise UserError(f'{len(changed)} of {len(shards)} shards in {folder} are not as they were written: {shown}. Copy '
-                    'them again, or prepare the set again; data.verify_shards=false reads them all the same, and '
-                    'counts damaged records as bad images')
+    raise UserError(f'{folder}: expected unchanged shards, got {len(changed)} of {len(shards)} with another checksum: '
+                    f'{shown}. Copy them again, or prepare the dataset again; data.verify_shards=false reads them '
+                    'anyway, and counts damaged records as bad images.')
 
 
 def _check_sizes(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
-  faults = []
+  problems = []
   for shard in shards:
     path = folder / shard.file
     size = path.stat().st_size if path.is_file() else None
     if size != shard.num_bytes:
-      faults.append(f'{shard.file}: ' + ('missing' if size is None else f'{size:,} bytes') +
-                    f', want {shard.num_bytes:,} bytes')
-  if faults:
-    raise UserError(f'{len(faults)} shards in {folder} are not as they were written: {"; ".join(faults[:5])}; '
-                    f'right would be a whole copy (sha256sum -c {SUMS} tells), or to prepare it again')
+      problems.append(f'{shard.file}: expected {shard.num_bytes:,} bytes, got '
+                      + ('no file' if size is None else f'{size:,} bytes'))
+  if problems:
+    raise UserError(f'{folder}: {len(problems)} shards have changed: {"; ".join(problems[:5])}. Copy the dataset again '
+                    f'(check the copy with sha256sum -c {SUMS}), or prepare it again.')

@@ -1,7 +1,7 @@
-"""Writes prepared sets (`prepared.py`): whole, or not at all.
+"""Writes prepared datasets (`prepared.py`): completely, or not at all.
 
-Everything is made in `DIR.part`, shard by shard, and becomes `DIR` by one renaming at the end. A shard that is
-finished leaves a note beside it, so that the same command goes on after a kill; another command starts over.
+All files are written to `DIR.part`, shard by shard, which is renamed to `DIR` at the end. A finished shard has a note
+beside it, so that the same command resumes after a kill; another command starts over.
 """
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import headers, image_ops
-from vit_jax.data.pipeline import order, prefetch
+from vit_jax.data.files import checksums, open_files, records
+from vit_jax.data.image import decode, headers
+from vit_jax.data.pipeline import order
 from vit_jax.data.source import UNKNOWN, Source, most_labels
-from vit_jax.data.sources import checksums, prepared, tf_example
+from vit_jax.data.sources import prepared
 
 _CHUNK = 64  # examples converted at a time
 log = logging.getLogger('vit_jax.data')
@@ -33,11 +34,11 @@ _PLAN, _LOCK, _NOTE = 'plan.json', '.lock', '.done'
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a set is made.
+  """How a dataset is made.
 
-  short_px: pictures with a longer short side are shrunk to this one; 0 keeps all files as they are.
-  quality: of the JPEG files of shrunk pictures, 1 to 100.
-  num_shards: of each split; 0 = one for about every 256 MiB of the stored files.
+  short_px: images with a longer short side are resized to this one; 0 keeps all files unchanged.
+  quality: JPEG quality of resized images, 1 to 100.
+  num_shards: number of shards of each split; 0 = one for about every 256 MiB of the stored files.
   seed: of the order of examples.
   """
   short_px: int
@@ -48,20 +49,20 @@ class Settings:
 
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings, *, name_of: Callable[[str], str],
           on_written: Callable[[int], None]) -> bool:
-  """Writes the splits as a prepared set.
+  """Writes the splits as a prepared dataset.
 
   Args:
-    splits: sources by the names their splits shall have.
-    folder: to become the set.
-    settings: how.
-    name_of: shortens what a source calls an example, such as a path.
-    on_written: told of examples as they are written.
+    splits: sources by the names of the splits to write.
+    folder: the folder to write.
+    settings: how the dataset is made.
+    name_of: shortens the description of an example, such as a path.
+    on_written: called with the number of examples after they are written.
 
   Returns:
-    False if the same set is there already.
+    False if the same dataset exists already.
 
   Raises:
-    UserError: something else is there, or another process writes it.
+    UserError: the folder has other content, or another process writes it.
   """
   plan = {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
           **dataclasses.asdict(settings)}
@@ -82,7 +83,7 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
 
 
 def _most_labels(found: Collection[Source]) -> int:
-  """The most labels of an image; a source that does not know is read through."""
+  """Returns the largest number of labels of an image; a source that does not know it is read completely."""
   counts = [most_labels(source) for source in found]
   return max(max((len(source[i].labels or ()) for i in range(len(source))), default=1) if count == UNKNOWN
              else count for source, count in zip(found, counts, strict=True))
@@ -90,7 +91,7 @@ def _most_labels(found: Collection[Source]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-  """One shard to be written: examples `indexes` of a source."""
+  """One shard to write: examples `indexes` of a source."""
   path: pathlib.Path
   source: Source
   indexes: HostArray
@@ -101,21 +102,21 @@ class _Job:
     image, label, labels = self.source[index]
     several = {} if labels is None else {'labels': labels}
     name = self.name_of(self.source.describe(index))
-    return tf_example.encode({'image': stored(image, short_px=self.settings.short_px, quality=self.settings.quality),
-                            'label': label, 'name': os.fsencode(name), **several})
+    return records.encode({'image': stored(image, short_px=self.settings.short_px, quality=self.settings.quality),
+                           'label': label, 'name': os.fsencode(name), **several})
 
 
 def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
-  """The bytes to keep of a picture: its file, if it is not to be shrunk; a JPEG, if it is; a PNG of an array.
+  """Returns the bytes to store: the file if the image is not resized, a JPEG if it is, a PNG of an array.
 
-  The JPEG of a shrunk image keeps the EXIF orientation, and nothing else of EXIF.
-  A file that cannot be decoded is kept as it is: what reads the set reports it.
+  The JPEG of a resized image keeps only the orientation of its EXIF data.
+  A file that cannot be decoded is kept unchanged: it is reported when the dataset is read.
   """
   if isinstance(image, bytes) and not short_px:
     return image
   try:
-    pixels = image_ops.as_rgb(image)
-  except image_ops.BadImage:
+    pixels = decode.as_rgb(image)
+  except decode.BadImage:
     return bytes(image)
   height, width = pixels.shape[:2]
   factor = short_px / min(height, width)
@@ -124,7 +125,7 @@ def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
   size = (max(1, round(width * factor)), max(1, round(height * factor)))
   small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
   made = _encoded(small, '.jpg', [cv2.IMWRITE_JPEG_QUALITY, quality])
-  orientation = image_ops.find_orientation(image) if isinstance(image, bytes) else 1
+  orientation = decode.find_orientation(image) if isinstance(image, bytes) else 1
   return headers.write_orientation(made, orientation) if orientation != 1 else made
 
 
@@ -135,19 +136,20 @@ def _encoded(pixels: HostArray, extension: str, options: list[int]) -> bytes:
 def _check_same(folder: pathlib.Path, plan: Mapping[str, Any]) -> None:
   there = prepared.read_info(folder)['made'] if (folder / prepared.INFO).is_file() else None
   if there != json.loads(json.dumps(plan)):
-    what = 'a set prepared otherwise' if there else 'something else'
-    raise UserError(f'--to={folder} holds {what}; right would be a folder that is not there yet')
+    what = 'a dataset prepared with other settings' if there else 'other content'
+    raise UserError(f'--to={folder}: expected a new folder, got one with {what}. Choose another folder.')
 
 
 def _take(descriptor: int, part: pathlib.Path) -> None:
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError:
-    raise UserError(f'{part} is being written by another process; wait for it, or take another --to') from None
+    raise UserError(f'{part}: expected no other process to write it, got one. Wait for it, or choose another --to.'
+                    ) from None
 
 
 def _start_over_unless(part: pathlib.Path, plan: Mapping[str, Any]) -> None:
-  """Empties `part` unless it was begun with the same plan."""
+  """Empties `part` unless it was started with the same plan."""
   path, text = part / _PLAN, json.dumps(plan)
   if path.is_file() and path.read_text() == text:
     return
@@ -167,25 +169,25 @@ def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
 
 
 def _default_shards(source: Source, indexes: HostArray) -> int:
-  """One for about 256 MiB, as the first examples of a random order say."""
+  """Returns one per 256 MiB, estimated from the first examples of a random order."""
   sizes = [len(image) if isinstance(image, bytes) else image.nbytes
            for image in (source[i].image for i in indexes[:50].tolist())]
   return max(1, round(float(np.mean(sizes)) * len(source) / 2**28))
 
 
 def _read_note(note: pathlib.Path) -> prepared.Shard | None:
-  """What was noted of a shard; None if it was not, or the note is damaged, so that the shard is written again."""
+  """Returns the note of a finished shard; None if it is missing or damaged, so that the shard is written again."""
   try:
     return prepared.Shard(**json.loads(note.read_text()))
   except FileNotFoundError:
     return None
   except (ValueError, TypeError) as error:
-    log.warning('%s is damaged (%s); its shard is written again.', note, error)
+    log.warning('%s is damaged (%s); the shard is written again.', note, error)
     return None
 
 
 def _finish(job: _Job, on_written: Callable[[int], None]) -> prepared.Shard:
-  """Writes a shard, unless its note says that it has been."""
+  """Writes a shard, unless its note exists."""
   note = job.path.with_name(f'{job.path.name}{_NOTE}')
   if job.path.is_file() and (written := _read_note(note)):
     on_written(len(job.indexes))
@@ -205,8 +207,8 @@ def _finish(job: _Job, on_written: Callable[[int], None]) -> prepared.Shard:
 
 def _write_records(path: pathlib.Path, job: _Job, on_written: Callable[[int], None]) -> None:
   from array_record.python import array_record_module as array_record
-  writer = array_record.ArrayRecordWriter(str(path), 'group_size:1')  # one record a group: read in any order
-  with concurrent.futures.ThreadPoolExecutor(prefetch.num_threads(0)) as pool:
+  writer = array_record.ArrayRecordWriter(str(path), 'group_size:1')  # one record per group, for random access
+  with concurrent.futures.ThreadPoolExecutor(open_files.num_threads(0)) as pool:
     for start in range(0, len(job.indexes), _CHUNK):
       records = list(pool.map(job.record, job.indexes[start:start + _CHUNK].tolist()))
       for record in records:
@@ -217,7 +219,7 @@ def _write_records(path: pathlib.Path, job: _Job, on_written: Callable[[int], No
 
 def _close(part: pathlib.Path, folder: pathlib.Path, listed: Mapping[str, Sequence[prepared.Shard]],
            info: Mapping[str, Any]) -> None:
-  """Writes what the set is, and gives it its name."""
+  """Writes the description of the dataset, and renames the folder."""
   content = {**info, 'splits': {name: [s._asdict() for s in shards] for name, shards in listed.items()}}
   (part / prepared.INFO).write_text(json.dumps(content, indent=1))
   sums = ''.join(f'{s.sha256}  {s.file}\n' for shards in listed.values() for s in shards)

@@ -1,7 +1,7 @@
-"""Which examples make up a split: the slice syntax of TFDS, hold-outs, and parts of sources.
+"""The examples of a split: the slice syntax of TFDS, and hold-outs.
 
-`train[:98%]`, `train[-100:]`, `train[:800]+val[:200]`: bounds are examples, or per cent of the split rounded
-to the nearest example, counted in the source's fixed order.
+`train[:98%]`, `train[-100:]`, `train[:800]+val[:200]`: bounds are examples, or percentages of the split rounded to the
+nearest example, counted in the fixed order of the source.
 """
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.source import ConcatSource, Part, Source
 
 log = logging.getLogger('vit_jax.data')
 
@@ -26,36 +27,36 @@ _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?
 
 
 class Term(NamedTuple):
-  """One `name[lower:upper]`; bounds as written, '' for none."""
+  """One `name[lower:upper]`; bounds as written, '' if not given."""
   name: str
   lower: str
   upper: str
 
 
 def parse(text: str) -> list[Term]:
-  """The terms of a split such as `train[:98%]+val`.
+  """Returns the terms of a split such as `train[:98%]+val`.
 
   Raises:
-    UserError: not of that form.
+    UserError: the text has another form.
   """
   matches = [_TERM.fullmatch(term) for term in text.split('+')]
   if not all(matches):
-    raise UserError(f'the split {text!r} is not understood; right are: train, train[:98%], train[-100:], '
-                    'train[:800]+val[:200]')
+    raise UserError(f'split: expected a name or a slice such as train, train[:98%], train[-100:] or '
+                    f'train[:800]+val[:200], got {text!r}.')
   return [Term(m['name'], m['lower'] or '', m['upper'] or '') for m in matches if m]
 
 
 def bounds(term: Term, num_examples: int) -> tuple[int, int]:
-  """First and one-past-last example of `term` in a split of `num_examples`.
+  """Returns the first and one-past-last example of `term` in a split of `num_examples`.
 
   Raises:
-    UserError: the term is empty or reaches outside of the split.
+    UserError: the term is empty or extends beyond the split.
   """
   start = _position(term.lower, num_examples, default=0)
   stop = _position(term.upper, num_examples, default=num_examples)
   if not 0 <= start < stop <= num_examples:
-    raise UserError(f'the split {term.name}[{term.lower}:{term.upper}] is examples {start} to {stop} of '
-                    f'{num_examples:,}; it must hold at least one, and lie inside')
+    raise UserError(f'split {term.name}[{term.lower}:{term.upper}]: expected at least one of {num_examples:,} '
+                    f'examples, got {start} to {stop}.')
   return start, stop
 
 
@@ -69,36 +70,46 @@ def _position(bound: str, num_examples: int, *, default: int) -> int:
 
 
 def resolve(name: str, known: Iterable[str], *, source: str) -> str:
-  """The split of `known` that `name` stands for: itself, a synonym, or validation where `test` lacks.
+  """Returns the split of `known` for `name`: itself, a synonym, or validation if there is no `test`.
 
   Raises:
-    UserError: there is none.
+    UserError: there is no such split.
   """
   names = sorted(known)
   for other in (name, *(SYNONYMS if name in SYNONYMS else ())):
     if other in names:
       return other
   if name == 'test' and (validation := [n for n in SYNONYMS if n in names]):
-    log.warning('%s has no split test; taking %s for it', source, validation[0])
+    log.warning('%s has no split test; using %s instead.', source, validation[0])
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
-  hint = f'; did you mean {near[0]}?' if near else ''
-  raise UserError(f'{source} has no split {name!r}, only: {", ".join(names)}{hint}')
+  hint = f' Did you mean {near[0]}?' if near else ''
+  raise UserError(f'split of {source}: expected one of {", ".join(names)}, got {name!r}.{hint}')
+
+
+def select(open_named: Callable[[str], Source], split: str) -> Source:
+  """Opens `split` (such as `train[:800]+val[:200]`), given what opens complete splits."""
+  terms = parse(split)
+  parts = [Part(source, *bounds(term, len(source)))
+           for term in terms for source in [open_named(term.name)]]
+  if len(parts) == 1 and not (terms[0].lower or terms[0].upper):
+    return parts[0].source
+  return ConcatSource(parts, name=f'{parts[0].source.name.rpartition("/")[0]}/{split}')
 
 
 def scattered(names: Sequence[str], *, seed: int) -> list[int]:
-  """Positions of `names` in an order that follows from the names and `seed` alone, classes well mixed."""
+  """Returns the positions of `names` in an order that depends only on the names and `seed`, with mixed classes."""
   return sorted(range(len(names)), key=lambda i: hashlib.blake2b(
       f'{seed}/{names[i]}'.encode(errors='surrogateescape'), digest_size=8).digest())
 
 
 def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:
-  """Splits positions so that every class keeps its share: the first ones of each class are held out.
+  """Splits positions with equal class proportions: the first ones of each class are held out.
 
   Args:
     labels: `[S] i32`, in an order that is already random.
-    part: of the examples to hold out, in (0, 1); rounded up in all, by largest remainder in each class. A
-      class never gives its only example.
+    part: fraction of the examples to hold out, in (0, 1); rounded up in total, by largest remainder in each class.
+      The only example of a class is never held out.
 
   Returns:
     Positions kept and held out, i64, each in ascending order.

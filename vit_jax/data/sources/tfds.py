@@ -1,6 +1,6 @@
-"""Sets prepared by TensorFlow Datasets in ArrayRecord or TFRecord files, read without TensorFlow.
+"""`tfds:NAME[/CONFIG][:VERSION]`: datasets prepared by TensorFlow Datasets, read without TensorFlow.
 
-Images come as the stored JPEG or PNG bytes. The order is that of the files: the same for both formats.
+Images are the stored JPEG or PNG bytes. The order is that of the files: the same for ArrayRecord and TFRecord files.
 """
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import access, records
 from vit_jax.data.source import UNKNOWN, Record, Source
-from vit_jax.data.sources import array_records, local_paths, splits, system_errors, tf_example, tfrecord
-from vit_jax.data.sources.tf_example import BadRecord
+from vit_jax.data.sources import splits
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
 
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
-_TRIES = 100  # damaged records in a row, until which a set is asked for labels
-_Feature = TypeVar('_Feature')
+_TRIES = 100  # damaged records in a row before the check for labels gives up
 
 
 class Columns(NamedTuple):
-  """Names of the features that hold image and class, the names of the classes, and whether an image has several."""
+  """The features that hold image and class, the names of the classes, and whether an image has several classes."""
   image: str
   label: str
   class_names: tuple[str, ...]
   several: bool = False
 
 
+class ClassColumn(NamedTuple):
+  """A feature with classes: its path, such as `objects/label`, names of classes, and whether it is a sequence."""
+  path: str
+  class_names: tuple[str, ...]
+  several: bool
+
+
 class TfdsSource:
-  """A split of a set prepared as ArrayRecord or TFRecord files."""
+  """A split of a dataset prepared as ArrayRecord or TFRecord files."""
 
   def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns) -> None:
     info = builder.info.splits[split]
@@ -47,66 +53,38 @@ class TfdsSource:
     return len(self._records)
 
   def __getitem__(self, index: int) -> Record:
-    found = tf_example.parse(self._records[index])
-    image, column = tf_example.first(found, self._columns.image), self._columns.label
-    if self._columns.several:
-      return Record.multilabel(image, tf_example.integers(found, column))  # type: ignore[arg-type]
-    return Record(image, int(tf_example.first(found, column)))  # type: ignore[arg-type]
+    found = records.parse(self._records[index])
+    image, column = records.first(found, self._columns.image), self._columns.label
+    if self._columns.several:  # objects of one class may be several
+      return Record.multilabel(image, list(dict.fromkeys(records.integers(found, column))))  # type: ignore[arg-type]
+    return Record(image, int(records.first(found, column)))  # type: ignore[arg-type]
 
   def features(self, index: int) -> Mapping[str, Any]:
-    """All features of an example by name, as they are stored; text as bytes, other ones as lists."""
-    found = tf_example.parse(self._records[index])
+    """Returns all features of an example by name, as they are stored; text as bytes, others as lists."""
+    found = records.parse(self._records[index])
     return {name: x[0] if x and isinstance(x[0], bytes) else x for name, x in found.items()}
 
   def label(self, index: int) -> int:
-    found = tf_example.parse(self._records[index])
+    found = records.parse(self._records[index])
     if self._columns.several:
-      return next(iter(tf_example.integers(found, self._columns.label)), -1)
-    return int(tf_example.first(found, self._columns.label))
+      return next(iter(records.integers(found, self._columns.label)), -1)
+    return int(records.first(found, self._columns.label))
 
   def describe(self, index: int) -> str:
     return f'{self.name}[{index}]'
 
 
-def open_records(builder: DatasetBuilder, split: str) -> array_records.Records | tfrecord.Records:
-  """The records of a split, in the order of its files.
-
-  Raises:
-    UserError: it was prepared in a format that cannot be read in any order.
-  """
-  info = builder.info.splits[split]
-  paths, counts = [os.path.abspath(os.fspath(path)) for path in info.filepaths], list(info.shard_lengths)
-  match builder.info.file_format.value:
-    case 'array_record':
-      return array_records.Records(paths, counts)
-    case 'tfrecord':
-      return tfrecord.Records(paths, counts)
-    case kind:
-      raise UserError(f'{builder.data_dir}: expected ArrayRecord or TFRecord, which can be read in any order, got '
-                      f'{kind}. Prepare the dataset in one of these formats.')
-
-
-def open_builder(folder: str) -> DatasetBuilder:
-  """What TFDS knows of a prepared set. Raises UserError where its description is damaged."""
-  import tensorflow_datasets as tfds
-  from google.protobuf import json_format
-  try:
-    return tfds.builder_from_directory(folder)
-  except (json_format.Error, ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
-    raise UserError(f'{folder}: expected dataset_info.json and features.json as TFDS writes them, got '
-                    f'{type(error).__name__}: {error}. Copy or prepare the set again') from error
-
-
 def opener(name: str, *, data_dir: str, label_column: str = '') -> Callable[[str], Source]:
-  """How to open a split of the set `NAME[/CONFIG][:VERSION]`.
+  """Returns what opens a split of the dataset `NAME[/CONFIG][:VERSION]`.
 
   Args:
-    name: of the set; without configuration, the only one; without version, the newest.
-    data_dir: where prepared sets lie; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-    label_column: the feature with the class or classes; '' is `label`, or the only one.
+    name: of the dataset; the default configuration is the only one, the default version the newest.
+    data_dir: the folder of prepared datasets; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+    label_column: the feature with the class or classes, by its path, such as `objects/label`; '' is `label`, or the
+      only one.
 
   Raises:
-    UserError: it is not there, or prepared in another format.
+    UserError: the dataset is not prepared, or prepared in another format.
   """
   folder = find(name, data_dir=data_dir)
 
@@ -124,29 +102,46 @@ def opener(name: str, *, data_dir: str, label_column: str = '') -> Callable[[str
   return open_named
 
 
-def _first_label(source: TfdsSource) -> int:
-  """The class of the first example that is not damaged; 0 if there is none among the first."""
-  for index in range(min(len(source), _TRIES)):
-    try:
-      return source.label(index)
-    except BadRecord:
-      continue
-    except OSError as error:
-      raise system_errors.stop(error, source.name) from error
-  return 0
+def open_records(builder: DatasetBuilder, split: str) -> records.ArrayRecords | records.TfRecords:
+  """Returns the records of a split, in the order of its files.
+
+  Raises:
+    UserError: the format of the files does not support random access.
+  """
+  info = builder.info.splits[split]
+  paths, counts = [os.path.abspath(os.fspath(path)) for path in info.filepaths], list(info.shard_lengths)
+  match builder.info.file_format.value:
+    case 'array_record':
+      return records.ArrayRecords(paths, counts)
+    case 'tfrecord':
+      return records.TfRecords(paths, counts)
+    case kind:
+      raise UserError(f'{builder.data_dir}: expected ArrayRecord or TFRecord, which support random access, got {kind}. '
+                      'Prepare the dataset in one of these formats.')
+
+
+def open_builder(folder: str) -> DatasetBuilder:
+  """Returns the TFDS builder of a prepared dataset. Raises UserError if its description is damaged."""
+  import tensorflow_datasets as tfds
+  from google.protobuf import json_format
+  try:
+    return tfds.builder_from_directory(folder)
+  except (json_format.Error, ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
+    raise UserError(f'{folder}: expected dataset_info.json and features.json as TFDS writes them, got '
+                    f'{type(error).__name__}: {error}. Copy or prepare the dataset again.') from error
 
 
 def data_folder(data_dir: str) -> str:
-  """Where prepared sets lie: `data_dir`, or for '' $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+  """Returns the folder of prepared datasets: `data_dir`, or for '' $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR', '') or os.path.join('~', 'tensorflow_datasets')
-  return local_paths.resolve(data_dir, 'data_dir, where sets of TFDS lie')
+  return access.resolve(data_dir, 'data_dir, the folder of TFDS datasets')
 
 
 def find(name: str, *, data_dir: str) -> str:
-  """The directory of a prepared set: DATA_DIR/NAME[/CONFIG]/VERSION.
+  """Returns the directory of a prepared dataset: DATA_DIR/NAME[/CONFIG]/VERSION.
 
   Raises:
-    UserError: it is not there.
+    UserError: it is missing.
   """
   data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
@@ -154,16 +149,28 @@ def find(name: str, *, data_dir: str) -> str:
   if not version and not _versions(folder):
     configs = [c for c in _entries(folder) if _versions(os.path.join(folder, c))]
     if len(configs) > 1:
-      raise UserError(f'tfds:{name} has several configurations in {folder}: {", ".join(sorted(configs))}; '
-                      f'right would be one of them, such as tfds:{path}/{sorted(configs)[0]}')
+      raise UserError(f'tfds:{name}: expected one of the configurations in {folder}, {", ".join(sorted(configs))}, got '
+                      f'none. Set tfds:{path}/{sorted(configs)[0]}, for example.')
     folder = os.path.join(folder, *configs)
   version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
   found = os.path.join(folder, version)
   if not version or not os.path.isfile(os.path.join(found, 'dataset_info.json')):
-    raise UserError(f'tfds:{name} is not prepared in {data_dir} (looked at {found}); right would be another '
-                    'data.data_dir, or to make it, which may take TensorFlow: python -m vit_jax.main --job=prepare '
+    raise UserError(f'tfds:{name} is not prepared in {data_dir} (expected in {found}). Set another data.data_dir, or '
+                    'prepare it, which may need TensorFlow: python -m vit_jax.main --job=prepare '
                     f'--data=tfds:{name} --to=DIR, and then data.source=array_record:DIR')
   return found
+
+
+def _first_label(source: TfdsSource) -> int:
+  """Returns the class of the first undamaged example; 0 if there is none among the first."""
+  for index in range(min(len(source), _TRIES)):
+    try:
+      return source.label(index)
+    except records.BadRecord:
+      continue
+    except OSError as error:
+      raise access.user_error(error, source.name) from error
+  return 0
 
 
 def _entries(folder: str) -> list[str]:
@@ -177,22 +184,35 @@ def _versions(folder: str) -> list[str]:
 def _columns(builder: DatasetBuilder, folder: str, label_column: str) -> Columns:
   import tensorflow_datasets as tfds
   features = dict(builder.info.features)
-  image = _the_one({k: f for k, f in features.items() if isinstance(f, tfds.features.Image)}, 'image', folder)
-  single = {k: f for k, f in features.items() if isinstance(f, tfds.features.ClassLabel)}
-  lists = {k: f.feature for k, f in features.items()
-           if isinstance(f, tfds.features.Sequence) and isinstance(f.feature, tfds.features.ClassLabel)}
-  both = single | lists
-  if label_column and label_column not in both:
-    raise UserError(f'data.label_column: expected a feature of {folder} with classes ({", ".join(both) or "none"}), '
-                    f'got {label_column!r}.')
-  label = label_column or (_the_one(single, 'label', folder) if single or not lists else
-                           _the_one(lists, 'labels', folder))
-  return Columns(image, label, tuple(both[label].names), label in lists)
+  image = _the_one([k for k, f in features.items() if isinstance(f, tfds.features.Image)], 'image', folder)
+  found = {column.path: column for column in class_columns(features)}
+  if label_column and label_column not in found:
+    known = ', '.join(sorted(found)) or 'none'
+    raise UserError(f'data.label_column: expected a feature of {folder} with classes ({known}), got {label_column!r}.')
+  single = [path for path, column in found.items() if not column.several and '/' not in path]
+  lists = [path for path, column in found.items() if column.several and '/' not in path]
+  path = label_column or (_the_one(single, 'label', folder) if single else
+                          _the_one(lists or list(found), 'labels' if found else 'label', folder))
+  return Columns(image, path, found[path].class_names, found[path].several)
 
 
-def _the_one(found: dict[str, _Feature], usual: str, folder: str) -> str:
-  """The feature of the usual name, or the only one."""
+def class_columns(features: Mapping[str, Any], *, prefix: str = '', several: bool = False) -> Iterator[ClassColumn]:
+  """Yields the features with classes, also inside of dictionaries and of sequences, such as `objects/label`."""
+  import tensorflow_datasets as tfds
+  for name, feature in features.items():
+    is_sequence = isinstance(feature, tfds.features.Sequence)
+    inner, path = feature.feature if is_sequence else feature, f'{prefix}{name}'
+    if is_sequence and several:  # a sequence in a sequence is stored as a ragged array
+      continue
+    if isinstance(inner, tfds.features.ClassLabel):
+      yield ClassColumn(path, tuple(inner.names), several or is_sequence)
+    elif isinstance(inner, tfds.features.FeaturesDict):
+      yield from class_columns(dict(inner), prefix=f'{path}/', several=several or is_sequence)
+
+
+def _the_one(found: Sequence[str], usual: str, folder: str) -> str:
+  """Returns the feature of the usual name, or the only one."""
   if usual in found or len(found) == 1:
-    return usual if usual in found else next(iter(found))
-  raise UserError(f'{folder} has {len(found)} features that could be the {usual}: '
-                  f'{", ".join(found) or "none"}; right would be one, or one named {usual}')
+    return usual if usual in found else found[0]
+  raise UserError(f'{folder}: expected one feature that can be the {usual}, or one of that name, got '
+                  f'{", ".join(found) or "none"}.' + (' Set data.label_column.' if found and usual != 'image' else ''))

@@ -1,4 +1,4 @@
-"""Downloads and prepares a TFDS dataset in its own process: `python -m vit_jax.data.sources.tfds_build`.
+"""Downloads and prepares a TFDS dataset in its own process: `python -m vit_jax.data.sources.tfds_build NAME DATA_DIR`.
 
 Most builders need TensorFlow, which must not share a process with JAX's devices. The files are ArrayRecord.
 """
@@ -10,30 +10,31 @@ from collections.abc import Sequence
 
 from vit_jax.core.errors import UserError
 
-MISSING = 3  # exit status where a package lacks
+MISSING = 3  # exit status if a package is not installed
 
 
-def build_apart(name: str, *, data_dir: str) -> None:
-  """Prepares the set NAME[/CONFIG][:VERSION] below `data_dir`, in another process.
+def build_in_process(name: str, *, data_dir: str) -> None:
+  """Prepares the dataset NAME[/CONFIG][:VERSION] below `data_dir`, in another process.
 
   Raises:
-    UserError: that process failed; it has said why.
+    UserError: that process failed; it has printed the reason.
   """
   command = [sys.executable, '-m', 'vit_jax.data.sources.tfds_build', name, data_dir]
   status = subprocess.run(command, check=False).returncode
   if status:
-    raise UserError(f'tfds:{name} could not be prepared in {data_dir} (exit status {status}; the reason stands above)')
+    raise UserError(f'tfds:{name}: expected to prepare it in {data_dir}, got exit status {status}; see '
+                    'the message above.')
 
 
 def main(arguments: Sequence[str]) -> int:
-  """The other process: exit status."""
+  """Runs in the other process; returns the exit status."""
   import tensorflow_datasets as tfds
   name, data_dir = arguments
   try:
     tfds.builder(name, data_dir=data_dir, file_format='array_record').download_and_prepare()
   except ModuleNotFoundError as error:
-    print(f'error: preparing tfds:{name} needs the package {error.name}, which is not installed here; right would be: '
-          "pip install 'vit-jax[tfds]'. It is needed to prepare the set, not to read it.", file=sys.stderr)
+    print(f'error: preparing tfds:{name} needs the package {error.name}, which is not installed. Run '
+          "pip install 'vit-jax[tfds]'. It is needed to prepare the dataset, not to read it.", file=sys.stderr)
     return MISSING
   except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError, OSError) as error:
     print(f'error: tfds:{name}: {error}', file=sys.stderr)

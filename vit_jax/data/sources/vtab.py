@@ -1,12 +1,12 @@
-"""VTAB-1k: the 19 tasks of the Visual Task Adaptation Benchmark (arXiv 1910.04867), from sets prepared by TFDS.
+"""`vtab:TASK`: the 19 tasks of the Visual Task Adaptation Benchmark (VTAB-1k, arXiv 1910.04867), from TFDS datasets.
 
-A task is a set of TFDS, what of it trains, validates and tests, and a rule from its features to a class; splits and
-rules are those of the authors' `task_adaptation`. `vtab:TASK` is a source with the splits
+A task is a TFDS dataset, its training, validation and test parts, and a rule from its features to a class; splits and
+rules are those of the authors' `task_adaptation`. The splits of the source are
 
   train val trainval test             all examples
-  train800 val200 train800val200      the first 800 and 200 of train and val; results are on the whole of test
+  train800 val200 train800val200      the first 800 and 200 of train and val; results are measured on all of test
 
-Records are read as they are stored, in the order of the files, without TensorFlow.
+Records are read in the order of the files, without TensorFlow.
 """
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import image_ops
-from vit_jax.data.source import Part, Parts, Record, Source
-from vit_jax.data.sources import splits, tf_example, tfds
+from vit_jax.data.files import records
+from vit_jax.data.image import decode
+from vit_jax.data.source import ConcatSource, Part, Record, Source
+from vit_jax.data.sources import splits, tfds
 from vit_jax.data.sources.vtab_tasks import SETS, TASKS, Features, Set, Task
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ SPLITS = ('train', 'val', 'trainval', 'test', 'train800', 'val200', 'train800val
 
 
 class Range(NamedTuple):
-  """Examples `start` to `stop` of a split of TFDS."""
+  """Examples `start` to `stop` of a TFDS split."""
   split: str
   start: int
   stop: int
 
 
 class VtabSource:
-  """A whole split of TFDS as a task sees it."""
+  """A complete TFDS split with the classes of a task."""
 
   def __init__(self, builder: DatasetBuilder, split: str, task: Task) -> None:
     info = builder.info.splits[split]
@@ -57,16 +58,16 @@ class VtabSource:
 
   def __getitem__(self, index: int) -> Record:
     features = self.features(index)
-    stored = tf_example.first(features, self._task.image)
+    stored = records.first(features, self._task.image)
     assert isinstance(stored, bytes)
     image: bytes | HostArray = stored
     if self._task.pixel_factor != 1:
-      image = image_ops.decode(stored) * np.uint8(self._task.pixel_factor)
+      image = decode.decode(stored) * np.uint8(self._task.pixel_factor)
     return Record(image, self._label(features))
 
   def features(self, index: int) -> Features:
-    """All features of an example, in lists, as they are stored."""
-    return tf_example.parse(self._records[index])
+    """Returns all features of an example, in lists, as they are stored."""
+    return records.parse(self._records[index])
 
   def label(self, index: int) -> int:
     return self._label(self.features(index))
@@ -77,28 +78,28 @@ class VtabSource:
   def _label(self, features: Features) -> int:
     label = self._task.label(features)
     if not 0 <= label < self._task.num_classes:
-      raise UserError(f'{self.name} has an example of class {label}; a class of {self._task.name} is 0 to '
-                      f'{self._task.num_classes - 1}')
+      raise UserError(f'{self.name}: expected classes from 0 to {self._task.num_classes - 1}, got {label}.')
     return label
 
 
 def _class_names(builder: DatasetBuilder, task: Task) -> tuple[str, ...]:
-  """Names as the set has them where the task's classes are its own, else numbers."""
+  """Returns the class names of the dataset if the task has its classes, else numbers."""
   names = tuple(builder.info.features[task.label_feature].names) if task.label_feature else ()
   if names and len(names) != task.num_classes:
-    raise UserError(f'{builder.info.full_name} has {len(names)} classes; VTAB has {task.num_classes} in {task.name}')
+    raise UserError(f'{builder.info.full_name}: expected {task.num_classes} classes, as VTAB has in {task.name}, got '
+                    f'{len(names)}.')
   return names or tuple(f'{task.name} {i}' for i in range(task.num_classes))
 
 
 def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
-  """How to open a split of a task.
+  """Returns what opens a split of a task.
 
   Args:
     name: of the task, such as `clevr/count_all`.
-    data_dir: where prepared sets lie; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+    data_dir: the folder of prepared datasets; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
 
   Raises:
-    UserError: there is no such task, or its set is not there: then with what gets it.
+    UserError: there is no such task, or its dataset is not prepared; then with install instructions.
   """
   task = find(name)
   own = SETS[task.dataset]
@@ -120,26 +121,26 @@ def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
   def open_named(split: str) -> Source:
     split = splits.resolve(split, SPLITS, source=f'vtab:{name}')
     counts = {one: len(stored(one)) for one in own.stored}
-    return Parts([Part(stored(r.split), r.start, r.stop) for r in ranges(own, counts, split)],
-                 name=f'vtab:{name}/{split}')
+    return ConcatSource([Part(stored(r.split), r.start, r.stop) for r in ranges(own, counts, split)],
+                        name=f'vtab:{name}/{split}')
   return open_named
 
 
 def find(name: str) -> Task:
-  """The task of a name; raises UserError if there is none."""
+  """Returns the task of a name; raises UserError if there is none."""
   if name not in TASKS:
     near = difflib.get_close_matches(name, TASKS, 1)
-    raise UserError(f'VTAB has no task {name!r}' + (f'; did you mean {near[0]}?' if near else '')
-                    + f' There are: {", ".join(TASKS)}')
+    raise UserError(f'VTAB task: expected one of {", ".join(TASKS)}, got {name!r}.'
+                    + (f' Did you mean {near[0]}?' if near else ''))
   return TASKS[name]
 
 
 def ranges(own: Set, counts: Mapping[str, int], split: str) -> list[Range]:
-  """What a split of VTAB is in the splits of TFDS.
+  """Returns the ranges of TFDS splits that make up a split of VTAB.
 
   Args:
-    own: the set.
-    counts: examples of each of its stored splits.
+    own: the dataset.
+    counts: number of examples of each of its stored splits.
     split: one of `SPLITS`.
 
   Raises:
@@ -152,19 +153,19 @@ def ranges(own: Set, counts: Mapping[str, int], split: str) -> list[Range]:
            'train800val200': [first['train'], first['val']]}.get(split) or [whole[split]]
   for part in ('train', 'val'):
     if first[part] in found and first[part].stop > whole[part].stop:
-      raise UserError(f'{split} wants {first[part].stop - first[part].start} examples of {part}, but there are '
-                      f'{whole[part].stop - whole[part].start}; want the whole set')
+      raise UserError(f'{split}: expected {first[part].stop - first[part].start} examples of {part}, got '
+                      f'{whole[part].stop - whole[part].start}. Prepare the complete dataset.')
   return found
 
 
 def _range(split: str, start: int, stop: int, counts: Mapping[str, int]) -> Range:
-  """Per cent of a split, rounded down."""
+  """Converts percentages of a split to examples, rounded down."""
   return Range(split, start * counts[split] // 100, stop * counts[split] // 100)
 
 
 def how_to_get(task: Task, own: Set, data_dir: str) -> str:
-  """What a person has to do for a set that is not there."""
+  """Returns the instructions to prepare a dataset."""
   steps = [f'{own.manual} into {os.path.join(data_dir, "downloads", "manual")}; then' if own.manual else '',
            f'python -m vit_jax.data.sources.tfds_build {task.dataset} {data_dir}']
-  return (f'VTAB task {task.name}: tfds:{task.dataset} is not prepared in {data_dir}. To get it (TFDS needs the '
-          f'package tensorflow for that, reading does not): {" ".join(filter(None, steps))}')
+  return (f'VTAB task {task.name}: tfds:{task.dataset} is not prepared in {data_dir}. To prepare it (TFDS needs the '
+          f'package tensorflow for this, reading does not): {" ".join(filter(None, steps))}')

@@ -1,7 +1,7 @@
-"""The 19 tasks of VTAB as a table: sets of TFDS with their splits, and rules from features to classes.
+"""The 19 tasks of VTAB as a table: TFDS datasets with their splits, and rules from features to classes.
 
-Features come in lists, by their path, as a record stores them: a sequence of n places `[n, 3]` is `objects/location`
-with 3 n numbers.
+Features are lists by path, as a record stores them: a sequence of n positions `[n, 3]` is `objects/location` with 3 n
+numbers.
 """
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.sources.tf_example import Values
+from vit_jax.data.files.records import Values
 from vit_jax.recipes import vtab
 
 Features = Mapping[str, Values]
 
 CLEVR_EDGES = (0., 8., 8.5, 9., 9.5, 10., 100.)  # of depth, closest object
 KITTI_EDGES = (-100., 8., 20., 999.)             # m, closest vehicle
-KITTI_NONE = 1000.                               # m, where there is none
+KITTI_NONE = 1000.                               # m, if there is none
 NUM_VEHICLES = 3                                 # first types of KITTI: Car, Van, Truck
 CLEVR_FEWEST = 3                                 # objects in an image
 
 
 class Rule(NamedTuple):
-  """A part of a split of TFDS, in per cent of it."""
+  """A part of a TFDS split, in percent."""
   split: str
   start: int
   stop: int
 
 
 class Set(NamedTuple):
-  """A set: what trains, validates and tests (`train`, `val`, `test`), and how it is got where TFDS cannot."""
+  """A dataset: its parts `train`, `val` and `test`, and manual instructions if TFDS cannot download it."""
   parts: Mapping[str, Rule]
   manual: str = ''
 
   @property
   def stored(self) -> list[str]:
-    """Splits of TFDS that are needed."""
+    """The TFDS splits that are needed."""
     return list(dict.fromkeys(rule.split for rule in self.parts.values()))
 
 
 class Task(NamedTuple):
   """A task.
 
-  dataset: of TFDS, with its configuration.
-  label: from the features of an example to its class.
-  label_feature: whose classes the task's are, if they are those of one feature.
-  pixel_factor: of stored pixels.
+  dataset: the TFDS dataset, with its configuration.
+  label: maps the features of an example to its class.
+  label_feature: the feature with the same classes as the task, if there is one.
+  pixel_factor: factor of the stored pixels.
   """
   name: str
   group: str
@@ -60,12 +60,12 @@ class Task(NamedTuple):
 
 
 def take(name: str, features: Features) -> int:
-  """The class that a feature says."""
+  """Returns the class that a feature holds."""
   return int(features[name][0])
 
 
 def merge(name: str, num_stored: int, num_classes: int, features: Features) -> int:
-  """One of `num_stored` values in order, as one of `num_classes` equal parts of them."""
+  """Returns the class of one of `num_stored` ordered values that are divided into `num_classes` equal parts."""
   return take(name, features) * num_classes // num_stored
 
 
@@ -75,25 +75,25 @@ def count_objects(features: Features) -> int:
 
 
 def closest_object(features: Features) -> int:
-  """CLEVR: which bin the depth of the nearest object is in."""
+  """CLEVR: the bin of the depth of the nearest object."""
   depth = np.reshape(np.asarray(features['objects/pixel_coords'], np.float32), (-1, 3))[:, 2]
   return bin_of(float(depth.min()), CLEVR_EDGES)
 
 
 def closest_vehicle(features: Features) -> int:
-  """KITTI: which bin the distance along the road of the nearest car, van or truck is in; the last: there is none."""
+  """KITTI: the bin of the distance along the road of the nearest car, van or truck; the last bin if there is none."""
   kinds = np.asarray(features['objects/type'], np.int64)
   far = np.reshape(np.asarray(features['objects/location'], np.float32), (-1, 3))[:, 2]
   return bin_of(float(min([*far[kinds < NUM_VEHICLES], KITTI_NONE])), KITTI_EDGES)
 
 
 def bin_of(value: float, edges: Sequence[float]) -> int:
-  """The last bin whose lower edge is below the value: bin i is (edges[i], edges[i + 1]]."""
+  """Returns the last bin whose lower edge is below the value: bin i is (edges[i], edges[i + 1]]."""
   return int(np.searchsorted(edges, value, side='left')) - 1
 
 
 def _of_train(percent: int, test: str = 'test') -> Mapping[str, Rule]:
-  """The first part of train, the rest of it, and another split."""
+  """Returns the first part of train, the rest of it, and another split."""
   return {'train': Rule('train', 0, percent), 'val': Rule('train', percent, 100), 'test': Rule(test, 0, 100)}
 
 
@@ -113,9 +113,9 @@ SETS: dict[str, Set] = {
     'svhn_cropped': Set(_of_train(90)),
     'patch_camelyon': Set(_NATIVE),
     'eurosat/rgb': Set(_SIXTY),
-    'resisc45': Set(_SIXTY, 'download NWPU-RESISC45.rar by hand (https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs) and '
+    'resisc45': Set(_SIXTY, 'download NWPU-RESISC45.rar manually (https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs) and '
                             'unpack it'),
-    _RETINOPATHY: Set(_NATIVE, 'download train, test, sample, trainLabels.csv and sampleSubmission.csv by hand '
+    _RETINOPATHY: Set(_NATIVE, 'download train, test, sample, trainLabels.csv and sampleSubmission.csv manually '
                                '(https://www.kaggle.com/c/diabetic-retinopathy-detection/data) and unpack them'),
     _CLEVR: Set(_of_train(90, 'validation')),
     'dmlab': Set(_NATIVE),
@@ -126,7 +126,7 @@ SETS: dict[str, Set] = {
 
 
 def _task(name: str, dataset: str, label: Callable[[Features], int] | str = 'label', *, pixel_factor: int = 1) -> Task:
-  """A task by its rule, or by the feature whose classes it has."""
+  """Returns a task defined by its rule, or by the feature with its classes."""
   group, num_classes = vtab.TASKS[name]
   if isinstance(label, str):
     return Task(name, group, dataset, num_classes, functools.partial(take, label), label)

@@ -1,7 +1,7 @@
-"""A bounded number of files that stay open for reading, shared by all sources of a process.
+"""How many files and threads a process uses: a pool of open files, shared by all sources of a process.
 
-A set of 1,024 shards read in random order would hold 1,024 files open, as many as a process may have by default on
-many systems: then anything else that opens a file fails first.
+A dataset of 1,024 shards read in random order would keep 1,024 files open, the default limit of a process on many
+systems; then other code could not open a file.
 """
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import os
 import resource
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
-MOST_RAISED = 65_536  # files; some programs look at every number up to the limit
+MAX_OPEN = 65_536  # files; some programs iterate over all numbers up to the limit
+MAX_THREADS = 16
 _SHARE, _LEAST = 2, 8
 _File = TypeVar('_File')
 
 
 @dataclasses.dataclass
 class _Entry:
-  """An open file, and how many threads read it now."""
+  """An open file, and the number of threads that read it now."""
   file: Any
   close: Callable[[Any], None]
   num_users: int = 0
 
 
 class Pool:
-  """At most `most` open files, of which the least recently used is closed first. Safe for threads.
+  """At most `max_open` files; the least recently used one is closed first. Safe for threads.
 
-  Files that are being read stay open, so there may be as many more as there are threads.
+  Files that are being read stay open, so the limit may be exceeded by the number of threads.
   """
 
-  def __init__(self, most: int):
-    self._most, self._lock = most, threading.Lock()
+  def __init__(self, max_open: int):
+    self._max_open, self._lock = max_open, threading.Lock()
     self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
 
   def __len__(self) -> int:
@@ -42,10 +44,10 @@ class Pool:
 
   @contextlib.contextmanager
   def use(self, key: Hashable, open_file: Callable[[], _File], close: Callable[[_File], None]) -> Iterator[_File]:
-    """The file of this key, open as long as the `with` statement lasts, and perhaps longer."""
+    """Yields the file of this key, which stays open during the `with` statement, and perhaps longer."""
     entry = self._take(key, None)
     if entry is None:
-      made = _Entry(open_file(), close)  # outside of the lock: on a network's file system it takes milliseconds
+      made = _Entry(open_file(), close)  # outside of the lock: it takes milliseconds on a network file system
       entry = self._take(key, made)
       assert entry is not None
       if entry is not made:  # another thread was faster
@@ -58,7 +60,7 @@ class Pool:
       self._trim()
 
   def _take(self, key: Hashable, made: _Entry | None) -> _Entry | None:
-    """The entry of this key, or else `made`, entered; with one user more."""
+    """Returns the entry of this key, or else stores and returns `made`; counts one more user."""
     with self._lock:
       if key not in self._entries and made is not None:
         self._entries[key] = made
@@ -69,10 +71,10 @@ class Pool:
     return entry
 
   def _trim(self) -> None:
-    """Closes the files used least recently that nobody reads, down to the limit."""
+    """Closes the least recently used files that no thread reads, down to the limit."""
     surplus: list[_Entry] = []
     with self._lock:
-      num = len(self._entries) - self._most
+      num = len(self._entries) - self._max_open
       if num > 0:
         idle = [key for key, entry in self._entries.items() if not entry.num_users][:num]
         surplus = [self._entries.pop(key) for key in idle]
@@ -82,15 +84,21 @@ class Pool:
 
 @functools.cache
 def pool() -> Pool:
-  """The pool of this process: half of the files that it may open."""
+  """Returns the pool of this process: half of the files that it may open."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  return Pool(max(_LEAST, min(soft if soft > 0 else MOST_RAISED, MOST_RAISED) // _SHARE))
+  return Pool(max(_LEAST, min(soft if soft > 0 else MAX_OPEN, MAX_OPEN) // _SHARE))
 
 
 def raise_limit() -> None:
-  """Lets this process, and those it starts, open as many files as the system allows it, up to `MOST_RAISED`."""
+  """Raises the limit of open files of this process and its children to the system's maximum, at most `MAX_OPEN`."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = MOST_RAISED if hard == resource.RLIM_INFINITY else min(hard, MOST_RAISED)
+  wanted = MAX_OPEN if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN)
   if soft != resource.RLIM_INFINITY and soft < wanted:
-    with contextlib.suppress(OSError, ValueError):  # the system allows less than it says
+    with contextlib.suppress(OSError, ValueError):  # the system allows less than its stated maximum
       resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def num_threads(threads: int) -> int:
+  """Returns `threads`, or for 0 one per core that this process may use, at most 16."""
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+  return threads or min(MAX_THREADS, cores)

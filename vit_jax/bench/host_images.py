@@ -1,8 +1,10 @@
-"""Images per second that one core prepares, for each recipe: `python -m vit_jax.data.pipeline.speed SET [SET ...]`.
+"""Measures the images per second that one core prepares for each recipe.
 
-A SET is a folder of pictures (see `folder.py`) or of shards that `--job=prepare` wrote (see `prepared.py`). Reading,
-decoding, geometry and colours count, in processor seconds, so that the disk does not. Recipes and sets take turns, a
-chunk each, and the median over the turns is given: a machine that is busy now and then slows all of them.
+  python -m vit_jax.bench.host_images DATASET [DATASET ...]
+
+A DATASET is a folder of images (see `folder.py`) or of shards written by `--job=prepare` (see `prepared.py`). Reading,
+decoding, geometry and colors are measured in processor seconds, so that the disk does not count. Recipes and datasets
+are interleaved, a chunk each, and the median over the rounds is printed: other load slows down all of them.
 """
 from __future__ import annotations
 
@@ -18,19 +20,18 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import jpeg_crop
+from vit_jax.data.image import jpeg_crop, transform
 from vit_jax.data.pipeline import prefetch
-from vit_jax.data.pipeline import transforms as recipes
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, prepared
 from vit_jax.recipes import augreg
 
-NUM_PICTURES, CHUNK, TURNS = 500, 40, 9
+NUM_IMAGES, CHUNK, ROUNDS = 500, 40, 9
 IMAGE_PX = (224, 224)
-_TIMM = schema.RandAugment(2, 9., .5, .5, schema.OpTable.TIMM)
+_TIMM = schema.RandAugment(2, 9., 0.5, 0.5, schema.OpTable.TIMM)
 _DINO = schema.Views(
-    on=True, num_local=8, local_px=96, global_area=(.4, 1.), local_area=(.05, .4), blur=(1., .1, .5),
-    solarize=(0., .2, 0.), grayscale=.2, jitter=schema.Jitter(.4, .4, .2, .1, probability=.8))
+    on=True, num_local=8, local_px=96, global_area=(0.4, 1.), local_area=(0.05, 0.4), blur=(1., 0.1, 0.5),
+    solarize=(0., 0.2, 0.), grayscale=0.2, jitter=schema.Jitter(0.4, 0.4, 0.2, 0.1, probability=0.8))
 
 
 def _like_timm(recipe: schema.Recipe) -> schema.Recipe:
@@ -47,40 +48,40 @@ RECIPES: dict[str, schema.Recipe] = {
     'AugReg light2 (2, 10)': schema.Recipe(randaugment=augreg.randaugment(augreg.recipe('light2'))),
     'AugReg strong2 (2, 20)': schema.Recipe(randaugment=augreg.randaugment(augreg.recipe('strong2'))),
     'timm m9-mstd0.5-inc1': _like_timm(schema.Recipe(randaugment=_TIMM)),
-    '3-Augment': _like_timm(schema.Recipe(three_augment=True, jitter=schema.Jitter(.3, .3, .3))),
-    'colour jitter .4 .4 .2 .1': schema.Recipe(jitter=schema.Jitter(.4, .4, .2, .1)),
+    '3-Augment': _like_timm(schema.Recipe(three_augment=True, jitter=schema.Jitter(0.3, 0.3, 0.3))),
+    'color jitter 0.4 0.4 0.2 0.1': schema.Recipe(jitter=schema.Jitter(0.4, 0.4, 0.2, 0.1)),
     'DINO 2 + 8 views': _like_timm(schema.Recipe(views=_DINO)),
 }
 
 
-PARTIAL = 'crop and flip, the crop alone decoded'
-"""As 'crop and flip', where nvImageCodec is installed."""
+PARTIAL = 'crop and flip, only the crop decoded'
+"""'crop and flip' with `data.decode=crop`, if nvImageCodec is installed."""
 
 
 class Speed(NamedTuple):
-  """Pictures a second of one core: median, least and most over the turns; `ratio` to the first set, by the turn."""
+  """Images per second and core: median, smallest and largest of the rounds; `ratio` to the first dataset by round."""
   median: float
-  least: float
-  most: float
+  smallest: float
+  largest: float
   ratio: float
 
 
-def measure(sets: Mapping[str, Source], *, turns: int, chunk: int,
+def measure(sets: Mapping[str, Source], *, rounds: int, chunk: int,
             image_px: tuple[int, int] = IMAGE_PX) -> dict[str, dict[str, Speed]]:
-  """The host part of each recipe on each set, in turns, in one thread; processor seconds count, not the clock."""
-  transforms = {name: recipes.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
+  """Measures the host part of each recipe on each dataset, interleaved, in one thread, in processor seconds."""
+  transforms = {name: transform.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
   if jpeg_crop.is_installed():
-    transforms[PARTIAL] = recipes.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
+    transforms[PARTIAL] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
   rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in transforms}
-  for turn in range(turns + 1):
+  for turn in range(rounds + 1):
     rng = np.random.default_rng(turn)
     places = rng.random(chunk)
-    for name, transform in transforms.items():
+    for name, prepare in transforms.items():
       for one, source in sets.items():
         started_s = time.process_time()
-        for i in (places * min(len(source), NUM_PICTURES)).astype(int).tolist():
-          transform(source[i], rng)
-        if turn:  # the first one warms up
+        for i in (places * min(len(source), NUM_IMAGES)).astype(int).tolist():
+          prepare(source[i], rng)
+        if turn:  # the first round warms up
           rates[name][one].append(chunk / max(1e-9, time.process_time() - started_s))
   first = next(iter(sets))
   return {one: {name: _speed(found[one], found[first]) for name, found in rates.items()} for one in sets}
@@ -92,19 +93,20 @@ def _speed(rates: Sequence[float], first: Sequence[float]) -> Speed:
 
 
 def open_set(where: str) -> Source:
-  """The training pictures of a folder of pictures, or of shards.
+  """Opens the training images of a folder of images, or of shards.
 
   Raises:
-    UserError: it is neither.
+    UserError: the folder has neither.
   """
   kind = 'array_record' if (pathlib.Path(where) / prepared.INFO).is_file() else 'folder'
   return opening.open_split(schema.Data(source=f'{kind}:{where}'), 'train', image_px=IMAGE_PX)
 
 
 def main(arguments: Sequence[str]) -> int:
-  """Prints a table for each set."""
+  """Prints a table for each dataset."""
   if not arguments:
-    print('usage: python -m vit_jax.data.pipeline.speed SET [SET ...], folders of images or shards', file=sys.stderr)
+    print('usage: python -m vit_jax.bench.host_images DATASET [DATASET ...], folders of images or shards',
+          file=sys.stderr)
     return 2
   prefetch.quieten_cv2()
   try:
@@ -112,10 +114,10 @@ def main(arguments: Sequence[str]) -> int:
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  for where, speeds in measure(sets, turns=TURNS, chunk=CHUNK).items():
-    print(f'{where}\n{"images/s and core, to 224 px":<30}{"median":>8}{"least":>8}{"most":>8}{"ratio":>8}')
+  for where, speeds in measure(sets, rounds=ROUNDS, chunk=CHUNK).items():
+    print(f'{where}\n{"images/s and core, to 224 px":<38}{"median":>8}{"min":>8}{"max":>8}{"ratio":>8}')
     for name, speed in speeds.items():
-      print(f'{name:<30}' + ''.join(f'{x:>8,.0f}' for x in speed[:3]) + f'{speed.ratio:>8.2f}')
+      print(f'{name:<38}' + ''.join(f'{x:>8,.0f}' for x in speed[:3]) + f'{speed.ratio:>8.2f}')
   return 0
 
 

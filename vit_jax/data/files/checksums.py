@@ -1,4 +1,4 @@
-"""Checksums of files, compared once: what was found equal is noted in the user's cache, by path, size and time."""
+"""SHA-256 checksums of files, computed once: verified files are noted in the user's cache, by path, size and time."""
 from __future__ import annotations
 
 import concurrent.futures
@@ -10,16 +10,15 @@ import pathlib
 import time
 from collections.abc import Mapping
 
-from vit_jax.data.pipeline import prefetch
-from vit_jax.data.sources import system_errors
+from vit_jax.data.files import access, open_files
 
 log = logging.getLogger('vit_jax.data')
 _BLOCK_BYTES = 2**22
-_WORTH_A_LINE_BYTES = 2**28
+_LOGGED_BYTES = 2**28
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-  """SHA-256 of a file, in hexadecimal digits."""
+  """Returns the SHA-256 of a file, in hexadecimal digits."""
   found = hashlib.sha256()
   with open(path, 'rb', buffering=0) as file:
     while block := file.read(_BLOCK_BYTES):
@@ -27,31 +26,25 @@ def sha256(path: str | os.PathLike[str]) -> str:
   return found.hexdigest()
 
 
-def cache_folder() -> pathlib.Path:
-  """Where notes are kept: below $XDG_CACHE_HOME, or ~/.cache."""
-  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  return pathlib.Path(base) / 'vit_jax' / 'checksums'
-
-
 def find_changed(folder: pathlib.Path, expected: Mapping[str, str], *, setting: str) -> dict[str, str]:
-  """Files whose SHA-256 differs, with the one they have; those known to be equal are not read.
+  """Returns the files with another SHA-256, and what it is; files that were verified before are not read.
 
   Args:
     folder: of the files.
     expected: SHA-256 by file name.
-    setting: that leaves the comparison out; named in the log.
+    setting: the setting that skips the comparison; named in the log.
 
   Raises:
-    UserError: the system does not let a file be read.
+    UserError: a file cannot be read.
   """
   try:
     stamps = {name: [*_stamp(folder / name), digest] for name, digest in expected.items()}
-    notes = cache_folder() / f'{hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]}.json'
+    notes = access.cache_folder('checksums') / f'{hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]}.json'
     known = _read(notes)
     new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
     found = dict(zip(new, _hash_all(folder, new, setting), strict=True))
   except OSError as error:
-    raise system_errors.stop(error, str(error.filename or folder)) from error
+    raise access.user_error(error, str(error.filename or folder)) from error
   changed = {name: digest for name, digest in found.items() if digest != expected[name]}
   if len(changed) < len(new):
     _write(notes, known | {name: stamps[name] for name in new if name not in changed})
@@ -64,15 +57,15 @@ def _stamp(path: pathlib.Path) -> tuple[int, int]:
 
 
 def _hash_all(folder: pathlib.Path, names: list[str], setting: str) -> list[str]:
-  size, began_s = sum((folder / name).stat().st_size for name in names), time.monotonic()
-  is_long = size >= _WORTH_A_LINE_BYTES
+  size, started_s = sum((folder / name).stat().st_size for name in names), time.monotonic()
+  is_long = size >= _LOGGED_BYTES
   if is_long:
-    log.info('Comparing the checksums of %s files of %s (%.1f GB), once; %s leaves that out.', f'{len(names):,}',
+    log.info('Comparing the checksums of %s files of %s (%.1f GB), once; %s skips this.', f'{len(names):,}',
              folder, size / 1e9, setting)
-  with concurrent.futures.ThreadPoolExecutor(prefetch.num_threads(0)) as pool:
+  with concurrent.futures.ThreadPoolExecutor(open_files.num_threads(0)) as pool:
     found = list(pool.map(lambda name: sha256(folder / name), names))
   if is_long:
-    seconds = max(time.monotonic() - began_s, 1e-9)
+    seconds = max(time.monotonic() - started_s, 1e-9)
     log.info('Compared in %.1f s (%.2f GB/s).', seconds, size / 1e9 / seconds)
   return found
 
@@ -80,7 +73,7 @@ def _hash_all(folder: pathlib.Path, names: list[str], setting: str) -> list[str]
 def _read(notes: pathlib.Path) -> dict[str, list[object]]:
   try:
     found = json.loads(notes.read_text())
-  except (OSError, ValueError):  # none yet, or damaged: then files are compared again
+  except (OSError, ValueError):  # missing or damaged: the files are compared again
     return {}
   return found if isinstance(found, dict) else {}
 
@@ -90,7 +83,7 @@ def _write(notes: pathlib.Path, content: Mapping[str, object]) -> None:
     notes.parent.mkdir(parents=True, exist_ok=True)
     part = notes.with_name(f'{notes.name}.{os.getpid()}')
     part.write_text(json.dumps(content))
-    part.replace(notes)  # whole or not at all: processes of one run may come at the same time
+    part.replace(notes)  # atomic: several processes of one run may do this at the same time
   except OSError as error:
-    log.warning('%s: expected to note which checksums are right, got "%s". They will be compared again.', notes,
+    log.warning('%s: expected to write which files are verified, got "%s". They will be compared again.', notes,
                 error.strerror)

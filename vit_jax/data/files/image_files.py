@@ -1,4 +1,4 @@
-"""Image files in and below a folder, in no order; links that lead back are not followed, other files are counted."""
+"""Finds image files in and below a folder, in no order; circular links are not followed, other files are counted."""
 from __future__ import annotations
 
 import collections
@@ -9,46 +9,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import system_errors
+from vit_jax.data.files import access
 
 log = logging.getLogger('vit_jax.data')
 
 EXTENSIONS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff', '.avif', '.jp2')
 UNREAD = ('.heic', '.heif', '.jxl')
-"""Endings of images that are not decoded here."""
-_LINK, _NONE = 'links that lead nowhere or back', 'without an ending'
+"""Extensions of images that are not supported."""
+_LINK, _NONE = 'broken or circular links', 'without an extension'
 
 
-class Found(NamedTuple):
-  """A file below a folder: path relative to it, with forward slashes; bytes."""
+class ImageFile(NamedTuple):
+  """A file below a folder: path relative to the folder, with forward slashes; size in bytes."""
   path: str
   size: int
 
 
 class Finder:
-  """Finds image files, and counts by their endings the others that it passes. Hidden files are neither."""
+  """Finds image files, and counts other files by extension. Hidden files are skipped and not counted."""
 
   def __init__(self) -> None:
     self.ignored: collections.Counter[str] = collections.Counter()
 
-  def find(self, root: str, prefix: str = '') -> Iterator[Found]:
-    """The image files in and below `root/prefix`.
+  def find(self, root: str, prefix: str = '') -> Iterator[ImageFile]:
+    """Yields the image files in and below `root/prefix`.
 
     Raises:
-      UserError: the system does not let a folder be read.
+      UserError: a folder cannot be read.
     """
     parents = pathlib.Path(os.path.realpath(os.path.join(root, prefix))).parents
     return self._walk(root, prefix, tuple((stat.st_dev, stat.st_ino) for stat in map(os.stat, parents)))
 
-  def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+  def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[ImageFile]:
     folder = os.path.join(root, prefix) if prefix else root
     try:
       stat = os.stat(folder)
       entries = list(os.scandir(folder))
     except OSError as error:
-      raise system_errors.stop(error, folder) from error
+      raise access.user_error(error, folder) from error
     identity = stat.st_dev, stat.st_ino
-    if identity in above:  # a link to a folder that this one lies in, such as that of all classes
+    if identity in above:  # a link to a parent folder
       self.ignored[_LINK] += 1
       return
     for entry in entries:
@@ -58,23 +58,23 @@ class Finder:
       if is_folder(entry):
         yield from self._walk(root, path, (*above, identity))
       elif (size := self._size(entry)) is not None:
-        yield Found(path, size)
+        yield ImageFile(path, size)
 
   def _size(self, entry: os.DirEntry[str]) -> int | None:
-    """Bytes of an image file; None, and counted, for anything else."""
-    ending = os.path.splitext(entry.name)[1].lower()
+    """Returns the size of an image file in bytes; counts any other file and returns None."""
+    extension = os.path.splitext(entry.name)[1].lower()
     try:
-      if entry.is_file() and ending in EXTENSIONS:
+      if entry.is_file() and extension in EXTENSIONS:
         return entry.stat().st_size
       is_lost = entry.is_symlink() and not os.path.exists(entry.path)
     except OSError:
       is_lost = True
-    self.ignored[_LINK if is_lost else ending or _NONE] += 1
+    self.ignored[_LINK if is_lost else extension or _NONE] += 1
     return None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-  """Whether an entry is a folder, or a link to one; one that leads to itself is not."""
+  """Returns whether an entry is a folder or a link to one; a link to itself is not."""
   try:
     return entry.is_dir()
   except OSError:
@@ -82,32 +82,31 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_image(entry: os.DirEntry[str]) -> bool:
-  """Whether an entry is an image file by its ending."""
+  """Returns whether an entry is an image file by its extension."""
   return Finder()._size(entry) is not None and not entry.name.startswith('.')
 
 
 def describe(ignored: Mapping[str, int]) -> str:
-  """What was passed over, such as `12 files: .heic (10), .txt (2)`, with what to do about images among it; or ''."""
+  """Returns the ignored files, such as `12 files: .heic (10), .txt (2)`, with advice about images among them; or ''."""
   if not ignored:
     return ''
   parts = ', '.join(f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda one: (-one[1], one[0])))
   num = sum(ignored.values())
   text = f'{num:,} file{"s" * (num > 1)}: {parts}'
-  if unread := [ending for ending in UNREAD if ending in ignored]:
-    text += (f'. Images in {" ".join(unread)} are not decoded here: convert them to JPEG first, such as by '
-             "ImageMagick, magick mogrify -format jpg '*.heic'")
+  if unread := [name for name in UNREAD if name in ignored]:
+    text += (f'. {" ".join(unread)} images are not supported. Convert them to JPEG, for example with ImageMagick: '
+             "magick mogrify -format jpg '*.heic'")
   return text
 
 
 def report(ignored: Mapping[str, int], where: str) -> None:
-  """Logs what was passed over below a folder, if anything."""
+  """Logs the ignored files below a folder, if there are any."""
   if ignored:
     log.warning('%s: ignored %s', where, describe(ignored))
 
 
 def check(found: Sequence[object], finder: Finder, where: str) -> None:
-  """Raises UserError if there is none."""
+  """Raises UserError if no image was found."""
   if not found:
-    passed = describe(finder.ignored)
-    raise UserError(f'{where}: expected images, files ending in {" ".join(EXTENSIONS)}, in or below it; got '
-                    f'{passed or "none"}')
+    raise UserError(f'{where}: expected images with the extension {" ".join(EXTENSIONS)} in or below it, got '
+                    f'{describe(finder.ignored) or "none"}.')

@@ -1,0 +1,67 @@
+"""Access to local data: paths on this machine, and errors of the operating system, which must stop a run.
+
+An error of the operating system is not the fault of an image, so it does not count as a bad image.
+"""
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+
+from vit_jax.core.errors import UserError
+
+ADVICE = {
+    errno.EMFILE: 'This process has too many open files. Raise the limit: ulimit -n 65536',
+    errno.ENFILE: 'The machine has too many open files. End other programs, or raise fs.file-max',
+    errno.ENOSPC: 'The disk is full. Free some space',
+    errno.EDQUOT: 'Your disk quota is exceeded. Free some space',
+    errno.EIO: 'The disk or the network returned an error. Look at the system log (dmesg), and copy the data elsewhere',
+    errno.ESTALE: 'The network file system has lost the file. Mount it again',
+    errno.EACCES: 'Permission is denied. Change the permissions (chmod), or run as another user',
+    errno.EPERM: 'Permission is denied. Change the permissions (chmod), or run as another user',
+    errno.ENOMEM: 'There is not enough memory. Lower data.workers, data.threads or batch_size',
+    errno.ENOENT: 'It does not exist, or not any more. Restore it, or start again, which lists the files again',
+    errno.ELOOP: 'It is a symbolic link to itself. Remove it',
+    errno.ENOTCONN: 'The network file system is not connected. Mount it again',
+    errno.ETIMEDOUT: 'The network file system does not respond. Mount it again',
+}
+"""What to do, by error number."""
+_OTHERWISE = 'The data are not damaged, but cannot be read now'
+
+
+def resolve(where: str | os.PathLike[str], setting: str) -> str:
+  """Returns the absolute path; `~` is the home directory.
+
+  Args:
+    where: the path as given.
+    setting: the setting or flag that gives it.
+
+  Raises:
+    UserError: it is an address such as `gs://...`.
+  """
+  text = os.fspath(where)
+  if '://' in text:
+    raise UserError(f'{setting}: expected a folder of this machine, got the address {text}. Copy it (gcloud storage cp '
+                    '-r), or mount it (gcsfuse).')
+  return os.path.abspath(os.path.expanduser(text))
+
+
+def cache_folder(name: str) -> pathlib.Path:
+  """Returns the folder for files of this kind in the user's cache: below $XDG_CACHE_HOME, or ~/.cache."""
+  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(base) / 'vit_jax' / name
+
+
+def user_error(error: OSError | MemoryError, what: str) -> UserError:
+  """Returns the error that stops a run which could not read `what`."""
+  number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
+  reason = os.strerror(number) if number else str(error)
+  path = str(getattr(error, 'filename', None) or '')
+  where = f' ({path})' if path and path not in what else ''
+  return UserError(f'{what}{where}: expected to read it, got "{reason}". {ADVICE.get(number or 0, _OTHERWISE)}; '
+                   'then run the same command again, which resumes. No image was skipped because of this.')
+
+
+def find_system_error(text: str) -> OSError | None:
+  """Returns the error of the operating system that is mentioned in a library's message."""
+  return next((OSError(number, os.strerror(number)) for number in ADVICE if os.strerror(number) in text), None)

@@ -1,0 +1,261 @@
+"""Records of ArrayRecord and TFRecord files in any order, and the `tf.Example` messages that they hold.
+
+`array_record` reads ArrayRecord files and protobuf parses the messages; their schema is declared here, as TensorFlow,
+which has it, is not needed to read data. TFRecord files have no library for random access without TensorFlow (readers
+such as Grain's are sequential), so they are read here, by an index of their frames. A frame is u64 length, u32 CRC of
+the length, data, u32 CRC of the data (little endian). Both checksums are compared: CRC-32C, rotated right by 15 bits,
+plus a constant. The index is made once per file and kept in the user's cache.
+"""
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import itertools
+import logging
+import os
+import pathlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.files import access, open_files
+from vit_jax.data.image.headers import BadImage
+
+log = logging.getLogger('vit_jax.data')
+
+Values = list[bytes] | list[int] | list[float]
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+_MASK_DELTA = 0xA282EAD8  # of TFRecord files
+_LOST = -1                # offset of a record that cannot be found, since the file is damaged before it
+# No threads in the reader: they would read ahead from a record, which is useless in a random order.
+_OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
+_BUFFER_BYTES = 32_768
+_SHOWN = 160  # characters of a reason
+
+
+class BadRecord(BadImage):
+  """A record is damaged or incomplete: it counts as an image that cannot be decoded."""
+
+
+class ArrayRecords:
+  """The records of several ArrayRecord files. Pickles to few bytes; safe for threads.
+
+  The format has a checksum of every record, which the reader compares.
+  """
+
+  def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Takes absolute paths, and the number of records of each file. Opens no file."""
+    self._paths, self._counts = tuple(paths), tuple(counts)
+    self._ends = list(itertools.accumulate(counts))
+
+  def __len__(self) -> int:
+    return self._ends[-1] if self._ends else 0
+
+  def __getitem__(self, number: int) -> bytes:
+    """Returns a record.
+
+    Raises:
+      BadRecord: it is damaged.
+      OSError: its file cannot be read.
+      UserError: the file has another number of records.
+    """
+    if not 0 <= number < len(self):
+      raise IndexError(f'expected a number below {len(self):,}, the number of records, got {number}')
+    file = bisect.bisect_right(self._ends, number)
+    path, place = self._paths[file], number - (self._ends[file] - self._counts[file])
+    try:
+      opener = functools.partial(_open_array_record, path, self._counts[file])
+      with open_files.pool().use(('array_record', path), opener, lambda reader: reader.close()) as reader:
+        found: bytes = reader.read([place])[0]
+        return found
+    except (RuntimeError, IndexError) as error:
+      if system_error := access.find_system_error(str(error)):
+        system_error.filename = path
+        raise system_error from error
+      raise BadRecord(f'record {place} of {path} is damaged: {str(error)[:_SHOWN]}') from error
+
+
+def _open_array_record(path: str, count: int) -> Any:
+  from array_record.python import array_record_module
+  with open(path, 'rb'):  # raises OSError with a number, unlike the reader
+    pass
+  reader = array_record_module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+  if (found := reader.num_records()) not in (0, count):  # 0 in a truncated file
+    reader.close()
+    raise UserError(f'{path}: expected {count:,} records, got {found:,}. Copy or prepare the dataset again.')
+  return reader
+
+
+class TfRecords:
+  """The records of several TFRecord files. Pickles to few bytes; safe for threads."""
+
+  def __init__(self, paths: Sequence[str], counts: Sequence[int], *, cache: pathlib.Path | None = None) -> None:
+    """Indexes `paths`.
+
+    Args:
+      paths: of the files.
+      counts: the number of records of each.
+      cache: the folder for indexes, None for the user's.
+
+    Raises:
+      UserError: a file is missing, cannot be read, or has more records.
+    """
+    self._paths, self._counts = [os.path.abspath(p) for p in paths], tuple(counts)
+    self._cache = cache or access.cache_folder('tfrecord')
+    self._start()
+
+  def __len__(self) -> int:
+    return len(self._index)
+
+  def __getitem__(self, number: int) -> bytes:
+    """Returns a record.
+
+    Raises:
+      BadRecord: it is damaged or lost.
+      OSError: its file cannot be read.
+    """
+    file, offset, size = self._index[number].tolist()
+    path = self._paths[file]
+    if offset == _LOST:
+      raise BadRecord(f'the record is lost: {path} is damaged before it, or truncated')
+    with open_files.pool().use(('tfrecord', path), functools.partial(os.open, path, os.O_RDONLY), os.close) as opened:
+      frame = os.pread(opened, size + FOOTER_BYTES, offset)
+    if len(frame) < size + FOOTER_BYTES or mask(frame[:size]) != frame[size:]:
+      raise BadRecord(f'the record at byte {offset:,} of {path} does not match its checksum')
+    return frame[:size]
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {'_paths': self._paths, '_counts': self._counts, '_cache': self._cache}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state)
+    self._start()
+
+  def _start(self) -> None:
+    self._index = load_index(self._paths, self._counts, self._cache)
+
+
+def mask(data: bytes) -> bytes:
+  """Returns the checksum of `data` as a frame has it, 4 bytes."""
+  crc = google_crc32c.value(data)
+  return struct.pack('<I', ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)
+
+
+def load_index(paths: Sequence[str], counts: Sequence[int], cache: pathlib.Path) -> HostArray:
+  """Returns file number, offset and size `[S, 3] i64` of each record; from the cache if the files are unchanged.
+
+  Raises:
+    UserError: a file is missing, cannot be read, or has more records than expected.
+  """
+  try:
+    stats = [os.stat(p) for p in paths]
+    key = repr([(p, n, s.st_size, s.st_mtime_ns) for p, n, s in zip(paths, counts, stats, strict=True)])
+    kept = cache / f'{hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]}.npy'
+    if kept.exists():
+      return np.load(kept, mmap_mode='r')
+    index = np.concatenate([_scan(p, number, count) for number, (p, count) in enumerate(
+        zip(paths, counts, strict=True))])
+  except OSError as error:
+    raise access.user_error(error, f'the TFRecord file {error.filename}') from error
+  cache.mkdir(parents=True, exist_ok=True)
+  part = kept.with_name(f'{kept.stem}.{os.getpid()}.npy')
+  np.save(part, index)
+  part.replace(kept)  # atomic: several loader processes may do this at the same time
+  return index
+
+
+def _scan(path: str, number: int, count: int) -> HostArray:
+  """Returns `count` rows of the index for one file; records that cannot be found are marked."""
+  rows: list[tuple[int, int, int]] = []
+  place, end = 0, os.path.getsize(path)
+  with open(path, 'rb', buffering=0) as file:
+    while place < end:
+      header = os.pread(file.fileno(), HEADER_BYTES, place)
+      is_complete = len(header) == HEADER_BYTES and mask(header[:8]) == header[8:]
+      size = struct.unpack('<Q', header[:8])[0] if is_complete else end
+      if place + HEADER_BYTES + size + FOOTER_BYTES > end:
+        lost = max(0, count - len(rows))
+        log.warning('%s is damaged at byte %s of %s: %s of its %s records are lost and count as bad images. Copy it '
+                    'again, or prepare the dataset again.', path, f'{place:,}', f'{end:,}', f'{lost:,}', f'{count:,}')
+        break
+      rows.append((number, place + HEADER_BYTES, size))
+      place += HEADER_BYTES + size + FOOTER_BYTES
+  if len(rows) > count:
+    raise UserError(f'{path}: expected {count:,} records, as in dataset_info.json, got {len(rows):,}. Copy or '
+                    'prepare the dataset again.')
+  return np.array(rows + [(number, _LOST, 0)] * (count - len(rows)), np.int64).reshape(-1, 3)
+
+
+def parse(record: bytes) -> dict[str, Values]:
+  """Returns the features of a `tf.Example` record by name.
+
+  Raises:
+    BadRecord: not in this format, or truncated.
+  """
+  try:
+    entries = _example()().FromString(record).features.feature
+  except message.DecodeError as error:
+    raise BadRecord(f'not a tf.Example record: {len(record):,} bytes, starting with {record[:4]!r}') from error
+  lists = {entry.key: getattr(entry.value, entry.value.WhichOneof('kind') or 'int64_list') for entry in entries}
+  return {name: list(found.value) for name, found in lists.items()}
+
+
+def encode(features: Mapping[str, bytes | int | Sequence[int]]) -> bytes:
+  """Returns a `tf.Example` record with one value or a list of integers per feature, in this order."""
+  found = _example()()
+  for name, value in features.items():
+    entry = found.features.feature.add(key=name)
+    if isinstance(value, bytes):
+      entry.value.bytes_list.value.append(value)
+    else:
+      entry.value.int64_list.value.extend([value] if isinstance(value, int) else value)
+  encoded: bytes = found.SerializeToString()
+  return encoded
+
+
+def first(features: Mapping[str, Values], name: str) -> bytes | int | float:
+  """Returns the first value of a feature. Raises BadRecord if there is none."""
+  if not features.get(name):
+    raise BadRecord(f'the record: expected the feature {name!r}, got {", ".join(sorted(features)) or "no features"}')
+  return features[name][0]
+
+
+def integers(features: Mapping[str, Values], name: str) -> list[int]:
+  """Returns the values of a feature; none if the record does not have the feature."""
+  return [int(value) for value in features.get(name, [])]
+
+
+@functools.cache
+def _example() -> Any:
+  """Returns the message class of `tf.Example`. The map of features is declared as a list, which keeps their order."""
+  field = descriptor_pb2.FieldDescriptorProto
+  file = descriptor_pb2.FileDescriptorProto(name='vit_jax_example.proto', package='vit_jax', syntax='proto3')
+  for name, fields in {
+      'BytesList': [('value', field.TYPE_BYTES, True)], 'FloatList': [('value', field.TYPE_FLOAT, True)],
+      'Int64List': [('value', field.TYPE_INT64, True)],
+      'Feature': [('bytes_list', 'BytesList', False), ('float_list', 'FloatList', False),
+                  ('int64_list', 'Int64List', False)],
+      'Entry': [('key', field.TYPE_STRING, False), ('value', 'Feature', False)],
+      'Features': [('feature', 'Entry', True)], 'Example': [('features', 'Features', False)]}.items():
+    entry = file.message_type.add(name=name)
+    for number, (own, kind, repeated) in enumerate(fields, 1):
+      added = entry.field.add(name=own, number=number,
+                              label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL)
+      if isinstance(kind, str):
+        added.type, added.type_name = field.TYPE_MESSAGE, f'.vit_jax.{kind}'
+      else:
+        added.type = kind
+      if name == 'Feature':
+        added.oneof_index = 0
+    if name == 'Feature':
+      entry.oneof_decl.add(name='kind')
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  return message_factory.GetMessageClass(pool.FindMessageTypeByName('vit_jax.Example'))

@@ -1,0 +1,233 @@
+"""Decodes image files into uint8 arrays `[H, W, 3]`, RGB.
+
+OpenCV decodes JPEG, PNG, WebP and BMP; Pillow decodes GIF, TIFF, AVIF, JPEG 2000 and PPM, each format by its own
+reader. Of an image with several frames or pages, the first one is used. Knows nothing of recipes, sources or batches.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vit_jax.core.types import HostArray
+from vit_jax.data.image import headers
+from vit_jax.data.image.headers import AS_STORED, BadImage, DecodeOptions
+
+PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin.TiffImageFile',
+                  'avif': 'AvifImagePlugin.AvifImageFile', 'jp2': 'Jpeg2KImagePlugin.Jpeg2KImageFile',
+                  'ppm': 'PpmImagePlugin.PpmImageFile'}
+"""Pillow's module and class of each format that Pillow decodes here."""
+_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
+           RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
+           Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
+_SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
+_READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_JPEG_START, _JPEG_SCAN, _JPEG_END = b'\xff\xd8', b'\xff\xda', b'\xff\xd9'
+
+FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
+"""EXIF orientations that are stored upside down, mirrored, and (from 5 on) transposed after that."""
+_INVERSE = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
+
+
+class Window(NamedTuple):
+  """A rectangle of an image, in px."""
+  top: int
+  left: int
+  height: int
+  width: int
+
+  def cut(self, image: HostArray) -> HostArray:
+    """Returns the part of `image [H, W, 3]` inside the window; a view."""
+    return image[self.top:self.top + self.height, self.left:self.left + self.width]
+
+
+class DecodedImage(NamedTuple):
+  """A decoded image `[H, W, 3] u8`, to be cropped."""
+  image: HostArray
+
+  @property
+  def size(self) -> tuple[int, int]:
+    """Height and width, px."""
+    return self.image.shape[0], self.image.shape[1]
+
+  def cut(self, window: Window) -> HostArray:
+    """Returns the part inside a window, `[h, w, 3] u8`."""
+    return window.cut(self.image)
+
+
+def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage:
+  """Decodes a stored image."""
+  return DecodedImage(as_rgb(image, options))
+
+
+def as_rgb(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
+  """Returns `[H, W, 3] u8` of encoded bytes, or of an array `[H, W, 3 or 1] u8`."""
+  if isinstance(image, bytes):
+    return decode(image, options)
+  return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+
+
+def decode(encoded: bytes, options: DecodeOptions = AS_STORED) -> HostArray:
+  """Decodes a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file into an RGB image `[H, W, 3] u8`.
+
+  Gray images are repeated over the channels, transparency is dropped, 16 bits are reduced to 8, CMYK is converted to
+  RGB. libjpeg prints a warning to stderr for damage inside a JPEG. It has no setting that stops this, and redirecting
+  stderr would also hide the messages of other threads.
+
+  Args:
+    encoded: the content of the file.
+    options: the largest allowed size, and whether the EXIF orientation is applied.
+
+  Raises:
+    BadImage: not an image, truncated, or too large. Damage that leaves a JPEG parseable is not detected.
+    MemoryError: there is not enough memory for the pixels.
+  """
+  kind = headers.detect_format(encoded)
+  if kind in PILLOW_READERS:
+    with _as_bad_image(kind):
+      return _read(_open(encoded, kind), options)
+  header, encoded = read_header(encoded, kind)
+  headers.check_size(header.height, header.width, options)
+  if kind == 'jpeg':
+    check_end(encoded)
+  try:
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _READ)
+  except cv2.error as error:
+    if error.code == cv2.Error.StsNoMem:
+      raise MemoryError(f'{header.width:,} x {header.height:,} px') from error
+    raise BadImage(f'not an image: {error.err or error}') from error
+  if image is None:
+    raise _unknown(encoded)
+  return orient(image, header.orientation) if options.upright else image
+
+
+def from_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
+  """Returns `[H, W, 3] u8` of a Pillow image of any mode, equal to what `decode` gives for its file.
+
+  The upper 8 of 16 bits are used. CMYK is converted by OpenCV's formula, R = k - floor(C k / 256) with k = 255 - K.
+
+  Raises:
+    BadImage: the file is damaged, the image is too large, or its mode has no known range (32 bits).
+  """
+  with _as_bad_image(image.format or image.mode):
+    return _read(image, options)
+
+
+def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
+  """Returns the header of a file in a format that OpenCV decodes, and the bytes to pass to OpenCV.
+
+  Raises:
+    BadImage: there is no header, or the format is not supported.
+  """
+  match kind:
+    case 'jpeg':
+      return headers.read_jpeg(encoded), encoded
+    case 'png':
+      return headers.read_png(encoded)
+    case 'webp':
+      return headers.read_webp(encoded), encoded
+    case 'bmp':
+      return headers.read_bmp(encoded), encoded
+    case 'heic' | 'jxl':
+      name = {'heic': 'HEIC', 'jxl': 'JPEG XL'}[kind]
+      raise BadImage(f'{name} images are not supported. Convert the image to JPEG or PNG first')
+  raise _unknown(encoded) if encoded else BadImage('the file is empty')
+
+
+def find_orientation(encoded: bytes) -> int:
+  """Returns the EXIF orientation of an image file, 1 to 8; 1 if it has none. Raises BadImage as `decode` does."""
+  kind = headers.detect_format(encoded)
+  if kind not in PILLOW_READERS:
+    return read_header(encoded, kind)[0].orientation
+  with _as_bad_image(kind):
+    return _open(encoded, kind).getexif().get(headers.ORIENTATION, 1)
+
+
+def is_jpeg(encoded: bytes) -> bool:
+  """Returns whether the bytes start as a JPEG file does."""
+  return encoded[:2] == _JPEG_START
+
+
+def check_end(encoded: bytes) -> None:
+  """Raises BadImage if a JPEG is truncated.
+
+  OpenCV before 5 fills the missing part with gray without an error. A thumbnail has an end marker of its own, so the
+  end marker is expected after the last scan.
+  """
+  if not encoded.endswith(_JPEG_END, 4) and encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
+    raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
+
+
+def orient(image: HostArray, orientation: int) -> HostArray:
+  """Returns `image [H, W, 3]`, stored with an EXIF orientation from 1 to 8, upright; the same array for 1."""
+  if orientation not in range(2, 9):
+    return image
+  image = image[::-1 if orientation in FLIPPED_ROWS else 1, ::-1 if orientation in FLIPPED_COLUMNS else 1]
+  return np.ascontiguousarray(image.swapaxes(0, 1) if orientation >= FIRST_TRANSPOSED else image)
+
+
+def _unknown(encoded: bytes) -> BadImage:
+  return BadImage(f'not an image, or truncated ({len(encoded):,} bytes, starting with {encoded[:4]!r})')
+
+
+def _open(encoded: bytes, kind: str) -> Image.Image:
+  module, _, name = PILLOW_READERS[kind].partition('.')
+  try:
+    opener = getattr(importlib.import_module(f'PIL.{module}'), name)
+  except ImportError:
+    raise BadImage(f'an image of format {kind}, which this version of Pillow cannot decode') from None
+  found: Image.Image = opener(io.BytesIO(encoded))
+  return found
+
+
+def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
+  width, height = image.size
+  headers.check_size(height, width, options)
+  is_tiff = image.format == 'TIFF'
+  stored = image.getexif().get(headers.ORIENTATION, 1) if is_tiff else 1
+  image.load()  # applies the orientation of a TIFF
+  pixels = _levels(image)
+  if not options.upright:
+    return orient(pixels, _INVERSE.get(stored, 1))
+  return orient(pixels, image.getexif().get(headers.ORIENTATION, 1))
+
+
+def _levels(image: Image.Image) -> HostArray:
+  mode = image.mode
+  if mode == 'RGB':
+    return np.asarray(image)
+  if mode in _SIXTEEN_BITS or (mode == 'I' and image.format in ('PNG', 'PPM')):  # which have at most 16 bits
+    gray = (np.asarray(image) >> 8).astype(np.uint8)
+    return np.repeat(gray[..., None], 3, axis=2)
+  if mode in ('I', 'F'):
+    raise BadImage(f'pixels: expected 8 or 16 bits, got 32 bits (mode {mode}), whose range is not known. '
+                   'Convert the image first')
+  if mode == 'CMYK':
+    inks = np.asarray(image).astype(np.uint16)
+    paper = 255 - inks[..., 3:]
+    return (paper - (inks[..., :3] * paper >> 8)).astype(np.uint8)
+  if 'transparency' in image.info:  # Pillow warns about some kinds of it
+    image = image.copy()
+    del image.info['transparency']
+  return np.asarray(image.convert('RGB'))
+
+
+@contextlib.contextmanager
+def _as_bad_image(kind: str) -> Iterator[None]:
+  """Raises BadImage in place of the errors that Pillow raises for a damaged file."""
+  try:
+    yield
+  except BadImage:
+    raise
+  except _DAMAGE as error:
+    if isinstance(error, OSError) and error.errno:
+      raise  # an error of the system, not of the file
+    raise BadImage(f'not a complete {kind.upper()} image: {error or type(error).__name__}') from error

@@ -1,0 +1,209 @@
+"""Geometry of one image on the host, on arrays `[H, W, 3] u8`: crop, resize, affine, flip and shift.
+
+*Geometry writes the box it used into the example*: `box` is top, left, bottom, right in fractions of the stored image,
+or of the upright image with `exif_orientation`. A mirrored image has left > right; a shifted one may extend below 0 or
+beyond 1. Rotation, scale and shear are not part of the box. `device/geometry.py` does the same for images that are held
+in memory.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.core.types import Array, HostArray
+from vit_jax.data.image.crops import center, fractions
+from vit_jax.data.image.decode import Window
+
+MAX_ENLARGEMENT = 32
+"""Up to this multiple of the crop's pixels, an image is enlarged before the crop; above it, only the crop is."""
+_MARGIN_PX = 2  # stored pixels beside a window that bicubic filters use
+Number = TypeVar('Number', float, Array)
+
+
+def resize_crop(image: HostArray, image_px: tuple[int, int], *, recipe: schema.Recipe) -> HostArray:
+  """Returns a random crop `[h, w, 3] u8` at `image_px`, resampled as the recipe requires for crops."""
+  interpolation = recipe.interpolation
+  if recipe.crop_interpolation is not schema.CropInterpolation.SAME:
+    interpolation = Interpolation(recipe.crop_interpolation.value)
+  return resize(image, image_px, antialias=recipe.antialias, interpolation=interpolation)
+
+
+def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
+  """Returns `image [H, W, 3] u8` as evaluation sees it, `[*image_px, 3] u8`, and its box `[4] f32`."""
+  interpolation, antialias = eval_resampling(recipe)
+  if recipe.eval_resize_px:
+    return resize_small_center_crop(image, image_px, small_px=recipe.eval_resize_px, antialias=antialias,
+                                    interpolation=interpolation, geometry=recipe.eval_geometry)
+  return (resize(image, image_px, antialias=antialias, interpolation=interpolation),
+          np.array([0, 0, 1, 1], np.float32))
+
+
+def eval_resampling(recipe: schema.Recipe) -> tuple[Interpolation, bool]:
+  """Returns the interpolation of evaluation, and whether it uses antialiasing."""
+  return (Interpolation.AREA, False) if recipe.eval_area else (recipe.interpolation, recipe.antialias)
+
+
+def augment(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
+            rng: np.random.Generator) -> tuple[HostArray, HostArray]:
+  """Applies affine, flip and shift to `image [H, W, 3] u8`; `box [4] f32` follows flip and shift."""
+  height, width = image.shape[:2]
+  if recipe.rotate_degrees or recipe.scale or recipe.shear:
+    unit = rng.uniform(-1., 1., 3)
+    angle = math.radians(recipe.rotate_degrees) * unit[0]
+    image = warp_affine(image, inverse_affine(
+        math.cos(angle), math.sin(angle), 1. + unit[1] * recipe.scale, unit[2] * recipe.shear, size=(height, width)))
+  if recipe.flip and rng.random() < 0.5:
+    image, box = flip(image), box[[0, 3, 2, 1]]
+  if recipe.shift_px:
+    down, right = rng.integers(-recipe.shift_px, recipe.shift_px + 1, 2)
+    image = shift(image, down_px=int(down), right_px=int(right))
+    offset = np.array([down / height, right / width], np.float32) * (box[2:] - box[:2])
+    box = box - np.tile(offset, 2)
+  return image, box
+
+
+def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
+           interpolation: Interpolation = Interpolation.BILINEAR) -> HostArray:
+  """Resizes `image [H, W, 3] u8` to `image_px` (height, width) without preserving the aspect ratio.
+
+  Pixel centers are at half-integers. Without `antialias` a filter covers 2 x 2 (bilinear) or 4 x 4 (bicubic, a = -0.75)
+  stored pixels at any scale. With it, the filter grows with the scale and covers all pixels, as in Pillow (where
+  bicubic has a = -0.5), and so as in programs that use torchvision or timm. `AREA` is the mean over the covered area if
+  both sides shrink, else bilinear. An image of the right size is returned as it is.
+  """
+  if image.shape[:2] == tuple(image_px):
+    return image
+  size = (image_px[1], image_px[0])
+  if antialias and interpolation is not Interpolation.AREA:
+    return np.asarray(Image.fromarray(image).resize(size, _pillow_filter(interpolation)))
+  shrinks = image.shape[0] >= image_px[0] and image.shape[1] >= image_px[1]
+  if interpolation is Interpolation.AREA and shrinks:
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+  return cv2.resize(image, size, interpolation=_opencv_filter(interpolation))
+
+
+def resized_size(size: tuple[int, int], small_px: int, *, geometry: Geometry) -> tuple[int, int]:
+  """Returns height and width, px, of an image of `size` (height, width) after resizing, before the center crop.
+
+  torchvision truncates `small_px * long / short`, big_vision rounds `long * (small_px / short)` half to even, and the
+  image processors of ViT and DeiT in transformers resize both sides to `small_px`.
+  """
+  height, width = size
+  match geometry:
+    case Geometry.TORCHVISION:
+      long_px = int(small_px * max(size) / min(size))
+      return (small_px, long_px) if height <= width else (long_px, small_px)
+    case Geometry.BIG_VISION:
+      factor = small_px / min(size)
+      return round(height * factor), round(width * factor)
+    case Geometry.HUGGINGFACE:
+      return small_px, small_px
+
+
+def center_crop(size: tuple[int, int], crop: tuple[int, int], *, geometry: Geometry) -> Window:
+  """Returns the center `crop` (height, width) of an image of `size` (height, width).
+
+  torchvision rounds half of the remaining pixels to the nearest even number, the others round down.
+  """
+  if geometry is not Geometry.TORCHVISION:
+    return center(size, crop)
+  return Window(round((size[0] - crop[0]) / 2), round((size[1] - crop[1]) / 2), *crop)
+
+
+def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, small_px: int, antialias: bool,
+                             interpolation: Interpolation = Interpolation.BILINEAR,
+                             geometry: Geometry = Geometry.BIG_VISION) -> tuple[HostArray, HostArray]:
+  """Resizes the image by `small_px` as `geometry` requires, then takes the center crop `image_px`.
+
+  With `Geometry.TORCHVISION` and `antialias`, the pixels are those of torchvision's `Resize` and `CenterCrop` of a
+  PIL image.
+
+  Returns:
+    The image `[*image_px, 3] u8`, and its box `[4] f32` in the stored image.
+  """
+  height, width = resized_size((image.shape[0], image.shape[1]), small_px, geometry=geometry)
+  size = (max(image_px[0], height), max(image_px[1], width))
+  window = center_crop(size, image_px, geometry=geometry)
+  # Cropping before resizing would be cheaper, but would shift the image by a fraction of a pixel.
+  part = resize_part(image, size, window, antialias=antialias, interpolation=interpolation)
+  return part, fractions(window, size)
+
+
+def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, antialias: bool,
+                interpolation: Interpolation) -> HostArray:
+  """Returns the part inside `window` of `image [H, W, 3] u8` resized to `size` (height, width): `[*window, 3] u8`.
+
+  The memory is bounded by the stored image and the window, not by `size`: a line of 2 x 30,000 px with a short side of
+  256 px would take 2.9 GB. If the resized image has more than `MAX_ENLARGEMENT` times the pixels of the window, only
+  the window's pixels are sampled: with antialias by resizing a box with Pillow, which gives the same pixels up to
+  rounding; else by OpenCV's warp, whose coordinates have a resolution of 1/32 px of the stored image.
+  """
+  enlarged, shown = size[0] * size[1], window.height * window.width
+  if enlarged <= max(image.shape[0] * image.shape[1], MAX_ENLARGEMENT * shown):
+    return window.cut(resize(image, size, antialias=antialias, interpolation=interpolation))
+  down, right = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per px of `size`
+  if antialias and interpolation is not Interpolation.AREA:
+    box = (window.left * right, window.top * down, min(image.shape[1], (window.left + window.width) * right),
+           min(image.shape[0], (window.top + window.height) * down))
+    return np.asarray(Image.fromarray(image).resize((window.width, window.height), _pillow_filter(interpolation),
+                                                    box=box))
+  top, left = math.floor(window.top * down), math.floor(window.left * right)
+  # `warpAffine` requires images with sides below 32,768 px.
+  near = Window(max(0, top - _MARGIN_PX), max(0, left - _MARGIN_PX),
+                math.ceil(window.height * down) + 1 + 2 * _MARGIN_PX,
+                math.ceil(window.width * right) + 1 + 2 * _MARGIN_PX)
+  matrix = np.array([[right, 0, (window.left + 0.5) * right - 0.5 - near.left],
+                     [0, down, (window.top + 0.5) * down - 0.5 - near.top]])
+  return cv2.warpAffine(near.cut(image), matrix, (window.width, window.height), borderMode=cv2.BORDER_REPLICATE,
+                        flags=_opencv_filter(interpolation) | cv2.WARP_INVERSE_MAP)
+
+
+def flip(image: HostArray) -> HostArray:
+  """Mirrors `image [H, W, 3] u8` left to right; a copy, since writing a view into a batch is slow."""
+  return cv2.flip(image, 1)
+
+
+def shift(image: HostArray, *, down_px: int, right_px: int) -> HostArray:
+  """Moves the content of `image [H, W, 3]` by at most its size; zeros fill the uncovered part."""
+  moved = np.zeros_like(image)
+  height, width = image.shape[:2]
+  moved[max(0, down_px):height + min(0, down_px), max(0, right_px):width + min(0, right_px)] = \
+      image[max(0, -down_px):height - max(0, down_px), max(0, -right_px):width - max(0, right_px)]
+  return moved
+
+
+def warp_affine(image: HostArray, matrix: Sequence[Sequence[float]], *, interpolation: int = cv2.INTER_LINEAR,
+                fill: Sequence[int] = (0, 0, 0)) -> HostArray:
+  """Samples `image [H, W, 3] u8` at `matrix [2, 3] @ (column, row, 1)` with an OpenCV interpolation; `fill` outside."""
+  height, width = image.shape[:2]
+  return cv2.warpAffine(image, np.asarray(matrix, np.float64), (width, height),
+                        flags=interpolation | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_CONSTANT,
+                        borderValue=[float(f) for f in fill])
+
+
+def inverse_affine(cos: Number, sin: Number, zoom: Number, shear: Number, *,
+                   size: tuple[int, int]) -> list[list[Number]]:
+  """Returns the matrix `[2, 3]` from output to input pixels (x, y, 1) for rotation, zoom and shear about the center.
+
+  input - c = R(-angle) S(shear) (output - c) / zoom, with c = ((W - 1) / 2, (H - 1) / 2). The numbers may be arrays.
+  """
+  center_y, center_x = (size[0] - 1) / 2, (size[1] - 1) / 2
+  xx, xy = cos / zoom, (cos * shear + sin) / zoom
+  yx, yy = -sin / zoom, (cos - sin * shear) / zoom
+  return [[xx, xy, center_x - xx * center_x - xy * center_y],
+          [yx, yy, center_y - yx * center_x - yy * center_y]]
+
+
+def _pillow_filter(interpolation: Interpolation) -> Image.Resampling:
+  return Image.Resampling.BICUBIC if interpolation is Interpolation.BICUBIC else Image.Resampling.BILINEAR
+
+
+def _opencv_filter(interpolation: Interpolation) -> int:
+  return cv2.INTER_CUBIC if interpolation is Interpolation.BICUBIC else cv2.INTER_LINEAR

@@ -1,0 +1,186 @@
+"""The host part of a recipe: from a stored image to the uint8 image or views of an example.
+
+The host ends with uint8 at the training resolution; normalization and mixing happen inside the jitted step
+(`device/prepare.py`). Decoding, geometry and colors are applied here, in this order.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.image import colors, crops, decode, geometry, jpeg_crop, randaugment
+from vit_jax.data.image.headers import DecodeOptions, decode_options
+from vit_jax.data.source import Record
+
+Example = dict[str, HostArray | np.int32]
+"""`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`, and with `max_labels` also `label_list [T] i32`.
+
+A recipe with views gives `views_global` and `views_local` in place of image, box and list.
+"""
+Transform = Callable[[Record, np.random.Generator], Example]
+Shapes = dict[str, tuple[tuple[int, ...], type]]
+"""Shape and dtype of the arrays of an example, by name."""
+FIRST, SECOND, LOCAL = 0, 1, 2  # indices into `schema.Views.blur` and `.solarize`
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTransform:
+  """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order."""
+  recipe: schema.Recipe
+  image_px: tuple[int, int]
+  open_image: Callable[[bytes | HostArray, DecodeOptions],
+                       decode.DecodedImage | jpeg_crop.JpegImage] = decode.open_image
+  max_labels: int = 0
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    recipe, options = self.recipe, decode_options(self.recipe)
+    if recipe.crop is schema.Crop.RESIZE:
+      image, box = geometry.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
+    else:
+      stored = self.open_image(record.image, options)
+      window = crops.draw(recipe, stored.size, rng)
+      image = geometry.resize_crop(stored.cut(window), self.image_px, recipe=recipe)
+      box = crops.fractions(window, stored.size)
+    image, box = geometry.augment(image, box, recipe=recipe, rng=rng)
+    image = augment_colors(image, recipe=recipe, rng=rng)
+    return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewsTransform:
+  """Several views of one image for self-supervised training: two large crops and some small ones (DINO, arXiv
+  2104.14294): `views_global [2, H, W, 3] u8`, `views_local [V, h, w, 3] u8`, `label`.
+
+  Each view: random crop, resize, flip, color jitter, grayscale, blur, solarize, in this order. The two global views
+  differ in how often they are blurred and solarized.
+  """
+  recipe: schema.Recipe
+  image_px: tuple[int, int]
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    stored, views = decode.as_rgb(record.image, decode_options(self.recipe)), self.recipe.views
+    both = [self.view(stored, rng, kind=kind) for kind in (FIRST, SECOND)]
+    example: Example = {'views_global': np.stack(both), 'label': np.int32(record.label)}
+    if views.num_local:
+      example['views_local'] = np.stack([self.view(stored, rng, kind=LOCAL) for _ in range(views.num_local)])
+    return example
+
+  def view(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
+    """Returns one view of the decoded image `[H, W, 3] u8`."""
+    recipe, views = self.recipe, self.recipe.views
+    local = kind == LOCAL
+    window = crops.sample(recipe.crop_sampler, (stored.shape[0], stored.shape[1]), rng=rng,
+                          area=views.local_area if local else views.global_area, aspect=recipe.crop_aspect)
+    image = geometry.resize(window.cut(stored), (views.local_px,) * 2 if local else self.image_px,
+                            antialias=recipe.antialias, interpolation=recipe.interpolation)
+    if recipe.flip and rng.random() < 0.5:
+      image = np.ascontiguousarray(geometry.flip(image))
+    image = colors.jitter(image, views.jitter, rng)
+    if rng.random() < views.grayscale:
+      image = colors.grayscale(image)
+    if rng.random() < views.blur[kind]:
+      image = colors.random_blur(image, rng)
+    if rng.random() < views.solarize[kind]:
+      image = colors.solarize(image, colors.SOLARIZE_FROM)
+    return image
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalTransform:
+  """The host part of evaluation; deterministic."""
+  recipe: schema.Recipe
+  image_px: tuple[int, int]
+  max_labels: int = 0
+
+  def __call__(self, record: Record) -> Example:
+    stored = decode.as_rgb(record.image, decode_options(self.recipe))
+    image, box = geometry.fit(stored, recipe=self.recipe, image_px=self.image_px)
+    return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+
+
+def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
+                    max_labels: int = 0) -> Transform:
+  """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed."""
+  if recipe.views.on:
+    return ViewsTransform(recipe, (image_px[0], image_px[1]))
+  if decode is schema.Decode.FULL:
+    return TrainTransform(recipe, (image_px[0], image_px[1]), max_labels=max_labels)
+  jpeg_crop.check()
+  return TrainTransform(recipe, (image_px[0], image_px[1]), jpeg_crop.open_image, max_labels)
+
+
+def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:
+  """Returns `record -> Example` for evaluation; pickles."""
+  return EvalTransform(recipe, (image_px[0], image_px[1]), max_labels)
+
+
+def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> Shapes:
+  """Returns the shapes of the examples of `train_transform`."""
+  views, height, width = recipe.views, image_px[0], image_px[1]
+  if not views.on:
+    return eval_shapes(image_px, max_labels=max_labels)
+  found: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
+  if views.num_local:
+    found['views_local'] = ((views.num_local, views.local_px, views.local_px, 3), np.uint8)
+  return found
+
+
+def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0) -> Shapes:
+  """Returns the shapes of the examples of `eval_transform`."""
+  found: Shapes = {'image': ((*image_px, 3), np.uint8), 'label': ((), np.int32), 'box': ((4,), np.float32)}
+  return found | {'label_list': ((max_labels,), np.int32)} if max_labels else found
+
+
+def augment_colors(image: HostArray, *, recipe: schema.Recipe, rng: np.random.Generator) -> HostArray:
+  """Applies RandAugment or 3-Augment, and then color jitter, to `image [H, W, 3] u8`."""
+  if not (recipe.randaugment.layers or recipe.three_augment or colors.is_on(recipe.jitter)):
+    return image
+  image = np.ascontiguousarray(image)
+  if recipe.randaugment.layers:
+    style = randaugment.style(recipe.randaugment, interpolation=recipe.interpolation, mean=recipe.mean)
+    image = randaugment.randaugment(image, recipe.randaugment, rng, style=style)
+  if recipe.three_augment:
+    image = colors.three_augment(image, rng)
+  return colors.jitter(image, recipe.jitter, rng)
+
+
+def host_labels(record: Record, max_labels: int) -> Example:
+  """Returns `label [] i32` and, with `max_labels` T > 0, `label_list [T] i32`, padded with -1.
+
+  Raises:
+    UserError: the example has more classes than `max_labels`.
+  """
+  if not max_labels:
+    return {'label': np.int32(record.label)}
+  labels = (record.label,) if record.labels is None else record.labels
+  if len(labels) > max_labels:
+    raise UserError(f'data.max_labels: expected at least {len(labels)}, the number of labels of one image, got '
+                    f'{max_labels}. Set it to the largest number of labels of an image.')
+  return {'label': np.int32(record.label),
+          'label_list': np.array([*labels, *[-1] * (max_labels - len(labels))], np.int32)}
+
+
+def host_only(recipe: schema.Recipe) -> str:
+  """Returns the settings of a recipe that must be applied on the host, anew for every image; '' if there are none."""
+  found = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
+           f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
+           'three_augment=true': recipe.three_augment, 'jitter': colors.is_on(recipe.jitter)}
+  return ', '.join(f'data.recipe.{name}' for name, needed in found.items() if needed)
+
+
+def read_as(recipe: schema.Recipe, other: schema.Recipe) -> schema.Recipe:
+  """Returns a recipe with the decoding options of another one."""
+  return dataclasses.replace(recipe, exif_orientation=other.exif_orientation, max_image_pixels=other.max_image_pixels)
+
+
+def eval_summary(recipe: schema.Recipe, image_px: tuple[int, int]) -> dict[str, object]:
+  """Returns the preprocessing of evaluation, for reports and JSON: names as in `weights.preprocess.Preprocess`."""
+  interpolation, antialias = geometry.eval_resampling(recipe)
+  return {'geometry': recipe.eval_geometry.value, 'resize_px': recipe.eval_resize_px, 'image_px': list(image_px),
+          'interpolation': interpolation.value, 'antialias': antialias, 'mean': list(recipe.mean),
+          'std': list(recipe.std), 'exif_orientation': recipe.exif_orientation}

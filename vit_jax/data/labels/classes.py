@@ -1,0 +1,187 @@
+"""Names of classes: the classes of a network from a file, and which class of a network a class of a source is.
+
+A line of a class file is a class: `n01440764 tench, Tinca tinca`. A folder belongs to it if the folder's name is the
+complete line, its first word (the WordNet id), or the rest. Empty lines and lines that start with # are skipped.
+
+A class map assigns classes of a network to each class of a source. The file is JSON, `{"alarm_clock": "analog clock;
+digital clock"}`, or has a line for each class of the source, `alarm_clock: n02708093; n03196217`. Omitted classes have
+none, so their images do not count.
+"""
+from __future__ import annotations
+
+import collections
+import difflib
+import json
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.data.source import Relabeled, Source
+
+Targets = tuple[tuple[int, ...], ...]
+"""For each class of a source, the classes of the network that count as correct."""
+_SEPARATOR = ';'
+_SHOWN = 6
+
+
+def read(path: str, *, setting: str = 'data.classes') -> tuple[str, ...]:
+  """Returns the classes that a file lists, in order; `setting` is the setting or flag that gives the path.
+
+  Raises:
+    UserError: the file cannot be read, is empty, or lists a class twice.
+  """
+  names = tuple(_lines(path, f'{setting}={path}'))
+  twice = _repeated(names)
+  if twice or not names:
+    raise UserError(f'{setting}={path}: expected one line for each class, in the order of the outputs, got '
+                    + (f'{", ".join(twice[:_SHOWN])} twice.' if twice else 'no class.'))
+  return names
+
+
+def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int, ...]:
+  """Returns the index among `names` of each class of a source.
+
+  Raises:
+    UserError: lists the classes that are missing or ambiguous.
+  """
+  places: dict[str, set[int]] = {}
+  for i, name in enumerate(names):
+    for key in _parts(name):
+      places.setdefault(key, set()).add(i)
+  complete = {_key(name): i for i, name in enumerate(names)}
+  found = [{complete[key]} if (key := _key(name)) in complete else places.get(key, set()) for name in own]
+  missing = [name for name, at in zip(own, found, strict=True) if not at]
+  several = [name for name, at in zip(own, found, strict=True) if len(at) > 1]
+  if missing or several:
+    problems = [f'{len(missing)} of {len(own)} that are not there: {_some(missing)}'] if missing else []
+    problems += [f'{len(several)} that match several: {_some(several)}'] if several else []
+    raise UserError(f'classes of the data: expected classes of {where}, got ' + '; '.join(problems)
+                    + f'. It has {len(names)} lines such as {names[0]!r}. Name the folders by complete lines, their '
+                    'first words, or the rest of the lines.')
+  return tuple(next(iter(at)) for at in found)
+
+
+def find(names: Sequence[str], named: int | str, *, count: int) -> int:
+  """Returns the index of a class that is given by number or by name: as folders are matched, or by one synonym.
+
+  Args:
+    names: of the classes, or () if they are not known.
+    named: a number from 0, or a name: the complete line is tried first.
+    count: the number of classes.
+
+  Raises:
+    UserError: there is no such class, or there are several.
+  """
+  if isinstance(named, int) or named.isdecimal():
+    if 0 <= int(named) < count:
+      return int(named)
+    raise UserError(f'class: expected 0 to {count - 1}, as the network has {count} classes, got {named}.')
+  wanted = _key(named)
+  called = [_parts(name) | {_key(one) for one in name.partition(' ')[2].split(',')} |
+            {_key(one) for one in name.split(',')} for name in names]
+  found = ([i for i, name in enumerate(names) if _key(name) == wanted]
+           or [i for i, parts in enumerate(called) if wanted in parts])
+  if len(found) == 1:
+    return found[0]
+  shown = ', '.join(f'{i} ({names[i]})' for i in found[:_SHOWN])
+  near = [] if found else difflib.get_close_matches(wanted, sorted(set().union(*called)), n=3)
+  raise UserError(f'class: expected a number or the name of one class, got {named!r}, the name of '
+                  f'{len(found) or "none"}' + (f': {shown}' if shown else '') + '.'
+                  + ('' if names else ' These weights have no class names; set them with classes=FILE.')
+                  + (f' Did you mean {", ".join(near)}?' if near else ''))
+
+
+def renumbered(source: Source, names: tuple[str, ...], *, where: str) -> Source:
+  """Returns the source with labels that are indexes of `names`.
+
+  Raises:
+    UserError: `names` does not have one of its classes.
+  """
+  return Relabeled(source, np.array(match(source.class_names, names, where=where), np.int32), tuple(names))
+
+
+def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where: str) -> Targets:
+  """Returns the classes of a network for each class of a source.
+
+  Args:
+    own: names of the source.
+    network: names in the order of its outputs.
+    path: of a class map; '' = the names are equal, or are numbers.
+    where: the name of the evaluation, for messages.
+
+  Raises:
+    UserError: a name is unknown, ambiguous, or repeated.
+  """
+  if twice := _repeated(own):
+    raise UserError(f'{where}: expected each class of the source once, got {", ".join(twice[:_SHOWN])} twice.')
+  if path:
+    return _from_file(own, network, path)
+  if tuple(own) == tuple(network):
+    return tuple((i,) for i in range(len(own)))
+  if all(name.isdecimal() and int(name) < len(network) for name in own):
+    return tuple((int(name),) for name in own)
+  return tuple((i,) for i in match(own, network, where=f'the network of {where}'))
+
+
+def _from_file(own: Sequence[str], network: Sequence[str], path: str) -> Targets:
+  listed = read_map(path)
+  if unknown := sorted(set(listed) - set(own)):
+    raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as {own[0]!r}, got '
+                    f'{len(unknown)} others: {", ".join(unknown[:_SHOWN])}.')
+  wanted = list(dict.fromkeys(name for names in listed.values() for name in names))
+  numbers = {name: int(name) for name in wanted if name.isdecimal() and int(name) < len(network)}
+  by_name = [name for name in wanted if name not in numbers]
+  places = numbers | dict(zip(by_name, match(by_name, network, where=f'the network, in {path}'), strict=True))
+  return tuple(tuple(dict.fromkeys(places[name] for name in listed.get(one, ()))) for one in own)
+
+
+def read_map(path: str) -> dict[str, tuple[str, ...]]:
+  """Returns the names in a class map by class of the source.
+
+  Raises:
+    UserError: the file cannot be read, a line has another form, or a class is listed twice.
+  """
+  lines = _lines(path, path)
+  if lines and lines[0].startswith('{'):
+    try:
+      entries = list(json.loads('\n'.join(lines), object_pairs_hook=list))
+    except ValueError as error:
+      raise UserError(f'{path}: expected JSON, got {error}.') from error
+  else:
+    if wrong := [line for line in lines if ':' not in line]:
+      raise UserError(f'{path}: expected lines such as `alarm_clock: n02708093; n03196217`, got {wrong[0]!r}.')
+    entries = [tuple(part.strip() for part in line.split(':', 1)) for line in lines]
+  twice = _repeated([name for name, _ in entries])
+  if twice or not entries:
+    raise UserError(f'{path}: expected one line for each class of the source, got '
+                    + (f'{", ".join(twice[:_SHOWN])} twice.' if twice else 'none.'))
+  return {name: tuple(part.strip() for part in str(value).split(_SEPARATOR) if part.strip()) for name, value in entries}
+
+
+def _lines(path: str, what: str) -> list[str]:
+  """Returns the lines of a text file, stripped, without empty lines and comments."""
+  try:
+    text = pathlib.Path(path).expanduser().read_text()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'{what}: expected a text file, got "{getattr(error, "strerror", None) or error}".') from error
+  return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('#')]
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+  return sorted(name for name, count in collections.Counter(names).items() if count > 1)
+
+
+def _parts(name: str) -> set[str]:
+  """Returns the names that a folder of a class may have: the complete line, its first word, or the rest."""
+  first, _, rest = name.partition(' ')
+  return {_key(one) for one in (name, first, rest) if one.strip()}
+
+
+def _key(name: str) -> str:
+  return name.strip().casefold().replace('_', ' ')
+
+
+def _some(names: Sequence[str]) -> str:
+  return ', '.join(names[:_SHOWN]) + (f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else '')

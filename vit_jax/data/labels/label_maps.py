@@ -1,0 +1,204 @@
+"""Label maps on disk: for each image of a source the most likely classes at each position, and their scores.
+
+A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
+[n, h, w, k]` (u16, or u32 for more classes: class ids are exact) and `scores-00000.npy [n, h, w, k]` (f16, logits or
+probabilities). Position (i, j) covers the part [i / h, (i + 1) / h] x [j / w, (j + 1) / w] of the stored image, for any
+shape. The directory is written part by part as `DIR.part`, and renamed when complete: after a kill, the same command
+resumes.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, HostArray
+from vit_jax.data.files import access
+from vit_jax.data.source import Source
+
+FORMAT = 'vit_jax label maps 1'
+INFO = 'info.json'
+PER_PART = 16_384
+LOGITS, PROBABILITIES = 'logits', 'probabilities'
+CERTAIN = 30.  # logit of a class that is certain: among 1,000 with logit 0 its probability is 1 - 1e-10
+
+
+class Info(NamedTuple):
+  """Content of a directory. `digest` is that of the source; `made` describes the teacher and its settings.
+
+  `scores` is `LOGITS` or `PROBABILITIES`; directories of earlier versions, which do not have it, hold probabilities.
+  """
+  source: str
+  digest: str
+  num_examples: int
+  grid: tuple[int, int]
+  top: int
+  num_classes: int
+  per_part: int
+  made: dict[str, Any]
+  scores: str = PROBABILITIES
+
+
+class LabelMaps:
+  """The maps of a directory, memory-mapped."""
+
+  def __init__(self, folder: pathlib.Path):
+    """Raises UserError if the directory has no maps, or is incomplete."""
+    self.folder, self.info = folder, read_info(folder)
+    count = -(-self.info.num_examples // self.info.per_part)
+    try:
+      self._parts = [tuple(np.load(_file(folder, kind, i), mmap_mode='r') for kind in ('classes', 'scores'))
+                     for i in range(count)]
+    except (OSError, ValueError) as error:
+      raise UserError(f'{folder}: expected complete label maps, got {error}. Write them again.') from None
+
+  def read(self, indexes: HostArray) -> tuple[HostArray, HostArray]:
+    """Returns `token_labels [B, h * w, k] i32` and `token_scores [B, h * w, k] f32` of examples `indexes [B]`."""
+    shape = (len(indexes), self.info.grid[0] * self.info.grid[1], self.info.top)
+    labels, scores = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    for row, index in enumerate(indexes.tolist()):
+      part, place = divmod(index, self.info.per_part)
+      classes, weights = self._parts[part]
+      labels[row], scores[row] = classes[place].reshape(shape[1:]), weights[place].reshape(shape[1:])
+    return labels, scores
+
+  def surest(self) -> tuple[HostArray, HostArray]:
+    """Returns the most likely class `[S]` of each example at the first position, and its probability `[S] f16`."""
+    classes, scores = zip(*((classes[:, 0, 0, 0], weights[:, 0, 0, 0]) for classes, weights in self._parts),
+                          strict=True)
+    return np.concatenate(classes), np.concatenate(scores)
+
+
+class MapLabels:
+  """Adds the label maps of complete images to batches: `token_labels [B, h * w, k]`, `token_scores [B, h * w, k]`.
+
+  If another image replaces a bad one, every position has the class of that image.
+  """
+
+  def __init__(self, maps: LabelMaps) -> None:
+    self._maps = maps
+    self.digest = f' maps={hashlib.sha256(str(maps.info).encode()).hexdigest()}'
+
+  def add(self, batch: Batch) -> Batch:
+    """Returns the batch with its label maps."""
+    labels, scores = self._maps.read(batch['index'])
+    replaced = np.flatnonzero(batch['bad'])
+    labels[replaced], scores[replaced] = batch['label'][replaced, None, None], 0.
+    scores[replaced, :, 0] = CERTAIN
+    return {**batch, 'token_labels': labels, 'token_scores': scores}
+
+
+def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int) -> LabelMaps:
+  """Opens the label maps of `objective.maps`.
+
+  Raises:
+    UserError: they are missing, or do not belong to this source and config.
+  """
+  if not path:
+    raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with --job=prepare "
+                    '--config=CONFIG --weights=TEACHER --to=DIR.')
+  maps = LabelMaps(pathlib.Path(access.resolve(path, 'objective.maps')))
+  check(maps.info, {'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
+                    'grid': grid, 'top': top, 'scores': LOGITS}, folder=maps.folder)
+  return maps
+
+
+def read_info(folder: pathlib.Path) -> Info:
+  """Returns the content of `folder/info.json`.
+
+  Raises:
+    UserError: it is missing, damaged, or of another format.
+  """
+  path = folder / INFO
+  if not path.is_file():
+    raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with --job=prepare --config=CONFIG '
+                    '--weights=TEACHER --to=DIR.')
+  try:
+    saved = json.loads(path.read_text())
+    is_known = saved.pop('format', '') == FORMAT
+    info = Info(**{**saved, 'grid': tuple(saved['grid'])}) if is_known else None
+  except OSError as error:
+    raise access.user_error(error, str(path)) from error
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    raise UserError(f'{path}: expected the output of --job=prepare, got {type(error).__name__}: {error}. The file is '
+                    'damaged: copy it again, or write the maps again.') from error
+  if info is None:
+    raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. Write the maps again.')
+  return info
+
+
+def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
+          share: tuple[int, int] = (0, 1), meet: Callable[[str], None] = lambda place: None) -> bool:
+  """Writes the maps of a source. Several processes that share the folder may each compute some of the parts.
+
+  Args:
+    folder: the directory to write.
+    info: its content.
+    compute: maps examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
+    share: index of this process, and the number of processes.
+    meet: a barrier: returns when all processes have called it with this name.
+
+  Returns:
+    False if the same maps exist already.
+
+  Raises:
+    UserError: the folder has other content.
+  """
+  plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
+  if folder.is_dir() and any(folder.iterdir()):
+    if not (folder / INFO).is_file() or (folder / INFO).read_text() != plan:
+      raise UserError(f'--to={folder}: expected a new folder, got one with other content. Choose another folder.')
+    return False
+  meet('label maps seen')
+  part = folder.with_name(f'{folder.name}.part')
+  if not share[0]:
+    _begin(part, plan)
+  meet('label maps begun')
+  for number, start in enumerate(range(0, info.num_examples, info.per_part)):
+    if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # written last
+      continue
+    classes, scores = compute(range(start, min(start + info.per_part, info.num_examples)))
+    kind = np.uint16 if info.num_classes <= 2**16 else np.uint32
+    _save(_file(part, 'classes', number), classes.astype(kind))
+    _save(_file(part, 'scores', number), scores.astype(np.float16))
+  meet('label maps computed')
+  if not share[0]:
+    (part / 'plan.json').rename(part / INFO)
+    part.rename(folder)
+  meet('label maps whole')
+  return True
+
+
+def check(info: Info, wanted: Mapping[str, Any], *, folder: pathlib.Path) -> None:
+  """Raises UserError with all fields that differ from `wanted`."""
+  wrong = [f'{name} {value}, got {getattr(info, name)}' for name, value in wanted.items()
+           if getattr(info, name) != value]
+  if wrong:
+    raise UserError(f'{folder}: expected label maps with {"; ".join(wrong)}. Write the maps again with this config.')
+
+
+def _begin(part: pathlib.Path, plan: str) -> None:
+  """Creates `DIR.part`, and empties it unless it was started with the same plan."""
+  part.mkdir(parents=True, exist_ok=True)
+  path = part / 'plan.json'
+  if not path.is_file() or path.read_text() != plan:
+    shutil.rmtree(part)
+    part.mkdir()
+    path.write_text(plan)
+
+
+def _file(folder: pathlib.Path, kind: str, number: int) -> pathlib.Path:
+  return folder / f'{kind}-{number:05d}.npy'
+
+
+def _save(path: pathlib.Path, array: HostArray) -> None:
+  half = path.with_suffix('.half')
+  with open(half, 'wb') as file:
+    np.save(file, array)
+  half.replace(path)

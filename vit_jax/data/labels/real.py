@@ -1,0 +1,161 @@
+"""ImageNet-ReaL (arXiv 2006.07159): the classes that people see in each validation image of ILSVRC 2012.
+
+`real.json` is a list of 50,000 lists of classes, in the order of the images' numbers; 3,163 are empty, and those
+images do not count. An image is identified by the number in its file name, so the order of a source does not matter.
+
+`python -m vit_jax.data.labels.real real.json PREDICTIONS` scores the predictions of any program: one line per image,
+with its name and a class.
+"""
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.source import Source, find_origin
+
+NUM_IMAGES, NUM_CLASSES = 50_000, 1_000
+FEATURE = 'real_label'  # of the TFDS dataset imagenet2012_real
+_NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
+_NAMES = ('file_name', 'image/filename', 'filename')
+
+Labels = tuple[tuple[int, ...], ...]
+"""Classes of each image."""
+
+
+class Counts(NamedTuple):
+  """Numbers of images and labels of ReaL."""
+  num_scored: int
+  num_empty: int
+  num_labels: int
+  most: int
+
+
+def read(path: str) -> Labels:
+  """Returns the lists of `real.json`.
+
+  Raises:
+    UserError: it cannot be read, or has other content.
+  """
+  try:
+    found = json.loads(pathlib.Path(path).expanduser().read_text())
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path}: expected real.json of the authors of ImageNet-ReaL, got {error}. Download it from '
+                    'github.com/google-research/reassessed-imagenet.') from error
+  is_valid = isinstance(found, list) and len(found) == NUM_IMAGES and all(
+      isinstance(one, list) and all(type(c) is int and 0 <= c < NUM_CLASSES for c in one) for one in found)
+  if not is_valid:
+    size = f'{len(found):,} entries' if isinstance(found, list) else f'a {type(found).__name__}'
+    raise UserError(f'{path}: expected a list of {NUM_IMAGES:,} lists of classes from 0 to {NUM_CLASSES - 1}, got '
+                    f'{size}.')
+  return tuple(tuple(one) for one in found)
+
+
+def count(labels: Labels) -> Counts:
+  """Returns the numbers of images with and without labels, and of labels."""
+  sizes = [len(one) for one in labels]
+  return Counts(sum(size > 0 for size in sizes), sizes.count(0), sum(sizes), max(sizes, default=0))
+
+
+def score(predicted: HostArray, labels: Labels) -> float:
+  """Returns the fraction of the images with labels whose predicted class `[S]` is one of them."""
+  hits = [int(p) in one for p, one in zip(predicted, labels, strict=True) if one]
+  return float(np.mean(hits))
+
+
+def read_predictions(path: str) -> HostArray:
+  """Returns the classes `[50,000]` of a file with lines such as `ILSVRC2012_val_00000293.JPEG 65`.
+
+  Raises:
+    UserError: it cannot be read, a line has another form, or an image is missing or listed twice.
+  """
+  try:
+    lines = pathlib.Path(path).expanduser().read_text().splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'{path}: expected a text file, got "{getattr(error, "strerror", None) or error}".') from error
+  found = np.full(NUM_IMAGES, -1)
+  for at, line in enumerate(lines, 1):
+    number, words = _NUMBER.search(line), line.replace(',', ' ').split()
+    place = int(number[1]) - 1 if number else -1
+    if not (0 <= place < NUM_IMAGES and words[-1].isdecimal() and int(words[-1]) < NUM_CLASSES):
+      raise UserError(f'{path}, line {at}: expected an image and its class, from 0 to {NUM_CLASSES - 1}, such as '
+                      f'`ILSVRC2012_val_00000293.JPEG 65`, got {line!r}.')
+    if found[place] >= 0:
+      raise UserError(f'{path}, line {at}: expected one line for each image, got a second one for {place + 1:08}.')
+    found[place] = int(words[-1])
+  missing = np.flatnonzero(found < 0)
+  if missing.size:
+    raise UserError(f'{path}: expected a line for each of {NUM_IMAGES:,} images, got none for {missing.size:,}, such '
+                    f'as ILSVRC2012_val_{missing[0] + 1:08}.')
+  return found
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Scores a file of predictions; returns the exit status."""
+  try:
+    if len(arguments) != 2:
+      raise UserError('expected two files: python -m vit_jax.data.labels.real real.json PREDICTIONS')
+    labels = read(arguments[0])
+    predicted = read_predictions(arguments[1])
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  num_scored, num_empty, num_labels, _ = count(labels)
+  print(f'ReaL top-1 {score(predicted, labels):.6f}: {num_scored:,} images scored by {num_labels:,} labels, '
+        f'{num_empty:,} without labels')
+  return 0
+
+
+def of_source(source: Source, path: str) -> Labels:
+  """Returns the lists for the examples of a source, in its order.
+
+  Args:
+    source: validation images of ILSVRC 2012, all or some.
+    path: of `real.json`; '' = the source has the labels itself.
+
+  Raises:
+    UserError: the number of an image is not known, or the source has no such labels.
+  """
+  if not path:
+    return tuple(_own(*find_origin(source, i), source) for i in range(len(source)))
+  lists = read(path)
+  found: list[tuple[int, ...]] = []
+  for i in range(len(source)):
+    name = file_name(*find_origin(source, i))
+    number = _NUMBER.search(name)
+    if number is None or not 1 <= int(number[1]) <= NUM_IMAGES:
+      raise UserError(f'{source.name}: expected validation images of ILSVRC 2012, named ILSVRC2012_val_00000001.JPEG '
+                      f'to …00050000, got {name}, for which {path} has no labels. Use such files, or the split '
+                      'validation of tfds:imagenet2012.')
+    found.append(lists[int(number[1]) - 1])
+  return tuple(found)
+
+
+def file_name(source: Source, index: int) -> str:
+  """Returns the name of the original file of an example of a stored source, or else its description."""
+  features = getattr(source, 'features', None)
+  if features is None:
+    return source.describe(index)
+  record = features(index)
+  name = next((record[key] for key in _NAMES if key in record), b'')
+  return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _own(stored: Source, index: int, source: Source) -> tuple[int, ...]:
+  features = getattr(stored, 'features', None)
+  record = features(index) if features else {}
+  if FEATURE not in record:
+    raise UserError(f'{source.name}: expected the feature {FEATURE}, which it does not have. Use '
+                    'tfds:imagenet2012_real, or set evals.….labels=real.json with the validation images.')
+  return tuple(int(c) for c in np.atleast_1d(record[FEATURE]))
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
