@@ -19,6 +19,7 @@ Expected: without positions 61.4 %, with any 64.0 to 64.3 % (5-shot ImageNet; Ta
 """
 import dataclasses
 
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import ablations, sizes, transfer
 
@@ -49,24 +50,15 @@ def get_config(arguments: str = '') -> s.Study:
 
 
 def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
-  """7 epochs of JFT, measured by 5-shot accuracy on ImageNet."""
-  return s.Config(
-      name=name, length='7 epochs', batch_size=4096, image_px=(224, 224),
-      data=s.Data(
-          source=source, num_examples=303_000_000, num_classes=18_291, max_labels=8,
-          recipe=s.Recipe(
-              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-              crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
+  """7 epochs of JFT as in `rivals_jft.py`, measured by 5-shot accuracy on ImageNet."""
+  config = files.load('rivals_jft:epochs=7', [])
+  return dataclasses.replace(
+      config, name=name, data=dataclasses.replace(config.data, source=source),
       model=dataclasses.replace(model, dtype=s.DType.BF16),
       head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
-      optimizer=s.AdamW(
-          lr=rate, b1=.9, b2=.999, weight_decay=.1, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=0.)),
-      train=s.Train(log_every='200 steps'),
+      optimizer=dataclasses.replace(config.optimizer, lr=rate),
       evals={'fewshot': s.FewShot(every='10 %', source='tfds:imagenet2012', train_split='train[:65000]',
-                                  split='validation', shots=(5,))},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
+                                  split='validation', shots=(5,))})
 
 
 def optimizers(source: str) -> dict[str, s.Config]:

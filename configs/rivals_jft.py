@@ -1,11 +1,11 @@
-"""The ViT paper's ResNets (BiT) and hybrids on JFT-300M: the baselines of the ViT paper's scaling study.
+"""The networks of the ViT paper's scaling study on JFT-300M: ResNets (BiT) and hybrids, the rivals, and all ViTs.
 
 Data:     JFT-300M: 303 M images, 18,291 classes, several labels per image (data.max_labels). It is internal to Google:
           point --config.data.source at your data, and set data.num_examples and data.num_classes to match.
 Source:   arXiv 2010.11929, Table 3 (length and rate by model; Adam for ResNets too, decay 0.1, batch 4,096, warm-up
-          10,000, linear decay; no clipping: the caption gives clipping for ImageNet only). The head of a hybrid has
-          the hidden layer of section 3.1, the head of a ResNet is linear. Sigmoid loss and head bias -10 as in the
-          released code.
+          10,000, linear decay; no clipping: the caption gives clipping for ImageNet only). Table 3 has no R200x3, which
+          is trained as R152x2. The head of a ViT or hybrid has the hidden layer of section 3.1, the head of a ResNet is
+          linear. Sigmoid loss and head bias -10 as in the released code. The studies take their runs from here.
 Run:      python -m vit_jax.main --config=configs/rivals_jft.py:R50+B/16 --workdir=runs/r50_b16_jft
           epochs=14 trains R50+L/16 for as long as its second row.
 Plan:     python -m vit_jax.main --job=plan --config=configs/rivals_jft.py:R50+B/16 --topology=v3:16x16
@@ -17,7 +17,8 @@ from vit_jax.recipes import sizes
 
 RATES = {  # Table 3
     'R50+B/16': 8e-4, 'R50+B/32': 8e-4, 'R50+L/32': 2e-4, 'R50+L/16': 4e-4, 'BiT-R50x1': 1e-3, 'BiT-R50x2': 1e-3,
-    'BiT-R101x1': 8e-4, 'BiT-R152x1': 6e-4, 'BiT-R152x2': 6e-4}
+    'BiT-R101x1': 8e-4, 'BiT-R152x1': 6e-4, 'BiT-R152x2': 6e-4, 'BiT-R200x3': 6e-4, 'B/32': 8e-4, 'B/16': 8e-4,
+    'L/32': 6e-4, 'L/16': 4e-4, 'H/14': 3e-4}
 
 
 def get_config(arguments: str = '') -> s.Config:

@@ -20,7 +20,6 @@ Expected: on 9 M images ResNets are better, from 90 M on ViTs (Figure 4). Small,
           steps are too few for the ViT to benefit from more images, and BiT is better from 8,000 images on.
 """
 import dataclasses
-from typing import NamedTuple
 
 from vit_jax.config import files
 from vit_jax.config import schema as s
@@ -32,34 +31,7 @@ RATES = {'B/32': 8e-4, 'B/16': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4, 'H/14': 3e-4,  
          'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}
 FIGURE_4 = ('B/32', 'L/32', 'L/16', 'BiT-R50x1', 'BiT-R152x2')
 HALVED = s.ViT(patch=32, width=384, depth=12, heads=6, mlp=1536)  # the paper's b/32: B/32 with all widths halved
-RECIPE = s.Recipe(
-    crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
-    flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))
-
-
-class Set(NamedTuple):
-  """A row of Table 3: pre-training of a ViT on one dataset. `lr` 0 = that of the network, on JFT."""
-  data: s.Data
-  epochs: int
-  lr: float
-  decay: s.Decay
-  end_lr: float
-  weight_decay: float
-  dropout: float
-  clip_norm: float
-  loss: s.Loss
-  head_bias: float
-
-
-SETS = {
-    'i1k': Set(s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
-                      recipe=RECIPE),
-               300, 3e-3, s.Decay.COSINE, 0., .3, .1, 1., s.Loss.SOFTMAX, 0.),
-    'i21k': Set(s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841, recipe=RECIPE),
-                90, 1e-3, s.Decay.LINEAR, 1e-5, .03, .1, 0., s.Loss.SIGMOID, -10.),
-    'jft': Set(s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
-                      recipe=RECIPE),
-               7, 0., s.Decay.LINEAR, 0., .1, 0., 0., s.Loss.SIGMOID, -10.)}  # H/14: 14 epochs
+IMAGES = {'i1k': 1_281_167, 'i21k': 14_197_122, 'jft': 303_000_000}
 
 
 def get_config(arguments: str = '') -> s.Study:
@@ -82,61 +54,46 @@ def get_config(arguments: str = '') -> s.Study:
 
 def sets(models: str) -> s.Study:
   """Figure 3: pre-training on each dataset, and fine-tuning on ImageNet."""
-  first: dict[str, s.Config] = {}
-  pretrained: dict[str, str] = {}
-  for name in data_size.chosen({name: sizes.model(name) for name in RATES}, models):
-    for one in SETS:
-      run = f'{name.replace("/", "_")}_{one}'
-      pretrained[run] = name
-      first[run] = files.load(f'bit_pretrain:{name},{one}', []) if name.startswith('BiT') else set_run(name, one)
+  pretrained = {f'{name.replace("/", "_")}_{dataset}': (name, dataset) for name in data_size.chosen(
+      {name: sizes.model(name) for name in RATES}, models) for dataset in IMAGES}
   return s.Study(
-      'pre-training sets', first, transfer.stages(pretrained, ('imagenet2012',), px=384, real='no', seeds=1),
-      lambda results: data_size.set_rows(results, {one: SETS[one].data.num_examples for one in SETS}),
-      data_size.SET_FIGURES)
+      'pre-training sets', {run: set_run(name, dataset) for run, (name, dataset) in pretrained.items()},
+      transfer.stages({run: name for run, (name, _) in pretrained.items()}, ('imagenet2012',), px=384, real='no',
+                      seeds=1),
+      lambda results: data_size.set_rows(results, IMAGES), data_size.SET_FIGURES)
 
 
 def set_run(name: str, dataset: str) -> s.Config:
-  """Pre-training of a ViT on one dataset: batch 4,096, 224 px, 10,000 steps of warm-up."""
-  row = SETS[dataset]
-  model = sizes.vit(name)
-  model.dropout = row.dropout
-  evals = {'i1k': ('val', '10 epochs'), 'i21k': ('val', '10_000 steps'), 'jft': ('test', '25_000 steps')}[dataset]
-  config = s.Config(
-      name=f'{name} {dataset}', length=f'{14 if (name, dataset) == ("H/14", "jft") else row.epochs} epochs',
-      batch_size=4096, image_px=(224, 224), data=row.data, model=model,
-      head=s.Head(pre_logits=model.width, bias_init=row.head_bias),
-      objective=s.Supervised(loss=row.loss, label_smoothing=0.),
-      optimizer=s.AdamW(
-          lr=row.lr or RATES[name], b1=.9, b2=.999, weight_decay=row.weight_decay, clip_norm=row.clip_norm,
-          schedule=s.Schedule(row.decay, warmup='10_000 steps', end_lr=row.end_lr)),
-      evals={evals[0]: s.TopK(every=evals[1])},
-      checkpoints={'i1k': s.Checkpoints(every='5 epochs', keep_best='val/top1'),
-                   'i21k': s.Checkpoints(every='5_000 steps', keep_every='50_000 steps'),
-                   'jft': s.Checkpoints(every='5_000 steps', keep_every='100_000 steps')}[dataset])
+  """Pre-training on one dataset: `bit_pretrain.py` for ResNets, `rivals_jft.py` or `vit_b16_*.py` for ViTs."""
+  if name.startswith('BiT'):
+    return files.load(f'bit_pretrain:{name},{dataset}', [])
   if dataset == 'jft':
-    config.train.log_every = '200 steps'
-    model.dtype = s.DType.BF16
-  return config
+    return files.load(f'rivals_jft:model={name},epochs={14 if name == "H/14" else 7}', [])
+  config, model = files.load(f'vit_b16_{dataset}', []), sizes.vit(name)
+  return dataclasses.replace(
+      config, name=f'{name} {dataset}', model=dataclasses.replace(model, dropout=.1),
+      head=dataclasses.replace(config.head, pre_logits=model.width))
 
 
 def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Config:
-  """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take."""
-  model = dataclasses.replace(network, dtype=s.DType.BF16)
-  data = s.Data(source=source or 'folder:JFT-300M', eval_split='test', num_classes=18_291, max_labels=8,
-                recipe=RECIPE)
-  if not is_jft:
-    data = s.Data(source=source or 'tfds:imagenet2012', eval_split='train[99%:]', num_classes=1_000, recipe=RECIPE)
+  """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take; otherwise as `rivals_jft.py`."""
+  config = files.load('rivals_jft:epochs=7', [])
   few = s.FewShot(every='5 %', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,))
-  return s.Config(
-      name=name, length='517_822 steps' if is_jft else '27_869 steps', batch_size=4096, image_px=(224, 224), data=data,
-      model=model, head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10. if is_jft else 0.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID if is_jft else s.Loss.SOFTMAX, label_smoothing=0.),
-      optimizer=s.AdamW(
-          lr=RATES.get(name, 8e-4), b1=.9, b2=.999, weight_decay=.1, clip_norm=0. if is_jft else 1.,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=0.)),
-      train=s.Train(log_every='200 steps', early_stop=s.EarlyStop('val/top1', patience=5)),
-      evals={'val': s.TopK(every='5 %'), 'fewshot': few},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
+  config = dataclasses.replace(
+      config, name=name, length='517_822 steps', model=dataclasses.replace(network, dtype=s.DType.BF16),
+      data=dataclasses.replace(config.data, source=source or config.data.source, num_examples=0),
+      head=s.Head(pre_logits=sizes.pretraining_head(network), bias_init=-10.),
+      optimizer=dataclasses.replace(config.optimizer, lr=RATES.get(name, 8e-4)),
+      train=dataclasses.replace(config.train, early_stop=s.EarlyStop('val/top1', patience=5)),
+      evals={'val': s.TopK(every='5 %'), 'fewshot': few})
+  if is_jft:
+    return config
+  return dataclasses.replace(
+      config, length='27_869 steps', head=dataclasses.replace(config.head, bias_init=0.),
+      data=dataclasses.replace(config.data, source=source or 'tfds:imagenet2012', eval_split='train[99%:]',
+                               num_classes=1_000, max_labels=0),
+      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
+      optimizer=dataclasses.replace(config.optimizer, clip_norm=1.))
 
 
 def small_run(network: s.Model, source: str, steps: str) -> s.Config:

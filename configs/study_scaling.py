@@ -17,6 +17,9 @@ Plan:     15,900 exaFLOPs of pre-training; B/32 alone is 56. small: 8 runs, 2e-4
 Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With its accuracies the law of ViT is
           9.9 + 37.3 C^-0.346 %. Not run here at this scale.
 """
+import dataclasses
+
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.models import cost
 from vit_jax.recipes import scaling, sizes, transfer
@@ -45,7 +48,7 @@ def get_config(arguments: str = '') -> s.Study:
     name = 'scaling of small networks'
     first = {run.name: small_run(run, given['source'] or 'tfds:cifar10') for run in runs}
   else:
-    name, first = 'scaling', {run.name: jft_run(run, given['source'] or 'folder:JFT-300M') for run in runs}
+    name, first = 'scaling', {run.name: jft_run(run, given['source']) for run in runs}
     families = {scaling.family(run.model) for run in runs}
     following = [Next(one, 14, exaflops(one, 14)) for one in NEXT if scaling.family(one) in families]
     stages = transfer.stages({run.name: run.model for run in runs}, transfer.choose(given['sets']), px=384,
@@ -61,25 +64,11 @@ def exaflops(model: str, epochs: int) -> float:
 
 
 def jft_run(run: Run, source: str) -> s.Config:
-  """Pre-training on JFT-300M."""
-  model = sizes.model(run.model)
-  model.dtype = s.DType.BF16
-  return s.Config(
-      name=run.name, length=f'{run.epochs} epochs', batch_size=4096, image_px=(224, 224),
-      data=s.Data(
-          source=source, num_examples=303_000_000, num_classes=18_291, max_labels=8,
-          recipe=s.Recipe(
-              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-              crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
-      model=model,
-      head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
-      optimizer=s.AdamW(
-          lr=run.rate, b1=.9, b2=.999, weight_decay=.1, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=0.)),
-      train=s.Train(log_every='200 steps'),
-      evals={'test': s.TopK(every='25_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))
+  """Pre-training on JFT-300M as `rivals_jft.py` has it."""
+  config = files.load(f'rivals_jft:model={run.model},epochs={run.epochs}', [])
+  return dataclasses.replace(
+      config, name=run.name, data=dataclasses.replace(config.data, source=source or config.data.source),
+      optimizer=dataclasses.replace(config.optimizer, lr=run.rate))
 
 
 def small_run(run: Run, source: str) -> s.Config:

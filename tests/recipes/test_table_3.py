@@ -57,11 +57,3 @@ def test_studies_take_the_head_of_each_network(spec: str, heads: dict[str, int])
 def test_subsets_of_imagenet_are_clipped_as_imagenet_is() -> None:
   run = files.load_study('study_data_size:i1k', []).runs['B_32_100000']
   assert (run.optimizer.clip_norm, run.head.pre_logits, run.head.bias_init) == (1., 768, 0.)
-
-
-@pytest.mark.parametrize(('name', 'mesh', 'fsdp', 'accumulate'), [
-    ('vit_l16_jft', 'v5e:16x16', 16, 1), ('vit_b16_i1k', 'v3-8', 1, 8), ('vit_l16_i21k', 'v3:2x2', 8, 16)])
-def test_a_run_is_laid_out_for_a_slice_by_its_name(name: str, mesh: str, fsdp: int, accumulate: int) -> None:
-  c = files.load(f'{name}:mesh={mesh}', [])
-  assert (c.mesh.fsdp, c.train.accumulate) == (fsdp, accumulate) and isinstance(c.model, s.ViT)
-  assert (c.model.dtype, c.model.execution, c.model.remat) == (s.DType.BF16, s.Execution.SCAN, s.Remat.NAMES)
