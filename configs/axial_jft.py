@@ -1,12 +1,13 @@
-"""Axial-ViT on JFT-300M: attention along rows, then along columns, as in the ViT paper's Appendix D.6.
+"""Axial-ViT and AxialResNet on JFT-300M: attention along rows, then along columns (ViT paper, Appendix D.6).
 
 Data:     JFT-300M is internal to Google; set another source with --config.data.source=, `synthetic` runs as it is.
           TFDS `imagenet2012` for the 5-shot accuracy that is compared.
 Source:   arXiv 2010.11929, Appendix D.6, which compares Axial-ViT-B/32 and B/16 with ViT by 5-shot ImageNet accuracy;
           training as B of Table 3, without clipping. It does not state how the network pools: here it is the mean, and
-          the head is linear, as Appendix D.3 has it for the mean.
+          the head is linear, as Appendix D.3 has it for the mean. AxialResNet50 is the network of the program of
+          Axial-DeepLab; the paper states neither its size (S, M or L) nor its training: here it is that of the others.
 Run:      python -m vit_jax.main --config=configs/axial_jft.py:size=Axial-ViT-B/16 --workdir=runs/axial
-          size=B/32 and size=B/16 are what it is compared with, with mean pooling too.
+          The other points of Figure 13: size=B/32 and size=B/16 (with mean pooling), size=Axial-ResNet50-S, -M or -L.
 Expected: the paper reports that Axial-ViT is better, at a higher cost. Not run here.
 """
 import dataclasses
@@ -14,17 +15,21 @@ import dataclasses
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
+AXIAL_RESNETS = ('Axial-ResNet50-S', 'Axial-ResNet50-M', 'Axial-ResNet50-L')
+
 
 def get_config(arguments: str = '') -> s.Config:
   """The run of `size=NAME`."""
-  size = s.parse_arg(arguments, size=('Axial-ViT-B/32', 'Axial-ViT-B/16', 'B/32', 'B/16'))['size']
-  plain = dataclasses.replace(sizes.vit('B/16' if size.endswith('16') else 'B/32'), pool=s.Pool.MEAN)
+  size = s.parse_arg(arguments, size=('Axial-ViT-B/32', 'Axial-ViT-B/16', 'B/32', 'B/16', *AXIAL_RESNETS))['size']
+  model = sizes.model(size)
+  if isinstance(model, s.ViT) and not model.axial:
+    model = dataclasses.replace(model, pool=s.Pool.MEAN)
   return s.Config(
       name=f'axial {size}', length='7 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
                   recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                                   crop_aspect=(.75, 1.33), flip=True)),
-      model=sizes.published(size) if size in sizes.PUBLISHED else plain,
+      model=model,
       head=s.Head(bias_init=-10.), objective=s.Supervised(s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(lr=8e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=0., schedule=s.Schedule(
           s.Decay.LINEAR, warmup='10_000 steps')),

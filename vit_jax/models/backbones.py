@@ -7,7 +7,7 @@ from typing import NamedTuple, assert_never
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
-from vit_jax.models import efficientnet, mixer, resnet
+from vit_jax.models import axial_resnet, efficientnet, mixer, resnet
 from vit_jax.models.counting import Costs
 from vit_jax.models.vit import cost as vit_cost
 from vit_jax.models.vit import rules as vit_rules
@@ -42,6 +42,9 @@ def room(model: schema.Model) -> Room:
     case schema.EfficientNet():
       return Room(functools.partial(efficientnet.build, model), lambda: [*efficientnet.RULES],
                   functools.partial(efficientnet.costs, model))
+    case schema.AxialResNet():
+      return Room(functools.partial(axial_resnet.build, model), lambda: [*axial_resnet.RULES],
+                  functools.partial(axial_resnet.costs, model))
     case _:
       assert_never(model)
 

@@ -162,13 +162,14 @@ class BatchNorm(nn.Module):
   new`: call `apply` with `mutable=[STATE]`. All of it is computed in f32.
   """
   running: Running
+  scale_init: Initializer = initializers.ones
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     """`[B, H, W, C]` to the same, f32."""
     momentum, eps, train = self.running
     shape, x = (x.shape[-1],), x.astype(jnp.float32)
-    scale, bias = self.param('scale', initializers.ones, shape), self.param('bias', zeros, shape)
+    scale, bias = self.param('scale', self.scale_init, shape), self.param('bias', zeros, shape)
     mean = self.variable(STATE, 'mean', jnp.zeros, shape)
     var = self.variable(STATE, 'var', jnp.ones, shape)
     if not train:

@@ -51,6 +51,9 @@ EFFICIENTNET = {  # factors of width and depth, image side in px, dropout
     'B0': (1., 1., 224, .2), 'B1': (1., 1.1, 240, .2), 'B2': (1.1, 1.2, 260, .3), 'B3': (1.2, 1.4, 300, .3),
     'B4': (1.4, 1.8, 380, .4), 'B5': (1.6, 2.2, 456, .4), 'B6': (1.8, 2.6, 528, .5), 'B7': (2., 3.1, 600, .5),
     'B8': (2.2, 3.6, 672, .5), 'L2': (4.3, 5.3, 800, .5)}
+AXIAL_RESNET = {  # units of each stage, channels of the root (program of Axial-DeepLab, arXiv 2003.07853)
+    'Axial-ResNet26-S': ((1, 2, 4, 1), 32), 'Axial-ResNet50-S': ((3, 4, 6, 3), 32),
+    'Axial-ResNet50-M': ((3, 4, 6, 3), 48), 'Axial-ResNet50-L': ((3, 4, 6, 3), 64)}
 DROP_PATH = .2  # stochastic depth of every EfficientNet, in its authors' code
 
 
@@ -209,6 +212,9 @@ def model(name: str) -> schema.Model:
       return mixer(size)
     case 'efficientnet':
       return efficientnet(size)
+    case 'axial' if name in AXIAL_RESNET:
+      layers, width = AXIAL_RESNET[name]
+      return schema.AxialResNet(layers=layers, width=width)
     case _:
       return published(name) if name in _PUBLISHED else vit(name)
 

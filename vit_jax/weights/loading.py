@@ -106,6 +106,8 @@ def describe(model: schema.Model) -> str:
       return f'ResNet of stages {model.layers}, width {model.width}'
     case schema.EfficientNet():
       return f'EfficientNet, width x {model.width_factor}, depth x {model.depth_factor}'
+    case schema.AxialResNet():
+      return f'AxialResNet of stages {model.layers}, width {model.width}'
 
 
 def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.Said],

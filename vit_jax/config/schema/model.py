@@ -22,7 +22,7 @@ from vit_jax.config.schema.layers import (
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 from vit_jax.config.schema.vit import ViT
 
-__all__ = ('EfficientNet', 'FeatureLayers', 'Head', 'Mixer', 'Model', 'ResNet')
+__all__ = ('AxialResNet', 'EfficientNet', 'FeatureLayers', 'Head', 'Mixer', 'Model', 'ResNet')
 
 
 @dataclasses.dataclass
@@ -91,7 +91,34 @@ class EfficientNet(checks.Settings):
     yield from unit_remat(self.remat, name)
 
 
-Model = ViT | ResNet | Mixer | EfficientNet
+@dataclasses.dataclass
+class AxialResNet(checks.Settings):
+  """AxialResNet (arXiv 2003.07853): axial attention in place of 3 x 3 convolutions. By name: `Axial-ResNet50-S`."""
+  layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # units a stage
+  width: int = ranged(32, COUNT)  # channels of the root; stage i from 0 returns width * 4 * 2^i
+  heads: int = ranged(8, COUNT)
+  norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
+  norm_eps: float = ranged(1e-5, POSITIVE)
+  dtype: DType = DType.F32
+  remat: Remat = Remat.AUTO  # of each unit: none or full
+  kernels: Kernels = Kernels.FAST
+  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
+  executions: ClassVar[tuple[Execution | None, ...]] = (None,)
+  has_batch_norm: ClassVar[bool] = True  # whose statistics are those of the complete batch of a step
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    if not self.layers:
+      yield f'{name}.layers: expected a number of units for each stage, got none. Set it to 3,4,6,3, for example.'
+    stride = 4 * 2 ** max(len(self.layers) - 1, 0)
+    if any(side % stride for side in config.image_px):
+      yield f'image_px: expected multiples of {stride}, the stride of {name}, got {config.image_px}.'
+    if 2 * self.width % (2 * self.heads):
+      yield (f'{name}.width: expected a multiple of {name}.heads={self.heads}, got {self.width}. Queries and keys have '
+             'half of the channels of a head each.')
+    yield from unit_remat(self.remat, name)
+
+
+Model = ViT | ResNet | Mixer | EfficientNet | AxialResNet
 
 
 @dataclasses.dataclass

@@ -1,0 +1,242 @@
+"""AxialResNet (Axial-DeepLab, Wang et al. 2020, arXiv 2003.07853): a ResNet whose 3 x 3 convolutions are attention.
+
+The ViT paper compares it with Axial-ViT (arXiv 2010.11929, Appendix D.6, Figure 13). The network is that of the
+authors' program (csrhddlam/axial-deeplab@79088ed). The one difference: running variances use the biased variance of
+the batch, as all BatchNorm here does; PyTorch multiplies it by n / (n - 1).
+
+Parameters, all f32 (a public format; stages and units count from 1; W is the channels of the root,
+`H = 2 W * 2^(s - 1)` those of the attention of stage s, I what a unit reads, A its heads, `K = H / A`, N the side of the
+map in tokens):
+
+  root/kernel [7, 7, 3, W], root_norm/{scale,bias} [W]
+  stage{s}/unit{u}/conv1/kernel [1, 1, I, H], norm1/{scale,bias} [H]
+  stage{s}/unit{u}/{height,width}/qkv/kernel [H, A, 2 K]      (of each head: query [K / 2], key [K / 2], value [K])
+  stage{s}/unit{u}/{height,width}/qkv_norm/{scale,bias} [2 H]
+  stage{s}/unit{u}/{height,width}/relative [2 N - 1, 2 K]     (offset of query minus key, from 1 - N; parts as in qkv)
+  stage{s}/unit{u}/{height,width}/logits_norm/{scale,bias} [3 A]
+  stage{s}/unit{u}/{height,width}/out_norm/{scale,bias} [2 H]
+  stage{s}/unit{u}/conv2/kernel [1, 1, H, 2 H], norm2/{scale,bias} [2 H]
+  stage{s}/unit1/{proj/kernel [1, 1, I, 2 H], proj_norm/{scale,bias} [2 H]}
+
+Each norm has running statistics {mean,var} under the same path. Knows no mesh, no task and no weight format.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.nn import initializers, relu
+from jax.typing import DTypeLike
+
+from vit_jax.config import check, schema
+from vit_jax.config.schema import Remat
+from vit_jax.core.numerics import constrain_batch
+from vit_jax.core.types import Array, Features, Key, Params, PyTree
+from vit_jax.models import counting
+from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
+from vit_jax.models.counting import Costs, area, by_part, halved, item_bytes
+from vit_jax.models.kernels.forms import Forms, select
+from vit_jax.models.layers import Dense, fan_out_normal
+from vit_jax.parallel.rules import Rule
+
+EXPANSION = 2  # channels that a unit returns, over those of its attention
+RULES: tuple[Rule, ...] = (
+    ('backbone/root/kernel', (None, None, None, 'fsdp')),                # [7, 7, 3, W]
+    ('backbone/stage.*/(conv1|conv2|proj)/kernel', (None, None, None, 'fsdp')),  # [1, 1, I, O]
+    ('backbone/stage.*/(height|width)/qkv/kernel', ('fsdp', 'tensor', None)),    # [H, A, 2 K]
+    ('backbone/stage.*/(height|width)/relative', ()),
+    ('backbone/(.*/)?(root_norm|norm1|norm2|proj_norm|qkv_norm|logits_norm|out_norm)/(scale|bias)', ()),
+)
+
+
+class AxialAttention(nn.Module, kw_only=True):
+  """Attention of each position to its column or its row, with relative positions of query, key and value.
+
+  `y_i = sum_j softmax_j(q_i k_j + q_i r^q_(i-j) + k_j r^k_(j-i)) (v_j + r^v_(i-j))` (arXiv 2003.07853, eq. 4), where
+  each of the three terms of the logits and each of the two of the sum has a BatchNorm of its own. There is no factor
+  `1 / sqrt(K)`.
+  """
+  heads: int
+  running: Running
+  dtype: DTypeLike
+  forms: Forms
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """`[B, R, N, H]`, R sequences of N positions for each image, to the same shape, f32."""
+    num_images, num_sequences, length, width = x.shape
+    heads, size = self.heads, width // self.heads
+    qkv = Dense(features=(heads, 2 * size), dtype=self.dtype, kernel_init=initializers.normal(1. / math.sqrt(width)),
+                has_bias=False, forms=self.forms, name='qkv')(x.reshape(-1, width))
+    qkv = BatchNorm(running=self.running, name='qkv_norm')(qkv.reshape(num_images, num_sequences, length, 2 * width))
+    parts = (size // 2, size)
+    query, key, value = (part.astype(self.dtype) for part in jnp.split(
+        qkv.reshape(-1, length, heads, 2 * size), parts, axis=-1))
+    table = self.param('relative', initializers.normal(1. / math.sqrt(size)), (2 * length - 1, 2 * size))
+    offsets = jnp.arange(length)[:, None] - jnp.arange(length)[None] + length - 1  # [i, j] of i - j
+    of_query, of_key, of_value = jnp.split(table.astype(self.dtype)[offsets], parts, axis=-1)
+    logits = jnp.stack([jnp.einsum('bihc,bjhc->bijh', query, key), jnp.einsum('bihc,ijc->bijh', query, of_query),
+                        jnp.einsum('bjhc,jic->bijh', key, of_key)], axis=-2)
+    normed = BatchNorm(running=self.running, name='logits_norm')(logits.reshape(*logits.shape[:3], 3 * heads))
+    weights = jax.nn.softmax(normed.reshape(logits.shape).sum(-2), axis=2).astype(self.dtype)  # [b, i, j, h]
+    out = jnp.stack([jnp.einsum('bijh,bjhc->bihc', weights, value), jnp.einsum('bijh,ijc->bihc', weights, of_value)],
+                    axis=-1)
+    out = BatchNorm(running=self.running, name='out_norm')(out.reshape(num_images, num_sequences, length, 2 * width))
+    return out.reshape(*x.shape, 2).sum(-1)
+
+
+class Unit(nn.Module, kw_only=True):
+  """`relu(shortcut + norm2(conv2(relu(width(height(relu(norm1(conv1(x)))))))))`.
+
+  With a stride, means of `stride x stride` windows follow the attention. The scale of `norm2` starts at zero.
+  """
+  hidden: int
+  heads: int
+  stride: int
+  has_proj: bool
+  running: Running
+  dtype: DTypeLike
+  forms: Forms
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """`[B, h, w, I]` to `[B, h / stride, w / stride, 2 hidden]`, in the compute dtype."""
+    def normed(x: Array, features: int, names: tuple[str, str], stride: int = 1, scale: float = 1.) -> Array:
+      conv = Conv(features=features, side=1, dtype=self.dtype, stride=stride, is_same=False,
+                  kernel_init=fan_out_normal, forms=self.forms, name=names[0])
+      return BatchNorm(running=self.running, scale_init=initializers.constant(scale), name=names[1])(conv(x))
+
+    wide = EXPANSION * self.hidden
+    shortcut = normed(x, wide, ('proj', 'proj_norm'), self.stride) if self.has_proj else x.astype(jnp.float32)
+    y = relu(normed(x, self.hidden, ('conv1', 'norm1'))).astype(self.dtype)
+    like: dict[str, Any] = {'heads': self.heads, 'running': self.running, 'dtype': self.dtype, 'forms': self.forms}
+    y = AxialAttention(**like, name='height')(y.swapaxes(1, 2)).swapaxes(1, 2)
+    y = AxialAttention(**like, name='width')(y.astype(self.dtype))
+    y = relu(mean_pool(y, self.stride)).astype(self.dtype)
+    return relu(shortcut + normed(y, wide, ('conv2', 'norm2'), scale=0.)).astype(self.dtype)
+
+
+def mean_pool(x: Array, stride: int) -> Array:
+  """Means of `stride x stride` windows of `[B, h, w, C]`; both sides are multiples of the stride."""
+  num_images, h, w, channels = x.shape
+  return x.reshape(num_images, h // stride, stride, w // stride, stride, channels).mean((2, 4)) if stride > 1 else x
+
+
+class Stage(nn.Module, kw_only=True):
+  """Units of one width; the first has the stride and a projection."""
+  units: int
+  hidden: int
+  heads: int
+  stride: int
+  running: Running
+  dtype: DTypeLike
+  remat: Remat
+  forms: Forms
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    kind: Any = Unit if self.remat is Remat.NONE else nn.remat(Unit)
+    for i in range(self.units):
+      x = constrain_batch(kind(
+          hidden=self.hidden, heads=self.heads, stride=1 if i else self.stride, has_proj=not i, running=self.running,
+          dtype=self.dtype, forms=self.forms, name=f'unit{i + 1}')(x))
+    return x
+
+
+class Network(nn.Module, kw_only=True):
+  """The root and the stages, up to the last map."""
+  settings: schema.AxialResNet
+  train: bool
+
+  @nn.compact
+  def __call__(self, image: Array) -> Array:
+    """`[B, H, W, 3]` to `[B, H / 32, W / 32, D]` for four stages, in the compute dtype."""
+    s, dtype, forms = self.settings, jnp.dtype(self.settings.dtype.value), select(self.settings.kernels)
+    running = Running(s.norm_momentum, s.norm_eps, self.train)
+    x = Conv(features=s.width, side=7, dtype=dtype, stride=2, is_same=False, kernel_init=fan_out_normal, forms=forms,
+             name='root')(image)
+    x = relu(BatchNorm(running=running, name='root_norm')(x)).astype(dtype)
+    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    for i, units in enumerate(s.layers):
+      x = Stage(units=units, hidden=hidden(s, i), heads=s.heads, stride=2 if i else 1, running=running, dtype=dtype,
+                remat=s.remat, forms=forms, name=f'stage{i + 1}')(x)
+    return x
+
+
+def hidden(settings: schema.AxialResNet, stage: int) -> int:
+  """Channels of the attention of a stage, counted from 0."""
+  return 2 * settings.width * 2 ** stage
+
+
+@dataclasses.dataclass(frozen=True)
+class AxialResNet:
+  """An AxialResNet for images of `image_px`, whose relative positions belong to their maps; made by `build`."""
+  settings: schema.AxialResNet
+  image_px: tuple[int, int]
+
+  def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
+    """Parameters and running statistics; of `image [B, H, W, 3]` only the shape is read, which must be `image_px`."""
+    assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
+    variables = Network(settings=self.settings, train=False).init(key, jnp.zeros((1, *image.shape[1:])))
+    return variables['params'], variables[STATE]
+
+  def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
+            key: Key | None) -> tuple[Features, PyTree]:
+    """Features (f32) of `image [B, H, W, 3]` f32: the last map and its mean; and the new running statistics."""
+    del key
+    x_BhwD, changed = Network(settings=self.settings, train=train).apply({'params': params, STATE: state}, image, mutable=[STATE])
+    x_BhwD = x_BhwD.astype(jnp.float32)
+    num_images, h, w, width = x_BhwD.shape
+    pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
+    return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), changed[STATE]
+
+  def tabulate(self) -> str:
+    """A table of all parameters, and FLOPs by part."""
+    return counting.tabulate(self, costs(self.settings, self.image_px), self.image_px)
+
+
+def build(model: schema.AxialResNet, image_px: tuple[int, int]) -> AxialResNet:
+  """The backbone of these settings for images of `image_px` (height, width).
+
+  Raises:
+    UserError: lists all settings that do not fit together.
+  """
+  check.check_model(model, image_px)
+  return AxialResNet(model, (int(image_px[0]), int(image_px[1])))
+
+
+def costs(model: schema.AxialResNet, image_px: tuple[int, int]) -> Costs:
+  """The cost. Attention over N positions costs 3.5 N K multiply-adds for each head and position: three terms of the
+  logits with half of the channels of a head, and two sums with all of them.
+  """
+  side, channels = halved(halved(image_px)), model.width
+  parameters = [('root', 7 * 7 * 3 * model.width + 2 * model.width)]
+  macs = [('root', 7 * 7 * 3 * model.width * area(halved(image_px)))]
+  kept, units_kept = 2 * 2 * model.width * area(halved(image_px)), []
+  for i, units in enumerate(model.layers):
+    inner, part = hidden(model, i), f'stage{i + 1}'
+    wide = EXPANSION * inner
+    for unit in range(units):
+      after = (side[0] // 2, side[1] // 2) if i and not unit else side
+      norms = 2 * inner + 2 * wide + 2 * (2 * 2 * inner + 2 * 3 * model.heads + 2 * 2 * inner)
+      tables = sum((2 * n - 1) * 2 * (inner // model.heads) for n in side)
+      proj = 0 if unit else channels * wide
+      parameters += [(part, channels * inner + 2 * inner * 2 * inner + inner * wide + proj + norms + tables
+                      + (0 if unit else 2 * wide))]
+      attention = sum(n * (3 * inner // 2 + 2 * inner) for n in side)  # a position, both axes
+      macs += [(part, area(side) * (channels * inner + 2 * inner * 2 * inner + attention)
+                + area(after) * (inner * wide + proj))]
+      logits = area(side) * sum(side) * model.heads
+      units_kept.append((channels * area(side), area(side) * (2 * inner + 2 * 8 * inner) + 5 * logits))
+      side, channels = after, wide
+  size = item_bytes(model.dtype)
+  if model.remat is Remat.NONE:
+    kept += sum(read + inside for read, inside in units_kept)
+  else:
+    kept += sum(read for read, _ in units_kept) + max((inside for _, inside in units_kept), default=0)
+  return Costs(by_part(parameters), by_part(macs), kept * size, channels)
