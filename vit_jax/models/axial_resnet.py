@@ -5,8 +5,8 @@ authors' program (csrhddlam/axial-deeplab@79088ed). The one difference: running 
 the batch, as all BatchNorm here does; PyTorch multiplies it by n / (n - 1).
 
 Parameters, all f32 (a public format; stages and units count from 1; W is the channels of the root,
-`H = 2 W * 2^(s - 1)` those of the attention of stage s, I what a unit reads, A its heads, `K = H / A`, N the side of the
-map in tokens):
+`H = 2 W * 2^(s - 1)` those of the attention of stage s, I what a unit reads, A its heads, `K = H / A`, N the side of
+the map in tokens):
 
   root/kernel [7, 7, 3, W], root_norm/{scale,bias} [W]
   stage{s}/unit{u}/conv1/kernel [1, 1, I, H], norm1/{scale,bias} [H]
@@ -189,7 +189,8 @@ class AxialResNet:
             key: Key | None) -> tuple[Features, PyTree]:
     """Features (f32) of `image [B, H, W, 3]` f32: the last map and its mean; and the new running statistics."""
     del key
-    x_BhwD, changed = Network(settings=self.settings, train=train).apply({'params': params, STATE: state}, image, mutable=[STATE])
+    network = Network(settings=self.settings, train=train)
+    x_BhwD, changed = network.apply({'params': params, STATE: state}, image, mutable=[STATE])
     x_BhwD = x_BhwD.astype(jnp.float32)
     num_images, h, w, width = x_BhwD.shape
     pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
