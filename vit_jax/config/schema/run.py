@@ -8,7 +8,7 @@ from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import TOP_K_METRICS, Eval, TopK
-from vit_jax.config.schema.model import EfficientNet, Head, Mixer, ResNet
+from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective import Objective, Supervised
 from vit_jax.config.schema.optim import AdamW, AnyOptimizer, Decay
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
@@ -154,7 +154,7 @@ class Config(Settings):
   batch_size: int = ranged(128, COUNT)  # examples a step, over all devices
   image_px: tuple[int, int] = ranged((224, 224), PX)  # height, width
   data: Data = field(default_factory=Data)
-  model: ViT | ResNet | Mixer | EfficientNet = field(default_factory=ViT)
+  model: Model = field(default_factory=ViT)
   head: Head = field(default_factory=Head)
   objective: Objective = field(default_factory=Supervised)
   optimizer: AnyOptimizer = field(default_factory=AdamW)
