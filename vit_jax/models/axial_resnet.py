@@ -140,7 +140,7 @@ class Stage(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kind: Any = Unit if self.remat is Remat.NONE else nn.remat(Unit)
+    kind: Any = Unit if self.remat.saves_everything else nn.remat(Unit)
     for i in range(self.units):
       x = constrain_batch(kind(
           hidden=self.hidden, heads=self.heads, stride=1 if i else self.stride, has_proj=not i, running=self.running,
@@ -236,7 +236,7 @@ def costs(model: schema.AxialResNet, image_px: tuple[int, int]) -> Costs:
       units_kept.append((channels * area(side), area(side) * (2 * inner + 2 * 8 * inner) + 5 * logits))
       side, channels = after, wide
   size = item_bytes(model.dtype)
-  if model.remat is Remat.NONE:
+  if model.remat.saves_everything:
     kept += sum(read + inside for read, inside in units_kept)
   else:
     kept += sum(read for read, _ in units_kept) + max((inside for _, inside in units_kept), default=0)
