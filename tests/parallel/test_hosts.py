@@ -50,7 +50,7 @@ def test_a_process_that_is_alone_starts_nothing(environment: dict[str, str]) -> 
   (TPU | {'MEGASCALE_NUM_SLICES': '2', 'MEGASCALE_SLICE_ID': '1', 'MEGASCALE_COORDINATOR_ADDRESS': 's0:8080'},
    Place('s0:8476', 6, 4)),
 ])
-def test_the_environment_says_who_a_process_is(environment: dict[str, str], place: Place) -> None:
+def test_the_rank_of_a_process_is_read_from_the_environment(environment: dict[str, str], place: Place) -> None:
   assert hosts.find_place(environment) == place
 
 
@@ -60,17 +60,17 @@ def test_the_first_host_of_a_slurm_list(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize(('environment', 'message'), [
-  ({'VIT_JAX_PROCESS_ID': '0'}, 'VIT_JAX_COORDINATOR is not; want all three'),
-  (TOLD | {'VIT_JAX_COORDINATOR': 'first'}, "VIT_JAX_COORDINATOR='first'; want HOST:PORT"),
-  (TOLD | {'VIT_JAX_NUM_PROCESSES': 'two'}, "VIT_JAX_NUM_PROCESSES='two'; want a whole number"),
-  (TOLD | {'VIT_JAX_PROCESS_ID': ''}, "VIT_JAX_PROCESS_ID=''; want a whole number"),
-  (TOLD | {'VIT_JAX_PROCESS_ID': '3'}, 'process number 3 of 3 processes; want 0 to 2'),
-  (SLURM | {'SLURM_STEP_NODELIST': ''}, "SLURM_STEP_NODELIST='' names no host; start the program with srun"),
-  (TPU | {'TPU_WORKER_ID': ''}, "TPU_WORKER_ID=''"),
-  ({'VIT_JAX_DISTRIBUTED': 'on'}, "VIT_JAX_DISTRIBUTED='on'; want auto, off, or nothing"),
-  ({'VIT_JAX_HEARTBEAT_TIMEOUT_S': '0'}, 'VIT_JAX_HEARTBEAT_TIMEOUT_S=0; want at least 1 second'),
+  ({'VIT_JAX_PROCESS_ID': '0'}, 'got nothing. Set all three'),
+  (TOLD | {'VIT_JAX_COORDINATOR': 'first'}, "VIT_JAX_COORDINATOR: expected HOST:PORT of process 0, .*got 'first'"),
+  (TOLD | {'VIT_JAX_NUM_PROCESSES': 'two'}, "VIT_JAX_NUM_PROCESSES: expected a whole number, got 'two'"),
+  (TOLD | {'VIT_JAX_PROCESS_ID': ''}, "VIT_JAX_PROCESS_ID: expected a whole number, got ''"),
+  (TOLD | {'VIT_JAX_PROCESS_ID': '3'}, 'rank of this process: expected 0 to 2, got 3'),
+  (SLURM | {'SLURM_STEP_NODELIST': ''}, "SLURM_STEP_NODELIST: expected a list of hosts, got ''. Start"),
+  (TPU | {'TPU_WORKER_ID': ''}, "TPU_WORKER_ID: expected a whole number, got ''"),
+  ({'VIT_JAX_DISTRIBUTED': 'on'}, "VIT_JAX_DISTRIBUTED: expected auto, off or nothing, got 'on'"),
+  ({'VIT_JAX_HEARTBEAT_TIMEOUT_S': '0'}, 'VIT_JAX_HEARTBEAT_TIMEOUT_S: expected at least 1 second, got 0'),
 ])
-def test_an_environment_that_contradicts_itself_is_told(environment: dict[str, str], message: str) -> None:
+def test_a_contradictory_environment_is_reported(environment: dict[str, str], message: str) -> None:
   with pytest.raises(UserError, match=message.replace('?', r'\?')):
     hosts.initialize(environment)
 
@@ -88,11 +88,11 @@ def test_jax_is_started_with_what_was_found_and_bounds_on_waiting(monkeypatch: p
     (waits | {'initialization_timeout': 9, 'heartbeat_timeout_seconds': 100},)]
 
 
-def test_asking_jax_to_find_out_where_it_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
   def refuse(**_: object) -> None:
     raise ValueError('coordinator_address should be defined.')
   monkeypatch.setattr(jax.distributed, 'initialize', refuse)
-  with pytest.raises(UserError, match='jax finds no cluster here .*set VIT_JAX_COORDINATOR'):
+  with pytest.raises(UserError, match='expected a cluster that jax detects, .*Set VIT_JAX_COORDINATOR'):
     hosts.initialize({'VIT_JAX_DISTRIBUTED': 'auto'})
 
 
@@ -115,45 +115,45 @@ def meet_all(places: list[Place], timeout_s: int = 5) -> list[str]:
   return heard
 
 
-def test_all_go_on_when_the_last_has_come_and_the_port_is_free_again() -> None:
+def test_all_continue_when_the_last_has_connected_and_the_port_is_free_again() -> None:
   address = f'127.0.0.1:{free_port()}'
   for _ in range(2):
     assert meet_all([Place(address, 3, i) for i in (2, 1, 0)]) == ['', '', '']
 
 
-def test_process_0_names_those_that_did_not_come() -> None:
+def test_process_0_names_those_that_did_not_connect() -> None:
   address = f'127.0.0.1:{free_port()}'
   began = time.monotonic()
   first, second = meet_all([Place(address, 4, 0), Place(address, 4, 2)], 1)
-  assert f'process 1, 3 did not come to {address} within 1 s' in first
+  assert f'process 1, 3 did not connect to {address} within 1 s' in first
   assert f'This is process 2 of 4 on {socket.gethostname()}; process 0 at {address} did not answer' in second
   assert time.monotonic() - began < 4
 
 
-def test_a_coordinator_that_is_not_there_is_told_with_who_where_and_how_long() -> None:
+def test_a_coordinator_that_does_not_answer_is_reported_with_rank_address_and_time() -> None:
   address = f'127.0.0.1:{free_port()}'
   with pytest.raises(UserError) as caught:
     hosts.meet(Place(address, 2, 1), 1)
   assert str(caught.value) == (
     f'This is process 1 of 2 on {socket.gethostname()}; process 0 at {address} did not answer within 1 s '
-    '(Connection refused). Look at its log, and whether this host can reach that port')
+    '(Connection refused). Check its log, and that this host can reach that port.')
 
 
-def test_two_processes_of_one_number_and_of_another_count_are_told_apart() -> None:
+def test_processes_with_the_same_rank_or_another_count_are_refused() -> None:
   address = f'127.0.0.1:{free_port()}'
   heard = meet_all([Place(address, 3, 0), Place(address, 3, 1), Place(address, 3, 1), Place(address, 2, 1)], 2)
-  assert 'process 2 did not come' in heard[0]
-  assert sum('does not expect it: there is another process 1' in one for one in heard[1:]) == 2
+  assert 'process 2 did not connect' in heard[0]
+  assert sum('does not expect: there is another process 1' in one for one in heard[1:]) == 2
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
   with socket.create_server(('', 0)) as server:
     port = server.getsockname()[1]
     with pytest.raises(UserError, match=f'cannot listen on port {port}: Address already in use'):
       hosts.meet(Place(f'127.0.0.1:{port}', 2, 0), 1)
 
 
-def test_strangers_at_the_port_change_nothing() -> None:
+def test_other_connections_to_the_port_have_no_effect() -> None:
   port = free_port()
 
   def knock() -> None:

@@ -86,12 +86,12 @@ def test_gpus_that_say_they_are_in_one_slice_are_laid_out_by_process() -> None:
 
 
 @pytest.mark.parametrize(('slices', 'devices', 'said'), [
-    (2, tpus(slices=4), 'mesh.slices=2 does not fit 16 devices in 4 slices; want mesh.slices=4'),
-    (2, tpus(slices=1), 'mesh.slices=2 does not fit 4 devices in 1 slices; want mesh.slices=1'),
-    (2, gpus(2, 2, 2), 'mesh.slices=2 does not fit 6 devices in 3 processes; want a divisor of 3'),
-    (4, gpus(4, 4), 'mesh.slices=4 does not fit 8 devices in 2 processes; want a divisor of 2'),
-    (2, gpus(5, 3), 'the processes have 5, 3 devices; want the same number in each'),
-    (3, gpus(8), 'mesh.slices=3 does not divide data=8 (of 8 devices with fsdp=1, tensor=1)'),
+    (2, tpus(slices=4), 'mesh.slices: expected 4, for 16 devices in 4 slices, got 2'),
+    (2, tpus(slices=1), 'mesh.slices: expected 1, for 4 devices in 1 slices, got 2'),
+    (2, gpus(2, 2, 2), 'a divisor of 3, such as the number of nodes, for 6 devices in 3 processes, got 2'),
+    (4, gpus(4, 4), 'a divisor of 2, such as the number of nodes, for 8 devices in 2 processes, got 4'),
+    (2, gpus(5, 3), 'mesh.slices: expected processes with equal numbers of devices, got 5, 3.'),
+    (3, gpus(8), 'mesh.slices: expected a divisor of data=8 (of 8 devices with fsdp=1, tensor=1), got 3'),
 ])
 def test_what_does_not_fit_is_refused_with_its_values(slices: int, devices: list, said: str) -> None:
   with pytest.raises(UserError) as error:
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_with_its_values(slices: int, devices: list
 
 
 def test_several_slices_without_the_setting_are_refused_with_the_setting_that_would_do() -> None:
-  with pytest.raises(UserError, match='12 devices are in 3 slices, but mesh.slices=1; want --config.mesh.slices=3'):
+  with pytest.raises(UserError, match='expected 3, the number of slices that the 12 devices are in, got 1'):
     meshes.make(schema.Mesh(), tpus(slices=3))  # type: ignore[arg-type]
 
 

@@ -46,8 +46,8 @@ def test_the_table_is_printed_and_the_switches_of_a_platform_a_line_each(capsys:
   xla_flags.main([])
   text = capsys.readouterr().out
   assert all(flag.text in text and flag.effect in text for each in xla_flags.FLAGS.values() for flag in each)
-  assert 'tpu, LIBTPU_INIT_ARGS, on unless the variable is set:' in text and 'gpu, XLA_FLAGS:' in text
+  assert 'tpu, LIBTPU_INIT_ARGS, set by default:' in text and 'gpu, XLA_FLAGS:' in text
   xla_flags.main(['gpu'])
   assert capsys.readouterr().out.splitlines() == [flag.text for flag in xla_flags.FLAGS['gpu']]
-  with pytest.raises(SystemExit, match='nvidia: no such platform; want tpu, gpu, cpu'):
+  with pytest.raises(SystemExit, match='platform: expected one of tpu, gpu, cpu, got nvidia'):
     xla_flags.main(['nvidia'])

@@ -162,7 +162,7 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
 def test_slices_that_do_not_divide_the_mesh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
   words = ['--config=vit_l16_jft', '--topology=v5e:4x4', '--config.mesh.slices=2', '--config.mesh.fsdp=32']
   assert main.run(['--job=plan', *words]) == 2
-  assert 'mesh.slices=2 does not divide data=1' in capsys.readouterr().err
+  assert 'mesh.slices: expected a divisor of data=1' in capsys.readouterr().err
 
 
 def test_gpus_that_are_not_here_leave_the_arithmetic(
@@ -227,7 +227,7 @@ def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pyt
     (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'laid out for the devices it runs on'),
     (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "'S/16' is not known"),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], '--search=yes: takes no value; want --search'),
-    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'does not fit 8 devices'),
+    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'expected sizes whose product is 8'),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.data.num_classes=0'], 'to plan without the data')])
 def test_mistakes_are_messages(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=plan', *words]) == 2
@@ -254,7 +254,7 @@ def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
   config = files.load('digits', [])
   with pytest.raises(UserError, match=r'Compiling for cpu:2 failed \(status 1\):\n(.*\n)+.*Error'):
     compile.ask(compile.Request(config, 'cpu:2', 1437, -10, False))
-  with pytest.raises(UserError, match='^batch_size=127 is not a multiple of 2 batch shards'):
+  with pytest.raises(UserError, match='^batch_size: expected a multiple of 2 batch shards .* got 127'):
     compile.ask(compile.Request(dataclasses.replace(config, batch_size=127), 'cpu:2', 1437, 10, False))
 
 

@@ -1,7 +1,7 @@
-"""Which platform this machine has, found before jax is imported.
+"""The platform of this machine, detected before jax is imported.
 
-With the TPU compiler installed for planning, jax would look for a TPU at every start, and print alarming lines
-where there is none. Imports no jax.
+If the TPU compiler is installed for planning, jax would look for a TPU at every start and print warnings on machines
+without one. Imports no jax.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GPU_PLUGINS = ('jax_cuda13_plugin', 'jax_cuda12_plugin')
 
 
 def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> None:
-  """Sets XLA's switches, and `JAX_PLATFORMS` where libtpu is installed and no TPU is here; what is set stays."""
+  """Sets the XLA flags, and `JAX_PLATFORMS` if libtpu is installed without a TPU; variables that are set stay."""
   is_tpu, has_gpu = has_tpu(environ, root), (root / 'dev/nvidiactl').exists()
   xla_flags.choose(environ, 'tpu' if is_tpu else 'gpu' if has_gpu else 'cpu')
   if found := platforms(environ, root=root):
@@ -26,7 +26,7 @@ def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path
 
 
 def platforms(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> str:
-  """What JAX is to look for where libtpu is installed and no TPU is here; '' = what it looks for by itself."""
+  """The platforms for jax if libtpu is installed without a TPU; '' = the default of jax."""
   if importlib.util.find_spec('libtpu') is None or has_tpu(environ, root) or environ.get('JAX_PLATFORMS'):
     return ''
   can_use = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
@@ -34,7 +34,7 @@ def platforms(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = p
 
 
 def has_tpu(environ: Mapping[str, str], root: pathlib.Path) -> bool:
-  """Whether a TPU is on this machine: device files of the driver, a PCI device of its maker, or what TPU VMs set."""
+  """Whether this machine has a TPU: device files of the driver, a PCI device of its vendor, or variables of TPU VMs."""
   if any(environ.get(name) for name in _TPU_VARIABLES) or any((root / 'dev').glob('accel[0-9]*')):
     return True
   vendors = (root / 'sys/bus/pci/devices').glob('*/vendor')
@@ -42,10 +42,10 @@ def has_tpu(environ: Mapping[str, str], root: pathlib.Path) -> bool:
 
 
 def is_cpu_only(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> bool:
-  """Whether this process computes on the CPU: told so, or on a machine without an accelerator."""
+  """Whether this process computes on the CPU: by its environment, or because there is no accelerator."""
   return environ.get('JAX_PLATFORMS') == 'cpu' or not (has_tpu(environ, root) or (root / 'dev/nvidiactl').exists())
 
 
 def use_cpu(environ: MutableMapping[str, str] = os.environ) -> None:
-  """Keeps this process off accelerators, for work that only describes: a device that is not touched stays free."""
+  """Makes this process use the CPU only, so that it does not occupy an accelerator."""
   environ['JAX_PLATFORMS'] = 'cpu'

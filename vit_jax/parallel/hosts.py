@@ -1,18 +1,18 @@
-"""Several processes as one run: who this one is, read from the environment, and the meeting before jax starts.
+"""Several processes as one run: the rank of this process, from the environment, and a rendezvous before jax starts.
 
-Alone, a process stays alone: without the variables below nothing happens. Touches no device.
+Without the variables below, the process runs alone. Touches no device.
 
-| environment | who | address of process 0 |
+| environment | rank of this process | address of process 0 |
 |---|---|---|
-| `VIT_JAX_COORDINATOR=HOST:PORT`, `VIT_JAX_NUM_PROCESSES`, `VIT_JAX_PROCESS_ID` | as said; the number of this process may come from `SLURM_PROCID` or `JOB_COMPLETION_INDEX` | as said |
+| `VIT_JAX_COORDINATOR=HOST:PORT`, `VIT_JAX_NUM_PROCESSES`, `VIT_JAX_PROCESS_ID` | as given; the rank may also come from `SLURM_PROCID` or `JOB_COMPLETION_INDEX` | as given |
 | a Slurm step of several tasks | `SLURM_PROCID` of `SLURM_STEP_NUM_TASKS` | first of `SLURM_STEP_NODELIST` |
 | `TPU_WORKER_HOSTNAMES` of several hosts | `TPU_WORKER_ID` | first of them |
-| `VIT_JAX_DISTRIBUTED=auto` | what jax finds out | what jax finds out |
-| `VIT_JAX_DISTRIBUTED=off` | alone, whatever the rest says | |
+| `VIT_JAX_DISTRIBUTED=auto` | detected by jax | detected by jax |
+| `VIT_JAX_DISTRIBUTED=off` | alone, whatever else is set | |
 
-`VIT_JAX_CONNECT_TIMEOUT_S` (300) bounds the meeting. `VIT_JAX_HEARTBEAT_TIMEOUT_S` (100): when a process dies
-without a word, jax ends the others, with a message, after this long. `VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how
-long a finished process waits for the others.
+`VIT_JAX_CONNECT_TIMEOUT_S` (300) bounds the rendezvous. `VIT_JAX_HEARTBEAT_TIMEOUT_S` (100): after this time without
+a sign of one process, jax ends the others with a message. `VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how long a finished
+process waits for the others.
 """  # noqa: E501
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from vit_jax.core.errors import UserError
 
 log = logging.getLogger('vit_jax.parallel')
 
-TPU_PORT = 8476    # for hosts that no other port is given for
-SLURM_PORTS = (20_000, 12_000)  # first and count; below the ports Linux hands out by itself (32768 on)
+TPU_PORT = 8476    # used where no other port is given
+SLURM_PORTS = (20_000, 12_000)  # first and count; below the ephemeral ports of Linux (from 32768)
 RETRY_S = 0.2
 GO, STRANGER = b'go\n', b'stranger\n'
 
@@ -43,7 +43,7 @@ class Place(NamedTuple):
   """This process among the others.
 
   coordinator: `host:port` of process 0, as all see it.
-  local_devices: devices of this host that are its own; None = all.
+  local_devices: devices of this host that it uses; None = all.
   """
   coordinator: str
   num_processes: int
@@ -55,20 +55,20 @@ class Place(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-  """Bounds on waiting for the others, whole seconds."""
+  """Limits on waiting for the other processes, in seconds."""
   connect: int
   heartbeat: int
   shutdown: int
 
 
 def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
-  """Joins the processes of this run, if the environment names others. To be called before devices are touched.
+  """Joins the other processes of this run, if the environment names any. Call it before devices are used.
 
   Returns:
-    This process's place among them; None where it is alone, or jax found it out by itself.
+    This process's place among them; None if it is alone, or if jax detected its place.
 
   Raises:
-    UserError: if the environment contradicts itself, or the others do not come in time.
+    UserError: the environment is contradictory, or the other processes do not arrive in time.
   """
   environment = os.environ if environment is None else environment
   if jax.distributed.is_initialized():
@@ -83,9 +83,9 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
 
 
 def leave(status: int) -> None:
-  """Ends this process at once with that exit status, if others belong to the run; returns where it is alone.
+  """Ends this process at once with this exit status if the run has other processes; returns if it is alone.
 
-  For failures: an ordinary end waits for the others, and they wait for this one.
+  For failures: a regular exit would wait for the others, which wait for this one.
   """
   if jax.distributed.is_initialized():
     sys.stdout.flush()
@@ -101,41 +101,43 @@ def _start_jax(timeouts: Timeouts, place: Place | None) -> None:
     if place is None:
       join()
     else:
-      # Left to detect it, jax gives a process one GPU on Slurm, also where it is alone on its host.
+      # Its own detection gives a process one GPU on Slurm, even if it is alone on its host.
       join(place.coordinator, place.num_processes, place.process_id, local_device_ids=place.local_devices,
            cluster_detection_method='deactivate')
       log.info('This is %s; process 0 is at %s.', place, place.coordinator)
   except ValueError as error:
-    raise UserError(f'VIT_JAX_DISTRIBUTED=auto, but jax finds no cluster here ({error}); set VIT_JAX_COORDINATOR, '
-                    'VIT_JAX_NUM_PROCESSES and VIT_JAX_PROCESS_ID, or unset it to run alone') from error
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected a cluster that jax detects, got auto, and none ({error}). Set '
+                    'VIT_JAX_COORDINATOR, VIT_JAX_NUM_PROCESSES and VIT_JAX_PROCESS_ID, or unset it to run '
+                    'alone.') from error
 
 
 def read_timeouts(environment: Mapping[str, str]) -> Timeouts:
-  """The bounds on waiting, from the environment."""
+  """The limits on waiting, from the environment."""
   names = {'VIT_JAX_CONNECT_TIMEOUT_S': 300, 'VIT_JAX_HEARTBEAT_TIMEOUT_S': 100, 'VIT_JAX_SHUTDOWN_TIMEOUT_S': 300}
   found = Timeouts(*(_number(environment, name, default) for name, default in names.items()))
   for name, value in zip(names, found, strict=True):
     if value < 1:
-      raise UserError(f'{name}={value}; want at least 1 second')
+      raise UserError(f'{name}: expected at least 1 second, got {value}.')
   return found
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-  """What the environment says of this process; None where it is alone, or jax is to find out.
+  """The place of this process by the environment; None if it is alone, or if jax is to detect it.
 
   Raises:
-    UserError: if it says only half of it, or what cannot be.
+    UserError: the environment is incomplete or contradictory.
   """
   asked = environment.get('VIT_JAX_DISTRIBUTED', '')
   if asked not in ('', 'auto', 'off'):
-    raise UserError(f'VIT_JAX_DISTRIBUTED={asked!r}; want auto, off, or nothing')
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected auto, off or nothing, got {asked!r}.')
   if asked == 'off':
     return None
   place: Place | None
   if environment.get('VIT_JAX_COORDINATOR'):
-    place = _place_as_told(environment)
+    place = _place_as_given(environment)
   elif environment.get('VIT_JAX_NUM_PROCESSES') or environment.get('VIT_JAX_PROCESS_ID'):
-    raise UserError('VIT_JAX_NUM_PROCESSES or VIT_JAX_PROCESS_ID is set, VIT_JAX_COORDINATOR is not; want all three')
+    raise UserError('VIT_JAX_COORDINATOR: expected HOST:PORT with VIT_JAX_NUM_PROCESSES or VIT_JAX_PROCESS_ID, got '
+                    'nothing. Set all three.')
   elif asked == 'auto':
     return None
   else:
@@ -143,15 +145,15 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
   if place is None or place.num_processes == 1:
     return None
   if not 0 <= place.process_id < place.num_processes:
-    raise UserError(f'process number {place.process_id} of {place.num_processes} processes; want 0 to '
-                    f'{place.num_processes - 1}')
+    raise UserError(f'rank of this process: expected 0 to {place.num_processes - 1}, got {place.process_id}.')
   return place
 
 
-def _place_as_told(environment: Mapping[str, str]) -> Place:
+def _place_as_given(environment: Mapping[str, str]) -> Place:
   coordinator = environment['VIT_JAX_COORDINATOR']
   if not re.fullmatch(r'.+:\d+', coordinator):
-    raise UserError(f'VIT_JAX_COORDINATOR={coordinator!r}; want HOST:PORT of process 0, such as 10.0.0.2:{TPU_PORT}')
+    raise UserError(f'VIT_JAX_COORDINATOR: expected HOST:PORT of process 0, such as 10.0.0.2:{TPU_PORT}, got '
+                    f'{coordinator!r}.')
   names = ('VIT_JAX_PROCESS_ID', 'SLURM_PROCID', 'JOB_COMPLETION_INDEX')
   name = next((n for n in names if environment.get(n)), names[0])
   return Place(coordinator, _number(environment, 'VIT_JAX_NUM_PROCESSES'), _number(environment, name),
@@ -159,7 +161,7 @@ def _place_as_told(environment: Mapping[str, str]) -> Place:
 
 
 def _place_on_slurm(environment: Mapping[str, str]) -> Place | None:
-  # A batch script has SLURM_NTASKS too, but is no task of several: only a step is.
+  # A batch script has SLURM_NTASKS too, but only a step consists of several tasks.
   if not environment.get('SLURM_JOB_ID') or _number(environment, 'SLURM_STEP_NUM_TASKS', 1) == 1:
     return None
   port = SLURM_PORTS[0] + _number(environment, 'SLURM_JOB_ID') % SLURM_PORTS[1]
@@ -169,7 +171,7 @@ def _place_on_slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def _own_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-  """One device to each of several Slurm tasks of a host that see all its GPUs; otherwise all that is seen."""
+  """One device for each Slurm task of a host, if the tasks see all its GPUs; otherwise all visible devices."""
   visible = environment.get('CUDA_VISIBLE_DEVICES', '').split(',')
   tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', '1'))
   if tasks is None or int(tasks.group()) == 1 or len(visible) < 2:
@@ -178,10 +180,10 @@ def _own_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def first_host(nodes: str) -> str:
-  """First name of a Slurm list of hosts: `gpu[007-009,12],login1` begins with gpu007."""
+  """The first name of a Slurm host list: gpu007 of `gpu[007-009,12],login1`."""
   found = re.match(r'([^,\[]+)(?:\[(\d+))?', nodes)
   if found is None:
-    raise UserError(f'SLURM_STEP_NODELIST={nodes!r} names no host; start the program with srun')
+    raise UserError(f'SLURM_STEP_NODELIST: expected a list of hosts, got {nodes!r}. Start the program with srun.')
   return found.group(1) + (found.group(2) or '')
 
 
@@ -200,17 +202,17 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
   if not text and default is not None:
     return default
   if not re.fullmatch(r'\d+', text):
-    raise UserError(f'{name}={text!r}; want a whole number')
+    raise UserError(f'{name}: expected a whole number, got {text!r}.')
   return int(text)
 
 
 def meet(place: Place, timeout_s: int) -> None:
-  """Returns when all processes have come. jax would abort without saying which one is missing, and where.
+  """Returns when all processes have connected. jax itself would abort without naming the missing one.
 
-  Process 0 listens on its own port, which jax takes over afterwards; the others tell it who they are and wait.
+  Process 0 listens on its port, which jax takes over afterwards; the others send their ranks and wait.
 
   Raises:
-    UserError: names the processes that did not come, or says where nobody answered, after how long.
+    UserError: names the processes that did not connect, or the address that did not answer, and the time limit.
   """
   deadline = time.monotonic() + timeout_s
   if place.process_id:
@@ -220,7 +222,7 @@ def meet(place: Place, timeout_s: int) -> None:
 
 
 def _gather(place: Place, timeout_s: int, deadline: float) -> None:
-  """Process 0: waits for every other one, then lets them all go on."""
+  """Process 0: waits for all others, then releases them."""
   port = int(place.coordinator.rsplit(':', 1)[1])
   missing = set(range(1, place.num_processes))
   family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
@@ -229,8 +231,8 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
       server = stack.enter_context(socket.create_server(
           ('', port), family=family, backlog=place.num_processes, dualstack_ipv6=family == socket.AF_INET6))
     except OSError as error:
-      raise UserError(f'This is {place}, and cannot listen on port {port}: {error.strerror}; end what holds it, or '
-                      'take another port') from error
+      raise UserError(f'This is {place}, which cannot listen on port {port}: {error.strerror}. Choose another port, or '
+                      'end the program that uses it.') from error
     peers = []
     while missing:
       server.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -238,8 +240,8 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
         peer = stack.enter_context(server.accept()[0])
       except TimeoutError:
         names = ', '.join(str(i) for i in sorted(missing))
-        raise UserError(f'This is {place}; process {names} did not come to {place.coordinator} within {timeout_s} s. '
-                        'Look at their logs, and whether they can reach this port') from None
+        raise UserError(f'This is {place}; process {names} did not connect to {place.coordinator} within {timeout_s} '
+                        's. Check their logs, and that they can reach this port.') from None
       peer.settimeout(max(min(5., deadline - time.monotonic()), 1e-3))
       who = _read_line(peer)
       known = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', who)
@@ -253,32 +255,32 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
 
 
 def _report(place: Place, timeout_s: int, deadline: float) -> None:
-  """The other processes: say who they are, and wait to be let on."""
+  """The other processes: send their rank, and wait to be released."""
   host, port = place.coordinator.rsplit(':', 1)
-  said = 'no connection'
+  reason = 'no connection'
   while True:
     left = deadline - time.monotonic()
     if left <= 0:
       raise UserError(f'This is {place}; process 0 at {place.coordinator} did not answer within {timeout_s} s '
-                      f'({said}). Look at its log, and whether this host can reach that port')
+                      f'({reason}). Check its log, and that this host can reach that port.')
     try:
       with socket.create_connection((host.strip('[]'), int(port)), timeout=left) as server:
         server.sendall(f'vit_jax {place.process_id} {place.num_processes}\n'.encode())
         answer = _read_line(server)
     except OSError as error:
-      said = error.strerror or str(error)
+      reason = error.strerror or str(error)
     else:
       if answer == GO:
         return
       if answer == STRANGER:
-        raise UserError(f'This is {place}, and process 0 at {place.coordinator} does not expect it: there is another '
-                        f'process {place.process_id}, or it expects another number of processes')
-      said = 'it hung up'
+        raise UserError(f'This is {place}, which process 0 at {place.coordinator} does not expect: there is another '
+                        f'process {place.process_id}, or it expects another number of processes.')
+      reason = 'it closed the connection'
     time.sleep(min(RETRY_S, max(left, 0)))
 
 
 def _read_line(connection: socket.socket) -> bytes:
-  """A short line, or what came of it before the other end hung up or time ran out."""
+  """A short line, or the part of it that arrived before the connection closed or timed out."""
   got = b''
   with contextlib.suppress(OSError):
     while not got.endswith(b'\n') and len(got) < 64 and (part := connection.recv(64)):
@@ -287,5 +289,5 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _send(connection: socket.socket, line: bytes) -> None:
-  with contextlib.suppress(OSError):  # a peer that is gone is missed by jax, with its own bound
+  with contextlib.suppress(OSError):  # jax notices a peer that is gone, within its own time limit
     connection.sendall(line)

@@ -1,4 +1,4 @@
-"""The grid of devices, and which rows of a batch this process holds."""
+"""The mesh of devices, and the rows of a batch that this process holds."""
 from __future__ import annotations
 
 import math
@@ -22,7 +22,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
   """Sizes of the axes `data, fsdp, tensor` on so many devices.
 
   Raises:
-    UserError: if they do not multiply to the number of devices, or the slices do not divide `data`.
+    UserError: their product is not the number of devices, or the slices do not divide `data`.
   """
   sizes = [getattr(config, axis) or 1 for axis in AXES]  # auto and not chosen: 1
   fixed = math.prod(s for s in sizes if s != -1)
@@ -30,12 +30,12 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
     sizes[sizes.index(-1)] = num_devices // fixed
   if math.prod(sizes) != num_devices:
     named = ', '.join(f'{axis}={size}' for axis, size in zip(AXES, sizes, strict=True))
-    raise UserError(f'mesh {named} does not fit {num_devices} devices; want sizes whose product is {num_devices} '
-                    '(-1 takes the rest)')
+    raise UserError(f'mesh: expected sizes whose product is {num_devices}, the number of devices, got {named}. -1 '
+                    'takes the remaining devices, 0 is chosen from the hardware.')
   if sizes[0] % config.slices:
-    raise UserError(f'mesh.slices={config.slices} does not divide data={sizes[0]} (of {num_devices} devices with '
-                    f'fsdp={sizes[1]}, tensor={sizes[2]}); want data a multiple of the slices, since fsdp and tensor '
-                    'stay inside one')
+    raise UserError(f'mesh.slices: expected a divisor of data={sizes[0]} (of {num_devices} devices with '
+                    f'fsdp={sizes[1]}, tensor={sizes[2]}), got {config.slices}. fsdp and tensor stay inside one '
+                    'slice.')
   return sizes[0], sizes[1], sizes[2]
 
 
@@ -53,7 +53,7 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
   """The mesh of a config over `devices` (all of them by default), neighbours along `tensor` first.
 
   Raises:
-    UserError: if it does not fit the devices, or the slices that they say they are in.
+    UserError: it does not fit the devices, or the slices that they are in.
   """
   devices = jax.devices() if devices is None else devices
   sizes = shape(config, len(devices))
@@ -61,24 +61,24 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
     return Mesh(arrange(sizes, slices=config.slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
   found = len({getattr(d, 'slice_index', 0) for d in devices})
   if found > 1:
-    raise UserError(f'the {len(devices)} devices are in {found} slices, but mesh.slices=1; want '
-                    f'--config.mesh.slices={found}, which sends only the sums over `data` between them')
+    raise UserError(f'mesh.slices: expected {found}, the number of slices that the {len(devices)} devices are in, got '
+                    f'1. Set --config.mesh.slices={found}; then only sums over `data` are sent between slices.')
   try:
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
-  except NotImplementedError:  # an axis is no product of the sides of the TPU's torus: a side is cut
+  except NotImplementedError:  # an axis is no product of sides of the TPU's torus: split a side
     grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-  """Devices as a grid [data, fsdp, tensor] in which the first `slices` parts of `data` are one slice each.
+  """Devices as a grid [data, fsdp, tensor] in which `data` is divided into `slices` first.
 
-  A slice is what has a fast network of its own. It is known by the devices' `slice_index`; where they have none,
-  or are all in the same, it is so many processes in order (a node may run several); within one process, so many
-  devices in order.
+  A slice is a set of devices with a fast network. Devices are assigned by their `slice_index`. If they have none, or
+  all the same, a slice is an equal number of consecutive processes (a node may run several), or within one process of
+  consecutive devices.
 
   Raises:
-    UserError: if the slices or processes of the devices are not as many as asked for, or not all alike.
+    UserError: the number of slices or processes does not fit, or they differ in size.
   """
   inner = (sizes[0] // slices, *sizes[1:])
   in_slices = Counter(getattr(d, 'slice_index', 0) for d in devices)
@@ -86,11 +86,12 @@ def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.D
   counts = in_slices if is_sliced else Counter(d.process_index for d in devices)
   what = 'slices' if is_sliced else 'processes'
   if (is_sliced or len(counts) > 1) and (len(counts) % slices or (is_sliced and len(counts) != slices)):
-    raise UserError(f'mesh.slices={slices} does not fit {len(devices)} devices in {len(counts)} {what}; want '
-                    + (f'mesh.slices={len(counts)}' if is_sliced else f'a divisor of {len(counts)}, such as the nodes'))
+    expected = len(counts) if is_sliced else f'a divisor of {len(counts)}, such as the number of nodes'
+    raise UserError(f'mesh.slices: expected {expected}, for {len(devices)} devices in {len(counts)} {what}, got '
+                    f'{slices}.')
   if len(set(counts.values())) > 1:
     each = ', '.join(str(counts[key]) for key in sorted(counts))
-    raise UserError(f'mesh.slices={slices}: the {what} have {each} devices; want the same number in each')
+    raise UserError(f'mesh.slices: expected {what} with equal numbers of devices, got {each}.')
   if len(counts) == slices:
     return mesh_utils.create_hybrid_device_mesh(
         inner, (slices, 1, 1), devices, process_is_granule=not is_sliced, allow_split_physical_axes=True)
@@ -101,7 +102,7 @@ def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.D
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over `data` and `fsdp`; every other dimension whole."""
+  """Rows over `data` and `fsdp`; other dimensions are not split."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -110,19 +111,20 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> None:
-  """Raises UserError unless every device gets the same number of rows of every microbatch."""
+  """Raises UserError unless all devices get the same number of rows of every microbatch."""
   rows = mesh.shape['data'] * mesh.shape['fsdp']
   if batch_size % (rows * accumulate):
-    micro = f' times {accumulate} microbatches' if accumulate > 1 else ''
+    micro = f' x {accumulate} microbatches' if accumulate > 1 else ''
     below = max(1, batch_size // (rows * accumulate)) * rows * accumulate
-    raise UserError(f'{what}={batch_size} is not a multiple of {rows} batch shards (data={mesh.shape["data"]} x '
-                    f'fsdp={mesh.shape["fsdp"]}){micro}; {below} would be')
+    raise UserError(f'{what}: expected a multiple of {rows} batch shards (data={mesh.shape["data"]} x '
+                    f'fsdp={mesh.shape["fsdp"]}){micro}, got {batch_size}. Set it to {below}, for example.')
 
 
 def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
-  """The parts of each batch that the devices of a process (by default this one) hold, and no others.
+  """The parts of each batch that the devices of a process (by default this one) hold.
 
-  One part for each place along `data` and `fsdp`; processes whose devices share a place along `tensor` hold it both.
+  One part for each position along `data` and `fsdp`. Processes whose devices differ only along `tensor` hold the same
+  part.
   """
   process_index = jax.process_index() if process_index is None else process_index
   devices = mesh.devices.reshape(mesh.shape['data'] * mesh.shape['fsdp'], -1)
