@@ -6,7 +6,7 @@ Source:   protocol=vit: ViT paper (arXiv 2010.11929), Table 4: SGD, cosine, batc
           ImageNet weights are averaged from 512 px on (section 4.1: 512 px for L/16, 518 px for H/14). The rate is the
           third of the four that Table 4 tries. augreg: arXiv 2106.10270, section 3.4: the same without averaging.
           Warm-up is AugReg's, as the ViT paper gives none. Both fine-tune with google-research/vision_transformer.
-          protocol=mae is mae_finetune.py, protocol=hyperrule is bit_hyperrule.py. finetune_sweep.py runs the whole
+          protocol=mae is mae_finetune.py, protocol=hyperrule is bit_hyperrule.py. finetune_sweep.py runs the full
           grid of a protocol. kitti is AugReg's Kitti-distance: VTAB's task on the complete dataset; Table 4 has no
           rates for it and resisc45, so those of its other small datasets are used.
 Run:      python -m vit_jax.main --config=configs/finetune.py:B/16,cifar10 --config.init_from=FILE --workdir=runs/ft

@@ -65,12 +65,12 @@ def get_config(arguments: str = '') -> s.Study:
 
 
 def unlabelled_ratio(number: int) -> int:
-  """Unlabelled pictures for each labelled one."""
+  """Unlabelled images for each labelled one."""
   return 28 if number == 3 else 14
 
 
 def large_run(model: str, source: str, number: int) -> s.Config:
-  """On ImageNet: B7, or the model that is asked for, and then L2."""
+  """On ImageNet: B7, or the given model, and then L2."""
   name = model or ('EfficientNet-L2' if number else 'EfficientNet-B7')
   network, px = sizes.model(name), 224
   if isinstance(network, s.EfficientNet):
@@ -122,7 +122,7 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
 
 
 def small_run(model: str, source: str, number: int) -> s.Config:
-  """On a tenth of CIFAR-10, at 32 px; a student sees as many labelled pictures a step as the teacher."""
+  """On a tenth of CIFAR-10, at 32 px; a student sees as many labelled images a step as the teacher."""
   network = sizes.small(model) if model in sizes.SMALL else sizes.model(model)
   if isinstance(network, s.ViT):
     network.dropout, network.drop_path = .1, .1

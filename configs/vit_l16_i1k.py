@@ -14,7 +14,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_i1k.py --to
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
           v3:8x8                 128   4.12 of 15.48    496.7         29.9   38.7%     93,835    12.9         69
           The table was made with a linear head and has not been renewed.
-Expected: the paper reports 76.53 % after fine-tuning at 384 px: below B/16, for want of data. Not run here.
+Expected: the paper reports 76.53 % after fine-tuning at 384 px: less than B/16, as the dataset is small. Not run here.
 """
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes

@@ -79,3 +79,19 @@ def test_no_module_of_recipes_makes_a_run() -> None:
     calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
     made = {f'{module}.{kind}' for module in ('s', 'schema') for kind in STATED}
     assert not calls & (made - {'schema.RandAugment'}), path
+
+
+def test_defaults_regularise_and_schedule_nothing() -> None:
+  for kind in (schema.AdamW, schema.Adam, schema.Adafactor, schema.Lamb, schema.Lars, schema.Lion, schema.RMSProp,
+               schema.Sgd):
+    o = kind()
+    assert (o.weight_decay, o.clip_norm, o.clip_tensor, o.clip_adaptive, o.layer_decay) == (0., 0., 0., 0., 1.), kind
+    assert (o.schedule.decay, o.schedule.warmup, o.schedule.cooldown) == (schema.Decay.CONSTANT, '0 steps', ''), kind
+  for model in (schema.ViT(), schema.Mixer(), schema.EfficientNet()):
+    assert (model.dropout, model.drop_path) == (0., 0.)
+  label, recipe, train = schema.TokenLabel(), schema.Recipe(), schema.Train()
+  assert (schema.Supervised().label_smoothing, schema.Distill().label_smoothing, label.label_smoothing) == (0., 0., 0.)
+  assert (label.mix_token, label.dense_weight, train.ema, train.sam.rho) == (False, 1., 0., 0.)
+  assert (recipe.mixup, recipe.cutmix, recipe.erase.probability, recipe.randaugment.layers) == (0., 0., 0., 0)
+  assert (recipe.views.on, recipe.three_augment, recipe.repeats) == (False, False, 1)
+  assert schema.Jitter().brightness == 0.

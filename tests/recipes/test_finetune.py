@@ -12,7 +12,7 @@ from vit_jax.recipes import finetune
 
 @pytest.mark.parametrize('dataset', finetune.DATASETS)
 @pytest.mark.parametrize('protocol', ['vit', 'augreg', 'mae'])
-def test_every_data_set_and_protocol_makes_a_whole_config(dataset: str, protocol: str) -> None:
+def test_every_dataset_and_protocol_makes_a_valid_config(dataset: str, protocol: str) -> None:
   for phase, evaluation in (('final', 'test'), ('tune', 'val')):
     config = files.load(f'finetune:Ti/16,{dataset},protocol={protocol},phase={phase}', [])
     check.check(config)
@@ -36,6 +36,12 @@ def test_table_4_of_the_vit_paper(dataset: str, steps: int, held: str, rates: tu
     assert optimizer.schedule.decay is schema.Decay.COSINE and run.batch_size == 512 and run.image_px == (384, 384)
     assert run.length == f'{steps} steps' and run.data.eval_split == held and run.train.ema == 0.
   assert [run.data.train_split for run in study.runs.values()] == [held.replace('[', '[:').replace(':]', ']')] * 4
+
+
+@pytest.mark.parametrize('dataset', finetune.DATASETS)
+def test_a_single_run_has_the_third_rate_and_the_first_length_of_the_grid(dataset: str) -> None:
+  config, point = files.load(f'finetune:B/16,{dataset}', []), finetune.grid(dataset, 'vit')[2]
+  assert point.apply(config) == config and point.rate == finetune.DATASETS[dataset].rates[2]
 
 
 @pytest.mark.parametrize(('arguments', 'px', 'ema'), [

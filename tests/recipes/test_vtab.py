@@ -60,7 +60,7 @@ def test_the_table_has_tasks_groups_and_all_over_seeds() -> None:
   assert by_task['VTAB-19']['top-1 %'] == 55. and by_task['VTAB-19']['tasks'] == '3 of 19'
 
 
-def test_a_task_that_could_not_run_is_not_in_the_means_and_said_to_be_missing() -> None:
+def test_a_task_without_a_result_is_not_in_the_means_and_marked() -> None:
   study = files.load_study('vtab:Ti/16,tasks=pets+dtd', [])
   by_task = {row['task']: row for row in study.table(results(study, {'dtd_seed0': .25}))}
   assert by_task['pets']['tasks'] == 'not measured' and by_task['pets']['top-1 %'] is None
@@ -70,7 +70,7 @@ def test_a_task_that_could_not_run_is_not_in_the_means_and_said_to_be_missing() 
 def test_a_quick_look_is_marked_in_the_table() -> None:
   study = files.load_study('vtab:Ti/16,tasks=pets', ['evals.test.limit=50'])
   rows = table.make_rows(study, results(study, {'pets_seed0': .5}))
-  assert all(row['partial'] == 'some runs were measured on a part of their split' for row in rows)
+  assert all(row['partial'] == 'some runs were evaluated on a part of their split' for row in rows)
 
 
 def test_table_two_tunes_and_then_runs_three_times() -> None:
