@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tests.data.images import encode, random_image
@@ -20,6 +21,7 @@ from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNKNOWN, Source, most_labels
 from vit_jax.data.sources import opening
+from vit_jax.data.sources import tfds as stored_tfds
 from vit_jax.jobs import prepare
 
 tfds = pytest.importorskip('tensorflow_datasets')
@@ -109,7 +111,7 @@ def test_the_set_can_be_prepared_from_either_format(data_dir: pathlib.Path, tfre
   digests = set()
   for number, folder in enumerate((data_dir, tfrecord_dir)):
     to = tmp_path / str(number)
-    assert prepare.run({'data': 'tfds:animals', 'to': str(to), 'data_dir': str(folder), 'shards': '2'}) == 0
+    assert prepare.run(to, data='tfds:animals', data_dir=str(folder), shards=2) == 0
     opened = opening.open_sources(schema.Data(source=f'array_record:{to}'), image_px=(8, 8))
     assert {r.image: r.label for r in map(opened.train.__getitem__, range(13))} == {
         encode(random_image(i), '.jpg'): i % 3 for i in range(13)}
@@ -252,7 +254,9 @@ class Scenes(tfds.core.GeneratorBasedBuilder):
   def _info(self) -> tfds.core.DatasetInfo:
     label = tfds.features.ClassLabel(names=CLASSES)
     features = {'image': tfds.features.Image(shape=(None, None, 3), encoding_format='jpeg'), 'main': label,
-                'seen': tfds.features.Sequence(label)}
+                'seen': tfds.features.Sequence(label),
+                'objects': tfds.features.Sequence({'label': label, 'box': tfds.features.Tensor(
+                    shape=(4,), dtype=np.float32)})}
     return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager: object) -> dict[str, object]:
@@ -262,7 +266,8 @@ class Scenes(tfds.core.GeneratorBasedBuilder):
     for i, seen in enumerate(SEEN):
       path = pathlib.Path(self._data_dir_root) / f'scene{i}.jpg'
       path.write_bytes(encode(random_image(i), '.jpg'))
-      yield i, {'image': str(path), 'main': i % 3, 'seen': list(seen)}
+      yield i, {'image': str(path), 'main': i % 3, 'seen': list(seen),
+                'objects': [{'label': label, 'box': [0.] * 4} for label in (*seen, *seen[:1])]}
 
 
 SEEN = ((0, 2), (), (1,), (2, 1, 0))
@@ -291,7 +296,30 @@ def test_a_column_of_several_classes_gives_them_all(scenes: pathlib.Path, tmp_pa
 def test_the_column_of_one_class_is_the_default_and_another_one_is_named(scenes: pathlib.Path) -> None:
   plain = open_all(scenes, 'scenes', eval_split='train').train
   assert plain[0].labels is None and most_labels(plain) == 0
-  with pytest.raises(UserError, match=r"data.label_column: expected a feature of .* .main, seen., got 'image'"):
+  with pytest.raises(UserError, match=r"data.label_column: expected a feature .* .main, objects/label, seen., got 'image'"):
     open_all(scenes, 'scenes', eval_split='train', label_column='image')
   with pytest.raises(UserError, match='data.max_labels: expected a number, the largest number of labels .*, got 0'):
     open_all(scenes, 'scenes', eval_split='train', label_column='seen')
+
+
+@pytest.mark.parametrize('as_tfrecord', [False, True])
+def test_a_label_column_can_be_a_path_into_a_nested_sequence(
+    scenes: pathlib.Path, tmp_path: pathlib.Path, as_tfrecord: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  folder = converted(scenes, tmp_path, 'scenes/1.0.0') if as_tfrecord else scenes
+  source = open_all(folder, 'scenes', eval_split='train', label_column='objects/label', max_labels=3).train
+  by_image = {encode(random_image(i), '.jpg'): seen for i, seen in enumerate(SEEN)}
+  assert {r.image: r.labels for r in (source[i] for i in range(4))} == by_image  # a class of two objects counts once
+  assert all(source.label(i) == source[i].label for i in range(4))
+  assert source.class_names == tuple(CLASSES) and most_labels(source) == UNKNOWN
+  with pytest.raises(UserError, match=r"with classes \(main, objects/label, seen\), got 'objects'"):
+    open_all(folder, 'scenes', eval_split='train', label_column='objects')
+
+
+def test_columns_with_classes_are_found_inside_of_dictionaries_and_of_one_sequence() -> None:
+  label = tfds.features.ClassLabel(names=CLASSES)
+  features = {'a': label, 'b': tfds.features.FeaturesDict({'c': label, 'd': tfds.features.Sequence(label)}),
+              'e': tfds.features.Sequence({'f': label, 'g': {'h': label}}),
+              'i': tfds.features.Sequence(tfds.features.Sequence(label)), 'j': tfds.features.Text()}
+  found = {column.path: column.several for column in stored_tfds.class_columns(features)}
+  assert found == {'a': False, 'b/c': False, 'b/d': True, 'e/f': True, 'e/g/h': True}
