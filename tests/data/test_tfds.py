@@ -296,7 +296,7 @@ def test_a_column_of_several_classes_gives_them_all(scenes: pathlib.Path, tmp_pa
 def test_the_column_of_one_class_is_the_default_and_another_one_is_named(scenes: pathlib.Path) -> None:
   plain = open_all(scenes, 'scenes', eval_split='train').train
   assert plain[0].labels is None and most_labels(plain) == 0
-  with pytest.raises(UserError, match=r"data.label_column: expected a feature .* .main, objects/label, seen., got 'image'"):
+  with pytest.raises(UserError, match=r"label_column: expected a feature .* .main, objects/label, seen., got 'image'"):
     open_all(scenes, 'scenes', eval_split='train', label_column='image')
   with pytest.raises(UserError, match='data.max_labels: expected a number, the largest number of labels .*, got 0'):
     open_all(scenes, 'scenes', eval_split='train', label_column='seen')

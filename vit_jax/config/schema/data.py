@@ -77,7 +77,8 @@ class Data(Settings):
   any_num_examples: bool = False  # train also if the source has more than 1 % more or fewer than num_examples
   num_classes: int = ranged(0, COUNT_OR_0)         # 0 = ask the source
   max_labels: int = ranged(0, Range(0, 1_000))     # of one image that may have several (multi-hot); 0 = each has one
-  label_column: str = ''  # feature of a TFDS set with the class or classes; '' = `label`, or the only one
+  # Feature of a TFDS dataset with the class or classes, or its path (`objects/label`); '' = `label`, or the only one.
+  label_column: str = ''
   classes: str = ''  # file of the classes in the order of the network's outputs, a line each: n01440764 tench
   holdout: float = ranged(0.1, BELOW_1)            # part held out of a source that has a single split
   holdout_seed: int = ranged(0, SEED)
