@@ -150,3 +150,13 @@ def test_published_runs_fit_on_eight_cores_and_on_one_gpu_by_arithmetic(
       12 * count, 4 * count, lambda model: cost.activation_bytes(model, config.image_px)))
   assert found.fits, found.text
   check.check(found.config)
+
+
+@pytest.mark.parametrize('study', ['vtab', 'finetune_sweep', 'ablations:positions', 'study_data_size:i1k'])
+def test_the_runs_of_studies_fit_on_eight_cores_by_arithmetic(study: str) -> None:
+  runs = {repr((one.model, one.image_px, one.batch_size)): one for one in files.load_study(study, []).runs.values()}
+  for config in runs.values():
+    count = sum(cost.parameters(config.model, config.image_px, head=config.head, num_classes=1_000).values())
+    found = layout.choose(config, V3, layout.Sizes(
+        12 * count, 4 * count, lambda model, px=config.image_px: cost.activation_bytes(model, px)))  # type: ignore[misc]
+    assert found.fits, found.text
