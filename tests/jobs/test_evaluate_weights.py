@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.data import pictures
+from tests.data import images
 from tests.weights import made
 from vit_jax import main
 from vit_jax.data.image import decode, geometry
@@ -28,8 +28,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   for i, name in enumerate(OWN):
     (root / 'set' / 'test' / name).mkdir(parents=True)
     for k in range(3):
-      image = pictures.picture(10 * i + k, height=50, width=70)
-      (root / 'set' / 'test' / name / f'{k}.png').write_bytes(pictures.encode(image))
+      image = images.random_image(10 * i + k, height=50, width=70)
+      (root / 'set' / 'test' / name / f'{k}.png').write_bytes(images.encode(image))
   return root
 
 
@@ -116,8 +116,9 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
 
 
 @pytest.mark.parametrize(('file', 'words', 'says'), [
-    ('nameless.npz', [], 'knows 7 classes, the data has 3; want data.classes=FILE with a line for each output, in '
-                         'their order. Where the weights know other classes than the data: --config.evals=knn,fewshot'),
+    ('nameless.npz', [], 'expected the 3 classes of the data, got 7. Set data.classes=FILE, with one line for each '
+                         'output, in their order. For weights '
+                         'with other classes than the data, --config.evals=knn,fewshot'),
     ('named.npz', ['--config.model.depth=3'], 'config.model.depth: expected the network of the weights'),
     ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt: expected a text file'),
     ('headless.npz', [], 'expected weights with a classification head')])

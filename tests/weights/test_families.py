@@ -23,7 +23,7 @@ def tensors(family: str, **changes: object) -> Tensors:
 def leaves(found: Tensors) -> Tensors:
   known = families.recognise(found)
   taken = tables.read(known.tensors, known.table)
-  assert not taken.left and not taken.faults, (taken.left, taken.faults)
+  assert not taken.left and not taken.problems, (taken.left, taken.problems)
   return infer.with_heads(taken.leaves, heads=4, decoder_heads=2)
 
 

@@ -103,13 +103,14 @@ def test_the_teacher_of_distillation_is_its_file(tmp_path: pathlib.Path) -> None
   trained = state.extra['inner']['trained']
   assert_equal({name: trained[name] for name in ('backbone', 'head')}, teacher.params)
   assert 'teacher' in json.loads((tmp_path / 'init.json').read_text())
-  with pytest.raises(UserError, match="objective.teacher.weights='': distillation learns from a trained network"):
+  with pytest.raises(UserError, match="objective.teacher.weights: expected a weight file, got ''"):
     begin(config(objective=schema.Distill(teacher=schema.Teacher(model=model()))), tmp_path)
 
 
 @pytest.mark.parametrize(('names', 'says'), [
-    (NAMES[::-1], 'has the classes of the data in another order'), (NAMES[:4], 'knows 4 classes, the data has 10'),
-    ((), 'has no head, so it knows no classes')])
+    (NAMES[::-1], 'expected the classes in the order of the data, got another order'),
+    (NAMES[:4], 'expected the 10 classes of the data, got 4'),
+    ((), 'expected weights with a head, got weights without one')])
 def test_a_head_of_other_classes_is_refused(names: tuple[str, ...], says: str) -> None:
   init_state.check_order(network(), NAMES, is_listed=False)
   with pytest.raises(UserError, match=says):

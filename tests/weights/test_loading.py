@@ -65,25 +65,25 @@ def test_a_missing_tensor_is_an_error_that_names_it(name: str, says: str, tmp_pa
 def test_a_network_with_the_tensors_of_another_is_told_apart_by_its_name_or_warned_of(tmp_path: pathlib.Path) -> None:
   found = saving.to_tensors(made.network(made.EFFICIENTNET), 'timm')
   warned = loading.load(file(tmp_path, found, 'net.safetensors')).report.warnings
-  assert any('it is taken for one of tf_efficientnet_…' in one for one in warned)
+  assert any('it is assumed to be a tf_efficientnet_…' in one for one in warned)
   assert loading.load(file(tmp_path, found, 'tf_efficientnet_b0-0af12548.pth')).report.warnings == ()
-  with pytest.raises(UserError, match='efficientnet_b0_ra-3dd342df.pth pads as PyTorch does, and has another epsilon'):
+  with pytest.raises(UserError, match='got efficientnet_b0_ra-3dd342df.pth, which pads as PyTorch does and has'):
     loading.load(file(tmp_path, found, 'efficientnet_b0_ra-3dd342df.pth'))
   (tmp_path / 'config.json').write_text(json.dumps({'architecture': 'efficientnet_b0', 'pretrained_cfg': {}}))
-  with pytest.raises(UserError, match='efficientnet_b0 pads as PyTorch does'):
+  with pytest.raises(UserError, match='got efficientnet_b0, which pads as PyTorch does'):
     loading.load(file(tmp_path, found, 'net.safetensors'))
 
 
 def test_positions_that_are_not_there_are_those_of_big_vision_or_an_error(tmp_path: pathlib.Path) -> None:
   found = timm()
   del found['pos_embed']
-  with pytest.raises(UserError, match='it has no position embeddings: they are rotary, or there are none'):
+  with pytest.raises(UserError, match='expected position embeddings, got none: they are rotary or absent'):
     loading.load(file(tmp_path, found), model='heads=4')
   fixed = made.network(pool=Pool.MEAN, positions=Positions.SINCOS2D)
   np.savez(tmp_path / 'a.npz', **saving.to_tensors(fixed, 'big_vision'))
   loaded = loading.load(str(tmp_path / 'a.npz'))
   assert loaded.model.positions is Positions.SINCOS2D
-  assert 'they are taken to be fixed (sincos2d)' in str(loaded.report.warnings)
+  assert 'they are assumed to be fixed (sincos2d)' in str(loaded.report.warnings)
 
 
 def test_a_file_without_a_head_has_no_classes(tmp_path: pathlib.Path) -> None:
@@ -177,7 +177,7 @@ def test_class_names_that_do_not_fit_the_head_are_left_out_and_said(tmp_path: pa
   beside.write_text(json.dumps(json.loads(beside.read_text()) | {'class_names': ['x', 'y']}))
   found = loading.load(str(tmp_path / 'a.npz'))
   assert found.class_names == ()
-  assert '2 class names beside the file do not fit the 7 outputs' in str(found.report.warnings)
+  assert '2 class names in the sidecar do not match the 7 outputs' in str(found.report.warnings)
 
 
 @pytest.mark.parametrize('pool', [Pool.MEAN, Pool.MAP])
@@ -240,7 +240,7 @@ def test_a_run_without_a_checkpoint_a_missing_view_and_a_flipped_byte_are_said(t
   saving.save(made.network(), str(tmp_path / 'run'), family='run')
   with pytest.raises(UserError, match="has no view 'teacher'; it has student"):
     loading.load(str(tmp_path / 'run'), view='teacher')
-  with pytest.raises(UserError, match='is a run, whose config says all that --model could'):
+  with pytest.raises(UserError, match='--model: expected none for the run .*, whose config has all settings'):
     loading.load(str(tmp_path / 'run'), model='heads=4')
   meta = tmp_path / 'run' / 'checkpoints' / '0' / 'meta' / 'metadata'
   meta.write_text(meta.read_text().replace('"step": 0', '"step": 1'))

@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
 from vit_jax.models import backbones
-from vit_jax.weights import conv_names, loading, names, tables
+from vit_jax.weights import loading, names, tables
 
 LAYERS = {'positions_at': PositionsAt.LAYERS}
 VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': True, 'swiglu': True}, {'pool': Pool.MAP},
@@ -47,7 +47,7 @@ def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
 
 @pytest.mark.parametrize('table', TABLES)
 def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
-  entries = getattr(names, table, ()) or getattr(conv_names, table)
+  entries = getattr(names, table)
   ours = [entry.ours.format(s=1, u=1, t=2) for entry in entries]
   assert len(set(ours)) == len(ours) and len({(e.theirs, e.part) for e in entries}) == len(entries)
   assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in names.PATHS)] == []
@@ -65,8 +65,8 @@ def test_a_layout_is_undone_by_its_inverse(layout: str) -> None:
 
 def test_stages_and_units_count_from_one_here_and_from_zero_there() -> None:
   table = names.TIMM
-  written, homeless = tables.write({'backbone/stem/stage2/unit3/conv1/kernel': np.ones((1, 1, 2, 4))}, table)
-  assert list(written) == ['patch_embed.backbone.stages.1.blocks.2.conv1.weight'] and not homeless
+  written, unmatched = tables.write({'backbone/stem/stage2/unit3/conv1/kernel': np.ones((1, 1, 2, 4))}, table)
+  assert list(written) == ['patch_embed.backbone.stages.1.blocks.2.conv1.weight'] and not unmatched
   assert list(tables.read(written, table).leaves) == ['backbone/stem/stage2/unit3/conv1/kernel']
 
 

@@ -9,17 +9,19 @@ import pytest
 from vit_jax.config.schema import Gelu, Geometry, Interpolation
 from vit_jax.core.errors import UserError
 from vit_jax.weights import preprocess, sidecars
-from vit_jax.weights.preprocess import Said
+from vit_jax.weights.preprocess import PreprocessRule
 
 IMAGENET = (.485, .456, .406)
 
 
-def decide(rules: list[Said], family: str = 'timm', px: tuple[int, int] | None = (224, 224)) -> preprocess.Preprocess:
+def decide(rules: list[PreprocessRule], family: str = 'timm',
+           px: tuple[int, int] | None = (224, 224)) -> preprocess.Preprocess:
   return preprocess.decide(rules, family=family, own_px=px)[0]
 
 
 def test_the_first_rule_that_knows_a_value_decides_it_and_is_named() -> None:
-  person, beside = preprocess.parse('imagenet,resize=256'), [Said('config.json', {'resize': .5, 'antialias': False})]
+  person = preprocess.parse('imagenet,resize=256')
+  beside = [PreprocessRule('config.json', {'resize': .5, 'antialias': False})]
   found = decide([*person, *beside, *preprocess.by_name('vit_base_patch16_224.augreg_in1k')])
   assert found.mean == IMAGENET and found.resize_px == 256 and not found.antialias
   assert found.interpolation is Interpolation.BICUBIC
@@ -48,7 +50,7 @@ def test_geometry_is_that_of_the_familys_own_program() -> None:
 
 
 def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherwise() -> None:
-  assert decide([Said('config.json', {'image_px': (224, 224)})], px=(384, 384)).image_px == (384, 384)
+  assert decide([PreprocessRule('config.json', {'image_px': (224, 224)})], px=(384, 384)).image_px == (384, 384)
   assert decide(preprocess.parse('image=320x480'), px=(384, 384)).image_px == (320, 480)
   assert decide([], px=None).image_px == (224, 224)
 
@@ -105,7 +107,7 @@ def test_what_cannot_be_understood_is_refused(text: str) -> None:
     preprocess.parse(text)
 
 
-def beside(folder: pathlib.Path, **files: dict) -> sidecars.Told:
+def beside(folder: pathlib.Path, **files: dict) -> sidecars.Sidecar:
   for name, content in files.items():
     (folder / f'{name}.json').write_text(json.dumps(content))
   return sidecars.read(folder / 'model.safetensors')
@@ -148,4 +150,4 @@ def test_images_that_are_not_normalised_or_otherwise_scaled(tmp_path: pathlib.Pa
 def test_an_unknown_activation_is_an_error_and_a_config_of_others_says_nothing(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match="config.json: the activation 'relu' is not known here; known are gelu, gelu_new"):
     beside(tmp_path, config=VIT | {'hidden_act': 'relu'})
-  assert beside(tmp_path, config={'name': 'my run'}) == sidecars.Told()
+  assert beside(tmp_path, config={'name': 'my run'}) == sidecars.Sidecar()

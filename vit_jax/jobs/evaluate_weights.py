@@ -127,7 +127,7 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
     else:
       init_state.check_order(found, source.class_names, is_listed=bool(config.data.classes))
   except UserError as error:
-    raise UserError(f'{error}. {_LEARNING}') from None
+    raise UserError(f'{str(error).rstrip(".")}. {_LEARNING}.') from None
   return build.Data(source, source, source.class_names, in_memory=False)
 
 

@@ -16,7 +16,7 @@ from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import sincos2d_mae
-from vit_jax.weights import conv_names, names, tables
+from vit_jax.weights import names, tables
 from vit_jax.weights.infer import Hints, Leaves
 from vit_jax.weights.names import Table
 from vit_jax.weights.report import Line
@@ -141,7 +141,7 @@ def _unstacked(tensors: Tensors) -> Tensors:
 
 def _of_bit(tensors: Tensors) -> Recognised | None:
   is_one = 'resnet/root_block/standardized_conv2d/kernel' in tensors
-  return Recognised('bit', conv_names.BIT, tensors, (), Hints()) if is_one else None
+  return Recognised('bit', names.BIT, tensors, (), Hints()) if is_one else None
 
 
 # transformers
@@ -209,9 +209,9 @@ def _of_timm(tensors: Tensors) -> Recognised | None:
     return Recognised('timm', names.TIMM_MIXER, kept, (), TORCH)
   kept, counters = _dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
   if 'stem.conv.weight' in kept and 'stages.0.blocks.0.conv1.weight' in kept:
-    return Recognised('timm', conv_names.TIMM_BIT, kept, counters, Hints())
+    return Recognised('timm', names.TIMM_BIT, kept, counters, Hints())
   if 'conv_stem.weight' in kept:
-    return Recognised('efficientnet', conv_names.TIMM_EFFICIENTNET, kept, counters, Hints())
+    return Recognised('efficientnet', names.TIMM_EFFICIENTNET, kept, counters, Hints())
   if 'patch_embed.proj.weight' not in kept:
     return None
   family = _branch(kept)

@@ -1,8 +1,8 @@
-"""Settings that a run takes from the weights of `config.init_from`, because nothing in the config sets them.
+"""Settings that a run takes from the weights of `config.init_from` because the config does not set them.
 
-A setting counts as set if the command line gives it, or if the recipe gives it another value than the schema's
-default; the settings of resizing count as one, and so do mean and standard deviation. The run goes on with a config in
-which all are resolved: it is what `config.json` holds, and resuming reads it there.
+A setting counts as set if it is on the command line, or if the recipe gives it another value than the default of the
+schema; the settings of resizing count as one, and so do mean and standard deviation. The resolved config is written to
+`config.json`, from which a resumed run reads it.
 """
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ log = logging.getLogger('vit_jax.weights')
 NETWORK = (('model.gelu',), ('model.norm_eps',), ('model.position_resize',), ('data.recipe.mean', 'data.recipe.std'))
 IMAGES = tuple(f'data.recipe.{name}' for name in (
     'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias'))
-"""Groups of settings: a recipe that sets one of a group sets all of it."""
+"""Groups of settings: a recipe that sets one of a group sets the complete group."""
 
 Values = dict[str, Any]
 
 
 class Resolved(NamedTuple):
-  """A config without open settings, and the weights, if they had to be read for it."""
+  """A config in which all settings are set, and the weights, if they had to be read for it."""
   config: schema.Config
   found: Weights | None
 
 
 def resolve(config: schema.Config, overridden: Collection[str], workdir: storage.Path) -> Resolved:
-  """The config with the settings of its weights where it has none of its own; logs which.
+  """Returns the config with the unset settings taken from its weights, and logs which.
 
   Args:
-    config: as the person gives it.
-    overridden: settings that the command line gives.
-    workdir: of the run. One that has been saved goes on with the settings it began with.
+    config: of the run.
+    overridden: settings on the command line.
+    workdir: of the run. A run with a checkpoint keeps its settings.
 
   Raises:
     UserError: `init_from` cannot be read.
@@ -58,7 +58,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
 
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
-  """Names of the settings that neither the recipe nor the command line sets, of those that weights can give."""
+  """Names of the settings that weights can provide, and that neither the recipe nor the command line sets."""
   groups = (*NETWORK, IMAGES) if config.init_settings is InitSettings.WEIGHTS else NETWORK
   now = _of_config(config)
   usual = _of_config(dataclasses.replace(config, model=type(config.model)(), data=schema.Data()))
@@ -68,7 +68,7 @@ def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
 
 
 def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | None:
-  """The config that the run in `workdir` was saved with, if it began with the same weights."""
+  """The saved config of the run in `workdir`, if it was initialized with the same weights."""
   own, saved = workdir / 'config.json', workdir / 'checkpoints'
   if not own.is_file() or not saved.is_dir() or not any(path.name.isdigit() for path in saved.iterdir()):
     return None
@@ -78,7 +78,7 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
 
 
 def _of_config(config: schema.Config) -> Values:
-  """Every setting that weights can give, by its dotted name."""
+  """Every setting that weights can provide, by dotted name."""
   model = {name: getattr(config.model, name.removeprefix('model.')) for (name, *_) in NETWORK[:3]
            if hasattr(config.model, name.removeprefix('model.'))}
   recipe = {name: getattr(config.data.recipe, name.removeprefix('data.recipe.')) for name in (*NETWORK[3], *IMAGES)}
@@ -86,7 +86,7 @@ def _of_config(config: schema.Config) -> Values:
 
 
 def _of_weights(found: Weights, config: schema.Config) -> Values:
-  """What the weights know of these settings, for images of the run's size."""
+  """These settings according to the weights, for images of the run's size."""
   p = preprocess.scaled(found.preprocess, config.image_px)
   values: Values = {f'data.recipe.{name}': value for name, value in preprocess.recipe_values(p).items()}
   values['data.recipe.eval_area'] = False
@@ -99,7 +99,7 @@ def _of_weights(found: Weights, config: schema.Config) -> Values:
 
 
 def _replaced(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
-  """The config with some settings of its model and recipe replaced."""
+  """Returns the config with some settings of model and recipe replaced."""
   model, recipe = ({name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
                    for prefix in ('model.', 'data.recipe.'))
   return dataclasses.replace(

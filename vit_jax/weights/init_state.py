@@ -1,4 +1,4 @@
-"""The state a run begins with: random parameters, and those of `config.init_from` in their place."""
+"""The initial state of a run: random parameters, replaced by those of `config.init_from` where it is set."""
 from __future__ import annotations
 
 import logging
@@ -23,34 +23,34 @@ from vit_jax.weights.loading import Weights
 log = logging.getLogger('vit_jax.weights')
 
 COPIES = ('ema', 'teacher', 'inner/teacher')
-"""Parts of `extra` that begin as copies of the parameters."""
+"""Parts of `extra` that are initialized as copies of the parameters."""
 STATES = ('model_state', 'inner/model_state')
 TRAINED = ('trained', 'inner/trained')
-"""Where distillation has its teacher."""
+"""Parts of `extra` that hold the teacher of distillation."""
 
 
-class Given(NamedTuple):
-  """Arrays that take the place of random ones, by path name in the parameters and in `extra`, and what is told."""
+class InitArrays(NamedTuple):
+  """Arrays that replace random ones, by path name in the parameters and in `extra`, and a record for `init.json`."""
   params: dict[str, np.ndarray]
   extra: dict[str, np.ndarray]
-  told: dict[str, object]
+  record: dict[str, object]
 
 
 def begin(config: schema.Config, program: Program, class_names: tuple[str, ...], workdir: storage.Path,
           found: Weights | None = None) -> TrainState:
-  """The state of step 0; what was taken from weights is logged, and written to `init.json`.
+  """Returns the state of step 0; what was taken from weights is logged, and written to `init.json`.
 
   Args:
     config: of the run.
     program: of the run.
     class_names: of the data.
     workdir: for `init.json`.
-    found: the weights of `config.init_from` if they have been read; else they are read now.
+    found: the weights of `config.init_from` if they have been read; None = read them.
 
   Raises:
-    UserError: weights are asked for that cannot be had, or do not fit; before anything is on a device.
+    UserError: weights cannot be loaded or do not fit; raised before any array is on a device.
   """
-  given: dict[str, Given] = {}
+  given: dict[str, InitArrays] = {}
   if config.init_from:
     given['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, program,
                                        class_names)
@@ -60,11 +60,11 @@ def begin(config: schema.Config, program: Program, class_names: tuple[str, ...],
   for one in given.values():
     state = state._replace(params=_replaced(state.params, one.params), extra=_replaced(state.extra, one.extra))
   if given:
-    run_directory.write_json(workdir / 'init.json', {name: one.told for name, one in given.items()})
+    run_directory.write_json(workdir / 'init.json', {name: one.record for name, one in given.items()})
   return state
 
 
-def _from_weights(found: Weights, config: schema.Config, program: Program, class_names: tuple[str, ...]) -> Given:
+def _from_weights(found: Weights, config: schema.Config, program: Program, class_names: tuple[str, ...]) -> InitArrays:
   log.info('%s', loading.text(found))
   for text in adapt.preprocessing_differs(found, config.data.recipe):
     log.warning('%s', text)
@@ -74,26 +74,27 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
   params, statistics = _leaves(fitted.params), _leaves(fitted.state)
   extra = {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()}
   extra |= {f'{place}/{name}': leaf for place in STATES for name, leaf in statistics.items()}
-  return Given(params, extra, _told(found, fitted))
+  return InitArrays(params, extra, _record(found, fitted))
 
 
-def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program, class_names: tuple[str, ...]) -> Given:
+def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
+             class_names: tuple[str, ...]) -> InitArrays:
   """The trained teacher of distillation, which is part of `extra`."""
   if not teacher.weights:
-    raise UserError("objective.teacher.weights='': distillation learns from a trained network; want a weight file")
+    raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network.")
   found = loading.load(teacher.weights)
   log.info('Teacher: %s', loading.text(found))
   check_order(found, class_names, is_listed=bool(config.data.classes))
-  for name, own, said in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
-    if not np.allclose(own, said, atol=1e-3):
-      log.warning('objective.teacher.%s=%s, but its weights know images with %s', name, tuple(said), own)
+  for name, own, value in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
+    if not np.allclose(own, value, atol=1e-3):
+      log.warning('objective.teacher.%s: expected %s, as for its weights, got %s', name, own, tuple(value))
   extra = program.abstract_state.extra
   trained = extra.get('inner', extra)['trained']
   like = {name: trained[name] for name in ('backbone', 'head')}
   fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None))
   leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
-  return Given({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
-               _told(found, fitted))
+  return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
+               _record(found, fitted))
 
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
@@ -101,32 +102,33 @@ def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
 
 
 def check_order(found: Weights, class_names: tuple[str, ...], *, is_listed: bool) -> None:
-  """Makes sure that the head's outputs are these classes, as far as it is known.
+  """Checks that the outputs of the head are these classes, as far as the weights name them.
 
   Args:
     found: weights with a head.
     class_names: of the data.
-    is_listed: a person has listed them in the order of the outputs.
+    is_listed: `data.classes` lists them in the order of the outputs.
 
   Raises:
-    UserError: they are not.
+    UserError: the classes differ.
   """
   if not found.num_classes:
-    raise UserError(f'{found.source} has no head, so it knows no classes; want weights that were trained on classes')
+    raise UserError(f'{found.source}: expected weights with a head, got weights without one. Use weights that were '
+                    'trained on classes.')
   if found.num_classes != len(class_names):
-    raise UserError(f'{found.source} knows {found.num_classes:,} classes, the data has {len(class_names):,}; want '
-                    'data.classes=FILE with a line for each output, in their order')
+    raise UserError(f'{found.source}: expected the {len(class_names):,} classes of the data, got '
+                    f'{found.num_classes:,}. Set data.classes=FILE, with one line for each output, in their order.')
   if not found.class_names and not is_listed:
-    log.warning('%s does not name its classes; they are taken to be in the order of the data: %s, %s, …', found.source,
-                *class_names[:2])
+    log.warning('%s does not name its classes; they are assumed to be in the order of the data: %s, %s, …',
+                found.source, *class_names[:2])
   in_order = tuple(range(len(class_names)))
   if found.class_names and classes.match(class_names, found.class_names, where=found.source) != in_order:
-    raise UserError(f'{found.source} has the classes of the data in another order; want data.classes=FILE with a line '
-                    'for each output, in their order')
+    raise UserError(f'{found.source}: expected the classes in the order of the data, got another order. Set '
+                    'data.classes=FILE, with one line for each output, in their order.')
 
 
 def _replaced(tree: PyTree, leaves: Mapping[str, np.ndarray]) -> PyTree:
-  """The tree with some of its arrays replaced, each laid out as it was."""
+  """Returns the tree with some arrays replaced, with their dtypes and shardings kept."""
   def place(name: str, old: jax.Array) -> jax.Array:
     new = leaves.get(name)
     if new is None:
@@ -137,7 +139,7 @@ def _replaced(tree: PyTree, leaves: Mapping[str, np.ndarray]) -> PyTree:
   return trees.map_named(place, tree)
 
 
-def _told(found: Weights, fitted: adapt.Adapted) -> dict[str, object]:
+def _record(found: Weights, fitted: adapt.Adapted) -> dict[str, object]:
   return {'source': found.source, 'family': found.family, 'read': found.report.plain(),
           'fitted': fitted.report.plain()}
 

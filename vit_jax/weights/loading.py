@@ -1,7 +1,7 @@
-"""Weights from anywhere, as one record: `load` reads any format. `adapt.py` fits them to a run, `saving.py` writes.
+"""Weights of any format as one record: `load` reads them, `adapt.py` fits them to a run, `saving.py` writes them.
 
-Nothing is taken silently wrong: every tensor of a file must be placed or left out by a stated rule, and every
-parameter of the network be found, with the shape it must have.
+Every tensor of a file must have a place in the network or be dropped by a stated rule, and every parameter of the
+network must be in the file, with the correct shape.
 """
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from vit_jax.weights.report import Line, Report
 class Weights(NamedTuple):
   """A network with all that is needed to use it.
 
-  model: settings, fully known, with the form of the GELU, the epsilon and the pooling of the weights.
+  model: all settings, with the form of the GELU, the epsilon and the pooling of the weights.
   head: settings of the head.
-  num_classes: outputs of the head; 0 = there is none (`params` then has no `head`).
+  num_classes: outputs of the head; 0 = no head (`params` then has no `head`).
   params: f32 numpy arrays under `backbone`, and where they exist `head`, `head_dist`, `decoder`, `mask_token`.
   state: running statistics of a network with BatchNorm, else `{}`.
   decoder: settings of a masked autoencoder's decoder, if there is one.
-  preprocess: what its images must go through.
-  class_names: of the head's outputs, in their order; () = not known.
-  family: what it was read from: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, `efficientnet`, or `run`.
-  source: where it came from.
-  report: what became of every tensor.
+  preprocess: how its images are prepared.
+  class_names: of the head's outputs, in their order; () = unknown.
+  family: format of the source: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, `efficientnet`, or `run`.
+  source: path, address or name.
+  report: how every tensor was used.
   """
   model: schema.Model
   head: schema.Head
@@ -54,18 +54,18 @@ class Weights(NamedTuple):
 
 
 def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -> Weights:
-  """The weights at `where`.
+  """Loads the weights at `where`.
 
   Args:
     where: a file, a folder, a run directory, `gs://…`, `https://…`, `hf://owner/name`, or a known name.
-    preprocess: decides over what the file, its neighbours or its name say: `half`, `imagenet`, `clip` or `zero_one` for
+    preprocess: overrides the file, its sidecars and its name: `half`, `imagenet`, `clip` or `zero_one` for
       mean and deviation, and `resize=248,image=224,interpolation=bicubic,antialias=true`; '' = nothing.
-    model: decides what tensors cannot say: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
+    model: settings that tensors do not determine: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
     view: of a run directory: student, ema or teacher, '' = ema where there is one; of a PyTorch file with several
       networks, which one.
 
   Raises:
-    UserError: there is nothing there, it is no weight file, or a tensor is left over or missing.
+    UserError: the file does not exist, is not a weight file, or a tensor is missing or has no place.
   """
   explicit, hints = preparing.parse(preprocess), infer.parse(model)
   path = addresses.local(where)
@@ -80,7 +80,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
 
 
 def text(weights: Weights) -> str:
-  """What was loaded, for a person."""
+  """Returns a description of what was loaded."""
   classes = f'{weights.num_classes:,} classes' if weights.num_classes else 'no head'
   named = ' with names' if weights.class_names else ''
   return '\n'.join([
@@ -90,7 +90,7 @@ def text(weights: Weights) -> str:
 
 
 def describe(model: schema.Model) -> str:
-  """A network in a few words."""
+  """Returns a short description of a network."""
   match model:
     case schema.ViT():
       found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
@@ -110,18 +110,18 @@ def describe(model: schema.Model) -> str:
       return f'AxialResNet of stages {model.layers}, width {model.width}'
 
 
-def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.Said],
+def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
                 hints: Hints) -> Weights:
   """Weights from the named tensors of a file."""
-  told, known = sidecars.read(path), families.recognise(tensors)
-  hints = hints.over(told.hints).over(known.hints)
+  sidecar, known = sidecars.read(path), families.recognise(tensors)
+  hints = hints.over(sidecar.hints).over(known.hints)
   found = tables.read(known.tensors, known.table)
   hints = hints.over(Hints(position_resize=resize.convention(
       known.family, (path.name, where), has_registers='backbone/registers' in found.leaves)))
-  _check_all_placed(found)
+  _check_all_used(found)
   model = infer.model(found.leaves, hints)
-  doubts = _unsaid(model, found.leaves, known.family, told, (path.name, where))
-  doubts += _guessed_pool(model, found.leaves, hints, told)
+  doubts = _ambiguities(model, found.leaves, known.family, sidecar, (path.name, where))
+  doubts += _guessed_pool(model, found.leaves, hints, sidecar)
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0)
@@ -130,11 +130,11 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   if isinstance(model, schema.EfficientNet) and not hints.image_px:
     hints = hints._replace(image_px=infer.efficientnet_px(model))
   image_px = own_px or hints.image_px or (224, 224)
-  _check_whole(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
-  rules = [*explicit, *told.rules, *preparing.by_name(path.name), *preparing.by_name(where)]
-  rules += [preparing.Said('its size', {'image_px': hints.image_px})] if hints.image_px else []
+  _check_complete(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
+  rules = [*explicit, *sidecar.rules, *preparing.by_name(path.name), *preparing.by_name(where)]
+  rules += [preparing.PreprocessRule('its size', {'image_px': hints.image_px})] if hints.image_px else []
   decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
-  names, more = _names(told.class_names, num_classes)
+  names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
   report = Report((*taken, *lines, *known.dropped), (), (*warnings, *doubts, *more, *_doubts(leaves)))
   params = trees.unflatten(leaves)
@@ -145,7 +145,7 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
 
 
 def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
-  """The weights for images that are prepared otherwise: positions fit `preprocess.image_px`.
+  """Returns the weights with another preprocessing; positions are resized for `preprocess.image_px`.
 
   Raises:
     UserError: the network is for one size of images only, or its patches do not cover this one.
@@ -170,51 +170,51 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
                           report=weights.report._replace(lines=(*kept, *lines)))
 
 
-def _unsaid(model: schema.Model, leaves: Leaves, family: str, told: sidecars.Told,
+def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: sidecars.Sidecar,
             names: tuple[str, ...]) -> list[str]:
-  """Warnings about networks whose tensors are those of another network too.
+  """Warnings about networks whose tensors are also those of another network.
 
   Raises:
-    UserError: it is that other network.
+    UserError: the file is that other network.
   """
   if isinstance(model, schema.EfficientNet):
-    named = [name for one in (told.architecture, *names) if (name := one.rpartition('/')[2].lower())]
+    named = [name for one in (sidecar.architecture, *names) if (name := one.rpartition('/')[2].lower())]
     if other := [name for name in named if name.startswith('efficientnet_')]:
-      raise UserError(f'{other[0]} pads as PyTorch does, and has another epsilon; networks here are those of the '
-                      'authors, tf_efficientnet_…, whose files have the same names')
-    is_known = told != sidecars.Told() or any(name.startswith('tf_efficientnet_') for name in named)
-    return [] if is_known else ['it is taken for one of tf_efficientnet_…; the efficientnet_… of timm have the same '
-                                'tensors, and compute something else']
+      raise UserError(f'expected a network of the authors, tf_efficientnet_…, got {other[0]}, which pads as PyTorch '
+                      'does and has another epsilon. Use the tf_ variant.')
+    is_known = sidecar != sidecars.Sidecar() or any(name.startswith('tf_efficientnet_') for name in named)
+    return [] if is_known else ['it is assumed to be a tf_efficientnet_…; the efficientnet_… of timm have the same '
+                                'tensors, and other results']
   if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves:
     return []
   if family != 'big_vision':
-    raise UserError('it has no position embeddings: they are rotary, or there are none, which no network here has')
-  return ['it has no position embeddings; they are taken to be fixed (sincos2d), as those of big_vision are']
+    raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')
+  return ['it has no position embeddings; they are assumed to be fixed (sincos2d), as in big_vision']
 
 
-def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints, told: sidecars.Told) -> list[str]:
-  """A warning where neither tensors, a person nor a file beside the weights say how tokens are pooled."""
-  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or told.architecture or (
+def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints, sidecar: sidecars.Sidecar) -> list[str]:
+  """Returns a warning if neither the tensors, `--model` nor a sidecar determine how tokens are pooled."""
+  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or sidecar.architecture or (
       model.norm_after_pool):
     return []
-  return ['its pooling is a guess: the mean of the patch tokens. The same tensors may be of a network that takes the '
-          'first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set --model=pool=mean '
-          'or --model=pool=first.']
+  return ['its pooling is a guess: the mean of the patch tokens. The same tensors may belong to a network that takes '
+          'the first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set '
+          '--model=pool=mean or --model=pool=first.']
 
 
-def _check_all_placed(found: tables.Found) -> None:
-  """Raises UserError if a tensor is left over, or does not fit with the others."""
-  faults = list(found.faults)
+def _check_all_used(found: tables.Match) -> None:
+  """Raises UserError if a tensor is unused, or does not fit with the others."""
+  problems = list(found.problems)
   if found.left:
-    faults += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
+    problems += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
                *families.reasons(found.left)]
-  if faults:
-    raise UserError('\n'.join(faults))
+  if problems:
+    raise UserError('\n'.join(problems))
 
 
 def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, tuple[Line, ...],
                                                                         tuple[int, int] | None]:
-  """Leaves with positions as networks here have them, what was done, and the size of image that they are for."""
+  """Returns leaves with positions in our form, what was done, and the size of the images that they are for."""
   if isinstance(model, schema.Mixer):
     num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
     h, w = infer.grid(num_tokens, model.patch, hints.image_px)
@@ -263,35 +263,37 @@ def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: 
   return jax.eval_shape(init)
 
 
-def _check_whole(leaves: Leaves, wanted: Params) -> None:
-  """Raises UserError with a readable difference if leaves and parameters do not match one to one."""
+def _check_complete(leaves: Leaves, wanted: Params) -> None:
+  """Raises UserError with the differences if leaves and parameters do not match one to one."""
   if differences := trees.difference(trees.unflatten(leaves), wanted, found_name='the file', wanted_name='the network'):
-    raise UserError('the tensors do not make a whole network:\n' + '\n'.join(tables.listed(
+    raise UserError('the tensors do not make a complete network:\n' + '\n'.join(tables.listed(
         line.strip() for line in differences.splitlines())))
 
 
 def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], list[str]]:
   if names and len(names) != num_classes:
-    return (), [f'{len(names)} class names beside the file do not fit the {num_classes} outputs of the head; left out']
+    return (), [f'{len(names)} class names in the sidecar do not match the {num_classes} outputs of '
+                'the head; they are ignored']
   return names, []
 
 
 def _doubts(leaves: Leaves) -> list[str]:
-  """Warnings about values that are whole and still of no use."""
+  """Returns warnings about values that cannot be used."""
   found = []
   if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
-    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its guesses mean nothing')
+    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean nothing')
   bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
   return found + ([f'not finite: {", ".join(bad)}'] if bad else [])
 
 
-def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.Said], hints: Hints) -> Weights:
-  """Weights from the newest whole checkpoint of a run."""
+def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.PreprocessRule],
+            hints: Hints) -> Weights:
+  """Returns weights from the newest complete checkpoint of a run."""
   found = runs.read(path, view=view)
   if hints != Hints():
-    raise UserError(f'{where} is a run, whose config says all that --model could')
+    raise UserError(f'--model: expected none for the run {where}, whose config has all settings. Leave it out.')
   leaves = trees.flatten(found.params)
-  rule = preparing.Said('the run', found.preprocess)
+  rule = preparing.PreprocessRule('the run', found.preprocess)
   decided, _ = preparing.decide([*explicit, rule], family='vision_transformer', own_px=None)
   own = decided._replace(image_px=found.preprocess['image_px'])
   head = found.config.head

@@ -1,17 +1,14 @@
-"""What every parameter is called: here, and in each family of weight files. With `conv_names.py`, where the networks
-without tokens are, the only place that knows.
+"""The names of all parameters, here and in each family of weight files.
 
-`PATHS` lists our own path names, which are a public format; those that objectives add are in the sharding rules
-of `objectives/`. A table holds, for one family, an `Entry` for each of ours, and is used in both directions by
-`tables.py`. In a pattern `{i}` counts layers from 0 (our leaf is stacked over them), `{s}` and `{u}` count stages and
-units from 1, `{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}` count stages as `{s}` and `{s0}` do, but
-leave out the first. Running statistics are named by their paths below `state`.
+`PATHS` lists our path names, which are a public format; those that objectives add are in the sharding rules of
+`objectives/`. The table of a family has an `Entry` for each tensor; `tables.py` uses it in both directions. In a
+pattern, `{i}` counts layers from 0 (our leaf is stacked over them), `{s}` and `{u}` count stages and units from 1,
+`{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}` count stages like `{s}` and `{s0}` without the first.
+Running statistics have paths below `state`.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from vit_jax.weights.layouts import CONV, DENSE, SAME, VECTOR, Layout
+from vit_jax.weights.layouts import CONV, POINT, POINT_CONV, SAME, VECTOR, Entry, Layout, Table, layer, norm, timm_unit
 
 PATHS = {
     # Vision Transformer; leaves under `blocks` are stacked, depth first
@@ -66,32 +63,10 @@ PATHS = {
     'decoder/norm/(scale|bias)': '[E]',
     'decoder/blocks/.*': 'as in the backbone',
 }
-"""Patterns of our path names, with shapes. Axis letters: `core/types.py`. The networks' own files say when each is."""
+"""Patterns of our path names, with shapes. Axis letters: `core/types.py`. For conditions see the networks' modules."""
 
 FAMILIES = ('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit')
-"""Families that can be read and written; `mae`, `dino` and `dinov2` are read, in timm's names."""
-
-
-class Entry(NamedTuple):
-  """One of our leaves, and a family's tensor: the whole of it, or part `part[0]` of `part[1]` equal ones on axis 0."""
-  ours: str
-  theirs: str
-  layout: Layout
-  part: tuple[int, int] = (0, 1)
-
-
-Table = tuple[Entry, ...]
-
-
-def layer(ours: str, theirs: str, *, layout: Layout = DENSE, part: tuple[int, int] = (0, 1)) -> list[Entry]:
-  """Kernel and bias of a PyTorch layer."""
-  return [Entry(f'{ours}/kernel', f'{theirs}.weight', layout, part),
-          Entry(f'{ours}/bias', f'{theirs}.bias', SAME, part)]
-
-
-def norm(ours: str, theirs: str) -> list[Entry]:
-  """Scale and bias of a PyTorch norm."""
-  return [Entry(f'{ours}/scale', f'{theirs}.weight', SAME), Entry(f'{ours}/bias', f'{theirs}.bias', SAME)]
+"""Families that can be read and written; `mae`, `dino` and `dinov2` can be read, with the names of timm."""
 
 
 def _flax(ours: str, theirs: str) -> list[Entry]:
@@ -110,15 +85,6 @@ def _timm_block(ours: str, theirs: str) -> list[Entry]:
   return [*qkv, *layer(f'{ours}/attn/out', f'{theirs}.attn.proj'),
           *norm(f'{ours}/norm1', f'{theirs}.norm1'), *norm(f'{ours}/norm2', f'{theirs}.norm2'),
           *layer(f'{ours}/mlp/up', f'{theirs}.mlp.fc1'), *layer(f'{ours}/mlp/down', f'{theirs}.mlp.fc2')]
-
-
-def timm_unit(ours: str, theirs: str) -> list[Entry]:
-  """A bottleneck unit; `proj` exists in a stage's first."""
-  found = [Entry(f'{ours}/{a}/kernel', f'{theirs}.{b}.weight', CONV)
-           for a, b in (('conv1', 'conv1'), ('conv2', 'conv2'), ('conv3', 'conv3'), ('proj', 'downsample.conv'))]
-  for a, b in (('norm1', 'norm1'), ('norm2', 'norm2'), ('norm3', 'norm3'), ('proj_norm', 'downsample.norm')):
-    found += norm(f'{ours}/{a}', f'{theirs}.{b}')
-  return found
 
 
 _BLOCKS = 'backbone/blocks'
@@ -264,3 +230,53 @@ _HF_GATED = (*layer(f'{_BLOCKS}/mlp/gate', 'encoder.layer.{i}.mlp.weights_in', p
              *layer(f'{_BLOCKS}/mlp/up', 'encoder.layer.{i}.mlp.weights_in', part=(1, 2)),
              *layer(f'{_BLOCKS}/mlp/down', 'encoder.layer.{i}.mlp.weights_out'))
 HUGGINGFACE_DINO_SWIGLU: Table = (*(e for e in HUGGINGFACE_DINO if '/mlp/' not in e.ours), *_HF_GATED)
+
+
+def _bit_unit(ours: str, theirs: str) -> list[Entry]:
+  """A unit of BiT: the norm before a convolution is stored with it."""
+  found = [Entry(f'{ours}/proj/kernel', f'{theirs}/a/proj/standardized_conv2d/kernel', SAME)]
+  for i, letter in enumerate('abc', 1):
+    found += [Entry(f'{ours}/conv{i}/kernel', f'{theirs}/{letter}/standardized_conv2d/kernel', SAME),
+              Entry(f'{ours}/norm{i}/scale', f'{theirs}/{letter}/group_norm/gamma', VECTOR),
+              Entry(f'{ours}/norm{i}/bias', f'{theirs}/{letter}/group_norm/beta', VECTOR)]
+  return found
+
+
+BIT: Table = (
+    Entry('backbone/root/kernel', 'resnet/root_block/standardized_conv2d/kernel', SAME),
+    *_bit_unit('backbone/stage{s}/unit{u}', 'resnet/block{s}/unit{u2}'),
+    Entry('backbone/norm/scale', 'resnet/group_norm/gamma', VECTOR),
+    Entry('backbone/norm/bias', 'resnet/group_norm/beta', VECTOR),
+    Entry('head/kernel', 'resnet/head/conv2d/kernel', POINT), Entry('head/bias', 'resnet/head/conv2d/bias', SAME),
+)
+TIMM_BIT: Table = (
+    Entry('backbone/root/kernel', 'stem.conv.weight', CONV),
+    *(entry for entry in timm_unit('backbone/stage{s}/unit{u}', 'stages.{s0}.blocks.{u0}')
+      if 'proj_norm' not in entry.ours),
+    *norm('backbone/norm', 'norm'), *layer('head', 'head.fc', layout=POINT_CONV),
+)
+
+
+def _conv_norm(ours: str, conv: str, batch_norm: str) -> list[Entry]:
+  """A convolution and its BatchNorm, whose running statistics belong to the state."""
+  return [Entry(f'backbone/{ours}/conv/kernel', f'{conv}.weight', CONV), *norm(f'backbone/{ours}/norm', batch_norm),
+          Entry(f'state/{ours}/norm/mean', f'{batch_norm}.running_mean', SAME),
+          Entry(f'state/{ours}/norm/var', f'{batch_norm}.running_var', SAME)]
+
+
+def _gate(ours: str, theirs: str) -> list[Entry]:
+  return [*layer(f'backbone/{ours}/gate/down', f'{theirs}.se.conv_reduce', layout=POINT_CONV),
+          *layer(f'backbone/{ours}/gate/up', f'{theirs}.se.conv_expand', layout=POINT_CONV)]
+
+
+_FIRST, _LATER = 'blocks.0.{u0}', 'blocks.{t0}.{u0}'
+TIMM_EFFICIENTNET: Table = (
+    *_conv_norm('stem', 'conv_stem', 'bn1'), *_conv_norm('top', 'conv_head', 'bn2'), *layer('head', 'classifier'),
+    *_conv_norm('stage1/block{u}/depthwise', f'{_FIRST}.conv_dw', f'{_FIRST}.bn1'),
+    *_gate('stage1/block{u}', _FIRST), *_conv_norm('stage1/block{u}/project', f'{_FIRST}.conv_pw', f'{_FIRST}.bn2'),
+    *_conv_norm('stage{t}/block{u}/expand', f'{_LATER}.conv_pw', f'{_LATER}.bn1'),
+    *_conv_norm('stage{t}/block{u}/depthwise', f'{_LATER}.conv_dw', f'{_LATER}.bn2'),
+    *_gate('stage{t}/block{u}', _LATER),
+    *_conv_norm('stage{t}/block{u}/project', f'{_LATER}.conv_pwl', f'{_LATER}.bn3'),
+)
+"""Blocks of the first stage have no expansion, so that their convolutions have other names."""

@@ -38,7 +38,7 @@ class Preprocess(NamedTuple):
   rule: str
 
 
-class Said(NamedTuple):
+class PreprocessRule(NamedTuple):
   """What one rule knows: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias` and `resize`.
 
   `resize` is the short side in px (int, 0 = squash), or the part of it that the crop keeps (float).
@@ -108,14 +108,14 @@ them.
 """
 
 
-def by_name(name: str) -> list[Said]:
+def by_name(name: str) -> list[PreprocessRule]:
   """What a published name tells; nothing, if it is none."""
   plain = re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower())
   found = next((values for pattern, values in BY_NAME if re.fullmatch(pattern, plain)), None)
-  return [Said(f'the name {plain}', found)] if found else []
+  return [PreprocessRule(f'the name {plain}', found)] if found else []
 
 
-def parse(text: str) -> list[Said]:
+def parse(text: str) -> list[PreprocessRule]:
   """What `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true` says.
 
   '' says nothing.
@@ -144,10 +144,11 @@ def parse(text: str) -> list[Said]:
     values['interpolation'] = Interpolation(found['interpolation'])
   if found['antialias']:
     values['antialias'] = found['antialias'] == 'true'
-  return [Said('--preprocess', values)]
+  return [PreprocessRule('--preprocess', values)]
 
 
-def decide(rules: Sequence[Said], *, family: str, own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
+def decide(rules: Sequence[PreprocessRule], *, family: str,
+           own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
   """The first of `rules` to know a value decides it; then what is usual in the family, with a warning.
 
   Args:
@@ -158,10 +159,10 @@ def decide(rules: Sequence[Said], *, family: str, own_px: tuple[int, int] | None
   Returns:
     The decision, and warnings.
   """
-  last = Said(f'what is usual for {family}', USUAL[family])
-  own = [Said('its positions', {'image_px': own_px})] if own_px else []
+  last = PreprocessRule(f'what is usual for {family}', USUAL[family])
+  own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
   first = [rule for rule in rules if rule.rule == '--preprocess']
-  order = [*first, *own, *rules, last, Said('the usual size', {'image_px': (224, 224)})]
+  order = [*first, *own, *rules, last, PreprocessRule('the usual size', {'image_px': (224, 224)})]
   chosen = {name: next(rule for rule in order if name in rule.values) for name in _WANTED}
   values = {name: rule.values[name] for name, rule in chosen.items()}
   by_rule: dict[str, list[str]] = {}

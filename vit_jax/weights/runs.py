@@ -31,7 +31,7 @@ _SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')
 
 
 class Found(NamedTuple):
-  """A network of a run, on the host; `preprocess` as `preprocess.Said.values`."""
+  """A network of a run, on the host; `preprocess` as `preprocess.PreprocessRule.values`."""
   config: schema.Config
   step: int
   view: str

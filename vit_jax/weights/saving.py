@@ -18,7 +18,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import FIXED, sincos2d_mae
 from vit_jax.record import destination
-from vit_jax.weights import carried, conv_names, files, folders, infer, names, preprocess, runs, tables
+from vit_jax.weights import carried, files, folders, infer, names, preprocess, runs, tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights, load
 from vit_jax.weights.names import Table
@@ -180,10 +180,10 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
     leaves = infer.without_heads(leaves)
   if family == 'timm' and isinstance(weights.model, schema.ViT) and weights.model.registers:
     leaves = _with_register_rows(leaves, weights.model)
-  tensors, homeless = tables.write(leaves, table)
-  if homeless:
-    raise UserError(f'files of {family} have no place for {len(homeless)} of the parameters:\n'
-                    + '\n'.join(tables.listed(homeless)) + f'\nWant another --family: {", ".join(FAMILIES)}')
+  tensors, unmatched = tables.write(leaves, table)
+  if unmatched:
+    raise UserError(f'files of {family} have no place for {len(unmatched)} of the parameters:\n'
+                    + '\n'.join(tables.listed(unmatched)) + f'\nWant another --family: {", ".join(FAMILIES)}')
   match family:
     case 'huggingface':
       return _prefixed(tensors, weights)
@@ -210,9 +210,9 @@ def _comparable(weights: Weights, family: str) -> Leaves:
 def _table(weights: Weights, family: str) -> Table:
   """The table of a family that is for this kind of network; one for another kind has no place for it."""
   if isinstance(weights.model, schema.ResNet):
-    return conv_names.TIMM_BIT if family == 'timm' else conv_names.BIT
+    return names.TIMM_BIT if family == 'timm' else names.BIT
   if isinstance(weights.model, schema.EfficientNet):
-    return conv_names.TIMM_EFFICIENTNET if family == 'timm' else ()
+    return names.TIMM_EFFICIENTNET if family == 'timm' else ()
   is_mixer = isinstance(weights.model, schema.Mixer)
   is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
   match family:

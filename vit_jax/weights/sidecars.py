@@ -3,31 +3,36 @@ or timm, `preprocessor_config.json`.
 """
 from __future__ import annotations
 
+import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, plausible
+from vit_jax.weights import files
 from vit_jax.weights.infer import Hints
-from vit_jax.weights.preprocess import Said
+from vit_jax.weights.preprocess import PreprocessRule
 
 ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH}
 """By the names of transformers and timm."""
 PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
 """Numbers of Pillow's filters; bilinear and bicubic are antialiased there."""
 
+MOST_PX = 16_384  # a side of an image; networks for larger ones would not fit
+MOST_HEADS = 4096
+MOST_CLASSES = 1_000_000
 
-class Told(NamedTuple):
+
+class Sidecar(NamedTuple):
   """What the files beside one tell; `architecture` is timm's name of the network."""
   hints: Hints = Hints()
-  rules: tuple[Said, ...] = ()
+  rules: tuple[PreprocessRule, ...] = ()
   class_names: tuple[str, ...] = ()
   architecture: str = ''
 
 
-def read(path: pathlib.Path) -> Told:
+def read(path: pathlib.Path) -> Sidecar:
   """What lies beside the weight file `path`; our own file decides over the others.
 
   Raises:
@@ -37,19 +42,19 @@ def read(path: pathlib.Path) -> Told:
   if own.is_file():
     return _from(own, _ours)
   config, processor = path.with_name('config.json'), path.with_name('preprocessor_config.json')
-  found = _from(config, _config) if config.is_file() else Told()
+  found = _from(config, _config) if config.is_file() else Sidecar()
   if processor.is_file():
     found = found._replace(rules=(*_from(processor, _processor).rules, *found.rules))
   return found
 
 
-def _from(path: pathlib.Path, reader: Callable[[Mapping[str, Any], str], Told]) -> Told:
+def _from(path: pathlib.Path, reader: Callable[[Mapping[str, Any], str], Sidecar]) -> Sidecar:
   try:
     content = files.read_json(path)
     if not isinstance(content, Mapping):
       raise ValueError(f'it is a {type(content).__name__}')
     found = reader(content, str(path.name))
-    plausible.check(found.hints, found.rules, found.class_names)
+    _check(found.hints, found.rules, found.class_names)
     return found
   except UserError as error:
     raise UserError(f'{path}: {error}') from None
@@ -58,7 +63,7 @@ def _from(path: pathlib.Path, reader: Callable[[Mapping[str, Any], str], Told]) 
                     f'{str(error) or type(error).__name__}. Fix it, or move it away from the weight file.') from error
 
 
-def _ours(content: Mapping[str, Any], name: str) -> Told:
+def _ours(content: Mapping[str, Any], name: str) -> Sidecar:
   p = content['preprocess']
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(p['image_px']),
             'resize': int(p['resize_px']), 'interpolation': Interpolation(p['interpolation']),
@@ -66,31 +71,31 @@ def _ours(content: Mapping[str, Any], name: str) -> Told:
   if 'geometry' in p:  # files of version 0.1 have none
     values['geometry'] = Geometry(p['geometry'])
   image = content.get('image_px')
-  return Told(Hints(int(content['heads']), int(content['decoder_heads']),
+  return Sidecar(Hints(int(content['heads']), int(content['decoder_heads']),
                     Gelu(content['gelu']) if content['gelu'] else None, float(content['norm_eps']),
                     (image[0], image[1]) if image else None, _position_resize(content),
                     Pool(content['pool']) if content.get('pool') else None),  # files of version 0.1 have none
-              (Said(name, values),), tuple(content['class_names']))
+              (PreprocessRule(name, values),), tuple(content['class_names']))
 
 
-def _config(content: Mapping[str, Any], name: str) -> Told:
+def _config(content: Mapping[str, Any], name: str) -> Sidecar:
   """`config.json` of transformers or of timm; a file of that name by anyone else says nothing."""
   if 'model_type' in content:
     return _transformers(content)
-  return _timm(content, name) if 'pretrained_cfg' in content else Told()
+  return _timm(content, name) if 'pretrained_cfg' in content else Sidecar()
 
 
-def _transformers(c: Mapping[str, Any]) -> Told:
+def _transformers(c: Mapping[str, Any]) -> Sidecar:
   size = _pair(c.get('image_size', 224))
   hints = Hints(int(c['num_attention_heads']), int(c.get('decoder_num_attention_heads', 0)),
                 _activation(c.get('hidden_act', 'gelu')), float(c.get('layer_norm_eps', 0.)), size, _position_resize(c))
   labels = {int(key): str(value) for key, value in c.get('id2label', {}).items()}
   names = tuple(labels[i] for i in range(len(labels)))
   # What transformers calls classes that have no names.
-  return Told(hints, (), () if all(x == f'LABEL_{i}' for i, x in enumerate(names)) else names)
+  return Sidecar(hints, (), () if all(x == f'LABEL_{i}' for i, x in enumerate(names)) else names)
 
 
-def _timm(c: Mapping[str, Any], name: str) -> Told:
+def _timm(c: Mapping[str, Any], name: str) -> Sidecar:
   cfg = c['pretrained_cfg']
   values: dict[str, Any] = {key: tuple(cfg[key]) for key in ('mean', 'std') if key in cfg}
   values['geometry'] = Geometry.TORCHVISION
@@ -107,9 +112,9 @@ def _timm(c: Mapping[str, Any], name: str) -> Told:
   act = arguments.get('act_layer')
   names = c.get('label_descriptions') or c.get('label_names') or ()
   labels = tuple(names.get(label, label) for label in c.get('label_names', ())) if isinstance(names, Mapping) else names
-  return Told(Hints(int(arguments.get('num_heads', 0)), gelu=_activation(act) if act else None, image_px=size,
+  return Sidecar(Hints(int(arguments.get('num_heads', 0)), gelu=_activation(act) if act else None, image_px=size,
                     position_resize=_position_resize(c)),
-              (Said(name, values),), tuple(map(str, labels)), str(c.get('architecture', '')))
+              (PreprocessRule(name, values),), tuple(map(str, labels)), str(c.get('architecture', '')))
 
 
 def _position_resize(c: Mapping[str, Any]) -> PositionResize | None:
@@ -123,7 +128,7 @@ def _activation(name: str) -> Gelu:
   return ACTIVATIONS[name]
 
 
-def _processor(c: Mapping[str, Any], name: str) -> Told:
+def _processor(c: Mapping[str, Any], name: str) -> Sidecar:
   """`preprocessor_config.json`: sizes, filter and normalisation, in all the ways these files have had."""
   if abs(c.get('rescale_factor', 1 / 255) - 1 / 255) > 1e-6 or not c.get('do_rescale', True):
     raise UserError(f'rescale_factor={c.get("rescale_factor")}, do_rescale={c.get("do_rescale")}: images here are '
@@ -143,7 +148,7 @@ def _processor(c: Mapping[str, Any], name: str) -> Told:
     values |= {'image_px': crop, 'resize': min(_pair(size)), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
   elif size is not None and not (isinstance(size, Mapping) and 'shortest_edge' in size):
     values |= {'image_px': _pair(size), 'resize': 0, 'geometry': Geometry.HUGGINGFACE}
-  return Told(rules=(Said(name, values),))
+  return Sidecar(rules=(PreprocessRule(name, values),))
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -153,3 +158,42 @@ def _pair(size: Any) -> tuple[int, int]:
   if isinstance(size, (list, tuple)):
     return int(size[0]), int(size[1])
   return int(size), int(size)
+
+
+def _check(hints: Hints, rules: Sequence[PreprocessRule], class_names: Sequence[str]) -> None:
+  """Compares sizes, normalisation and numbers of heads with what a network can have.
+
+  Raises:
+    ValueError: names the first value that cannot be.
+  """
+  for name in ('heads', 'decoder_heads'):
+    if not 0 <= getattr(hints, name) <= MOST_HEADS:
+      raise ValueError(f'{name}: expected 0 to {MOST_HEADS:,}, got {getattr(hints, name)}')
+  if not 0 <= hints.norm_eps < 1:
+    raise ValueError(f'epsilon of the norms: expected 0 to 1, got {hints.norm_eps}')
+  if len(class_names) > MOST_CLASSES or not all(isinstance(name, str) for name in class_names):
+    raise ValueError(f'class names: expected up to {MOST_CLASSES:,} texts')
+  for size in (hints.image_px, *(rule.values.get('image_px') for rule in rules)):
+    if size is not None and not (_is_list(size, 2) and all(type(px) is int and 1 <= px <= MOST_PX for px in size)):
+      raise ValueError(f'size of the images: expected two numbers from 1 to {MOST_PX:,} px, got {ascii(size)[:60]}')
+  for rule in rules:
+    _check_rule(rule)
+
+
+def _check_rule(rule: PreprocessRule) -> None:
+  for name, least in (('mean', -1e3), ('std', 1e-6)):
+    found = rule.values.get(name)
+    if found is not None and not (_is_list(found, 3) and all(_is_within(x, least, 1e3) for x in found)):
+      raise ValueError(f'{name}: expected three numbers from {least:g} to 1,000, got {ascii(found)[:60]}')
+  resize = rule.values.get('resize')
+  if resize is not None and not (_is_within(resize, .01, 10.) if isinstance(resize, float) else
+                                 _is_within(resize, 0, MOST_PX)):
+    raise ValueError(f'size before the crop: expected 0 to {MOST_PX:,} px or a part of 0.01 to 10, got {resize}')
+
+
+def _is_list(value: Any, length: int) -> bool:
+  return isinstance(value, (list, tuple)) and len(value) == length
+
+
+def _is_within(value: Any, least: float, most: float) -> bool:
+  return type(value) in (int, float) and math.isfinite(value) and least <= value <= most

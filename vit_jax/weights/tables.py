@@ -1,4 +1,4 @@
-"""Applies a table of names in either direction: a file's tensors to our leaves, and back. Nothing is computed."""
+"""Applies a table of names in both directions: a file's tensors to our leaves, and back. Values do not change."""
 from __future__ import annotations
 
 import functools
@@ -15,52 +15,52 @@ Tensors = Mapping[str, HostArray]
 _COUNTERS = {'i': r'(?P<i>\d+)', 's': r'(?P<s>\d+)', 'u': r'(?P<u>\d+)', 's0': r'(?P<s0>\d+)', 'u0': r'(?P<u0>\d+)',
              'u2': r'(?P<u2>\d{2,})', 't': r'(?P<t>[2-9]|[1-9]\d+)', 't0': r'(?P<t0>[1-9]\d*)'}
 _FROM_ONE = {'s': 0, 'u': 0, 's0': 1, 'u0': 1, 'u2': 0, 't': 0, 't0': 1}
-"""What has to be added to each counter of stages and units so that it counts from 1."""
+"""Added to each counter of stages and units so that it counts from 1."""
 _PLACE = re.compile(r'\{(\w+)\}')
 MOST_LAYERS = 1000
-"""Limit of the numbers in names. The deepest published networks have some 100; a name could say billions."""
+"""Limit of the numbers in names. The deepest published networks have about 100 layers."""
 _AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
     (r'.*attn/(query|key|value|out)/kernel', (2, 3)), (r'.*attn/(query|key|value)/bias', (1, 2)),
     (r'backbone/(cls|dist|registers|positions|pool/probe)|mask_token', (3,)),
     (r'backbone/(stem/)?(root|stage\d+/unit\d+/(conv\d|proj))/kernel|backbone/stem/kernel|.*/conv/kernel', (4,)),
     (r'.*/kernel', (2,)), (r'.*', (1,)))
-"""How many axes our leaves have, those of blocks without the axis of layers. Heads may be split, or not."""
+"""Number of axes of our leaves, without the axis of layers. Heads may be split or not."""
 
 
-class Found(NamedTuple):
-  """What a table made of a file.
+class Match(NamedTuple):
+  """The result of applying a table to a file.
 
   leaves: our leaves by path name; attention kernels as the file splits their heads, or not.
   origins: of each, the file's names.
-  left: the file's names that no entry knows.
-  faults: tensors that cannot be put together, a sentence each.
+  left: the file's names that match no entry.
+  problems: tensors that cannot be combined, one sentence each.
   """
   leaves: dict[str, HostArray]
   origins: dict[str, list[str]]
   left: list[str]
-  faults: list[str]
+  problems: list[str]
 
 
-def read(tensors: Tensors, table: Table) -> Found:
-  """Our leaves from a file's tensors, as far as they are there."""
+def read(tensors: Tensors, table: Table) -> Match:
+  """Returns our leaves from a file's tensors."""
   pieces: dict[str, dict[int, HostArray]] = {}
   origins: dict[str, list[str]] = {}
-  left, faults = [], []
+  left, problems = [], []
   for name in sorted(tensors, key=_natural):
     known = [(entry, counted) for entry in table if (counted := _match(entry.theirs, name)) is not None]
     left += [] if known else [name]
     for entry, counted in known:
       if max(counted.values(), default=0) > MOST_LAYERS:
-        faults.append(f'{name}: expected numbers up to {MOST_LAYERS:,} in the name of a layer')
+        problems.append(f'{name}: expected numbers up to {MOST_LAYERS:,} in the name of a layer')
         continue
       ours = _fill(entry.ours, counted)
       if counted.get('i', 0) in pieces.get(ours, ()):
-        faults.append(f'{name} and another tensor are both {ours}')
+        problems.append(f'{name} and another tensor are both {ours}')
         continue
       try:
         piece = _cut(tensors[name], entry, ours)
       except (ValueError, IndexError):
-        faults.append(f'{name} is {_shape(tensors[name])}, from which {ours} cannot be made')
+        problems.append(f'{name} is {_shape(tensors[name])}, from which {ours} cannot be made')
         continue
       pieces.setdefault(ours, {})[counted.get('i', 0)] = piece
       origins.setdefault(ours, []).append(name)
@@ -70,19 +70,19 @@ def read(tensors: Tensors, table: Table) -> Found:
   leaves = {}
   for name, parts in pieces.items():
     wrong = _unlike(name, parts, origins[name], depth=depths[_stack(name)])
-    faults += wrong
+    problems += wrong
     if not wrong:
       leaves[name] = np.stack([parts[i] for i in range(len(parts))]) if _stack(name) else parts[0]
-  return Found(leaves, origins, left, faults)
+  return Match(leaves, origins, left, problems)
 
 
 def write(leaves: Tensors, table: Table) -> tuple[dict[str, HostArray], list[str]]:
-  """A file's tensors from our leaves (heads as the file has them), and the names of leaves that it has no place for."""
+  """Returns a file's tensors from our leaves (heads as in the file), and the names of leaves that have no entry."""
   parts: dict[str, dict[int, HostArray]] = {}
-  homeless = []
+  unmatched = []
   for name, leaf in leaves.items():
     known = [(entry, counted) for entry in table if (counted := _match(entry.ours, name)) is not None]
-    homeless += [] if known else [name]
+    unmatched += [] if known else [name]
     for entry, counted in known[:1]:
       layers = range(leaf.shape[0]) if '{i}' in entry.theirs else [None]
       for i in layers:
@@ -90,15 +90,15 @@ def write(leaves: Tensors, table: Table) -> tuple[dict[str, HostArray], list[str
         parts.setdefault(theirs, {})[entry.part[0]] = entry.layout.write(leaf if i is None else leaf[i])
   joined = {name: np.concatenate([group[k] for k in sorted(group)]) if len(group) > 1 else next(iter(group.values()))
             for name, group in parts.items()}
-  return {name: np.ascontiguousarray(x) for name, x in joined.items()}, homeless
+  return {name: np.ascontiguousarray(x) for name, x in joined.items()}, unmatched
 
 
 def _cut(tensor: HostArray, entry: Entry, ours: str) -> HostArray:
-  """The entry's part of a tensor, as we lay it. Raises ValueError or IndexError if it cannot be our leaf."""
+  """Returns the entry's part of a tensor in our layout. Raises ValueError or IndexError if it does not fit."""
   number, count = entry.part
   found = entry.layout.read(np.split(tensor, count)[number] if count > 1 else tensor)
-  wanted = next(axes for pattern, axes in _AXES if re.fullmatch(pattern, ours))
-  if found.ndim not in wanted or not found.size:
+  expected = next(axes for pattern, axes in _AXES if re.fullmatch(pattern, ours))
+  if found.ndim not in expected or not found.size:
     raise ValueError(f'{found.shape}')
   return found
 
@@ -110,7 +110,7 @@ def _stack(name: str) -> str:
 
 
 def _unlike(name: str, parts: Mapping[int, HostArray], origins: list[str], *, depth: int) -> list[str]:
-  """What is wrong with the layers of one leaf."""
+  """Returns the problems with the layers of one leaf."""
   missing = [i for i in range(depth) if i not in parts]
   shapes = [parts[i].shape for i in sorted(parts)]
   odd = [f'{origin} gives {list(shape)}, others {list(_most(shapes))}, of {name}'
@@ -123,7 +123,7 @@ def _most(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _match(pattern: str, name: str) -> dict[str, int] | None:
-  """The counters of a name that fits a pattern; those from 0 also count from 1, and the other way round."""
+  """Returns the counters of a name that matches a pattern; those from 0 also from 1, and vice versa."""
   found = _compiled(pattern).fullmatch(name)
   if found is None:
     return None
@@ -154,6 +154,6 @@ def _shape(tensor: HostArray) -> str:
 
 
 def listed(names: Iterable[str], most: int = 12) -> list[str]:
-  """Lines of names, the first `most`, and how many more there are."""
+  """Returns the first `most` names as lines, and the number of the others."""
   found = list(names)
   return [f'  {name}' for name in found[:most]] + ([f'  … and {len(found) - most} more'] if len(found) > most else [])
