@@ -85,9 +85,9 @@ class Block(NamedTuple):
 
 def scaled(channels: int, factor: float) -> int:
   """Channels times a factor, to the nearest multiple of 8; one more if that lost over a tenth."""
-  wanted = channels * factor
-  rounded = max(MULTIPLE, int(wanted + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
-  return rounded + MULTIPLE if rounded < .9 * wanted else rounded
+  exact = channels * factor
+  rounded = max(MULTIPLE, int(exact + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
+  return rounded + MULTIPLE if rounded < .9 * exact else rounded
 
 
 def stages(model: schema.EfficientNet) -> list[tuple[Block, ...]]:

@@ -40,8 +40,8 @@ def normalize(x_BD: Array, running: Statistics) -> tuple[Array, Statistics]:
 class Frozen:
   """A backbone that no gradient reaches, with the features that a probe reads.
 
-  With `normalize` these are `(x - mean) / sqrt(variance + EPS)`, in training by the whole batch, in evaluation by the
-  running statistics (whose variance is the unbiased one).
+  With `normalize` these are `(x - mean) / sqrt(variance + EPS)`, in training by the complete batch, in evaluation by
+  the running statistics (whose variance is the unbiased one).
   """
   backbone: Backbone
   features: schema.FeatureLayers

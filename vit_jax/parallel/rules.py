@@ -1,8 +1,8 @@
 """Where every parameter lies on the mesh, by rules of paths that each network has beside it.
 
 Strict both ways: a parameter without a rule and a rule that decides nothing are errors. Optimiser state,
-averages and teachers follow the parameter whose path they end in; beside them only counters, centres and running
-statistics may be whole on every device, which are vectors.
+averages and teachers follow the parameter whose path they end in; besides, only counters, centres and running
+statistics, which are vectors, may be replicated.
 """
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vit_jax.core import trees
 from vit_jax.core.types import PyTree
 
 Rule = tuple[str, tuple[str | None, ...]]
-MOST_WHOLE_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
+MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
 
 TRAINED = 'trained'
-"""What `extra` holds under this key never changes, such as a teacher of another shape; it may be whole everywhere."""
+"""Part of `extra` that never changes, such as a teacher of another shape; it may be replicated."""
 
 
 def param_specs(params: PyTree, rules: Sequence[Rule], mesh: Mesh) -> PyTree:
   """A PartitionSpec for every parameter.
 
-  An axis that does not divide its dimension is left out: that dimension stays whole.
+  An axis that does not divide its dimension is left out: that dimension is not split.
   """
   matched = trees.match_rules(params, [(pattern, _Spec(spec)) for pattern, spec in rules], what='sharding')
   return jax.tree.map(lambda spec, leaf: _fit(spec.axes, leaf.shape, mesh), matched, params,
@@ -34,7 +34,7 @@ def param_specs(params: PyTree, rules: Sequence[Rule], mesh: Mesh) -> PyTree:
 
 
 class _Spec:
-  """A spec as one leaf, so that trees of specs are not taken apart."""
+  """A spec as one leaf, so that `jax.tree.map` does not enter it."""
 
   def __init__(self, axes: tuple[str | None, ...]):
     self.axes = axes
@@ -50,8 +50,8 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   """Specs for optimiser state or `extra`.
 
   A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
-  without one axis (factored moments). Anything else (counters, centres, running statistics) stays whole on every
-  device, if it is small or below the key `TRAINED`.
+  without one axis (factored moments). Anything else (counters, centres, running statistics) is replicated, if
+  it is small or below the key `TRAINED`.
 
   Raises:
     ValueError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
@@ -74,26 +74,26 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
 
   found = trees.map_named(follow, tree)
   if stray:
-    raise ValueError('These leaves follow no parameter, and are too much to be whole on every device:\n'
-                     + '\n'.join(stray) + "\nWant paths that end in a parameter's path, with its shape; else scalars, "
-                     f'vectors of at most {MOST_WHOLE_BYTES:,} bytes, or what never changes below the key {TRAINED!r}')
+    raise ValueError('These leaves follow no parameter, and are too large to be replicated:\n' + '\n'.join(stray)
+                     + "\nExpected paths that end in a parameter's path, with its shape; else scalars, vectors of at "
+                     f'most {MOST_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
   return found
 
 
-def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], wanted: tuple[int, ...]) -> PartitionSpec | None:
+def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], target: tuple[int, ...]) -> PartitionSpec | None:
   """The spec of a parameter for a leaf of its shape, or of that shape without one axis; None for other shapes."""
-  if wanted == shape:
+  if target == shape:
     return spec
   axes = [*spec, *[None] * (len(shape) - len(spec))]
   for i in range(len(shape)):
-    if wanted == shape[:i] + shape[i + 1:]:
+    if target == shape[:i] + shape[i + 1:]:
       return PartitionSpec(*axes[:i], *axes[i + 1:])
   return None
 
 
 def _is_small(name: str, leaf: Any) -> bool:
   of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
-  return sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_WHOLE_BYTES
+  return sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_REPLICATED_BYTES
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> PyTree:

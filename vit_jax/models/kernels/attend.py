@@ -1,6 +1,6 @@
 """The weighted sum of attention (ViT paper, Appendix A, eqs. 6 and 7), in a plain form and in a fast one.
 
-Both compute the same; the second is the one in use where the weights are not wanted themselves. It differs in that
+Both compute the same; the second is the one in use where the weights themselves are not needed. It differs in that
 weights are kept before they are divided by their sum, in the compute dtype, and that its gradient is written by hand:
 it needs the weights, the result and the sums, and `sum_k p dp = sum_k o do`. What else differs is chosen when a
 program is lowered for a platform:

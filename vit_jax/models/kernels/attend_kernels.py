@@ -87,8 +87,8 @@ def splash(query: Array, key: Array, value: Array, *, interpret: bool = False) -
   q, m = blocks(num_queries), blocks(key.shape[1])
   sizes = splash_attention.BlockSizes(block_q=q.side, block_kv=m.side, block_q_dkv=q.side, block_kv_dkv=m.side,
                                       use_fused_bwd_kernel=True)
-  whole = splash_attention.MultiHeadMask([splash_attention.FullMask((q.tokens, m.tokens))] * num_heads)
-  run = splash_attention.make_splash_mha(whole, block_sizes=sizes, head_shards=1, q_seq_shards=1,
+  mask = splash_attention.MultiHeadMask([splash_attention.FullMask((q.tokens, m.tokens))] * num_heads)
+  run = splash_attention.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1,
                                          residual_checkpoint_name='attention', interpret=interpret)
   ids = None
   if m.tokens > key.shape[1]:

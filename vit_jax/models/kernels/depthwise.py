@@ -58,7 +58,7 @@ def _forward(x: Array, kernel: Array, stride: int, pads: Pads) -> tuple[Array, t
 
 
 def _backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-  """`dw[t, c] = sum_bp x[b, s p + t, c] dy[b, p, c]`, and dx: dy, spread by the stride, times the turned kernel."""
+  """`dw[t, c] = sum_bp x[b, s p + t, c] dy[b, p, c]`, and dx: dy, spread by the stride, times the flipped kernel."""
   cpu, other = (functools.partial(form, stride=stride, pads=pads) for form in (_gradient_by_taps, _plain_gradient))
   dx, dkernel = lax.platform_dependent(*saved, dy, cpu=cpu, default=other)
   return dx, dkernel

@@ -37,9 +37,9 @@ def plain_layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-  """Equal to `plain_layer_norm`; keeps `x` as it is, its mean and its deviation.
+  """Equal to `plain_layer_norm`; keeps `x` unchanged, its mean and its deviation.
 
-  Elsewhere than on a CPU both are found in one pass over `x`, in which a compiler can join what makes `x`.
+  Except on CPUs both are computed in one pass over `x`, which a compiler can fuse with the operation that makes `x`.
   """
   return _norm_forward(x, scale, bias, eps)[0]
 

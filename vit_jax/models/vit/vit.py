@@ -22,7 +22,7 @@ Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth f
   norm/{scale,bias} [D]
   pool/{probe [1, 1, D], attn, norm, mlp}                           (`map` pooling; shapes as in a block without L)
 
-With `axial`, what a block holds lies under `blocks/row` and again under `blocks/column`; only
+With `axial` the parameters of a block lie under `blocks/row` and again under `blocks/column`; only
 `blocks/positions` stays in its place. The residual stream is in the compute dtype; LayerNorm and softmax
 are in f32, and so are the features and attention pooling. Knows no mesh, no objective and no weight format.
 """
