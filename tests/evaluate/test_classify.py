@@ -143,8 +143,8 @@ def test_a_quick_look_says_so_in_every_number() -> None:
 
 
 def test_weights_of_other_classes_are_refused() -> None:
-  with pytest.raises(UserError, match='evals.test: the weights predict 7 classes, the labels are of 9; want weights '
-                                      'with a head for these classes'):
+  with pytest.raises(UserError, match='evals.test: expected weights that predict the 9 classes of the data, got a head '
+                                      'of 7. Use weights with a head for these classes'):
     evaluator(Loader(6), num_classes=9, name='evals.test').measure({})
 
 
@@ -153,7 +153,7 @@ def test_weights_without_a_head_are_refused() -> None:
     return predict(selected, image)._replace(logits=None)
   one = classify.TopK(headless, prepare, Loader(6), mesh=programs.mesh(programs.MESHES['one']), metrics=(),
                       num_classes=CLASSES, name='evals.test')
-  with pytest.raises(UserError, match='evals.test: these weights have no head, so they predict no classes; want'):
+  with pytest.raises(UserError, match='evals.test: expected weights with a head, got a backbone'):
     one.measure({})
 
 
@@ -162,8 +162,8 @@ def test_weights_that_are_not_finite_are_named() -> None:
     return predict(selected, image * selected['head'])
   one = classify.TopK(scaled, prepare, Loader(6), mesh=programs.mesh(programs.MESHES['one']), metrics=(),
                       num_classes=CLASSES, name='evals.test')
-  with pytest.raises(UserError, match='evals.test: the outputs of 6 images of a batch are not finite; these weights '
-                                      'hold nan or inf: head; want others'):
+  with pytest.raises(UserError, match='evals.test: expected finite outputs, got others for 6 images of a batch: these '
+                                      'weights hold nan or inf: head. Use others'):
     one.measure({'head': jnp.float32(np.nan), 'other': jnp.ones(3)})
   assert one.measure({'head': jnp.float32(1.)}).num_examples == SIZE
 
@@ -171,10 +171,10 @@ def test_weights_that_are_not_finite_are_named() -> None:
 def test_nothing_to_count_is_refused() -> None:
   class Empty(Loader):
     num_examples = 0
-  with pytest.raises(UserError, match='evals.test has no examples to evaluate; want a split with at least one'):
+  with pytest.raises(UserError, match='evals.test: expected a split with at least one example'):
     evaluator(Empty(6), name='evals.test')
-  with pytest.raises(UserError, match='none of its 37 examples can be counted: they cannot be decoded, or have no '
-                                      'label'):
+  with pytest.raises(UserError, match='expected an example that can be decoded and has a label, got none among '
+                                      '37'):
     evaluator(Loader(6, np.zeros((SIZE, CLASSES), np.float32))).measure({})
 
 

@@ -137,7 +137,7 @@ def test_a_set_of_other_classes_and_a_split_without_any_are_refused(
   assert 'expected classes of the network of evals.test, got 1 of 1 that are not there' in (
       capsys.readouterr().err)
   assert run(done, '--config.evals=few', '--config.evals.few.shots=40') == 2
-  assert 'evals.few: digits/train[:300] has not 40 examples of each class' in capsys.readouterr().err
+  assert 'evals.few: digits/train[:300]: expected 40 examples of each class' in capsys.readouterr().err
   assert run(done, '--config.evals=test', '--config.evals.test.split=test[5:5]') == 2
   assert 'it must hold at least one' in capsys.readouterr().err
 

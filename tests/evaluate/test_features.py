@@ -147,20 +147,20 @@ def test_features_of_other_data_in_a_folder_of_this_name_are_refused(tmp_path: p
 
 def test_weights_that_are_not_finite_are_named_and_nothing_is_kept(tmp_path: pathlib.Path) -> None:
   split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path, name='evals.knn')
-  with pytest.raises(UserError, match='evals.knn: the outputs of 6 images of a batch are not finite; these weights '
-                                      'hold nan or inf: backbone/scale; want others, such as'):
+  with pytest.raises(UserError, match='evals.knn: expected finite outputs, got others for 6 images of a batch: these '
+                                      'weights hold nan or inf: backbone/scale. Use others, such as'):
     split.table(rows.weights(float('nan')))
   assert not [path for path in tmp_path.rglob('*') if path.is_file()]
 
 
 def test_features_that_overflow_are_told_from_bad_weights() -> None:
   huge = np.full((5, 2), 3e38, np.float32)
-  with pytest.raises(UserError, match='the outputs of 5 images of a batch are not finite; all weights are finite'):
+  with pytest.raises(UserError, match='got others for 5 images of a batch: all weights are finite'):
     rows.split(rows.Loader(huge, np.zeros(5, np.int32), 6)).table(rows.weights(10.))
 
 
 def test_a_split_without_examples_is_refused() -> None:
-  with pytest.raises(UserError, match='evals.knn has no examples to evaluate; want a split with at least one'):
+  with pytest.raises(UserError, match='evals.knn: expected a split with at least one example'):
     rows.split(rows.Loader(FEATURES[:0], LABEL[:0], 6), name='evals.knn')
-  with pytest.raises(UserError, match='none of its 3 examples can be counted'):
+  with pytest.raises(UserError, match='has a label, got none among 3'):
     rows.split(rows.Loader(FEATURES[:3], LABEL[:3], 6, bad=(0, 1, 2))).table(rows.weights())

@@ -103,5 +103,5 @@ def test_shots_are_balanced_nested_and_of_their_class() -> None:
 
 def test_a_class_with_too_few_examples_is_named() -> None:
   label = np.array([0, 0, 1, 2, 2, 2, 3, 3])
-  with pytest.raises(UserError, match='train has not 2 examples of each class: class 1 has 1; want fewer shots'):
+  with pytest.raises(UserError, match='train: expected 2 examples of each class, got fewer: class 1 has 1. Set'):
     fewshot.draw(label, NAMES, shots=(1, 2), num_seeds=1, name='train')

@@ -49,7 +49,7 @@ def test_a_place_that_is_empty_or_not_for_a_job_is_said(
   assert main.run(['report', f'--workdir={WORKDIR}']) == 2
   assert f'--workdir={WORKDIR} is no directory' in capsys.readouterr().err
   assert main.run(['train', '--config=digits', '--workdir=s3://mine/a']) == 2
-  assert 's3://mine/a is no place that a run can lie in' in capsys.readouterr().err
+  assert 's3://mine/a: expected a folder or gs://BUCKET/PATH' in capsys.readouterr().err
 
 
 def test_checkpoints_that_another_process_has_written_since_are_seen(bucket: buckets.Server) -> None:

@@ -222,4 +222,4 @@ def test_a_run_leaves_the_profile_and_the_program_it_was_asked_for(
 
 def test_a_profile_outside_of_the_run_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert run(tmp_path, '--config.train.profile=11..13') == 2
-  assert 'train.profile=11..13 is outside of a run of 12 steps; want steps from 1 to 12' in capsys.readouterr().err
+  assert 'train.profile: expected steps from 1 to 12, the end of the run, got 11..13' in capsys.readouterr().err

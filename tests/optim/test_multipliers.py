@@ -41,7 +41,7 @@ def test_layers_below_move_less(groups: schema.LayerGroups) -> None:
 
 def test_layers_need_blocks() -> None:
   optimizer = optimizers.build(schema.Sgd(layer_decay=.5), lambda step: jnp.ones(()), lengths=LENGTHS)
-  with pytest.raises(UserError, match='layer_decay counts transformer blocks, and this backbone has none'):
+  with pytest.raises(UserError, match='layer_decay: expected 1 for a backbone without transformer blocks'):
     optimizer.init({'backbone': {'conv': {'kernel': jnp.ones((3, 3))}}, 'head': {'kernel': jnp.ones((3, 7))}})
 
 

@@ -82,10 +82,10 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 
 @pytest.mark.parametrize(('settings', 'said'), [
     (schema.Schedule(Decay.CONSTANT, warmup='60 %', cooldown='60 steps'),
-     r"warmup='60 %' \(66 steps\) and .*cooldown='60 steps' \(60\) are longer than the run \(110 steps\)"),
-    (schema.Schedule(Decay.STEPS, milestones=('50 steps', '20 steps')), r'are steps \[50, 20\]; want rising ones'),
-    (schema.Schedule(Decay.STEPS, warmup='10 steps', milestones=('5 steps',)), r'from the end of the warm-up \(10\)'),
-    (schema.Schedule(Decay.STEPS, milestones=('200 steps',)), r'to below the end of the run \(110\)'),
+     r"warmup: expected at most the run \(110 steps\) .*cooldown='60 steps' \(60\), got '60 %' \(66\)"),
+    (schema.Schedule(Decay.STEPS, milestones=('50 steps', '20 steps')), r'expected ascending ones .* steps \[50, 20\]'),
+    (schema.Schedule(Decay.STEPS, warmup='10 steps', milestones=('5 steps',)), r'the end of the warm-up \(step 10\)'),
+    (schema.Schedule(Decay.STEPS, milestones=('200 steps',)), r'to before the end of the run \(110\)'),
 ])
 def test_moments_out_of_order_are_refused(settings: schema.Schedule, said: str) -> None:
   with pytest.raises(UserError, match=said):
@@ -107,5 +107,5 @@ def test_a_ramp_moves_between_its_moments_and_stays_outside_them(curve: schema.C
 def test_a_ramp_of_no_length_jumps_and_one_that_runs_backwards_is_refused() -> None:
   value = schedules.ramp(schema.Ramp(1., 0., begin='7 steps', until='7 steps'), lengths=LENGTHS)
   assert [float(value(s)) for s in (6, 7)] == [1, 0]
-  with pytest.raises(UserError, match=r"from '50 %' \(55 steps\) until '7 steps' \(7\) runs backwards"):
+  with pytest.raises(UserError, match=r"after its start at '50 %' \(55 steps\), got '7 steps' \(7\)"):
     schedules.ramp(schema.Ramp(begin='50 %', until='7 steps'), lengths=LENGTHS)

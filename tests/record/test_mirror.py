@@ -49,7 +49,7 @@ def test_what_could_not_be_copied_in_the_end_stays_and_is_named(
   (copies.folder / 'a').write_bytes(b'1')
   bucket.broken = True
   copies.close()
-  assert (copies.folder / 'a').exists() and f'What gs://mine/run lacks is in {copies.folder}' in caplog.text
+  assert (copies.folder / 'a').exists() and f'The files missing in gs://mine/run are in {copies.folder}' in caplog.text
 
 
 def test_a_record_goes_on_in_object_storage_and_is_whole_at_each_checkpoint(bucket: buckets.Server) -> None:

@@ -81,7 +81,7 @@ def test_another_process_traces_nothing_and_refuses_the_same(monkeypatch: pytest
   run(tracer, '4..6', process_index=1)
   assert not tracer.calls
   for process in (0, 1):
-    with pytest.raises(UserError, match=r'profile=4..12 is outside of a run of 11 steps; want steps from 1 to'):
+    with pytest.raises(UserError, match=r'profile: expected steps from 1 to 11, the end of the run, got 4..12'):
       run(tracer, '4..12', process_index=process)
 
 

@@ -137,8 +137,8 @@ class Bench:
     key = (view, repr(tap))
     if key not in self._readers:
       if tap.blocks and not intermediates.is_layered(self._backbone):
-        raise UserError(f'evals.{name}.features.blocks={tap.blocks}: {type(self.config.model).__name__} has no '
-                        'blocks to read after; want none, which reads what the head sees')
+        raise UserError(f'evals.{name}.features.blocks: expected () for {type(self.config.model).__name__}, which has '
+                        f'no blocks to read after, got {tap.blocks}.')
       if tap.blocks and intermediates.is_layered(self._backbone):
         self._readers[key] = Tapped(self._backbone, tap)
       else:

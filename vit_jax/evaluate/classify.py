@@ -46,7 +46,7 @@ class TopK:
 
   Args:
     predict: of the view.
-    prepare: of the pictures.
+    prepare: of the images.
     loader: of the split.
     mesh: of the parameters, and of the batches.
     metrics: further ones, of `FURTHER`.
@@ -113,8 +113,8 @@ def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, .
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
     logits_BC = predict(selected, prepared['image']).logits
     if logits_BC is None:
-      raise UserError('these weights have no head, so they predict no classes; want weights with one, or k-NN, few-shot'
-                      ' or probes, which need none')
+      raise UserError('expected weights with a head, got a backbone that predicts no classes. Use weights with a head, '
+                      'or k-NN, few-shot or probes, which need none.')
     problems.check_classes(logits_BC.shape[-1], len(allowed_C))
     broken_B = ~jnp.isfinite(logits_BC).all(-1) & (batch['mask'] > 0)
     counts, rows = count(jnp.where(allowed_C[None], logits_BC.astype(jnp.float32), _EXCLUDED), batch, more)

@@ -35,7 +35,7 @@ class Split:
 
   Args:
     reader: which features.
-    prepare: of the pictures.
+    prepare: of the images.
     loader: of the split, in batches of `batch_size`.
     batch_size: global.
     mesh: of the parameters, and of the batches.

@@ -51,8 +51,8 @@ def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], 
   most = max(shots)
   if short := [f'{class_names[c]} has {len(p)}' for c, p in enumerate(places) if len(p) < most]:
     more = f' and {len(short) - _MOST_NAMES} more classes' if len(short) > _MOST_NAMES else ''
-    raise UserError(f'{name} has not {most} examples of each class: {", ".join(short[:_MOST_NAMES])}{more}; want fewer '
-                    'shots, or more examples')
+    raise UserError(f'{name}: expected {most} examples of each class, got fewer: {", ".join(short[:_MOST_NAMES])}'
+                    f'{more}. Set fewer shots, or use more examples.')
   found = []
   for seed in range(num_seeds):
     rng = np.random.Generator(np.random.Philox(key=seed))

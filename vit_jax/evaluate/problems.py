@@ -1,4 +1,4 @@
-"""What cannot be measured, said so that a person can put it right."""
+"""Errors of evaluations: empty splits, other classes, outputs that are not finite."""
 from __future__ import annotations
 
 import jax
@@ -14,21 +14,21 @@ _MOST_NAMES = 5
 def check_size(name: str, num_examples: int) -> None:
   """Raises UserError if a split is empty."""
   if not num_examples:
-    raise UserError(f'{name} has no examples to evaluate; want a split with at least one')
+    raise UserError(f'{name}: expected a split with at least one example, got none.')
 
 
 def check_classes(predicted: int, known: int) -> None:
   """Raises UserError unless weights predict the classes of the data."""
   if predicted != known:
-    raise UserError(f'the weights predict {predicted:,} classes, the labels are of {known:,}; want weights with '
-                    'a head for these classes, or data whose class names those of the weights contain')
+    raise UserError(f'expected weights that predict the {known:,} classes of the data, got a head of {predicted:,}. '
+                    'Use weights with a head for these classes, or data whose class names are among theirs.')
 
 
 def check_counted(name: str, num_counted: int, num_examples: int) -> None:
   """Raises UserError if no example of a split could be counted."""
   if not num_counted:
-    raise UserError(f'{name}: none of its {num_examples:,} examples can be counted: they cannot be decoded, or have no '
-                    'label; want at least one that can')
+    raise UserError(f'{name}: expected an example that can be decoded and has a label, got none among '
+                    f'{num_examples:,}.')
 
 
 def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
@@ -36,11 +36,11 @@ def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
   if num_broken:
     names = nonfinite_leaves(selected)
     more = f' and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''
-    why = (f'these weights hold nan or inf: {", ".join(names[:_MOST_NAMES])}{more}; want others, such as those of an '
-           'earlier checkpoint' if names else
-           'all weights are finite, so numbers overflow on the way (dtype, or pictures that are not in the range the '
-           'weights want)')
-    raise UserError(f'{name}: the outputs of {num_broken:,} images of a batch are not finite; {why}')
+    why = (f'these weights hold nan or inf: {", ".join(names[:_MOST_NAMES])}{more}. Use others, such as those of an '
+           'earlier checkpoint.' if names else
+           'all weights are finite, so numbers overflow inside the network (through its dtype, or images whose range '
+           'is not that of its training).')
+    raise UserError(f'{name}: expected finite outputs, got others for {num_broken:,} images of a batch: {why}')
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:

@@ -29,7 +29,7 @@ def find_depth(params: PyTree) -> int:
   depths = {unstacked.numbers(path, leaf)[1] for path, leaf in jax.tree_util.tree_leaves_with_path(params)
             if (name := trees.path_name(path)).startswith(BODY) and trees.is_stacked(name)}
   if len(depths) != 1:
-    raise UserError('optimizer.layer_decay counts transformer blocks, and this backbone has none; want layer_decay=1')
+    raise UserError('optimizer.layer_decay: expected 1 for a backbone without transformer blocks, got another value.')
   return depths.pop()
 
 

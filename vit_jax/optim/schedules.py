@@ -66,13 +66,13 @@ def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
     raise UserError(f'optimizer.schedule.hold: expected less than the run ({total:,} steps) without its warm-up '
                     f'({warmup:,}), got {schedule.hold!r} ({hold:,} steps). Set a longer --config.length.')
   if warmup + cooldown > total:
-    raise UserError(f'optimizer.schedule.warmup={schedule.warmup!r} ({warmup:,} steps) and '
-                    f'optimizer.schedule.cooldown={schedule.cooldown!r} ({cooldown:,}) are longer than the run '
-                    f"({total:,} steps); want a share of it, such as --config.optimizer.schedule.warmup='10 %', or a "
-                    'longer --config.length')
+    raise UserError(f'optimizer.schedule.warmup: expected at most the run ({total:,} steps) together with '
+                    f'optimizer.schedule.cooldown={schedule.cooldown!r} ({cooldown:,}), got {schedule.warmup!r} '
+                    f"({warmup:,}). Set a share of it, such as --config.optimizer.schedule.warmup='10 %', or a longer "
+                    '--config.length.')
   if drops != sorted(set(drops)) or drops and not warmup <= drops[0] <= drops[-1] < total:
-    raise UserError(f'optimizer.schedule.milestones={schedule.milestones} are steps {drops}; want rising ones from '
-                    f'the end of the warm-up ({warmup:,}) to below the end of the run ({total:,})')
+    raise UserError(f'optimizer.schedule.milestones: expected ascending ones from the end of the warm-up (step '
+                    f'{warmup:,}) to before the end of the run ({total:,}), got {schedule.milestones}, steps {drops}.')
   return _Moments(total, warmup, cooldown, hold, max(1, lengths.steps(schedule.every)),
                   max(1, lengths.steps(schedule.timescale)), tuple(drops))
 
@@ -111,8 +111,8 @@ def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:
     return lambda step: jnp.full((), setting, jnp.float32)
   begin, until = lengths.steps(setting.begin), lengths.steps(setting.until)
   if begin > until:
-    raise UserError(f'a ramp from {setting.begin!r} ({begin:,} steps) until {setting.until!r} ({until:,}) runs '
-                    'backwards')
+    raise UserError(f'ramp: expected an end after its start at {setting.begin!r} ({begin:,} steps), got '
+                    f'{setting.until!r} ({until:,}).')
 
   def value(step: Array | int) -> Array:
     step = jnp.asarray(step, jnp.float32)

@@ -61,7 +61,7 @@ class Mirror:
     if self.push():
       shutil.rmtree(self.folder)
     else:
-      log.warning('What %s lacks is in %s', self._target, self.folder)
+      log.warning('The files missing in %s are in %s.', self._target, self.folder)
 
   def _run(self) -> None:
     while not self._closed.wait(self._every_s):

@@ -41,7 +41,7 @@ def open_path(path: PathLike) -> Path:
   if is_local(text):
     return pathlib.Path(text).expanduser().absolute()
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):
-    raise UserError(f'{text} is no place that a run can lie in; want a folder, or {REMOTE}BUCKET/PATH')
+    raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):
     raise UserError(f"{text} needs the package gcsfs, which is not installed; `pip install 'vit-jax[gcs]'` adds it")
   from etils import epath  # not needed, and not imported, by local runs

@@ -1,4 +1,4 @@
-"""Says aloud when a metric of the train step has been too low for too long. Knows no task."""
+"""Raises an alarm when a metric of the train step has been low for too long. Knows no objective."""
 from __future__ import annotations
 
 import logging
@@ -16,9 +16,9 @@ log = logging.getLogger('vit_jax.train')
 
 
 class Alarm:
-  """Hook: logs one alarm for each time that a metric stays low, as an `alarm` event too; ends the run if it is to.
+  """Hook: logs an alarm, also as an `alarm` event, each time that a metric stays low; ends the run if `stops`.
 
-  The count of steps begins anew where a run goes on.
+  The count of steps starts at 0 when a run resumes.
   """
   every = 0
 

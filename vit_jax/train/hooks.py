@@ -74,7 +74,7 @@ class Finite:
     text = self._describe(done)
     match self._policy:
       case schema.OnNonfinite.STOP:
-        raise UserError(f'{text}\nNothing was updated by that step. To go on over such steps: '
+        raise UserError(f'{text}\nNothing was updated by that step. To skip such steps, set '
                         '--config.train.on_nonfinite=skip')
       case schema.OnNonfinite.SKIP:
         self.skipped += 1
@@ -123,7 +123,7 @@ class Evaluate:
 class EarlyStop:
   """Asks the run to end after `patience` evaluations in a row without a new best value of a metric.
 
-  Comes after the evaluations among the hooks. Its memory is not in the checkpoint: a run that goes on makes it
+  Comes after the evaluations among the hooks. Its memory is not in the checkpoint: a resumed run makes it
   again from the record (`recall`), so that it decides as if it had never stopped.
   """
 

@@ -50,8 +50,8 @@ class Profile:
       return
     self._first, self._last = steps
     if self._last > total:
-      raise UserError(f'train.profile={self._first}..{self._last} is outside of a run of {total:,} steps; want steps '
-                      f'from 1 to {total}')
+      raise UserError(f'train.profile: expected steps from 1 to {total}, the end of the run, got '
+                      f'{self._first}..{self._last}.')
     if process_index:
       return
     self._first = max(self._first, start + 1)

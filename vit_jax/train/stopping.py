@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and SIGINT end the run after the step at hand, on all processes at once."""
+"""Stopping on request: SIGTERM and SIGINT end the run after the current step, on all processes at once."""
 from __future__ import annotations
 
 import os
@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from vit_jax.core import failures
 
 RESUMABLE = 75
-"""Exit status of a run that stopped when asked and can go on (EX_TEMPFAIL of sysexits.h)."""
+"""Exit status of a run that stopped on request and can be resumed (EX_TEMPFAIL of sysexits.h)."""
 
 
 class StopRequest:
