@@ -32,7 +32,6 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.1',
     'array_record>=0.8',
-    'chex>=0.1.90',
     'etils[epath]>=1.12',
     'flax>=0.12',
     'google-crc32c>=1.5',

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import files, json_files, overrides, schema
+from vit_jax.config import check, files, json_files, overrides, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
@@ -26,7 +26,7 @@ def test_an_unknown_config_lists_the_known_ones_and_the_nearest() -> None:
 
 
 def test_what_a_config_says_of_its_arguments_comes_as_it_is() -> None:
-  with pytest.raises(UserError, match=r"^config arguments 'foo':\n  'foo' is not known\nKnown:\n  size=B/16 \| Ti/16"):
+  with pytest.raises(UserError, match=r"^arguments: expected known ones, each once, got 'foo'.\n  'foo': exp"):
     files.load('augreg:foo', [])
 
 
@@ -92,8 +92,20 @@ def test_a_config_dict_is_converted_as_strictly(tmp_path: pathlib.Path) -> None:
                'config.batch_size: expected a whole number, got "128".',
                "rmsprop, sgd, got 'sgdd'. Did you mean sgd?",
                'config.model: expected settings with a type, one of ViT, ResNet, Mixer, EfficientNet, got null.',
-               "config.train.layers_apart: expected the name of a setting, got 'layers_apart'. Its name is now "
-               'config.train.unstacked_layers.', 'config.train.sam.rho: expected a number, got null.',
+               'config.train.layers_apart: expected the name of a setting, got one of an earlier version. It is '
+               'now config.train.unstacked_layers.', 'config.train.sam.rho: expected a number, got null.',
                'config.image_px: expected 2 values, got [1, 2, 3].',
                'config.head.probe: expected True or False, got 1.'):
     assert part in str(error.value), part
+
+
+def test_values_of_another_type_in_a_file_are_listed_with_their_paths_also_beside_overrides(
+    tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'mine.py'
+  path.write_text('from vit_jax.config import schema as s\ndef get_config():\n  c = s.Config()\n'
+                  "  c.batch_size, c.model, c.data.recipe, c.optimizer.lr = '128', 'S/16', None, '1e-3'\n  return c\n")
+  config = files.load(str(path), ['seed=3'])
+  assert check.problems(config) == [
+      "batch_size: expected a whole number, got '128'.",
+      "model: expected ViT or ResNet or Mixer or EfficientNet, got 'S/16'.",
+      'data.recipe: expected Recipe, got None.', "optimizer.lr: expected a number, got '1e-3'."]

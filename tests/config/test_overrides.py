@@ -67,13 +67,13 @@ def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, exp
     ('optimizer=sgdd',
      "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, rmsprop, sgd, got 'sgdd'. Did "
      'you mean sgd?'),
-    ('model=S/0', "config.model: expected vit, resnet, mixer, efficientnet or a size, got 'S/0'. "),
+    ('model=S/0', 'config.model: expected SIZE/PATCH such as B/16, with SIZE one of'),
     ('model=huge', "config.model: expected vit, resnet, mixer, efficientnet or a size such as S/16, got 'huge'."),
     ('head=linear', "config.head: expected default, got 'linear'."),
     ('evals=tset', 'config.evals: expected names of evaluations (test, topk, real, fewshot, '),
     ('optimizer.lr_per=256',
-     "config.optimizer.lr_per: expected the name of a setting, got 'optimizer.lr_per'. Its name is "
-     'now config.optimizer.base_batch_size.'),
+     'config.optimizer.lr_per: expected the name of a setting, got one of an earlier version. It is now '
+     'config.optimizer.base_batch_size.'),
     ('data.decode=whole', "config.data.decode: expected one of full, crop, got 'whole'. It is now full.")])
 def test_unknown_and_old_names_are_refused_with_the_known_and_the_new_ones(override: str, message: str) -> None:
   with pytest.raises(UserError) as error:

@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from vit_jax.config import evaluations, parts, renamed, schema
-from vit_jax.config.schema.checks import nearest, problem
+from vit_jax.config.schema.checks import nearest
 from vit_jax.core.errors import UserError
 
 UNREADABLE = (flags.Error, ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
@@ -136,7 +136,7 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
   known = {setting.name: setting for setting in fields(config)}
   if name not in known:
     if (new := renamed.path(config, name)) in known and new != name:
-      yield problem(f'config.{name}', 'the name of a setting', name, f'Its name is now config.{new}.')
+      yield f'config.{name}: expected the name of a setting, got one of an earlier version. It is now config.{new}.'
     else:
       yield f'config.{shorten(name)}: expected the name of a setting.{_nearest(name, known)}'
   elif not equals:
@@ -153,6 +153,10 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
+  """The end of a message about an unknown name: the nearest of the same part, or else of all."""
+  part, dot, last = name.rpartition('.')
+  if siblings := [one.rpartition('.')[2] for one in known if one.rpartition('.')[0] == part and dot]:
+    return nearest(last, siblings, f'config.{part}.')
   hint = nearest(name, known, 'config.')
   return '' if hint.startswith(' Known') else hint
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from vit_jax.config import renamed, schema
 from vit_jax.config.schema import ranges
-from vit_jax.config.schema.checks import nearest, problem
+from vit_jax.config.schema.checks import nearest
 from vit_jax.core.errors import UserError
 
 Models = Callable[[str], schema.Model]
@@ -45,7 +45,7 @@ def by_name(declared: Any, name: str, models: Models | None) -> Any:
     try:
       return models(name)
     except UserError as error:
-      raise UserError(f'expected {", ".join(known)} or a size, got {name!r}. {error}') from None
+      raise UserError(str(error).removeprefix('model: ')) from None
   expected = ', '.join(known) + ' or a size such as S/16' * is_model
   near = nearest(name, known)
   raise UserError(f'expected {expected}, got {name!r}.' + ('' if near.startswith(' Known') else near))
@@ -118,7 +118,8 @@ class _Reader:
       elif new and self._old_names:
         found[new] = self.typed(renamed.value(declared, key, one), known[new], f'{name}.{key}')
       elif new:
-        self.problems.append(problem(f'{name}.{key}', 'the name of a setting', key, f'Its name is now {name}.{new}.'))
+        self.problems.append(f'{name}.{key}: expected the name of a setting, got one of an earlier version. It is now '
+                             f'{name}.{new}.')
       elif key != 'type' and not (self._old_names and renamed.is_removed(declared, key)):
         self.problems.append(f'{name}.{key}: expected the name of a setting, got {key!r}.'
                              + nearest(key, known, f'{name}.'))

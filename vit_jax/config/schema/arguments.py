@@ -3,7 +3,7 @@ from vit_jax.core.errors import UserError
 
 
 def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
-  """The arguments of a config, `file.py:arg,arg,key=value`: the only parser of them.
+  """Parses the arguments of a config, `file.py:arg,arg,key=value`.
 
   Args:
     text: everything after the first colon.
@@ -11,25 +11,26 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
       `('',)` take any value, as `key=value` only, and default to ''.
 
   Raises:
-    UserError: lists every word that is unknown or given twice, and what is known.
+    UserError: lists every word that is unknown or given twice, and the known ones.
   """
   found: dict[str, str] = {}
-  faults = []
+  problems = []
   for word in filter(None, (part.strip() for part in text.split(','))):
     key, equals, value = word.partition('=')
     if not equals:
       key, value = next((kind for kind, known in kinds.items() if word in known), ''), word
     if key == 'mesh' and key not in kinds:
-      faults.append(f'  {word!r}: a run is laid out for the devices it runs on, and a plan for --topology. Remove the '
-                    'argument. It also set bfloat16, which --config.model.dtype=bfloat16 sets.')
+      problems.append(f'  {word!r}: a run is laid out for the devices it runs on, and a plan for --topology. Remove '
+                      'the argument. It also set bfloat16, which --config.model.dtype=bfloat16 sets.')
     elif key not in kinds or (any(kinds[key]) and value not in kinds[key]):
-      faults.append(f'  {word!r} is not known')
+      problems.append(f'  {word!r}: expected one of the known arguments')
     elif key in found:
-      faults.append(f'  {key} is given twice: {found[key]} and {value}')
+      problems.append(f'  {key}: expected one value, got {found[key]} and {value}')
     else:
       found[key] = value
-  if faults:
+  if problems:
     known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
              for kind, values in kinds.items()]
-    raise UserError('\n'.join([f'config arguments {text!r}:', *faults, 'Known:', *known]))
+    raise UserError('\n'.join([f'arguments: expected known ones, each once, got {text!r}.', *problems, 'Known:',
+                               *known]))
   return {kind: found.get(kind, values[0] if values else '') for kind, values in kinds.items()}
