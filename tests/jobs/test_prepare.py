@@ -12,7 +12,7 @@ from typing import Any
 import cv2
 import pytest
 
-from tests.data.images import encode, picture
+from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
@@ -32,7 +32,7 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
     for i in range(num):
       path = tmp_path / 'images' / split / CLASSES[i % 7] / f'{i:02d}.jpg'
       path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(encode(picture(i, height=12 + i, width=15 + i), '.jpg'))
+      path.write_bytes(encode(random_image(i, height=12 + i, width=15 + i), '.jpg'))
   return tmp_path / 'images'
 
 
