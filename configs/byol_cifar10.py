@@ -7,8 +7,10 @@ Source:   arXiv 2006.07733 at a small scale: AdamW in place of LARS, projections
           BatchNorm in the heads (`objectives/byol.py`).
 Run:      python -m vit_jax.main --config=configs/byol_cifar10.py --workdir=runs/byol_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
-Plan:     1 device; 48,000 images, minutes of one CPU core.
-Expected: not measured. 20 nearest neighbours at initialization: see `configs/dino_cifar10.py`, the same network.
+Plan:     1 device, 0.18 M parameters; 48,000 images, minutes of one CPU core.
+Expected: loss 4.0 to 0.15 and spread 0.43 to 0.12, without an alarm. So short a run learns no better features: 20
+          nearest neighbours by the teacher 26.6 % (2,000 test images, 5,000 labelled ones, JPEG copies, one seed), as
+          the same network at initialization in `configs/dino_cifar10.py`.
 """
 from vit_jax.config import schema as s
 
