@@ -71,11 +71,11 @@ def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridd
   found = differences(meta, config)
   asked = {name: pair for name, pair in found.items() if _is_given(name, overridden)}
   if asked:
-    log.warning('Settings as given, other than those that the checkpoint was saved with:\n%s', text(asked))
+    log.warning('Settings that differ from those that the checkpoint was saved with:\n%s', text(asked))
   if wrong := {name: pair for name, pair in found.items() if name not in asked}:
     name, (value, _) = next(iter(wrong.items()))
     raise UserError(f'{said}: expected the settings that checkpoint {meta.get("step", "?")} was saved with, got '
-                    f'others:\n{text(wrong)}\nRestore that file, or where the job takes a config, state what you mean, '
+                    f'others:\n{text(wrong)}\nRestore that file, or where the job takes a config, set these settings, '
                     f'for example --config.{name}={_shown(value)}')
 
 

@@ -1,4 +1,4 @@
-"""Runs a config that is a Python file: finds its `get_config`, and turns what goes wrong in it into messages.
+"""Runs a config that is a Python file: finds its `get_config`, and turns exceptions in it into messages.
 
 A message names the file and the line of the person's own code.
 """

@@ -1,6 +1,6 @@
 """The contracts between the parts. Nothing inherits from these; a part satisfies them by shape.
 
-A capability that cannot be said in these words means that a contract here is wrong: change it here,
+A capability that does not fit these contracts means that a contract is wrong: change it here,
 and never add a special case to `train/step.py` or `train/loop.py`.
 """
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Objective(Viewed, Protocol):
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     """The next `extra`, from the updated parameters and the summed `stats`.
 
-    Acts on trees leaf by leaf: their layers may be apart (`apart.Layers`).
+    Acts on trees leaf by leaf: their layers may be unstacked (`unstacked.Layers`).
     """
     ...
 

@@ -1,8 +1,8 @@
-"""Errors that a person sees. Imports nothing, so that `--help` stays instant."""
+"""Errors whose message is shown to the user. Imports nothing, so that `--help` stays instant."""
 
 
 class UserError(ValueError):
-  """A mistake of the person at the keyboard: shown as one message, without a traceback."""
+  """Invalid input or configuration: shown as one message, without a traceback."""
 
 
 class DataStopped(UserError):

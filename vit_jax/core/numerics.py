@@ -1,4 +1,4 @@
-"""Small numerics shared by tasks and evaluators: weighted means, finite checks, sharding hints.
+"""Small numerics shared by objectives and evaluators: weighted means, finite checks, sharding hints.
 
 Sums are accumulated in f32.
 """
@@ -41,7 +41,7 @@ def split_key(key: Key, *purposes: str) -> dict[str, Key]:
 def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
   """Mean of `values [B]` over the rows with `mask [B] > 0`.
 
-  Masked rows are selected away, not multiplied away: a NaN in a padding row does not spread.
+  Masked rows are replaced by `where`, not multiplied by 0, so that a NaN in a padding row does not spread.
   """
   values_B = values_B.astype(jnp.float32)
   if mask_B is None:
@@ -71,9 +71,9 @@ def select(condition: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree
 
 
 def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:
-  """Asks XLA to lay `x` out by `spec`, one mesh axis (or axes) a dimension.
+  """Constrains the sharding of `x` to `spec`: one mesh axis (or several) for each dimension.
 
-  Axes that the current mesh lacks are dropped; without a mesh (`jax.set_mesh`) `x` is returned as it is.
+  Axes that the current mesh does not have are dropped; without a mesh (`jax.set_mesh`) `x` is returned unchanged.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
@@ -94,5 +94,5 @@ def mesh_platform() -> str:
 
 
 def constrain_batch(x: Array) -> Array:
-  """Keeps the leading dimension of `x` split over the batch axes and the others whole."""
+  """Keeps the leading dimension of `x` split over the batch axes and the others replicated."""
   return constrain(x, (BATCH_AXES,) + (None,) * (x.ndim - 1))

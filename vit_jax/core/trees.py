@@ -21,7 +21,7 @@ BLOCKS = 'blocks'
 
 
 class LayerKey(NamedTuple):
-  """The last key of a path to one layer of a stack (`apart.Layers`): its number, from 0, and how many there are."""
+  """The last key of a path to one layer of a stack (`unstacked.Layers`): its number, from 0, and how many there are."""
   layer: int
   depth: int
 

@@ -1,4 +1,4 @@
-"""The words every other module speaks: arrays, batches, means, and what networks and tasks return.
+"""Types that all other modules use: arrays, batches, means, and the outputs of networks and objectives.
 
 Arrays end in axis letters inside functions (`tokens_BND`). The letters, used everywhere in the project:
 
@@ -7,7 +7,7 @@ Arrays end in axis letters inside functions (`tokens_BND`). The letters, used ev
   N  h * w patch tokens        M  tokens with class token and registers
   P  patch side, px            D  width
   A  attention heads           K  width of one head, D / A
-  Q  tokens that ask, where they are not those that answer
+  Q  query tokens, where they are not the key tokens
   F  MLP width                 C  classes
   L  depth                     S  size of a dataset
   T  labels of one image, at most
@@ -37,7 +37,7 @@ Params = dict[str, Any]
 """Nested dict of f32 arrays. Path names are a public format."""
 
 Extra = dict[str, Any]
-"""What a task carries along and no gradient touches: teacher, centre, EMA copy, BatchNorm state."""
+"""State of an objective without gradients: teacher, centre, EMA copy, BatchNorm state."""
 
 Batch = dict[str, Any]
 """One batch; on the host NumPy arrays, on devices jax arrays. Keys, and no other:
@@ -103,7 +103,7 @@ class Mean(NamedTuple):
 
 
 class Features(NamedTuple):
-  """What a backbone gives: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`.
+  """The output of a backbone: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`.
 
   `distilled [B, D]` is the distillation token's, of backbones that have one.
   """

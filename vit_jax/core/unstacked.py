@@ -1,6 +1,6 @@
-"""Stacked leaves as so many arrays, a layer each: how a state is held while it is trained, if its layers run unrolled.
+"""Stacked leaves as one array for each layer: the form of the train state while layers run unrolled.
 
-Cut from a stacked leaf, each layer is a copy, and so is what is put together for its gradient. A leaf `[L, …]` that is
+Cutting a layer from a stacked leaf copies it, and so does stacking the gradients. A leaf `[L, …]` that is
 held as `Layers`, L leaves `[1, …]` under the same path name, needs neither: what acts on each layer of a stacked leaf
 for itself (optimisers, norms, averages) acts on these. Models and files know stacked leaves alone: `join` gives these
 back, and inside a compiled program costs nothing where the model cuts them again, since XLA sees through both.

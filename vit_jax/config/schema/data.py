@@ -32,14 +32,14 @@ class Decode(enum.Enum):
 
 @dataclasses.dataclass
 class Pseudo(Settings):
-  """Pictures without labels, which a teacher labels before training begins (Noisy Student, arXiv 1911.04252)."""
+  """Images without labels, which a teacher labels before training begins (Noisy Student, arXiv 1911.04252)."""
   source: str = ''                        # like data.source; labels that it has are not used; '' = none
   split: str = 'train'
   teacher: str = ''                       # its weights: like init_from
   labels: str = ''                        # directory of its answers: written where missing, used where there
   top: int = ranged(10, COUNT)            # classes of an answer that count, with their probabilities; 1 = hard labels
   threshold: float = ranged(.3, BELOW_1)  # probability of the most likely class that an image needs to be taken
-  # Pictures taken of each class, the surest ones, with copies where few; 0 = all.
+  # Images taken of each class, the most confident ones, repeated where there are too few; 0 = all.
   per_class: int = ranged(0, COUNT_OR_0)
   share: float = ranged(.5, INSIDE)       # of these images in training
 

@@ -81,7 +81,7 @@ INSIDE = Range(0, 1, above=True, below=True)
 UP_TO_1 = Range(0, 1, above=True)
 COUNT = Range(1, MOST_INT)
 COUNT_OR_0 = Range(0, MOST_INT)
-SEED = Range(0, 2**32 - 1)      # what jax tells apart
+SEED = Range(0, 2**32 - 1)      # seeds that jax distinguishes
 PX = Range(1, 65_535, unit='px')  # of a side; the most that a JPEG can have
 PX_OR_0 = Range(0, 65_535, unit='px')
 THREADS = Range(0, 1024)
