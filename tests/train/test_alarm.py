@@ -10,7 +10,7 @@ import pytest
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean
-from vit_jax.train.alarm import Alarm
+from vit_jax.train.hooks import Alarm
 from vit_jax.train.loop import Done
 from vit_jax.train.step import Norms, StepMetrics
 

@@ -27,7 +27,7 @@ from vit_jax.record import clock as clocks
 from vit_jax.record import goodput, progress, run_directory, storage
 from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
-from vit_jax.train import alarm, checkpoint, diagnose, hooks, loop, profile, stopping
+from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, stopping
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit, init_state
 from vit_jax.weights.loading import Weights
@@ -175,7 +175,7 @@ class Run:
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
-    found += [alarm.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
+    found += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
     found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
     if best := config.checkpoints.keep_best:  # each checkpoint is evaluated, in addition to the evaluation's own steps

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import schema
+from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean, Schedule
 from vit_jax.record.clock import Clock
@@ -190,3 +191,35 @@ class Checkpoint:
     self.saved = step
     self._writer.event('checkpoint', step=step, params_digest=self.digest)
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
+
+
+class Alarm:
+  """Hook: logs an alarm, also as an `alarm` event, each time that a metric stays low; ends the run if `stops`.
+
+  The count of steps starts at 0 when a run resumes.
+  """
+  every = 0
+
+  def __init__(self, watch: Watch, writer: Writer):
+    self._watch, self._writer, self._low = watch, writer, 0
+
+  def on_metrics(self, done: Done) -> None:
+    watch = self._watch
+    if done.step <= watch.after:
+      return
+    now = value(jax.device_get(done.metrics.means[watch.metric]))
+    self._low = 0 if now >= watch.below else self._low + 1
+    if self._low != watch.lasting:
+      return
+    others = {name: value(mean) for name, mean in jax.device_get(done.metrics.means).items()}
+    text = '\n'.join([
+        f'ALARM at step {done.step:,}: train/{watch.metric}={now:.4g} has been below {watch.setting}={watch.below:g} '
+        f'for {watch.lasting:,} steps.', '  ' + ', '.join(f'{name} {number:.4g}' for name, number in others.items()),
+        f'  {watch.advice}.'])
+    self._writer.event('alarm', step=done.step, metric=watch.metric, value=now, below=watch.below)
+    if watch.stops:
+      raise UserError(text)
+    log.warning('%s', text)
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    raise AssertionError('never due')
