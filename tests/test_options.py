@@ -18,6 +18,7 @@ WITHOUT_A_CONFIG = {
         'Train.progress', 'Train.profile', 'Train.dump_hlo', 'Evaluation.limit', 'Data.any_num_examples',
         'Recipe.max_image_pixels', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.fsdp',
         'Mesh.tensor', 'Mesh.slices', 'Config.mesh'},
+    'for research on networks, which no recipe here needs': {'ViT.kernels', 'ViT.rotary_base'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'ViT.attention_dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
