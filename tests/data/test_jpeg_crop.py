@@ -106,9 +106,9 @@ def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize('recipe, why', [
-    (schema.Recipe(crop=schema.Crop.RESIZE), 'data.recipe.crop=resize crops none'),
-    (schema.Recipe(views=schema.Views(on=True)), 'data.recipe.views takes several of each picture')])
-def test_where_there_is_no_one_crop_it_is_refused(recipe: schema.Recipe, why: str) -> None:
+    (schema.Recipe(crop=schema.Crop.RESIZE), 'data.decode: expected full with data.recipe.crop=resize, which does not crop'),
+    (schema.Recipe(views=schema.Views(on=True)), 'data.decode: expected full with data.recipe.views.on=True, which takes several')])
+def test_decoding_the_crop_is_refused_for_recipes_without_a_single_crop(recipe: schema.Recipe, why: str) -> None:
   config = schema.Config(data=schema.Data(recipe=recipe, decode=schema.Decode.CROP))
   with pytest.raises(UserError, match=why):
     check.check(config)

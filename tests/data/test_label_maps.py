@@ -89,5 +89,5 @@ def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'maps' / 'info.json').write_text(content)
   saved = json.loads((tmp_path / 'maps' / 'info.json').read_text())
   (tmp_path / 'maps' / 'info.json').write_text(json.dumps({**saved, 'format': 'another'}))
-  with pytest.raises(UserError, match="is not of format 'vit_jax label maps 1'"):
+  with pytest.raises(UserError, match="expected the format 'vit_jax label maps 1', got another one"):
     label_maps.LabelMaps(tmp_path / 'maps')

@@ -1,6 +1,6 @@
 """Access to local data: paths on this machine, and errors of the operating system, which must stop a run.
 
-An error of the operating system is not the fault of an image, so it does not count as a bad image.
+An error of the operating system says nothing about an image, so the image does not count as bad.
 """
 from __future__ import annotations
 
