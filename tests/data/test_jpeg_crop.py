@@ -106,8 +106,8 @@ def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize('recipe, why', [
-    (schema.Recipe(crop=schema.Crop.RESIZE), 'data.decode: expected full with data.recipe.crop=resize, which does not crop'),
-    (schema.Recipe(views=schema.Views(on=True)), 'data.decode: expected full with data.recipe.views.on=True, which takes several')])
+    (schema.Recipe(crop=schema.Crop.RESIZE), 'expected full with data.recipe.crop=resize, which does not crop'),
+    (schema.Recipe(views=schema.Views(on=True)), 'expected full with data.recipe.views.on=True, which takes several')])
 def test_decoding_the_crop_is_refused_for_recipes_without_a_single_crop(recipe: schema.Recipe, why: str) -> None:
   config = schema.Config(data=schema.Data(recipe=recipe, decode=schema.Decode.CROP))
   with pytest.raises(UserError, match=why):
