@@ -135,15 +135,15 @@ def test_names_come_from_a_file_if_the_weights_have_none(
 
 
 @pytest.mark.parametrize(('words', 'said'), [
-    (['--top=0', 'a.jpg'], "--top: expected a whole number 1 to 2147483647, got '0'."),
+    (['--top=0', 'a.jpg'], "--top: expected a whole number, at least 1, got '0'."),
     (['--to=x', 'a.jpg'], '--to: expected --overlay as well'),
-    ([], '--job=predict needs FILES and folders'),
+    ([], 'Expected FILES and folders, got none'),
     (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
     (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),
-    (['--config=digits', 'a.jpg'], '--config is not for --job=predict'),
+    (['--config=digits', 'a.jpg'], '--config: expected a flag of this job, got one of train, evaluate'),
     (['EMPTY'], 'EMPTY: expected images, files ending in .jpg .* in or below it; got none'),
 ])
-def test_mistakes_are_said(
+def test_mistakes_are_reported(
     words: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:
   monkeypatch.chdir(tmp_path)
@@ -155,7 +155,7 @@ def test_mistakes_are_said(
 
 
 def test_other_jobs_take_no_files() -> None:
-  with pytest.raises(UserError, match="'a.jpg' is neither a job nor a flag"):
+  with pytest.raises(UserError, match="'a.jpg': expected a job or a flag"):
     main.parse(['evaluate', '--workdir=x', 'a.jpg'])
 
 
