@@ -128,7 +128,7 @@ def test_names_come_from_a_file_if_the_weights_have_none(
     tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture) -> None:
   assert run(pictures[0], '--weights=vit-unnamed', '--top=1') == 0
-  assert 'class ' in capsys.readouterr().out and 'do not name their classes' in caplog.text
+  assert 'class ' in capsys.readouterr().out and 'does not name its 7 classes' in caplog.text
   (tmp_path / 'names').write_text('\n'.join(f'n{i} sort {i}' for i in range(loaded.CLASSES)))
   assert run(pictures[0], '--weights=vit-unnamed', f'--classes={tmp_path / "names"}', '--top=1') == 0
   assert ' sort ' in capsys.readouterr().out
@@ -141,7 +141,7 @@ def test_names_come_from_a_file_if_the_weights_have_none(
     (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
     (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),
     (['--config=digits', 'a.jpg'], '--config: expected a flag of this job, got one of train, evaluate'),
-    (['EMPTY'], 'EMPTY: expected images, files ending in .jpg .* in or below it; got none'),
+    (['EMPTY'], 'EMPTY: expected images with the extension .jpg .* in or below it, got none'),
 ])
 def test_mistakes_are_reported(
     words: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
