@@ -12,7 +12,9 @@ import pytest
 from tests.data import images
 from tests.weights import made
 from vit_jax import main
+from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, geometry
+from vit_jax.jobs import evaluate as job
 from vit_jax.weights import inference, loading, saving
 
 OWN = [made.CLASSES[i].split()[0] for i in (5, 1, 2)]
@@ -138,10 +140,9 @@ def test_a_run_of_its_own_is_not_written_over(here: pathlib.Path, tmp_path: path
   assert '--workdir: expected a directory without a run' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(('words', 'says'), [
-    ([], '--job=evaluate needs --workdir=…, the directory of a run, or --weights=…'),
-    (['--workdir=x', '--preprocess=half'], '--preprocess is for --weights=…; a run has its own')])
-def test_flags_of_a_run_and_of_weights_are_kept_apart(words: list[str], says: str,
-                                                      capsys: pytest.CaptureFixture[str]) -> None:
-  assert main.run(['evaluate', *words]) == 2
-  assert says in capsys.readouterr().err
+def test_evaluate_needs_a_run_or_weights_and_reads_flags_of_weights_for_weights_only(
+    here: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['evaluate']) == 2
+  assert '--workdir: expected the directory of a run, got none. Set --workdir=DIR or --we' in capsys.readouterr().err
+  with pytest.raises(UserError, match='--weights: expected weights for --preprocess, --model and --view, got none'):
+    job.run(None, here, preprocess='half', source='', overridden=())
