@@ -36,6 +36,7 @@ setuptools.setup(
     'flax>=0.12',
     'google-crc32c>=1.5',
     'grain>=0.2.18',
+    'protobuf>=5',
     'jax>=0.10',
     'jinja2>=3.1',
     'matplotlib>=3.9',
