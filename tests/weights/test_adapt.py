@@ -164,8 +164,8 @@ def test_fixed_positions_become_learned_ones() -> None:
 
 
 @pytest.mark.parametrize(('changes', 'run', 'says'), [
-    ({'gelu': Gelu.EXACT}, {}, 'model.gelu=tanh, but the weights were made with exact; want --config.model.gelu=exact'),
-    ({'norm_eps': 1e-12}, {}, 'want --config.model.norm_eps=1e-12'),
+    ({'gelu': Gelu.EXACT}, {}, 'model.gelu: expected exact, as in the weights, got tanh. Set --config.model.gelu=e'),
+    ({'norm_eps': 1e-12}, {}, 'Set --config.model.norm_eps=1e-12'),
     ({}, {'depth': 3}, r'~ backbone/blocks/attn/key/bias: float32\[2, 4, 8\] in the weights, float32\[3, 4, 8\] in'),
     ({}, {'registers': 2}, '- backbone/registers'),
     ({'registers': 2}, {}, r'\+ backbone/registers'),
@@ -203,4 +203,4 @@ def test_a_mixer_grows_to_whole_multiples_of_its_image_and_to_nothing_else() -> 
 def test_images_that_a_run_normalises_otherwise_are_told() -> None:
   recipe = schema.Recipe(mean=(.485, .456, .406), std=(.5, .5, .5))
   said = adapt.preprocessing_differs(made.network(), recipe)
-  assert len(said) == 1 and said[0].endswith('right is --config.data.recipe.mean=0.5,0.5,0.5')
+  assert len(said) == 1 and said[0].endswith('Set --config.data.recipe.mean=0.5,0.5,0.5.')

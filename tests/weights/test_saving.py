@@ -70,7 +70,7 @@ def test_the_round_trip_of_all_families_gives_the_same_file(tmp_path: pathlib.Pa
                                               ('timm', 'folder'), ('run', 'folder')])
 def test_a_mixer_comes_back(family: str, name: str, tmp_path: pathlib.Path) -> None:
   if name == 'folder' and family == 'timm':
-    with pytest.raises(UserError, match='timm has no name for this Mixer; want a single .safetensors file'):
+    with pytest.raises(UserError, match='got another Mixer. Write a single .safetensors file'):
       saving.save(made.network(made.MIXER), str(tmp_path / name), family=family)
     return
   found = made.network(made.MIXER)
@@ -117,7 +117,7 @@ def test_a_folder_for_timm_says_its_name_for_the_network() -> None:
     assert (config['architecture'], config['global_pool'], config['model_args']) == (name, 'avg', {})
     assert config['pretrained_cfg']['classifier'] == ('head.fc' if 'bit' in name else 'classifier')
   for model in (made.BIT, schema.EfficientNet(width_factor=.25)):
-    with pytest.raises(UserError, match='timm has no name for this .*; want a single .safetensors file'):
+    with pytest.raises(UserError, match='got another .*. Write a single .safetensors file'):
       folders.timm_config(made.network()._replace(model=model))
 
 
@@ -157,11 +157,11 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize(('family', 'name', 'changes', 'says'), [
     ('vision_transformer', 'a.npz', {'registers': 2}, 'no place for 1 of the parameters:\n  backbone/registers'),
-    ('huggingface', 'f', {'pool': Pool.MEAN}, 'has no such network: pool=mean: its ViTs read the class token'),
+    ('huggingface', 'f', {'pool': Pool.MEAN}, 'got pool=mean: its ViTs read the class token'),
     ('huggingface', 'f', {'registers': 2}, 'registers or SwiGLU without LayerScale'),
     ('huggingface', 'f', {'layer_scale': .1}, 'that of its DINOv2 reads the mean patch as well'),
     ('huggingface', 'f', HYBRID, 'a ResNet stem'),
-    ('timm', 'f', {**HYBRID}, r'timm has no hybrid with the stem \(1,\)'),
+    ('timm', 'f', {**HYBRID}, r'got a hybrid with the stem \(1,\)'),
     ('timm', 'a.npz', {}, '--to: expected a folder or .safetensors or .pth .* with --family=timm, got a.npz'),
     ('bit', 'a.npz', {}, 'files of bit have no place for 24 of the parameters'),
     ('keras', 'a.npz', {}, "--family: expected one of vision_transformer, big_vision, .*, got 'keras'")])

@@ -24,18 +24,18 @@ from vit_jax.weights.report import Line, Report
 BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
 NORM = 'backbone/norm/'
 NUMERICS = ('gelu', 'norm_eps')
-"""Settings that no shape shows, and that the weights are wrong without."""
+"""Settings that shapes do not determine, and that must be those of the weights."""
 
 
 class Adapted(NamedTuple):
-  """Parameters that fit a run: those that could be had; the report names the ones that start anew."""
+  """Parameters that fit a run; the report names those that are missing and reinitialized."""
   params: Params
   state: PyTree
   report: Report
 
 
 class Target(NamedTuple):
-  """What weights are to fit.
+  """The network that weights must fit.
 
   model, image_px: the run's.
   like: arrays or shapes of all parameters of the run, with its own keys beside `backbone` and `head`.
@@ -60,7 +60,7 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   """
   leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
   wanted = trees.flatten(target.like)
-  faults = _numerics(weights.model, target.model)
+  problems = _numerics(weights.model, target.model)
   lines: list[Line] = []
   if isinstance(weights.model, schema.ViT) and isinstance(target.model, schema.ViT):
     leaves, more = _resized(leaves, weights, target.model, target)
@@ -80,12 +80,12 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   lines += [Line(name, 'new', rule) for name in wanted
             if name not in leaves and not keeps_all and (rule := _newness(name))]
   explained = {line.name for line in lines if line.what == 'new'}
-  faults += _differences(leaves, {name: leaf for name, leaf in wanted.items() if name not in explained})
-  if faults:
+  problems += _differences(leaves, {name: leaf for name, leaf in wanted.items() if name not in explained})
+  if problems:
     raise UserError(f'{weights.source} ({describe(weights.model)}) does not fit this run ({describe(target.model)}):\n'
-                    + '\n'.join(f'  {fault}' for fault in faults))
-  told = {line.name for line in lines}
-  taken = [Line(name, 'taken') for name in leaves if name not in told]
+                    + '\n'.join(f'  {problem}' for problem in problems))
+  changed = {line.name for line in lines}
+  taken = [Line(name, 'taken') for name in leaves if name not in changed]
   return Adapted(trees.unflatten(leaves), weights.state, Report((*taken, *lines)))
 
 
@@ -103,10 +103,10 @@ def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
 
 
 def _numerics(found: schema.Model, wanted: schema.Model) -> list[str]:
-  """What a config must be told, because the weights were made with it."""
+  """Returns the settings that must be those of the weights."""
   pairs = [(name, getattr(found, name, None), getattr(wanted, name, None)) for name in NUMERICS]
-  return [f'model.{name}={_plain(b)}, but the weights were made with {_plain(a)}; want '
-          f'--config.model.{name}={_plain(a)}' for name, a, b in pairs if a is not None and b is not None and a != b]
+  return [f'model.{name}: expected {_plain(a)}, as in the weights, got {_plain(b)}. Set '
+          f'--config.model.{name}={_plain(a)}.' for name, a, b in pairs if a is not None and b is not None and a != b]
 
 
 def _plain(value: object) -> object:
@@ -197,7 +197,7 @@ def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, li
       (weights.model, weights.preprocess.image_px), (target.model, target.image_px)))
   times = new[0] // grid[0], new[1] // grid[1]
   if grid == new or (grid[0] * times[0], grid[1] * times[1]) != new:
-    return leaves, []  # what is then different is told with all other differences
+    return leaves, []  # the difference is reported with all others
   backbone = trees.unflatten({name.removeprefix(BACKBONE): leaf for name, leaf in leaves.items()
                               if name.startswith(BACKBONE)})
   grown = {BACKBONE + name: np.asarray(leaf) for name, leaf in trees.flatten(mixer.grow(backbone, grid, times=times)
@@ -219,9 +219,9 @@ def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -
   lines = [Line(name, 'dropped', next(rule for pattern, rule in rules if re.fullmatch(pattern, name)))
            for name in leaves if name not in wanted and any(re.fullmatch(p, name) for p, _ in rules)]
   if any(re.fullmatch(heads, name) for name in wanted) and not _keeps_head(leaves, wanted, weights, target):
-    told = {line.name for line in lines}
+    gone = {line.name for line in lines}
     lines += [Line(name, 'dropped', _other_classes(weights, target)) for name in leaves
-              if re.fullmatch(heads, name) and name not in told]
+              if re.fullmatch(heads, name) and name not in gone]
   gone = {line.name for line in lines}
   return {name: leaf for name, leaf in leaves.items() if name not in gone}, lines
 
@@ -263,6 +263,6 @@ def preprocessing_differs(weights: Weights, recipe: schema.Recipe) -> list[str]:
   """Sentences about images that a run normalises otherwise than the weights know them."""
   p = weights.preprocess
   pairs = {'mean': (p.mean, tuple(recipe.mean)), 'std': (p.std, tuple(recipe.std))}
-  return [f'data.recipe.{name}={now}, but the weights know images with {own}; right is '
-          f'--config.data.recipe.{name}={",".join(map(str, own))}' for name, (own, now) in pairs.items()
+  return [f'data.recipe.{name}: expected {own}, as for the weights, got {now}. Set '
+          f'--config.data.recipe.{name}={",".join(map(str, own))}.' for name, (own, now) in pairs.items()
           if not np.allclose(own, now, atol=1e-3)]

@@ -31,26 +31,27 @@ def transformers_type(weights: Weights) -> str:
   Raises:
     UserError: there is none; says why.
   """
-  m, faults = weights.model, []
+  m, problems = weights.model, []
   if not isinstance(m, schema.ViT):
-    raise UserError(f'transformers has no {type(m).__name__} with these names; want --family=timm or an .npz')
+    raise UserError(f'--family: expected one that has a {type(m).__name__}, got huggingface. Set --family=timm, or '
+                    'write an .npz.')
   if m.pool is not Pool.CLS:
-    faults.append(f'pool={m.pool.value}: its ViTs read the class token')
+    problems.append(f'pool={m.pool.value}: its ViTs read the class token')
   if m.positions is not schema.Positions.LEARNED:
-    faults.append(f'positions={m.positions.value}: its ViTs have a table')
+    problems.append(f'positions={m.positions.value}: its ViTs have a table')
   if isinstance(m.stem, schema.ResNetStem):
-    faults.append('a ResNet stem: its hybrids are other networks')
+    problems.append('a ResNet stem: its hybrids are other networks')
   if weights.head.pre_logits:
-    faults.append(f'head.pre_logits={weights.head.pre_logits}: its heads are one layer')
+    problems.append(f'head.pre_logits={weights.head.pre_logits}: its heads are one layer')
   is_dino = bool(m.layer_scale)
   if not is_dino and (m.registers or m.swiglu):
-    faults.append('registers or SwiGLU without LayerScale, which its DINOv2 always has')
+    problems.append('registers or SwiGLU without LayerScale, which its DINOv2 always has')
   if is_dino and weights.num_classes:
-    faults.append('a head on the class token alone: that of its DINOv2 reads the mean patch as well')
+    problems.append('a head on the class token alone: that of its DINOv2 reads the mean patch as well')
   if is_dino and m.distilled:
-    faults.append('LayerScale or registers with a distillation token')
-  if faults:
-    raise UserError('transformers has no such network: ' + '; '.join(faults))
+    problems.append('LayerScale or registers with a distillation token')
+  if problems:
+    raise UserError('--family: expected a network that transformers has, got ' + '; '.join(problems) + '.')
   if is_dino:
     return 'dinov2_with_registers' if m.registers else 'dinov2'
   return 'deit' if m.distilled else 'vit_mae' if weights.decoder else 'vit'
@@ -144,8 +145,8 @@ def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
     case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
       if found := TIMM_HYBRIDS.get((m.stem.layers, m.width)):
         return found, {'img_size': _side(p), 'act_layer': TIMM_ACTIVATION[m.gelu]}
-      raise UserError(f'timm has no hybrid with the stem {m.stem.layers} and width {m.width}; want a single '
-                      '.safetensors file')
+      raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} and width '
+                      f'{m.width}. Write a single .safetensors file.')
     case schema.ViT():
       return _timm_vit(m, p)
     case schema.Mixer():
@@ -160,7 +161,8 @@ def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
       if found := next((name for name, (width, depth, *_) in sizes.EFFICIENTNET.items()
                         if (width, depth) == (m.width_factor, m.depth_factor)), ''):
         return f'tf_efficientnet_{found.lower()}', {}
-  raise UserError(f'timm has no name for this {type(m).__name__}; want a single .safetensors file')
+  raise UserError(f'--to: expected a network that timm has a name for, got another {type(m).__name__}. Write a single '
+                  '.safetensors file.')
 
 
 def _timm_vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
@@ -180,7 +182,8 @@ def _timm_vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
     arguments |= {'class_token': m.pool.has_class_token, 'global_pool': 'map' if m.pool is Pool.MAP else 'avg',
                   'fc_norm': m.norm_after_pool}
   if m.swiglu:
-    raise UserError('timm cannot be told of a SwiGLU MLP in a file; want a single .safetensors file')
+    raise UserError('--to: expected a network that a timm config.json can describe, got one with a SwiGLU MLP. Write a '
+                    'single .safetensors file.')
   return ('deit_base_distilled_patch16_224' if m.distilled else 'vit_base_patch16_224'), arguments
 
 

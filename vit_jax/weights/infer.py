@@ -1,6 +1,6 @@
 """The settings of a network from the shapes of its parameters, and from what a person or a file's neighbour says.
 
-Shapes tell nearly all; not the number of attention heads where a file does not split them (known sizes do, or
+Shapes determine nearly all; not the number of attention heads if a file does not split them (known sizes do, or
 `--model=heads=N`), the form of the GELU, the epsilon of LayerNorm, how tokens are pooled where there is neither a class
 token nor an attention pool, nor the shape of a grid that is not square.
 """
@@ -27,7 +27,7 @@ _STACKED_DECODER = 'decoder/blocks/norm1/scale'
 
 
 class Hints(NamedTuple):
-  """What shapes cannot tell; 0 and None: not known."""
+  """Settings that shapes do not determine; 0 and None: unknown."""
   heads: int = 0
   decoder_heads: int = 0
   gelu: Gelu | None = None
@@ -38,7 +38,7 @@ class Hints(NamedTuple):
   norm_after_pool: bool = False
 
   def over(self, other: Hints) -> Hints:
-    """These, and where they know nothing the others."""
+    """Returns these hints, with unknown ones taken from the others."""
     return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
                  self.norm_eps or other.norm_eps, self.image_px or other.image_px,
                  self.position_resize or other.position_resize, self.pool or other.pool,
@@ -62,7 +62,8 @@ def parse(text: str) -> Hints:
                  PositionResize(found['position_resize']) if found['position_resize'] else None,
                  parse_pool(found['pool']))
   except ValueError as error:
-    raise UserError(f'--model={text}: {error}; right is such as heads=6,gelu=exact,norm_eps=1e-6') from None
+    raise UserError(f'--model: expected settings such as heads=6,gelu=exact,norm_eps=1e-6, got {text}: {error}.'
+                    ) from None
 
 
 POOLS = {'token': Pool.CLS, 'tok': Pool.CLS, 'gap': Pool.MEAN, '0': Pool.FIRST, **{one.value: one for one in Pool}}
@@ -94,7 +95,7 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
   """Settings of the backbone of `leaves`; `hints` has GELU and epsilon.
 
   Raises:
-    UserError: what they are cannot be told, and what would say so.
+    UserError: they cannot be determined; the message names the setting to pass.
   """
   if 'backbone/blocks/tokens/up/kernel' in leaves:
     return _mixer(leaves, hints)
@@ -105,7 +106,7 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
   wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
             'backbone/blocks/norm1/scale')
   if missing := [name for name in wanted if name not in leaves]:
-    raise UserError('the tensors are those of no network that is known: there is nothing for ' + ', '.join(missing))
+    raise UserError('expected the tensors of a known network, got none for ' + ', '.join(missing))
   return _vit(leaves, hints)
 
 
@@ -149,7 +150,7 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
 
 
 def has_pool(leaves: Leaves) -> bool:
-  """Whether the tensors tell how tokens are pooled."""
+  """Whether the tensors determine how tokens are pooled."""
   return 'backbone/cls' in leaves or 'backbone/pool/probe' in leaves
 
 
@@ -161,7 +162,7 @@ def _pool(leaves: Leaves, hints: Hints) -> Pool:
     return hints.pool or Pool.MEAN
   found = Pool.CLS if 'backbone/cls' in leaves else Pool.MAP
   if found is Pool.CLS and (hints.norm_after_pool or hints.pool is Pool.PATCHES):
-    found = Pool.PATCHES  # only the name of the norm, or a person, tells it from reading the class token
+    found = Pool.PATCHES  # only the name of the norm or --model distinguishes it from pooling by class token
   if hints.pool not in (None, found):
     raise UserError(f'--model=pool: expected {found.value}, which the tensors of the file are for, got '
                     f'{hints.pool.value}. Leave it out.')
@@ -180,12 +181,12 @@ def known_heads(s: schema.ViT) -> int:
 
 def _check_heads(heads: int, width: int, *, said: int) -> None:
   if said and said != heads:
-    raise UserError(f'--model=heads={said}, but the file splits its kernels into {heads} heads')
+    raise UserError(f'--model=heads: expected {heads}, as the kernels of the file are split, got {said}. Leave it out.')
   if not heads:
-    raise UserError(f'a network of width {width} with these sizes is not known, and the file does not say how many '
-                    'attention heads it has; say so: --model=heads=N')
+    raise UserError(f'--model=heads: expected the number of attention heads, got none. The file does not contain it, '
+                    f'and no published network of width {width} has these sizes. Set --model=heads=N.')
   if width % heads:
-    raise UserError(f'{heads} heads do not divide the width {width}; want another --model=heads=N')
+    raise UserError(f'--model=heads: expected a divisor of the width {width}, got {heads}. Set another.')
 
 
 def _mixer(leaves: Leaves, hints: Hints) -> schema.Mixer:
@@ -230,8 +231,8 @@ def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
   depth, width = leaves[_STACKED_DECODER].shape
   heads = hints.decoder_heads or MAE_DECODER_HEADS.get(width, 0)
   if not heads or width % heads:
-    raise UserError(f'a decoder of width {width} is not known, and the file does not say how many attention heads it '
-                    'has; say so: --model=decoder_heads=N')
+    raise UserError(f'--model=decoder_heads: expected a divisor of the width {width} of the decoder, got {heads}. The '
+                    'file does not contain the number of its heads. Set --model=decoder_heads=N.')
   return schema.Mae(decoder_width=width, decoder_depth=depth, decoder_heads=heads)
 
 
@@ -246,7 +247,7 @@ def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int) -> Leaves:
     count = decoder_heads if name.startswith('decoder/') else heads
     place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
     lead = 1 if '/blocks/' in name else 0
-    if not count:  # there is no such network; what is here is told of as left over
+    if not count:  # no such network: its tensors are reported as unused
       place = None
     is_out = bool(place and place[2] == 'out')
     if place and place[3] == 'kernel' and leaf.ndim == lead + 2 and (width := leaf.shape[-2 if is_out else -1]) % count:

@@ -86,7 +86,7 @@ def text(weights: Weights) -> str:
   return '\n'.join([
       f'Weights: {weights.source} ({weights.family}): {describe(weights.model)}, {classes}{named}, '
       f'{trees.num_elements(weights.params):,} parameters',
-      preparing.tell(weights.preprocess), weights.report.text()])
+      preparing.describe(weights.preprocess), weights.report.text()])
 
 
 def describe(model: schema.Model) -> str:

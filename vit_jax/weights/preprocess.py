@@ -1,8 +1,8 @@
-"""How images must be made ready for a network, and which rule said so.
+"""How images are prepared for a network, and which rule decided it.
 
-A weight file rarely says. In this order, each for what it knows: a person (`--preprocess=`), the files beside it, its
-published name, and at last what is usual in its family, with a warning: AugReg's and DeiT's files have the same
-names and shapes, and want differently normalised images.
+Weight files rarely contain it. The first of these that has a value decides it: `--preprocess=`, the sidecars of the
+file, its published name, and the default of its family, with a warning: the files of AugReg and DeiT have the same
+names and shapes, but need differently normalised images.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Preprocess(NamedTuple):
 
 
 class PreprocessRule(NamedTuple):
-  """What one rule knows: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias` and `resize`.
+  """Values set by one rule: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias` and `resize`.
 
   `resize` is the short side in px (int, 0 = squash), or the part of it that the crop keeps (float).
   """
@@ -55,7 +55,7 @@ NORMS: dict[str, dict[str, Any]] = {
 }
 _PILLOW = {'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True}
 _TF = {'geometry': Geometry.BIG_VISION, 'interpolation': Interpolation.BILINEAR, 'antialias': False}
-_WANTED = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'antialias')
+_NAMES = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'antialias')
 
 USUAL: dict[str, dict[str, Any]] = {
     'vision_transformer': {**NORMS['half'], **_TF, 'resize': 0},
@@ -109,7 +109,7 @@ them.
 
 
 def by_name(name: str) -> list[PreprocessRule]:
-  """What a published name tells; nothing, if it is none."""
+  """Returns the rule of a published name; nothing for other names."""
   plain = re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower())
   found = next((values for pattern, values in BY_NAME if re.fullmatch(pattern, plain)), None)
   return [PreprocessRule(f'the name {plain}', found)] if found else []
@@ -137,7 +137,8 @@ def parse(text: str) -> list[PreprocessRule]:
     if found['image']:
       values['image_px'] = parse_px(found['image'])
   except ValueError as error:
-    raise UserError(f'--preprocess={text}: {error}; right is such as imagenet,resize=248,image=224') from None
+    raise UserError(f'--preprocess: expected settings such as imagenet,resize=248,image=224, got {text}: {error}.'
+                    ) from None
   if found['geometry']:
     values['geometry'] = Geometry(found['geometry'])
   if found['interpolation']:
@@ -163,14 +164,14 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
   first = [rule for rule in rules if rule.rule == '--preprocess']
   order = [*first, *own, *rules, last, PreprocessRule('the usual size', {'image_px': (224, 224)})]
-  chosen = {name: next(rule for rule in order if name in rule.values) for name in _WANTED}
+  chosen = {name: next(rule for rule in order if name in rule.values) for name in _NAMES}
   values = {name: rule.values[name] for name, rule in chosen.items()}
   by_rule: dict[str, list[str]] = {}
   for name, rule in chosen.items():
     by_rule.setdefault(rule.rule, []).append(name)
-  told = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
+  origin = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
   found = Preprocess(values['geometry'], _short_side(values['resize'], values['image_px']), values['image_px'],
-                     values['interpolation'], values['antialias'], tuple(values['mean']), tuple(values['std']), told)
+                     values['interpolation'], values['antialias'], tuple(values['mean']), tuple(values['std']), origin)
   return found, _guesses(found, [name for name, rule in chosen.items() if rule is last], last.rule)
 
 
@@ -204,8 +205,8 @@ def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
   return math.floor(min(image_px) / resize) if isinstance(resize, float) else resize
 
 
-def tell(p: Preprocess) -> str:
-  """One line for a person."""
+def describe(p: Preprocess) -> str:
+  """Returns the preprocessing in one line."""
   filtered = ', antialiased' if p.antialias else ''
   return (f'Images: {resizing(p)}, {p.interpolation.value}{filtered}, mean {p.mean}, std {p.std} ({p.rule})')
 

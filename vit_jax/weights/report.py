@@ -1,4 +1,4 @@
-"""What became of every tensor of a weight file, as records that can be printed and written."""
+"""How every tensor of a weight file was used, as records that can be printed and written."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -33,9 +33,9 @@ class Report(NamedTuple):
     """For a person: counts, and a line for everything that was not simply taken."""
     counts = [f'{len(self.of(what))} {what}' for what in ('taken', 'resized', 'folded', 'new', 'dropped')
               if self.of(what)]
-    told = [f'  {line.what:<8}{line.name}' + (f': {line.rule}' if line.rule else '')
+    changed = [f'  {line.what:<8}{line.name}' + (f': {line.rule}' if line.rule else '')
             for line in self.lines if line.what != 'taken']
-    return '\n'.join([*self.notes, f'Tensors: {", ".join(counts) or "none"} (those of all blocks as one)', *told,
+    return '\n'.join([*self.notes, f'Tensors: {", ".join(counts) or "none"} (those of all blocks as one)', *changed,
                       *(f'Warning: {one}' for one in self.warnings)])
 
   def plain(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What lies beside a weight file and tells what its tensors cannot: `FILE.json` of ours, `config.json` of transformers
-or timm, `preprocessor_config.json`.
+"""Sidecars of a weight file, with settings that tensors do not determine: our `FILE.json`, `config.json` of
+transformers or timm, `preprocessor_config.json`. They are checked like the weights themselves.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_CLASSES = 1_000_000
 
 
 class Sidecar(NamedTuple):
-  """What the files beside one tell; `architecture` is timm's name of the network."""
+  """The settings in the sidecars of a file; `architecture` is timm's name of the network."""
   hints: Hints = Hints()
   rules: tuple[PreprocessRule, ...] = ()
   class_names: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def read(path: pathlib.Path) -> Sidecar:
   """What lies beside the weight file `path`; our own file decides over the others.
 
   Raises:
-    UserError: one of them is damaged, or tells of a network that is not known here.
+    UserError: one of them is damaged, or describes an unknown network.
   """
   own = path.with_name(f'{path.name}.json')
   if own.is_file():
