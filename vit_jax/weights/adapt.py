@@ -1,6 +1,6 @@
-"""Fits weights to the network of a run: another resolution, patch, pooling or set of classes.
+"""Adapts weights to the network of a run, which may differ in resolution, patch size, pooling or classes.
 
-Whatever changes has a rule, which is in the report; a tensor that is left over, or missing, without one is an error.
+Every change follows a rule, which the report names. A tensor that is unused or missing without a rule is an error.
 """
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from vit_jax.weights.report import Line, Report
 BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
 NORM = 'backbone/norm/'
 NUMERICS = ('gelu', 'norm_eps')
-"""Settings that shapes do not determine, and that must be those of the weights."""
+"""Settings that shapes do not determine, and that must agree with the weights."""
 
 
 class Adapted(NamedTuple):
-  """Parameters that fit a run; the report names those that are missing and reinitialized."""
+  """Parameters for a run; the report names those that are missing and are reinitialized."""
   params: Params
   state: PyTree
   report: Report
 
 
 class Target(NamedTuple):
-  """The network that weights must fit.
+  """The network that the weights are adapted to.
 
-  model, image_px: the run's.
-  like: arrays or shapes of all parameters of the run, with its own keys beside `backbone` and `head`.
-  class_names: of the run's classes; a head is only kept for the same ones, in the same order. None: it is kept.
+  model, image_px: of the run.
+  like: arrays or shapes of all parameters of the run, including keys other than `backbone` and `head`.
+  class_names: of the run; the head is only kept if the weights have the same classes in the same order. None = the
+    head is always kept.
   """
   model: schema.Model
   image_px: tuple[int, int]
@@ -48,15 +49,15 @@ class Target(NamedTuple):
 
 
 def adapt(weights: Weights, target: Target) -> Adapted:
-  """Parameters of a run from weights.
+  """Returns the parameters of a run, taken from weights.
 
   Args:
-    weights: loaded.
-    target: what they are to fit; its `model.position_resize` says how positions come to another grid.
+    weights: the loaded weights.
+    target: the network of the run; `target.model.position_resize` selects how position embeddings are resized.
 
   Raises:
-    UserError: lists every tensor that is left over or missing without a rule, and every setting that the weights are
-      wrong without.
+    UserError: lists every tensor that is unused or missing without a rule, and every setting that must agree with
+      the weights and does not.
   """
   leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
   wanted = trees.flatten(target.like)
@@ -90,12 +91,12 @@ def adapt(weights: Weights, target: Target) -> Adapted:
 
 
 def _moved_norm(found: schema.Model, wanted: schema.Model) -> bool:
-  """Whether one network normalises tokens, and the other their mean."""
+  """Whether one network normalizes the tokens, and the other one the mean of the tokens."""
   return getattr(found, 'norm_after_pool', False) != getattr(wanted, 'norm_after_pool', False)
 
 
 def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
-  """Leaves without the last norm, which begins anew in the run, as in MAE's fine-tuning."""
+  """Returns the leaves without the last norm, which the run reinitializes, as in MAE's fine-tuning."""
   what = 'the mean of the tokens' if getattr(model, 'norm_after_pool', False) else 'each token'
   names = [name for name in leaves if name.startswith(NORM)]
   return ({name: leaf for name, leaf in leaves.items() if name not in names},
@@ -103,7 +104,7 @@ def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
 
 
 def _numerics(found: schema.Model, wanted: schema.Model) -> list[str]:
-  """Returns the settings that must be those of the weights."""
+  """Returns the settings that must agree with the weights and do not."""
   pairs = [(name, getattr(found, name, None), getattr(wanted, name, None)) for name in NUMERICS]
   return [f'model.{name}: expected {_plain(a)}, as in the weights, got {_plain(b)}. Set '
           f'--config.model.{name}={_plain(a)}.' for name, a, b in pairs if a is not None and b is not None and a != b]
@@ -114,7 +115,7 @@ def _plain(value: object) -> object:
 
 
 def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target) -> tuple[Leaves, list[Line]]:
-  """Patch kernel and positions as the run's ViT has them."""
+  """Returns the leaves with patch kernel and position embeddings resized for the run's ViT."""
   assert isinstance(weights.model, schema.ViT)
   leaves, lines = _patches(leaves, model)
   old, rows = weights.model, (_num_first(weights.model), _num_first(model))
@@ -166,7 +167,7 @@ def _first_tokens(more: schema.ViT, less: schema.ViT) -> str:
 
 
 def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line]) -> tuple[Leaves, list[Line]]:
-  """Leaves without a table that is the run's fixed one, as MAE's files have it."""
+  """Returns the leaves without a position table that equals the run's fixed one; MAE's files contain it."""
   fixed = FIXED.get(model.positions)
   if fixed is None or POSITIONS not in leaves:
     return leaves, lines
@@ -181,7 +182,7 @@ def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line
 
 
 def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
-  """Leaves with a patch kernel of the run's side, where patches are cut from the image itself."""
+  """Returns the leaves with a patch kernel of the run's patch size, if patches are cut from the image itself."""
   stem, new = getattr(model, 'stem', schema.PatchStem()), getattr(model, 'patch', 0)
   kernel = leaves.get(STEM)
   if kernel is None or kernel.shape[2] != 3 or not isinstance(stem, schema.PatchStem) or kernel.shape[0] == new:
@@ -191,7 +192,7 @@ def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
 
 
 def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
-  """Leaves of a Mixer for an image that is a whole number of times as large, in both directions."""
+  """Returns the leaves of a Mixer for an image whose sides are integer multiples of the original ones."""
   assert isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer)
   grid, new = ((px[0] // model.patch, px[1] // model.patch) for model, px in (
       (weights.model, weights.preprocess.image_px), (target.model, target.image_px)))
@@ -207,7 +208,7 @@ def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, li
 
 
 def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
-  """Leaves without those that a rule leaves out for this run."""
+  """Returns the leaves without those that a rule drops for this run."""
   heads = r'(head|head_dist)(/.*)?'
   rules = [(r'decoder/.*|mask_token', 'the run reconstructs no images'),
            (r'(projector|aux|predict)(/.*)?', 'of another objective'),
@@ -227,7 +228,7 @@ def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -
 
 
 def _keeps_head(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> bool:
-  """Whether the head is for the run's classes, and whole."""
+  """Whether the head is complete and predicts the run's classes."""
   if target.class_names is None:
     return True
   names = [name for name in wanted if name.startswith(('head/', 'head_dist/'))]
@@ -244,7 +245,7 @@ def _other_classes(weights: Weights, target: Target) -> str:
 
 
 def _newness(name: str) -> str:
-  """Why a parameter of the run may start anew, or ''."""
+  """Returns why a parameter of the run may be reinitialized; '' if it may not."""
   rules = [(r'head/pre_logits/.*', 'a new head'), (r'(head|head_dist)/.*', 'a new head, zeros'),
            (r'backbone/cls', 'the weights pool without a class token'),
            (r'backbone/dist', 'the weights have no distillation token'),
@@ -260,7 +261,7 @@ def _differences(leaves: Leaves, wanted: Leaves) -> list[str]:
 
 
 def preprocessing_differs(weights: Weights, recipe: schema.Recipe) -> list[str]:
-  """Sentences about images that a run normalises otherwise than the weights know them."""
+  """Returns one sentence for each difference between the run's preprocessing and that of the weights."""
   p = weights.preprocess
   pairs = {'mean': (p.mean, tuple(recipe.mean)), 'std': (p.std, tuple(recipe.std))}
   return [f'data.recipe.{name}: expected {own}, as for the weights, got {now}. Set '

@@ -1,7 +1,7 @@
-"""From what a person writes to a file on this machine: paths, addresses and known names, fetched once and kept.
+"""Resolves paths, addresses and known names of weights to local files; files are downloaded once and cached.
 
-What is fetched lies in `$XDG_CACHE_HOME/vit_jax/weights` (or `~/.cache/…`), in a folder a source. No name of a server
-or of a file leads out of it: names are checked before anything is fetched, and paths again with links resolved.
+The cache is `$XDG_CACHE_HOME/vit_jax/weights` (or `~/.cache/…`), with one folder per source. No name of a server or
+file can lead out of the cache: names are checked before the download, and paths again after links are resolved.
 """
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MOST_NAME = 200  # bytes; file systems end at 255, and a temporary name is long
 
 
 def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
-  """The file or folder that `where` is, fetched if it is elsewhere and not here yet.
+  """Returns the local file or folder for `where`, downloaded first if it is remote and not in the cache.
 
   Args:
     where: a path, `gs://bucket/file`, `https://…`, `hf://owner/name[/file]`, or a known name.
-    opener: of addresses.
+    opener: opens addresses.
 
   Raises:
-    UserError: there is nothing there, or its name would lead out of the cache.
+    UserError: the file does not exist, or its name would lead out of the cache.
   """
   try:
     path = pathlib.Path(where).expanduser()
@@ -62,10 +62,10 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
-  """The weight file that `path` is, or those of the model in the folder that it is.
+  """Returns `path` if it is a file; for a folder, the weight files of its model.
 
   Raises:
-    UserError: the folder holds none, or several models.
+    UserError: the folder holds no model, or several.
   """
   if not path.is_dir():
     return [path]
@@ -84,7 +84,7 @@ def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def cache() -> pathlib.Path:
-  """Where fetched files are kept.
+  """Returns the folder of downloaded files.
 
   Raises:
     UserError: there is no home directory.
@@ -98,10 +98,10 @@ def cache() -> pathlib.Path:
 
 
 def plain_name(name: object, *, said: str) -> str:
-  """The name if it is that of one file or folder, and nothing else, however often it is unquoted.
+  """Returns the name if it names a single file or folder, also after any number of URL decodings.
 
   Raises:
-    UserError: it is empty, hidden, too long, or has a separator or a control character in it.
+    UserError: the name is empty, hidden or too long, or contains a separator or a control character.
   """
   text = name if isinstance(name, str) else ''
   for _ in range(8):
@@ -125,10 +125,10 @@ def _file(address: str, opener: Opener) -> pathlib.Path:
 
 
 def _model(name: str, opener: Opener) -> pathlib.Path:
-  """A model of the hub as a folder, or one of its files."""
+  """Returns the folder of a model of the hub, or one of the model's files."""
   owner, _, rest = name.partition('/')
   model, _, file = rest.partition('/')
-  # The hub allows neither '--' nor '..' in names, so that no two models share a folder.
+  # The hub allows neither '--' nor '..' in names, so two models never share a folder.
   if any(not re.fullmatch(r'[A-Za-z0-9_][\w.-]{0,95}', part, re.ASCII) or '--' in part or '..' in part
          for part in (owner, model)):
     raise UserError(f'hf://{name}: expected hf://OWNER/NAME or hf://OWNER/NAME/FILE, got other names. Give one such as '
@@ -156,10 +156,10 @@ def _shards(address: str, folder: str, opener: Opener, name: str) -> None:
 
 
 def _shard_names(index: pathlib.Path) -> list[str]:
-  """The files that an index of shards names, which lie beside it.
+  """Returns the files that an index of shards names; they must be in the folder of the index.
 
   Raises:
-    UserError: it is damaged, or names a file elsewhere.
+    UserError: the index is damaged, or names a file in another folder.
   """
   try:
     content = files.read_json(index)
@@ -174,10 +174,10 @@ def _shard_names(index: pathlib.Path) -> list[str]:
 
 
 def _inside(name: str) -> pathlib.Path:
-  """The path of a name in the cache.
+  """Returns the path of a name in the cache.
 
   Raises:
-    UserError: it leads out of the cache, as through a symbolic link.
+    UserError: the path leads out of the cache, for example through a symbolic link.
   """
   base = cache()
   path = base / name
@@ -191,14 +191,14 @@ def _inside(name: str) -> pathlib.Path:
 
 
 def _once(address: str, name: str, opener: Opener) -> pathlib.Path:
-  """A file that must exist, fetched if it is not here yet."""
+  """Returns a file that must exist, downloaded if it is not in the cache."""
   if not _try(address, name, opener):
     raise UserError(f'{address}: expected a file, got "not found" from its server. Use another address or name.')
   return _inside(name)
 
 
 def _try(address: str, name: str, opener: Opener) -> bool:
-  """Fetches a file that may not exist, if it is not here yet; whether it does."""
+  """Downloads a file that may not exist, unless it is in the cache; returns whether the file exists."""
   path, is_json = _inside(name), name.endswith('.json')
   try:
     if not path.exists():

@@ -1,7 +1,7 @@
-"""Zip archives and the NumPy arrays in them, read with limits: a small file cannot fill the memory.
+"""Reads zip archives and the NumPy arrays in them, with limits, so that a small file cannot fill the memory.
 
-What an archive declares is compared with the size of the file before anything is decompressed, and no member gives
-more than it declares.
+The declared sizes are compared with the size of the file before anything is decompressed, and no member is
+decompressed beyond its declared size.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
 
 MOST_EXPANSION = 16
-"""Limit of an archive's contents over its size. Trained f32 weights compress by about 1.1, and a network of which nine
-tenths are zeros by 10; deflate could reach 1,000."""
+"""Limit of the ratio of an archive's contents to its size. Trained f32 weights compress by a factor of about 1.1, a
+network with 90 % zeros by 10; deflate can reach 1,000."""
 FREE_BYTES = 64 << 20
-"""Contents that any archive may have, however small: an array of zeros, or of a tiny network just initialized."""
+"""Contents that an archive of any size may have, such as an array of zeros or a tiny network at initialization."""
 MOST_HEADER_BYTES = 10_000  # of an array, as NumPy's own limit
 MOST_AXES = 64  # as NumPy
 _PIECE = 1 << 20
@@ -33,16 +33,16 @@ _LENGTHS = {(1, 0): '<H', (2, 0): '<I'}  # of the header; version 3 is for names
 
 @contextlib.contextmanager
 def opened(file: BinaryIO, size: int) -> Iterator[zipfile.ZipFile]:
-  """An archive whose members may be read.
+  """Opens an archive after checking that its members are safe to read.
 
   Args:
     file: at its start.
     size: of the file, bytes.
 
   Raises:
-    ValueError: its members are encrypted, have one name twice, are compressed in an unusual way, or are larger than
+    ValueError: members are encrypted, share a name, use an unsupported compression, or are larger than
       `MOST_EXPANSION` and `FREE_BYTES` allow.
-    zipfile.BadZipFile: it is damaged.
+    zipfile.BadZipFile: the archive is damaged.
   """
   with zipfile.ZipFile(file) as archive:
     members = archive.infolist()
@@ -64,12 +64,12 @@ def opened(file: BinaryIO, size: int) -> Iterator[zipfile.ZipFile]:
 
 
 def read(archive: zipfile.ZipFile, name: str) -> bytearray:
-  """A whole member, compared with its checksum.
+  """Returns the contents of a member and verifies its checksum.
 
   Raises:
-    KeyError: there is none of this name.
-    ValueError: it holds less than it declares.
-    zipfile.BadZipFile: its checksum differs.
+    KeyError: there is no member of this name.
+    ValueError: the member is shorter than declared.
+    zipfile.BadZipFile: the checksum differs.
   """
   found = bytearray(archive.getinfo(name).file_size)
   whole, at = memoryview(found), 0
@@ -82,21 +82,21 @@ def read(archive: zipfile.ZipFile, name: str) -> bytearray:
 
 
 def verify(archive: zipfile.ZipFile) -> None:
-  """Reads all members without keeping them, and so compares their checksums. Raises as `read`."""
+  """Verifies the checksums of all members without keeping their contents. Raises the same errors as `read`."""
   for member in archive.infolist():
     if (length := sum(map(len, _pieces(archive, member.filename)))) < member.file_size:
       raise ValueError(f'{_shown(member.filename)} ends after {length:,} of {member.file_size:,} bytes')
 
 
 def _pieces(archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
-  """A member's bytes, no more than it declares: an unbounded read would first decompress all that is there."""
+  """Yields a member's bytes up to its declared size; an unbounded read would first decompress all of them."""
   with archive.open(name) as member:
     while piece := member.read(_PIECE):
       yield piece
 
 
 def read_arrays(archive: zipfile.ZipFile) -> dict[str, HostArray]:
-  """The numeric arrays of an npz by their names; text and dates are left out.
+  """Returns the numeric arrays of an npz by name; arrays of text and dates are skipped.
 
   Raises:
     ValueError: an array is damaged, or holds Python objects.
@@ -114,7 +114,7 @@ def read_arrays(archive: zipfile.ZipFile) -> dict[str, HostArray]:
 
 
 def _array(data: bytearray) -> HostArray | None:
-  """The array that an .npy holds, as a view of its bytes; None if it holds no numbers."""
+  """Returns the array of an .npy file as a view of its bytes; None if it is not numeric."""
   length = _LENGTHS.get((data[6], data[7])) if data[:6] == _MAGIC and len(data) > 12 else None
   if not length:
     raise ValueError('it does not begin as a NumPy array')
@@ -136,7 +136,7 @@ def _array(data: bytearray) -> HostArray | None:
 
 
 def _header(text: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-  """dtype, whether the first axis varies fastest, and shape."""
+  """Returns the dtype, whether the order is Fortran's, and the shape."""
   try:
     found = ast.literal_eval(re.sub(r'(?<=\d)L\b', '', text.strip()))  # as Python 2 wrote whole numbers
     descr, is_fortran, shape = found['descr'], found['fortran_order'], found['shape']
@@ -150,5 +150,5 @@ def _header(text: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
 
 
 def _shown(name: str) -> str:
-  """A member's name on one line of a message."""
+  """Returns a member's name as it is shown on one line of a message."""
   return name if name.isprintable() and len(name) < 200 else ascii(name)[:200]

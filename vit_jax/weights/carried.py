@@ -1,4 +1,4 @@
-"""What a written file carries of the weights it was made of: every bit of every parameter, and which settings."""
+"""Compares a written weight file with the weights it was made from: every bit of every parameter, and the settings."""
 from __future__ import annotations
 
 import dataclasses
@@ -14,19 +14,19 @@ from vit_jax.weights.loading import Weights
 
 _TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
              'unroll', 'remat', 'full_remat', 'layer_scale')
-"""Settings of a model that say nothing of its function; of LayerScale it is whether there is one."""
+"""Settings that do not change the function of a model; of LayerScale only its presence matters."""
 
 
 def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str], Leaves]) -> list[str]:
-  """What a file does not carry of the weights it was made of, and what can be done without.
+  """Returns the dispensable settings that a file does not contain, although the weights it was made from have them.
 
   Args:
-    weights: that were written.
-    again: that were read back.
-    leaves: the leaves of weights as a file of a family (its second argument) has them.
+    weights: the weights that were written.
+    again: the weights that were read back.
+    leaves: returns the leaves of weights in the form that a file of a family (second argument) has.
 
   Raises:
-    UserError: a parameter differs, or a setting without which they are another network.
+    UserError: a parameter differs, or a setting that the function of the network depends on.
   """
   wanted, found = leaves(weights, again.family), leaves(again, again.family)
   wrong = [name for name in wanted.keys() | found.keys()
@@ -47,6 +47,6 @@ def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str]
 
 
 def _is_same(a: HostArray, b: HostArray) -> bool:
-  """Whether every bit is; of the zeros, either."""
+  """Whether every bit is the same; 0 and -0 count as the same."""
   a, b = (np.ascontiguousarray(x, np.float32) + np.float32(0) for x in (a, b))
   return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))

@@ -1,6 +1,4 @@
-"""One address to one file: fetched to a temporary name, compared with what its server says, and moved only when it
-proved to be what is wanted.
-"""
+"""Downloads one address to one file, which is verified under a temporary name and then moved to its path."""
 from __future__ import annotations
 
 import base64
@@ -24,9 +22,9 @@ from typing import Any, BinaryIO
 from vit_jax.core.errors import UserError
 
 Opener = Callable[[str], Any]
-"""From an address to a response with `headers`, to be read, as `open_address` is."""
+"""Maps an address to a readable response with `headers`, like `open_address`."""
 Proof = Callable[[pathlib.Path, str], None]
-"""Raises UserError if a file (path, and what to call it in a message) is not what is wanted."""
+"""Raises UserError if a file is not of the expected kind; takes its path and its name for messages."""
 
 SCHEMES = ('http', 'https')
 TIMEOUT_S = 60.  # without a byte
@@ -37,7 +35,7 @@ _OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, 
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-  """Follows a hub to where its files lie, and keeps the checksum that only the hub itself gives."""
+  """Follows the redirects of a hub to its file server, and keeps the checksum that only the hub itself sends."""
   tag = ''
 
   def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
@@ -50,7 +48,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def open_address(address: str) -> Any:
-  """The response of a server, after redirects."""
+  """Returns the response of a server after redirects."""
   redirects = _Redirects()
   response = urllib.request.build_opener(redirects).open(address, timeout=TIMEOUT_S)
   if redirects.tag:
@@ -60,18 +58,18 @@ def open_address(address: str) -> Any:
 
 def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = open_address,
           most_bytes: int = MOST_BYTES) -> None:
-  """Fetches an address to `path`, whole, compared and proved, or not at all.
+  """Downloads an address to `path`; the file exists only if it is complete and verified.
 
   Args:
     address: http or https.
-    path: of the file to make.
-    prove: looks into the fetched file before it is moved to `path`.
-    opener: of addresses.
+    path: of the new file.
+    prove: checks the downloaded file before it is moved to `path`.
+    opener: opens addresses.
     most_bytes: limit of the file's size.
 
   Raises:
-    FileNotFoundError: the server knows no such file.
-    UserError: it cannot be had or written, ends early, its checksum is wrong, or it is not what is wanted.
+    FileNotFoundError: the server has no such file.
+    UserError: the file cannot be downloaded or written, is truncated, has a wrong checksum, or is of another kind.
   """
   part = path.with_name(f'{path.name}.{os.getpid()}.part')
   try:
@@ -95,7 +93,7 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
     advice = 'Fetch it with your account and give its path.' if error.code in (401, 403) else 'Try again later.'
     raise UserError(f'{_shown(address)}: expected a file, got status {error.code} {_shown(str(error.reason))} from its '
                     f'server. {advice}') from error
-  except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: no address, such as of two dots
+  except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
     raise UserError(_unreachable(address, path, error)) from error
   finally:
     with contextlib.suppress(OSError):
@@ -113,7 +111,7 @@ def _unreachable(address: str, path: pathlib.Path, error: Exception) -> str:
 
 
 def _unfit(headers: Mapping[str, str], folder: pathlib.Path, most_bytes: int) -> str:
-  """Why a file of this size is not fetched; ''."""
+  """Returns why a file of this size is not downloaded; '' if it can be."""
   length, free = _length(headers), shutil.disk_usage(folder).free
   if length > most_bytes:
     return f'expected at most {most_bytes:,} bytes, got {length:,}. Use another address.'
@@ -124,13 +122,13 @@ def _unfit(headers: Mapping[str, str], folder: pathlib.Path, most_bytes: int) ->
 
 
 def _length(headers: Mapping[str, str]) -> int:
-  """The size that a server says; 0 = it says none."""
+  """Returns the size that the server reports; 0 = unknown."""
   text = (headers.get('Content-Length') or '').strip()
   return int(text) if re.fullmatch(r'[0-9]{1,18}', text) else 0
 
 
 def _copy(response: Any, out: BinaryIO, name: str, most_bytes: int) -> dict[str, bytes]:
-  """Copies in pieces, showing how far it is; the digests of what came. Raises UserError if it does not end."""
+  """Copies in pieces with progress, and returns digests of the bytes. Raises UserError if there are too many."""
   total = _length(response.headers)
   hashes = {'sha256': hashlib.sha256(), 'md5': hashlib.md5(usedforsecurity=False)}
   done, shown = 0, time.monotonic()
@@ -151,7 +149,7 @@ def _copy(response: Any, out: BinaryIO, name: str, most_bytes: int) -> dict[str,
 
 
 def _show(name: str, done: int, total: int) -> None:
-  """A bar on a terminal, else a line."""
+  """Shows a bar on a terminal, otherwise a line."""
   share = f' of {total / 2**20:,.0f}' if total else ''
   bar = f' [{"=" * (30 * done // total):30}]' if total else ''
   is_terminal = sys.stderr.isatty()
@@ -160,7 +158,7 @@ def _show(name: str, done: int, total: int) -> None:
 
 
 def _wrong(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes], size: int) -> str:
-  """What is wrong with a download by what its server and its name say of it; ''."""
+  """Returns how a download differs from the size and checksums in its headers and its name; '' if it does not."""
   length = _length(headers) or size
   if size != length:
     return f'{size:,} bytes came of {length:,}'
@@ -170,7 +168,7 @@ def _wrong(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes
   for word in (headers.get('x-goog-hash') or '').replace(' ', '').split(','):
     if word.startswith('md5=') and _decoded(word[4:]) != digests['md5']:
       return 'its MD5 is not the one that the server says'
-  # The published names of DeiT and timm end in the first digits of their SHA-256.
+  # The published file names of DeiT and timm end in the first digits of the file's SHA-256.
   named = re.search(r'-([0-9a-f]{8})\.(pth|safetensors)$', address)
   if named and not digests['sha256'].hex().startswith(named[1]):
     return f'its SHA-256 begins with {digests["sha256"].hex()[:8]}, its name says {named[1]}'
@@ -185,5 +183,5 @@ def _decoded(text: str) -> bytes:
 
 
 def _shown(text: str) -> str:
-  """Text of others on one line of a message, without what moves a terminal's cursor."""
+  """Returns a server's text on one line of a message, without control characters for a terminal."""
   return (text if text.isprintable() else ascii(text)[1:-1])[:500]

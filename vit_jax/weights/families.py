@@ -1,6 +1,6 @@
-"""Which family a file's tensors are of, and what has to be renamed or left out before its table of names applies.
+"""Detects the family of a file's tensors; renames and drops tensors so that the family's table of names applies.
 
-Nothing here changes a value but `positions`, whose rules are in the report.
+Only `positions` changes values; its rules are in the report.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HF = Hints(gelu=Gelu.EXACT, norm_eps=1e-12)    # ViTConfig's defaults
 class Recognised(NamedTuple):
   """A file's tensors under the names of its family's table.
 
-  hints: what is so in this family unless the file's neighbours or a person say otherwise.
+  hints: defaults of the family, which sidecars of the file and `--model` override.
   """
   family: str
   table: Table
@@ -46,14 +46,14 @@ UNKNOWN_PARTS = {
     r'.*rope.*': 'it has rotary positions, which no network here has',
     r'stages\..*running_mean': 'it is a ResNet with BatchNorm; that of BiT has GroupNorm',
 }
-"""Why some tensors cannot be had, by pattern of their names."""
+"""Reasons why some tensors are not supported, by pattern of their names."""
 
 
 def recognise(tensors: Tensors) -> Recognised:
-  """The family of a file by the names of its tensors.
+  """Returns the family of a file, detected from the names of its tensors.
 
   Raises:
-    UserError: these are the names of no family.
+    UserError: the names belong to no family.
   """
   for place in (_of_bit, _of_flax, _of_huggingface, _of_timm):
     if found := place(tensors):
@@ -63,12 +63,12 @@ def recognise(tensors: Tensors) -> Recognised:
 
 
 def reasons(left: list[str]) -> list[str]:
-  """Why tensors that are left over cannot be had, as far as it is known."""
+  """Returns the known reasons why unused tensors are not supported."""
   return [reason for pattern, reason in UNKNOWN_PARTS.items() if any(re.match(pattern, name) for name in left)]
 
 
 def _dropping(tensors: Tensors, rules: Mapping[str, str]) -> tuple[Tensors, tuple[Line, ...]]:
-  """Tensors without those that a rule (pattern of the name, reason) leaves out."""
+  """Returns the tensors without those that a rule (pattern of the name, reason) drops."""
   lines = [Line(name, 'dropped', reason) for name in tensors for pattern, reason in rules.items()
            if re.fullmatch(pattern, name)]
   gone = {line.name for line in lines}
@@ -76,7 +76,7 @@ def _dropping(tensors: Tensors, rules: Mapping[str, str]) -> tuple[Tensors, tupl
 
 
 def _renamed(tensors: Tensors, *rules: tuple[str, str]) -> Tensors:
-  """Tensors with each rule's pattern replaced in their names, one rule after the other."""
+  """Returns the tensors with the patterns of the rules replaced in their names, in the order of the rules."""
   def rename(name: str) -> str:
     for pattern, new in rules:
       name = re.sub(pattern, new, name)
@@ -86,7 +86,7 @@ def _renamed(tensors: Tensors, *rules: tuple[str, str]) -> Tensors:
 
 
 def _distinct(tensors: Tensors, rename: Callable[[str], str]) -> Tensors:
-  """Tensors under new names. Raises UserError if two get the same."""
+  """Returns the tensors under new names. Raises UserError if two tensors get the same name."""
   found: Tensors = {}
   for name, x in tensors.items():
     if (new := rename(name)) in found:
@@ -125,7 +125,7 @@ def _of_flax(tensors: Tensors) -> Recognised | None:
 
 
 def _unstacked(tensors: Tensors) -> Tensors:
-  """Tensors of scanned blocks (`encoderblock/`, depth first) one by one."""
+  """Returns the tensors of scanned blocks (`encoderblock/`, depth is axis 0) as one tensor per block."""
   found = {}
   for name, tensor in tensors.items():
     before, is_stacked, after = name.partition('Transformer/encoderblock/')
@@ -183,7 +183,7 @@ def _of_huggingface(tensors: Tensors) -> Recognised | None:
 
 
 def _gates_joined(tensors: Tensors) -> Tensors:
-  """Tensors with the gates and values of SwiGLU MLPs as one, as transformers saves them."""
+  """Returns the tensors with gate and value of each SwiGLU MLP joined, as transformers saves them."""
   found = {}
   for name, tensor in tensors.items():
     if '.mlp.gate_proj.' in name and (up := tensors.get(name.replace('gate_proj', 'up_proj'))) is not None:
@@ -228,7 +228,7 @@ def _of_timm(tensors: Tensors) -> Recognised | None:
 
 
 def _branch(tensors: Tensors) -> str:
-  """Which of those who use timm's names: it decides how images are normalised, if nothing better does."""
+  """Returns which program with timm's names wrote the file; the default normalization of images depends on it."""
   if 'decoder_embed.weight' in tensors or {'fc_norm.weight', 'cls_token'} <= tensors.keys():
     return 'mae'
   if any(name.startswith('head.last_layer') for name in tensors):
@@ -239,16 +239,16 @@ def _branch(tensors: Tensors) -> str:
 
 
 def _is_gated(tensors: Tensors) -> bool:
-  """Whether the first matrix of an MLP gives twice what the second takes."""
+  """Whether the first matrix of an MLP has twice as many outputs as the second one has inputs."""
   up, down = (tensors.get(f'blocks.0.mlp.{name}.weight') for name in ('fc1', 'fc2'))
   return up is not None and down is not None and up.ndim == down.ndim == 2 and up.shape[0] == 2 * down.shape[1]
 
 
 def _without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ...]]:
-  """Tensors without the positions of MAE's decoder, which are computed here.
+  """Returns the tensors without the positions of MAE's decoder, which the network computes.
 
   Raises:
-    UserError: they are not MAE's.
+    UserError: the positions differ from the computed ones.
   """
   if name not in tensors:
     return tensors, ()
@@ -263,12 +263,12 @@ def _without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ..
 
 
 def positions(leaves: Leaves, model: schema.ViT, fits: Callable[[int], bool]) -> tuple[Leaves, tuple[Line, ...]]:
-  """Leaves with a position row for class and distillation token, and none for registers.
+  """Returns the leaves with position rows for the class and distillation tokens and without rows for registers.
 
   Args:
-    leaves: with `backbone/positions` as a file has them.
+    leaves: with `backbone/positions` as in the file.
     model: the network's settings.
-    fits: whether a number of patch tokens makes a grid.
+    fits: whether a number of patch tokens forms a grid.
   """
   name, registers = 'backbone/positions', model.registers
   if name not in leaves:

@@ -1,7 +1,7 @@
-"""Weight files of any kind: the format is detected from the content, tensors become named f32 arrays.
+"""Reads weight files: the format is detected from the content, and tensors become named f32 arrays.
 
-Kinds: npz (`archives.py`), safetensors, PyTorch's zip and its older form (`pickles.py`). Reading never runs code from a
-file, and takes memory in proportion to its size. Imports neither jax nor a network.
+Formats: npz (`archives.py`), safetensors, PyTorch's zip and its older format (`pickles.py`). Reading never runs code
+from a file, and takes memory in proportion to the file's size. Imports neither jax nor a network.
 """
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MOST_NAME = 500  # characters of a tensor's name
 MOST_JSON_BYTES = 16 << 20  # of a file beside the weights: 21,000 class names take 0.5 MB
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError,
            ArithmeticError, RuntimeError)  # RuntimeError: nested too deep, or a zip of another version
-"""What readers of damaged files raise. No lack of memory, and of the system's errors only a place that cannot be."""
+"""Errors of readers of damaged files; not MemoryError, and of the system's errors only an invalid seek position."""
 
 
 def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:
-  """All numeric tensors of a file, by its names, in f32.
+  """Returns all numeric tensors of a file by name, in f32.
 
   Args:
     path: of a file.
-    branch: which network of a file that holds several (`student`, `teacher`); '' = the one that is meant for use.
+    branch: the network to read from a file with several (`student`, `teacher`); '' = the one meant for inference.
 
   Raises:
-    UserError: there is no such file, it is damaged, or it holds no weights; the message says what it holds instead.
+    UserError: the file does not exist, is damaged, or holds no weights; the message names what it holds instead.
   """
   with _open(path) as file, _explained(str(path), size := os.fstat(file.fileno()).st_size):
     tensors = _read(file, str(path), size, branch)
@@ -55,14 +55,14 @@ def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:
 
 
 def prove(path: pathlib.Path, *, said: str) -> None:
-  """Reads a file through without keeping its tensors, and compares the checksums that it has.
+  """Verifies a file and its checksums without keeping its tensors.
 
   Args:
     path: of a file.
-    said: what messages call it, such as the address that it comes from.
+    said: name of the file in messages, such as the address of its download.
 
   Raises:
-    UserError: it is no weight file, or damaged.
+    UserError: the file is not a weight file, or is damaged.
   """
   with _open(path) as file, _explained(said, size := os.fstat(file.fileno()).st_size):
     match _kind(file, said, size):
@@ -78,11 +78,11 @@ def prove(path: pathlib.Path, *, said: str) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-  """What a JSON file beside weights holds.
+  """Returns the content of a JSON sidecar.
 
   Raises:
-    ValueError: it is not JSON, or larger than `MOST_JSON_BYTES`.
-    OSError: it cannot be read.
+    ValueError: the file is not JSON, or larger than `MOST_JSON_BYTES`.
+    OSError: the file cannot be read.
   """
   with open(path, 'rb') as file:
     data = file.read(MOST_JSON_BYTES + 1)
@@ -104,7 +104,7 @@ def _open(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 def _kind(file: BinaryIO, said: str, size: int) -> str:
-  """`zip`, `safetensors` or `old`, from the first bytes."""
+  """Returns `zip`, `safetensors` or `old`, detected from the first bytes."""
   start = file.read(4096)
   file.seek(0)
   if start[:4] == b'PK\x03\x04':
@@ -129,7 +129,7 @@ def _read(file: BinaryIO, said: str, size: int, branch: str) -> Mapping[str, Hos
 
 
 def _is_torch(archive: zipfile.ZipFile, said: str) -> bool:
-  """Whether an archive is PyTorch's; else it is an npz. Raises UserError if it is neither."""
+  """Whether an archive is PyTorch's rather than an npz. Raises UserError if it is neither."""
   inside = archive.namelist()
   if any(name == 'data.pkl' or name.endswith('/data.pkl') for name in inside):
     return True
@@ -140,7 +140,7 @@ def _is_torch(archive: zipfile.ZipFile, said: str) -> bool:
 
 
 def describe(start: bytes, size: int) -> str:
-  """What a file that holds no weights is, from its first bytes."""
+  """Returns a description of a file that holds no weights, detected from its first bytes."""
   text = start.lstrip(b'\xef\xbb\xbf \t\r\n').lower()
   if not size:
     return 'an empty file'
@@ -163,7 +163,7 @@ def describe(start: bytes, size: int) -> str:
 
 @contextlib.contextmanager
 def _explained(said: str, size: int) -> Iterator[None]:
-  """Turns what readers raise about damaged files into a message."""
+  """Converts the errors of readers about damaged files to `UserError`."""
   try:
     yield
   except UserError:
@@ -179,10 +179,10 @@ def _explained(said: str, size: int) -> Iterator[None]:
 
 
 def _as_f32(array: HostArray) -> HostArray:
-  """In f32; bf16 that NumPy has kept as two bytes without a meaning is what it was."""
+  """Returns the array in f32; two-byte void arrays are bf16 that NumPy saved without its dtype."""
   if array.dtype.kind == 'V' and array.dtype.itemsize == 2 and array.dtype != ml_dtypes.bfloat16:
     array = array.view(ml_dtypes.bfloat16)
-  with np.errstate(over='ignore'):  # beyond f32 is infinite, which is warned of where weights are loaded
+  with np.errstate(over='ignore'):  # values beyond f32 become infinite; `loading` warns about them
     return np.require(array, np.float32, ['C', 'A']).reshape(array.shape)
 
 
@@ -195,7 +195,7 @@ def write_npz(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
 
 
 def write_safetensors(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
-  """Writes f32 tensors in safetensors' format, in the order of their names, as PyTorch ones."""
+  """Writes f32 tensors in the safetensors format in the order of their names, marked as PyTorch's."""
   safetensors.write(path, tensors)
 
 

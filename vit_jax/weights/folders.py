@@ -1,5 +1,5 @@
-"""The files that make a folder of weights a model to others: `config.json` and `preprocessor_config.json` of
-transformers, `config.json` of timm; and `FILE.json` of ours beside a single file.
+"""Config files for written weights: `config.json` and `preprocessor_config.json` of transformers, `config.json` of
+timm, with which these programs load the folder; and our own `FILE.json` beside a single file.
 """
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TIMM_HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_sm
 TIMM_BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
 TIMM_ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
              schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
-"""First and last layer by timm's names."""
+"""Names of the first and last layer in timm."""
 
 
 def transformers_type(weights: Weights) -> str:
-  """`model_type` of transformers that is this network.
+  """Returns the `model_type` of transformers for this network.
 
   Raises:
-    UserError: there is none; says why.
+    UserError: transformers has no such network; the message gives the reason.
   """
   m, problems = weights.model, []
   if not isinstance(m, schema.ViT):
@@ -58,7 +58,7 @@ def transformers_type(weights: Weights) -> str:
 
 
 def transformers_config(weights: Weights) -> dict[str, Any]:
-  """`config.json` of transformers."""
+  """Returns the content of `config.json` for transformers."""
   kind, m, p = transformers_type(weights), weights.model, weights.preprocess
   assert isinstance(m, schema.ViT)
   bare = {'vit': 'ViTModel', 'deit': 'DeiTModel', 'vit_mae': 'ViTMAEForPreTraining', 'dinov2': 'Dinov2Model',
@@ -89,10 +89,10 @@ def transformers_config(weights: Weights) -> dict[str, Any]:
 
 
 def transformers_processor(p: Preprocess) -> dict[str, Any]:
-  """`preprocessor_config.json`.
+  """Returns the content of `preprocessor_config.json`.
 
-  ViTImageProcessor resizes to a square, DeiTImageProcessor then takes a centre crop; BitImageProcessor resizes the
-  short side and takes a centre crop.
+  ViTImageProcessor resizes to a square, and DeiTImageProcessor also takes a center crop; BitImageProcessor resizes the
+  short side and takes a center crop.
   """
   height, width = p.image_px
   found: dict[str, Any] = {
@@ -112,10 +112,10 @@ def _side(p: Preprocess) -> int | list[int]:
 
 
 def timm_config(weights: Weights) -> dict[str, Any]:
-  """`config.json` of timm, with which `timm.create_model('local-dir:FOLDER', pretrained=True)` works.
+  """Returns `config.json` for timm, which `timm.create_model('local-dir:FOLDER', pretrained=True)` reads.
 
   Raises:
-    UserError: timm has no name for such a network.
+    UserError: timm has no such network.
   """
   m, p = weights.model, weights.preprocess
   name, arguments = _timm_model(weights)
@@ -139,7 +139,7 @@ def timm_config(weights: Weights) -> dict[str, Any]:
 
 
 def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
-  """timm's name for a network, and the arguments that make it this one."""
+  """Returns timm's name of the network, and the arguments of `create_model` for its other settings."""
   m, p = weights.model, weights.preprocess
   match m:
     case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
@@ -188,7 +188,7 @@ def _timm_vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
 
 
 def ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
-  """`FILE.json`: all that the tensors of one file cannot say, and what became of each."""
+  """Returns the content of `FILE.json`: all settings that tensors do not determine, and the report of the tensors."""
   m, p = weights.model, weights.preprocess
   return {
       'written_by': 'vit_jax', 'family': written_as, 'source': weights.source,

@@ -1,8 +1,8 @@
-"""The settings of a network from the shapes of its parameters, and from what a person or a file's neighbour says.
+"""Infers the settings of a network from the shapes of its parameters, with hints from `--model` and from sidecars.
 
-Shapes determine nearly all; not the number of attention heads if a file does not split them (known sizes do, or
-`--model=heads=N`), the form of the GELU, the epsilon of LayerNorm, how tokens are pooled where there is neither a class
-token nor an attention pool, nor the shape of a grid that is not square.
+Shapes determine nearly all settings. Exceptions are the number of attention heads if the file does not split them
+(inferred for known sizes, else set with `--model=heads=N`), the form of the GELU, the epsilon of LayerNorm, the pooling
+of networks with neither a class token nor an attention pool, and the shape of a grid that is not square.
 """
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
 
 Leaves = dict[str, HostArray]
-LAYER_SCALE = 1e-5  # any but 0 says that the factors are there; how they began does not matter any more
-MAE_DECODER_HEADS = {512: 16}  # MAE, by the width of the decoder
+LAYER_SCALE = 1e-5  # a value other than 0 means that LayerScale exists; its initial value no longer matters
+MAE_DECODER_HEADS = {512: 16}  # of MAE, by the width of the decoder
 _STACKED_DECODER = 'decoder/blocks/norm1/scale'
 
 
@@ -38,7 +38,7 @@ class Hints(NamedTuple):
   norm_after_pool: bool = False
 
   def over(self, other: Hints) -> Hints:
-    """Returns these hints, with unknown ones taken from the others."""
+    """Returns these hints, with unknown values replaced by those of `other`."""
     return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
                  self.norm_eps or other.norm_eps, self.image_px or other.image_px,
                  self.position_resize or other.position_resize, self.pool or other.pool,
@@ -46,12 +46,12 @@ class Hints(NamedTuple):
 
 
 def parse(text: str) -> Hints:
-  """The hints of `--model=heads=6,decoder_heads=16,gelu=exact,norm_eps=1e-6,image=224x320,position_resize=bicubic`.
+  """Parses `--model=heads=6,decoder_heads=16,gelu=exact,norm_eps=1e-6,image=224x320,position_resize=bicubic`.
 
-  `pool` is one of `Pool`, or what the programs call it: token and tok, gap, 0.
+  `pool` is one of `Pool`, or its name in other programs: token and tok, gap, 0.
 
   Raises:
-    UserError: it is not of this form.
+    UserError: the text is not of this form.
   """
   found = schema.parse_arg(text, heads=(), decoder_heads=(), gelu=('', *(g.value for g in Gelu)), norm_eps=(), image=(),
                            position_resize=('', *(p.value for p in PositionResize)), pool=())
@@ -71,10 +71,10 @@ UNPOOLED = ('unpooled', 'token_unpooled', 'none')  # of vision_transformer and b
 
 
 def parse_pool(text: str) -> Pool | None:
-  """The pooling of a name; None for ''.
+  """Returns the pooling of a name; None for ''.
 
   Raises:
-    UserError: it is unknown, or a network without pooling.
+    UserError: the name is unknown, or means a network without pooling.
   """
   if text in UNPOOLED:
     raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}. Such a network gives one answer '
@@ -86,16 +86,16 @@ def parse_pool(text: str) -> Pool | None:
 
 
 def parse_px(text: str) -> tuple[int, int]:
-  """`224` or `224x320` (height x width), px. Raises ValueError."""
+  """Parses `224` or `224x320` (height x width), px. Raises ValueError."""
   height, _, width = text.partition('x')
   return int(height), int(width or height)
 
 
 def model(leaves: Leaves, hints: Hints) -> schema.Model:
-  """Settings of the backbone of `leaves`; `hints` has GELU and epsilon.
+  """Returns the settings of the backbone of `leaves`; `hints` must have GELU and epsilon.
 
   Raises:
-    UserError: they cannot be determined; the message names the setting to pass.
+    UserError: a setting cannot be determined; the message names it.
   """
   if 'backbone/blocks/tokens/up/kernel' in leaves:
     return _mixer(leaves, hints)
@@ -111,10 +111,10 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
 
 
 def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
-  """Number of bottleneck units of each stage below a path.
+  """Returns the number of bottleneck units of each stage below a path.
 
   Raises:
-    UserError: they are not numbered from 1 on.
+    UserError: stages or units are not numbered from 1.
   """
   found: dict[int, set[int]] = {}
   for name in leaves:
@@ -170,7 +170,7 @@ def _pool(leaves: Leaves, hints: Hints) -> Pool:
 
 
 def known_heads(s: schema.ViT) -> int:
-  """Heads of the published model of this width, depth and MLP; 0 if there is none."""
+  """Returns the number of heads of the published model with this width, depth and MLP; 0 if there is no such model."""
   published = [sizes.published(name) for name in sizes.PUBLISHED]
   plain = [schema.ViT(width=one.width, depth=one.depth, heads=one.heads, mlp=one.mlp) for one in sizes.VIT.values()]
   for one in (*published, *plain):
@@ -200,7 +200,7 @@ def _mixer(leaves: Leaves, hints: Hints) -> schema.Mixer:
 
 
 def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
-  """The published one with these channels and blocks."""
+  """Returns the settings of the published EfficientNet with these channels and blocks."""
   found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
   channels = leaves['backbone/stem/conv/kernel'].shape[-1]
   for name in sizes.EFFICIENTNET:
@@ -214,17 +214,17 @@ def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
 
 
 def efficientnet_px(model: schema.EfficientNet) -> tuple[int, int]:
-  """Size of the images that the published network of these factors is for."""
+  """Returns the image size of the published network with these factors, px."""
   px = next(px for width, depth, px, _ in sizes.EFFICIENTNET.values()
             if (width, depth) == (model.width_factor, model.depth_factor))
   return px, px
 
 
 def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
-  """Settings of the decoder of a masked autoencoder, if there is one.
+  """Returns the settings of a masked autoencoder's decoder; None if there is no decoder.
 
   Raises:
-    UserError: its number of heads is not known.
+    UserError: the number of heads is unknown.
   """
   if _STACKED_DECODER not in leaves:
     return None
@@ -237,17 +237,17 @@ def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
 
 
 def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int) -> Leaves:
-  """Leaves with all attention kernels split into heads, `[…, D, A, K]`; those that are, stay.
+  """Returns the leaves with all attention kernels split into heads, `[…, D, A, K]`; split kernels stay unchanged.
 
   Raises:
-    UserError: one cannot be split so.
+    UserError: a kernel cannot be split into this number of heads.
   """
   found = {}
   for name, leaf in leaves.items():
     count = decoder_heads if name.startswith('decoder/') else heads
     place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
     lead = 1 if '/blocks/' in name else 0
-    if not count:  # no such network: its tensors are reported as unused
+    if not count:  # there is no such network: its tensors are reported as unused
       place = None
     is_out = bool(place and place[2] == 'out')
     if place and place[3] == 'kernel' and leaf.ndim == lead + 2 and (width := leaf.shape[-2 if is_out else -1]) % count:
@@ -263,7 +263,7 @@ def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int) -> Leaves:
 
 
 def without_heads(leaves: Leaves) -> Leaves:
-  """Leaves with attention kernels as matrices, `[…, D, A K]`: what PyTorch keeps."""
+  """Returns the leaves with attention kernels as matrices `[…, D, A K]`, as in PyTorch."""
   found = {}
   for name, leaf in leaves.items():
     place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
@@ -276,10 +276,10 @@ def without_heads(leaves: Leaves) -> Leaves:
 
 
 def grid(num_tokens: int, patch: int, image_px: tuple[int, int] | None) -> tuple[int, int]:
-  """The token grid (h, w): that of `image_px` if it has as many tokens, else the square one.
+  """Returns the token grid (h, w): that of `image_px` if the number of tokens matches, else the square one.
 
   Raises:
-    UserError: there is neither.
+    UserError: neither grid exists.
   """
   if image_px and (image_px[0] // patch) * (image_px[1] // patch) == num_tokens:
     return image_px[0] // patch, image_px[1] // patch

@@ -1,6 +1,6 @@
-"""Published names of weights, and where they are. Addresses as their authors, and timm, give them.
+"""Published names of weights and their addresses, as given by their authors and by timm.
 
-AugReg's files are known by their own names, `{model}-{data}-{epochs}ep-lr_…-wd_…-do_…-sd_…[--{dataset}-steps_…]`.
+AugReg's files have their own names, `{model}-{data}-{epochs}ep-lr_…-wd_…-do_…-sd_…[--{dataset}-steps_…]`.
 """
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES: dict[str, str] = {
 
 
 def address(name: str) -> str:
-  """Where a known name is: an address that `places.local` fetches; '' if it is none."""
+  """Returns the address of a known name, for `addresses.local`; '' for other names."""
   plain = name.removesuffix('.npz')
   if plain in NAMES:
     return NAMES[plain]
@@ -63,5 +63,5 @@ def address(name: str) -> str:
 
 
 def nearest(name: str) -> list[str]:
-  """Known names like this one."""
+  """Returns known names that are similar to this one."""
   return difflib.get_close_matches(name, NAMES, 3, .6)

@@ -1,8 +1,8 @@
-"""Follows a pickle without Python's unpickler: plain data, tensors by their storages, and nothing else.
+"""Interprets a pickle without Python's unpickler; only plain data and tensors with their storages are supported.
 
-A pickle is a program for a stack machine that can import any name and call it. The machine here imports nothing and
-calls nothing: a name is a record of its text, the few calls that weights need are carried out in this module, and
-the instruction that changes objects (BUILD) has no effect. Everything a pickle can reach is made for this one read.
+A pickle is a program for a stack machine that can import and call any name. The machine in this module imports and
+calls nothing: a name becomes a record of its text, the few calls that weights need are implemented in this module, and
+the instruction that changes objects (BUILD) has no effect. All objects that a pickle can reach are new for each read.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DICT = 'collections.OrderedDict'
 _HARMLESS = ('argparse.Namespace', 'torch.device', 'torch.Size', 'torch.dtype', 'pathlib.PosixPath', 'pathlib.Path',
              'numpy.dtype', 'numpy.core.multiarray.scalar', 'numpy._core.multiarray.scalar', '_codecs.encode',
              'torch.float32', 'torch.float16', 'torch.bfloat16')
-"""Settings, devices and paths, which checkpoints carry and nothing here uses."""
+"""Settings, devices and paths in checkpoints, which are not used here."""
 _KNOWN = frozenset((_REBUILD, *_PARAMETERS, _DICT, *_HARMLESS, *(f'torch.{name}' for name in STORAGES)))
 
 _VALUES = {'NONE': None, 'NEWTRUE': True, 'NEWFALSE': False}
@@ -34,7 +34,7 @@ _NUMBERED = {'TUPLE1': 1, 'TUPLE2': 2, 'TUPLE3': 3}
 
 
 class Refused(Exception):
-  """A pickle that asks for something it may not have."""
+  """A pickle that uses an unsupported class, function or instruction."""
 
 
 class Name(NamedTuple):
@@ -43,18 +43,18 @@ class Name(NamedTuple):
 
 
 OTHER = Name('')
-"""Stands for every object of no use here."""
+"""Replaces every object that is not used here."""
 
 
 class Storage(NamedTuple):
-  """Where numbers lie: `kind` of `STORAGES`, `key` in the file, `size` in numbers."""
+  """The data of tensors: `kind` of `STORAGES`, `key` in the file, `size` in elements."""
   kind: str
   key: str
   size: int
 
 
 class Tensor(NamedTuple):
-  """A view of a storage; `offset` and `strides` in numbers. Lies inside the storage and has no more numbers than it."""
+  """A view of a storage; `offset` and `strides` in elements. It lies inside the storage and is at most as large."""
   storage: Storage
   offset: int
   shape: tuple[int, ...]
@@ -62,16 +62,16 @@ class Tensor(NamedTuple):
 
 
 def load(file: BinaryIO, kinds: dict[str, str] | None = None) -> Any:
-  """The object that a pickle describes, of dicts (with text as keys), lists, tuples, text, numbers, `Storage`, `Tensor`
-  and `OTHER`.
+  """Returns the object that a pickle describes, made of dicts (with text as keys), lists, tuples, text, numbers,
+  `Storage`, `Tensor` and `OTHER`.
 
   Args:
     file: at the pickle's start; it is read to the pickle's end and no further.
     kinds: receives the kind of every storage by its key.
 
   Raises:
-    Refused: it names something that loading weights never needs; that is neither imported nor run.
-    ValueError: it is damaged, or larger than `MOST_BYTES` or `MOST_STEPS`.
+    Refused: the pickle names something that weights do not need; it is neither imported nor run.
+    ValueError: the pickle is damaged, or larger than `MOST_BYTES` or `MOST_STEPS` allow.
   """
   machine = _Machine({} if kinds is None else kinds)
   for opcode, argument, _ in pickletools.genops(_Bounded(file)):  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def load(file: BinaryIO, kinds: dict[str, str] | None = None) -> Any:
 
 
 class _Bounded:
-  """A file that ends after `MOST_BYTES`, so that a length inside a pickle allocates no more than there is."""
+  """A file that ends after `MOST_BYTES`, so that a length inside a pickle cannot allocate more memory."""
 
   def __init__(self, file: BinaryIO):
     self._file, self._left = file, MOST_BYTES
@@ -102,7 +102,7 @@ class _Bounded:
 
 
 class _Machine:
-  """The stack, the stacks below its marks, and what was memorized."""
+  """The state of the stack machine: the stack, the stacks below its marks, and the memorized objects."""
 
   def __init__(self, kinds: dict[str, str]):
     self._kinds = kinds
@@ -112,7 +112,7 @@ class _Machine:
     self._steps = 0
 
   def spend(self, steps: int) -> None:
-    """Counts work; raises ValueError when it is too much."""
+    """Counts steps; raises ValueError after `MOST_STEPS`."""
     self._steps += steps
     if self._steps > MOST_STEPS:
       raise ValueError(f'its pickle takes more than {MOST_STEPS:,} steps')
@@ -123,12 +123,12 @@ class _Machine:
     return self._stack.pop()
 
   def run(self, name: str, argument: Any) -> None:
-    """Carries out one instruction."""
+    """Executes one instruction."""
     if name in _VALUES:
       self._stack.append(_VALUES[name])
     elif name in _ARGUMENTS:
       self._stack.append(argument)
-    elif name in _OLD_TEXT:  # bytes of Python 2, which pickletools gives as Latin-1
+    elif name in _OLD_TEXT:  # bytes of Python 2, which pickletools decodes as Latin-1
       self._stack.append(argument.encode('latin-1').decode('utf-8', 'replace'))
     elif name in _NUMBERED:
       self._stack.append(tuple(reversed([self.pop() for _ in range(_NUMBERED[name])])))
@@ -142,14 +142,14 @@ class _Machine:
       self._collect(name)
 
   def _items(self) -> list[Any]:
-    """What lies above the last mark."""
+    """Removes and returns the objects above the last mark."""
     if not self._below:
       raise ValueError('its pickle has no mark where one is needed')
     items, self._stack = self._stack, self._below.pop()
     return items
 
   def _collect(self, name: str) -> None:
-    """Containers and marks."""
+    """Executes an instruction for containers or marks."""
     match name:
       case 'MARK':
         self._below.append(self._stack)
@@ -174,7 +174,7 @@ class _Machine:
         raise ValueError(f'its pickle has the instruction {name}, which no file of PyTorch has')
 
   def _fill(self, name: str) -> None:
-    """Adds to a list or dict of this read; to anything else, nothing."""
+    """Adds items to a list or dict of this read; other objects stay unchanged."""
     items = self._items() if name.endswith('S') else [self.pop()]
     items = [self.pop(), *items] if name == 'SETITEM' else items
     target = self._stack[-1] if self._stack else None
@@ -197,7 +197,7 @@ class _Machine:
       self._memo[index] = self._stack[-1]
 
   def _object(self, name: str, argument: Any) -> Any:
-    """A name, the result of a call, a storage; BUILD leaves its object as it is."""
+    """Executes an instruction for a name, a call or a storage; BUILD leaves its object unchanged."""
     match name:
       case 'GLOBAL':
         return _known(argument.replace(' ', '.', 1))
@@ -238,7 +238,7 @@ class _Machine:
 
 
 def _paired(items: list[Any]) -> dict[str, Any]:
-  """A dict of keys and values in turn, of those with text as keys: nothing else names a tensor."""
+  """Returns a dict of alternating keys and values; only text keys are kept, since only they can name tensors."""
   if len(items) % 2:
     raise ValueError('its pickle has a key without a value')
   return {key: value for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str}
@@ -253,7 +253,7 @@ def _known(full: str) -> Name:
 
 
 def _storage(pid: Any) -> Storage:
-  """The storage of a persistent id, `('storage', type, key, device, size)`; older files add a sixth value."""
+  """Returns the storage of a persistent id `('storage', type, key, device, size)`; older files add a sixth value."""
   if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != 'storage' or type(pid[1]) is not Name:
     raise ValueError(f'its pickle refers to a storage by a {type(pid).__name__}')
   kind, key, size = pid[1].full.removeprefix('torch.'), pid[2], pid[4]
@@ -263,7 +263,7 @@ def _storage(pid: Any) -> Storage:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> Tensor:
-  """A tensor of `(storage, offset, shape, strides, …)`; whether it wants a gradient, and its hooks, are not used."""
+  """Returns a tensor of `(storage, offset, shape, strides, …)`; `requires_grad` and hooks are ignored."""
   if len(arguments) < 4 or type(arguments[0]) is not Storage or type(arguments[1]) is not int:
     raise ValueError('its pickle describes a tensor that cannot be')
   storage, offset, shape, strides = arguments[:4]

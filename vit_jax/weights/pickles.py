@@ -1,7 +1,7 @@
-"""PyTorch's files without PyTorch, and without running anything that is in them.
+"""Reads and writes PyTorch's files without PyTorch, and without running code from them.
 
-They are pickles, which can call any function; `pickle_stack.py` follows them without. The writer makes a plain dict of
-f32 tensors.
+They contain pickles, which can call any function; `pickle_stack.py` interprets them without calling any. The writer
+saves a plain dict of f32 tensors.
 """
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ DTYPES = {name: np.dtype(dtype) for name, dtype in zip(pickle_stack.STORAGES, (
     np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_),
     strict=True)}
 BRANCHES = ('model', 'state_dict', 'model_ema', 'state_dict_ema', 'teacher', 'student', 'module')
-"""Where files that hold more than one network keep it; the first that is there is the one for use."""
+"""Keys of the networks in files that hold several; the first that exists is the one for inference."""
 MOST_SHARING = 4
-"""Limit of the bytes of all tensors over the bytes of their storages. Tied weights name one storage twice, and a new
-EMA all of them; names without end for one storage would fill the memory from a small file."""
+"""Limit of the ratio of the bytes of all tensors to those of their storages. Tied weights use one storage twice, and a
+new EMA uses each twice; without a limit, a small file with many tensors of one storage could fill the memory."""
 _MAGIC = 0x1950a86a20f9469cfc6c  # PyTorch's older form begins with it
 _PROTOCOL = 1001
 
 
 def read_zip(archive: zipfile.ZipFile, branch: str) -> dict[str, HostArray]:
-  """Tensors of PyTorch's zip, each in its own dtype; those that share a storage share memory.
+  """Returns the tensors of PyTorch's zip in their own dtypes; those that share a storage share memory.
 
   Raises:
-    Refused: the pickle asks for more than tensors.
-    ValueError: damaged, or its tensors take more than `MOST_SHARING` times their storages.
+    Refused: the pickle needs more than tensors and plain data.
+    ValueError: the file is damaged, or its tensors take more than `MOST_SHARING` times the bytes of their storages.
   """
   found, folder = follow_zip(archive)
   held: dict[Storage, HostArray] = {}
@@ -55,7 +55,7 @@ def read_zip(archive: zipfile.ZipFile, branch: str) -> dict[str, HostArray]:
 
 
 def follow_zip(archive: zipfile.ZipFile) -> tuple[Any, str]:
-  """What the pickle of PyTorch's zip describes, and the folder inside of the zip that it lies in.
+  """Returns the object that the pickle of PyTorch's zip describes, and the pickle's folder inside the zip.
 
   Raises: as `read_zip`.
   """
@@ -69,11 +69,11 @@ def follow_zip(archive: zipfile.ZipFile) -> tuple[Any, str]:
 
 
 def read_old(file: BinaryIO, branch: str, *, size: int) -> dict[str, HostArray]:
-  """Tensors of the form that PyTorch wrote before 1.6: pickles one after the other, then the numbers.
+  """Returns the tensors of a file in the format of PyTorch before 1.6: several pickles, then the data.
 
   Args:
     file: at its start.
-    branch: which network of several; '' = the one that is meant for use.
+    branch: the network to read from a file with several; '' = the one meant for inference.
     size: of the file, bytes.
 
   Raises: as `read_zip`.
@@ -96,7 +96,7 @@ def read_old(file: BinaryIO, branch: str, *, size: int) -> dict[str, HostArray]:
 
 
 def follow_old(file: BinaryIO, *, size: int) -> tuple[Any, dict[str, tuple[int, int]]]:
-  """What the pickles describe, and of each storage where its numbers begin and how many they are.
+  """Returns the object that the pickles describe, and the offset and number of elements of each storage.
 
   Raises: as `read_old`.
   """
@@ -129,7 +129,7 @@ def _numbers(data: bytes | bytearray, storage: Storage) -> HostArray:
 
 
 def _view(flat: HostArray, tensor: Tensor) -> HostArray:
-  """The tensor, whose place in `flat` was checked when its pickle was followed."""
+  """Returns the tensor as a view of `flat`; its bounds were checked when its pickle was interpreted."""
   if 0 in tensor.shape:
     return np.zeros(tensor.shape, flat.dtype)
   strides = [s * flat.itemsize for s in tensor.strides]
@@ -137,7 +137,7 @@ def _view(flat: HostArray, tensor: Tensor) -> HostArray:
 
 
 def _tensors(found: Any, branch: str) -> dict[str, Tensor]:
-  """The tensors of the network that is meant, which take no more memory than the file allows."""
+  """Returns the tensors of the selected network after checking that they respect `MOST_SHARING`."""
   if type(found) is dict and branch and branch not in found:
     shown = ', '.join(ascii(name)[1:-1] for name in found)[:300]
     raise UserError(f'--view: expected one of the networks in the file ({shown}), got {branch!r}. Choose one.')
@@ -151,7 +151,7 @@ def _tensors(found: Any, branch: str) -> dict[str, Tensor]:
 
 
 def _chosen(found: Any, branch: str) -> dict[str, Tensor]:
-  """The tensors of a branch, or of the first of `BRANCHES` that is there. Raises ValueError if there are none."""
+  """Returns the tensors of a branch, or of the first of `BRANCHES` that exists. Raises ValueError without tensors."""
   found = found[branch] if type(found) is dict and branch else found
   for _ in range(8):  # a dict may hold itself
     if type(found) is not dict or any(type(x) is Tensor for x in found.values()):
@@ -166,7 +166,7 @@ def _chosen(found: Any, branch: str) -> dict[str, Tensor]:
 
 
 def write_zip(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
-  """Writes what `torch.load(path, weights_only=True)` reads as a dict of f32 tensors."""
+  """Writes a dict of f32 tensors that `torch.load(path, weights_only=True)` can read."""
   out = io.BytesIO()
   out.write(b'\x80\x02}(')  # protocol 2, a dict, and a mark before its items
   for key, (name, tensor) in enumerate(tensors.items()):
