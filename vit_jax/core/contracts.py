@@ -1,7 +1,7 @@
-"""The contracts between the parts. Nothing inherits from these; a part satisfies them by shape.
+"""The contracts between modules, as protocols: classes satisfy them without inheriting from them.
 
-A capability that does not fit these contracts means that a contract is wrong: change it here,
-and never add a special case to `train/step.py` or `train/loop.py`.
+If a new capability does not fit a contract, change the contract here;
+do not add a special case to `train/step.py` or `train/loop.py`.
 """
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outp
 
 
 class Backbone(Protocol):
-  """A network from images to features.
+  """A network that maps images to features.
 
-  `state` is `{}` unless the network carries running statistics (BatchNorm).
+  `state` is `{}` unless the network has running statistics (BatchNorm).
   """
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters (f32) and state for images like `image [B, H, W, 3] f32`."""
+    """Returns parameters (f32) and state for images of the shape of `image [B, H, W, 3] f32`."""
     ...
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features of `image [B, H, W, 3] f32`, and the new state.
+    """Returns the features of `image [B, H, W, 3] f32`, and the new state.
 
-    `key` feeds dropout and stochastic depth; it may be None when `train` is False.
+    `key` is for dropout and stochastic depth; it may be None if `train` is False.
     """
     ...
 
 
 class TokenBackbone(Backbone, Protocol):
-  """A backbone that works on a sequence of tokens, any of which may be left out."""
+  """A backbone that encodes a sequence of tokens, or any subset of it."""
 
   def embed(self, params: Params, image: Array) -> Array:
-    """`[B, H, W, 3]` to patch tokens `[B, N, D]`, before positions and without class token."""
+    """Maps `[B, H, W, 3]` to patch tokens `[B, N, D]`, without position embeddings and class token."""
     ...
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
-    """As `embed`, and the new state: for stems with running statistics too."""
+    """Like `embed`, but also returns the new state, for stems with running statistics."""
     ...
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
-    """Position embeddings `[N, D]` of the patch tokens on a grid `(h, w)`."""
+    """Returns position embeddings `[N, D]` of the patch tokens on a grid `(h, w)`."""
     ...
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
              train: bool, key: Key | None) -> Features:
     """Encodes any subset of tokens `[B, n, D]` with their positions `[n, D]` or `[B, n, D]`.
 
-    Raises UserError for a subset if the blocks know the places of tokens themselves.
+    Raises UserError for a subset if the blocks depend on the positions of tokens in the grid.
     """
     ...
 
 
 class LayeredBackbone(Backbone, Protocol):
-  """A backbone that can be driven layer by layer, for looking inside; `train` is off throughout."""
+  """A backbone that can be run layer by layer, to inspect its intermediates; always in evaluation mode."""
 
   def begin(self, params: Params, image: Array) -> Array:
-    """What the first block sees of `image [B, H, W, 3] f32`: `[B, M, D]`, the N patch tokens last."""
+    """Returns the input of the first block for `image [B, H, W, 3] f32`: `[B, M, D]`, the N patch tokens last."""
     ...
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
             attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
-    """Encoder block `layer`, from 0.
+    """Applies encoder block `layer`, counted from 0.
 
     `attn_delta [B, A, M, M]` is added to the attention weights. Returns the new tokens and, with `capture`,
     `attention [B, A, M, M]` f32 on the explicit path (axial attention: `row_attention` and `column_attention`).
@@ -71,59 +71,59 @@ class LayeredBackbone(Backbone, Protocol):
     ...
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
-    """Features of what the last block gave."""
+    """Returns the features for the output of the last block."""
     ...
 
   def readout_weights(self, params: Params, tokens: Array) -> Array:
-    """Weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the output of the last block."""
+    """Returns the weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the last block's output."""
     ...
 
 
 class View(Protocol):
-  """A network to look at: `student`, `ema`, `teacher`."""
+  """One of the networks of a run: `student`, `ema` or `teacher`."""
 
   def select(self, params: Params, extra: Extra) -> PyTree:
-    """What `predict` needs of a state: backbone, head, running statistics."""
+    """Returns the part of a state that `predict` uses: backbone, head, running statistics."""
     ...
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
-    """Outputs for prepared images `[B, H, W, 3] f32`, with dropout off."""
+    """Returns the outputs for prepared images `[B, H, W, 3] f32`, without dropout."""
     ...
 
 
 class Viewed(Protocol):
-  """Something with networks that evaluators may look at."""
+  """An object with networks that can be evaluated."""
 
   def views(self) -> dict[str, View]:
-    """The networks by name; `student` always among them."""
+    """Returns the networks by name; `student` always exists."""
     ...
 
 
 class Objective(Viewed, Protocol):
-  """A task: what is learned from a batch."""
+  """A training objective: defines the loss of a batch."""
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
-    """Parameters and extra for prepared batches shaped like `batch`."""
+    """Returns parameters and `extra` for prepared batches of the shape of `batch`."""
     ...
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
-    """The loss of a prepared batch. `step` is the number of updates done before this one."""
+    """Returns the loss of a prepared batch. `step` is the number of updates done before this one."""
     ...
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    """The next `extra`, from the updated parameters and the summed `stats`.
+    """Returns the next `extra`, from the updated parameters and the summed `stats`.
 
-    Acts on trees leaf by leaf: their layers may be unstacked (`unstacked.Layers`).
+    Implementations must process trees leaf by leaf, because layers may be unstacked (`unstacked.Layers`).
     """
     ...
 
   def views(self) -> dict[str, View]:
-    """The networks that evaluators may look at, by name; `student` always among them."""
+    """Returns the networks that can be evaluated by name; `student` always exists."""
     ...
 
 
 class Watch(NamedTuple):
-  """A metric of the train step that raises an alarm when it is low for too long.
+  """A metric of the train step that raises an alarm if it is low for too many steps.
 
   metric: its name.
   below: the alarm's threshold; not a number counts as low.
@@ -143,21 +143,21 @@ class Watch(NamedTuple):
 
 
 class Prepare(Protocol):
-  """Normalisation, device augmentation and mixing; pure, jitted inside the step."""
+  """Normalization, augmentation on the device, and mixing; a pure function that is compiled as part of the step."""
 
   def __call__(self, batch: Batch, key: Key, step: Array) -> Batch:
     ...
 
 
 class Evaluator(Protocol):
-  """Measures one view. The result does not depend on batch size, worker, device or host count."""
+  """Evaluates one view. The result does not depend on the batch size or the number of workers, devices or hosts."""
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
     ...
 
 
 class LoaderInfo(NamedTuple):
-  """What a run must agree on to see the same data again; saved and compared as text."""
+  """Everything that the order of a run's data depends on; saved as text, and compared when the run is resumed."""
   source: str
   num_examples: int
   batch_size: int
@@ -168,16 +168,16 @@ class LoaderInfo(NamedTuple):
 class Loader(Protocol):
   """Training batches as a pure function of (seed, step).
 
-  The *global* batch is the same for any number of workers and processes; this process gets its rows.
+  The *global* batch is the same for any number of workers and processes; each process loads its own rows of it.
   """
   info: LoaderInfo
 
   def batches(self, start: int) -> Iterator[Batch]:
-    """Endless batches of host arrays from step `start` on: this process's rows."""
+    """Yields batches of host arrays without end, from step `start`: this process's rows."""
     ...
 
   def describe(self, index: int) -> str:
-    """A name a person can find the example by: a file path, or source and position."""
+    """Returns a name by which a user can find the example: a file path, or source and position."""
     ...
 
   def close(self) -> None:
@@ -187,7 +187,7 @@ class Loader(Protocol):
 
 
 class EvalLoader(Protocol):
-  """One pass over a split: every example exactly once, padded with `mask` 0 to whole batches.
+  """One pass over a split: every example exactly once, with the last batch padded by rows with `mask` 0.
 
   Every process yields the same number of batches, whatever its share of the examples.
   """
@@ -195,15 +195,15 @@ class EvalLoader(Protocol):
 
   @property
   def num_bad(self) -> int:
-    """Images of this process that could not be decoded so far; they have `mask` 0 and count nowhere."""
+    """Number of this process's images that could not be decoded so far; their `mask` is 0, so they are not counted."""
     ...
 
   def batches(self) -> Iterator[Batch]:
-    """Host arrays, always with `mask` and `index`: this process's rows."""
+    """Yields batches of host arrays, always with `mask` and `index`: this process's rows."""
     ...
 
   def describe(self, index: int) -> str:
-    """A name a person can find the example by."""
+    """Returns a name by which a user can find the example."""
     ...
 
   def close(self) -> None:

@@ -6,4 +6,4 @@ class UserError(ValueError):
 
 
 class DataStopped(UserError):
-  """No more batches can be made, while the state of the run is sound and worth saving."""
+  """No more batches can be loaded, but the state of the run is valid and can be saved."""

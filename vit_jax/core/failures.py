@@ -1,6 +1,6 @@
-"""How a failing program ends: an exit status, one message, and the path of the traceback.
+"""Converts exceptions of the command line to an exit status, one message, and the path of a saved traceback.
 
-The last resort of the command line. Imports only the standard library, so that `--help` stays instant.
+Imports only the standard library, so that `--help` stays instant.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_FILES = 20
 """Saved tracebacks that are kept; older ones are deleted."""
 
 _OF_PROCESSES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Error numbers that need no path to be understood."""
+"""Error numbers whose message is clear without a path."""
 _MEMORY = re.compile(r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc', re.I | re.S)
 _FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
 MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
@@ -38,16 +38,16 @@ MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, m
 
 
 class Failure(NamedTuple):
-  """How the program ends: its exit status, and what it prints on standard error ('' = nothing)."""
+  """The exit status of the program, and its message on standard error ('' = nothing)."""
   status: int
   message: str
 
 
 def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Failure:
-  """Turns any exception into an exit status and a message.
+  """Converts any exception to an exit status and a message.
 
   Args:
-    error: what ended the job.
+    error: the exception that ended the job.
     words: the command line, for the report.
     environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
 
@@ -63,7 +63,7 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
 
 
 def _known(error: BaseException) -> Failure | None:
-  """The failure, where its reason is known."""
+  """Returns the failure for an exception with a known cause; None for others."""
   if isinstance(error, UserError):
     return Failure(USER_ERROR, f'error: {error}')
   if isinstance(error, KeyboardInterrupt):
@@ -89,17 +89,17 @@ def _of_system(error: OSError) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-  """Type and first line of an exception, at most 300 characters."""
+  """Returns the type and the first line of an exception, at most 300 characters."""
   lines = str(error).strip().splitlines()
   return f'{type(error).__name__}: {lines[0][:300].rstrip(".")}' if lines else type(error).__name__
 
 
 def interrupt_at_once() -> None:
-  """Ends this process now, with a line: loaders end with it, and a save under way leaves the checkpoint before it."""
+  """Ends this process at once with a message. Loaders end too; an unfinished save leaves the previous checkpoint."""
   os.write(2, b'Interrupted.\n')
   if 'multiprocessing' in sys.modules:
     for child in sys.modules['multiprocessing'].active_children():
-      child.kill()  # one that is still starting would print a traceback
+      child.kill()  # a child that is still starting would print a traceback
   os._exit(INTERRUPTED)
 
 
@@ -114,7 +114,7 @@ def _is_output_closed() -> bool:
 
 
 def drop_output() -> None:
-  """Drops output that cannot be written, which the interpreter would otherwise try to write again when it ends."""
+  """Discards output that cannot be written, which the interpreter would otherwise try to write again at exit."""
   try:
     sys.stdout.flush()
   except OSError:
@@ -132,7 +132,7 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
 
 
 def report(error: BaseException, words: Sequence[str] = ()) -> str:
-  """A report for debugging: command, versions, traceback."""
+  """Returns a report for debugging: command, versions, traceback."""
   from importlib import metadata
   versions = []
   for name in ('vit-jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu'):
@@ -145,7 +145,7 @@ def report(error: BaseException, words: Sequence[str] = ()) -> str:
 
 
 def save(text: str, environ: Mapping[str, str]) -> pathlib.Path | None:
-  """Writes a report into the user's state directory, or else a temporary one; None if neither can be written."""
+  """Saves a report in the user's state directory or a temporary one, and returns its path; None if both fail."""
   home = environ.get('XDG_STATE_HOME') or os.path.join(os.path.expanduser('~'), '.local', 'state')
   content = text.encode(errors='backslashreplace')
   try:

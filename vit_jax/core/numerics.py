@@ -1,4 +1,4 @@
-"""Small numerics shared by objectives and evaluators: weighted means, finite checks, sharding hints.
+"""Numerical functions shared by objectives and evaluators: weighted means, finite checks, sharding constraints.
 
 Sums are accumulated in f32.
 """
@@ -13,14 +13,14 @@ from jax.sharding import PartitionSpec
 from vit_jax.core.types import Array, Batch, Key, Mean, PyTree
 
 BATCH_AXES = ('data', 'fsdp')
-"""Mesh axes that the batch is split over."""
+"""Mesh axes over which the batch is split."""
 
 
 def class_targets(batch: Batch, num_classes: int) -> Array:
-  """Targets `[B, C]` f32 of a batch: its `labels`, else `label_list` as multi-hot, else `label` as one-hot.
+  """Returns the targets `[B, C]` f32 of a batch: `labels`, else `label_list` as multi-hot, else `label` as one-hot.
 
-  A class that an image lists twice counts once; an image without a class has a row of zeros. Made on the device, so
-  that targets of many classes travel there as a few integers.
+  A class that an image lists twice counts once; an image without a class has a row of zeros. Targets are computed on
+  the device, so that only a few integers per image are transferred.
   """
   if 'labels' in batch:
     return batch['labels'].astype(jnp.float32)
@@ -28,20 +28,20 @@ def class_targets(batch: Batch, num_classes: int) -> Array:
     return jax.nn.one_hot(batch['label'], num_classes, dtype=jnp.float32)
   listed_BT = batch['label_list']
   targets_BC = jnp.zeros((listed_BT.shape[0], num_classes), jnp.float32)
-  for slot in range(listed_BT.shape[1]):  # one at a time: [B, T, C] would be T times as large
+  for slot in range(listed_BT.shape[1]):  # one slot at a time: an array [B, T, C] would be T times as large
     targets_BC = jnp.maximum(targets_BC, jax.nn.one_hot(listed_BT[:, slot], num_classes, dtype=jnp.float32))
   return targets_BC
 
 
 def split_key(key: Key, *purposes: str) -> dict[str, Key]:
-  """One key a purpose, by name; each is to be used once."""
+  """Returns one key per purpose, by name; use each key once."""
   return dict(zip(purposes, jax.random.split(key, len(purposes)), strict=True))
 
 
 def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
-  """Mean of `values [B]` over the rows with `mask [B] > 0`.
+  """Returns the mean of `values [B]` over the rows with `mask [B] > 0`.
 
-  Masked rows are replaced by `where`, not multiplied by 0, so that a NaN in a padding row does not spread.
+  Masked rows are replaced with `where`, not multiplied by 0, so that a NaN in a padding row does not spread.
   """
   values_B = values_B.astype(jnp.float32)
   if mask_B is None:
@@ -51,16 +51,16 @@ def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
 
 
 def is_finite(tree: PyTree) -> Array:
-  """True if every entry of every floating leaf is finite. Scalar bool."""
+  """Returns whether all entries of all floating leaves are finite, as a scalar bool."""
   leaves = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
   return jnp.stack(leaves).all() if leaves else jnp.asarray(True)
 
 
 def select(condition: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree:
-  """Leafwise `condition ? on_true : on_false`; `condition` is a scalar bool.
+  """Returns `on_true` if `condition` holds, else `on_false`, leaf by leaf; `condition` is a scalar bool.
 
-  bf16 is chosen from as f32, which changes nothing but lets a TPU compute an optimiser's moments of bf16 in the pass
-  over memory that computes everything else; otherwise it makes a second one.
+  bf16 leaves are selected in f32. The result is the same, but a TPU then computes an optimizer's bf16 moments in the
+  same pass over memory as everything else, instead of a second one.
   """
   def choose(a: Array, b: Array) -> Array:
     if a.dtype != jnp.bfloat16:
@@ -73,7 +73,7 @@ def select(condition: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree
 def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:
   """Constrains the sharding of `x` to `spec`: one mesh axis (or several) for each dimension.
 
-  Axes that the current mesh does not have are dropped; without a mesh (`jax.set_mesh`) `x` is returned unchanged.
+  Axes that are not in the current mesh are dropped; without a mesh (`jax.set_mesh`) `x` is returned unchanged.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
@@ -88,11 +88,11 @@ def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:
 
 
 def mesh_platform() -> str:
-  """What jax calls the devices of the current mesh: cpu, gpu or tpu; '' without a mesh, or if it does not say."""
+  """Returns jax's platform name of the current mesh: cpu, gpu or tpu; '' if there is no mesh or it is unknown."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else ''
 
 
 def constrain_batch(x: Array) -> Array:
-  """Keeps the leading dimension of `x` split over the batch axes and the others replicated."""
+  """Constrains the leading dimension of `x` to be split over the batch axes, and the others to be replicated."""
   return constrain(x, (BATCH_AXES,) + (None,) * (x.ndim - 1))

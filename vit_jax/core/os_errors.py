@@ -1,7 +1,7 @@
-"""What an error of the operating system or of storage means, and what a person can do about it.
+"""Explains errors of the operating system and of storage, with advice for the user.
 
-Libraries report such errors in many ways: as an `OSError`, as a status code or an error number in a text, as the cause
-of another error. The functions here decide whether a file counts as damaged. Imports nothing of the project but errors.
+Libraries report such errors in many ways: as an `OSError`, as a status code or an error number in a text, or as the
+cause of another error. The functions here decide whether a file counts as damaged. Imports only `core.errors`.
 """
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ ADVICE = {
     errno.ENXIO: _PATH, errno.ENODEV: _PATH, errno.ESPIPE: _PATH, errno.ENOMEM: _MEMORY,
     errno.EAGAIN: 'The system allows no more processes or threads. End other programs, or use fewer workers.',
 }
-"""Error numbers that a person can do something about."""
+"""Error numbers with advice for the user."""
 _OF_FILES = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST,
              errno.ENOTEMPTY)
-"""Error numbers of a file that is missing, or is something else than it should be."""
+"""Error numbers of a file that is missing or is not of the expected type."""
 _STATUS = {'RESOURCE_EXHAUSTED': _MEMORY, 'PERMISSION_DENIED': _RIGHTS, 'UNAUTHENTICATED': _RIGHTS,
            'UNAVAILABLE': _DEVICE, 'DEADLINE_EXCEEDED': _DEVICE}
 """Status codes of XLA and TensorStore that do not concern the content of a file."""
@@ -58,7 +58,7 @@ class Obstacle(UserError):
 
 
 def find(error: BaseException) -> str:
-  """What to do about an error of the system; '' if the file itself is the reason."""
+  """Returns advice about an error of the system; '' if the file itself is the cause."""
   for one in chain(error, with_context=True):
     if advice := _advice(one):
       return advice
@@ -66,7 +66,7 @@ def find(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-  """The first line of the first cause of an error, of at most 300 characters."""
+  """Returns the first line of the first cause of an error, at most 300 characters."""
   *_, cause = chain(error, with_context=True)
   text = str(cause).strip() or type(cause).__name__
   if (number := _find_number(text)) is not None and number not in _OF_FILES:
@@ -76,7 +76,7 @@ def first_line(error: BaseException) -> str:
 
 
 def reading(what: str, error: BaseException) -> Damaged | Obstacle:
-  """The error to raise in place of one that occurred while reading `what`."""
+  """Returns the error to raise instead of one that occurred while reading `what`."""
   if advice := find(error):
     return Obstacle(f'{what}: expected to read it, got {first_line(error)}. {advice} Then run the same command '
                     'again; nothing was changed.')
@@ -84,13 +84,13 @@ def reading(what: str, error: BaseException) -> Damaged | Obstacle:
 
 
 def writing(what: str, error: BaseException) -> Obstacle:
-  """The error to raise in place of one that occurred while writing `what`."""
+  """Returns the error to raise instead of one that occurred while writing `what`."""
   advice = find(error) or 'Move away what is there.'
   return Obstacle(f'{what}: expected to write it, got {first_line(error)}. {advice} Then run the same command again.')
 
 
 def chain(error: BaseException, *, with_context: bool) -> Iterator[BaseException]:
-  """An error and its causes, outermost first; `with_context` also the errors during whose handling it was raised."""
+  """Yields an error and its causes, outermost first; `with_context` includes errors that were being handled then."""
   seen: list[BaseException] = []
   now: BaseException | None = error
   while now is not None and not any(now is one for one in seen):
@@ -116,7 +116,7 @@ def _of_number(number: int) -> str:
 
 
 def _of_text(text: str) -> str:
-  """As TensorStore writes it: `PERMISSION_DENIED: … Permission denied [os_error_code='13']`."""
+  """Returns the advice for a text such as TensorStore's `PERMISSION_DENIED: … [os_error_code='13']`."""
   if (number := _find_number(text)) is not None:
     return _of_number(number)
   for status, advice in _STATUS.items():

@@ -1,4 +1,4 @@
-"""Trees of arrays by path: names, strict rules, readable differences, digests.
+"""Functions on trees of arrays by path: names, rules, differences, digests.
 
 A path name joins the keys with `/`: `backbone/blocks/attn/query/kernel`.
 """
@@ -17,22 +17,22 @@ from vit_jax.core.types import Array, PyTree
 
 T = TypeVar('T')
 BLOCKS = 'blocks'
-"""Leaves under a key of this name are stacked: their first axis is depth."""
+"""Leaves under a key of this name are stacked over layers along axis 0."""
 
 
 class LayerKey(NamedTuple):
-  """The last key of a path to one layer of a stack (`unstacked.Layers`): its number, from 0, and how many there are."""
+  """The last key of a path to one layer of a stack (`unstacked.Layers`): its number, from 0, and their total number."""
   layer: int
   depth: int
 
 
 def path_name(path: Sequence[Any]) -> str:
-  """`/`-joined name of a path as `jax.tree_util` gives it; a layer is named as the stack that it is of."""
+  """Returns the `/`-joined name of a path of `jax.tree_util`; an unstacked layer has the name of its stack."""
   return jax.tree_util.keystr(tuple(key for key in path if not isinstance(key, LayerKey)), simple=True, separator='/')
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
-  """Leaves by path name, in the tree's own order; of a tree whose layers are together."""
+  """Returns the leaves by path name in the tree's own order; layers must be stacked."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   found = {path_name(path): leaf for path, leaf in leaves}
   assert len(found) == len(leaves), 'several leaves of one name'
@@ -40,7 +40,7 @@ def flatten(tree: PyTree) -> dict[str, Any]:
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """Nested dict from path names."""
+  """Returns a nested dict from leaves by path name."""
   tree: dict[str, Any] = {}
   for name, leaf in leaves.items():
     *parents, last = name.split('/')
@@ -53,25 +53,25 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 def map_named(function: Callable[[str, Any], T], tree: PyTree, *,
               is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
-  """Like `jax.tree.map`, with the path name as first argument."""
+  """Applies `jax.tree.map` with the path name as first argument of the function."""
   return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree, is_leaf=is_leaf)
 
 
 def is_stacked(name: str) -> bool:
-  """Whether the leaf of this path name has depth as its first axis."""
+  """Whether the leaf with this path name is stacked over layers."""
   return BLOCKS in name.split('/')[:-1]
 
 
 def match_rules(tree: PyTree, rules: Sequence[tuple[str, T]], *, what: str) -> PyTree:
-  """Gives each leaf the value of the first rule whose pattern matches its whole path name.
+  """Maps each leaf to the value of the first rule whose pattern matches its complete path name.
 
   Args:
-    tree: any tree; only its paths are read.
+    tree: any tree; only its paths are used.
     rules: pairs of regular expression (`re.fullmatch`) and value, tried in order.
     what: names the table in error messages, such as `sharding`.
 
   Raises:
-    ValueError: lists every leaf without a rule and every rule that never decided a leaf.
+    ValueError: lists every leaf without a rule and every rule that applies to no leaf.
   """
   compiled = [(re.compile(pattern), value) for pattern, value in rules]
   used: set[int] = set()
@@ -95,7 +95,7 @@ def match_rules(tree: PyTree, rules: Sequence[tuple[str, T]], *, what: str) -> P
 
 
 def difference(found: PyTree, wanted: PyTree, *, found_name: str, wanted_name: str) -> str:
-  """Readable differences of two trees in paths, shapes and dtypes; empty if there are none."""
+  """Describes the differences of two trees in paths, shapes and dtypes; '' if there are none."""
   found_leaves, wanted_leaves = flatten(found), flatten(wanted)
   lines = []
   for name in sorted(found_leaves.keys() | wanted_leaves.keys()):
@@ -114,12 +114,12 @@ def _shape(leaf: Any) -> str:
 
 
 def num_elements(tree: PyTree) -> int:
-  """Number of scalars in a tree of arrays or shapes."""
+  """Returns the number of scalars in a tree of arrays or shapes."""
   return sum(int(np.prod(x.shape, dtype=np.int64)) for x in jax.tree.leaves(tree))
 
 
 def num_bytes(tree: PyTree) -> int:
-  """Bytes of a tree of arrays or shapes, counted once however it is laid out."""
+  """Returns the bytes of a tree of arrays or shapes; replicas on several devices count once."""
   return sum(int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
@@ -130,7 +130,7 @@ class LeafSums(NamedTuple):
 
 
 def leaf_sums(tree: PyTree) -> list[LeafSums]:
-  """The device part of `digest`: traceable, sums over shards, gathers nothing."""
+  """Computes the part of `digest` that runs on the devices: traceable, sums over shards, gathers no array."""
   return [_leaf_sums(x) for x in jax.tree.leaves(tree)]
 
 
@@ -149,7 +149,7 @@ def _leaf_sums(x: Array) -> LeafSums:
 
   def mixed(multiplier: int) -> Array:
     h = (bits ^ (index * np.uint32(0x9E3779B1))) * np.uint32(multiplier)
-    h = (h ^ (h >> 15)) * np.uint32(0x85EBCA6B)  # finaliser of MurmurHash3
+    h = (h ^ (h >> 15)) * np.uint32(0x85EBCA6B)  # finalizer of MurmurHash3
     h = (h ^ (h >> 13)) * np.uint32(0xC2B2AE35)
     return (h ^ (h >> 16)).sum(dtype=jnp.uint32)
 
@@ -160,9 +160,9 @@ _jitted_leaf_sums = jax.jit(leaf_sums)
 
 
 def digest(tree: PyTree) -> str:
-  """SHA-256 over the sorted (path, shape, dtype, sums) of a tree: equal bits give equal text.
+  """Returns the SHA-256 of the sorted (path, shape, dtype, sums) of a tree.
 
-  The same for any sharding; changes with any flipped bit. Every process must call it.
+  The digest does not depend on the sharding, and changes with any flipped bit. Every process must call it.
   """
   named = flatten(tree)
   sums = jax.device_get(_jitted_leaf_sums(tree)) if named else []

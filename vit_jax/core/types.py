@@ -11,8 +11,6 @@ Arrays end in axis letters inside functions (`tokens_BND`). The letters, used ev
   F  MLP width                 C  classes
   L  depth                     S  size of a dataset
   T  labels of one image, at most
-
-Knows nothing of models, data or devices.
 """
 from __future__ import annotations
 
@@ -31,53 +29,53 @@ Key = jax.Array
 HostArray = np.ndarray
 ArrayLike = jax.Array | np.ndarray
 PyTree = Any
-"""Any nest of containers with arrays at the leaves."""
+"""Any nested containers with arrays as leaves."""
 
 Params = dict[str, Any]
 """Nested dict of f32 arrays. Path names are a public format."""
 
 Extra = dict[str, Any]
-"""State of an objective without gradients: teacher, centre, EMA copy, BatchNorm state."""
+"""State of an objective without gradients: teacher, center, EMA copy, BatchNorm state."""
 
 Batch = dict[str, Any]
-"""One batch; on the host NumPy arrays, on devices jax arrays. Keys, and no other:
+"""One batch: NumPy arrays on the host, jax arrays on devices. All possible keys:
 
   image         [B, H, W, 3] uint8 on the host, f32 after `Prepare`
-  label         [B] i32, the class; of an image with several, the first; -1 if it has none
-  label_list    [B, T] i32, every class of an image, filled up with -1; counts instead of `label`
-  labels        [B, C] f32, soft or multi-hot targets; count instead of both
+  label         [B] i32, the class, the first one of an image with several classes; -1 without a class
+  label_list    [B, T] i32, every class of an image, padded with -1; used instead of `label`
+  labels        [B, C] f32, soft or multi-hot targets; used instead of both
   mask          [B] f32, 0 where the row is padding
-  index         [B] i32, position in the source; ids and file names come from it
+  index         [B] i32, position in the source, which determines ids and file names
   box           [B, 4] f32, the crop as (top, left, bottom, right), fractions of the stored image; left > right
-                when mirrored, and outside [0, 1] when shifted
+                if it is flipped, and outside [0, 1] if it is shifted
   bad           [B] bool, the image could not be decoded and was replaced
   views_global  [B, 2, H, W, 3]      views_local    [B, V, H, W, 3]
   token_labels  [B, N, k] i32        token_scores   [B, N, k] f32
-  token_targets [B, N, C] f32, of `Prepare`
+  token_targets [B, N, C] f32, made by `Prepare`
 """
 BATCH_KEYS = frozenset({
     'image', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_local',
     'token_labels', 'token_scores', 'token_targets'})
 
 Schedule = Callable[[Array | int], Array]
-"""Step (number of updates done before this one) to a value."""
+"""Maps a step (number of updates done before this one) to a value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """The rows of each global batch that one process feeds: some of `count` equal, contiguous parts of it.
+  """The rows of each global batch that one process loads: some of `count` equal, contiguous parts of the batch.
 
-  parts: their numbers, ascending. They need not be neighbours: the chips of one TPU host are a square of the
-    slice's grid, so that in the order of the mesh other hosts' chips come between them.
+  parts: numbers of the parts, ascending. They need not be adjacent: the chips of one TPU host are a square of the
+    slice's grid, so in the order of the mesh other hosts' chips can be between them.
   """
   parts: tuple[int, ...]
   count: int
 
   def rows(self, batch_size: int) -> HostArray:
-    """Row numbers `[b] i64` of a global batch, ascending.
+    """Returns row numbers `[b] i64` of a global batch, ascending.
 
     Raises:
-      UserError: the parts would not be equal.
+      UserError: the batch size is not a multiple of `count`.
     """
     if batch_size < 1 or batch_size % self.count:
       raise UserError(f'batch_size={batch_size} is not a positive multiple of the {self.count} parts that the mesh '
@@ -87,7 +85,7 @@ class Shard:
 
 
 class Mean(NamedTuple):
-  """A mean that has not been divided yet, so that it can be added over batches and processes.
+  """Numerator and denominator of a mean, which can be added over batches and processes.
 
   `sum` and `weight` are f32 scalars; the value is `sum / weight`.
   """
@@ -105,7 +103,7 @@ class Mean(NamedTuple):
 class Features(NamedTuple):
   """The output of a backbone: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`.
 
-  `distilled [B, D]` is the distillation token's, of backbones that have one.
+  `distilled [B, D]` are the features of the distillation token, if the backbone has one.
   """
   tokens: Array
   pooled: Array
@@ -114,7 +112,7 @@ class Features(NamedTuple):
 
 
 class Outputs(NamedTuple):
-  """What a view predicts: `logits [B, C]`, or None without a head, and the features under them."""
+  """The outputs of a view: `logits [B, C]`, or None without a head, and the features that they are computed from."""
   logits: Array | None
   features: Features
 
@@ -122,9 +120,9 @@ class Outputs(NamedTuple):
 class LossOut(NamedTuple):
   """The value of an objective on one batch.
 
-  loss: mean over the examples that count, in nats.
-  metrics: further means to log.
-  stats: arrays to be *summed* over microbatches and devices and handed to `after_update` once.
+  loss: mean over the valid examples, in nats.
+  metrics: other means to log.
+  stats: arrays that are *summed* over microbatches and devices and then passed to `after_update` once.
   """
   loss: Mean
   metrics: Mapping[str, Mean]

@@ -1,9 +1,9 @@
-"""Stacked leaves as one array for each layer: the form of the train state while layers run unrolled.
+"""Converts stacked leaves to one array per layer, the form of the train state while layers run unrolled.
 
-Cutting a layer from a stacked leaf copies it, and so does stacking the gradients. A leaf `[L, …]` that is
-held as `Layers`, L leaves `[1, …]` under the same path name, needs neither: what acts on each layer of a stacked leaf
-for itself (optimisers, norms, averages) acts on these. Models and files know stacked leaves alone: `join` gives these
-back, and inside a compiled program costs nothing where the model cuts them again, since XLA sees through both.
+Slicing a layer from a stacked leaf copies it, and so does stacking the gradients. A leaf `[L, …]` that is stored as
+`Layers`, L leaves `[1, …]` under the same path name, avoids both copies: operations on each layer separately
+(optimizers, norms, averages) apply to these leaves. Models and files use stacked leaves only; `join` restores them.
+Inside a compiled program this is free if the model slices them again, because XLA removes both operations.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vit_jax.core.types import Array, PyTree
 
 @jax.tree_util.register_pytree_with_keys_class
 class Layers:
-  """A stacked leaf `[L, …]` held as L leaves `[1, …]`."""
+  """A stacked leaf `[L, …]`, stored as L leaves `[1, …]`."""
 
   def __init__(self, layers: Iterable[Any]):
     self.layers = tuple(layers)
@@ -35,12 +35,12 @@ class Layers:
 
 
 def is_layers(x: Any) -> bool:
-  """For `is_leaf`: where what is decided for a stack is one thing for all its layers."""
+  """Whether `x` is a `Layers`; as `is_leaf`, it makes a tree function treat all layers of a stack as one leaf."""
   return isinstance(x, Layers)
 
 
 def split(tree: PyTree, *, but: str = '') -> PyTree:
-  """`tree` with `Layers` in the place of its stacked leaves; not below the key `but`."""
+  """Returns `tree` with `Layers` in place of its stacked leaves, except below the key `but`."""
   def one(name: str, leaf: Any) -> Any:
     if is_layers(leaf) or not trees.is_stacked(name) or but in name.split('/'):
       return leaf
@@ -50,18 +50,18 @@ def split(tree: PyTree, *, but: str = '') -> PyTree:
 
 
 def join(tree: PyTree) -> PyTree:
-  """`tree` with stacked leaves in the place of `Layers`: what `split` was given."""
+  """Returns `tree` with stacked leaves in place of `Layers`; the inverse of `split`."""
   return jax.tree.map(lambda x: jnp.concatenate(x.layers) if is_layers(x) else x, tree, is_leaf=is_layers)
 
 
 def follow(values: PyTree, tree: PyTree) -> PyTree:
-  """`values`, one for each leaf of `join(tree)`, repeated for each layer of `tree`."""
+  """Returns `values`, one for each leaf of `join(tree)`, repeated for each layer of `tree`."""
   return jax.tree.map(lambda x, value: Layers([value] * len(x.layers)) if is_layers(x) else value, tree, values,
                       is_leaf=is_layers)
 
 
 def numbers(path: Sequence[Any], leaf: Array) -> tuple[range, int]:
-  """Which layers a leaf holds, `[L, …]` or `[1, …]`, and how many there are in all."""
+  """Returns the numbers of the layers in a leaf `[L, …]` or `[1, …]`, and the total number of layers."""
   key = path[-1]
   if isinstance(key, trees.LayerKey):
     return range(key.layer, key.layer + 1), key.depth

@@ -18,7 +18,7 @@ _TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'nor
 
 
 def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str], Leaves]) -> list[str]:
-  """Returns the dispensable settings that a file does not contain, although the weights it was made from have them.
+  """Returns preprocessing settings and class names that differ after the weights were written and read back.
 
   Args:
     weights: the weights that were written.
@@ -26,7 +26,7 @@ def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str]
     leaves: returns the leaves of weights in the form that a file of a family (second argument) has.
 
   Raises:
-    UserError: a parameter differs, or a setting that the function of the network depends on.
+    UserError: a parameter differs, or a setting of the model that changes its function.
   """
   wanted, found = leaves(weights, again.family), leaves(again, again.family)
   wrong = [name for name in wanted.keys() | found.keys()

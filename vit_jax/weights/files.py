@@ -30,7 +30,7 @@ MOST_NAME = 500  # characters of a tensor's name
 MOST_JSON_BYTES = 16 << 20  # of a file beside the weights: 21,000 class names take 0.5 MB
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError,
            ArithmeticError, RuntimeError)  # RuntimeError: nested too deep, or a zip of another version
-"""Errors of readers of damaged files; not MemoryError, and of the system's errors only an invalid seek position."""
+"""Errors that readers of damaged files raise, beside OSError with EINVAL (an invalid seek position)."""
 
 
 def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:

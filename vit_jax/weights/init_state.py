@@ -38,7 +38,7 @@ class InitArrays(NamedTuple):
 
 def begin(config: schema.Config, program: Program, class_names: tuple[str, ...], workdir: storage.Path,
           found: Weights | None = None) -> TrainState:
-  """Returns the state of step 0; what was taken from weights is logged, and written to `init.json`.
+  """Returns the state of step 0; logs which arrays come from weights, and writes them to `init.json`.
 
   Args:
     config: of the run.

@@ -203,7 +203,7 @@ def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints, sidecar: si
 
 
 def _check_all_used(found: tables.Match) -> None:
-  """Raises UserError if a tensor is unused, or does not fit with the others."""
+  """Raises UserError if a tensor is unused, or cannot be combined with the others."""
   problems = list(found.problems)
   if found.left:
     problems += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
@@ -214,7 +214,7 @@ def _check_all_used(found: tables.Match) -> None:
 
 def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, tuple[Line, ...],
                                                                         tuple[int, int] | None]:
-  """Returns leaves with positions in our form, what was done, and the size of the images that they are for."""
+  """Returns leaves with positions in our form, the report of changes, and the image size of the positions."""
   if isinstance(model, schema.Mixer):
     num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
     h, w = infer.grid(num_tokens, model.patch, hints.image_px)

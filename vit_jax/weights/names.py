@@ -113,12 +113,12 @@ TIMM: Table = (
     *norm('decoder/norm', 'decoder_norm'), *layer('decoder/predict', 'decoder_pred'),
     Entry('mask_token', 'mask_token', SAME),
 )
-"""Also of DeiT, MAE, DINO and DINOv2."""
+"""Also used by DeiT, MAE, DINO and DINOv2."""
 
 _GATED = (*layer(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1', part=(0, 2)),
           *layer(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1', part=(1, 2)))
 TIMM_SWIGLU: Table = (*(e for e in TIMM if not e.ours.startswith(f'{_BLOCKS}/mlp/up')), *_GATED)
-"""With a gate: gate and value in one matrix, the gate first."""
+"""For MLPs with a gate: gate and value are in one matrix, the gate first."""
 
 TIMM_MIXER: Table = (
     *layer('backbone/stem', 'stem.proj', layout=CONV),
@@ -164,7 +164,7 @@ VISION_TRANSFORMER: Table = (
                  mlp='MlpBlock_3'),
     *_flax_norm('backbone/norm', 'Transformer/encoder_norm'), *_HEAD,
 )
-"""As the files have it: numbered over all parts of a block. Linen's numbering is turned into this when read."""
+"""As in the files: numbered over all parts of a block. Linen's numbering is converted to this when a file is read."""
 
 BIG_VISION: Table = (
     *_flax('backbone/stem', 'embedding'),
@@ -190,11 +190,11 @@ FLAX_MIXER: Table = (
     *_flax(f'{_BLOCKS}/channels/down', f'{_MIXER_BLOCK}/channel_mixing/Dense_1'),
     *_flax_norm('backbone/norm', 'pre_head_layer_norm'), *_flax('head', 'head'),
 )
-"""Of vision_transformer and big_vision alike."""
+"""Used by vision_transformer and by big_vision."""
 
 
 def _hf_block(ours: str, theirs: str, *, norm1: str, norm2: str, up: str, down: str) -> list[Entry]:
-  """A block of transformers, in the names its files have had from the beginning and are still written with."""
+  """Returns the entries of a block of transformers, under the names that all versions of its files have."""
   attention = [entry for name in ('query', 'key', 'value')
                for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attention.attention.{name}')]
   return [*attention, *layer(f'{ours}/attn/out', f'{theirs}.attention.output.dense'),
@@ -219,7 +219,7 @@ _HF_HEADS: Table = (
     Entry('mask_token', 'decoder.mask_token', SAME),
 )
 HUGGINGFACE: Table = (*_HF_EMBEDDINGS, *_hf_block(_BLOCKS, 'encoder.layer.{i}', **_OLD), *_HF_HEADS)
-"""ViT, DeiT and ViTMAE, without the prefix (`vit.`, `deit.`) that all but the bare models put before the backbone."""
+"""ViT, DeiT and ViTMAE, without the prefix (`vit.`, `deit.`) that the backbone has inside of a model with a head."""
 
 HUGGINGFACE_DINO: Table = (
     *_HF_EMBEDDINGS, *_hf_block(_BLOCKS, 'encoder.layer.{i}', **_DINO), *_HF_HEADS,
@@ -279,4 +279,4 @@ TIMM_EFFICIENTNET: Table = (
     *_gate('stage{t}/block{u}', _LATER),
     *_conv_norm('stage{t}/block{u}/project', f'{_LATER}.conv_pwl', f'{_LATER}.bn3'),
 )
-"""Blocks of the first stage have no expansion, so that their convolutions have other names."""
+"""Blocks of the first stage have no expansion, so their convolutions have other names."""

@@ -1,8 +1,8 @@
-"""How images are prepared for a network, and which rule decided it.
+"""The preprocessing of images for a network, and the rule that each of its settings comes from.
 
-Weight files rarely contain it. The first of these that has a value decides it: `--preprocess=`, the sidecars of the
-file, its published name, and the default of its family, with a warning: the files of AugReg and DeiT have the same
-names and shapes, but need differently normalised images.
+Weight files rarely contain the preprocessing. The first of these sources with a value decides: `--preprocess=`, the
+sidecars of the file, its published name, and the default of its family. The last one comes with a warning, since the
+files of AugReg and DeiT have the same names and shapes but need differently normalized images.
 """
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vit_jax.weights.infer import parse_px
 
 
 class Preprocess(NamedTuple):
-  """What evaluation does to an image before the network sees it.
+  """The preprocessing of images for evaluation.
 
-  geometry: whose program decides the resized size and the offset of the crop, as in `schema.Recipe`.
-  resize_px: short side before the centre crop, px (both sides, for `huggingface`); 0 = resized to `image_px` without
+  geometry: the program that defines the resized size and the offset of the crop, as in `schema.Recipe`.
+  resize_px: short side before the center crop, px (both sides, for `huggingface`); 0 = resized to `image_px` without
     preserving the aspect ratio.
-  image_px: (height, width) of what the network gets.
+  image_px: (height, width) of the network's input.
   interpolation, antialias: how pixels are resampled, as in `schema.Recipe`.
   mean, std: of RGB in [0, 1].
-  rule: which rule decided, for the report.
+  rule: the rules that decided, for the report.
   """
   geometry: Geometry
   resize_px: int
@@ -41,7 +41,8 @@ class Preprocess(NamedTuple):
 class PreprocessRule(NamedTuple):
   """Values set by one rule: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias` and `resize`.
 
-  `resize` is the short side in px (int, 0 = squash), or the part of it that the crop keeps (float).
+  `resize` is the short side in px (int; 0 = without preserving the aspect ratio), or the part of it that the crop keeps
+  (float).
   """
   rule: str
   values: Mapping[str, Any]
@@ -69,7 +70,7 @@ USUAL: dict[str, dict[str, Any]] = {
     'bit': {**NORMS['half'], **_TF, 'resize': 0},
     'efficientnet': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
 }
-"""What is usual in each family."""
+"""The defaults of each family."""
 
 _AUGREG = r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip|rope|miil|bamboo))\w*_{}([._-].*)?'
 _BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR}
@@ -99,12 +100,11 @@ BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
       for size, crop in _CROPS.items()),
     (r'(r\d*\+)?vit-\w+.*|(r\d*_)?(ti|s|b|l)_\d+-i\d+k-.*', USUAL['vision_transformer']),
 )
-"""By published names in lower case, the first that fits; sources: the default configs of timm, and VT's README.
+"""Rules by published name in lower case; the first match decides. Sources: timm's default configs, and VT's README.
 
-DeiT is prepared as its authors evaluate it: short side 256 for 224 px and 438 for 384 px (deit 7e160fe,
-`--eval-crop-ratio` 0.875). timm has crop_pct 0.9 and 1.0 for it (248 and 384 px); where timm's `config.json` lies
-beside the file, that decides. DeiT III has `--eval-crop-ratio 1.0` in its published commands; timm has 0.9 for some of
-them.
+The preprocessing of DeiT is that of its authors' evaluation: short side 256 for 224 px, 438 for 384 px (deit 7e160fe,
+`--eval-crop-ratio` 0.875). timm has crop_pct 0.9 and 1.0 (248 and 384 px), which decides if timm's `config.json` is
+beside the file. DeiT III has `--eval-crop-ratio 1.0` in its published commands; timm has 0.9 for some of its models.
 """
 
 
@@ -116,12 +116,10 @@ def by_name(name: str) -> list[PreprocessRule]:
 
 
 def parse(text: str) -> list[PreprocessRule]:
-  """What `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true` says.
-
-  '' says nothing.
+  """Parses `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true`.
 
   Raises:
-    UserError: it is not of this form.
+    UserError: the text is not of this form.
   """
   if not text:
     return []
@@ -150,15 +148,15 @@ def parse(text: str) -> list[PreprocessRule]:
 
 def decide(rules: Sequence[PreprocessRule], *, family: str,
            own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
-  """The first of `rules` to know a value decides it; then what is usual in the family, with a warning.
+  """Takes each value from the first of `rules` that has it, or else from the family's defaults, with a warning.
 
   Args:
-    rules: in order.
-    family: for what no rule knows.
-    own_px: of the images that the positions of the network are for, if it has any; only a person decides otherwise.
+    rules: in order of priority.
+    family: whose defaults complete the rules.
+    own_px: image size of the network's position embeddings, if it has any; only `--preprocess` overrides it.
 
   Returns:
-    The decision, and warnings.
+    The preprocessing, and warnings.
   """
   last = PreprocessRule(f'what is usual for {family}', USUAL[family])
   own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
@@ -176,7 +174,7 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
 
 
 def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
-  """Warnings about what only the family decided: which settings, and how to set them."""
+  """Returns warnings about the settings with a family's default, and how to set them."""
   shown = [what for name, what in (
       ('mean', f'mean {p.mean}, std {p.std}'), ('resize', resizing(p)),
       ('interpolation', p.interpolation.value + (', antialiased' if p.antialias else ''))) if name in names]
@@ -187,7 +185,7 @@ def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
 
 
 def scaled(p: Preprocess, image_px: tuple[int, int]) -> Preprocess:
-  """The same for images of another size (height, width): the crop keeps the same part of the short side."""
+  """Returns the preprocessing for another image size (height, width); the crop keeps its part of the short side."""
   if p.image_px == image_px:
     return p
   small_px = p.resize_px * min(image_px) // min(p.image_px)
@@ -195,13 +193,13 @@ def scaled(p: Preprocess, image_px: tuple[int, int]) -> Preprocess:
 
 
 def recipe_values(p: Preprocess) -> dict[str, Any]:
-  """The fields of `schema.Recipe` that prepare images for evaluation so."""
+  """Returns the fields of `schema.Recipe` for this preprocessing."""
   return {'eval_resize_px': p.resize_px, 'eval_geometry': p.geometry, 'interpolation': p.interpolation,
           'antialias': p.antialias, 'mean': p.mean, 'std': p.std}
 
 
 def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
-  """The short side in px; a fraction as timm counts it."""
+  """Returns the short side in px; fractions are rounded as in timm."""
   return math.floor(min(image_px) / resize) if isinstance(resize, float) else resize
 
 
@@ -212,7 +210,7 @@ def describe(p: Preprocess) -> str:
 
 
 def resizing(p: Preprocess) -> str:
-  """How images get their size, in words."""
+  """Returns a description of the resizing."""
   size = f'{p.image_px[0]} x {p.image_px[1]} px'
   if not p.resize_px:
     return f'resized to {size} without preserving the aspect ratio'

@@ -1,15 +1,15 @@
-"""How every tensor of a weight file was used, as records that can be printed and written."""
+"""Records of how every tensor of a weight file was used, to be printed and saved."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 
 class Line(NamedTuple):
-  """One tensor, or several that share a fate.
+  """One tensor, or several with the same result.
 
-  name: path in our parameters, or the file's own name where it has none here.
+  name: path in our parameters, or the name in the file if the tensor has no such path.
   what: taken | resized | folded | new | dropped.
-  rule: why, in words; '' where it is taken as it is.
+  rule: the reason; '' if the tensor was taken unchanged.
   """
   name: str
   what: str
@@ -17,7 +17,7 @@ class Line(NamedTuple):
 
 
 class Report(NamedTuple):
-  """What a load or an adaptation did, in order."""
+  """The lines of a load or an adaptation, in order."""
   lines: tuple[Line, ...] = ()
   notes: tuple[str, ...] = ()
   warnings: tuple[str, ...] = ()
@@ -26,11 +26,11 @@ class Report(NamedTuple):
     return Report(self.lines + other.lines, self.notes + other.notes, self.warnings + other.warnings)
 
   def of(self, what: str) -> list[Line]:
-    """The lines of one fate."""
+    """Returns the lines with this result."""
     return [line for line in self.lines if line.what == what]
 
   def text(self) -> str:
-    """For a person: counts, and a line for everything that was not simply taken."""
+    """Returns readable text: counts, and one line for everything that was not taken unchanged."""
     counts = [f'{len(self.of(what))} {what}' for what in ('taken', 'resized', 'folded', 'new', 'dropped')
               if self.of(what)]
     changed = [f'  {line.what:<8}{line.name}' + (f': {line.rule}' if line.rule else '')
@@ -39,6 +39,6 @@ class Report(NamedTuple):
                       *(f'Warning: {one}' for one in self.warnings)])
 
   def plain(self) -> dict[str, Any]:
-    """For a JSON file: every tensor."""
+    """Returns the report of every tensor for a JSON file."""
     return {'notes': list(self.notes), 'warnings': list(self.warnings),
             'tensors': [line._asdict() for line in self.lines]}

@@ -1,6 +1,6 @@
-"""Parameters for other images: position grids of any shape to any other, and patch kernels of another side.
+"""Resizes position embeddings between grids of any shape, and patch kernels to another patch size.
 
-All of it is linear, a matrix an axis, computed in float64.
+All operations are linear, with one matrix per axis, and are computed in float64.
 """
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': Positi
               'dino': PositionResize.BICUBIC_OFFSET, 'dinov2': PositionResize.BICUBIC_OFFSET}
 _BY_NAME = ((r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
             (r'deit.*|(.*[./_-])?mae([._-].*)?', PositionResize.BICUBIC))
-"""Of files with timm's names, which many programs write; the first that fits."""
+"""For files with timm's names, which many programs write; the first match decides."""
 
 
 def convention(family: str, names: Sequence[str], *, has_registers: bool) -> PositionResize:
-  """How the program that weights come from resizes their positions.
+  """Returns how the program that wrote the weights resizes position embeddings.
 
   Args:
     family: of the file.
-    names: of the file, and where it is from: files of DeiT, MAE and DINO have the tensors of timm's.
-    has_registers: DINOv2 with registers is antialiased, in its own program and in transformers.
+    names: of the file, and its address; they distinguish DeiT, MAE and DINO, whose tensors have timm's names.
+    has_registers: whether there are registers. DINOv2 with registers is antialiased, in its own program and in
+      transformers.
   """
   named = [re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower()) for name in names]
   found = _BY_FAMILY.get(family) or next(
@@ -41,13 +42,13 @@ def convention(family: str, names: Sequence[str], *, has_registers: bool) -> Pos
 
 def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, int],
               how: PositionResize) -> HostArray:
-  """Position embeddings of another grid, as the forward pass resizes them, in f64.
+  """Resizes position embeddings to another grid in f64, as the forward pass does.
 
   Args:
     table: `[h * w, D]` f32 of `old_grid`, patch tokens only.
     old_grid: (h, w).
     new_grid: (h, w).
-    how: which program's interpolation. ALIGNED is without the row of zeros that published loaders make of 28 -> 48.
+    how: the program whose interpolation is used. Published loaders make a row of zeros of 28 -> 48; ALIGNED does not.
 
   Returns:
     `[h' * w', D]` f32.
@@ -62,14 +63,14 @@ def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, 
 
 def tables(leaves: Leaves, old: tuple[int, int], new: tuple[int, int], *, num_first: int,
            how: PositionResize) -> tuple[Leaves, list[Line]]:
-  """Leaves of a network with its learned positions, at the stem or in the blocks, on another grid; and what was done.
+  """Resizes the learned positions of a network, at the stem or in the blocks; also returns the report of changes.
 
   Args:
     leaves: by path name.
-    old: grid (h, w) that the positions are for.
-    new: grid (h, w) that they are to be for.
-    num_first: rows before those of the patch tokens, which stay as they are.
-    how: which program's interpolation.
+    old: grid (h, w) of the positions.
+    new: grid (h, w) to resize to.
+    num_first: number of rows before those of the patch tokens; they stay unchanged.
+    how: the program whose interpolation is used.
   """
   leaves, lines = dict(leaves), []
   for name in ('backbone/positions', 'backbone/blocks/positions'):
@@ -83,15 +84,15 @@ def tables(leaves: Leaves, old: tuple[int, int], new: tuple[int, int], *, num_fi
 
 
 def bilinear(old: int, new: int) -> HostArray:
-  """Matrix `[new, old]` f64 of linear interpolation, pixel borders aligned, without antialiasing."""
+  """Returns the matrix `[new, old]` f64 of linear interpolation with aligned pixel borders, without antialiasing."""
   centers = np.clip((np.arange(new) + .5) * old / new - .5, 0, old - 1)
   return np.maximum(0., 1. - np.abs(np.arange(old)[None] - centers[:, None]))
 
 
 def patches(kernel: HostArray, new: int) -> HostArray:
-  """A patch kernel of another side that answers enlarged patches as the old one answers the small ones.
+  """Resizes a patch kernel so that its outputs for resized patches match those of the old kernel for the original ones.
 
-  The least-squares solution w' of `<B x, w'> = <x, w>` for all patches x, with B their bilinear resize: `w' =
+  Returns the least-squares solution w' of `<B x, w'> = <x, w>` for all patches x, with B their bilinear resize: `w' =
   pinv(B^T) w` (FlexiViT, arXiv 2212.08013, section 3.4). Exact where `new` is the larger side.
 
   Args:
@@ -104,6 +105,6 @@ def patches(kernel: HostArray, new: int) -> HostArray:
   side = kernel.shape[0]
   if side == new:
     return kernel
-  # Of a Kronecker product the pseudo-inverse is that of its factors.
+  # The pseudo-inverse of a Kronecker product is the product of the factors' pseudo-inverses.
   inverse = np.linalg.pinv(bilinear(side, new).T)
   return np.einsum('ip,jq,pqcd->ijcd', inverse, inverse, kernel.astype(np.float64), optimize=True).astype(np.float32)

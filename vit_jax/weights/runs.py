@@ -1,7 +1,7 @@
-"""Run directories of ours as weight files: `config.json` and the newest whole checkpoint, without the optimiser.
+"""Run directories as weight files: `config.json` and the newest complete checkpoint, without the optimizer state.
 
-Reads onto the host, whatever mesh the run was on, and compares the digests that were saved. Writes a directory that
-can be used as weights; without an optimiser's state it is not one to go on training in.
+Arrays are read onto the host, whatever mesh the run used, and compared with the saved digests. A written directory can
+be used as weights, but training cannot resume from it, because it has no optimizer state.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')
 
 
 class Found(NamedTuple):
-  """A network of a run, on the host; `preprocess` as `preprocess.PreprocessRule.values`."""
+  """A network of a run, on the host; `preprocess` has the form of `preprocess.PreprocessRule.values`."""
   config: schema.Config
   step: int
   view: str
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 def is_run(path: pathlib.Path) -> bool:
-  """Whether this is a run directory, or one of its checkpoints."""
+  """Whether the path is a run directory or one of its checkpoints."""
   return path.is_dir() and ((path / 'checkpoints').is_dir() or _is_step(path))
 
 
@@ -51,14 +51,14 @@ def _is_step(path: pathlib.Path) -> bool:
 
 
 def read(path: pathlib.Path, *, view: str) -> Found:
-  """Reads a network of the newest checkpoint of a run that is not damaged, or of the checkpoint that `path` is.
+  """Reads a network of a run from its newest undamaged checkpoint, or from the checkpoint at `path`.
 
   Args:
     path: a run directory, or `RUN/checkpoints/STEP`.
     view: student, ema or teacher; '' = ema if the run has one.
 
   Raises:
-    UserError: there is no checkpoint, all are damaged, or it has no such view.
+    UserError: there is no checkpoint, all are damaged, or the run has no such view.
   """
   path = path.absolute()
   is_step = _is_step(path)
@@ -73,7 +73,7 @@ def read(path: pathlib.Path, *, view: str) -> Found:
         raise UserError(f'{path}: expected a complete checkpoint, got a damaged one: {error}') from error
       now = checkpoint_files.steps(folder)
       if step not in now or any(one > step and one not in damaged for one in now):
-        continue  # the run is training: it has saved a newer one, and removes this
+        continue  # the run is training: it has saved a newer checkpoint and removes this one
       damaged[step] = str(error)
       log.warning('Checkpoint %d of %s is damaged, and the one before it is used: %s', step, path, error)
   if damaged:
@@ -95,12 +95,12 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
             'antialias': bool(p['antialias']),
-            'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # runs of version 0.1 have none
+            'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # not in runs of version 0.1
   return Found(config, int(body['step']), chosen, network, state, values, tuple(body['class_names']))
 
 
 def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
-  """One item of a checkpoint as numpy arrays, verified. Sizes are compared before anything is decompressed."""
+  """Returns a verified item of a checkpoint as NumPy arrays. Sizes are checked before anything is decompressed."""
   matches = {path: _SHAPE.fullmatch(text) for path, text in body['shapes'][name].items()}
   shapes = {path: ([int(n) for n in match[2].split(',') if n.strip()], np.dtype(match[1]))
             for path, match in matches.items() if match}
@@ -124,12 +124,12 @@ def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
 
 
 def _memory_bytes() -> int:
-  """Physical memory of this machine."""
+  """Returns the physical memory of this machine."""
   return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def select(params: Params, extra: PyTree, view: str, *, where: str) -> tuple[str, Params, PyTree]:
-  """The network of a view: its name, parameters and running statistics.
+  """Returns the network of a view: its name, parameters and running statistics.
 
   Raises:
     UserError: there is no such view.
@@ -146,7 +146,7 @@ def select(params: Params, extra: PyTree, view: str, *, where: str) -> tuple[str
 
 def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTree, *, class_names: tuple[str, ...],
           image_px: tuple[int, int]) -> None:
-  """Writes a run directory of one checkpoint, at step 0, that holds a network and no optimiser."""
+  """Writes a run directory with one checkpoint, at step 0, that holds a network without optimizer state."""
   extra = {'model_state': state} if state else {}
   items = {'params': params, **({'extra': extra} if extra else {})}
   r = config.data.recipe

@@ -1,4 +1,4 @@
-"""Files in the safetensors format: a JSON header, then the bytes of all tensors, one after the other.
+"""Reads and writes the safetensors format: a JSON header, then the bytes of all tensors in sequence.
 
 The reader refuses what the reader of the package `safetensors` refuses (README of the format, "Format"): offsets that
 overlap, leave gaps or do not end with the file, sizes that do not match dtype and shape, and large headers. It also
@@ -29,12 +29,12 @@ DTYPES: dict[str, Any] = {
     'I32': np.int32, 'I16': np.int16, 'I8': np.int8, 'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16,
     'U8': np.uint8, 'BOOL': np.bool_, 'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E5M2': ml_dtypes.float8_e5m2}
 MOST_HEADER_BYTES = 16 << 20
-"""Describes some 100,000 tensors. The format allows 100 MB, for which Python's JSON can need 2 GB of memory."""
+"""Enough for about 100,000 tensors. The format allows 100 MB, for which Python's JSON can need 2 GB of memory."""
 MOST_AXES = 64  # as NumPy
 
 
 class Entry(NamedTuple):
-  """A tensor of a header: its bytes are `start` to `end` of the data."""
+  """A tensor in a header; its bytes are `start` to `end` of the data."""
   name: str
   dtype: np.dtype[Any]
   shape: tuple[int, ...]
@@ -43,19 +43,19 @@ class Entry(NamedTuple):
 
 
 def is_one(start: bytes, size: int) -> bool:
-  """Whether a file of `size` bytes that begins like this may be one."""
+  """Whether a file of `size` bytes that begins with `start` may be in the safetensors format."""
   return len(start) > 9 and struct.unpack('<Q', start[:8])[0] < min(size, MOST_HEADER_BYTES) and start[8:9] == b'{'
 
 
 def read(file: BinaryIO, size: int) -> dict[str, HostArray]:
-  """All tensors, as views of one array of the file's bytes.
+  """Returns all tensors as views of one array of the file's bytes.
 
   Args:
     file: at its start.
     size: of the file, bytes.
 
   Raises:
-    ValueError: it is damaged, or against the format.
+    ValueError: the file is damaged, or violates the format.
   """
   entries = read_header(file, size)
   data = np.fromfile(file, np.uint8)
@@ -65,7 +65,7 @@ def read(file: BinaryIO, size: int) -> dict[str, HostArray]:
 
 
 def read_header(file: BinaryIO, size: int) -> list[Entry]:
-  """The tensors of a file in the order of their bytes; leaves the file where they begin. Raises as `read`."""
+  """Returns the tensors in the order of their bytes; the file is then at the first of these. Raises as `read`."""
   start = file.read(8)
   length = struct.unpack('<Q', start)[0] if len(start) == 8 else size
   if length > min(size - 8, MOST_HEADER_BYTES):
@@ -98,7 +98,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(name: str, value: Any) -> Entry:
-  """One line of a header. Raises ValueError."""
+  """Parses one item of a header. Raises ValueError."""
   if type(value) is not dict or not {'dtype', 'shape', 'data_offsets'} <= value.keys():
     raise ValueError(f'{name} is described without dtype, shape or data_offsets')
   kind, shape, offsets = value['dtype'], value['shape'], value['data_offsets']
@@ -118,7 +118,7 @@ def _are_sizes(values: Any) -> bool:
 
 
 def write(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
-  """Writes f32 tensors in the order of their names, as PyTorch ones."""
+  """Writes f32 tensors in the order of their names, marked as PyTorch's."""
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   place = 0
   for name in sorted(tensors):

@@ -1,4 +1,4 @@
-"""Writes weights in the format of any family, reads them back, and keeps them only if every bit is as it was."""
+"""Writes weights in the format of any family, reads them back, and keeps the file only if every bit is the same."""
 from __future__ import annotations
 
 import dataclasses
@@ -34,17 +34,17 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
 
   Args:
     weights: of any family.
-    to: ends in .npz, .safetensors, .pth, .pt or .bin; else it is a folder. Its parent directory must exist.
-    family: of `FAMILIES`; '' = by `to`: npz is vision_transformer's (big_vision's where only that has the names), a
-      PyTorch file timm's, a folder Hugging Face's.
-    overwrite: replaces what is there.
+    to: a file in .npz, .safetensors, .pth, .pt or .bin, otherwise a folder. Its parent directory must exist.
+    family: one of `FAMILIES`; '' = determined by `to`: vision_transformer for npz (big_vision if only that has the
+      names), timm for a PyTorch file, Hugging Face for a folder.
+    overwrite: replace an existing file or folder.
 
   Returns:
-    What was written, and what the format could not carry, a sentence each.
+    The written path, and one sentence for each thing that the format cannot hold.
 
   Raises:
-    UserError: the format cannot hold them, `to` exists or cannot be written, or what was read back differs. Nothing
-      new is left then, and what was there is as it was.
+    UserError: the format cannot hold the weights, `to` exists or cannot be written, or the weights differ when read
+      back. No new file is left then, and an existing one is unchanged.
   """
   path = check(to, family=family, overwrite=overwrite)
   family = choose_family(weights, path, family)
@@ -65,7 +65,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
 
 
 def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
-  """Weights with fixed positions as a table, and that it is so; as they are where a format computes them, too."""
+  """Returns the weights with fixed positions as a table, and a note of it; unchanged if the format computes them."""
   m = weights.model
   if family == 'run' or not isinstance(m, schema.ViT) or m.positions not in FIXED or (
       family == 'big_vision' and m.positions is schema.Positions.SINCOS2D):
@@ -79,11 +79,10 @@ def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
 
 
 def check(to: str, *, family: str, overwrite: bool) -> pathlib.Path:
-  """Finds what is wrong with where to write, before anything is read; the path.
+  """Checks the path to write before anything is read, and returns it.
 
   Raises:
-    UserError: the family is not known, the ending is of none, there is something already, or the directory that it
-      would be in does not exist.
+    UserError: the family or the suffix is unknown, the path exists, or its parent directory does not exist.
   """
   path = destination.checked(to)
   if family and family not in FAMILIES:
@@ -105,10 +104,10 @@ def check(to: str, *, family: str, overwrite: bool) -> pathlib.Path:
 
 
 def choose_family(weights: Weights, path: pathlib.Path, family: str) -> str:
-  """The family to write: `family`, or '' = by the path.
+  """Returns the family to write: `family`, or for '' that of the path.
 
   Raises:
-    UserError: it does not go with the ending.
+    UserError: the family cannot be written with the path's suffix.
   """
   suffix = path.suffix if path.suffix in ('.npz', *TORCH_SUFFIXES) else ''
   if not family:
@@ -152,12 +151,12 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
 
 
 def _report(weights: Weights) -> dict[str, Any]:
-  """What became of every tensor when these weights were loaded."""
+  """Returns how every tensor was used when these weights were loaded."""
   return {'source': weights.source, 'family': weights.family, **weights.report.plain()}
 
 
 def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any]:
-  """The files that make a folder a model, by name; none for a single file."""
+  """Returns the config files of a folder by name; {} for a single file."""
   if family == 'huggingface':
     return {'config.json': folders.transformers_config(weights),
             'preprocessor_config.json': folders.transformers_processor(weights.preprocess)}
@@ -167,10 +166,10 @@ def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any
 
 
 def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
-  """The tensors of a file of this family.
+  """Returns the tensors of a file of this family.
 
   Raises:
-    UserError: lists the parameters that it has no place for.
+    UserError: lists the parameters that the family cannot hold.
   """
   leaves = _leaves(weights)
   table = _table(weights, family)
@@ -197,18 +196,18 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
 
 
 def _leaves(weights: Weights) -> Leaves:
-  """Parameters and running statistics, by path."""
+  """Returns parameters and running statistics by path."""
   whole = {**weights.params, **({'state': weights.state} if weights.state else {})}
   return {name: np.asarray(leaf) for name, leaf in trees.flatten(whole).items()}
 
 
 def _comparable(weights: Weights, family: str) -> Leaves:
-  """Leaves as both sides of a comparison have them after a file of this family."""
+  """Returns the leaves in the form that both sides of a comparison have after conversion to this family."""
   return _without_class_row(_leaves(weights)) if family == 'big_vision' else _leaves(weights)
 
 
 def _table(weights: Weights, family: str) -> Table:
-  """The table of a family that is for this kind of network; one for another kind has no place for it."""
+  """Returns the table of a family for this kind of network."""
   if isinstance(weights.model, schema.ResNet):
     return names.TIMM_BIT if family == 'timm' else names.BIT
   if isinstance(weights.model, schema.EfficientNet):
@@ -232,12 +231,12 @@ def _table(weights: Weights, family: str) -> Table:
 
 
 def _is_root_alone(model: schema.Model) -> bool:
-  """Whether timm names the stem otherwise, as it has no stages."""
+  """Whether the stem has no stages, so that timm has another name for it."""
   return isinstance(model, schema.ViT) and isinstance(model.stem, schema.ResNetStem) and not model.stem.layers
 
 
 def _without_class_row(leaves: Leaves) -> Leaves:
-  """Leaves as big_vision has them: the class token holds its position, which is added to it anyway."""
+  """Returns the leaves in big_vision's form, in which the class token includes its position embedding."""
   if 'backbone/cls' not in leaves or 'backbone/positions' not in leaves:
     return leaves
   table = leaves['backbone/positions']
@@ -245,7 +244,7 @@ def _without_class_row(leaves: Leaves) -> Leaves:
 
 
 def _with_register_rows(leaves: Leaves, model: schema.ViT) -> Leaves:
-  """Leaves with a position of zeros for each register: timm's have one where the class token has."""
+  """Returns the leaves with a zero position for each register; timm has these if the class token has a position."""
   table, first = leaves.get('backbone/positions'), (model.pool.has_class_token) + model.distilled
   if table is None:
     return leaves
@@ -254,7 +253,7 @@ def _with_register_rows(leaves: Leaves, model: schema.ViT) -> Leaves:
 
 
 def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, HostArray]:
-  """Tensors as transformers' classes name them: the backbone inside of a model with a head has a prefix."""
+  """Returns the tensors under the names of transformers: the backbone of a model with a head has a prefix."""
   kind = folders.transformers_type(weights)
   found = dict(tensors)
   if kind.startswith('dinov2'):
@@ -271,7 +270,7 @@ def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, Host
 
 
 def _decoder_positions(weights: Weights) -> HostArray:
-  """The fixed table of MAE's decoder, with zeros for the class token."""
+  """Returns the fixed position table of MAE's decoder, with zeros for the class token."""
   assert weights.decoder and isinstance(weights.model, schema.ViT)
   h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
   table = sincos2d_mae((h, w), weights.decoder.decoder_width)

@@ -15,11 +15,11 @@ from vit_jax.weights.infer import Hints
 from vit_jax.weights.preprocess import PreprocessRule
 
 ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH}
-"""By the names of transformers and timm."""
+"""Keys are the names of transformers and timm."""
 PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
-"""Numbers of Pillow's filters; bilinear and bicubic are antialiased there."""
+"""Keys are the numbers of Pillow's filters; bilinear and bicubic are antialiased in Pillow."""
 
-MOST_PX = 16_384  # a side of an image; networks for larger ones would not fit
+MOST_PX = 16_384  # side of an image; a network for larger images would not fit in memory
 MOST_HEADS = 4096
 MOST_CLASSES = 1_000_000
 
@@ -33,10 +33,10 @@ class Sidecar(NamedTuple):
 
 
 def read(path: pathlib.Path) -> Sidecar:
-  """What lies beside the weight file `path`; our own file decides over the others.
+  """Reads the sidecars of the weight file `path`; our own file overrides the others.
 
   Raises:
-    UserError: one of them is damaged, or describes an unknown network.
+    UserError: a sidecar is damaged, or describes an unknown network.
   """
   own = path.with_name(f'{path.name}.json')
   if own.is_file():
@@ -68,18 +68,18 @@ def _ours(content: Mapping[str, Any], name: str) -> Sidecar:
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(p['image_px']),
             'resize': int(p['resize_px']), 'interpolation': Interpolation(p['interpolation']),
             'antialias': bool(p['antialias'])}
-  if 'geometry' in p:  # files of version 0.1 have none
+  if 'geometry' in p:  # not in files of version 0.1
     values['geometry'] = Geometry(p['geometry'])
   image = content.get('image_px')
   return Sidecar(Hints(int(content['heads']), int(content['decoder_heads']),
                     Gelu(content['gelu']) if content['gelu'] else None, float(content['norm_eps']),
                     (image[0], image[1]) if image else None, _position_resize(content),
-                    Pool(content['pool']) if content.get('pool') else None),  # files of version 0.1 have none
+                    Pool(content['pool']) if content.get('pool') else None),  # not in files of version 0.1
               (PreprocessRule(name, values),), tuple(content['class_names']))
 
 
 def _config(content: Mapping[str, Any], name: str) -> Sidecar:
-  """`config.json` of transformers or of timm; a file of that name by anyone else says nothing."""
+  """Parses `config.json` of transformers or timm; such a file of any other program is ignored."""
   if 'model_type' in content:
     return _transformers(content)
   return _timm(content, name) if 'pretrained_cfg' in content else Sidecar()
@@ -91,7 +91,7 @@ def _transformers(c: Mapping[str, Any]) -> Sidecar:
                 _activation(c.get('hidden_act', 'gelu')), float(c.get('layer_norm_eps', 0.)), size, _position_resize(c))
   labels = {int(key): str(value) for key, value in c.get('id2label', {}).items()}
   names = tuple(labels[i] for i in range(len(labels)))
-  # What transformers calls classes that have no names.
+  # The names that transformers gives to classes without names.
   return Sidecar(hints, (), () if all(x == f'LABEL_{i}' for i, x in enumerate(names)) else names)
 
 
@@ -118,7 +118,7 @@ def _timm(c: Mapping[str, Any], name: str) -> Sidecar:
 
 
 def _position_resize(c: Mapping[str, Any]) -> PositionResize | None:
-  """What files of ours say; None for those of others, and of version 0.1."""
+  """Parses the setting of our own files; None for other programs' files and for version 0.1."""
   return PositionResize(c['position_resize']) if c.get('position_resize') else None
 
 
@@ -129,7 +129,7 @@ def _activation(name: str) -> Gelu:
 
 
 def _processor(c: Mapping[str, Any], name: str) -> Sidecar:
-  """`preprocessor_config.json`: sizes, filter and normalisation, in all the ways these files have had."""
+  """Parses `preprocessor_config.json` of all versions: sizes, filter and normalization."""
   if abs(c.get('rescale_factor', 1 / 255) - 1 / 255) > 1e-6 or not c.get('do_rescale', True):
     raise UserError(f'rescale_factor={c.get("rescale_factor")}, do_rescale={c.get("do_rescale")}: images here are '
                     'divided by 255')
@@ -152,7 +152,7 @@ def _processor(c: Mapping[str, Any], name: str) -> Sidecar:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-  """(height, width) from a number, a pair, or `{height, width}`."""
+  """Parses (height, width) from a number, a pair, or `{height, width}`."""
   if isinstance(size, Mapping):
     return int(size['height']), int(size['width'])
   if isinstance(size, (list, tuple)):
@@ -161,10 +161,10 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _check(hints: Hints, rules: Sequence[PreprocessRule], class_names: Sequence[str]) -> None:
-  """Compares sizes, normalisation and numbers of heads with what a network can have.
+  """Checks that sizes, normalization and numbers of heads are possible values.
 
   Raises:
-    ValueError: names the first value that cannot be.
+    ValueError: names the first invalid value.
   """
   for name in ('heads', 'decoder_heads'):
     if not 0 <= getattr(hints, name) <= MOST_HEADS:

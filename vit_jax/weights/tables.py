@@ -31,7 +31,7 @@ class Match(NamedTuple):
   """The result of applying a table to a file.
 
   leaves: our leaves by path name; attention kernels as the file splits their heads, or not.
-  origins: of each, the file's names.
+  origins: the file's names for each leaf.
   left: the file's names that match no entry.
   problems: tensors that cannot be combined, one sentence each.
   """
@@ -145,7 +145,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-  """Sorts numbers inside of names as numbers."""
+  """Sort key that orders numbers inside of names by value."""
   return [(int(part), '') if i % 2 else (-1, part) for i, part in enumerate(re.split(r'(\d+)', name))]
 
 
