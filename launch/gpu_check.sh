@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
-# Checks the program on a machine with one NVIDIA GPU, then times it. Not run on a GPU yet.
-# Usage text below; README.md in this folder says more.
+# Runs the tests on a machine with one NVIDIA GPU, then times networks. Not yet run on a GPU.
+# See the usage text below, and README.md in this folder.
 set -uo pipefail
 
 usage() {
   cat <<'TEXT'
 bash launch/gpu_check.sh [DIR] [FLAGS]
 
-  DIR                    where everything is written; default: runs/gpu
-  --python=PYTHON        one that has all it needs; without it, .venv is made and gets jax for GPUs and the test extra
-  --extra=gpu            of setup.py: gpu (CUDA 13) or gpu12 (CUDA 12)
-  --wheels=FOLDER        install from the wheels there, without a network; setuptools is to be among them
-  --torch=PYTHON         one that has torch for CUDA and timm, to time beside ours
+  DIR                    output folder; default: runs/gpu
+  --python=PYTHON        an interpreter with all dependencies; without it, .venv is created with jax for GPUs and the
+                         test extra
+  --extra=gpu            extra of setup.py: gpu (CUDA 13) or gpu12 (CUDA 12)
+  --wheels=FOLDER        install from the wheels in this folder, without a network; it must contain setuptools
+  --torch=PYTHON         an interpreter with torch for CUDA and timm, to time them beside vit_jax
   --models=S/16,B/16,L/16
-  --batch_sizes=256,256,128   of each of them
-  --turns=7              how often everything is timed
+  --batch_sizes=256,256,128   the batch size of each network
+  --turns=7              repetitions of every measurement
   --only=tests,bench,search,switches
-                         tests: kernels, steps, weights of others;  bench: attention by XLA and by cuDNN at the batch
-                         sizes above;  search: both at the largest batch that fits;  switches: the second network with
-                         its layers held in a stack, scanned, and with each switch of XLA for GPUs
+                         tests: kernels, steps, weights of other programs;  bench: attention by XLA and by cuDNN with
+                         the batch sizes above;  search: both with the largest batch that fits;  switches: the second
+                         network with stacked layers, with scanned layers, and with each XLA flag for GPUs
                          (vit_jax/parallel/xla_flags.py)
 
-Writes DIR/summary.txt (a line a part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each part,
-and a folder with bench.md and bench.json of each timing. A part that fails does not end the others. Exit status: 0 all
-is well, 1 a part failed, 2 invalid input or configuration.
+Writes DIR/summary.txt (one line per part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each
+part, and a folder with bench.md and bench.json for each measurement. If a part fails, the others still run. Exit
+status: 0 all parts succeeded, 1 a part failed, 2 invalid input or configuration.
 TEXT
 }
 
@@ -32,7 +33,7 @@ fail() {
   exit 2
 }
 
-# part NAME COMMAND…: runs it, with a log of its own and a line in the summary.
+# part NAME COMMAND…: runs the command, with its own log and a line in the summary.
 part() {
   local name="$1" began="$SECONDS" result=ok
   shift
@@ -58,7 +59,7 @@ print(d.device_kind, d.platform, getattr(d, "compute_capability", ""), "jax", ja
 raise SystemExit(d.platform != "gpu")'
 }
 
-# On a GPU f32 products are rounded to tf32 unless this is asked for; the tests compare to 1e-5.
+# By default GPUs round f32 products to tf32; the tests compare to 1e-5, so the highest precision is set.
 run_tests() {
   VIT_JAX_TEST_PLATFORM=cuda JAX_DEFAULT_MATMUL_PRECISION=highest "$python" -m pytest -q -p no:cacheprovider -rs \
     tests/test_gpu.py tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py
@@ -118,7 +119,7 @@ done
 command -v nvidia-smi >/dev/null || fail 'nvidia-smi: expected a machine with an NVIDIA GPU and its driver, got none'
 [ -z "$wheels" ] || [ -d "$wheels" ] || fail "--wheels=$wheels: no such folder"
 
-mkdir -p "$to" || fail "$to cannot be made"
+mkdir -p "$to" || fail "$to: expected a folder that can be created"
 to="$(cd "$to" && pwd)"
 wheels="${wheels:+$(cd "$wheels" && pwd)}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
@@ -127,21 +128,21 @@ if [ -z "$python" ]; then
   # shellcheck source=launch/setup_env.sh
   source launch/setup_env.sh
   if [ -n "$wheels" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$wheels"; fi
-  setup_env "$extra,test" || fail 'setting up failed; --python=PYTHON names one that has everything'
+  setup_env "$extra,test" || fail 'the installation failed. Set --python=PYTHON to an interpreter with all dependencies'
   python="$VENV/bin/python"
 fi
 export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-.9}"
 against=()
 if [ -n "$torch" ]; then
-  # Both take turns on one GPU: neither may hold all of its memory.
+  # Both programs share one GPU: neither may reserve all of its memory.
   export XLA_PYTHON_CLIENT_PREALLOCATE=false
   against=("--against=timm=$torch,timm-compiled=$torch")
 fi
-part machine describe_machine || fail "jax sees no GPU here; $to/machine.log has what it says"
+part machine describe_machine || fail "jax sees no GPU here; see $to/machine.log"
 mv "$to/machine.log" "$to/machine.txt"
 if [[ ",$only," = *,tests,* ]]; then part tests run_tests; fi
 if [[ ",$only," = *,bench,* ]]; then bench_all bench "${against[@]}"; fi
 if [[ ",$only," = *,search,* ]]; then bench_all search --search; fi
 if [[ ",$only," = *,switches,* ]]; then bench_switches; fi
-echo "All is in $to. Parts that failed: $failures"
+echo "Results are in $to. Failed parts: $failures"
 [ "$failures" = 0 ]

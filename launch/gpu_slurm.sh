@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# Submits a command to Slurm and, as the job, runs it on all nodes, again after every preemption.
-# Usage text below; README.md in this folder says more.
+# Submits a command to Slurm. The job runs it on all nodes, and runs it again after every preemption.
+# See the usage text below, and README.md in this folder.
 #
-# One process a node, which drives all its GPUs: one loader and one copy of in-memory data feed them, and a host
-# is told once that it is to stop. (One a GPU works too: the program reads Slurm's variables.)
+# One process per node uses all its GPUs: they share one loader and one copy of in-memory data, and a host gets one
+# signal to stop. (One process per GPU works too: the program reads Slurm's variables.)
 set -uo pipefail
 
 usage() {
@@ -15,18 +15,18 @@ bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
   bash launch/gpu_slurm.sh --nodes=4 --gpus=8 --time=24:00:00 --partition=gpu \
     -- python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=/shared/runs/l16
 
-  --nodes=N              nodes
-  --gpus=G               GPUs of each node
-  --name=NAME            of the job; default: vit_jax
+  --nodes=N              number of nodes
+  --gpus=G               GPUs per node
+  --name=NAME            name of the job; default: vit_jax
   --time=, --partition=, --account=, --qos=   as for sbatch
-  --cpus=C               cores of each node, for reading and decoding; default: all (--exclusive)
-  --logs=DIR             default: runs/slurm; one file per job, to which a resumed job appends
-  --warn_s=120           asked to save this long before the time is up
-  --sbatch_flag=FLAG     a further flag of sbatch; may be repeated
+  --cpus=C               cores per node, for reading and decoding; default: all (--exclusive)
+  --logs=DIR             folder of the logs, one per job, to which a resumed job appends; default: runs/slurm
+  --warn_s=120           seconds before the time limit at which the job is signalled to save
+  --sbatch_flag=FLAG     another flag of sbatch; may be repeated
   --dry_run              print the sbatch command, submit nothing
 
-The checkout and --workdir are to be on a file system that all nodes share. Where the checkout has a .venv, its
-python is taken. When preempted or out of time, the program saves and exits with 75; the job is queued again and resumes.
+The checkout and --workdir must be on a file system that all nodes share. If the checkout has a .venv, its Python is
+used. When preempted or out of time, the program saves and exits with 75; the job is queued again and resumes.
 Status 2 (invalid input or configuration) and any other failure end the job.
 TEXT
 }
@@ -62,7 +62,7 @@ submit() {
     "$root/launch/gpu_slurm.sh" -- "$@"
   if [ -n "$dry_run" ]; then printf '%q ' "$@"; echo; return; fi
   command -v sbatch >/dev/null || fail 'sbatch: expected a login node of a Slurm cluster, got a machine without it'
-  # The folder of --output is not made by Slurm: without it a job ends without a word.
+  # Slurm does not create the folder of --output: without it a job ends without a message.
   (cd "$root" && mkdir -p "$logs") && exec "$@"
 }
 
@@ -74,12 +74,12 @@ job() {
   first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
   export PATH PYTHONUNBUFFERED=1 VIT_JAX_COORDINATOR="$first:$((20000 + SLURM_JOB_ID % 12000))"
   export VIT_JAX_NUM_PROCESSES="$SLURM_JOB_NUM_NODES"
-  unset VIT_JAX_PROCESS_ID  # each takes its SLURM_PROCID
+  unset VIT_JAX_PROCESS_ID  # each process uses its SLURM_PROCID
   echo "Job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $SLURM_JOB_NUM_NODES nodes, process 0 on $first"
   srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --label "$@" &
   step=$!
-  # Slurm's word to this script only: srun passes TERM on to every process.
-  trap 'echo "Asked to stop; saving"; kill -TERM "$step" 2>/dev/null' USR1 TERM
+  # Slurm signals this script only; srun forwards TERM to every process.
+  trap 'echo "Received a signal to stop; saving"; kill -TERM "$step" 2>/dev/null' USR1 TERM
   # A trap ends the wait too.
   while kill -0 "$step" 2>/dev/null; do status=0; wait "$step" || status=$?; done
   case "$status" in

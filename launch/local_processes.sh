@@ -19,7 +19,7 @@ shift 3
 folder="$(mktemp -d)"
 pids=() readers=() ended=()
 asked='' failed='' deadline='' worst=0
-# Each process leads a group of its own, so that what it started can be ended with it.
+# Each process leads its own group, so that the processes it started can be ended with it.
 leader=()
 if command -v setsid >/dev/null; then leader=(setsid); fi
 
@@ -55,13 +55,13 @@ start() {
   pids+=($!)
 }
 
-# Sends signal $1 to process $2 and, if $3 is given, to all it started.
+# Sends signal $1 to process $2 and, if $3 is given, to all processes that it started.
 send() {
   if [ -n "${3:-}" ] && [ "${#leader[@]}" -gt 0 ]; then kill "-$1" -- "-$2" 2>/dev/null; fi
   kill "-$1" "$2" 2>/dev/null
 }
 
-# Tells those still running to end, and sets until when.
+# Signals the processes that are still running to end, and sets the deadline.
 end_all() {
   local i
   deadline=$((SECONDS + $1))
@@ -74,11 +74,11 @@ end_all() {
 on_signal() {
   if [ -n "$asked" ]; then deadline=$SECONDS; return; fi
   asked=1
-  echo "local_processes: asked to stop; telling all processes, waiting up to ${GRACE_S:-60} s" >&3
+  echo "local_processes: asked to stop; sending SIGTERM to all processes, waiting up to ${GRACE_S:-60} s" >&3
   end_all "${GRACE_S:-60}"
 }
 
-# How bad a status is: done, killed after being asked to end, saved, failed.
+# Severity of a status: finished, killed after a request to end, saved, failed.
 rank() {
   if [ "$1" -eq 0 ]; then echo 0
   elif [ "$1" -eq 75 ]; then echo 2
@@ -86,13 +86,13 @@ rank() {
   else echo 3; fi
 }
 
-# Notes that process $1 ended with status $2.
+# Records that process $1 ended with status $2.
 note_end() {
   local i="$1" status="$2"
   ended[i]=1
-  # What it started, and did not end, ends with it.
+  # Processes that it started and that still run are ended too.
   send KILL "${pids[i]}" group
-  # After a failure the others are ended from here: what they end with says nothing.
+  # After a failure the others are ended by this script, so that their status has no meaning.
   if [ "$status" -eq 0 ] || [ -n "$failed" ]; then return; fi
   if [ "$(rank "$status")" -gt "$(rank "$worst")" ]; then worst="$status"; fi
   if [ -n "$asked" ]; then return; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small ViT on the handwritten digits that come with scikit-learn: no download, no accelerator.
-# Needs a Python >= 3.11 and nothing else. Arguments go to the program: bash launch/quickstart.sh --config.seed=1
+# Trains a small ViT on the handwritten digits of scikit-learn: no dataset download, no accelerator.
+# Needs only Python >= 3.11. Arguments are passed to the program: bash launch/quickstart.sh --config.seed=1
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/setup_env.sh

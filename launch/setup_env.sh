@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Sourced by the scripts here: finds a Python, makes .venv in the repository root, installs the project into it.
-# Repeating it is safe, and fast when nothing changed.
+# Sourced by the other scripts: finds Python, creates .venv in the repository root, installs the project into it.
+# Repeating it is safe, and fast if nothing changed.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 
-# Prints the path of the first Python >= 3.11 that runs and can make environments. PYTHON names the only candidate.
-# Candidates are run, not looked up: a shim may be on PATH and yet start nothing.
+# Prints the path of the first Python >= 3.11 that runs and can create environments. If PYTHON is set, it is the only
+# candidate. Candidates are run, because a shim on PATH may not start any interpreter.
 find_python() {
   local candidates=(python3.12 python3.11 python3.13 python3 python)
   local candidate found lacking=''
@@ -22,7 +22,7 @@ find_python() {
     lacking="${lacking:-$found}"
   done
   if [ -n "$lacking" ]; then
-    printf '%s\n' "$lacking runs, but has no venv or ensurepip module to make an environment with." \
+    printf '%s\n' "$lacking runs, but has no venv or ensurepip module, which are needed to create an environment." \
       'On Debian or Ubuntu: apt-get install python3-venv' \
       'Or name another interpreter: PYTHON=/path/to/python bash launch/…' >&2
   else
@@ -33,17 +33,17 @@ find_python() {
   return 1
 }
 
-# Makes .venv unless there is one that works.
+# Creates .venv unless there is one that works.
 make_venv() {
   local python
   if "$VENV/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then return 0; fi
   python="$(find_python)" || return 1
-  echo "Making $VENV with $python"
+  echo "Creating $VENV with $python"
   "$python" -m venv --clear "$VENV"
 }
 
-# Runs pip install with what is given, and says what it is at: names of packages as they come, then that they are being
-# unpacked. All that pip says is kept in a log, and shown when it fails.
+# Runs pip install with the given arguments and shows its progress: names of packages as they are downloaded, then that
+# they are being unpacked. The output of pip is kept in a log, which is shown if it fails.
 run_pip() {
   local log="$VENV/install.log" line name
   if (set -o pipefail; "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1 | {
@@ -62,11 +62,11 @@ run_pip() {
   return 1
 }
 
-# Installs the project, with the extra named by $1 if any, when what it depends on changed since the last time.
+# Installs the project, with the extra named by $1 if any, if its dependencies changed since the last time.
 install_project() {
   local extra="${1:-}" checksum stamp
   stamp="$VENV/installed${extra:+-$extra}"
-  # The path is part of it: an editable install points to the folder it was made in.
+  # The path is included, because an editable install refers to the folder where it was made.
   checksum="$(cd "$ROOT" && { pwd; cat setup.py pyproject.toml; } | cksum)"
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$checksum" ]; then return 0; fi
   printf '%s' "Installing into $VENV; the first time takes a few minutes. Getting:"
@@ -75,7 +75,7 @@ install_project() {
   if [ -n "$extra" ]; then printf '%s\n' "$checksum" > "$VENV/installed"; fi
 }
 
-# Makes the environment ready, with the extra named by $1 if any.
+# Prepares the environment, with the extra named by $1 if any.
 setup_env() {
   make_venv || return 1
   install_project "${1:-}"

@@ -1,45 +1,45 @@
 #!/usr/bin/env bash
 # Runs a command on all hosts of a Cloud TPU slice, again after every preemption, until it is done.
-# Usage text below; README.md in this folder says more.
+# See the usage text below, and README.md in this folder.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 bash launch/tpu_pod.sh --name=NAME --type=TYPE --zone=ZONE --workdir=gs://BUCKET/RUN [FLAGS] -- COMMAND…
 
-Requests the slice (a queued resource), or takes the one of that name; copies this checkout to its hosts; installs;
-starts COMMAND on all of them; shows the output of the first; fetches the run directory. When the slice is preempted
-it is requested again and COMMAND resumes from its last checkpoint. Interrupting this script does not stop the job:
-the same command line takes it up again.
+Requests the slice (a queued resource), or uses the existing one of that name; copies this checkout to its hosts;
+installs; starts COMMAND on all of them; shows the output of the first; fetches the run directory. When the slice is
+preempted, it is requested again and COMMAND resumes from its last checkpoint. Interrupting this script does not stop
+the job: the same command line follows it again.
 
   bash launch/tpu_pod.sh --name=l16-jft --type=v3-512 --zone=europe-west4-a --spot \
     --data=gs://my-bucket/tfds --workdir=gs://my-bucket/runs/l16-jft \
     -- python -m vit_jax.main --config=configs/vit_l16_jft.py
-  The same on others: --type=v4-256 --zone=us-central2-b, or --type=v5litepod-256 --zone=us-west4-a.
+  On other slices: --type=v4-256 --zone=us-central2-b, or --type=v5litepod-256 --zone=us-west4-a.
 
-  --name=NAME            of the queued resource and of the slice
+  --name=NAME            name of the queued resource and of the slice
   --type=TYPE            v3-512, v4-256, v5litepod-256, v5p-256, v6e-256 …
   --zone=ZONE
   --project=PROJECT      default: gcloud's
   --runtime=VERSION      image of the hosts; default: the one for the type
-  --spot, --reserved     how the slice is paid for; default: on demand
-  --create_flag=FLAG     a further flag of `gcloud … queued-resources create`; may be repeated
+  --spot, --reserved     pricing of the slice; default: on demand
+  --create_flag=FLAG     another flag of `gcloud … queued-resources create`; may be repeated
   --workdir=gs://…       run directory, mounted on all hosts; the command gets --workdir=PATH, or PATH in place of
                          the word {workdir}
   --data=gs://…          data, mounted or copied; the command gets --config.data.data_dir=PATH, or PATH in place of
                          the word {data}: --config.data.source=folder:{data}
   --data_mode=mount      gcsfuse, with a cache of complete files on each host (default)
   --data_mode=copy       everything is copied to each host first
-  --cache_dir=DIR        on the hosts, for either; default: in the home folder
-  --setup=COMMAND        run on every host before anything else
-  --env=NAME=VALUE       for the command; may be repeated
-  --fetch=DIR            where the run directory goes, checkpoints excepted; default: runs/NAME
-  --keep                 leave the slice when done; otherwise one that was requested here is deleted after success
-  --max_failures=3       ends after so many failures in a row that are neither preemption nor a person's mistake
-  --poll_s=30            between looks at the queue
+  --cache_dir=DIR        folder on the hosts for the cache or the copy; default: in the home folder
+  --setup=COMMAND        command to run on every host before anything else
+  --env=NAME=VALUE       environment variable of the command; may be repeated
+  --fetch=DIR            local folder for the run directory without its checkpoints; default: runs/NAME
+  --keep                 keep the slice when done; otherwise a slice that was requested here is deleted after success
+  --max_failures=3       end after this many failures in a row, not counting preemptions and invalid input
+  --poll_s=30            seconds between requests for the state of the queue
   --dry_run              print every command, run none
-  --stop                 instead of all this: tell the job to save and end
-  --delete               instead of all this: delete the slice
+  --stop                 only make the job save and end
+  --delete               only delete the slice
 
 Exit status: 0 done; 2 invalid input or configuration, see the message; 75 ended by --stop; 130 interrupted, while the
 job continues; else that of the last failure.
@@ -82,7 +82,7 @@ parse() {
   done
 }
 
-# Says all that is wrong at once.
+# Reports all problems at once.
 check() {
   local problems=()
   [ -n "$name" ] || problems+=('--name is missing')
@@ -110,7 +110,7 @@ check() {
   [ -n "$dry_run" ] || command -v gcloud >/dev/null || fail 'gcloud: expected the Google Cloud CLI, which is not installed'
 }
 
-# Runs a command; with --dry_run prints it, as it could be pasted.
+# Runs a command; with --dry_run prints it in a form that can be pasted into a shell.
 run() {
   if [ -z "$dry_run" ]; then "$@"; return; fi
   local word line='' quote="'"
@@ -134,11 +134,11 @@ worker() {
   ssh_to "$1" "bash vit_jax/launch/tpu_worker.sh $2"
 }
 
-# State of the queued resource, '' where there is none.
+# State of the queued resource, '' if there is none.
 slice_state() {
   local out
   if out="$(queue describe --format='value(state.state)' 2>&1)"; then
-    tail -n 1 <<< "${out:-of no known state}"  # there is one: not to be requested again
+    tail -n 1 <<< "${out:-of no known state}"  # it exists and must not be requested again
   elif ! grep -qiE 'NOT_FOUND|not found|was not found|does not exist' <<< "$out"; then
     fail "the queue cannot be read: $out"
   fi
@@ -159,7 +159,7 @@ create_slice() {
   created=1
 }
 
-# Returns when the slice is there; requests it, again if need be.
+# Returns when the slice is ready; requests it if needed, repeatedly.
 ensure_slice() {
   local state before='' refused=0
   if [ -n "$dry_run" ]; then
@@ -191,12 +191,12 @@ ensure_slice() {
   done
 }
 
-# The checkout, without what can be made again, to all hosts; then the install.
+# Copies the checkout, without generated files, to all hosts; then installs.
 install() {
   local root archive out remote
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
   archive="$(mktemp -d)/vit_jax.tgz"
-  # Status 1 of tar: a file changed while it was read, which an open editor may do.
+  # Status 1 of tar: a file changed while it was read, for example by an editor.
   run tar -czf "$archive" -C "$root" --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./build \
     --exclude=__pycache__ --exclude='.*_cache' --exclude='*.egg-info' . || [ $? -eq 1 ] || return 1
   if ! run gcloud compute tpus tpu-vm scp "$archive" "$name:vit_jax.tgz" "${place[@]}" --worker=all; then
@@ -204,7 +204,7 @@ install() {
     return 1
   fi
   rm -rf "$(dirname "$archive")"
-  # Unpacked aside: files that are gone here are to be gone there. The environment stays.
+  # Unpacked into a new folder, so that files deleted here are deleted there too. The environment is kept.
   remote='set -e; rm -rf vit_jax.new; mkdir vit_jax.new; tar -xzf vit_jax.tgz -C vit_jax.new;'
   remote+=' if [ -d vit_jax/.venv ]; then mv vit_jax/.venv vit_jax.new/; fi; rm -rf vit_jax; mv vit_jax.new vit_jax'
   ssh_to all "$remote" || return 1
@@ -214,7 +214,7 @@ install() {
   [[ "$out" == *VIT_JAX_READY* ]]
 }
 
-# Starts the job on all hosts, unless it runs.
+# Starts the job on all hosts, unless it is already running.
 start() {
   local flags spec
   flags=(--spec=@ --workdir="$workdir" ${envs[@]+"${envs[@]}"})
@@ -232,13 +232,13 @@ start() {
   worker all "start ${flags[0]/@/$spec}" || true  # the status that follows reports a failure
 }
 
-# Shows the output of the first host from where it was left, until the job ends or the connection does.
+# Shows the output of the first host from the last line shown, until the job or the connection ends.
 show() {
   worker 0 "follow $(($(wc -l < "$output") + 1))" | tee -a "$output" || true
 }
 
 # The first host has ended: the others do so within the heartbeat timeout, 100 s, or never.
-# One word for how the job stands, from the words of all hosts.
+# The state of the job in one word, from the answers of all hosts.
 job_status() {
   local out words
   out="$(worker all "status ${VIT_JAX_WAIT_S:-150}" 2>/dev/null || true)"
@@ -289,7 +289,7 @@ supervise() {
   while true; do
     ensure_slice
     if ! start; then
-      # It may have been preempted meanwhile: its state says so.
+      # The slice may have been preempted meanwhile; its state shows it.
       if [ "$(slice_state)" = ACTIVE ]; then count_failure 1 'the hosts could not be made ready'; fi
       sleep "$poll_s"
       continue

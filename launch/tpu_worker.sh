@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs on every host of a TPU slice, started by tpu_pod.sh.
-#   setup                            a Python, .venv, the project with its tpu extra
+#   setup                            installs Python, .venv and the project with its tpu extra
 #   start --spec=HASH [--data=gs://… --data_mode=mount|copy] [--workdir=gs://…] [--env=NAME=VALUE]… -- COMMAND…
-#   running                          says RUNNING HASH if a job runs
-#   follow LINE                      its output from that line on, until it ends
-#   status SECONDS                   waits so long for its end, then says VIT_JAX_STATUS HOST STATUS
-#   stop                             TERM to the job: it saves and ends, for good
-#   end                              TERM to the job, KILL if it has not ended after 60 s
-# Answers are words on a line, not exit statuses: those do not come through ssh to several hosts reliably.
+#   running                          prints RUNNING HASH if a job runs
+#   follow LINE                      prints the output of the job from that line until it ends
+#   status SECONDS                   waits at most this long for its end, then prints VIT_JAX_STATUS HOST STATUS
+#   stop                             sends TERM to the job, which saves and ends; it is not started again
+#   end                              sends TERM to the job, then KILL if it has not ended after 60 s
+# Answers are words on a line, not exit statuses, which ssh to several hosts does not return reliably.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/setup_env.sh
@@ -15,8 +15,8 @@ source launch/setup_env.sh
 
 JOB="${VIT_JAX_JOB:-$HOME/vit_jax_job}"
 METADATA=http://metadata.google.internal/computeMetadata/v1/instance/attributes
-RESERVE_MB=10240  # of the cache's disk, left alone
-PAUSE_S="${VIT_JAX_PAUSE_S:-1}"  # between looks at the job
+RESERVE_MB=10240  # of the cache's disk, kept free
+PAUSE_S="${VIT_JAX_PAUSE_S:-1}"  # between checks of the job
 
 fail() {
   printf 'error: %s\n' "$*" >&2
@@ -38,10 +38,10 @@ setup() {
 need_gcsfuse() {
   command -v gcsfuse >/dev/null && return
   sudo apt-get install --yes --quiet gcsfuse >/dev/null 2>&1 && return
-  fail "$(hostname) has no gcsfuse, and apt-get finds none; install it with --setup='…', or take an image with it"
+  fail "gcsfuse is not installed on $(hostname), and apt-get does not find it. Install it with --setup='…'"
 }
 
-# Megabytes free where $1 is.
+# Free space on the disk of $1, in MB.
 free_mb() {
   df --output=avail --block-size=1M "$1" | tail -n 1 | tr -d ' '
 }
@@ -58,13 +58,13 @@ mount_bucket() {
     || fail "$1 cannot be mounted on $(hostname); see above, and whether the service account may read it"
 }
 
-# Makes the data at gs://… $1 readable here, by $2 = mount or copy; prints where.
+# Makes the data at gs://… $1 readable on this host, by $2 = mount or copy; prints the folder.
 bring_data() {
   local folder="$JOB/data" cache="${CACHE_DIR:-$JOB/cache}" needed free
   mkdir -p "$cache"
   free=$(free_mb "$cache")
   if [ "$2" = mount ]; then
-    # Whole files are fetched, in parallel parts, also for reads in their middle: records are read in random order.
+    # Records are read in random order. Therefore complete files are fetched, in parallel parts.
     mount_bucket "$1" "$folder" -o ro --cache-dir="$cache" --file-cache-max-size-mb=$((free - RESERVE_MB)) \
       --file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads \
       --metadata-cache-ttl-secs=-1
@@ -74,7 +74,7 @@ bring_data() {
     needed=$(($(gcloud storage du --summarize "$1" | awk '{print $1}') / 1048576))
     free=$((free + $(du --summarize --block-size=1M "$folder" | awk '{print $1}')))
     if [ $((needed + RESERVE_MB)) -gt "$free" ]; then
-      fail "$1 holds $needed MB, and $cache on $(hostname) has $free MB free, $RESERVE_MB of them reserved; want" \
+      fail "$1 holds $needed MB, and $cache on $(hostname) has $free MB free, $RESERVE_MB of them reserved. Use" \
         '--data_mode=mount, or a larger disk (--create_flag=--data-disk=…) and --cache_dir on it'
     fi
     gcloud storage rsync --recursive "$1" "$folder" >&2
@@ -82,7 +82,7 @@ bring_data() {
   echo "$folder"
 }
 
-# Mounts the run directory gs://… $1; prints where. What a host writes must be seen by the others at once.
+# Mounts the run directory gs://… $1; prints the folder. Writes of one host must be visible to the others at once.
 bring_workdir() {
   local folder="$JOB/workdir"
   mount_bucket "$1" "$folder" --metadata-cache-ttl-secs=0 --rename-dir-limit=100000
@@ -93,7 +93,7 @@ metadata() {
   curl --silent --fail --max-time 10 --header 'Metadata-Flavor: Google' "$METADATA/$1"
 }
 
-# Who this host is among those of the slice, as the program reads it.
+# Exports the rank of this host in the slice, in the variables that the program reads.
 export_place() {
   local hosts index first count
   if ! hosts="$(metadata worker-network-endpoints)" || ! index="$(metadata agent-worker-number)"; then
@@ -118,7 +118,7 @@ note_failure() {
   if [ "$status" -ne 0 ]; then echo "$status" > "$JOB/status"; fi
 }
 
-# Starts the job, apart from this connection; or says that it runs.
+# Starts the job, independent of this connection; or prints that it runs.
 start() {
   local spec='' data='' mode=mount workdir='' folder command=()
   while [ "$1" != -- ]; do
@@ -138,7 +138,7 @@ start() {
   mkdir -p "$JOB"
   rm -f "$JOB/status" "$JOB/pid" "$JOB/asked"
   printf '%s\n' "$spec" > "$JOB/spec"
-  # A failure here is an end of the job like any other, and waits in its log.
+  # A failure here ends the job like any other, and is kept in its log.
   : > "$JOB/log"
   trap note_failure EXIT
   exec 2> >(tee -a "$JOB/log" >&2)
@@ -161,7 +161,7 @@ start() {
   echo "STARTED $(hostname)"
 }
 
-# The job itself: passes TERM on, and leaves the status behind.
+# The job itself: forwards TERM, and writes its exit status to a file.
 job() {
   local child status=0
   "$@" &
@@ -177,7 +177,7 @@ job() {
 follow() {
   local until_end=()
   if [ ! -e "$JOB/log" ]; then return; fi
-  # With --pid, tail reads once more after the end of the job: nothing of its last words is lost.
+  # With --pid, tail reads once more after the end of the job, so that no output is lost.
   if is_running; then
     until_end=(--follow=name --sleep-interval="$PAUSE_S" --pid="$(cat "$JOB/pid")")
   fi
@@ -194,7 +194,7 @@ status() {
 }
 
 stop() {
-  touch "$JOB/asked"  # by a person: not to be started again
+  touch "$JOB/asked"  # requested by the user: must not be started again
   if is_running; then kill -TERM "$(cat "$JOB/pid")"; fi
 }
 

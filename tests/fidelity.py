@@ -17,20 +17,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / 'docs' / 'fidelity.md'
 HEAD = """# Fidelity
 
-What this project computes, compared with the programs of the authors, with the tables of the papers, or with an
+This page compares the results of this project with the authors' programs, with the tables of the papers, or with an
 independent computation in NumPy (float64) or scikit-learn. `python -m tests.fidelity` runs every test named below and
 writes this page.
 
 "Largest difference" is the largest absolute difference between two numbers that the test compared, with the largest of
-the expected numbers in brackets; "equal" means that all numbers are the same. Where a test compares settings instead of
-numbers, it says "passed". The programs, run or read, are those of these versions or commits: {commits}.
+the expected numbers in brackets. "Equal" means that all numbers are the same. "Passed" means that the test compares
+settings instead of numbers. The authors' programs were run or read in these versions or commits: {commits}.
 """
 REAL = """
 ## Real weights, beside timm and scikit-learn
 
 ViT-Ti/16 (ImageNet, 224 px, 82.6 % of 500 ImageNet images, probabilities within 4.5e-6 of timm 1.0.31) on 2,000
-training and 1,000 test images of CIFAR-10, enlarged to 224 px; one AMD core, 2026-11-22. The last column: features of
-timm, then NumPy or scikit-learn.
+training and 1,000 test images of CIFAR-10, enlarged to 224 px; one AMD core, 2026-11-22. In the last column, timm
+computed the features and NumPy or scikit-learn the result.
 
 | what | here | timm, NumPy, scikit-learn |
 |---|---|---|

@@ -124,7 +124,7 @@ def test_mounted_data_become_a_setting_or_take_the_place_of_a_word(pod: Machines
 def test_data_that_do_not_fit_are_not_copied(pod: Machines) -> None:
   pod.add('gcloud', 'if [ "$1 $2" = "storage du" ]; then echo 1430000000000000 gs://b; exit; fi' + GCLOUD)
   status, out, _ = launch(pod, 'true', '--data=gs://b', '--data_mode=copy')
-  assert status == 2 and 'holds 1363754272 MB' in out and 'want --data_mode=mount, or a larger disk' in out
+  assert status == 2 and 'holds 1363754272 MB' in out and 'Use --data_mode=mount, or a larger disk' in out
 
 
 def test_copied_data_are_where_the_command_is_told(pod: Machines) -> None:
