@@ -1,7 +1,7 @@
-"""How the checkpoints of a run lie on disk, as far as it can be read without the library that writes arrays.
+"""The layout of a run's checkpoints on disk; reads everything that does not need the library that writes arrays.
 
-A checkpoint is the folder `checkpoints/STEP`. Its item `meta` is JSON: a body, which says what was saved, and the
-SHA-256 of that body. Paths are of `pathlib` or of `etils.epath`; nothing here writes.
+A checkpoint is the folder `checkpoints/STEP`. Its item `meta` is JSON: a body, which describes what was saved, and the
+SHA-256 of that body. Paths are of `pathlib` or of `etils.epath`; this module does not write files.
 """
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vit_jax.core import os_errors
 from vit_jax.core.os_errors import Damaged
 
 VERSION = 1
-"""Layout of what is saved; a change that old checkpoints do not survive raises it."""
+"""Version of the layout; it increases when old checkpoints cannot be read any more."""
 
 META, DATA, LIBRARY = 'meta/metadata', 'data/metadata', '_CHECKPOINT_METADATA'
-"""Files of a checkpoint: its description, the order of the data, and what Orbax's manager reads when it is opened."""
+"""Files of a checkpoint: its description, the order of the data, and those that Orbax's manager reads on opening."""
 COMMITTED = 'commit_success.txt'
-"""In object storage, which cannot rename, the file that Orbax writes last."""
+"""The file that Orbax writes last in object storage, where it cannot rename the folder."""
 T = TypeVar('T')
 
 
 def steps(folder: Any) -> list[int]:
-  """Steps of the checkpoints in `folder` that were written to their end, oldest first; none if it is not there.
+  """Returns the steps of the complete checkpoints in `folder`, oldest first; [] if the folder does not exist.
 
   Raises:
-    UserError: the system does not let the folder be read.
+    UserError: the system does not allow reading the folder.
   """
   try:
     found = [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()]
@@ -44,16 +44,16 @@ def steps(folder: Any) -> list[int]:
 
 
 def is_step(name: str) -> bool:
-  """Whether the folder of a checkpoint may have this name."""
+  """Whether this is a valid name for the folder of a checkpoint."""
   return name.isascii() and name.isdecimal() and str(int(name)) == name
 
 
 def read_meta(checkpoint: Any) -> dict[str, Any]:
-  """The verified body of a checkpoint's description, with `version`, `step`, `digests` and `shapes`.
+  """Returns the verified body of a checkpoint's description, with `version`, `step`, `digests` and `shapes`.
 
   Raises:
-    UserError: the system does not let it be read.
-    Damaged: it is not what was saved, or not there.
+    UserError: the system does not allow reading the file.
+    Damaged: the file does not exist, or differs from what was saved.
   """
   record = read_json(checkpoint / META)
   if not isinstance(record.get('body'), dict) or sha256(record['body']) != record.get('sha256'):
@@ -62,7 +62,7 @@ def read_meta(checkpoint: Any) -> dict[str, Any]:
 
 
 def read_json(path: Any) -> dict[str, Any]:
-  """A JSON object. Raises as `read_meta`."""
+  """Reads a JSON object. Raises the same errors as `read_meta`."""
   found = guard(str(path), lambda: json.loads(path.read_text()))
   if not isinstance(found, dict):
     raise Damaged(f'{path.parent.name}/{path.name} is not a JSON object')
@@ -70,27 +70,27 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def seal(body: Mapping[str, Any]) -> dict[str, Any]:
-  """What is written as the description."""
+  """Returns the description to write: the body and its digest."""
   return {'body': dict(body), 'sha256': sha256(body)}
 
 
 def sha256(value: Any) -> str:
-  """Digest of a value that JSON can hold."""
+  """Returns the digest of a JSON value."""
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def guard(what: str, action: Callable[[], T]) -> T:
-  """The result of reading `what` with a library, whose errors become `Damaged` or `Obstacle`."""
+  """Returns the result of reading `what` with a library, and converts its errors to `Damaged` or `Obstacle`."""
   try:
     return action()
-  except Exception as error:  # Orbax raises Exception itself for a damaged array; zstd, json and TensorStore their own
+  except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
     raise os_errors.reading(what, error) from error
 
 
 def check_arrays(item: str, found: Iterable[Any], shapes: Mapping[str, str]) -> None:
-  """Compares the arrays that an item's files declare with its description, before any array is read.
+  """Compares the arrays that an item's files declare with the item's description, before any array is read.
 
-  Arrays are compressed, so that a small file could otherwise expand to any size.
+  Without this check, a small compressed file could expand to any size.
 
   Args:
     item: name of the item, for the message.

@@ -1,10 +1,10 @@
-"""Where the time of a run goes: images a second, share of the peak (MFU), time left, goodput.
+"""Measures how a run uses its time: images per second, model FLOPs utilization (MFU), time left, goodput.
 
-Works on host time and counts alone; knows no device, no array, no file. Steps are dispatched ahead of the
-device, so a single `tick` means little; over a window of steps the two clocks agree.
+Uses only host time and counts. Steps are dispatched ahead of the device, so a single `tick` says little about the
+device's time; over a window of steps the times of host and device agree.
 
-MFU as in PaLM (arXiv 2204.02311, Appendix B): FLOPs the model needs, without recomputation, over what the
-devices could do in the same time.
+MFU as in PaLM (arXiv 2204.02311, Appendix B): the model's FLOPs without recomputation, divided by the FLOPs that the
+devices can compute in the same time.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import NamedTuple
 STEP = 'step'
 LOST = 'lost'
 _TRAINING = (STEP, 'data_wait')  # waiting for data slows training down; evaluating only interrupts it
-ONCE = ('startup', 'compile', 'restore')  # not to be expected again in the time that is left
+ONCE = ('startup', 'compile', 'restore')  # not repeated in the time that is left
 
-# Dense bf16 FLOP/s of what jax calls one device; the first pattern that is found in `device_kind` counts.
+# Dense bf16 FLOP/s of one jax device; the first pattern that is found in `device_kind` decides.
 _PEAK_FLOPS = (
   (r'tpu ?v2', 22.5e12),            # Cloud TPU docs, v2: 45e12 a chip of two cores; a device is a core
   (r'tpu ?v3', 61.5e12),            # Cloud TPU docs, v3: 123e12 a chip of two cores; a device is a core
@@ -36,11 +36,11 @@ _PEAK_FLOPS = (
 
 
 def find_peak_flops(device_kind: str, num_devices: int) -> float | None:
-  """Peak bf16 FLOP/s of all devices together, or None for a kind that is not in the table.
+  """Returns the peak bf16 FLOP/s of all devices together, or None for a kind that is not in the table.
 
   Args:
-    device_kind: as `jax.Device.device_kind` says it, such as 'TPU v3' or 'NVIDIA H200'.
-    num_devices: how many of them.
+    device_kind: `jax.Device.device_kind`, such as 'TPU v3' or 'NVIDIA H200'.
+    num_devices: number of devices.
   """
   for pattern, flops in _PEAK_FLOPS:
     if re.search(pattern, device_kind.lower()):
@@ -49,27 +49,27 @@ def find_peak_flops(device_kind: str, num_devices: int) -> float | None:
 
 
 class Rates(NamedTuple):
-  """Speed over a window: images/s, seconds a step, and MFU (None when the peak is unknown)."""
+  """Speed over a window: images/s, seconds per step, and MFU (None if the peak is unknown)."""
   images_per_s: float
   step_s: float
   mfu: float | None
 
 
 class Goodput(NamedTuple):
-  """Seconds by phase; they add up to `total_s`. `fraction` is the part of `step`, which moved the run on."""
+  """Seconds by phase, which add up to `total_s`. `fraction` is the share of the phase `step`."""
   seconds: dict[str, float]
   total_s: float
   fraction: float
 
 
 class Clock:
-  """Sums the seconds of named phases; what is in no phase is step time.
+  """Sums the seconds of named phases; time outside of all phases is step time.
 
   Args:
     images_per_step: the global batch size.
     flops_per_step: of the model on one global batch, forward and backward; 0 = unknown.
     peak_flops: FLOP/s of all devices together, from `find_peak_flops`; None = unknown.
-    now: seconds, monotone.
+    now: a monotonic clock, in seconds.
   """
 
   def __init__(self, images_per_step: int, flops_per_step: float, peak_flops: float | None, *,
@@ -82,12 +82,12 @@ class Clock:
     self._open: list[str] = []
     self._charged_until = now()
     self._steps = 0
-    self._warm = (0, 0.)  # steps and repeating seconds after the first tick: before it, much happens only once
-    self._window = (0, 0.)  # steps and training seconds when `rates` was last asked
+    self._warm = (0, 0.)  # steps and recurring seconds after the first tick; time before it is mostly not recurring
+    self._window = (0, 0.)  # steps and training seconds at the last call of `rates`
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """Charges the time inside to `name`; a phase within a phase takes its time from the outer one.
+    """Adds the time inside to the phase `name`; the time of a nested phase does not count for the outer one.
 
     Usual names: startup, compile, restore, data_wait, evaluate, checkpoint.
     """
@@ -106,13 +106,13 @@ class Clock:
     self._seconds[name] = self._seconds.get(name, 0.) + seconds
 
   def tick(self, *, steps: int = 1) -> None:
-    """Counts finished (or dispatched) steps. The first ones counted are a warm-up that no speed is made from."""
+    """Counts finished (or dispatched) steps. The first call is a warm-up and does not count for the speed."""
     if not self._steps:
       self._warm, self._window = (steps, self._repeating_s()), (steps, self._training_s())
     self._steps += steps
 
   def rates(self) -> Rates | None:
-    """Speed since the last call or the first tick; None when no step was done since. Steps and data waits count."""
+    """Returns the speed since the last call or the first tick; None without a step. Steps and data waits count."""
     training_s = self._training_s()
     steps, seconds = self._steps - self._window[0], training_s - self._window[1]
     if steps <= 0 or seconds <= 0:
@@ -125,12 +125,12 @@ class Clock:
     return Rates(images_per_s=self._images_per_step / step_s, step_s=step_s, mfu=mfu)
 
   def time_left_s(self, steps_left: int) -> float | None:
-    """Seconds for `steps_left` more steps with the evaluations and checkpoints between; None = not known yet."""
+    """Returns the seconds for `steps_left` more steps with their evaluations and checkpoints; None = not known yet."""
     steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1]
     return steps_left * seconds / steps if steps > 0 else None
 
   def goodput(self) -> Goodput:
-    """Seconds of this process by phase so far; `record/goodput.py` says what of them was lost later."""
+    """Returns the seconds of this process by phase so far; `record/goodput.py` computes which were lost later."""
     self._charge()
     seconds = dict(self._seconds)
     total_s = sum(seconds.values())

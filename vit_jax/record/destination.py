@@ -1,4 +1,4 @@
-"""Where a job writes a file or folder: on this machine, in a directory that exists, and whole or not at all."""
+"""Checks the path of a job's output, which must be local and in an existing directory; moves complete output there."""
 from __future__ import annotations
 
 import os
@@ -10,19 +10,19 @@ from vit_jax.core.errors import UserError
 
 
 def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
-  """The absolute path that `to` means.
+  """Returns the absolute path of `to`.
 
-  Its parent must exist: a missing slash or a mistyped directory is an error, not a new chain of directories elsewhere.
+  Its parent must exist: a missing slash or a mistyped directory is an error and does not create directories.
 
   Args:
-    to: what a person wrote.
-    setting: the name of it, for messages.
+    to: the path given by the user.
+    setting: its name in messages.
 
   Raises:
-    UserError: it is an address, names no file, or its directory does not exist or cannot be written.
+    UserError: `to` is an address, names no file, or its directory does not exist or is not writable.
   """
   text = str(to)
-  if re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', text):  # pathlib makes gs:/b of gs://b
+  if re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', text):  # pathlib turns gs://b into gs:/b
     raise UserError(f'{setting}: expected a path on this machine, got the address {text}. Write to a local path and '
                     'copy the result.')
   try:
@@ -44,14 +44,14 @@ def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
 
 
 def publish(part: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves the files of the folder `part` beside `path`, those of its name onto it; a folder there is deleted last.
+  """Moves all entries of the folder `part` to the directory of `path`; an existing folder at `path` is deleted last.
 
   Args:
     part: a folder in the same directory as `path`.
-    path: what one entry of `part` becomes; others keep their names.
+    path: the new path of the entry with this name; others keep their names.
 
   Raises:
-    OSError: a file cannot be moved; a folder at `path` is as it was.
+    OSError: a file cannot be moved; an existing folder at `path` is unchanged.
   """
   for one in part.rglob('*'):
     if one.is_file():

@@ -1,8 +1,8 @@
-"""Where the time of a whole run went, over all its starts, and what each kill cost; read off the record.
+"""Computes from the record how a run used its time over all its starts, and the time lost by each interruption.
 
-While it runs, each start notes its seconds by phase (`clock.Goodput`) with every row of training metrics and with
-every checkpoint, as events `goodput`. What a start did after the step that a later one went on from is lost work.
-Not in the record, and so in no sum: what came after the last event before a kill, and the time between starts.
+Each start writes its seconds by phase (`clock.Goodput`) with every row of training metrics and with every checkpoint,
+as events `goodput`. Work after the step from which a later start resumed is lost. The sums do not contain the time
+between the last event and a kill, nor the time between starts, because these are not in the record.
 """
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vit_jax.record.writer import Event
 
 
 class Lost(NamedTuple):
-  """Updates that have to be done again, and the seconds that went into them."""
+  """Number of updates that have to be repeated, and the seconds spent on them."""
   steps: int
   seconds: float
 
 
 def sum_starts(events: Sequence[Event]) -> Goodput:
-  """Seconds by phase over all starts of a run. Preparations are never lost: they are no work, and stay what they are.
+  """Returns the seconds by phase over all starts of a run. Startup phases are never counted as lost work.
 
   Args:
     events: of a record, in order; `start` with `resumed_from`, `goodput` with `step` and `seconds`.
   """
   total: dict[str, float] = {}
-  until = math.inf  # no step after it survived
+  until = math.inf  # steps after it were lost
   for start, noted in reversed(_split(events)):
     for name, seconds in _share(noted, until).items():
       total[name] = total.get(name, 0.) + seconds
@@ -37,7 +37,7 @@ def sum_starts(events: Sequence[Event]) -> Goodput:
 
 
 def find_lost(events: Sequence[Event], *, resumed_from: int) -> Lost:
-  """What a start from a step loses of the start before it, whose record this is."""
+  """Returns the work of the previous start (the end of `events`) that a start from this step loses."""
   starts = _split(events)
   if not starts:
     return Lost(0, 0.)
@@ -47,7 +47,7 @@ def find_lost(events: Sequence[Event], *, resumed_from: int) -> Lost:
 
 
 def _split(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
-  """Each start with the events `goodput` that follow it."""
+  """Returns each start with the events `goodput` that follow it."""
   found: list[tuple[Event, list[Event]]] = []
   for event in events:
     if event['event'] == 'start':
@@ -58,7 +58,7 @@ def _split(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
 
 
 def _share(noted: Sequence[Event], until: float) -> dict[str, float]:
-  """Seconds of one start by phase, those of work after step `until` as lost."""
+  """Returns the seconds of one start by phase; work after step `until` is in the phase of lost work."""
   whole = _seconds(noted[-1]) if noted else {}
   kept = next((_seconds(event) for event in reversed(noted) if _number(event.get('step')) <= until), {})
   found, lost = {}, 0.
@@ -74,6 +74,6 @@ def _seconds(event: Event) -> dict[str, float]:
 
 
 def _number(value: object) -> float:
-  """A finite number as it is, anything else as 0."""
+  """Returns a finite number unchanged, and 0 for anything else."""
   is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
   return float(value) if is_number else 0.  # type: ignore[arg-type]

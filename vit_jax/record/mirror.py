@@ -1,6 +1,6 @@
-"""Files that grow, for a folder in object storage, which cannot append: kept locally, and copied whole now and then.
+"""Local copies of growing files for object storage, which cannot append: complete files are uploaded at intervals.
 
-What was written in the last `EVERY_S` before a kill is lost; what a caller `push`es is not.
+A kill loses what was written in the last `EVERY_S`, except for what `push` has uploaded.
 """
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger('vit_jax.record')
 
 
 class Mirror:
-  """A local folder whose files are copied to `target`, those that have changed, from a thread of its own.
+  """A local folder whose changed files are copied to `target` by a separate thread.
 
-  A copy that fails is tried again with the next; if the last one fails, the folder stays, and a message names it.
+  A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names it.
 
   Args:
     target: a folder in object storage.
-    every_s: between two copies.
+    every_s: seconds between two copies.
   """
 
   def __init__(self, target: storage.PathLike, *, every_s: float = EVERY_S):
@@ -35,12 +35,12 @@ class Mirror:
     self._thread.start()
 
   def fetch(self, name: str) -> None:
-    """Brings a file of the target here, if it is there."""
+    """Downloads a file of the target if it exists."""
     if (self._target / name).exists():
       (self.folder / name).write_bytes((self._target / name).read_bytes())
 
   def push(self) -> bool:
-    """Copies what has changed; False if that failed, with a warning."""
+    """Copies changed files; logs a warning and returns False if that fails."""
     with self._lock:
       try:
         for path in sorted(self.folder.iterdir()):
@@ -55,7 +55,7 @@ class Mirror:
       return True
 
   def close(self) -> None:
-    """Copies for the last time, and removes the local folder."""
+    """Copies a last time, and removes the local folder."""
     self._closed.set()
     self._thread.join()
     if self.push():

@@ -1,7 +1,6 @@
-"""Progress of a run for the person watching: a bar on a terminal, a line now and then elsewhere.
+"""Progress of a run: a bar on a terminal, otherwise a line at intervals.
 
-Knows steps and named numbers; no files, no devices. What is printed or logged while the bar is shown
-appears above it.
+Other output appears above the bar while it is shown.
 """
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ _LINE_EVERY_S = 10.
 
 
 class Progress:
-  """A bar, or lines; to be used in a `with` statement, or with `close()`.
+  """A progress bar, or lines; use it in a `with` statement, or call `close()`.
 
   Args:
     total: number of steps of the run.
-    start: steps done already.
-    shown: False prints nothing at all.
-    stream: where to; None = standard output.
-    now: seconds, monotone.
+    start: number of steps done before.
+    shown: False = print nothing.
+    stream: stream to print to; None = standard output.
+    now: a monotonic clock, in seconds.
   """
 
   def __init__(self, total: int, *, start: int, shown: bool, stream: TextIO | None = None,
                now: Callable[[], float] = time.monotonic) -> None:
     self._total, self._start, self._step = total, start, start
     self._shown, self._now = shown, now
-    self._first: tuple[int, float] | None = None  # step and time of the first update: before it, much happens once
+    self._first: tuple[int, float] | None = None  # step and time of the first update; time before it is mostly startup
     self._stream = sys.stdout if stream is None else stream
     self._values: dict[str, float] = {}
     self._line_at_s: float | None = None
@@ -54,7 +53,7 @@ class Progress:
     self.close()
 
   def update(self, step: int, values: Mapping[str, float]) -> None:
-    """Moves to `step` (updates done) and shows the newest of loss, images/s, time left and epoch."""
+    """Advances to `step` (number of updates) and shows the newest loss, images/s, time left and epoch."""
     self._step, self._first = step, self._first or (step, self._now())
     self._values.update(values)
     if self._bar is not None:
@@ -63,7 +62,7 @@ class Progress:
       self._print_line()
 
   def close(self) -> None:
-    """Leaves the terminal as it was; prints the last line where there is no bar. May be called twice."""
+    """Restores the terminal; without a bar, prints the last line. It may be called twice."""
     if self._bar is not None:
       self._restore_logging()
       self._bar.stop()
@@ -83,7 +82,7 @@ class Progress:
     self._task = self._bar.add_task('', total=max(self._total, 1), completed=self._start, text='starting')
     self._bar.start()
     atexit.register(self.close)
-    # Log handlers keep the stream they were made with, and would write across the bar.
+    # Log handlers keep the stream that they were created with, and would write into the bar.
     for handler in _stream_handlers():
       if handler.stream in before:
         redirected = sys.stdout if handler.stream is before[0] else sys.stderr
@@ -126,7 +125,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 
 def format_duration(seconds: float) -> str:
-  """Text such as `42 s`, `3 min 20 s`, `5 h 02 min` or `2 d 4 h`; `?` for what is no duration."""
+  """Returns text such as `42 s`, `3 min 20 s`, `5 h 02 min` or `2 d 4 h`; `?` for an invalid duration."""
   if not 0 <= seconds < float('inf'):
     return '?'
   whole = round(seconds)

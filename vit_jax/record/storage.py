@@ -1,7 +1,7 @@
-"""Where run directories lie: in a local folder, or in object storage, `gs://BUCKET/PATH`, through `etils.epath`.
+"""Storage of run directories: a local folder, or object storage, `gs://BUCKET/PATH`, through `etils.epath`.
 
-An object store writes objects whole or not at all, and can neither append, nor rename, nor lock. What grows is
-therefore kept locally and copied now and then (`mirror`), and what is to be replaced is written once more.
+Object storage writes objects atomically, and cannot append, rename or lock. Growing files are therefore kept locally
+and copied at intervals (`mirror`), and files to replace are written again.
 """
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 REMOTE = 'gs://'
-_PACKAGES = ('gcsfs', 'tensorflow')  # either lets `epath` reach Google Cloud Storage
+_PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of them for Google Cloud Storage
 
 
 def is_local(path: PathLike) -> bool:
-  """Whether a path is one of this machine, a mounted file system included."""
+  """Whether a path is on this machine, including mounted file systems."""
   return '://' not in os.fspath(path)
 
 
 def open_path(path: PathLike) -> Path:
-  """The path from the root: `~` and the current folder are filled in; `gs://…` stays as it is.
+  """Returns the absolute path, with `~` expanded; `gs://…` is unchanged.
 
   Raises:
-    UserError: another kind of storage, or what reaches this one is not installed.
+    UserError: this kind of storage is not supported, or the package for it is not installed.
   """
   text = os.fspath(path)
   if is_local(text):
@@ -44,13 +44,13 @@ def open_path(path: PathLike) -> Path:
     raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):
     raise UserError(f"{text} needs the package gcsfs, which is not installed; `pip install 'vit-jax[gcs]'` adds it")
-  from etils import epath  # not needed, and not imported, by local runs
+  from etils import epath  # imported here because local runs do not need it
   refresh(text)
   return epath.Path(text)
 
 
 def refresh(path: PathLike) -> None:
-  """Forgets the listings of object storage that gcsfs keeps: another process may have written there since."""
+  """Clears the listings of object storage that gcsfs caches, since another process may have written files."""
   if is_local(path) or 'gcsfs' not in sys.modules:
     return
   from etils.epath import backend
@@ -58,7 +58,7 @@ def refresh(path: PathLike) -> None:
 
 
 def faults() -> tuple[type[BaseException], ...]:
-  """What a store may raise for a while and not the next: those of its client are no `OSError`."""
+  """Returns the types of temporary storage errors; those of the client library are not `OSError`."""
   found: list[type[BaseException]] = [OSError, RuntimeError]
   for module, name in (('gcsfs.retry', 'HttpError'), ('aiohttp', 'ClientError'), ('tensorflow.errors', 'OpError')):
     if (loaded := sys.modules.get(module)) is not None:
@@ -67,10 +67,10 @@ def faults() -> tuple[type[BaseException], ...]:
 
 
 def write_bytes(path: PathLike, content: bytes) -> None:
-  """Makes or replaces a file at once; its folder is made if missing.
+  """Creates or replaces a file atomically; its folder is created if missing.
 
-  After a power cut the file is the old one or the new one, whole: it is on the disk before it gets its name, and the
-  name is before this returns. Two processes may write the same file; the later one stays.
+  After a power failure the file is the complete old or new one: the data is synced to disk before the file is renamed,
+  and the rename before this function returns. If two processes write the same file, the later one wins.
   """
   place = open_path(path)
   place.parent.mkdir(parents=True, exist_ok=True)
@@ -91,17 +91,17 @@ def write_bytes(path: PathLike, content: bytes) -> None:
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-  """Brings the names in a folder to the disk, where the file system can."""
+  """Syncs the entries of a folder to disk if the file system supports it."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
-    with contextlib.suppress(OSError):  # some network file systems sync no folders
+    with contextlib.suppress(OSError):  # some network file systems cannot sync folders
       os.fsync(descriptor)
   finally:
     os.close(descriptor)
 
 
 def read_text(path: PathLike) -> str:
-  """A whole file; bytes that are no UTF-8 are replaced.
+  """Returns the text of a file; bytes that are not UTF-8 are replaced.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -111,7 +111,7 @@ def read_text(path: PathLike) -> str:
 
 @contextlib.contextmanager
 def local(path: PathLike) -> Iterator[pathlib.Path]:
-  """A file under a local path: itself, or a copy that lasts as long as the `with` statement.
+  """Yields a local path of a file: the file itself, or a copy that exists during the `with` statement.
 
   Raises:
     FileNotFoundError: there is no such file in object storage.
@@ -127,7 +127,7 @@ def local(path: PathLike) -> Iterator[pathlib.Path]:
 
 
 def move(source: PathLike, target: PathLike) -> None:
-  """Moves a folder. In object storage: file after file; a kill on the way leaves both, and nothing half-written."""
+  """Moves a folder. In object storage, a kill during the move leaves both folders, with complete files only."""
   old, new = open_path(source), open_path(target)
   if isinstance(old, pathlib.Path):
     old.rename(new)
@@ -137,7 +137,7 @@ def move(source: PathLike, target: PathLike) -> None:
 
 
 def copy(source: PathLike, target: PathLike) -> None:
-  """Copies a folder with all that is in it, to or from this machine or within object storage."""
+  """Copies a folder with its contents, to or from this machine or within object storage."""
   old, new = open_path(source), open_path(target)
   new.mkdir(parents=True, exist_ok=True)
   for one in sorted(old.iterdir()):

@@ -1,7 +1,7 @@
-"""Progress of one piece of work inside a job: a bar on a terminal, a log line now and then elsewhere.
+"""Progress of one task inside a job: a bar on a terminal, otherwise log lines at intervals.
 
-A run that trains has a bar of its own, and two cannot share a terminal: there it is lines. Each line names the work;
-above a bar one does.
+During training, which has its own bar, it is always lines, because two bars cannot share a terminal. Each line names
+the task; for a bar, one line above it does.
 """
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LINE_EVERY_S = 10.
 
 
 class Tally:
-  """Counts up to `total`, and says so; to be used in a `with` statement.
+  """Counts up to `total` and shows the progress; use it in a `with` statement.
 
   Args:
-    name: of the work, for lines.
-    total: of `unit`.
+    name: of the task, for lines.
+    total: number of units.
     unit: what is counted, such as `images`.
-    bar: whether a bar may be drawn. Only one process draws or speaks.
-    active: False says nothing at all.
-    now: seconds, monotone.
+    bar: whether a bar may be shown. Only one process shows progress.
+    active: False = show nothing.
+    now: a monotonic clock, in seconds.
   """
 
   def __init__(self, name: str, total: int, *, unit: str, bar: bool, active: bool,
@@ -49,7 +49,7 @@ class Tally:
       self._bar.close()
 
   def update(self, done: int) -> None:
-    """Moves to `done` of the total."""
+    """Advances to `done` of the total."""
     done, passed_s = min(done, self._total), self._now() - self._began_s
     rate = done / passed_s if passed_s > 0 else 0.
     if self._bar is not None:

@@ -1,7 +1,7 @@
-"""Scalars for TensorBoard, in an event file of one start of a run.
+"""Writes scalars for TensorBoard to an event file, one for each start of a run.
 
-Written by the calling thread: the writer thread of tensorboardX ends when a disk is full, and a caller that hands it
-more waits for ever.
+The calling thread writes the file. The writer thread of tensorboardX is not used: it ends when the disk is full, and
+its caller then waits forever.
 """
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Board:
   """An event file.
 
   Args:
-    folder: where to; it has to be there.
-    purge_step: first step that this start does again: TensorBoard drops what it has of it and of later ones; None for
-      a fresh start.
+    folder: an existing folder for the file.
+    purge_step: first step that this start repeats; TensorBoard drops earlier values of this and later steps. None for
+      a new run.
 
   Raises:
-    OSError: of every method, where the file cannot be written.
+    OSError: the file cannot be written; every method can raise it.
   """
 
   def __init__(self, folder: str, *, purge_step: int | None) -> None:
-    # A name of its own even for two starts within a second: an event file is truncated when opened.
+    # The name is unique even for two starts within a second, because opening an event file truncates it.
     self._events = event_file_writer.EventsWriter(os.path.join(folder, 'events'), f'.{time.time_ns()}')
     self._flushed_s = time.monotonic()
     if purge_step is not None:
@@ -35,14 +35,14 @@ class Board:
       self._add(event_pb2.Event(session_log=started), purge_step)
 
   def add_scalar(self, name: str, value: float, step: int) -> None:
-    """Adds a value; it is in the file within `FLUSH_S` of a later one."""
+    """Adds a value; a later call writes it to the file once `FLUSH_S` have passed."""
     self._add(event_pb2.Event(summary=summary.scalar(name, value)), step)
     if time.monotonic() - self._flushed_s > FLUSH_S:
       self._events.flush()
       self._flushed_s = time.monotonic()
 
   def close(self) -> None:
-    """Writes what is left, and closes the file."""
+    """Writes buffered values, and closes the file."""
     self._events.close()
 
   def _add(self, event: event_pb2.Event, step: int) -> None:

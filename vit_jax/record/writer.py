@@ -1,18 +1,18 @@
-"""The record of a run: `metrics.jsonl`, TensorBoard events and the progress shown to a person.
+"""The record of a run: `metrics.jsonl`, TensorBoard events and the progress that is shown.
 
-`metrics.jsonl` is the record; everything else can be made from it. One JSON object a line:
+`metrics.jsonl` is the record; everything else can be derived from it. It has one JSON object per line:
 
   {"step": 50, "time_s": 12.3, "train/loss": 1.5, …}      a row of metrics
-  {"event": "start", "time_s": 0.0, "resumed_from": 40}   anything else that happened
+  {"event": "start", "time_s": 0.0, "resumed_from": 40}   any other event
 
-`step` is the number of updates done, `time_s` the seconds the run has been worked on: it starts at 0 with the
-first start and goes on from the last line after a resume. Numbers that are not finite are the strings
-'nan', 'inf' and '-inf', because JSON has none.
+`step` is the number of updates, `time_s` the seconds for which the run has been active: it is 0 at the first start, and
+continues from the last line after a resume. Numbers that are not finite are the strings 'nan', 'inf' and '-inf',
+because JSON does not support them.
 
-In object storage, which cannot append, the record and TensorBoard's events are copies of local files, made anew
-every half minute and at checkpoints (`mirror`): a kill loses what came since.
+In object storage, which cannot append, the record and TensorBoard's events are copies of local files, updated
+every 30 s and at checkpoints (`mirror`); a kill loses later lines.
 
-Knows no array library beyond `float()` and `tolist()`.
+Arrays are only accessed through `float()` and `tolist()`.
 """
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from vit_jax.record import mirror, storage, tensorboard
 from vit_jax.record import progress as progress_lib
 
 FILE = 'metrics.jsonl'
-_KEPT_AT_ONCE = ('checkpoint', 'stop')  # events before which nothing may be lost: a run can go on from there
-_RECORDS_OF_TIME = ('start', 'goodput')  # events that stay true when the steps they saw are lost
+_KEPT_AT_ONCE = ('checkpoint', 'stop')  # events that a run can resume from; no earlier line may be lost
+_RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
 
 Row = dict[str, float]
 Event = dict[str, object]
 
 
 class Run(NamedTuple):
-  """What `metrics.jsonl` says, without what was lost and done again.
+  """The contents of `metrics.jsonl`, without steps that were lost and repeated.
 
   rows: metrics by name, with `step` and `time_s`, in order.
   events: with `event` and `time_s`, in order.
-  lost_steps: updates that were done and lost, over all resumes.
-  num_broken: lines that could not be read.
+  lost_steps: number of updates that were lost, over all resumes.
+  num_broken: number of lines that could not be read.
   """
   rows: list[Row]
   events: list[Event]
@@ -53,14 +53,14 @@ class Run(NamedTuple):
 
 
 class Writer:
-  """Writes the record of a run; on all processes but 0 every method does nothing.
+  """Writes the record of a run; on all processes except 0, every method does nothing.
 
-  A `start` event opens the record: the caller's, or before anything else is written one of its own.
+  The record begins with a `start` event; if the caller does not write one, it is added before the first line.
 
   Args:
-    workdir: the run directory, local or in object storage; made when missing.
+    workdir: the run directory, local or in object storage; created if missing.
     process_index: of this process.
-    resumed_from: step of the checkpoint this run goes on from; None for a fresh start.
+    resumed_from: step of the checkpoint from which this run resumes; None for a new run.
     progress_total: number of steps of the whole run.
     progress: whether to show progress.
   """
@@ -97,8 +97,8 @@ class Writer:
     """Adds a row of metrics after `step` updates.
 
     Raises:
-      ValueError: the step is before one that was written.
-      UserError: the record cannot be written, as on a full disk; also of every other method.
+      ValueError: the step is smaller than one that was written.
+      UserError: the record cannot be written, for example on a full disk; every other method can raise it too.
     """
     if not self._active:
       return
@@ -115,7 +115,7 @@ class Writer:
     self._progress.update(step, numbers)
 
   def event(self, name: str, **fields: object) -> None:
-    """Adds a row that is no metric: `start`, `checkpoint`, `norms`, `goodput`, …
+    """Adds an event: `start`, `checkpoint`, `norms`, `goodput`, …
 
     Arrays become lists. `resumed_from` is added to `start`.
     """
@@ -130,12 +130,12 @@ class Writer:
       self._mirror.push()
 
   def advance(self, step: int) -> None:
-    """Moves the progress on between rows."""
+    """Updates the progress between rows."""
     if self._active:
       self._progress.update(step, {})
 
   def close(self) -> None:
-    """Ends the progress bar and closes the files; may be called twice."""
+    """Ends the progress bar and closes the files; it may be called twice."""
     if not self._active:
       return
     self._active = False
@@ -171,12 +171,12 @@ class Writer:
 def read(path: str | os.PathLike[str]) -> Run:
   """Reads the record of a run: a run directory or its `metrics.jsonl`.
 
-  Lines that cannot be read are counted and left out; so are metrics that are no numbers. Rows and events of
-  steps after N, written before a later start with `resumed_from` N, were lost and are left out too.
+  Lines that cannot be read are counted and skipped, and so are metrics that are not numbers. Rows and events of
+  steps after N that precede a start with `resumed_from` N were lost and are skipped too.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    UserError: it cannot be read.
+    FileNotFoundError: the file does not exist.
+    UserError: the file cannot be read.
   """
   path = os.fspath(path)
   path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
@@ -224,7 +224,7 @@ def _to_step(value: object) -> int | None:
 
 
 def _is_lost(entry: Event, resumed_from: int | None) -> bool:
-  """Whether a start from `resumed_from` (None: from nothing) undoes what the entry tells."""
+  """Whether a start from step `resumed_from` (None = a new run) makes the entry invalid."""
   if entry.get('event') in _RECORDS_OF_TIME:
     return False
   step = _to_step(entry.get('step'))
@@ -247,7 +247,7 @@ def _to_row(entry: Event) -> Row:
 
 
 def _to_json(value: object) -> object:
-  """The value with arrays as lists, keys as text, and 'nan', 'inf' or '-inf' for such floats."""
+  """Returns the value with arrays as lists, keys as text, and 'nan', 'inf' or '-inf' for such floats."""
   match value:
     case None | bool() | str() | int():
       return value
@@ -273,7 +273,7 @@ def _last_time_s(path: str) -> float:
 
 
 def _end_last_line(path: str) -> None:
-  """Ends a line that a kill left half-written, so that the next row is whole."""
+  """Ends a line that was left incomplete by a kill, so that the next row starts on a new line."""
   if not os.path.exists(path) or not os.path.getsize(path):
     return
   with open(path, 'rb+') as file:
