@@ -64,7 +64,7 @@ def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has
 
 def test_a_part_that_fails_is_reported_and_the_others_continue(gpu: Machines) -> None:
   found = check(gpu, '--only=bench', BREAKS='2')
-  assert found.returncode == 1 and 'Parts that failed: 1' in found.stdout
+  assert found.returncode == 1 and 'Failed parts: 1' in found.stdout
   lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
   assert [line.split()[-1] for line in lines if line.startswith('failed')] == ['bench-B_16-cudnn']
   assert lines[-1].endswith('bench-L_16-cudnn')
