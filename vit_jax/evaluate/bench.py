@@ -1,4 +1,4 @@
-"""What the evaluators of a job share: the sources that they read, loaders, feature readers and the feature store."""
+"""The resources that the evaluators of a job share: sources, loaders, feature readers and the feature store."""
 from __future__ import annotations
 
 import dataclasses
@@ -24,7 +24,7 @@ from vit_jax.models import intermediates
 from vit_jax.parallel import mesh as meshes
 
 Make = Callable[[str], Measuring]
-"""From the name of a view to its evaluator."""
+"""Maps the name of a view to its evaluator."""
 
 
 class Data(Protocol):
@@ -70,10 +70,10 @@ class Bench:
     config: checked.
     data: of the run.
     views: the networks to evaluate, by name.
-    backbone: of these networks, for features of inner blocks.
+    backbone: of these networks, for features of intermediate blocks.
     mesh: of the parameters.
     shard: the rows of each batch that this process feeds.
-    store: for features.
+    store: where features are stored.
     bar: whether progress may be shown as a bar.
   """
 
@@ -86,23 +86,23 @@ class Bench:
     self._readers: dict[tuple[str, str], Reader] = {}
 
   def eval_source(self, name: str) -> Source:
-    """The source that an evaluation measures on."""
+    """Returns the test source of an evaluation."""
     return eval_source(self.config, self._data, name)
 
   def sources(self, name: str) -> tuple[Source, Source]:
-    """The sources that an evaluation learns from and measures on. Raises UserError if their classes differ."""
+    """Returns the training and the test source of an evaluation. Raises UserError if their classes differ."""
     train, test = train_source(self.config, self._data, name), self.eval_source(name)
     check_same(name, train, test)
     return train, test
 
   def batch_size(self, name: str, settings: schema.Evaluation) -> int:
-    """Global batch size of an evaluation; raises UserError if it does not fit the mesh."""
+    """Returns the global batch size of an evaluation; raises UserError if the mesh cannot split it."""
     size = settings.batch_size or self.config.batch_size
     meshes.check_batch(self.mesh, size, 1, what=f'evals.{name}.batch_size')
     return size
 
   def loader(self, source: Source, batch_size: int, *, in_memory: bool) -> EvalLoader:
-    """The loader of a source, which all its evaluations share."""
+    """Returns the loader of a source, which all evaluations of the source share."""
     key, data, px = (source.digest, batch_size), self.config.data, self.config.image_px
     if key not in self._loaders:
       in_memory = in_memory and self._data.in_memory and loaders.fits_in_memory(
@@ -114,12 +114,12 @@ class Bench:
 
   def splits(self, name: str, settings: schema.FrozenEvaluation, train: Source, test: Source,
              view: str) -> tuple[Split, Split]:
-    """The features of a view on the training and the test source."""
+    """Returns the features of a view on the training and the test source."""
     return (self.split(name, settings, train, view, in_memory=False),
             self.split(name, settings, test, view, in_memory=True))
 
   def split(self, name: str, settings: schema.FrozenEvaluation, source: Source, view: str, *, in_memory: bool) -> Split:
-    """The features of a view on a source."""
+    """Returns the features of a view on a source."""
     size = self.batch_size(name, settings)
     recipe = self.config.data.recipe
     pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
@@ -147,12 +147,12 @@ class Bench:
 
 
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
-  """The source that an evaluation of the config measures on, up to its limit."""
+  """Returns the test source of an evaluation, up to its limit."""
   settings = config.evals.get(evaluation)
   if settings is None:
     return data.eval
   found = data.eval
-  # Classes of loaded weights do not matter to evaluations that learn from features.
+  # Evaluations that train on features do not use the classes of loaded weights.
   is_own = isinstance(settings, schema.FrozenEvaluation) and data.train is data.eval
   if settings.split or settings.source or is_own:
     found = _open_split(config, settings, settings.split or config.data.eval_split)
@@ -160,7 +160,7 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
 
 
 def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
-  """The source that an evaluation of the config learns from, up to its limit, except for few shots."""
+  """Returns the training source of an evaluation, up to its limit; few-shot evaluation uses the complete source."""
   settings = config.evals[evaluation]
   assert isinstance(settings, schema.FrozenEvaluation)
   found = data.train
@@ -183,7 +183,7 @@ def check_single(where: str, source: Source) -> None:
 
 
 def check_same(name: str, train: Source, test: Source) -> None:
-  """Raises UserError unless both splits have the same classes, and each image one of them."""
+  """Raises UserError unless both splits have the same classes, and each image has exactly one class."""
   for source in (train, test):
     check_single(f'evals.{name}', source)
   if train.class_names != test.class_names:

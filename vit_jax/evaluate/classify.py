@@ -1,9 +1,9 @@
-"""Top-1, top-5 and NLL over a split, every example counted once; on demand calibration and accuracy by class.
+"""Top-1, top-5 and NLL over a split, in which every example counts once; optionally calibration and per-class accuracy.
 
-An example with several targets (`label_list`, multi-hot `labels`) is right if the guess is any of them; one without a
-target does not count. Where only some classes are allowed, the logits of the others take no part. Sums are added
-in f32 on the devices for a batch and in float64 over batches, and divided at the end, so that no metric depends
-on the batch size.
+The prediction for an example with several targets (`label_list`, multi-hot `labels`) is correct if it is any of them;
+an example without a target does not count. If only some classes are allowed, the logits of the others are ignored. Sums
+are accumulated in f32 within a batch on the devices and in float64 over batches, and divided at the end, so metrics do
+not depend on the batch size.
 """
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ TOP = 5
 METRICS = ('top1', 'top5', 'nll')
 NUM_BINS = 15  # Guo et al. 2017, section 4
 _GUESSED = tuple(field.name for field in dataclasses.fields(Guesses))
-_EXCLUDED = -1e30  # logit of a class that is not allowed: probability 0, and 0 times it is still 0
+_EXCLUDED = -1e30  # logit of an excluded class: its probability is 0, and 0 times the finite logit is 0
 
 
 class TopK:
-  """Evaluator of one view on one split. Every process makes one and runs it.
+  """Evaluator of one view on one split. Every process creates and runs one.
 
   Args:
     predict: of the view.
     prepare: of the images.
     loader: of the split.
     mesh: of the parameters, and of the batches.
-    metrics: further ones, of `FURTHER`.
-    num_classes: of the labels, which the logits must have too.
-    allowed: `[C]` bool, the classes that can be guessed; None = all.
-    limit: to how many examples the split was cut; 0 = it was not.
+    metrics: additional metrics of `FURTHER`.
+    num_classes: of the labels and of the logits.
+    allowed: `[C]` bool, the classes that can be predicted; None = all.
+    limit: number of examples to which the split was truncated; 0 = not truncated.
     name: of the evaluation and its data, for messages.
-    bar: whether its progress may be a bar.
+    bar: whether progress may be shown as a bar.
   """
 
   def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh, metrics: tuple[str, ...],
@@ -67,15 +67,15 @@ class TopK:
     self._limit, self._name, self._bar = limit, name, bar
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """`top1`, `top5`, `nll` and the further `metrics` of the view's `selected` parameters."""
+    """Returns `top1`, `top5`, `nll` and the additional `metrics` of the view's `selected` parameters."""
     del step
     return self.measure(selected).metrics
 
   def measure(self, selected: PyTree) -> Result:
-    """Metrics, counts and guesses. The mesh of `selected` and that of the batches is the same.
+    """Returns metrics, counts and predictions. `selected` and the batches must be on the same mesh.
 
     Raises:
-      UserError: the logits are of other classes or not finite, or no example counts.
+      UserError: the logits have another number of classes or are not finite, or there is no valid example.
     """
     totals: dict[str, np.ndarray] = {}
     parts: list[dict[str, np.ndarray]] = []
@@ -102,7 +102,7 @@ class TopK:
     try:
       return jax.device_get(_evaluate(self._predict, self._prepare, self._mesh, self._more, selected, self._allowed,
                                       placed))
-    except UserError as error:  # what only the shapes could tell, while tracing
+    except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self._name}: {error}') from None
 
 
@@ -125,9 +125,9 @@ def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, .
 
 def count(logits_BC: Array, batch: Batch,
           more: tuple[str, ...] = ()) -> tuple[dict[str, Mean | Array], dict[str, Array]]:
-  """Means of a batch with the sums of further metrics, and its guesses row by row.
+  """Returns means of a batch with the sums of additional metrics, and the predictions for each row.
 
-  NLL is that of the softmax; with several targets, the mean over them.
+  NLL is that of the softmax, averaged over the targets of an example with several.
   """
   log_p_BC = jax.nn.log_softmax(logits_BC.astype(jnp.float32))
   num_classes = logits_BC.shape[-1]
@@ -142,24 +142,24 @@ def count(logits_BC: Array, batch: Batch,
       'nll': weighted_mean(nll_B, mask_B),
       **{name: FURTHER[name].collect(jnp.exp(log_p_top_BK[:, 0]), hits_BK[:, 0], target_BC, mask_B) for name in more}}
   label_B = batch['label'] if 'label' in batch else jnp.argmax(target_BC, -1)
-  if 'label_list' in batch:  # of several classes the guessed one, so that a row with a right guess shows it
+  if 'label_list' in batch:  # the predicted class if it is one of the targets, so that the row counts as correct
     label_B = jnp.where(hits_BK[:, 0] > 0, top_BK[:, 0], label_B)
   return means, {'mask': mask_B, 'index': batch['index'], 'label': label_B, 'top': top_BK,
                  'probability': jnp.exp(log_p_top_BK)}
 
 
 class Further(NamedTuple):
-  """A metric that is no plain mean over examples.
+  """A metric that is not a plain mean over examples.
 
-  collect: probability of the guess [B], whether it is right [B], targets [B, C] in {0, 1} and mask [B] to sums.
-  finish: the sums of all batches, float64, to the value.
+  collect: maps probability of the prediction [B], its correctness [B], targets [B, C] in {0, 1} and mask [B] to sums.
+  finish: maps the sums of all batches, float64, to the value.
   """
   collect: Callable[[Array, Array, Array, Array], Array]
   finish: Callable[[np.ndarray], float]
 
 
 def _count_bins(p_B: Array, hit_B: Array, target_BC: Array, mask_B: Array) -> Array:
-  """`[3, bins]`: examples, sum of probabilities, sum of hits. Bin i of n is (i / n, (i + 1) / n]."""
+  """Returns `[3, bins]`: examples, sum of probabilities, correct predictions. Bin i of n is (i / n, (i + 1) / n]."""
   del target_BC
   p_B = jnp.where(mask_B > 0, p_B, 1.)
   bin_B = jnp.clip(jnp.ceil(p_B * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
@@ -168,22 +168,22 @@ def _count_bins(p_B: Array, hit_B: Array, target_BC: Array, mask_B: Array) -> Ar
 
 
 def _find_calibration_error(sums: np.ndarray) -> float:
-  """Expected calibration error: `sum_bins |sum of hits - sum of probabilities| / examples` (Guo et al. 2017, eq. 3).
+  """Returns the expected calibration error (Guo et al. 2017, eq. 3).
 
-  The probability is the softmax's, whatever the loss was.
+  It is `sum_bins |correct predictions - sum of probabilities| / examples`, with softmax probabilities for any loss.
   """
   return float(np.abs(sums[2] - sums[1]).sum() / max(sums[0].sum(), 1e-12))
 
 
 def _count_classes(p_B: Array, hit_B: Array, target_BC: Array, mask_B: Array) -> Array:
-  """`[2, C]`: examples and hits of each class; an example of several classes counts to each in equal parts."""
+  """Returns `[2, C]`: examples and correct predictions by class; several classes of an example get equal shares."""
   del p_B
   share_BC = target_BC * (mask_B / jnp.maximum(target_BC.sum(-1), 1.))[:, None]
   return jnp.stack([jnp.ones_like(hit_B), jnp.where(mask_B > 0, hit_B, 0.)]) @ share_BC
 
 
 def _find_class_mean(sums: np.ndarray) -> float:
-  """Mean over the classes that occur of the part of their examples that are guessed right (Pets, Flowers)."""
+  """Returns the mean per-class accuracy over the classes that occur (Pets, Flowers)."""
   occurs = sums[0] > 0
   return float((sums[1][occurs] / sums[0][occurs]).mean()) if occurs.any() else 0.
 
@@ -196,7 +196,7 @@ FURTHER = {
 
 
 def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
-  """The evaluator of settings for each view; the classes of its source may have other names than the network's."""
+  """Builds the evaluator for each view; the classes of its source may have other names than the network's."""
   source = bench.eval_source(name)
   own, network, where = source.class_names, bench.class_names, f'evals.{name}'
   by_class = classes.map_classes(own, network, path=settings.classes, where=where)

@@ -1,4 +1,4 @@
-"""The evaluators of a config. Only this module knows every kind of evaluation."""
+"""Builds the evaluators of a config. Only this module refers to every kind of evaluation."""
 from __future__ import annotations
 
 from typing import assert_never
@@ -11,7 +11,7 @@ from vit_jax.evaluate.results import Measuring
 
 
 def build(bench: Bench) -> dict[str, dict[str, Measuring]]:
-  """The evaluations of a config by name, and each by view. They share loaders, and features of the same weights."""
+  """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights."""
   found: dict[str, dict[str, Measuring]] = {}
   for name, settings in bench.config.evals.items():
     chosen = settings.views or tuple(bench.views)

@@ -1,8 +1,8 @@
-"""Features of a view on a split: every example once, each process keeping the rows that it fed.
+"""Features of a view on a split: every example once, and each process stores the rows that it loaded.
 
-A batch is cut into `count` equal parts (`core.types.Shard`); a process holds the parts that its devices hold. The
-table of a split keeps, for each of these parts, its rows of all batches one after the other, so that it can be put
-back on the devices without moving anything between hosts, and a row's place says which example it is.
+A batch is split into `count` equal parts (`core.types.Shard`); a process has the parts of its devices. The table of a
+split contains, for each of these parts, the rows of all batches in sequence. It can therefore be placed on the devices
+without communication between hosts, and the position of a row determines its example.
 """
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record.tally import Tally
 
 Reader = Callable[[PyTree, Array], Array]
-"""From what a view selects and prepared images `[B, H, W, 3]` to features `[B, D]` f32."""
+"""Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]` f32."""
 
 
 class Split:
-  """The features of one view on one split, taken once for each state of the weights.
+  """The features of one view on one split, computed once for each state of the weights.
 
   Args:
-    reader: which features.
+    reader: computes the features.
     prepare: of the images.
     loader: of the split, in batches of `batch_size`.
     batch_size: global.
     mesh: of the parameters, and of the batches.
-    store: keeps tables for all evaluations of a job, and on disk.
-    identity: all that the features depend on but the weights, as text by name.
+    store: stores tables for all evaluations of a job, and on disk.
+    identity: everything but the weights that the features depend on, as text by name.
     name: for messages.
-    bar: whether its progress may be a bar.
+    bar: whether progress may be shown as a bar.
   """
 
   def __init__(self, reader: Reader, prepare: Prepare, loader: EvalLoader, *, batch_size: int, mesh: Mesh,
@@ -54,21 +54,21 @@ class Split:
     self._shard = meshes.local_rows(mesh)
     self._layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
     self.spent_s = 0.
-    """Seconds that the last `table` took to take features; 0 = they were there."""
+    """Seconds that the last call of `table` needed to compute features; 0 = they were stored."""
 
   @property
   def layout(self) -> Layout:
     return self._layout
 
   def count(self, unit: str, total: int) -> Tally:
-    """Progress of work on the split."""
+    """Returns the progress display of work on the split."""
     return Tally(self.name, total, unit=unit, bar=self._bar, active=jax.process_index() == 0)
 
   def table(self, selected: PyTree) -> Table:
-    """The features by these weights. Every process must call it.
+    """Returns the features of these weights. Every process must call it.
 
     Raises:
-      UserError: they are not finite, no example can be counted, or what is on disk is of other weights.
+      UserError: features are not finite, there is no valid example, or the features on disk are of other weights.
     """
     table = self.stored(selected)
     began, self.spent_s = time.monotonic(), 0.
@@ -78,22 +78,22 @@ class Split:
     return table
 
   def stored(self, selected: PyTree) -> Table | None:
-    """The features by these weights if they were taken before. Every process must call it.
+    """Returns the features of these weights if they are stored, else None. Every process must call it.
 
     Raises:
-      UserError: what is on disk is of other weights.
+      UserError: the features on disk are of other weights.
     """
     return self._store.find(self._identity, _digest(selected), self._layout)
 
   def place(self, table: Table, start: int = 0, stop: int | None = None) -> dict[str, Array]:
-    """Rows `start` to `stop` of all G parts on the mesh: `features [G, R, D]`, `label example mask [G, R]`.
+    """Places rows `start` to `stop` of all G parts on the mesh: `features [G, R, D]`, `label example mask [G, R]`.
 
-    What lies beyond the end is padding, with mask 0.
+    Rows beyond the end are padding with mask 0.
     """
     return self._put(table, start, self._layout.num_rows if stop is None else stop)
 
   def place_chosen(self, table: Table, examples: HostArray) -> dict[str, Array]:
-    """The rows of some examples, given by their places in the split, on the mesh, as `place` does."""
+    """Places the rows of some examples, given by their positions in the split, on the mesh; see `place`."""
     part, row = self._layout.find(examples)
     most = int(np.bincount(part).max())
     chosen = tuple(Rows(*(x[row[part == own]] for x in rows))
@@ -113,7 +113,7 @@ class Split:
     return {name: put(name) for name in Rows._fields}
 
   def _extract(self, selected: PyTree) -> Iterator[Rows]:
-    """Rows `[P, b, …]` of one batch after the other; each is fetched while the next is computed."""
+    """Yields rows `[P, b, …]` batch by batch; each batch is fetched while the next is computed."""
     waiting: tuple[Array, Array, Batch] | None = None
     done = num_counted = 0
     with self.count('images', self.num_examples) as tally:
@@ -133,12 +133,12 @@ class Split:
     placed = meshes.put_batch({name: batch[name] for name in ('image', 'mask')}, self.mesh, self._shard)
     try:
       features, counts = _read(self._reader, self._prepare, self.mesh, selected, placed)
-    except UserError as error:  # what only the shapes could tell, while tracing
+    except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self.name}: {error}') from None
     return features, counts, batch
 
   def _fetch(self, features: Array, batch: Batch) -> Rows:
-    """This process's rows of one batch, part by part."""
+    """Returns this process's rows of one batch, part by part."""
     by_start = {shard.index[0].start or 0: shard for shard in features.addressable_shards}
     own = np.stack([np.asarray(by_start[start].data) for start in sorted(by_start)])
     size = self._layout.size
@@ -147,19 +147,19 @@ class Split:
 
 
 def gather(placed: dict[str, Array], mesh: jax.sharding.Mesh) -> dict[str, HostArray]:
-  """Arrays that are split over a mesh, whole on every host. Every process must call it."""
+  """Gathers arrays that are split over a mesh on every host. Every process must call it."""
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   return jax.device_get(jax.jit(lambda x: x, out_shardings=whole)(placed))
 
 
 def _digest(selected: PyTree) -> str:
-  """Of all weights that features depend on."""
+  """Returns the digest of all weights that features depend on."""
   return trees.digest({name: selected[name] for name in ('backbone', 'state') if name in selected})
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _read(reader: Reader, prepare: Prepare, mesh: Mesh, selected: PyTree, batch: Batch) -> tuple[Array, Array]:
-  """Features `[B, D]` f32, split as the batch; how many rows are not finite, and how many count, `[2]` i32."""
+  """Returns features `[B, D]` f32, split as the batch, and the numbers of non-finite and of valid rows, `[2]` i32."""
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
     features_BD = reader(selected, prepared['image']).astype(jnp.float32)

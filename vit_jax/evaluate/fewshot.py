@@ -1,7 +1,7 @@
 """Few-shot accuracy by ridge regression on frozen features: the metric of the ViT paper's Figures 3 and 4.
 
-The shots of a class are the first of a random order of its examples that a seed decides, so that 5 shots are among
-the 10 of the same seed. Every classifier is measured on the whole test split.
+The shots of a class are the first examples in a random order given by a seed, so the 5 shots are among the 10 shots of
+the same seed. Every classifier is evaluated on the complete test split.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_NAMES = 5
 
 
 class Draw(NamedTuple):
-  """Shots of one seed: `num` of each class, as places in the source, `[C * num]`."""
+  """Shots of one seed: `num` of each class, as positions in the source, `[C * num]`."""
   num: int
   seed: int
   examples: HostArray
@@ -40,8 +40,8 @@ def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], 
   Args:
     label: `[S]` of the training split.
     class_names: of all classes.
-    shots: numbers of shots of a class.
-    num_seeds: seeds from 0.
+    shots: numbers of shots per class.
+    num_seeds: number of seeds, which count from 0.
     name: of the split, for messages.
 
   Raises:
@@ -62,21 +62,21 @@ def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], 
 
 
 class FewShot:
-  """Evaluator of one view: `5shot` and so on, the mean over seeds; with `_std`, and `_seed0` and so on.
+  """Evaluator of one view: `5shot` etc., the mean over seeds; with `5shot_std`, and `5shot_seed0` etc.
 
-  With further penalties there are also `5shot_l2_64` and so on, and `5shot_tuned`: of the penalties the one that
-  does best on the shots when each is left out, so that the test split decides nothing.
+  With additional penalties there are also `5shot_l2_64` etc., and `5shot_tuned`: the result of the penalty with the
+  highest leave-one-out accuracy on the shots, so that the test split is not used to choose.
 
   Args:
-    train: the examples that are shots of any seed, `examples` of them.
-    whole: the training split that they are of. If its features are stored, the shots' are taken from there.
-    examples: their places in the training split, ascending.
+    train: the examples that are shots of any seed.
+    whole: the training split that contains them. If its features are stored, those of the shots are taken from there.
+    examples: positions of the shots in the training split, ascending.
     test: the test split.
-    draws: what `draw` gave.
+    draws: the result of `draw`.
     num_classes: C.
     penalty: the published one.
-    sweep: further ones.
-    limit: to how many examples the test split was cut; 0 = it was not.
+    sweep: additional penalties.
+    limit: number of examples to which the test split was truncated; 0 = not truncated.
   """
 
   def __init__(self, train: Split, test: Split, *, whole: Split, examples: HostArray, draws: Sequence[Draw],
@@ -87,12 +87,12 @@ class FewShot:
     self._penalties = (penalty, *sweep)
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Accuracies of the view's `selected` parameters."""
+    """Returns the accuracies of the view's `selected` parameters."""
     del step
     return self.measure(selected).metrics
 
   def measure(self, selected: PyTree) -> Result:
-    """Accuracies, and over how many test examples."""
+    """Returns the accuracies and the number of test examples."""
     (features, label, is_good), spent_s = self._shots(selected)
     placed = self._test.place(self._test.table(selected))
     scores: dict[str, list[float]] = {}
@@ -109,7 +109,7 @@ class FewShot:
                   spent_s + self._test.spent_s)
 
   def _names(self, num: int, accuracy: HostArray, left_out: HostArray) -> list[tuple[str, float]]:
-    """Names and values of one draw; of equals on the shots, the strongest penalty is chosen."""
+    """Returns names and values of one draw; among penalties with equal accuracy on the shots the largest is chosen."""
     found = [(f'{num}shot', float(accuracy[0]))]
     if len(self._penalties) > 1:
       best = max(range(len(self._penalties)), key=lambda i: (left_out[i], self._penalties[i]))
@@ -118,9 +118,9 @@ class FewShot:
     return found
 
   def _shots(self, selected: PyTree) -> tuple[tuple[HostArray, HostArray, HostArray], float]:
-    """All shots on every host in the order of the source: `[U, D]`, labels `[U]`, and whether each was decoded.
+    """Returns all shots on every host in the order of the source: `[U, D]`, labels `[U]`, and whether each was decoded.
 
-    Beside them the seconds that taking features took, 0 if they were stored.
+    Also returns the seconds that computing features took, 0 if they were stored.
     """
     if self._train.stored(selected) is None and (found := self._whole.stored(selected)) is not None:
       return self._in_order(self._whole.place_chosen(found, self._examples), self._examples), 0.
@@ -128,7 +128,7 @@ class FewShot:
     return self._in_order(placed, np.arange(len(self._examples))), self._train.spent_s
 
   def _in_order(self, placed: dict[str, Array], places: HostArray) -> tuple[HostArray, HostArray, HostArray]:
-    """Shots on every host in the order of `places [U]`, which are those in the split that was `placed`."""
+    """Returns the shots on every host in the order of `places [U]`, their positions in the split that was `placed`."""
     gathered = gather(placed, self._train.mesh)
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in gathered.items()}
     good = flat['mask'] > 0
@@ -139,7 +139,7 @@ class FewShot:
     return found[0], found[1], found[2]
 
   def _score(self, fitted: ridge.Fit, placed: dict[str, Array]) -> tuple[HostArray, int]:
-    """How many test examples each penalty's classifier gets right `[l]`, and of how many."""
+    """Returns the number of correct predictions of each penalty's classifier, `[l]`, and the number of examples."""
     if jax.process_count() > 1:  # the last bits of a solution may differ between hosts
       fitted = multihost_utils.broadcast_one_to_all(fitted)
     right = [_count_right(placed['features'], placed['label'], placed['mask'], fitted.mean.astype(np.float32),
@@ -148,7 +148,7 @@ class FewShot:
 
 
 def summed_up(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-  """The mean of each number over seeds; of `…shot` also the deviation (of a sample) and each seed's own."""
+  """Returns the mean of each number over seeds; for `…shot` also the sample deviation and the value of each seed."""
   found: dict[str, float] = {}
   for name, values in scores.items():
     found[name] = statistics.fmean(values)
@@ -160,7 +160,7 @@ def summed_up(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 @jax.jit
 def _count_right(features: Array, label: Array, mask: Array, mean: Array, std: Array, weights: Array) -> Array:
-  """`[2]` i32: how many of the examples `[G, R, D]` `weights [D + 1, C]` get right, and how many count."""
+  """Returns `[2]` i32: correct predictions of `weights [D + 1, C]` for examples `[G, R, D]`, and valid examples."""
   logits = score(features, mean, std, weights)
   right = (jnp.argmax(logits, -1) == label) & (mask > 0)
   return jnp.stack([right.sum(), (mask > 0).sum()]).astype(jnp.int32)
@@ -168,16 +168,16 @@ def _count_right(features: Array, label: Array, mask: Array, mean: Array, std: A
 
 @jax.jit
 def score(features: Array, mean: Array, std: Array, weights: Array) -> Array:
-  """`[G, R, C]` f32, on every accelerator in full f32."""
+  """Returns scores `[G, R, C]`, computed in full f32 precision on every accelerator."""
   x = (features - mean[None, None]) / std[None, None]
   logits = jnp.einsum('grd,dc->grc', x, weights[:-1], precision=jax.lax.Precision.HIGHEST)
   return logits + ridge.BIAS * weights[-1][None, None]
 
 
 def build(bench: Bench, name: str, settings: schema.FewShot) -> Make:
-  """The evaluator of settings for each view.
+  """Builds the evaluator for each view.
 
-  Unless the features of the training split are stored, only the examples that some seed draws are read.
+  Unless the features of the training split are stored, only the examples drawn by a seed are read.
   """
   train, test = bench.sources(name)
   draws = draw(read_labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,

@@ -1,10 +1,10 @@
-"""k nearest neighbours by cosine, weighted, as DINO evaluates (Caron et al. 2021, section 3; after Wu et al. 2018).
+"""Weighted k-nearest-neighbor classification as in DINO (Caron et al. 2021, section 3; after Wu et al. 2018).
 
 The k training examples whose features have the largest cosine similarity s_i to a test example vote for their classes
-with weight exp(s_i / T). Of equal similarities the first in the order of the training split counts.
+with weight exp(s_i / T). Among equal similarities, the first example in the order of the training split is chosen.
 
-The test split lies on the devices, each with its part of the best `max(k)` neighbours so far; the training split
-passes by in blocks, which all devices see. So neither any host nor any device ever holds the training split.
+The test split is distributed over the devices with the best `max(k)` neighbors so far; the training split is processed
+in blocks that are replicated on all devices. So no host or device ever holds the complete training split.
 """
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Knn:
   """Evaluator of one view: `top1_k20` and `top5_k20` for each k.
 
   Args:
-    train: whose examples vote.
-    test: is classified.
+    train: split whose examples vote.
+    test: split to classify.
     num_classes: C.
-    neighbours: numbers of neighbours, k; more than there are training examples means all of them.
+    neighbours: values of k; a value above the number of training examples means all of them.
     temperature: T.
-    headline: the k that a single number is quoted from.
-    limit: to how many examples the splits were cut; 0 = they were not.
+    headline: the k of the headline metric.
+    limit: number of examples to which the splits were truncated; 0 = not truncated.
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, neighbours: Sequence[int], temperature: float,
@@ -49,12 +49,12 @@ class Knn:
     self._headline = headline
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Accuracies of the view's `selected` parameters."""
+    """Returns the accuracies of the view's `selected` parameters."""
     del step
     return self.measure(selected).metrics
 
   def measure(self, selected: PyTree) -> Result:
-    """Accuracies, and over how many test examples."""
+    """Returns the accuracies and the number of test examples."""
     if (num := self._train.num_examples) < max(self._ks):
       log.warning('%s has %d examples; all of them are neighbours where k is more.', self._train.name, num)
     test = self._test.place(self._test.table(selected))
@@ -68,9 +68,9 @@ class Knn:
                   self._train.spent_s + self._test.spent_s)
 
   def neighbours(self, selected: PyTree, features: Array) -> tuple[Array, Array]:
-    """Similarity and label of the best neighbours of `features [G, R, D]`: `[G, R, max(k)]` each, the best first.
+    """Returns similarity and label of the best neighbors of `features [G, R, D]`: `[G, R, max(k)]` each, best first.
 
-    Where there are fewer neighbours the similarity is -inf.
+    Missing neighbors have similarity -inf.
     """
     table, k = self._train.table(selected), max(self._ks)
     best = _begin(features, k)
@@ -100,11 +100,11 @@ def _normalize(x: Array) -> Array:
 @functools.partial(jax.jit, static_argnums=(5, 6), donate_argnums=0)
 def _visit(best: tuple[Array, Array], features_GRD: Array, block_GrD: Array, label_Gr: Array, mask_Gr: Array,
            mesh: jax.sharding.Mesh, size: int) -> tuple[Array, Array]:
-  """The best neighbours so far and those of a block; `size` rows of a part are of one batch."""
+  """Merges the best neighbors so far with those of a block; `size` consecutive rows of a part are of one batch."""
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
   def in_order(x: Array) -> Array:
-    """`[G, n * size, …]` to the order of the source, on every device."""
+    """Returns `[G, n * size, …]` in the order of the source, replicated."""
     x = jax.lax.with_sharding_constraint(x, whole)
     x = x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
     return x.reshape(-1, *x.shape[3:])
@@ -124,7 +124,7 @@ def _visit(best: tuple[Array, Array], features_GRD: Array, block_GrD: Array, lab
 
 
 def _by_rows(function: Callable[..., tuple[Array, ...]], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-  """Applies a function to `TEST_ROWS` of the rows of each part at a time: `[G, R, …]`."""
+  """Applies a function to `TEST_ROWS` rows of each part at a time: `[G, R, …]`."""
   num_rows = arrays[0].shape[1]
   size = min(TEST_ROWS, num_rows)
   extra = -num_rows % size
@@ -140,7 +140,7 @@ def _by_rows(function: Callable[..., tuple[Array, ...]], arrays: tuple[Array, ..
 @functools.partial(jax.jit, static_argnums=(4, 5, 6))
 def _count_right(similarity: Array, label: Array, true: Array, mask: Array, ks: tuple[int, ...], num_classes: int,
                  temperature: float) -> tuple[Array, Array]:
-  """How many test examples are right, `[k, 2]` f32-exact i32 for top-1 and top-5; and how many count."""
+  """Returns the number of correct predictions, `[k, 2]` i32 for top-1 and top-5, and the number of valid examples."""
   def look(rows: tuple[Array, ...]) -> tuple[Array]:
     similarity_GrK, label_GrK, true_Gr = rows
     hits = []
@@ -157,7 +157,7 @@ def _count_right(similarity: Array, label: Array, true: Array, mask: Array, ks: 
 
 
 def vote(similarity: Array, label: Array, num_classes: int, temperature: float) -> Array:
-  """Votes for classes `[G, r, C]` of neighbours `[G, r, k]`: `sum_i exp(s_i / T) [label_i = c]`."""
+  """Returns the votes for classes `[G, r, C]` of neighbors `[G, r, k]`: `sum_i exp(s_i / T) [label_i = c]`."""
   weight = jnp.exp(similarity / temperature)
   num_parts, num_rows, _ = weight.shape
   g, r = jnp.meshgrid(jnp.arange(num_parts), jnp.arange(num_rows), indexing='ij')
@@ -165,7 +165,7 @@ def vote(similarity: Array, label: Array, num_classes: int, temperature: float) 
 
 
 def build(bench: Bench, name: str, settings: schema.Knn) -> Make:
-  """The evaluator of settings for each view."""
+  """Builds the evaluator for each view."""
   train, test = bench.sources(name)
 
   def make(view: str) -> Measuring:

@@ -1,9 +1,9 @@
 """Linear classifiers on frozen features: choosing a setting on held-out examples, and scoring.
 
-Shared by logistic regression (`logistic.py`) and probes (`probe.py`). The features are those of images as in
-evaluation. MAE (He et al. 2022, Appendix A.1) and DINO (Caron et al. 2021, section 4.1) augment the images of their
-probes, as the train job does with `head.probe`. Where there are several settings, a held-out part of the training
-examples chooses; then the chosen classifier is trained on all of them.
+Shared by logistic regression (`logistic.py`) and probes (`probe.py`). The images have the preprocessing of evaluation.
+MAE (He et al. 2022, Appendix A.1) and DINO (Caron et al. 2021, section 4.1) augment the images of their probes, as the
+train job does with `head.probe`. If there are several settings, the best one on held-out training examples is chosen,
+and its classifier is trained on all training examples.
 """
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from vit_jax.evaluate.results import Result, mark, named
 
 STD_FLOOR = 1e-5
 TOP = 5
-LOGITS_A_BLOCK = 2**23  # numbers, over all penalties, of one part
-EXTENSION = 4         # settings added at a time beyond an edge of the grid that wins
-MOST_EXTENSIONS = 4   # on either side
+LOGITS_A_BLOCK = 2**23  # elements of one part, over all penalties
+EXTENSION = 4         # settings added at a time if the best one is at the edge of the grid
+MOST_EXTENSIONS = 4   # on each side
 log = logging.getLogger('vit_jax.evaluate')
 
 
 class Linear(NamedTuple):
-  """A linear classifier `x W + b`, or several with one axis more in front."""
+  """A linear classifier `x W + b`, or several with an additional leading axis."""
   kernel: Array
   bias: Array
 
 
 class Data(NamedTuple):
-  """A training split on the devices: `features [G, R, D]`, `label weight example [G, R]`."""
+  """A split on the devices: `features [G, R, D]`, `label weight example [G, R]`."""
   features: Array
   label: Array
   weight: Array
@@ -48,7 +48,7 @@ class Data(NamedTuple):
 class Choice(NamedTuple):
   """A classifier, its setting, and accuracy and NLL (nats) of that setting on the held-out examples.
 
-  Both are nan where there was one setting, so that nothing was held out.
+  Both are nan for a single setting, for which no examples are held out.
   """
   linear: Linear
   setting: float
@@ -57,30 +57,30 @@ class Choice(NamedTuple):
 
 
 class Scores(NamedTuple):
-  """Results of several settings on the held-out examples, `[n]` each: number right, and mean NLL in nats."""
+  """Results of n settings on the held-out examples, `[n]` each: number of correct predictions, and mean NLL in nats."""
   right: HostArray
   nll: HostArray
 
 
 Rank = Callable[[Sequence[float], Scores], int]
-"""From settings and their scores to the index of the best one."""
+"""Maps settings and their scores to the index of the best one."""
 
 
 def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings: Sequence[float], *, split: Split,
            holdout: float, rank: Rank, extend: bool = False) -> Choice:
-  """A classifier by all training examples with the setting that does best on those held out.
+  """Trains a classifier on all training examples with the setting that is best on held-out ones.
 
   Args:
-    fit: from data and settings to classifiers, one for each.
-    data: all of the training split.
-    settings: to choose from; where there is one, nothing is held out.
+    fit: maps data and settings to classifiers, one for each setting.
+    data: the complete training split.
+    settings: to choose from; for a single setting no examples are held out.
     split: the training split.
-    holdout: part of its examples.
-    rank: what is best.
-    extend: whether to go on beyond the smallest or largest setting while that wins.
+    holdout: fraction of held-out examples.
+    rank: chooses the best setting.
+    extend: whether to extend the grid while its smallest or largest setting is the best.
 
   Raises:
-    UserError: no class has two examples, so that none can be held out.
+    UserError: no class has two examples, so no example can be held out.
   """
   setting, held_out, nll = settings[0], math.nan, math.nan
   if len(settings) > 1:
@@ -100,18 +100,18 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
 
 
 def by_nll(settings: Sequence[float], scores: Scores) -> int:
-  """The smallest NLL; of equal ones the largest setting. What did not converge to a finite loss never wins."""
+  """Chooses the smallest NLL, and the largest setting among equal ones; losses that are not finite are excluded."""
   return min(range(len(settings)), key=lambda i: (np.nan_to_num(scores.nll[i], nan=np.inf), -settings[i]))
 
 
 def by_accuracy(settings: Sequence[float], scores: Scores) -> int:
-  """The most examples right; of equal ones the smallest setting."""
+  """Chooses the highest accuracy, and the smallest setting among equal ones."""
   return min(range(len(settings)), key=lambda i: (-scores.right[i], settings[i]))
 
 
 def _search(score: Callable[[Sequence[float]], Scores], settings: Sequence[float], *, rank: Rank, extend: bool,
             name: str) -> tuple[list[float], Scores]:
-  """Settings in ascending order with their scores, where `extend` says so further ones beyond an edge that wins."""
+  """Returns settings in ascending order with their scores; `extend` adds settings if the best one is at the edge."""
   grid = sorted(settings)
   scores = score(grid)
   left = {'below': MOST_EXTENSIONS, 'above': MOST_EXTENSIONS} if extend else {}
@@ -130,13 +130,13 @@ def _search(score: Callable[[Sequence[float]], Scores], settings: Sequence[float
 
 
 def _beyond(grid: Sequence[float], side: str) -> list[float]:
-  """`EXTENSION` further settings in ascending order, in the ratio of the two at the edge."""
+  """Returns `EXTENSION` more settings in ascending order, with the ratio of the two at the edge."""
   edge, inner = (grid[0], grid[1]) if side == 'below' else (grid[-1], grid[-2])
   return sorted(edge * (edge / inner)**i for i in range(1, EXTENSION + 1))
 
 
 def _labels(data: Data, split: Split) -> tuple[HostArray, HostArray]:
-  """Label of each example of the training split `[S]` i32 on every host, and whether it takes part `[S]` bool."""
+  """Returns the labels of the training split `[S]` i32 on every host, and whether each example is used `[S]` bool."""
   found = gather({'label': data.label, 'weight': data.weight, 'example': data.example}, split.mesh)
   label, counts = np.zeros(split.num_examples, np.int32), np.zeros(split.num_examples, bool)
   good = found['weight'] > 0
@@ -145,15 +145,15 @@ def _labels(data: Data, split: Split) -> tuple[HostArray, HostArray]:
 
 
 def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 'the training split') -> HostArray:
-  """Which examples are held out, `[S]` bool: the same ones always, and the same part of every class.
+  """Chooses held-out examples, `[S]` bool: deterministically, and the same fraction of every class.
 
-  One example of each class always stays. Of the others, in order of class and at random within a class, every
-  (1 / part)-th is held out: of each class the part rounded down or up, of all together the part.
+  At least one example of each class is kept for training. From the others, ordered by class and at random within a
+  class, every (1 / part)-th one is held out, so the fraction is `part` overall and up to rounding in each class.
 
   Args:
     label: `[S]` i32.
-    counts: `[S]` bool, which examples take part.
-    part: of the examples.
+    counts: `[S]` bool, which examples are used.
+    part: fraction of held-out examples.
     name: of the split, for messages.
 
   Raises:
@@ -175,13 +175,13 @@ def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 't
 
 @jax.jit
 def _divide(weight: Array, example: Array, held_out_S: Array) -> tuple[Array, Array]:
-  """Weights of the examples that are trained on, and of those held out."""
+  """Returns the weights of the examples for training, and of the held-out ones."""
   chooses = held_out_S[example]
   return jnp.where(chooses, 0., weight), jnp.where(chooses, weight, 0.)
 
 
 def cut(arrays: tuple[Array, ...], *, rows: int) -> tuple[Array, ...]:
-  """Blocks of at most `rows` rows of all parts, `[G, R, …]` to `[blocks, G, r, …]`; what is added is zero."""
+  """Splits all parts into blocks of at most `rows` rows, `[G, R, …]` to `[blocks, G, r, …]`, padded with zeros."""
   num_rows = arrays[0].shape[1]
   size = max(1, min(rows, num_rows))
   extra = -num_rows % size
@@ -194,7 +194,7 @@ def cut(arrays: tuple[Array, ...], *, rows: int) -> tuple[Array, ...]:
 
 
 def block_loss(linear: Linear, block: tuple[Array, Array, Array]) -> Array:
-  """Sum of weighted cross-entropies of a block."""
+  """Returns the sum of weighted cross-entropies of a block."""
   features, label, weight = block
   log_p = jax.nn.log_softmax(predict(linear, features))
   return -(jnp.take_along_axis(log_p, label[..., None], -1)[..., 0] * weight).sum()
@@ -202,20 +202,20 @@ def block_loss(linear: Linear, block: tuple[Array, Array, Array]) -> Array:
 
 @jax.jit
 def mean_loss(linear: Linear, features: Array, label: Array, weight: Array) -> Array:
-  """Weighted mean of the cross-entropies of examples `[G, R]` by one classifier, in nats."""
+  """Returns the weighted mean of the cross-entropies of examples `[G, R]` for one classifier, in nats."""
   blocks = cut((features, label, weight), rows=LOGITS_A_BLOCK // linear.bias.shape[0])
   return jax.lax.map(functools.partial(block_loss, linear), blocks).sum() / weight.sum()
 
 
 def predict(linear: Linear, features: Array) -> Array:
-  """Logits `[G, R, C]`, on every accelerator in full f32."""
+  """Returns logits `[G, R, C]`, computed in full f32 precision on every accelerator."""
   product = jnp.einsum('grd,dc->grc', features, linear.kernel, precision=jax.lax.Precision.HIGHEST)
   return product + linear.bias[None, None]
 
 
 @jax.jit
 def count_right(linear: Linear, features: Array, label: Array, weight: Array) -> Array:
-  """`[3]` i32: of the examples `[G, R]` with a weight those right at first guess, among the best five, and all."""
+  """Returns `[3]` i32: top-1 correct, top-5 correct and all of the examples `[G, R]` with nonzero weight."""
   num_classes = linear.bias.shape[0]
 
   def count(block: tuple[Array, ...]) -> Array:
@@ -228,14 +228,14 @@ def count_right(linear: Linear, features: Array, label: Array, weight: Array) ->
 
 
 def _score(fitted: Iterable[Linear], data: Data) -> Scores:
-  """Scores of classifiers on the examples with a weight."""
+  """Returns the scores of classifiers on the examples with nonzero weight."""
   found = jax.device_get([(count_right(one, data.features, data.label, data.weight),
                            mean_loss(one, data.features, data.label, data.weight)) for one in fitted])
   return Scores(np.array([int(right[0]) for right, _ in found]), np.array([float(nll) for _, nll in found]))
 
 
 def place(train_split: Split, test_split: Split, selected: PyTree, *, standardize: bool = True) -> tuple[Data, Data]:
-  """Both splits on the devices; standardised by mean and deviation of the training examples, if asked for."""
+  """Places both splits on the devices, optionally standardized by mean and deviation of the training examples."""
   found = []
   for one in (train_split, test_split):
     placed = one.place(one.table(selected))
