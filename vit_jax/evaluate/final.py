@@ -22,11 +22,11 @@ from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 
 NUM_EXAMPLES = 12
-"""Correctly and wrongly classified images kept for the report, of each."""
+"""Number of correctly and of wrongly classified images that are saved for the report."""
 
 
 class Final(NamedTuple):
-  """Results by evaluation and view; `headline` is the one to quote, of the evaluation `name` and the view `view`.
+  """Results by evaluation and view; `headline` is the main result, of the evaluation `name` and the view `view`.
 
   seconds: duration of each evaluation over all its views.
   """
@@ -38,13 +38,13 @@ class Final(NamedTuple):
 
   @property
   def metrics(self) -> dict[str, float]:
-    """All numbers as `<evaluation>/<metric>[@view]`."""
+    """All metrics as `<evaluation>/<metric>[@view]`."""
     return {metric_name(e, metric, view): value for e, views in self.results.items()
             for view, result in views.items() for metric, value in result.metrics.items()}
 
   @property
   def feature_seconds(self) -> dict[str, float]:
-    """The part of `seconds` that computing features took."""
+    """The part of `seconds` spent on computing features."""
     return {name: round(sum(one.features_s for one in group.values()), 3) for name, group in self.results.items()}
 
 
@@ -53,7 +53,7 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
 
 
 def is_telling(metric: str, num_classes: float) -> bool:
-  """Whether to show a metric: not the top 5 of few classes, which is nearly always 1, and not each seed."""
+  """Whether to show a metric: not top-5 with few classes, which is nearly always 1, and not single seeds."""
   is_sure = num_classes <= TOP and re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
   return not is_sure and not re.search(r'_seed\d+', metric)
 
@@ -61,7 +61,7 @@ def is_telling(metric: str, num_classes: float) -> bool:
 def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
   """Runs every evaluation of every view.
 
-  The headline is the first evaluation of the EMA weights if there are any, else of the raw weights; the choice does not
+  The headline is the first evaluation of the EMA weights if they exist, else of the raw weights; this choice does not
   depend on the results.
   """
   views = objective.views()
@@ -80,7 +80,7 @@ def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, stat
 
 
 def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
-  """Names in the order to run: few-shot last, because it reuses features that the others stored."""
+  """Returns the names in the order to run: few-shot is last, because it reuses features that the others stored."""
   return sorted(evaluators, key=lambda name: any(isinstance(one, fewshot.FewShot) for one in evaluators[name].values()))
 
 

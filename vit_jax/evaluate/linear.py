@@ -147,8 +147,8 @@ def _labels(data: Data, split: Split) -> tuple[HostArray, HostArray]:
 def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 'the training split') -> HostArray:
   """Chooses held-out examples, `[S]` bool: deterministically, and the same fraction of every class.
 
-  At least one example of each class is kept for training. From the others, ordered by class and at random within a
-  class, every (1 / part)-th one is held out, so the fraction is `part` overall and up to rounding in each class.
+  At least one example of each class is kept for training. The others are ordered by class, at random within a class,
+  and evenly spaced ones are held out: the fraction `part` of all examples, and up to rounding of each class.
 
   Args:
     label: `[S]` i32.

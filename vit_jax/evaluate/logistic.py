@@ -1,10 +1,10 @@
-"""Multinomial logistic regression on features, to the optimum, for many penalties at once.
+"""Multinomial logistic regression on features, optimized to convergence for many penalties at once.
 
   f(W, b) = sum_i w_i CE(x_i W + b, y_i) / sum_i w_i + l / 2 |W|^2
 
-The bias is not penalised, and l is per example: scikit-learn's C is 1 / (l N). The solver is L-BFGS with a line search
-that meets the strong Wolfe conditions (Nocedal & Wright 2006, chapters 3 and 7); all penalties step together until the
-last one is done. Examples are split over the devices and processed in blocks, which bounds the memory of the logits.
+The bias is not penalized, and l is per example: scikit-learn's C is 1 / (l N). The solver is L-BFGS with a line search
+for the strong Wolfe conditions (Nocedal & Wright 2006, chapters 3 and 7); all penalties are optimized together until
+the last one converges. Examples are split over the devices and processed in blocks to limit the memory of the logits.
 """
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.linear import Linear, cut
 from vit_jax.evaluate.results import Measuring, Result
 
-MEMORY = 10              # pairs of steps and gradients that L-BFGS keeps
+MEMORY = 10              # pairs of updates and gradient differences that L-BFGS stores
 LINE_SEARCH_STEPS = 20
-SOLVER_BYTES = 2**31  # of kernels and the memory of L-BFGS, for the penalties that are fitted at once
+SOLVER_BYTES = 2**31  # limit for kernels and the memory of L-BFGS, over the penalties that are fitted at once
 
 
 class Solution(NamedTuple):
-  """Classifiers `kernel [n, D, C], bias [n, C]`, with the steps each took and its largest gradient entry, `[n]`."""
+  """Classifiers `kernel [n, D, C], bias [n, C]`, with their numbers of steps and largest gradient entries, `[n]`."""
   linear: Linear
   steps: Array
   gradient: Array
@@ -40,16 +40,16 @@ class Solution(NamedTuple):
 @functools.partial(jax.jit, static_argnames=('num_classes', 'max_steps', 'tolerance'))
 def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_classes: int, max_steps: int,
         tolerance: float) -> Solution:
-  """Fits a classifier for each penalty, from zero.
+  """Fits a classifier for each penalty, starting at zero.
 
   Args:
-    features: `[G, R, D]` f32, standardised: the steps of L-BFGS suffer from features of unlike size.
+    features: `[G, R, D]` f32, standardized, because L-BFGS converges slowly on features of different scales.
     label: `[G, R]` i32.
-    weight: `[G, R]` f32, 0 for rows that take no part.
+    weight: `[G, R]` f32, 0 for rows to ignore.
     penalties: l, `[n]`.
     num_classes: C.
-    max_steps: of L-BFGS.
-    tolerance: a fit is done when no entry of its gradient is larger.
+    max_steps: limit of the steps of L-BFGS.
+    tolerance: a fit has converged if no entry of its gradient is larger.
   """
   blocks = cut((features, label, weight), rows=linear.LOGITS_A_BLOCK // (num_classes * penalties.shape[0]))
   total = weight.sum()
@@ -74,7 +74,7 @@ class _State(NamedTuple):
 
 
 def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int, tolerance: float) -> Solution:
-  """L-BFGS until the gradient is small, or the value does not fall any more in f32."""
+  """Runs L-BFGS until the gradient is small, or the value no longer decreases in f32."""
   solver = optax.lbfgs(memory_size=MEMORY, linesearch=optax.scale_by_zoom_linesearch(
       LINE_SEARCH_STEPS, initial_guess_strategy='one'))
   value_and_grad = optax.value_and_grad_from_state(value)
@@ -100,18 +100,18 @@ class Logistic:
   """Evaluator of one view: `top1`, `top5`, the chosen penalty `l2`, its accuracy and NLL on the held-out examples.
 
   The penalty with the smallest held-out NLL is chosen: on few examples several penalties have the same accuracy, and
-  accuracy does not depend on the probability of a wrong prediction. If the smallest or the largest penalty wins, the
-  grid is extended on that side.
+  accuracy does not depend on the probability of a wrong prediction. If the smallest or the largest penalty is chosen,
+  the grid is extended on that side.
 
   Args:
-    train: to fit on.
-    test: to measure on.
+    train: training split.
+    test: test split.
     num_classes: C.
     penalties: to choose from, per example (see above).
-    holdout: part of the training examples that chooses, the same part of every class.
-    max_steps: of L-BFGS.
-    tolerance: largest gradient entry at the end.
-    limit: to how many examples the splits were cut; 0 = they were not.
+    holdout: fraction of held-out training examples, the same for every class.
+    max_steps: limit of the steps of L-BFGS.
+    tolerance: largest gradient entry at convergence.
+    limit: number of examples to which the splits were truncated; 0 = not truncated.
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
@@ -121,19 +121,19 @@ class Logistic:
     self._max_steps, self._tolerance = max_steps, tolerance
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Accuracies of the view's `selected` parameters."""
+    """Returns the accuracies of the view's `selected` parameters."""
     del step
     return self.measure(selected).metrics
 
   def measure(self, selected: PyTree) -> Result:
-    """Accuracies, and over how many test examples."""
+    """Returns the accuracies and the number of test examples."""
     data, test = linear.place(self._train, self._test, selected)
     best = linear.choose(self._fit, data, self._penalties, split=self._train, holdout=self._holdout,
                          rank=linear.by_nll, extend=True)
     return linear.result(self._train, self._test, test, best, 'l2', self._limit)
 
   def _fit(self, data: linear.Data, penalties: Sequence[float]) -> Linear:
-    """Classifiers for all penalties, as many at once as fit."""
+    """Fits classifiers for all penalties, as many at once as `SOLVER_BYTES` allows."""
     room = 4 * data.features.shape[-1] * self._num_classes * (2 * MEMORY + 5)
     size = max(1, SOLVER_BYTES // room)
     found = [fit(
@@ -144,7 +144,7 @@ class Logistic:
 
 
 def build(bench: Bench, name: str, settings: schema.Logistic) -> Make:
-  """The evaluator of settings for each view."""
+  """Builds the evaluator for each view."""
   train, test = bench.sources(name)
 
   def make(view: str) -> Measuring:

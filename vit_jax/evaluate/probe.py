@@ -1,7 +1,7 @@
-"""Linear classifiers trained by SGD or LARS on features, one for each of several learning rates, side by side.
+"""Linear classifiers trained with SGD or LARS on features, one for each of several learning rates, in parallel.
 
-The examples of a batch follow from the epoch and the number of the batch alone, whatever the devices: each epoch
-visits the examples in an order of its own, and leaves out what does not fill a batch.
+The examples of a batch depend only on the epoch and the number of the batch, not on the devices. Each epoch has its own
+order of the examples, and drops the last incomplete batch.
 """
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from vit_jax.models.probe import EPS, Statistics, normalize
 from vit_jax.optim import optimizers, schedules
 from vit_jax.parallel import mesh as meshes
 
-INIT_STDDEV = .01    # of the kernel (MAE, DINO)
+INIT_STDDEV = .01    # of the initial kernel (MAE, DINO)
 
 
 class Recipe(NamedTuple):
-  """How a probe is trained: cosine to zero after a linear warm-up, no weight decay.
+  """The training of a probe: a linear warm-up, then a cosine schedule to zero, no weight decay.
 
-  epochs, warmup_epochs: in passes through the examples.
-  batch_size: at most all examples.
+  epochs, warmup_epochs: numbers of epochs.
+  batch_size: limited to the number of examples.
   momentum: of SGD.
   trust: LARS's coefficient; 0 = SGD.
   normalize: BatchNorm of the features, without scale and bias.
@@ -45,24 +45,24 @@ class Recipe(NamedTuple):
   normalize: bool
 
   def num_steps(self, num_examples: int) -> int:
-    """Steps of the whole training."""
+    """Returns the total number of training steps."""
     return self.epochs * (num_examples // min(self.batch_size, num_examples))
 
 
 def train(features: Array, label: Array, weight: Array, example: Array, rates: HostArray, recipe: Recipe, *,
           num_classes: int, mesh: Mesh, on_step: Callable[[int], None]) -> Linear:
-  """Classifiers `kernel [n, D, C], bias [n, C]` of the features as they are given.
+  """Trains classifiers `kernel [n, D, C], bias [n, C]` for the given features without standardization.
 
   Args:
     features: `[G, R, D]` f32, split over the mesh.
     label: `[G, R]` i32.
-    weight: `[G, R]` f32, 0 for rows that take no part.
-    example: `[G, R]` i32, the place in the source.
+    weight: `[G, R]` f32, 0 for rows to ignore.
+    example: `[G, R]` i32, the position in the source.
     rates: peak learning rates `[n]`.
-    recipe: the rest.
+    recipe: all other settings.
     num_classes: C.
     mesh: of the features.
-    on_step: is told the steps done, after each epoch.
+    on_step: called with the number of steps done, after each epoch.
   """
   rows = _in_order(example, weight, mesh)
   size = min(recipe.batch_size, len(rows))
@@ -71,7 +71,7 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
   start = {'kernel': INIT_STDDEV * jax.random.normal(jax.random.key(0), (width, num_classes)),
            'bias': jnp.zeros(num_classes)}
   params = jax.tree.map(lambda x: jnp.tile(x[None], (len(rates),) + (1,) * x.ndim), start)
-  # On the host: arrays of one process do not go with those of all.
+  # These arrays are on the host, because arrays of one process cannot be combined with global arrays.
   carry = jax.device_get((params, jax.vmap(_optimizer(recipe, lengths).init)(params),
                           Statistics(jnp.zeros(width), jnp.ones(width)), jnp.zeros((), jnp.int32)))
   for epoch in range(recipe.epochs):
@@ -83,7 +83,7 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
 
 
 def _in_order(example: Array, weight: Array, mesh: Mesh) -> HostArray:
-  """Places in the flattened `[G * R]` of the rows that take part, in the order of the source."""
+  """Returns the positions of the used rows in the flattened `[G * R]`, in the order of the source."""
   whole = meshes.replicated(mesh)
   places, counts = jax.device_get(jax.jit(lambda x: x, out_shardings=whole)((example, weight > 0)))
   rows = np.flatnonzero(counts)
@@ -91,7 +91,7 @@ def _in_order(example: Array, weight: Array, mesh: Mesh) -> HostArray:
 
 
 def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimizer:
-  """With a learning rate of 1 at the peak; each classifier's own is multiplied to the update."""
+  """Returns an optimizer with a peak learning rate of 1; updates are multiplied by each classifier's own rate."""
   settings: schema.Sgd | schema.Lars = schema.Sgd(momentum=recipe.momentum, clip_norm=0.)
   if recipe.trust_coefficient:
     settings = schema.Lars(momentum=recipe.momentum, trust_coefficient=recipe.trust_coefficient,
@@ -104,7 +104,7 @@ def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimiz
 @functools.partial(jax.jit, static_argnums=(5, 6, 7), donate_argnums=0)
 def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: Array,
            recipe: Recipe, lengths: durations.Lengths, mesh: Mesh) -> PyTree:
-  """One pass: batches `[steps, b]` of rows of the flattened split."""
+  """Trains for one epoch on batches `[steps, b]` of rows of the flattened split."""
   optimizer, num_shards = _optimizer(recipe, lengths), mesh.shape['data'] * mesh.shape['fsdp']
   lies = meshes.replicated(mesh) if batches.shape[1] % num_shards else meshes.batch_sharding(mesh)
   flat_SD, flat_S = features.reshape(-1, features.shape[-1]), label.reshape(-1)
@@ -131,7 +131,7 @@ def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: 
 
 
 def _folded(params: PyTree, running: Statistics, normalize: bool) -> Linear:
-  """The classifiers with the running statistics in kernel and bias."""
+  """Returns the classifiers with the running statistics folded into kernel and bias."""
   kernel, bias = params['kernel'], params['bias']
   if not normalize:
     return Linear(kernel, bias)
@@ -140,16 +140,16 @@ def _folded(params: PyTree, running: Statistics, normalize: bool) -> Linear:
 
 
 class Probe:
-  """Evaluator of one view: `top1`, `top5`, the learning rate `lr` and its accuracy on what was held out.
+  """Evaluator of one view: `top1`, `top5`, the chosen learning rate `lr` and its accuracy on held-out examples.
 
   Args:
-    train: to train on.
-    test: to measure on.
+    train: training split.
+    test: test split.
     num_classes: C.
-    recipe: how to train.
+    recipe: training settings.
     rates: peak learning rates to choose from, for the batch size of the recipe.
-    holdout: part of the training examples that chooses, where there are several.
-    limit: to how many examples the splits were cut; 0 = they were not.
+    holdout: fraction of held-out training examples if there are several rates.
+    limit: number of examples to which the splits were truncated; 0 = not truncated.
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
@@ -158,12 +158,12 @@ class Probe:
     self._recipe, self._rates, self._holdout = recipe, tuple(rates), holdout
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Accuracies of the view's `selected` parameters."""
+    """Returns the accuracies of the view's `selected` parameters."""
     del step
     return self.measure(selected).metrics
 
   def measure(self, selected: PyTree) -> Result:
-    """Accuracies, and over how many test examples."""
+    """Returns the accuracies and the number of test examples."""
     data, test = linear.place(self._train, self._test, selected, standardize=False)
     best = linear.choose(self._fit, data, self._rates, split=self._train, holdout=self._holdout,
                          rank=linear.by_accuracy)
@@ -176,7 +176,7 @@ class Probe:
 
 
 def build(bench: Bench, name: str, settings: schema.Probe) -> Make:
-  """The evaluator of settings for each view."""
+  """Builds the evaluator for each view."""
   train, test = bench.sources(name)
   size = min(settings.train_batch_size, len(train))
   recipe = Recipe(

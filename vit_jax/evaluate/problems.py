@@ -1,4 +1,4 @@
-"""Errors of evaluations: empty splits, other classes, outputs that are not finite."""
+"""Errors of evaluations: empty splits, different classes, outputs that are not finite."""
 from __future__ import annotations
 
 import jax
@@ -18,21 +18,21 @@ def check_size(name: str, num_examples: int) -> None:
 
 
 def check_classes(predicted: int, known: int) -> None:
-  """Raises UserError unless weights predict the classes of the data."""
+  """Raises UserError unless the numbers of classes of the weights and of the data are equal."""
   if predicted != known:
     raise UserError(f'expected weights that predict the {known:,} classes of the data, got a head of {predicted:,}. '
                     'Use weights with a head for these classes, or data whose class names are among theirs.')
 
 
 def check_counted(name: str, num_counted: int, num_examples: int) -> None:
-  """Raises UserError if no example of a split could be counted."""
+  """Raises UserError if a split has no valid example."""
   if not num_counted:
     raise UserError(f'{name}: expected an example that can be decoded and has a label, got none among '
                     f'{num_examples:,}.')
 
 
 def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
-  """Raises UserError if outputs of a batch are not finite, and names such weights. Every process must call it."""
+  """Raises UserError if outputs of a batch are not finite, and names non-finite weights. Every process must call it."""
   if num_broken:
     names = nonfinite_leaves(selected)
     more = f' and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''
@@ -44,7 +44,7 @@ def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
 
 
 def nonfinite_leaves(tree: PyTree) -> list[str]:
-  """Path names of leaves that hold a nan or an infinity."""
+  """Returns the path names of leaves with NaN or infinite values."""
   finite = jax.device_get(_finite(tree))
   return [name for name, is_good in trees.flatten(finite).items() if not is_good]
 

@@ -1,7 +1,7 @@
-"""What an evaluator gives: numbers by name, over how many examples, and the guesses behind them.
+"""Results of evaluators: metrics by name, the number of examples, and the predictions.
 
-A result over a part of a split carries that in the name of each number, `top1.partial500`, so that no file, table or
-picture made of it can leave it out.
+For a truncated split the name of each metric contains the limit, `top1.partial500`, so that every file, table or figure
+with the metric shows it.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTIAL = '.partial'
 
 @dataclasses.dataclass(frozen=True)
 class Guesses:
-  """Of each example: position in the source, label, most likely classes `[S, k]`, their probabilities."""
+  """Predictions for each example: position in the source, label, most likely classes `[S, k]`, their probabilities."""
   index: np.ndarray
   label: np.ndarray
   top: np.ndarray
@@ -26,13 +26,13 @@ class Guesses:
 
 
 class Result(NamedTuple):
-  """What was measured.
+  """The result of an evaluator.
 
   metrics: by name; fractions, NLL in nats.
-  num_examples: that count; undecodable ones do not.
-  guesses: row by row, of evaluators that give them.
-  headline: the metric that a single number is quoted from; '' = none is a fraction of examples that are right.
-  features_s: seconds that taking features took; 0 = none were needed, or they were there.
+  num_examples: number of valid examples; images that could not be decoded are not valid.
+  guesses: predictions by row, of evaluators that return them.
+  headline: name of the main metric; '' = no metric is an accuracy.
+  features_s: seconds spent on computing features; 0 = no features were needed, or they were stored.
   """
   metrics: dict[str, float]
   num_examples: int
@@ -42,32 +42,32 @@ class Result(NamedTuple):
 
   @property
   def score(self) -> float:
-    """The headline's value."""
+    """The value of the headline metric."""
     return self.metrics[self.headline]
 
   @property
   def is_partial(self) -> bool:
-    """Whether a limit left examples out."""
+    """Whether the split was truncated by a limit."""
     return any(PARTIAL in name for name in self.metrics)
 
 
 class Measuring(Protocol):
-  """A `core.api.Evaluator` that also gives what is behind the numbers."""
+  """A `core.contracts.Evaluator` that can also return predictions."""
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """The numbers by name. Every process calls it."""
+    """Returns the metrics by name. Every process must call it."""
     ...
 
   def measure(self, selected: PyTree) -> Result:
-    """The same, with all that is known."""
+    """Returns the complete result. Every process must call it."""
     ...
 
 
 def named(metrics: Mapping[str, float], limit: int) -> dict[str, float]:
-  """The numbers under names that say it if they are over at most `limit` examples of a split; 0 = over all."""
+  """Returns the metrics with `limit` in their names, the number of examples of a truncated split; 0 = not truncated."""
   return {mark(name, limit): value for name, value in metrics.items()}
 
 
 def mark(name: str, limit: int) -> str:
-  """The name of a number over at most `limit` examples; 0 = over all."""
+  """Returns the name of a metric over at most `limit` examples; 0 = all."""
   return f'{name}{PARTIAL}{limit}' if limit else name

@@ -1,11 +1,11 @@
-"""Ridge regression to targets of -1 and 1, solved in closed form: one eigendecomposition for all strengths.
+"""Ridge regression to targets of -1 and 1, solved in closed form with one eigendecomposition for all penalties.
 
-With standardised features and a constant as rows of X [N, D + 1] and targets Y [N, C],
+With standardized features and a constant as rows of X [N, D + 1] and targets Y [N, C],
 
   W(l) = argmin |X W - Y|^2 + l |W|^2 = (X^T X + l)^-1 X^T Y = X^T (X X^T + l)^-1 Y,
 
-the first form for N >= D + 1, the second otherwise. As big_vision's few-shot evaluator has it: the constant, 100,
-is penalised with the rest. All of it is float64 on the host.
+the first form for N >= D + 1, the second otherwise. As in big_vision's few-shot evaluator, the weights of the constant,
+100, are penalized too. Computed in float64 on the host.
 """
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import numpy as np
 from vit_jax.core.types import HostArray
 
 BIAS = 100.           # the constant feature (big_vision, fewshot_lsr)
-STD_FLOOR = 1e-5      # added to the deviation (the same)
+STD_FLOOR = 1e-5      # added to the deviation (big_vision, fewshot_lsr)
 
 
 class Fit(NamedTuple):
-  """Linear classifiers of one set of shots, one for each strength of the penalty.
+  """Linear classifiers of one set of shots, one for each penalty.
 
-  mean, std: `[D]`, what features are standardised by.
-  weights: `[l, D + 1, C]`, the last row times the constant.
-  left_out: `[l]`, part of the shots that each classifier gets right when it is fitted without that shot.
+  mean, std: `[D]`, for standardizing features.
+  weights: `[l, D + 1, C]`; the last row is multiplied by the constant.
+  left_out: `[l]`, leave-one-out accuracy on the shots.
   """
   mean: HostArray
   std: HostArray
@@ -34,10 +34,10 @@ class Fit(NamedTuple):
 
 
 def fit(features: HostArray, label: HostArray, *, num_classes: int, penalties: Sequence[float]) -> Fit:
-  """Fits all strengths.
+  """Fits classifiers for all penalties.
 
-  Leaving one out costs nothing more: with h the diagonal of the hat matrix X (X^T X + l)^-1 X^T, the prediction for
-  example i without it is y_i - (y_i - f_i) / (1 - h_i). Mean and deviation stay those of all shots.
+  Leave-one-out predictions need no other fits: with h the diagonal of the hat matrix X (X^T X + l)^-1 X^T, the
+  prediction for example i is y_i - (y_i - f_i) / (1 - h_i). Mean and deviation are those of all shots.
 
   Args:
     features: `[N, D]`.
@@ -56,12 +56,12 @@ def fit(features: HostArray, label: HostArray, *, num_classes: int, penalties: S
 
 
 def extend(standardized: HostArray) -> HostArray:
-  """Features with the constant, `[N, D + 1]`."""
+  """Appends the constant to features, `[N, D + 1]`."""
   return np.concatenate([standardized, np.full((len(standardized), 1), BIAS)], 1)
 
 
 def _primal(x: HostArray, y: HostArray, strengths: HostArray) -> tuple[HostArray, HostArray]:
-  """Weights `[l, D, C]` and diagonals of the hat matrices `[l, N]`, from X^T X = V S V^T."""
+  """Returns weights `[l, D, C]` and diagonals of the hat matrices `[l, N]`, from X^T X = V S V^T."""
   values, vectors = np.linalg.eigh(x.T @ x)
   values = np.maximum(values, 0.)
   rotated, targets = x @ vectors, vectors.T @ (x.T @ y)
@@ -70,7 +70,7 @@ def _primal(x: HostArray, y: HostArray, strengths: HostArray) -> tuple[HostArray
 
 
 def _dual(x: HostArray, y: HostArray, strengths: HostArray) -> tuple[HostArray, HostArray]:
-  """The same from X X^T = U S U^T."""
+  """Returns the same as `_primal`, from X X^T = U S U^T."""
   values, vectors = np.linalg.eigh(x @ x.T)
   values = np.maximum(values, 0.)
   back, targets = x.T @ vectors, vectors.T @ y

@@ -1,10 +1,10 @@
-"""Keeps the features of splits: in memory for the evaluations of a job, and on disk for the next one.
+"""Stores the features of splits in memory for the evaluations of a job, and on disk for later jobs.
 
   FOLDER/<what>/<weights>/<part>-of-<parts>.{features.npy,rows.npy,json}
 
-<what> is a digest of all that features depend on but the weights; only the newest weights of each stay. The JSON file
-comes last and says what the others are, with a checksum of each: without it there is nothing, and what it does not
-fit is extracted again. Features of other weights than the folder's name says are refused.
+<what> is a digest of everything but the weights that features depend on; for each, only the newest weights are kept.
+The JSON file is written last and describes the others with their checksums. Without it, or if a checksum differs, the
+features are computed again. Features of other weights than in the folder's name are an error.
 """
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _NAME = 16  # hexadecimal digits of a digest in a name
 
 
 class Damaged(Exception):
-  """Files of the store that are not as they were written."""
+  """Files of the store differ from what was written."""
 
 
 class Layout(NamedTuple):
-  """Where the examples of a split are.
+  """The positions of the examples of a split in its table.
 
-  parts: of each batch, those that this process feeds, of `num_parts` equal ones.
+  parts: numbers of the parts that this process loads of each batch, of `num_parts` equal ones.
   """
   num_examples: int
   batch_size: int
@@ -58,22 +58,22 @@ class Layout(NamedTuple):
     return -(-self.num_examples // self.batch_size) * self.size
 
   def examples(self, part: int) -> HostArray:
-    """Which example each row of a part is, `[R] i64`; from `num_examples` on it is padding."""
+    """Returns the example of each row of a part, `[R] i64`; numbers from `num_examples` on are padding."""
     rows = np.arange(self.num_rows)
     return rows // self.size * self.batch_size + part * self.size + rows % self.size
 
   def find(self, examples: HostArray) -> tuple[HostArray, HostArray]:
-    """Part and row of examples."""
+    """Returns part and row of examples."""
     batch, within = np.divmod(examples, self.batch_size)
     part, row = np.divmod(within, self.size)
     return part, batch * self.size + row
 
 
 class Rows(NamedTuple):
-  """Rows of a split, as many as a part has (or several parts: then with one axis more in front).
+  """The rows of one part of a split (or of several parts, with an additional leading axis).
 
-  features: `[R, D]` f32.   label, example: `[R]` i32; `example` is the place in the source.
-  mask: `[R]` f32, 0 where there is no example, or one that could not be decoded.
+  features: `[R, D]` f32.   label, example: `[R]` i32; `example` is the position in the source.
+  mask: `[R]` f32, 0 for padding and for images that could not be decoded.
   """
   features: HostArray
   label: HostArray
@@ -86,17 +86,17 @@ Table = tuple[Rows, ...]
 
 
 class Store:
-  """Tables by what they are of; `folder` None keeps them in memory alone. Every process makes one."""
+  """Tables of features by identity; with `folder` None they are only in memory. Every process creates one."""
 
   def __init__(self, folder: pathlib.Path | None) -> None:
     self._folder = folder
     self._kept: dict[str, tuple[str, Layout, Table]] = {}
 
   def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
-    """The table if every process has its part of it.
+    """Returns the table if every process has its part of it, else None.
 
     Raises:
-      UserError: the folder of these weights holds the features of others.
+      UserError: the folder of these weights contains features of other weights.
     """
     what = digest(identity)
     kept = self._kept.get(what)
@@ -110,7 +110,7 @@ class Store:
     return found
 
   def make(self, identity: Mapping[str, str], weights: str, layout: Layout, batches: Iterable[Rows]) -> Table:
-    """Keeps the rows of all batches, `[P, b, …]` each, and gives them as a table."""
+    """Stores the rows of all batches, `[P, b, …]` each, and returns them as a table."""
     what = digest(identity)
     self._kept.pop(what, None)
     if self._folder is not None and jax.process_index() == 0:
@@ -132,13 +132,13 @@ class Store:
     return table
 
   def _path(self, what: str, weights: str, layout: Layout, part: int) -> pathlib.Path | None:
-    """Path of a part without its ending."""
+    """Returns the path of a part without its suffix."""
     if self._folder is None:
       return None
     return self._folder / what / weights[:_NAME] / f'{part:05d}-of-{layout.num_parts:05d}'
 
   def _read(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
-    """This process's rows from disk, also where they were written for other batches or processes."""
+    """Reads this process's rows from disk, even if they were written for other batch sizes or processes."""
     folder = self._folder / digest(identity) / weights[:_NAME] if self._folder else None
     if folder is None or not folder.is_dir():
       return None
@@ -153,7 +153,7 @@ class Store:
 
 
 class _Writer:
-  """One part, in memory or in a file that takes its name when it is whole."""
+  """Writes one part, in memory or to a file that is renamed when it is complete."""
 
   def __init__(self, path: pathlib.Path | None, layout: Layout, width: int) -> None:
     self._path, self._layout = path, layout
@@ -189,13 +189,13 @@ class _Writer:
     return _rows(np.load(f'{self._path}{_FEATURES}', mmap_mode='r'), self._other)
 
   def close(self) -> None:
-    """Leaves nothing behind that is not whole."""
+    """Removes incomplete files."""
     if self._path is not None:
       self._part.unlink(missing_ok=True)
 
 
 def digest(identity: Mapping[str, str]) -> str:
-  """Name of what features are of."""
+  """Returns the digest of an identity."""
   return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME]
 
 
@@ -204,7 +204,7 @@ def _rows(features: HostArray, other: HostArray) -> Rows:
 
 
 def _all_agree(said: bool) -> bool:
-  """Whether all processes say so: extracting takes all of them."""
+  """Whether the value is true on all processes; computing features needs all of them."""
   if jax.process_count() == 1:
     return said
   return bool(np.all(multihost_utils.process_allgather(np.array(said))))
@@ -217,10 +217,10 @@ def _remove_others(folder: pathlib.Path, *, keep: str) -> None:
 
 
 def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) -> dict[str, Any]:
-  """What a JSON file of the store says; nothing if it is damaged.
+  """Returns the content of a JSON file of the store; {} if it is damaged.
 
   Raises:
-    UserError: it is of other weights, or other features.
+    UserError: the file describes other weights or features.
   """
   try:
     info = json.loads(path.read_text())
@@ -242,7 +242,7 @@ def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) ->
 
 
 def _open_parts(found: list[tuple[Layout, int, pathlib.Path]], layout: Layout) -> Table | None:
-  """The parts of a layout from files of the same, or gathered from files of another; None if some are missing."""
+  """Returns the parts of a layout from files with the same or another layout; None if some are missing."""
   same = {part: path for own, part, path in found if own[:3] == layout[:3]}
   if set(layout.parts) <= same.keys():
     return tuple(_open(same[part]) for part in layout.parts)
@@ -255,7 +255,7 @@ def _open_parts(found: list[tuple[Layout, int, pathlib.Path]], layout: Layout) -
 
 
 def _gather(opened: list[Rows], own: Layout, layout: Layout, part: int) -> Rows:
-  """One part of `layout` from all parts of the layout `own`."""
+  """Returns one part of `layout`, gathered from all parts of the layout `own`."""
   examples = layout.examples(part)
   inside = examples < layout.num_examples
   parts, rows = own.find(np.where(inside, examples, 0))
@@ -268,10 +268,10 @@ def _gather(opened: list[Rows], own: Layout, layout: Layout, part: int) -> Rows:
 
 
 def _open(path: pathlib.Path) -> Rows:
-  """A part from its files.
+  """Reads a part from its files.
 
   Raises:
-    Damaged: they are not what was written.
+    Damaged: the files differ from what was written.
   """
   for ending, wanted in json.loads(pathlib.Path(f'{path}{_INFO}').read_text())['crc32'].items():
     if _checksum(f'{path}{ending}') != wanted:
@@ -280,7 +280,7 @@ def _open(path: pathlib.Path) -> Rows:
 
 
 def _checksum(path: str) -> int:
-  """CRC-32 of a file."""
+  """Returns the CRC-32 of a file."""
   found = 0
   with open(path, 'rb') as file:
     while chunk := file.read(_CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Batches with other targets than their source's own: classes of a network, one or any of several."""
+"""Replaces the targets of batches with classes of a network; any of several targets can be correct."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -9,16 +9,16 @@ from vit_jax.core.contracts import EvalLoader
 from vit_jax.core.types import Batch
 
 Lists = Sequence[Sequence[int]]
-"""For each of several things, classes, any of which is right; none means that it does not count."""
+"""A list of correct classes for each class or example; an example without a correct class does not count."""
 
 
 class Retargeted:
-  """An `EvalLoader` whose batches have `labels [B, C]`, 1 for each right class, in place of what the source says.
+  """An `EvalLoader` whose batches have `labels [B, C]`, 1 for each correct class, instead of the source's targets.
 
   Args:
     inner: the loader.
     by_class: classes of the network for each class of the source.
-    by_example: for each example, in place of those of its class; None = as the class says.
+    by_example: classes of the network for each example, instead of `by_class`; None = use `by_class`.
     num_classes: C.
   """
 
@@ -31,11 +31,11 @@ class Retargeted:
 
   @property
   def num_bad(self) -> int:
-    """Images that could not be decoded so far."""
+    """Number of images that could not be decoded so far."""
     return self._inner.num_bad
 
   def batches(self) -> Iterator[Batch]:
-    """Those of the inner loader; `label` is the (first) class of the network that the source's class is."""
+    """Yields the batches of the inner loader; `label` is the (first) class of the network for the example."""
     for batch in self._inner.batches():
       lists, rows = (self._by_class, batch['label']) if self._by_example is None else (self._by_example, batch['index'])
       labels = np.zeros((len(rows), self._num_classes), np.float32)
@@ -46,16 +46,16 @@ class Retargeted:
       yield {**kept, 'label': self._first[batch['label']], 'labels': labels}
 
   def describe(self, index: int) -> str:
-    """A name a person can find the example by."""
+    """Returns a name by which a user can find the example."""
     return self._inner.describe(index)
 
   def close(self) -> None:
-    """Stops workers and frees what they held."""
+    """Stops workers and frees their resources."""
     self._inner.close()
 
 
 def present(by_class: Lists, label: np.ndarray, num_classes: int) -> np.ndarray:
-  """Which classes of the network the examples with these labels have, `[C]` bool."""
+  """Returns which classes of the network occur for the examples with these labels, `[C]` bool."""
   found = np.zeros(num_classes, bool)
   for one in np.unique(label).tolist():
     found[list(by_class[one])] = True
