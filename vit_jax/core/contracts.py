@@ -181,7 +181,7 @@ class Loader(Protocol):
     ...
 
   def close(self) -> None:
-    """Stops workers and frees what they held."""
+    """Stops workers and frees their resources."""
     ...
 
 
@@ -207,5 +207,5 @@ class EvalLoader(Protocol):
     ...
 
   def close(self) -> None:
-    """Stops workers and frees what they held."""
+    """Stops workers and frees their resources."""
     ...

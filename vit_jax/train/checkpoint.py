@@ -1,8 +1,8 @@
-"""Checkpoints that are never silently wrong: Orbax writes them, with a digest of every item in `meta`.
+"""Writes checkpoints with Orbax, with a digest of every item in `meta`, so that damage is always detected.
 
-Items: `params`, `extra` (left out when empty), `opt`, `data` and `meta`. The digests are over the bits of the arrays,
-so they hold on any mesh. `checkpoint_reader.py` reads and verifies; this module saves, removes and sets aside, and is
-for the process that holds the run directory alone. The only module that knows Orbax's manager.
+Items: `params`, `extra` (omitted if empty), `opt`, `data` and `meta`. The digests are over the bits of the arrays,
+so they do not depend on the mesh. `checkpoint_reader.py` reads and verifies checkpoints. This module saves, removes and
+sets them aside, for the run that holds the lock on the run directory. No other module uses Orbax's manager.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger('vit_jax.train')
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-  """Which checkpoints stay. `best` names a metric, or is '' for none; `every` is in steps, 0 = off."""
+  """Which checkpoints are kept. `best` is the name of a metric, or ''; `every` is in steps, 0 = off."""
   latest: int
   every: int = 0
   best: str = ''
@@ -66,9 +66,9 @@ class Keep:
 
 
 class Checkpointer:
-  """Saves and restores the states of one run directory. Every process makes one and calls the same methods.
+  """Saves and restores the states of one run directory. Every process creates one and calls the same methods.
 
-  Nothing is written before `restore` or `save` is called.
+  No file is written before `restore` or `save` is called.
   """
 
   def __init__(self, folder: storage.PathLike, *, keep: Keep):
@@ -81,17 +81,17 @@ class Checkpointer:
     self._is_pending = False
 
   def steps(self) -> list[int]:
-    """Steps of the checkpoints that were written to their end, oldest first."""
+    """Returns the steps of the complete checkpoints, oldest first."""
     return self.reader.steps()
 
   def restore(self, abstract: TrainState, shardings: TrainState) -> Restored | None:
-    """The newest whole checkpoint, laid out by `shardings`; None if there is none.
+    """Restores the newest undamaged checkpoint with these `shardings`; None if there is no checkpoint.
 
-    Damaged ones are set aside, with a message, and what an interrupted save has left is removed.
+    Damaged checkpoints are set aside, with a message, and files of an interrupted save are removed.
 
     Raises:
-      UserError: if checkpoints exist but belong to another model, all are damaged, or the system does not let them be
-        read or the folder be written.
+      UserError: checkpoints exist but belong to another model, all are damaged, or the system does not allow reading
+        them or writing to the folder.
     """
     steps = self.steps()
     try:
@@ -106,12 +106,12 @@ class Checkpointer:
 
   def save(self, step: int, state: TrainState, *, data: Mapping[str, Any], meta: Mapping[str, Any],
            metrics: Mapping[str, float]) -> str:
-    """Starts saving `state` after `step` steps, and returns the digest of its parameters.
+    """Starts to save the `state` of step `step`, and returns the digest of its parameters.
 
-    Returns once the arrays have been copied off the devices.
+    Returns as soon as the arrays are copied to the host.
 
     Raises:
-      UserError: if this save or the one before could not be written.
+      UserError: this or the previous checkpoint could not be written.
     """
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
     digests = {name: trees.digest(item) for name, item in items.items()}
@@ -128,29 +128,29 @@ class Checkpointer:
     return digests['params']
 
   def check(self) -> None:
-    """Raises UserError if a save in the background has failed; never waits for one that is under way.
+    """Raises UserError if a save in the background has failed; does not wait for an unfinished one.
 
-    Orbax's own `check_for_errors` no longer knows of a failure: the thread that finishes a save has taken it.
+    Orbax's own `check_for_errors` does not report it, because the thread that finishes a save consumes the error.
     """
     if self._is_pending and not self._manager().is_saving_in_progress():
       self._is_pending = False
       self.wait()
 
   def wait(self) -> None:
-    """Waits for the last save to be whole on disk. Raises UserError if it failed."""
+    """Waits until the last save is complete. Raises UserError if it failed."""
     self._guard(lambda: self._manager().wait_until_finished())
 
   def close(self) -> None:
-    """Lets go of the folder. A save that failed is only logged here: `wait` is what raises."""
+    """Closes the manager. An error of a save is only logged here; `wait` raises it."""
     if self._opened is None:
       return
     try:
       self._opened.close()
-    except Exception as error:  # whatever the thread of a save has raised, of any library
+    except Exception as error:  # any error that the thread of a save has raised, of any library
       log.warning('the last checkpoint was not written: %s', os_errors.first_line(error))
 
   def _manager(self) -> ocp.CheckpointManager:
-    """Orbax's, which makes the folder and removes what an interrupted save has left; opened when first needed."""
+    """Returns Orbax's manager, opened on first use; it creates the folder and removes files of an interrupted save."""
     if self._opened is None:
       self._guard(self._open)
     assert self._opened is not None
@@ -170,7 +170,7 @@ class Checkpointer:
       action()
     except UserError:
       raise
-    except Exception as error:  # the thread of a save hands on whatever a library has raised in it
+    except Exception as error:  # any error that the thread of a save has raised, of any library
       kept = ', '.join(map(str, self.steps())) or 'none'
       advice = f'{found} Then run' if (found := os_errors.find(error)) else 'Run'
       raise UserError(f'A checkpoint could not be written to {self.folder}: {os_errors.first_line(error)}\n'

@@ -1,8 +1,8 @@
-"""Reads the checkpoints of a run directory, and verifies them; never writes, moves or removes anything.
+"""Reads and verifies the checkpoints of a run directory; never writes, moves or removes files.
 
-So it may be used on a run that is under way. A checkpoint is only used if the digests that were saved with it are those
-of what was read; otherwise it counts as damaged, and the one before it is used. What the system is the reason for, such
-as a missing right or too many open files, is no damage: it ends the job with a message (`core/os_errors.py`).
+It can therefore be used while the run is training. A checkpoint is only used if its saved digests match the arrays that
+were read; otherwise it counts as damaged, and the previous one is used. Errors of the system, such as a missing
+permission or too many open files, do not count as damage; they end the job with a message (`core/os_errors.py`).
 """
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ log = logging.getLogger('vit_jax.train')
 
 
 class Restored(NamedTuple):
-  """A verified checkpoint: `data` and `meta` as they were handed to `Checkpointer.save`."""
+  """A verified checkpoint; `data` and `meta` are the arguments of `Checkpointer.save`."""
   state: TrainState
   data: dict[str, Any]
   meta: dict[str, Any]
 
 
 class Reader:
-  """The checkpoints of one folder. Every process makes one and calls the same methods.
+  """The checkpoints of one folder. Every process creates one and calls the same methods.
 
   Args:
-    folder: `checkpoints` of a run directory; it need not be there.
+    folder: `checkpoints` of a run directory; it may be missing.
   """
 
   def __init__(self, folder: storage.PathLike):
     self.folder = storage.open_path(folder)
 
   def steps(self) -> list[int]:
-    """Steps of the checkpoints that were written to their end, oldest first."""
+    """Returns the steps of the complete checkpoints, oldest first."""
     storage.refresh(self.folder)
     return checkpoint_files.steps(self.folder)
 
   def newest(self, abstract: TrainState, shardings: TrainState, *,
              set_aside: Callable[[int], None] | None = None) -> Restored | None:
-    """The newest checkpoint that is not damaged, laid out by `shardings`; None if there is no checkpoint.
+    """Reads the newest undamaged checkpoint with these `shardings`; None if there is no checkpoint.
 
     Args:
       abstract: shapes and dtypes of the state.
       shardings: of its arrays.
-      set_aside: is called with the step of each damaged one; without it there is a warning only.
+      set_aside: called with the step of each damaged checkpoint; None = only log a warning.
 
     Raises:
-      UserError: all are damaged, one belongs to another model, or the system does not let them be read.
+      UserError: all checkpoints are damaged, one belongs to another model, or the system does not allow reading them.
     """
     damaged: dict[int, str] = {}
     while left := [step for step in _same(self.steps()) if step not in damaged]:
@@ -68,7 +68,7 @@ class Reader:
       except Damaged as error:
         now = _same(self.steps())
         if left[-1] not in now or any(step > left[-1] and step not in damaged for step in now):
-          continue  # a run that is under way removes it, or has, after it saved a newer one
+          continue  # the run is training: it removes this checkpoint after saving a newer one
         damaged[left[-1]] = str(error)
         log.warning('checkpoint %d is damaged%s: %s', left[-1], ' and set aside' if set_aside else '', error)
         if set_aside:
@@ -79,10 +79,11 @@ class Reader:
     raise UserError(f'{self.folder}: expected a whole checkpoint, got damaged ones only:\n{reasons}')
 
   def read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
-    """The checkpoint of one step, verified, laid out by `shardings`.
+    """Reads and verifies the checkpoint of one step with these `shardings`.
 
     Raises:
-      UserError: there is none, it is damaged or belongs to another model, or the system does not let it be read.
+      UserError: the checkpoint does not exist, is damaged or belongs to another model, or the system does not allow
+        reading it.
     """
     if step not in (steps := _same(self.steps())):
       raise UserError(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
@@ -101,17 +102,17 @@ class Reader:
     return Restored(TrainState(count, items['params'], items['opt'], items.get('extra', {})), data, meta)
 
   def read_meta(self, step: int) -> dict[str, Any]:
-    """What `Checkpointer.save` was handed as `meta`, with `version`, `step`, `digests` and `shapes`.
+    """Returns the `meta` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
 
     Raises:
-      UserError: the system does not let it be read.
-      Damaged: it is not what was saved, or not there.
+      UserError: the system does not allow reading it.
+      Damaged: it does not exist, or differs from what was saved.
     """
     return checkpoint_files.read_meta(self.folder / str(step))
 
   def _load(self, step: int, wanted: Mapping[str, PyTree],
             shardings: TrainState) -> tuple[dict[str, Any], dict[str, Any], dict[str, PyTree]]:
-    """Description, data and arrays; only what this process needs is read, and nothing waits for another process."""
+    """Returns description, data and arrays; reads only what this process needs, without waiting for other processes."""
     self.check_description(step)
     meta = self.read_meta(step)
     self._check_layout(step, meta, wanted)
@@ -122,11 +123,11 @@ class Reader:
                         for name, item in wanted.items()}
 
   def check_description(self, step: int) -> None:
-    """Checks Orbax's own description of a checkpoint, which its manager reads when it is opened.
+    """Checks Orbax's own description of a checkpoint, which Orbax's manager reads on opening.
 
     Raises:
-      UserError: the system does not let it be read.
-      Damaged: it is there, and is not what was saved.
+      UserError: the system does not allow reading it.
+      Damaged: it exists, but differs from what was saved.
     """
     path = self.folder / str(step) / checkpoint_files.LIBRARY
     if checkpoint_files.guard(str(path), path.exists):
@@ -162,12 +163,12 @@ class Reader:
 
 
 def shapes(tree: PyTree) -> dict[str, str]:
-  """Shapes and dtypes by path name, as `float32[16, 7]`."""
+  """Returns shapes and dtypes by path name, in the form `float32[16, 7]`."""
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in trees.flatten(tree).items()}
 
 
 def _all_or_none(load: Callable[[], T]) -> T:
-  """The result of `load` where it worked on every process; else each raises, as the worst of them did."""
+  """Returns the result of `load` if it succeeded on every process; otherwise all processes raise the worst error."""
   own: Damaged | UserError | None = None
   result: T | None = None
   try:
@@ -187,7 +188,7 @@ def _all_or_none(load: Callable[[], T]) -> T:
 
 
 def _same(steps: list[int]) -> list[int]:
-  """The steps that process 0 sees, on every process: a folder over a network may show each something else."""
+  """Returns the steps listed by process 0 on every process, since listings of a network folder may differ."""
   if jax.process_count() == 1:
     return steps
   padded = np.full(1024, -1, np.int32)

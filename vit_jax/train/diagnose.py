@@ -1,4 +1,4 @@
-"""Which examples make a step's loss not finite: found by halving the batch with its mask."""
+"""Finds the examples that make a step's loss non-finite, by bisecting the batch with its mask."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
 
 MOST = 5
-"""Examples that are looked for; each takes about log2(batch) forward passes."""
+"""Maximum number of examples to find; each takes about log2(batch) forward passes."""
 
 
 def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str], *, mesh: Mesh,
           seed: int) -> Callable[[Done], Sequence[str]]:
-  """A function from a step that was not finite to names of examples that are not finite on their own.
+  """Returns a function that maps a non-finite step to the names of examples with a non-finite loss of their own.
 
-  It looks with the newest parameters; with mixup an example's partner is named too. Every process calls it.
+  It uses the newest parameters; with mixup it also names an example's partner. Every process must call it.
   """
   whole = replicated(mesh)
 
@@ -55,7 +55,7 @@ def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str]
 
 
 def _find(is_bad: Callable[[int, int], bool], low: int, high: int, most: int) -> list[int]:
-  """Up to `most` rows of `[low, high)` that are bad on their own."""
+  """Returns up to `most` rows of `[low, high)` whose own loss is not finite."""
   if most <= 0 or not is_bad(low, high):
     return []
   if high - low == 1:

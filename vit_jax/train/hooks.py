@@ -1,4 +1,4 @@
-"""What is done beside the steps: log, evaluate, checkpoint, stop on numbers that are not finite."""
+"""Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values."""
 from __future__ import annotations
 
 import logging
@@ -22,16 +22,16 @@ from vit_jax.train.step import StepMetrics, nonfinite_paths
 log = logging.getLogger('vit_jax.train')
 
 Latest = dict[str, tuple[int, float]]
-"""Newest value of each evaluation metric and the step it was measured at."""
+"""The newest value of each evaluation metric, and its step."""
 
 
 def value(mean: Mean) -> float:
-  """A fetched mean, divided."""
+  """Returns the value of a mean that was fetched from the devices."""
   return float(mean.sum) / max(float(mean.weight), 1e-12)
 
 
 class Metrics:
-  """Logs one step in `log_every`: its own values, not a window's, so that a resumed run logs the same."""
+  """Logs every `log_every` steps: the values of that step, not means over several, so a resumed run logs the same."""
   every = 0
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
@@ -62,7 +62,7 @@ class Metrics:
 
 
 class Finite:
-  """Stops the run, or says that a step was skipped, when loss or gradient were not finite."""
+  """Stops the run, or logs that a step was skipped, if loss or gradient were not finite."""
   every = 0
 
   def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]):
@@ -102,7 +102,7 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 class Evaluate:
-  """Runs one evaluation now and then, and keeps its newest result; not where `metric` has been measured just now."""
+  """Runs one evaluation at intervals, and stores its newest result; skips a step for which `metric` already exists."""
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
                clock: Clock, latest: Latest, *, metric: str = ''):
@@ -122,10 +122,10 @@ class Evaluate:
 
 
 class EarlyStop:
-  """Asks the run to end after `patience` evaluations in a row without a new best value of a metric.
+  """Ends the run after `patience` consecutive evaluations without a new best value of a metric.
 
-  Comes after the evaluations among the hooks. Its memory is not in the checkpoint: a resumed run makes it
-  again from the record (`recall`), so that it decides as if it had never stopped.
+  It must follow the evaluations in the list of hooks. Its state is not in the checkpoint: a resumed run reconstructs it
+  from the record (`recall`), and then decides like an uninterrupted run.
   """
 
   def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest):
@@ -136,14 +136,14 @@ class EarlyStop:
 
   @property
   def reason(self) -> str:
-    """Why the run should end, or ''."""
+    """Returns why the run should end, or ''."""
     if self._since < self._patience:
       return ''
     return (f'early stopping: {self._metric} has had no new best value for {self._since} evaluations, since step '
             f'{self._best_step:,}')
 
   def recall(self, rows: Sequence[Mapping[str, float]], *, up_to: int) -> None:
-    """Sees the evaluations of a record up to a step."""
+    """Reconstructs the state from the evaluations of a record up to a step."""
     seen = {int(row['step']): row[self._metric] for row in rows
             if self._metric in row and row['step'] <= up_to and row['step'] % self.every == 0}
     for step in sorted(seen):
@@ -170,7 +170,7 @@ class EarlyStop:
 
 
 class Checkpoint:
-  """Saves the state; the metrics measured at the same step decide which one is the best."""
+  """Saves the state; the metrics of the same step determine the best checkpoint."""
 
   def __init__(self, every: int, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
                data: Mapping[str, Any], meta: Mapping[str, Any], latest: Latest):
@@ -194,7 +194,7 @@ class Checkpoint:
 
 
 class Alarm:
-  """Hook: logs an alarm, also as an `alarm` event, each time that a metric stays low; ends the run if `stops`.
+  """Logs an alarm, also as an `alarm` event, whenever a metric stays low; ends the run if `stops`.
 
   The count of steps starts at 0 when a run resumes.
   """

@@ -1,6 +1,6 @@
-"""The training loop. Knows no task, no evaluator and no file format.
+"""The training loop. It does not depend on the objective, the evaluators or file formats.
 
-It dispatches step t, then hands the hooks the metrics of step t - 1, so that logging never stalls the
+It dispatches step t before it passes the metrics of step t - 1 to the hooks, so that logging never stalls the
 device. "Step" in hooks is the number of steps done.
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vit_jax.train.step import StepMetrics
 
 
 class Done(NamedTuple):
-  """A finished step: its number, metrics and batch; and the newest state as it is held, which may be a step ahead."""
+  """A finished step: its number, metrics and batch, and the newest held state, which may be one step ahead."""
   step: int
   metrics: StepMetrics
   batch: Batch
@@ -24,28 +24,28 @@ class Done(NamedTuple):
 
 
 class Hook(Protocol):
-  """Something to do beside training. May read states, not keep them: the next step takes their buffers."""
+  """A callback of the training loop. It may read states but must not keep them: the next step donates their buffers."""
   every: int
-  """Steps between calls of `on_state`; 0 = never. Not after the last step: finishing is the job's."""
+  """Steps between calls of `on_state`; 0 = never. It is not called after the last step, which the job handles."""
 
   def on_metrics(self, done: Done) -> None:
-    """Called for every step, in order, one step late; metrics may still be on their way from the device."""
+    """Called for every step, in order, one step later; the device may still be computing the metrics."""
     ...
 
   def on_state(self, step: int, state: TrainState) -> None:
-    """Called with the state after `step` steps, all metrics up to it having been handed over."""
+    """Called with the state after `step` steps, after `on_metrics` for all of these steps."""
     ...
 
 
 class Phases(Protocol):
-  """Where the loop's time goes; see `record/clock.py`."""
+  """Measures the time of the loop by phase; see `record/clock.py`."""
 
   def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
     ...
 
 
 class Ended(NamedTuple):
-  """How a loop ended: `reason` is '' if it did all its steps; `error` is what kept it from the next one."""
+  """How a loop ended: `reason` is '' after the last step; `error` is the error that prevented the next step."""
   state: TrainState
   step: int
   reason: str
@@ -57,8 +57,8 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], 
         should_stop: Callable[[int], str], join: Callable[[TrainState], TrainState] = lambda state: state) -> Ended:
   """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
 
-  `step_fn` takes a state as it is held for training (`step.Program`); `join` makes of it what hooks and callers know.
-  Where no more batches can be made, for training or for a hook, the loop ends with that error and a state to be saved.
+  `step_fn` takes a held state (see `step.Program`); `join` converts it to the stacked form for hooks and callers.
+  If no more batches can be loaded, for training or for a hook, the loop ends with this error and a valid state.
   """
   late: tuple[int, StepMetrics, Batch] | None = None
 
@@ -78,7 +78,7 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], 
       error = stopped
       break
     with clock.phase('compile') if step == start else contextlib.nullcontext():
-      state, metrics = step_fn(state, batch)  # returns before the device is done
+      state, metrics = step_fn(state, batch)  # returns before the device has finished
     hand_over()
     step, late = step + 1, (step + 1, metrics, batch)
     due = [h for h in hooks if h.every and step % h.every == 0 and step < total]

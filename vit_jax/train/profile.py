@@ -1,4 +1,4 @@
-"""A trace of chosen steps by `jax.profiler`, for TensorBoard's profile page and for xprof."""
+"""Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof."""
 from __future__ import annotations
 
 import logging
@@ -21,19 +21,18 @@ StepFn = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
 
 
 class Profile:
-  """A hook that traces the steps `first` to `last`, as far as this process does them. The last among the hooks.
+  """A hook that traces the steps `first` to `last`, if this process runs them. It must be the last hook.
 
-  The device is idle when the trace begins and when it ends, so that it holds whole steps and no other; what is
-  evaluated or saved after the steps between them is in it. If the first of them is the first step of the process,
-  its compilation is in it too.
+  The device is idle when the trace begins and ends, so the trace contains complete steps only, with the evaluations and
+  saves between them. If the first of these steps is the first one of the process, the trace contains its compilation.
 
-  Processes other than 0 only check: two on a machine would write the same file.
+  Processes other than 0 only check the steps, because two processes on a machine would write the same file.
 
   Args:
-    folder: where the trace goes, in `plugins/profile/<time>`; into object storage once it is whole.
-    steps: first and last, from 1; None for no trace.
-    start: steps done before this process.
-    total: steps of the run.
+    folder: for the trace, in `plugins/profile/<time>`; in object storage, the complete trace is uploaded at its end.
+    steps: first and last, from 1; None = no trace.
+    start: number of steps done before this process.
+    total: number of steps of the run.
     process_index: of this process.
 
   Raises:
@@ -61,7 +60,7 @@ class Profile:
       log.info('No profile: steps %s to %s were done before.', f'{steps[0]:,}', f'{self._last:,}')
 
   def mark(self, step_fn: StepFn) -> StepFn:
-    """The step, with its number in the trace; as it is where nothing is traced."""
+    """Returns the step function with its number annotated in the trace; unchanged without a trace."""
     if not self.every:
       return step_fn
 
@@ -90,7 +89,7 @@ class Profile:
       self._near = tempfile.mkdtemp(prefix='vit_jax_profile_')
     jax.profiler.start_trace(self._near, profiler_options=options)
     self._tracing = True
-    self.every = self._last  # makes the loop hand over the last of them before the next begins
+    self.every = self._last  # makes the loop call `on_state` for the last of these steps before the next one begins
 
   def _end(self) -> None:
     self._tracing, self.every = False, 0

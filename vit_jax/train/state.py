@@ -7,9 +7,9 @@ from vit_jax.core.types import Array, Extra, Params, PyTree
 
 
 class TrainState(NamedTuple):
-  """All that one step hands to the next. Holds no functions and no random keys.
+  """The arrays that one step passes to the next; no functions and no random keys.
 
-  step: number of steps done, scalar i32.   opt: the optimiser's state.
+  step: number of steps done, scalar i32.   opt: the optimizer's state.
   """
   step: Array
   params: Params

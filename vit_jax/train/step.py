@@ -1,6 +1,6 @@
-"""The train step: prepare, gradients over microbatches, update, after-update. One for every task.
+"""The train step: prepare, gradients over microbatches, update, after-update. It is the same for all objectives.
 
-Knows no task and no model. The planner compiles what `build` returns, so what is planned is what is run.
+It does not depend on the model. The planner compiles the result of `build`, so a plan is for the program that is run.
 """
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from vit_jax.train.state import TrainState
 
 class Norms(NamedTuple):
   """Euclidean norms by path name, a scalar, or `[L]` for stacked leaves: of the gradient, of the parameters before the
-  step, and of what they moved by."""
+  step, and of their update."""
   grad: dict[str, Array]
   param: dict[str, Array]
   update: dict[str, Array]
 
 
 class StepMetrics(NamedTuple):
-  """What a step reports. `ok` is False if loss or gradient were not finite; nothing was updated then."""
+  """The metrics of a step. `ok` is False if loss or gradient were not finite; parameters are not updated then."""
   means: dict[str, Mean]
   grad_norm: Array
   norms: Norms
@@ -38,14 +38,14 @@ class StepMetrics(NamedTuple):
 
 
 class Program(NamedTuple):
-  """The compiled parts of a run; call them under no mesh context of your own.
+  """The compiled functions of a run; call them outside of any mesh context.
 
-  A state is stacked, as files and all other code know it; while it is trained it is held as `hold` gives it, which is
-  the same, or its layers apart.
+  Files and all other code use a stacked state. During training the state is held in the form that `hold` returns, which
+  is the same or has unstacked layers.
 
-  abstract_state: shapes and dtypes.      shardings: the same tree, where each leaf lies.
-  init_fn: `() -> TrainState`, made in place on its devices.
-  hold: from a state to how it is held.   join: back, as a new state.
+  abstract_state: shapes and dtypes.      shardings: the same tree, with the sharding of each leaf.
+  init_fn: `() -> TrainState`, created in place on its devices.
+  hold: stacked to held state.            join: held to stacked state, as a new state.
   abstract_held: shapes and dtypes of a held state.
   step_fn: `(held TrainState, Batch) -> (held TrainState, StepMetrics)`; donates the state.
   """
@@ -61,11 +61,11 @@ class Program(NamedTuple):
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
           rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int,
           unstacked_layers: bool = False) -> Program:
-  """Builds init and step for global batches shaped like `batch` (arrays or ShapeDtypeStructs).
+  """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
-  Random keys come from (seed, step) alone, so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the whole batch: sums are added and divided once. With `unstacked_layers` stacked leaves are held
-  as `unstacked.Layers`, but for what never changes.
+  Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
+  give the gradient of the complete batch: sums are added and divided once. With `unstacked_layers`, stacked leaves are
+  held as `unstacked.Layers`, except for those that never change.
   """
   def init() -> TrainState:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')
@@ -99,7 +99,7 @@ def _hold_apart(state: TrainState) -> TrainState:
 
 
 def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
-  """A sharding for each leaf of the state: parameters by rule, the rest follows them."""
+  """Returns a sharding for each leaf of the state: for parameters from the rules, for other leaves from theirs."""
   specs = sharding.param_specs(abstract.params, rules, mesh)
   return TrainState(
       meshes.replicated(mesh),  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Opti
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
   updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm, ok=ok)
-  # What follows is written so that parameters, moments and norms take one pass over memory.
+  # The following lines allow XLA to compute parameters, moments and norms in one pass over memory.
   params = jax.tree.map(lambda p, u: (p + jnp.where(ok, u, -0.)).astype(p.dtype), state.params, updates)
   moved = jax.tree.map(jnp.subtract, params, state.params)
   extra = numerics.select(ok, objective.after_update(params, state.extra, out.stats, state.step), state.extra)
@@ -129,12 +129,12 @@ def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Opti
 
 def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
                accumulate: int) -> tuple[LossOut, PyTree]:
-  """Loss and gradient of its mean over the whole batch, from `accumulate` microbatches one after another."""
+  """Returns loss and gradient of the mean over the complete batch, from `accumulate` sequential microbatches."""
   rows = next(iter(batch.values())).shape[0] / accumulate
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
     out = objective.loss(unstacked.join(params), unstacked.join(extra), batch, key, state.step)
-    # Of several microbatches the weight of all is known only after the last.
+    # The total weight of several microbatches is only known after the last one.
     return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
 
   differentiate = jax.grad(total, has_aux=True)
@@ -161,7 +161,7 @@ def _weight(out: LossOut) -> Array:
 
 
 def _split(batch: Batch, accumulate: int) -> Batch:
-  """`[B, …]` to `[accumulate, B / accumulate, …]`; every device's rows stay on it."""
+  """Reshapes `[B, …]` to `[accumulate, B / accumulate, …]`; rows stay on their devices."""
   def split(x: Array) -> Array:
     x = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)
     return numerics.constrain(x, (None, numerics.BATCH_AXES) + (None,) * (x.ndim - 2))
@@ -170,7 +170,7 @@ def _split(batch: Batch, accumulate: int) -> Batch:
 
 
 def _squares(tree: PyTree) -> dict[str, Array]:
-  """Sum of squares of each leaf, in f32; one a layer for stacked leaves."""
+  """Returns the sum of squares of each leaf, in f32; one per layer for stacked leaves."""
   def squares(name: str, x: Array) -> Array:
     axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
     return jnp.square(x.astype(jnp.float32)).sum(axes)
@@ -179,7 +179,7 @@ def _squares(tree: PyTree) -> dict[str, Array]:
 
 
 def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:
-  """Where norms are not finite: `path`, or `path (layer i)` for stacked leaves."""
+  """Returns where norms are not finite: `path`, or `path (layer i)` for stacked leaves."""
   found = []
   for name, value in norms.items():
     bad = np.flatnonzero(~np.isfinite(np.atleast_1d(value)))

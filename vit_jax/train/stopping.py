@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM and SIGINT end the run after the current step, on all processes at once."""
+"""Handles SIGTERM and SIGINT: they end the run after the current step, which is the same on all processes."""
 from __future__ import annotations
 
 import os
@@ -15,10 +15,10 @@ RESUMABLE = 75
 
 
 class StopRequest:
-  """Notes SIGTERM and SIGINT while it is entered; a second SIGINT ends the process at once.
+  """Context manager that records SIGTERM and SIGINT; a second SIGINT ends the process at once.
 
-  With several processes jax itself watches for SIGTERM on each host and agrees on a step with the others, so
-  that handler stays, and SIGINT is passed on to it.
+  With several processes, jax handles SIGTERM on each host and synchronizes the step at which all stop. Its handler is
+  kept, and SIGINT is forwarded to it.
   """
 
   def __init__(self) -> None:
@@ -44,7 +44,7 @@ class StopRequest:
       os.kill(os.getpid(), signal.SIGTERM)
 
   def reason(self, step: int) -> str:
-    """Name of the signal, or ''. With several processes all get it at the same step."""
+    """Returns the name of the signal, or ''. With several processes, all get it at the same step."""
     if not self._is_alone:
       return 'SIGTERM on one of the hosts' if multihost_utils.reached_preemption_sync_point(step) else ''
     return self._name
