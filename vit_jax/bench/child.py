@@ -1,4 +1,4 @@
-"""A ViT of another program, timed on request. `peers.py` runs this file with any Python that has the program.
+"""Times a ViT of another program on request. `peers.py` runs this file with any Python that has the program.
 
   python child.py NAME SETTINGS
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Files beside this one may have the names of modules of Python.
+# Other files in this folder may have the names of modules of Python.
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or '.') != os.path.dirname(os.path.abspath(__file__))]
 
 Calls = dict[str, Callable[[], Any]]
@@ -92,7 +92,7 @@ def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], 
 
 
 def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
-  """Returns the same of big_vision's network in a train step under jit, with optax; from a checkout on the path."""
+  """Returns the same as `torch_calls` for big_vision's network in a jitted train step with optax; needs a checkout."""
   import jax
   import jax.numpy as jnp
   import optax
@@ -134,7 +134,7 @@ def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]
 
 
 def main(name: str, given: str) -> None:
-  """Answers requests until its input ends."""
+  """Processes requests until the input ends."""
   out = os.fdopen(os.dup(1), 'w')  # the programs print to standard error instead
   os.dup2(2, 1)
 
@@ -144,7 +144,7 @@ def main(name: str, given: str) -> None:
   settings = json.loads(given)
   try:
     label, calls, wait = big_vision_calls(settings) if name == 'big_vision' else torch_calls(name, settings)
-  except Exception as error:  # is reported, and the others are timed
+  except Exception as error:  # the error is reported, and the other programs are timed
     answer(error=f'{type(error).__name__}: {error}')
     return
   answer(label=label)

@@ -80,7 +80,7 @@ def _write(to: pathlib.Path, text: str, reports: Sequence[Report], failures: Seq
 
 
 def _with_model(config: schema.Config, name: str) -> schema.Config:
-  """The config with another network, and the dtype, execution and the like of its own."""
+  """Returns the config with another network that keeps the config's dtype, execution, remat, pool and attention."""
   kept = {field: getattr(config.model, field) for field in ('dtype', 'execution', 'remat', 'pool', 'attention')
           if hasattr(config.model, field)}
   model = sizes.model(name.removeprefix('ViT-'))
@@ -89,10 +89,10 @@ def _with_model(config: schema.Config, name: str) -> schema.Config:
 
 
 def _at_sizes(name: str, config: schema.Config, px: Sequence[int]) -> list[tuple[str, schema.Config]]:
-  """The config at each image size, with its name; unchanged without sizes."""
+  """Returns the config at each image size, with its name; unchanged without sizes."""
   found = []
   for side in px:
-    recipe = config.data.recipe  # its size before the central crop of evaluation scales along
+    recipe = config.data.recipe  # the size before the center crop of evaluation is scaled too
     recipe = dataclasses.replace(recipe, eval_resize_px=round(recipe.eval_resize_px * side / config.image_px[0]))
     found.append((f'{name} at {side} px', dataclasses.replace(
         config, image_px=(side, side), data=dataclasses.replace(config.data, recipe=recipe))))

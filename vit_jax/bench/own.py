@@ -137,7 +137,7 @@ def _since(began: Spent) -> Spent:
 def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
   """Compiles twice: with an empty persistent cache, and with the entries of the first time.
 
-  The cache of jax in memory is cleared before each, so that the second does not find the program of the first there.
+  The in-memory cache of jax is cleared before each, so that the second one does not reuse the program of the first.
   """
   names = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
            'jax_persistent_cache_min_entry_size_bytes')

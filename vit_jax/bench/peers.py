@@ -1,4 +1,4 @@
-"""Other programs that `--job=bench` times beside ours, each in a process of its own.
+"""Other programs that `--job=bench` times in addition to ours, each in a separate process.
 
 A child gets the sizes of a plain ViT, builds that network with its own program, and runs parts on request over a pipe
 (`child.py`, which imports nothing of this package, so that it runs in any Python that has the program).
@@ -98,7 +98,7 @@ class Child:
       raise
 
   def parts(self) -> dict[str, Part]:
-    """The parts it can run: `forward`, `gradient` and `step`, as ours."""
+    """Returns the parts that it can run: `forward`, `gradient` and `step`, as ours."""
     return {name: functools.partial(self._time, name) for name in ('forward', 'gradient', 'step')}
 
   def _time(self, part: str, count: int) -> Spent:
@@ -124,7 +124,7 @@ class Child:
     return answer
 
   def close(self) -> None:
-    """Ends it."""
+    """Ends the process."""
     self._process.kill()
     self._process.wait()
     for pipe in (self._process.stdin, self._process.stdout):

@@ -1,6 +1,6 @@
-"""From config to objects: the only `match` on kinds of things, one a kind.
+"""Builds the objects of a run from its config.
 
-What a job needs is built here once, so that training, planning and evaluating cannot differ.
+All jobs use these functions, so training, planning and evaluation cannot differ.
 """
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from vit_jax.record import storage
 from vit_jax.train import step as steps
 
 SIZE_TOLERANCE = .01
-"""Part by which a dataset may differ from `data.num_examples`."""
+"""Relative difference that is allowed between the size of a dataset and `data.num_examples`."""
 log = logging.getLogger('vit_jax.jobs')
 
 
 class Data(NamedTuple):
-  """Sources of a run and what follows from them."""
+  """The sources of a run and values derived from them."""
   train: Source
   eval: Source
   class_names: tuple[str, ...]
@@ -54,14 +54,14 @@ class Data(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """What a run needs to know of its data: examples an epoch, classes of the head, whether images come from memory."""
+  """Properties of the data: examples per epoch, classes of the head, whether the images are in memory."""
   num_examples: int
   num_classes: int
   in_memory: bool
 
 
 class Parts(NamedTuple):
-  """All that a run is made of, before any state exists."""
+  """All objects of a run except for its state."""
   config: schema.Config
   mesh: Mesh
   lengths: durations.Lengths
@@ -83,20 +83,20 @@ def open_data(config: schema.Config) -> Data:
 
 
 def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
-  """The mesh over all devices, and this process's share of each batch."""
+  """Returns the mesh over all devices, and this process's share of each batch."""
   mesh = meshes.make(config.mesh)
   return mesh, meshes.local_rows(mesh)
 
 
 def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None = None,
              overridden: Collection[str] = ()) -> tuple[Mesh, Shard, Parts]:
-  """Lays a run out on the devices, says how, and builds it; `Parts.config` has no auto settings.
+  """Chooses the layout of a run on the devices, logs it, and builds the run; `Parts.config` has no auto settings.
 
   Args:
     config: checked.
     data: of the run.
-    workdir: of the run; one that was saved on the same hardware keeps its layout.
-    overridden: settings that the command line gives, which stay as they are on any hardware.
+    workdir: of the run; a run that was saved on the same hardware keeps its layout.
+    overridden: settings on the command line, which are not changed.
   """
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
@@ -112,7 +112,7 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
 
 
 def _saved_config(workdir: storage.Path | None) -> schema.Config | None:
-  """The config that the run in `workdir` was saved with; None for a new run, or if that file is damaged."""
+  """Returns the config saved with the run in `workdir`; None for a new run, or if that file is damaged."""
   if workdir is None or not (workdir / 'config.json').is_file():
     return None
   try:
@@ -123,7 +123,7 @@ def _saved_config(workdir: storage.Path | None) -> schema.Config | None:
 
 
 def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) -> layout.Layout:
-  """The layout of a run on hardware, which need not be here: sizes are those of its shapes on one device."""
+  """Returns the layout of a run on any hardware; memory is estimated from shapes, without using its devices."""
   sizes = None
   if layout.auto(config) and hardware.platform != 'cpu' and hardware.memory_gib:
     alone = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
@@ -140,10 +140,10 @@ def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) 
 
 
 def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
-  """Training batches of a config.
+  """Returns the loader of training batches.
 
   Raises:
-    UserError: the dataset has another size than the config says.
+    UserError: the size of the dataset differs from the config.
   """
   d = config.data
   check_size(d, data.train)
@@ -154,10 +154,10 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
 
 
 def check_size(data: schema.Data, train: Source) -> None:
-  """Refuses to train on a dataset of another size than `data.num_examples`, by which epochs are counted.
+  """Checks the size of the dataset against `data.num_examples`, which defines the length of an epoch.
 
   Raises:
-    UserError: it differs by more than `SIZE_TOLERANCE`, and nothing says that this is intended.
+    UserError: the size differs by more than `SIZE_TOLERANCE`, and no setting allows it.
   """
   wanted, own = data.num_examples, train.num_own if isinstance(train, pseudo.PseudoLabeled) else len(train)
   if not wanted or wanted == own or data.source == 'synthetic':
@@ -174,12 +174,12 @@ def check_size(data: schema.Data, train: Source) -> None:
 
 def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
                workdir: storage.Path | None = None, bar: bool = False) -> dict[str, dict[str, Measuring]]:
-  """The evaluations of a config by name, and each by view. They share loaders, and features of the same weights.
+  """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights.
 
   Args:
     config: checked.
     data: of the run.
-    objective: has the views.
+    objective: provides the views.
     mesh: of the parameters.
     shard: the rows of each batch that this process feeds.
     workdir: features are stored in its folder `features` if it is local, otherwise in memory.
@@ -194,14 +194,14 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,
           in_memory: bool) -> Parts:
-  """Builds a run on a mesh. Allocates nothing on devices.
+  """Builds a run on a mesh, without allocating memory on devices.
 
   Args:
     config: checked.
     mesh: of real devices, or of a topology to plan for.
-    num_examples: examples an epoch.
+    num_examples: examples per epoch.
     num_classes: classes of the head.
-    in_memory: images come in one size from memory; the device does the geometry.
+    in_memory: the images are in memory and have one size; crops and flips are done on the device.
   """
   meshes.check_batch(mesh, config.batch_size, config.train.microbatches, what='batch_size')
   spec = kinds.of(config)
@@ -223,25 +223,25 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
 
 
 def _unstacks_layers(config: schema.Config) -> bool:
-  """Whether that is asked for and of use. SAM computes with the parameters as one stack, and a scan takes one."""
+  """Whether unstacked layers are set and useful: SAM and scanned blocks need stacked parameters."""
   return (config.train.unstacked_layers and not config.train.sam.rho
           and getattr(config.model, 'execution', schema.Execution.SCAN) is not schema.Execution.SCAN)
 
 
 def build_backbone(config: schema.Config) -> Backbone:
-  """The network under the head, for a linear probe frozen."""
+  """Returns the network under the head; it is frozen for a linear probe."""
   return probe.around(backbones.build(config.model, config.image_px), config.head)
 
 
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
                     lengths: durations.Lengths) -> Objective:
-  """The task of a config, with a moving average around it if it asks for one."""
+  """Returns the objective of a config, with an EMA of the parameters if configured."""
   objective = kinds.of(config).build(backbone, num_classes, lengths=lengths)
   return ema.Ema(objective, config.train.ema, config.train.ema_warmup) if config.train.ema else objective
 
 
 def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, peak: float) -> Objective:
-  """SAM around a task, if the config asks for it."""
+  """Returns the objective with SAM if configured, else unchanged."""
   settings = config.train.sam
   if not settings.rho:
     return objective
@@ -251,12 +251,12 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
 
 
 def build_rules(config: schema.Config) -> list[sharding.Rule]:
-  """Sharding rules of the parameters a config leads to."""
+  """Returns the sharding rules of the parameters of a config."""
   return [*backbones.rules(config.model), *kinds.of(config).rules()]
 
 
 def abstract_batch(config: schema.Config) -> Batch:
-  """Shapes of a global training batch, as the loader yields it."""
+  """Returns the shapes of a global training batch, as yielded by the loader."""
   def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
@@ -270,7 +270,7 @@ def abstract_batch(config: schema.Config) -> Batch:
 
 
 def describe(parts: Parts) -> str:
-  """What is about to be trained: parameters, FLOPs and bytes, known before a device is touched."""
+  """Returns a description of the run: parameters, FLOPs and bytes, computed without devices."""
   config, state = parts.config, parts.program.abstract_state
   by_part: dict[str, int] = {}
   for name, leaf in trees.flatten(state.params).items():
@@ -287,6 +287,6 @@ def describe(parts: Parts) -> str:
 
 
 def train_flops(parts: Parts) -> float:
-  """FLOPs of one image in one training step, and twice that with SAM."""
+  """Returns the FLOPs of one image in one training step; SAM doubles them."""
   flops = kinds.of(parts.config).train_flops(parts.num_classes)
   return flops * (2 if parts.config.train.sam.rho else 1)

@@ -115,7 +115,7 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
   """Opens the data to evaluate, with labels that index the outputs of the head.
 
   Raises:
-    UserError: the order of the classes is unknown or another.
+    UserError: the order of the classes is unknown or different.
   """
   source = opening.check_labels(
       opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
@@ -132,7 +132,7 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
 
 
 def needs_head(config: schema.Config) -> bool:
-  """Whether an evaluation uses the classes of the head; the others learn the classes of the data."""
+  """Whether an evaluation uses the classes of the head; the other evaluations are trained on the data's classes."""
   return any(isinstance(one, schema.TopK) for one in config.evals.values())
 
 

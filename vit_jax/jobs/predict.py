@@ -1,4 +1,4 @@
-"""`--job=predict`: classifies image files with any weights, and overlays the attention of the network on them.
+"""`--job=predict`: classifies image files with any weights, optionally with attention overlays.
 
 Predictions are printed to standard output, one paragraph or one line of JSON per file; everything else goes to standard
 error. A file that cannot be read is reported and skipped, and the exit status is 2 then.
@@ -102,7 +102,7 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
 
 
 def describe(network: Model) -> dict[str, object]:
-  """What every line of JSON states about the network: its preprocessing, and the warnings about its weights."""
+  """Returns the fields about the network in every line of JSON: its preprocessing, and warnings about its weights."""
   recipe = dataclasses.replace(inference.eval_recipe(network.weights), exif_orientation=UPRIGHT.upright)
   preprocessing = transforms.eval_summary(recipe, network.image_px)
   return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule},

@@ -15,7 +15,7 @@ from vit_jax.jobs import teacher_labels
 from vit_jax.record import progress
 
 SPLITS = ('train', 'test')
-_ANY_PX = (32, 32)  # for sources that generate images of a size; files have their own
+_ANY_PX = (32, 32)  # only used by sources that generate images
 
 
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
@@ -34,7 +34,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     build: prepares a TFDS dataset that is missing.
 
   Raises:
-    UserError: lists the flags that do not go together; or the data or `to` cannot be used.
+    UserError: lists the flags that cannot be combined; or the data or `to` cannot be used.
   """
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
                'splits': splits, 'data_dir': data_dir}
@@ -57,7 +57,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
 
 def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings, *, splits: Sequence[str],
                  build: Callable[..., None]) -> int:
-  """Writes the splits of a dataset as shards, prepares it before if it is missing, and prints how to use them."""
+  """Prepares a dataset if it is missing, writes its splits as shards, and prints how to use them."""
   kind, _, where = data.source.partition(':')
   if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
@@ -70,7 +70,7 @@ def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings
 
 
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str) -> bool:
-  """Writes the splits with a progress bar; the names of examples are relative to `root`. False = they were there."""
+  """Writes the splits with a progress bar; the names of examples are relative to `root`. False = they existed."""
   total, done, began = sum(len(s) for s in splits.values()), 0, time.monotonic()
   with progress.Progress(total, start=0, shown=True) as bar:
     def count(num: int) -> None:

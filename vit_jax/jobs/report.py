@@ -1,4 +1,4 @@
-"""`--job=report`: the page of a run, or one that compares several. Writes nothing but the page."""
+"""`--job=report`: writes the page of a run, or one that compares several runs, and no other file."""
 from __future__ import annotations
 
 import json
@@ -47,7 +47,7 @@ def check(workdir: storage.Path) -> None:
   """Checks that a directory is a run, and that its config is the one its newest checkpoint was saved with.
 
   Raises:
-    UserError: one of them is not so.
+    UserError: one of these conditions does not hold.
   """
   if not any((workdir / name).exists() for name in TRACES):
     raise UserError(f'--workdir={workdir}: expected the directory of a run, got one without {", ".join(TRACES)}. '

@@ -74,7 +74,7 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-  """The hook for errors that no caller receives, without those of abandoned reads."""
+  """`sys.unraisablehook` without the errors of abandoned reads."""
   is_closed_loop = isinstance(unraisable.exc_value, RuntimeError) and 'loop is closed' in str(unraisable.exc_value)
   if not is_closed_loop and 'orbax' not in _file_of(unraisable.exc_traceback):
     sys.__unraisablehook__(unraisable)

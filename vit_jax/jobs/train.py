@@ -60,7 +60,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
 
 
 def open_data(config: schema.Config) -> build.Data:
-  """Opens the data of a run. An error also says where it is set, for those who try a config for the first time."""
+  """Opens the data of a run. Errors also name the setting of the dataset, for first-time users of a config."""
   try:
     return build.open_data(config)
   except UserError as error:

@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1  # prctl.h of Linux
 
 
 def end_with_parent(parent: int) -> None:
-  """Asks the system to send SIGTERM to this process when `parent` ends, however it ends (Linux only)."""
+  """Makes the system send SIGTERM to this process when `parent` ends, even after a kill (Linux only)."""
   prctl = getattr(ctypes.CDLL(None), 'prctl', None) if sys.platform == 'linux' else None
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -58,7 +58,7 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
 
 
 def check_names(configs: Configs) -> None:
-  """Raises UserError unless all runs have names that directories can have, and there are runs."""
+  """Raises UserError unless there are runs, and the names of all are valid names of directories."""
   odd = [name for name in configs if not _NAME.fullmatch(name) or name.startswith('.')]
   if odd or not configs:
     raise UserError('--config: expected a study whose runs have names of letters, digits and . _ - = +, got '

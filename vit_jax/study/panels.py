@@ -19,8 +19,8 @@ _DPI = 150
 def draw(rows: Sequence[schema.Row], figures: Sequence[schema.Figure], curves: Sequence[schema.Row] = ()) -> bytes:
   """Returns a PNG file with a panel for each figure, side by side.
 
-  Points without a number on an axis are left out. If x is text, the axis has names, in their order. The points of a
-  series are joined by lines, unless there are `curves`: lines through points of their own, in the colour of the series
+  Points without a number on an axis are omitted. If x is text, the axis shows the names in their order. The points of a
+  series are connected by lines, unless there are `curves`: rows of other points to connect, in the color of the series
   that they name.
   """
   from matplotlib.figure import Figure

@@ -110,7 +110,7 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
   run_directory.write_text(config, json_files.to_json(task.config))
   command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}']
   with open(task.folder / OUTPUT, 'ab') as output:
-    # In a session of its own, so that it does not receive Ctrl-C directly as well.
+    # The process has its own session, so that it does not also receive Ctrl-C directly.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environ,
                              start_new_session=True)
   return Process(task, claim, child)
@@ -132,7 +132,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Whether a process holds the lock of a run directory: one that outlived its study, or was started alone."""
+  """Whether a process holds the lock of a run directory, such as one that outlived its study or runs without one."""
   if not path.exists():
     return False
   with open(path) as file:
