@@ -47,7 +47,7 @@ Commands: `vit-jax evaluate --weights=FILE --config.data.source=folder:PATH --co
 """
 COMMITS = {
     'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'deit': '7e160fe',
-    'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf',
+    'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
     'timm': '1.0.31', 'transformers': '5.23'}
 
 
@@ -67,6 +67,10 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row('ViT, DeiT, hybrids, Mixer, BiT, EfficientNet, DINOv2, MAE encoder; small networks read from files',
             'timm, transformers, npz', 'pooled features, tokens and logits, random weights',
             'weights/test_golden.py::test_outputs_are_those_of_the_reference'),
+        Row('AxialResNet, evaluation and training', 'axial-deeplab', 'last map, random weights',
+            'models/test_axial_resnet.py::test_the_last_map_is_that_of_the_authors_program'),
+        Row('number of parameters, AxialResNet', 'axial-deeplab', 'count',
+            'models/test_axial_resnet.py::test_parameters_are_as_many_as_in_the_authors_program'),
         Row('MAE decoder', 'transformers', 'reconstruction',
             'weights/test_golden.py::test_the_decoder_of_a_masked_autoencoder_reconstructs_what_the_reference_does'),
         Row('number of parameters, ViT with a class token', 'published checkpoints', 'count',
