@@ -94,3 +94,8 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: pathlib.Path) -> No
   (tmp_path / 'config.json').mkdir()
   with pytest.raises(UserError, match='config.json: expected a file that can be read, got Is a directory'):
     json_files.read(tmp_path / 'config.json')
+
+
+def test_reading_and_writing_again_changes_no_byte() -> None:
+  text = json_files.to_json(schema.Config())  # an integer as the default of a number would become 1.0
+  assert json_files.to_json(json_files.from_json(text)) == text

@@ -97,7 +97,7 @@ def _check_against(found: loading.Weights, image: Any, classes: np.ndarray, scor
 
 def test_a_student_begins_with_its_teacher_and_never_changes_it(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
   taught = schema.Distill(schema.Teacher(model=MODEL))
-  with pytest.raises(UserError, match=r"objective.teacher.weights='': .* want a weight file"):
+  with pytest.raises(UserError, match="objective.teacher.weights: expected a weight file, got ''"):
     train.run(config(taught), tmp_path / 'none')
   taught = schema.Distill(schema.Teacher(str(teacher), model=MODEL))
   assert train.run(config(taught, model=schema.ViT(**{**vars(MODEL), 'width': 8})), tmp_path / 'student') == 0

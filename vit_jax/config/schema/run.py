@@ -43,7 +43,7 @@ class Sam(Settings):
   """Sharpness-aware minimisation (arXiv 2010.01412), or GSAM (arXiv 2203.08065) with `alpha`. Steps cost double."""
   rho: float = ranged(0., NOT_NEGATIVE)    # length of the perturbation at the peak of the learning rate; 0 = off
   # At the end of the learning rate, linear in the rate between; -1 = as rho.
-  rho_end: float = ranged(-1, Range(also=(-1,)))
+  rho_end: float = ranged(-1., Range(also=(-1,)))
   alpha: float = ranged(0., NOT_NEGATIVE)  # of GSAM's surrogate gap; 0 = plain SAM
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
