@@ -6,6 +6,7 @@ name; it returns the exit status. To add a job, add its module and its entry in 
 """
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import pathlib
@@ -52,7 +53,9 @@ class Flag(NamedTuple):
     except UserError:
       raise
     except ValueError:
-      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.') from None
+      near = difflib.get_close_matches(text, self.kind.choices, 1)
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
+                      + (f' Did you mean {near[0]}?' if near else '')) from None
 
 
 class Job(NamedTuple):

@@ -83,7 +83,7 @@ def test_bad_input_is_a_message_and_nothing_is_written(
     (['--to=gs://bucket/x.npz'], '--to: expected a path on this machine, got the address gs://bucket/x.npz.'),
     (['--to=/no-such/vit/x.npz'], '--to: expected a path in an existing directory, got /no-such/vit/x.npz'),
     (['--to=net.safetensors', '--overwrite', '--family=big_vision'], '--to: expected .npz with --family=big_vision'),
-    (['--to=x.npz', '--preprocess=soft'], "'soft' is not known")])
+    (['--to=x.npz', '--preprocess=soft'], "expected known ones, each once, got 'soft'")])
 def test_what_cannot_be_is_said(words: list[str], says: str, timm: pathlib.Path, capsys: pytest.CaptureFixture[str],
                                 monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.chdir(timm.parent)

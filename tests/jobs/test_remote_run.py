@@ -47,7 +47,7 @@ def test_a_place_that_is_empty_or_not_for_a_job_is_said(
   assert main.run(['evaluate', '--config=digits', f'--workdir={WORKDIR}']) == 2
   assert f'expected the directory of a run, got {WORKDIR}, which has no folder checkpoints' in capsys.readouterr().err
   assert main.run(['report', f'--workdir={WORKDIR}']) == 2
-  assert f'--workdir={WORKDIR} is no directory' in capsys.readouterr().err
+  assert f'--workdir: expected directories of runs, got {WORKDIR}, which does not exist' in capsys.readouterr().err
   assert main.run(['train', '--config=digits', '--workdir=s3://mine/a']) == 2
   assert 's3://mine/a: expected a folder or gs://BUCKET/PATH' in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ def test_every_other_task_runs_too(task: str, tmp_path: pathlib.Path) -> None:
 
 def test_a_task_whose_set_is_not_there_says_how_to_get_it(tmp_path: pathlib.Path) -> None:
   config = files.load_study('vtab:Ti/16,seeds=1,tasks=resisc45', [f'data.data_dir={tmp_path}']).runs['resisc45_seed0']
-  with pytest.raises(UserError, match='VTAB task resisc45: .* is not prepared .* by hand .* python -m vit_jax.data'):
+  with pytest.raises(UserError, match='VTAB task resisc45: .* is not prepared .* manually .* python -m vit_jax.data'):
     train.run(config, tmp_path / 'run')
 
 
