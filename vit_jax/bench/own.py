@@ -162,7 +162,7 @@ def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
 
 
 def _bytes(program: jax.stages.Compiled) -> int:
-  """Peak memory of the program on a device: arguments, temporaries and outputs, without aliases."""
+  """Returns the peak memory of the program on a device: arguments, temporaries and outputs, without aliases."""
   memory = program.memory_analysis()
   if memory is None:
     return 0
@@ -206,7 +206,7 @@ def _doubled(size: int) -> Iterator[int]:
 
 
 def _device_bytes() -> float:
-  """Memory of a device: as it reports; for a CPU the free memory of the machine; else the known size of its kind."""
+  """Returns the memory of a device: as reported; for a CPU the machine's free memory; else the known size by kind."""
   device = jax.devices()[0]
   stats = device.memory_stats() or {}
   if 'bytes_limit' in stats:

@@ -97,7 +97,7 @@ def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, An
 
 
 def figure(reports: Sequence[Report]) -> bytes:
-  """PNG of images/s of the forward pass and of images per batch over the image size, one line per network.
+  """Returns a PNG of forward images/s and of images per batch over the image size, one line per network.
 
   As in Figure 12 of the ViT paper (Appendix D.5).
   """

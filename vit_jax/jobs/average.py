@@ -106,7 +106,7 @@ def _average(reader: checkpoint_reader.Reader, steps: list[int], parts: build.Pa
 
 @jax.jit
 def _mix(mean: PyTree, new: PyTree, weight: jax.Array) -> PyTree:
-  """`mean + weight * (new - mean)` of floating leaves in f32; other leaves are the new ones."""
+  """Returns `mean + weight * (new - mean)` of floating leaves in f32; other leaves are those of `new`."""
   def mix(a: jax.Array, b: jax.Array) -> jax.Array:
     if not jnp.issubdtype(b.dtype, jnp.floating):
       return b

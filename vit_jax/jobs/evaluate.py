@@ -34,7 +34,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: 
     weights: what to evaluate instead of the run; '' = the run.
     preprocess, model, view: of `weights`, see `weights.loading.load`.
     source: of the config, for messages.
-    overridden: settings that the command line gives, which override those of the checkpoint.
+    overridden: settings on the command line, which override those of the checkpoint.
   """
   if weights:
     assert config is not None

@@ -38,7 +38,7 @@ _LEARNING = ('For weights with other classes than the data, --config.evals=knn,f
 
 
 class WeightsSpec(NamedTuple):
-  """Weights as the command line gives them, see `weights.loading.load`; '' = not given."""
+  """The flags for weights on the command line, see `weights.loading.load`; '' = not set."""
   where: str
   preprocess: str = ''
   model: str = ''
@@ -63,7 +63,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   Args:
     config: of data and evaluations; network and preprocessing are those of the weights.
     spec: which weights.
-    overridden: settings that the command line gives, which override those of the weights.
+    overridden: settings on the command line, which override those of the weights.
     workdir: directory for `evaluate.json`; None = `runs/evaluate/NAME`.
   """
   if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
@@ -102,7 +102,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
 
 
 def with_weights(config: schema.Config, found: Weights, overridden: Collection[str]) -> schema.Config:
-  """The config with network and preprocessing of the weights, except for settings that the command line gives."""
+  """Returns the config with network and preprocessing of the weights, except for settings on the command line."""
   p, recipe = found.preprocess, config.data.recipe
   kept: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(p).items()
                           if f'data.recipe.{name}' not in overridden}
@@ -137,7 +137,7 @@ def needs_head(config: schema.Config) -> bool:
 
 
 def _state(found: Weights, mesh: jax.sharding.Mesh) -> TrainState:
-  """The weights as a train state, replicated on all devices."""
+  """Returns the weights as a train state, replicated on all devices."""
   params: Params = {name: found.params[name] for name in ('backbone', 'head', 'head_dist') if name in found.params}
   step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(found.state)),
                                        meshes.replicated(mesh))

@@ -14,7 +14,7 @@ def run() -> int:
 
 
 def table() -> str:
-  """Names of configs with one line each, read without running the configs."""
+  """Returns the names of configs with one line each, read without running the configs."""
   names = files.list_names()
   width = max(map(len, names), default=0) + 2
   return '\n'.join(f'{name:<{width}}{_first_line(files.find(name)[0])}' for name in names)

@@ -72,7 +72,7 @@ def _warn_of_changes(path: storage.Path, config: schema.Config) -> None:
 
 
 def changes(before: Any, config: schema.Config) -> list[str]:
-  """One line per setting of `config` that differs from `before`, a config as parsed JSON."""
+  """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON."""
   old, new = _flat(before), _flat(json.loads(json_files.to_json(config)))
   return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
           if old.get(name) != new.get(name) and name not in ('mesh.chosen', 'mesh.chosen_for')]

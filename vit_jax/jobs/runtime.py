@@ -74,7 +74,7 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-  """`sys.unraisablehook` without the errors of abandoned reads."""
+  """Replaces `sys.unraisablehook`; ignores the errors of abandoned reads."""
   is_closed_loop = isinstance(unraisable.exc_value, RuntimeError) and 'loop is closed' in str(unraisable.exc_value)
   if not is_closed_loop and 'orbax' not in _file_of(unraisable.exc_traceback):
     sys.__unraisablehook__(unraisable)
@@ -109,7 +109,7 @@ def keep_freed_memory() -> None:
 
 
 def versions() -> dict[str, str]:
-  """Versions of the packages that a result may depend on."""
+  """Returns the versions of the packages that a result may depend on."""
   packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
   return {'vit_jax': __version__, 'python': platform.python_version(),
           **{name: importlib.metadata.version(name) for name in packages}}

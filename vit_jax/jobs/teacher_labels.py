@@ -157,14 +157,14 @@ def _meet(place: str) -> None:
 
 @contextlib.contextmanager
 def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-  """A progress bar with images per second, as a function of the number of images that are done."""
+  """Shows a progress bar with images per second; yields a function of the number of images that are done."""
   began = time.monotonic()
   with progress.Progress(total, start=0, shown=shown) as bar:
     yield lambda done: bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began)})
 
 
 def classify_tokens(found: Weights, params: PyTree, image: Array, *, top: int) -> tuple[Array, Array]:
-  """`classes [B, N, top] i32` and logits `[B, N, top]` f32 of each token of normalized images."""
+  """Returns `classes [B, N, top] i32` and logits `[B, N, top]` f32 of each token of normalized images."""
   features, _ = inference.backbone(found).apply(params['backbone'], params['state'], image, train=False, key=None)
   num_images, num_tokens, width = features.tokens.shape
   logits_RC = heads.Head(found.head, found.model.kernels).apply(params['head'], features.tokens.reshape(-1, width))
@@ -172,14 +172,14 @@ def classify_tokens(found: Weights, params: PyTree, image: Array, *, top: int) -
 
 
 def classify(found: Weights, params: PyTree, image: Array, *, top: int) -> tuple[Array, Array]:
-  """`classes [B, 1, top] i32` and probabilities `[B, 1, top]` f32 of normalized images."""
+  """Returns `classes [B, 1, top] i32` and probabilities `[B, 1, top]` f32 of normalized images."""
   logits_BC = inference.function(found)(params, image).logits
   assert logits_BC is not None
   return highest(jax.nn.softmax(logits_BC)[:, None], top=top)
 
 
 def highest(scores_BNC: Array, *, top: int) -> tuple[Array, Array]:
-  """The classes with the highest scores, `[B, N, top] i32`, and these scores; zeros beyond the number of classes."""
+  """Returns the classes with the highest scores, `[B, N, top] i32`, and the scores; 0 beyond the number of classes."""
   num = min(top, scores_BNC.shape[-1])
   scores_BNk, classes_BNk = jax.lax.top_k(scores_BNC, num)
   missing = ((0, 0), (0, 0), (0, top - num))
@@ -226,7 +226,7 @@ def computing(found: Weights, source: Source, predict: Predict, *, recipe: schem
 
 
 def _grid(found: Weights) -> tuple[int, int]:
-  """Rows and columns of the teacher's tokens, from shapes alone."""
+  """Returns rows and columns of the teacher's tokens, from shapes only."""
   backbone = inference.backbone(found)
   image = jax.ShapeDtypeStruct((1, *found.preprocess.image_px, 3), jnp.float32)
   grids: list[tuple[int, int]] = []

@@ -41,7 +41,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   Args:
     config: of the run.
     workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
-    overridden: settings that the command line gives, which override those of `config.init_from`.
+    overridden: settings on the command line, which override those of `config.init_from`.
   """
   began, is_default = time.monotonic(), workdir is None
   workdir = workdir or storage.open_path(f'runs/{run_directory.default_name(config.name)}')
@@ -218,7 +218,7 @@ class Run:
   def _dump_hlo(self) -> None:
     """Writes the optimized program of the train step, compiled from shapes as in a plan.
 
-    This is a compilation of its own, cached on disk for the next dump; the first step may have to compile again. All
+    This is a separate compilation, cached on disk for the next dump; the first step may have to compile again. All
     processes compile, and process 0 writes.
     """
     path = self.workdir / 'hlo' / 'train_step.txt'

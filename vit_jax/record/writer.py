@@ -61,7 +61,7 @@ class Writer:
     workdir: the run directory, local or in object storage; created if missing.
     process_index: of this process.
     resumed_from: step of the checkpoint from which this run resumes; None for a new run.
-    progress_total: number of steps of the whole run.
+    progress_total: number of steps of the run.
     progress: whether to show progress.
   """
 

@@ -92,7 +92,7 @@ def estimate(config: schema.Config, known: Known) -> Cost:
 
 
 def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[int, float]:
-  """Parameters, and training FLOPs per image: by arithmetic for a plain classifier, else by tracing the run.
+  """Returns parameters and training FLOPs per image: analytic for a plain classifier, else by tracing the run.
 
   Tracing takes seconds for a large network, and a study may have hundreds of them.
   """
@@ -138,7 +138,7 @@ def probe() -> tuple[float, str]:
 
 
 def _counts(config: schema.Config) -> tuple[int, int]:
-  """Examples and classes, from the config if it has them, else from its source."""
+  """Returns the numbers of examples and classes, from the config if it has them, else from its source."""
   data = config.data
   if data.num_examples and data.num_classes:
     return data.num_examples, data.num_classes
@@ -147,7 +147,7 @@ def _counts(config: schema.Config) -> tuple[int, int]:
 
 
 def _result(task: runs.Task, cost: Cost) -> schema.Result:
-  """The result of a run, or before it is finished a stand-in with every metric 0."""
+  """Returns the result of a run; before it has finished, a placeholder with all metrics 0."""
   if task.is_done:
     return task.result()
   return schema.Result(task.config, str(task.folder), cost.steps, 0., cost.num_params, cost.flops / 1e18,

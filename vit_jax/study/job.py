@@ -1,6 +1,6 @@
 """`--job=study`: several named runs of the train job, in order or in parallel, and one table of them.
 
-Each run is a process of its own in WORKDIR/runs/NAME: a crash of one does not affect the others, and its memory and
+Each run is a separate process in WORKDIR/runs/NAME: a crash of one does not affect the others, and its memory and
 compiled programs are freed with it. When the study is started again, finished runs are not repeated, interrupted ones
 are resumed and failed ones are tried again. Several hosts that share WORKDIR share the runs.
 """
@@ -170,7 +170,7 @@ class Coordinator:
     return f'[{list(self._tasks).index(task.name) + 1}/{len(self._tasks)}] {task.name}'
 
   def results(self) -> schema.Results:
-    """Results of all finished runs."""
+    """Returns the results of all finished runs."""
     return {name: task.result() for name, task in self._tasks.items() if task.is_done}
 
   def _write(self) -> None:

@@ -196,7 +196,7 @@ class Checkpoint:
 class Alarm:
   """Logs an alarm, also as an `alarm` event, whenever a metric stays low; ends the run if `stops`.
 
-  The count of steps starts at 0 when a run resumes.
+  When a run resumes, the count of low steps starts at 0.
   """
   every = 0
 

@@ -29,7 +29,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', c
 
 
 def with_class_names(weights: Weights, names: Sequence[str], *, source: str = 'classes') -> Weights:
-  """The weights with these names of their outputs, or unchanged without any; `source` is for the error.
+  """Returns the weights with these names of their outputs; unchanged if `names` is empty. `source` is for the error.
 
   Raises:
     UserError: the weights have another number of outputs.
@@ -41,7 +41,7 @@ def with_class_names(weights: Weights, names: Sequence[str], *, source: str = 'c
 
 
 def describe_class_names(weights: Weights, *, classes: str) -> str:
-  """A sentence on where the names of the outputs come from; `classes` is the file passed to `load`."""
+  """Returns a sentence on the source of the outputs' names; `classes` is the file passed to `load`."""
   if not weights.num_classes:
     return f'{weights.source} has no head, so it predicts no classes.'
   if not weights.class_names:
@@ -53,17 +53,17 @@ def describe_class_names(weights: Weights, *, classes: str) -> str:
 
 
 def backbone(weights: Weights) -> Backbone:
-  """The network under the head of these weights."""
+  """Returns the network under the head of these weights."""
   return probe.around(backbones.build(weights.model, weights.preprocess.image_px), weights.head)
 
 
 def eval_recipe(weights: Weights) -> schema.Recipe:
-  """The preprocessing of images for these weights."""
+  """Returns the preprocessing of images for these weights."""
   return schema.Recipe(**preprocessing.recipe_values(weights.preprocess))
 
 
 def parameters(weights: Weights) -> PyTree:
-  """The parameters that `function` takes."""
+  """Returns the parameters that `function` takes."""
   return _view(weights).select(weights.params, statistics(weights.state))
 
 

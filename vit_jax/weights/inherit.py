@@ -58,7 +58,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
 
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
-  """Names of the settings that weights can provide, and that neither the recipe nor the command line sets."""
+  """Returns the names of the settings that weights can provide, and that neither recipe nor command line sets."""
   groups = (*NETWORK, IMAGES) if config.init_settings is InitSettings.WEIGHTS else NETWORK
   now = _of_config(config)
   usual = _of_config(dataclasses.replace(config, model=type(config.model)(), data=schema.Data()))
@@ -68,7 +68,7 @@ def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
 
 
 def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | None:
-  """The saved config of the run in `workdir`, if it was initialized with the same weights."""
+  """Returns the saved config of the run in `workdir`, if it was initialized with the same weights."""
   own, saved = workdir / 'config.json', workdir / 'checkpoints'
   if not own.is_file() or not saved.is_dir() or not any(path.name.isdigit() for path in saved.iterdir()):
     return None
@@ -78,7 +78,7 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
 
 
 def _of_config(config: schema.Config) -> Values:
-  """Every setting that weights can provide, by dotted name."""
+  """Returns every setting that weights can provide, by dotted name."""
   model = {name: getattr(config.model, name.removeprefix('model.')) for (name, *_) in NETWORK[:3]
            if hasattr(config.model, name.removeprefix('model.'))}
   recipe = {name: getattr(config.data.recipe, name.removeprefix('data.recipe.')) for name in (*NETWORK[3], *IMAGES)}
@@ -86,7 +86,7 @@ def _of_config(config: schema.Config) -> Values:
 
 
 def _of_weights(found: Weights, config: schema.Config) -> Values:
-  """These settings according to the weights, for images of the run's size."""
+  """Returns the values of these settings in the weights, for images of the run's size."""
   p = preprocess.scaled(found.preprocess, config.image_px)
   values: Values = {f'data.recipe.{name}': value for name, value in preprocess.recipe_values(p).items()}
   values['data.recipe.eval_area'] = False

@@ -79,7 +79,7 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
 
 def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
              class_names: tuple[str, ...]) -> InitArrays:
-  """The trained teacher of distillation, which is part of `extra`."""
+  """Returns the trained teacher of distillation, which is part of `extra`."""
   if not teacher.weights:
     raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network.")
   found = loading.load(teacher.weights)

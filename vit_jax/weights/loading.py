@@ -112,7 +112,7 @@ def describe(model: schema.Model) -> str:
 
 def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
                 hints: Hints) -> Weights:
-  """Weights from the named tensors of a file."""
+  """Returns weights from the named tensors of a file."""
   sidecar, known = sidecars.read(path), families.recognise(tensors)
   hints = hints.over(sidecar.hints).over(known.hints)
   found = tables.read(known.tensors, known.table)
@@ -172,10 +172,10 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
 
 def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: sidecars.Sidecar,
             names: tuple[str, ...]) -> list[str]:
-  """Warnings about networks whose tensors are also those of another network.
+  """Returns warnings about networks whose tensors could also be those of another network.
 
   Raises:
-    UserError: the file is that other network.
+    UserError: the file is of the other network.
   """
   if isinstance(model, schema.EfficientNet):
     named = [name for one in (sidecar.architecture, *names) if (name := one.rpartition('/')[2].lower())]
@@ -234,7 +234,7 @@ def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, 
 
 
 def _head(leaves: Leaves) -> tuple[schema.Head, int]:
-  """Settings of the head, and the number of its outputs."""
+  """Returns the settings of the head, and the number of its outputs."""
   hidden = leaves.get('head/pre_logits/kernel')
   kernel = leaves.get('head/kernel')
   return (schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1]),
@@ -243,7 +243,7 @@ def _head(leaves: Leaves) -> tuple[schema.Head, int]:
 
 def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: schema.Mae | None,
              image_px: tuple[int, int], *, with_dist: bool) -> Params:
-  """Shapes of all parameters of a network, and of its running statistics under `state` where it has any."""
+  """Returns the shapes of all parameters of a network, and of its running statistics under `state` if it has any."""
   backbone = backbones.build(model, image_px)
 
   def init() -> Params:

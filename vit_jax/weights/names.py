@@ -70,7 +70,7 @@ FAMILIES = ('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit')
 
 
 def _flax(ours: str, theirs: str) -> list[Entry]:
-  """Kernel and bias of a Flax layer."""
+  """Returns the entries for kernel and bias of a Flax layer."""
   return [Entry(f'{ours}/{leaf}', f'{theirs}/{leaf}', SAME) for leaf in ('kernel', 'bias')]
 
 
@@ -79,7 +79,7 @@ def _flax_norm(ours: str, theirs: str, layout: Layout = SAME) -> list[Entry]:
 
 
 def _timm_block(ours: str, theirs: str) -> list[Entry]:
-  """A transformer block with query, key and value in one matrix, in this order."""
+  """Returns the entries of a transformer block with query, key and value in one matrix, in this order."""
   qkv = [entry for i, name in enumerate(('query', 'key', 'value'))
          for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attn.qkv', part=(i, 3))]
   return [*qkv, *layer(f'{ours}/attn/out', f'{theirs}.attn.proj'),
@@ -233,7 +233,7 @@ HUGGINGFACE_DINO_SWIGLU: Table = (*(e for e in HUGGINGFACE_DINO if '/mlp/' not i
 
 
 def _bit_unit(ours: str, theirs: str) -> list[Entry]:
-  """A unit of BiT: the norm before a convolution is stored with it."""
+  """Returns the entries of a unit of BiT, in which the norm before a convolution is stored with the convolution."""
   found = [Entry(f'{ours}/proj/kernel', f'{theirs}/a/proj/standardized_conv2d/kernel', SAME)]
   for i, letter in enumerate('abc', 1):
     found += [Entry(f'{ours}/conv{i}/kernel', f'{theirs}/{letter}/standardized_conv2d/kernel', SAME),
@@ -258,7 +258,7 @@ TIMM_BIT: Table = (
 
 
 def _conv_norm(ours: str, conv: str, batch_norm: str) -> list[Entry]:
-  """A convolution and its BatchNorm, whose running statistics belong to the state."""
+  """Returns the entries of a convolution and its BatchNorm, whose running statistics belong to the state."""
   return [Entry(f'backbone/{ours}/conv/kernel', f'{conv}.weight', CONV), *norm(f'backbone/{ours}/norm', batch_norm),
           Entry(f'state/{ours}/norm/mean', f'{batch_norm}.running_mean', SAME),
           Entry(f'state/{ours}/norm/var', f'{batch_norm}.running_var', SAME)]

@@ -104,7 +104,7 @@ def _cut(tensor: HostArray, entry: Entry, ours: str) -> HostArray:
 
 
 def _stack(name: str) -> str:
-  """The stack of blocks that a leaf belongs to, or ''."""
+  """Returns the stack of blocks that a leaf belongs to, or ''."""
   before, found, _ = name.partition('/blocks/')
   return f'{before}{found}' if found else ''
 
@@ -145,7 +145,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-  """Sort key that orders numbers inside of names by value."""
+  """Returns a sort key that orders numbers inside of names by value."""
   return [(int(part), '') if i % 2 else (-1, part) for i, part in enumerate(re.split(r'(\d+)', name))]
 
 
