@@ -20,7 +20,7 @@ from typing import NamedTuple
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import ADVICE, chain
 
-USER_ERROR = 2     # the message says what to change; starting the same command again does not help
+USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
 UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE, likewise

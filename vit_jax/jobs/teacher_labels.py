@@ -44,7 +44,7 @@ from vit_jax.weights import inference, init_state, loading
 from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
-PER_PART = 4_096  # unlabelled images that a kill may cost
+PER_PART = 4_096  # unlabelled images in a part; a kill loses at most one part
 
 Compute = Callable[[range], tuple[HostArray, HostArray]]
 Predict = Callable[[PyTree, Array], tuple[Array, Array]]

@@ -71,7 +71,7 @@ class Lock:
     if self._made and isinstance(error, UserError) and _holds_nothing(self._workdir):
       shutil.rmtree(self._workdir, ignore_errors=True)
       for parent in self._made[1:]:
-        with contextlib.suppress(OSError):  # another run is in it
+        with contextlib.suppress(OSError):  # another run uses the directory
           os.rmdir(parent)
     self._file.close()
 

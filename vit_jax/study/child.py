@@ -15,7 +15,7 @@ def end_with_parent(parent: int) -> None:
   prctl = getattr(ctypes.CDLL(None), 'prctl', None) if sys.platform == 'linux' else None
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-  if os.getppid() != parent:  # it ended before the request
+  if os.getppid() != parent:  # the parent ended before the call above
     os.kill(os.getpid(), signal.SIGTERM)
 
 

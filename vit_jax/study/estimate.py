@@ -29,7 +29,7 @@ from vit_jax.plan.plan import ASSUMED_MFU
 from vit_jax.record import clock
 from vit_jax.study import runs
 
-_SIDE, _REPEATS = 1024, 8  # of the matrix product that measures a processor without a known peak
+_SIDE, _REPEATS = 1024, 8  # size of the matrix product that measures the speed of a processor without a known peak
 
 
 class Cost(NamedTuple):

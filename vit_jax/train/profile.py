@@ -42,7 +42,7 @@ class Profile:
   def __init__(self, folder: storage.PathLike, steps: tuple[int, int] | None, *, start: int, total: int,
                process_index: int):
     self._folder, self._tracing, self._next, self._done = str(folder), False, start + 1, start
-    self._near = self._folder  # where jax writes: this machine
+    self._near = self._folder  # local folder that jax writes to
     self.every = 0
     if steps is None:
       self._first = self._last = 0
@@ -84,7 +84,7 @@ class Profile:
 
   def _begin(self) -> None:
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # a line for every Python call makes the traced steps slower than the others
+    options.python_tracer_level = 0  # tracing every Python call would slow down the traced steps
     if not storage.is_local(self._folder):
       self._near = tempfile.mkdtemp(prefix='vit_jax_profile_')
     jax.profiler.start_trace(self._near, profiler_options=options)

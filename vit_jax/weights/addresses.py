@@ -23,7 +23,7 @@ SIDE_FILES = ('config.json', 'preprocessor_config.json')
 INDEX = 'model.safetensors.index.json'
 SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
 MOST_SHARDS = 1000  # of one model
-_MOST_NAME = 200  # bytes; file systems end at 255, and a temporary name is longer
+_MOST_NAME = 200  # bytes; the limit of file systems is 255, and temporary names are longer
 
 
 def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
@@ -40,7 +40,7 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
     path = pathlib.Path(where).expanduser()
     if path.exists():
       return path
-  except (OSError, RuntimeError) as error:  # no permission, a name that is too long, ~nobody
+  except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
     reason = getattr(error, 'strerror', None) or error
     raise UserError(f'{where}: expected the path of a file or folder, got "{reason}". Check the path.') from error
   scheme, _, rest = where.partition('://')

@@ -25,10 +25,10 @@ network with 90 % zeros by 10; deflate can reach 1,000."""
 FREE_BYTES = 64 << 20
 """Contents that an archive of any size may have, such as an array of zeros or a tiny network at initialization."""
 MOST_HEADER_BYTES = 10_000  # of an array, as NumPy's own limit
-MOST_AXES = 64  # as NumPy
+MOST_AXES = 64  # as in NumPy
 _PIECE = 1 << 20
 _MAGIC = b'\x93NUMPY'
-_LENGTHS = {(1, 0): '<H', (2, 0): '<I'}  # of the header; version 3 is for names of fields, which weights do not have
+_LENGTHS = {(1, 0): '<H', (2, 0): '<I'}  # of the header; version 3 is for structured arrays, which weights do not use
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def _array(data: bytearray) -> HostArray | None:
 def _header(text: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
   """Returns the dtype, whether the order is Fortran's, and the shape."""
   try:
-    found = ast.literal_eval(re.sub(r'(?<=\d)L\b', '', text.strip()))  # as Python 2 wrote whole numbers
+    found = ast.literal_eval(re.sub(r'(?<=\d)L\b', '', text.strip()))  # Python 2's suffix of long integers
     descr, is_fortran, shape = found['descr'], found['fortran_order'], found['shape']
     dtype = np.dtype([tuple(field) for field in descr] if type(descr) is list else descr)
   except (ValueError, SyntaxError, TypeError, KeyError, IndexError, RecursionError, MemoryError) as error:

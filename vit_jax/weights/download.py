@@ -27,7 +27,7 @@ Proof = Callable[[pathlib.Path, str], None]
 """Raises UserError if a file is not of the expected kind; takes its path and its name for messages."""
 
 SCHEMES = ('http', 'https')
-TIMEOUT_S = 60.  # without a byte
+TIMEOUT_S = 60.  # of waiting for the next bytes
 MOST_BYTES = 64 << 30  # of one file; the largest published ViT takes 12 GB in f32
 _CHUNK = 1 << 20
 _OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO, errno.ENOTDIR,

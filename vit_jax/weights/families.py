@@ -157,7 +157,7 @@ _HF_BLOCK = r'^((?:encoder\.layer|decoder\.decoder_layers)\.\d+)\.'
 
 def _of_huggingface(tensors: Tensors) -> Recognised | None:
   kept = _renamed(tensors, (_HF_PREFIX, ''), (r'^cls_classifier', 'classifier'), (r'^layers\.', 'encoder.layer.'),
-                  (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # transformers 5.23 saves so
+                  (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
   if 'embeddings.patch_embeddings.projection.weight' not in kept:
     return None
   kept = _renamed(

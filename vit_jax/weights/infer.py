@@ -67,7 +67,7 @@ def parse(text: str) -> Hints:
 
 
 POOLS = {'token': Pool.CLS, 'tok': Pool.CLS, 'gap': Pool.MEAN, '0': Pool.FIRST, **{one.value: one for one in Pool}}
-UNPOOLED = ('unpooled', 'token_unpooled', 'none')  # of vision_transformer and big_vision
+UNPOOLED = ('unpooled', 'token_unpooled', 'none')  # names in vision_transformer and big_vision
 
 
 def parse_pool(text: str) -> Pool | None:

@@ -53,7 +53,7 @@ PATHS = {
     # running statistics of BatchNorm, in the stem of LV-ViT and in EfficientNet
     'state/stem/norm[123]/(mean|var)': '[W]',
     'state/(stem|top|stage[0-9]+/block[0-9]+/(expand|depthwise|project))/norm/(mean|var)': '[C]',
-    # heads; `head_dist` reads the distillation token
+    # heads; the input of `head_dist` is the distillation token
     '(head|head_dist)/kernel': '[D, C]',
     '(head|head_dist)/bias': '[C]',
     '(head|head_dist)/pre_logits/(kernel|bias)': '[D, D], [D]',

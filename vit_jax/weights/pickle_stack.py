@@ -10,10 +10,10 @@ import math
 import pickletools
 from typing import Any, BinaryIO, NamedTuple
 
-MOST_BYTES = 64 << 20  # of one pickle, which names tensors and does not hold them: DINOv2 g/14 takes 0.2 MB
+MOST_BYTES = 64 << 20  # of one pickle, which does not contain the data of tensors: that of DINOv2 g/14 has 0.2 MB
 MOST_STEPS = 2_000_000  # instructions and copied items; a checkpoint with its optimizer's state takes about 0.1 million
-MOST_AXES = 64  # as NumPy
-MOST_INDEX = 2**32  # of memorized objects: larger ones only make a dictionary slow
+MOST_AXES = 64  # as in NumPy
+MOST_INDEX = 2**32  # of memorized objects; larger numbers only make the dictionary slow
 
 STORAGES = ('FloatStorage', 'DoubleStorage', 'HalfStorage', 'BFloat16Storage', 'LongStorage', 'IntStorage',
             'ShortStorage', 'CharStorage', 'ByteStorage', 'BoolStorage')

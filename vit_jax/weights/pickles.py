@@ -153,7 +153,7 @@ def _tensors(found: Any, branch: str) -> dict[str, Tensor]:
 def _chosen(found: Any, branch: str) -> dict[str, Tensor]:
   """Returns the tensors of a branch, or of the first of `BRANCHES` that exists. Raises ValueError without tensors."""
   found = found[branch] if type(found) is dict and branch else found
-  for _ in range(8):  # a dict may hold itself
+  for _ in range(8):  # a limit, because a dict can contain itself
     if type(found) is not dict or any(type(x) is Tensor for x in found.values()):
       break
     inner = next((name for name in BRANCHES if type(found.get(name)) is dict), None)
@@ -177,7 +177,7 @@ def write_zip(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
     for word in (str(key), 'cpu'):
       _text(out, word)
     _number(out, tensor.size)
-    out.write(b'tQ')  # a tuple, which names a storage
+    out.write(b'tQ')  # a tuple: the persistent id of a storage
     _number(out, 0)
     strides = [int(np.prod(tensor.shape[i + 1:], dtype=np.int64)) for i in range(tensor.ndim)]
     for numbers in (tensor.shape, strides):
@@ -185,7 +185,7 @@ def write_zip(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
       for number in numbers:
         _number(out, number)
       out.write(b't')
-    out.write(b'\x89ccollections\nOrderedDict\n)RtR')  # no gradient, no hooks; call
+    out.write(b'\x89ccollections\nOrderedDict\n)RtR')  # no gradient and no hooks, then the call
   out.write(b'u.')
   with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED, allowZip64=True) as archive:
     archive.writestr('archive/data.pkl', out.getvalue())

@@ -30,7 +30,7 @@ DTYPES: dict[str, Any] = {
     'U8': np.uint8, 'BOOL': np.bool_, 'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E5M2': ml_dtypes.float8_e5m2}
 MOST_HEADER_BYTES = 16 << 20
 """Enough for about 100,000 tensors. The format allows 100 MB, for which Python's JSON can need 2 GB of memory."""
-MOST_AXES = 64  # as NumPy
+MOST_AXES = 64  # as in NumPy
 
 
 class Entry(NamedTuple):
