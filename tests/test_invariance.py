@@ -23,7 +23,7 @@ RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=1, rotate_degrees=10., 
 def config(**model: object) -> schema.Config:
   return schema.Config(image_px=(16, 16), batch_size=32, model=dataclasses.replace(MODEL, **model),
                        objective=schema.Supervised(label_smoothing=.1), head=schema.Head(pre_logits=8),
-                       train=schema.Train(ema=.9))
+                       optimizer=schema.AdamW(clip_norm=1.), train=schema.Train(ema=.9))
 
 
 @functools.cache

@@ -19,12 +19,17 @@ def test_config_arguments_are_words_or_pairs_in_any_order(text: str, want: dict[
 
 @pytest.mark.parametrize(('text', 'said'), [
     ('S/17,v3', ["'S/17': expected one of the known", "'v3': expected one of the known", 'size=B/16 | S/16', 'px=...']),
-    ('size=M/16', ["'size=M/16': expected one of the known arguments"]),
+    ('size=M/16', ["size: expected one of B/16, S/16, got 'M/16'. Did you mean S/16?"]),
     ('B/16,S/16', ['size: expected one value, got B/16 and S/16'])])
 def test_config_arguments_that_are_wrong_are_all_listed_with_the_known_ones(text: str, said: list[str]) -> None:
   with pytest.raises(UserError) as error:
     s.parse_arg(text, **KINDS)
   assert all(part in str(error.value) for part in said), error.value
+
+
+def test_a_config_without_arguments_says_so() -> None:
+  with pytest.raises(UserError, match="expected none after the colon, as this config takes none, got 'S/16'"):
+    s.parse_arg('S/16')
 
 
 def test_the_former_argument_mesh_is_explained() -> None:

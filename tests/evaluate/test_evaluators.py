@@ -139,7 +139,7 @@ def test_a_set_of_other_classes_and_a_split_without_any_are_refused(
   assert run(done, '--config.evals=few', '--config.evals.few.shots=40') == 2
   assert 'evals.few: digits/train[:300]: expected 40 examples of each class' in capsys.readouterr().err
   assert run(done, '--config.evals=test', '--config.evals.test.split=test[5:5]') == 2
-  assert 'it must hold at least one' in capsys.readouterr().err
+  assert 'split test[5:5]: expected at least one of 360 examples, got 5 to 5.' in capsys.readouterr().err
 
 
 def test_two_splits_of_other_classes_do_not_go_together() -> None:

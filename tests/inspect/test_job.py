@@ -12,8 +12,6 @@ from PIL import Image
 
 from vit_jax import main
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
-from vit_jax.inspect import job
 from vit_jax.jobs import build
 from vit_jax.models.vit import vit
 from vit_jax.objectives import mae
@@ -138,10 +136,10 @@ def test_a_masked_autoencoder_reconstructs_masked_patches(tmp_path: pathlib.Path
 
 def test_an_invalid_share_and_missing_weights_are_errors(tmp_path: pathlib.Path,
                                                              capsys: pytest.CaptureFixture[str]) -> None:
-  with pytest.raises(UserError, match='--discard: expected a number from 0 to below 1, such as 0.9, got 1.5'):
-    job._parse_share('1.5')
+  assert main.run(['inspect', f'--to={tmp_path}', '--discard=1.5']) == 2
+  assert "--discard: expected a number, 0 to below 1, got '1.5'." in capsys.readouterr().err
   assert main.run(['inspect', f'--to={tmp_path}']) == 2
-  assert 'needs either --weights=… or --workdir=…' in capsys.readouterr().err
+  assert '--weights: expected either --weights or --workdir, got none' in capsys.readouterr().err
 
 
 def test_with_many_classes_the_map_shows_the_images(weights: list[str], tmp_path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 import runs
 
-from tests.jobs.test_measures import CONFIG
+from tests.evaluate.test_evaluators import CONFIG
 from tests.test_processes import LAUNCH, PROGRAM, environment
 
 pytestmark = pytest.mark.slow(reason='a run and six evaluations of it, most by several processes: about 3 min')

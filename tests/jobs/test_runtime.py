@@ -13,8 +13,8 @@ from vit_jax.jobs import runtime
 COUNT = """
 import os
 import jax
-from vit_jax.jobs import start
-start.start()
+from vit_jax.jobs import runtime
+runtime.start()
 assert jax.device_count() == 3
 names = [open(f'/proc/self/task/{task}/comm').read().strip() for task in os.listdir('/proc/self/task')]
 print(names.count('tf_XLAEigen'))

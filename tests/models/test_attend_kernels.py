@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, Execution, Remat
+from vit_jax.config.schema import AttentionKernel, DType, Execution, Remat
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend, attend_kernels
@@ -129,14 +129,15 @@ def learned(model: schema.ViT) -> tuple[jax.stages.Traced, tuple[np.ndarray, ...
 
 
 @functools.cache
-def learned_by_xla() -> tuple[jax.stages.Traced, tuple[np.ndarray, ...]]:
-  return learned(TINY)
+def learned_by_xla(dtype: DType = DType.F32) -> tuple[jax.stages.Traced, tuple[np.ndarray, ...]]:
+  return learned(dataclasses.replace(TINY, dtype=dtype))
 
 
-@pytest.mark.parametrize('kernel', [AttentionKernel.SPLASH, AttentionKernel.CUDNN])
-def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel) -> None:
-  own, found = learned(dataclasses.replace(TINY, attention=kernel))
-  other, wanted = learned_by_xla()
+@pytest.mark.parametrize(('kernel', 'dtype'), [
+    (AttentionKernel.SPLASH, DType.F32), (AttentionKernel.CUDNN, DType.BF16)])  # cuDNN has no attention in f32
+def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dtype: DType) -> None:
+  own, found = learned(dataclasses.replace(TINY, attention=kernel, dtype=dtype))
+  other, wanted = learned_by_xla(dtype)
   assert own.lower().as_text() == other.lower().as_text()
   assert all(np.isfinite(x).all() and (x == y).all() for x, y in zip(found, wanted, strict=True))
 

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 _START = """
 import pathlib, resource, sys
 from vit_jax.core.errors import UserError
-from vit_jax.loading import files
+from vit_jax.weights import files
 assert 'jax' not in sys.modules
 used = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + MEBIBYTES * 2**20,) * 2)

@@ -174,7 +174,7 @@ def test_weights_that_do_not_fit_are_a_message(tmp_path: pathlib.Path, capsys: p
   words = [f'--config.init_from={tmp_path / "a.npz"}', '--config.length=1 steps',
            f'--config.model.gelu={model().gelu.value}']  # which decides over the weights
   assert train(tmp_path / 'run', *words) == 2
-  assert 'want --config.model.gelu=' in capsys.readouterr().err
+  assert 'model.gelu: expected exact, as in the weights, got tanh.' in capsys.readouterr().err
   assert not (tmp_path / 'run').exists()  # nothing is left of a run that never began
   (tmp_path / 'own').mkdir()
   assert train(tmp_path / 'own', *words) == 2

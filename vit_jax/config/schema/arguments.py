@@ -1,4 +1,6 @@
 """The arguments of a config file, `file.py:arg,arg,key=value`."""
+import difflib
+
 from vit_jax.core.errors import UserError
 
 
@@ -22,12 +24,18 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     if key == 'mesh' and key not in kinds:
       problems.append(f'  {word!r}: a run is laid out for the devices it runs on, and a plan for --topology. Remove '
                       'the argument. It also set bfloat16, which --config.model.dtype=bfloat16 sets.')
-    elif key not in kinds or (any(kinds[key]) and value not in kinds[key]):
+    elif key not in kinds:
       problems.append(f'  {word!r}: expected one of the known arguments')
+    elif any(kinds[key]) and value not in kinds[key]:
+      near = difflib.get_close_matches(value, kinds[key], 1)
+      problems.append(f'  {key}: expected one of {", ".join(filter(None, kinds[key]))}, got {value!r}.'
+                      + (f' Did you mean {near[0]}?' if near else ''))
     elif key in found:
       problems.append(f'  {key}: expected one value, got {found[key]} and {value}')
     else:
       found[key] = value
+  if problems and not kinds:
+    raise UserError(f'arguments: expected none after the colon, as this config takes none, got {text!r}.')
   if problems:
     known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
              for kind, values in kinds.items()]
