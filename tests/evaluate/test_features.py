@@ -130,8 +130,7 @@ def test_features_of_other_weights_are_refused(tmp_path: pathlib.Path) -> None:
   right, wrong = only(tmp_path / 'b', '.json').parent, only(tmp_path / 'a', '.json').parent
   shutil.rmtree(right)
   shutil.copytree(wrong, right)
-  with pytest.raises(UserError, match='is of features by other weights .digest .* in a folder of their name; want .* '
-                                      'removed'):
+  with pytest.raises(UserError, match='features of the evaluated weights .digest .*, got those of others .* Remove '):
     rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b').table(rows.weights())
 
 
@@ -141,7 +140,7 @@ def test_features_of_other_data_in_a_folder_of_this_name_are_refused(tmp_path: p
   info = json.loads(path.read_text())
   info['identity']['data'] = 'elsewhere'
   path.write_text(json.dumps(info))
-  with pytest.raises(UserError, match='is of other features than its folder says .data differ'):
+  with pytest.raises(UserError, match=r'that its folder is named after, got others \(data differ'):
     rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path).table(rows.weights())
 
 

@@ -52,7 +52,7 @@ def test_after_the_last_block_they_are_what_the_head_sees(params: dict, layers: 
 
 @pytest.mark.parametrize('blocks', [(4,), (0,), (-4,), (2, 1), (1, 1), (1, -3)])
 def test_blocks_that_there_are_not_are_refused(blocks: tuple[int, ...], params: dict) -> None:
-  with pytest.raises(UserError, match='cannot be read from a network of 3 blocks; want rising numbers from 1 to 3, or'):
+  with pytest.raises(UserError, match='blocks: expected ascending numbers from 1 to 3, or from -3 to -1'):
     intermediates.read(MODEL, params, IMAGE, blocks)
 
 

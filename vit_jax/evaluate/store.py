@@ -232,12 +232,11 @@ def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) ->
     log.warning('%s cannot be read (%s).', path, error)
     return {}
   if found != weights:
-    raise UserError(f'{path} is of features by other weights (digest {found[:_NAME]}) than those that are evaluated '
-                    f'({weights[:_NAME]}), in a folder of their name; want {path.parent} removed, so that they are '
-                    'extracted anew')
+    raise UserError(f'{path}: expected features of the evaluated weights (digest {weights[:_NAME]}), got those of '
+                    f'others ({found[:_NAME]}). Remove {path.parent}, so that they are extracted again.')
   if other:
-    raise UserError(f'{path} is of other features than its folder says ({", ".join(sorted(other))} differ); want '
-                    f'{path.parent} removed, so that they are extracted anew')
+    raise UserError(f'{path}: expected the features that its folder is named after, got others '
+                    f'({", ".join(sorted(other))} differ). Remove {path.parent}, so that they are extracted again.')
   return info
 
 

@@ -32,8 +32,8 @@ def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequen
   depth = jax.tree.leaves(params['blocks'])[0].shape[0]
   places = [block if block > 0 else depth + 1 + block for block in blocks]
   if sorted(set(places)) != places or not 1 <= places[0] <= places[-1] <= depth:
-    raise UserError(f'blocks {", ".join(map(str, blocks))} cannot be read from a network of {depth} blocks; want '
-                    f'rising numbers from 1 to {depth}, or from -{depth} to -1')
+    raise UserError(f'blocks: expected ascending numbers from 1 to {depth}, or from -{depth} to -1, for a network of '
+                    f'{depth} blocks, got {", ".join(map(str, blocks))}.')
   tokens, before, found = backbone.begin(params, image), 0, []
   for place in places:
     tokens = jax.lax.fori_loop(

@@ -29,8 +29,8 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
                  moment: Any) -> optax.GradientTransformationExtraArgs:
   """The update `m / rate`; the caller multiplies by the rate.
 
-  What is kept is m over the rate of its own update, so that it goes on as `momentum m (last rate / rate)`. Where `ok`
-  is false the state stays as it was.
+  The state holds m divided by the rate of its own update; the next update uses `momentum m (last rate / rate)`. Where
+  `ok` is false the state does not change.
 
   Args:
     schedule: step to learning rate, positive.

@@ -128,8 +128,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   Args:
     source: the training data; images that a teacher has labeled also have `token_labels` and `token_scores`.
     recipe: if in memory, only its resizing is applied here, the rest by `prepare_train(on_device_geometry=True)`.
-    image_px: height, width.
-    batch_size: global.
+    image_px, batch_size: height and width; examples of a global batch.
     seed: of order and host augmentation.
     shard: the rows of the batch that this process makes.
     workers: loader processes; 0 = threads.
@@ -159,11 +158,17 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     make = blocks.TrainBlocks(source, transform, visit, shapes, seed, batch_size, shard)
     start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
-  labels: Labels | None = label_maps.MapLabels(maps) if maps else (
-      TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
+  labels = _labels(source, maps)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
   return TrainLoader(source, start, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
                      labels=labels)
+
+
+def _labels(source: Source, maps: label_maps.LabelMaps | None) -> Labels | None:
+  """What joins the batches beside the records: label maps, or the labels of a teacher."""
+  if maps:
+    return label_maps.MapLabels(maps)
+  return TeacherLabels(source) if isinstance(source, PseudoLabeled) else None
 
 
 def _check_source(source: Source, *, batch_size: int, seed: int) -> None:
