@@ -86,7 +86,7 @@ def ruled(**settings: object) -> dict[str, object]:
     ({'train': Train(sam=Sam(alpha=.4))}, 'train.sam.alpha: expected its default 0.0 with train.sam.rho=0'),
     ({'train': Train(sam=Sam(.1, .6))}, 'train.sam.rho_end: expected at most train.sam.rho=0.1, got 0.6'),
     ({'train': Train(sam=Sam(.6, .1)), 'optimizer': AdamW(schedule=Schedule(Decay.CONSTANT))},
-     'train.sam.rho_end: expected its default -1 with a constant learning rate'),
+     'train.sam.rho_end: expected its default -1.0 with a constant learning rate'),
     ({'train': Train(ema_warmup=schema.EmaWarmup.POWER)}, 'ema_warmup: expected its default ratio with'),
     ({'train': Train(early_stop=EarlyStop('val/top1'))},
      'expected EVALUATION/METRIC with one of the evaluations (test'),
