@@ -13,7 +13,7 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
       `('',)` take any value, as `key=value` only, and default to ''.
 
   Raises:
-    UserError: lists every word that is unknown or given twice, and the known ones.
+    UserError: lists every word that is unknown or given twice, and the known ones; or says what replaced `mesh`.
   """
   found: dict[str, str] = {}
   problems = []
@@ -22,9 +22,10 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     if not equals:
       key, value = next((kind for kind, known in kinds.items() if word in known), ''), word
     if key == 'mesh' and key not in kinds:
-      problems.append(f'  {word!r}: a run is laid out for the devices it runs on, and a plan for --topology. Remove '
-                      'the argument. It also set bfloat16, which --config.model.dtype=bfloat16 sets.')
-    elif key not in kinds:
+      raise UserError(f'arguments: expected none named mesh, got {word!r}: a run is laid out for the devices it runs '
+                      'on, and a plan for --topology. Remove the argument. It also set bfloat16, which '
+                      '--config.model.dtype=bfloat16 sets.')
+    if key not in kinds:
       problems.append(f'  {word!r}: expected one of the known arguments')
     elif any(kinds[key]) and value not in kinds[key]:
       near = difflib.get_close_matches(value, kinds[key], 1)
