@@ -53,14 +53,12 @@ def test_what_a_person_has_set_stays(tmp_path: pathlib.Path, monkeypatch: pytest
 
 def test_runs_on_a_tpu_compile_as_plans_for_it_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(hardware.importlib.util, 'find_spec', lambda name: name)
-  monkeypatch.delenv('LIBTPU_INIT_ARGS', raising=False)
-  environ, own = {'TPU_NAME': 'x'}, {'TPU_NAME': 'x', 'LIBTPU_INIT_ARGS': ''}
-  hardware.choose(environ, root=tmp_path)
-  hardware.choose(own, root=tmp_path)
-  planned = topologies.environment(topologies.parse('v5e:4x4'))
-  assert environ['LIBTPU_INIT_ARGS'] == planned['LIBTPU_INIT_ARGS'] != '' and own['LIBTPU_INIT_ARGS'] == ''
-  monkeypatch.setenv('LIBTPU_INIT_ARGS', '--a=1')
-  assert topologies.environment(topologies.parse('v5e:4x4'))['LIBTPU_INIT_ARGS'] == '--a=1'
+  for own in ('', '--a=1'):
+    environ = {'TPU_NAME': 'x', 'LIBTPU_INIT_ARGS': own}
+    hardware.choose(environ, root=tmp_path)
+    monkeypatch.setenv('LIBTPU_INIT_ARGS', own)
+    planned = topologies.environment(topologies.parse('v5e:4x4'))['LIBTPU_INIT_ARGS']
+    assert environ['LIBTPU_INIT_ARGS'] == planned and own in planned and 'windowed_einsum' in planned
 
 
 def test_a_machine_without_accelerator_and_one_told_so_compute_on_the_cpu(tmp_path: pathlib.Path) -> None:

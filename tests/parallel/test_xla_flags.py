@@ -30,16 +30,20 @@ def test_what_is_on_by_itself_has_a_known_effect() -> None:
   assert not [flag.text for flag in flags if flag.default and flag.effect == 'not measured']
 
 
-def test_a_variable_that_is_set_is_left_as_it_is() -> None:
-  empty: dict[str, str] = {}
-  for platform in xla_flags.FLAGS:
-    xla_flags.choose(empty, platform)
-  assert empty == {'LIBTPU_INIT_ARGS': xla_flags.defaults('tpu')} and 'windowed_einsum' in xla_flags.defaults('tpu')
-  for own in ('', '--a=1'):
-    environ = {'LIBTPU_INIT_ARGS': own, 'XLA_FLAGS': own}
-    for platform in xla_flags.FLAGS:
-      xla_flags.choose(environ, platform)
-    assert environ == {'LIBTPU_INIT_ARGS': own, 'XLA_FLAGS': own}
+@pytest.mark.parametrize('own', ['', '--a=1', ' --a=1  --b="2 3"'])
+def test_default_flags_are_added_to_the_flags_of_the_user(own: str) -> None:
+  environ = {'LIBTPU_INIT_ARGS': own, 'XLA_FLAGS': own} if own else {}
+  for platform in (*xla_flags.FLAGS, *xla_flags.FLAGS):  # a process of a process adds nothing again
+    xla_flags.choose(environ, platform)
+  default = '--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
+  assert environ.pop('LIBTPU_INIT_ARGS') == f'{default} {own.strip()}'.strip() and xla_flags.defaults('tpu') == default
+  assert environ == ({'XLA_FLAGS': own} if own else {})  # no flag of other platforms is set by default
+
+
+def test_the_user_changes_a_default_flag_by_setting_it() -> None:
+  environ = {'LIBTPU_INIT_ARGS': '--a=1 --xla_jf_spmd_threshold_for_windowed_einsum_mib=7'}
+  xla_flags.choose(environ, 'tpu')
+  assert environ == {'LIBTPU_INIT_ARGS': '--a=1 --xla_jf_spmd_threshold_for_windowed_einsum_mib=7'}
 
 
 def test_the_table_is_printed_and_the_switches_of_a_platform_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ _GPU_PLUGINS = ('jax_cuda13_plugin', 'jax_cuda12_plugin')
 
 
 def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> None:
-  """Sets the XLA flags, and `JAX_PLATFORMS` if libtpu is installed without a TPU; variables that are set stay."""
+  """Adds the XLA flags, and sets `JAX_PLATFORMS` if libtpu is installed without a TPU; what the user sets stays."""
   is_tpu, has_gpu = has_tpu(environ, root), (root / 'dev/nvidiactl').exists()
   xla_flags.choose(environ, 'tpu' if is_tpu else 'gpu' if has_gpu else 'cpu')
   if found := platforms(environ, root=root):

@@ -1,9 +1,10 @@
 """XLA flags by platform: their purpose, and their known effect.
 
 Only a flag whose effect is known is set by default; the others are set by the user in the variable that jax reads at
-its start: `XLA_FLAGS='--a=1 --b=2' vit-jax train …`. A variable that is set, even to
-nothing, is not changed. `python -m vit_jax.parallel.xla_flags` prints the table, and with the name of a
-platform its flags alone; `launch/gpu_check.sh` times the flags of GPUs one by one.
+its start: `XLA_FLAGS='--a=1 --b=2' vit-jax train …`. The default flags are added to the user's own, except a flag that
+the user sets: `LIBTPU_INIT_ARGS='--c=3'` keeps the defaults and adds `--c=3`. `python -m vit_jax.parallel.xla_flags`
+prints the table, and with the name of a platform its flags alone; `launch/gpu_check.sh` times the flags of GPUs one by
+one.
 
 XLA aborts at its start if it does not know a flag; the tests try all of them. Imports no jax.
 """
@@ -18,7 +19,7 @@ VARIABLES = {'tpu': 'LIBTPU_INIT_ARGS', 'gpu': 'XLA_FLAGS', 'cpu': 'XLA_FLAGS'}
 
 
 class Flag(NamedTuple):
-  """A flag. `effect`: what was measured, and where; `default`: set unless the variable is set."""
+  """A flag. `effect`: what was measured, and where; `default`: set unless the user sets this flag."""
   text: str
   purpose: str
   effect: str
@@ -52,10 +53,21 @@ def defaults(platform: str) -> str:
   return ' '.join(flag.text for flag in FLAGS[platform] if flag.default)
 
 
+def merged(platform: str, own: str) -> str:
+  """The user's `own` flags of a platform after its default ones, without a default that the user sets too."""
+  names = {_name(text) for text in own.split()}
+  added = [flag.text for flag in FLAGS[platform] if flag.default and _name(flag.text) not in names]
+  return ' '.join([*added, *filter(None, [own.strip()])])
+
+
+def _name(text: str) -> str:
+  return text.partition('=')[0]
+
+
 def choose(environ: MutableMapping[str, str], platform: str) -> None:
-  """Sets the variable of a platform to its default flags unless it is set; call it before jax starts."""
+  """Adds the default flags of a platform to its variable; call it before jax starts."""
   if defaults(platform):
-    environ.setdefault(VARIABLES[platform], defaults(platform))
+    environ[VARIABLES[platform]] = merged(platform, environ.get(VARIABLES[platform], ''))
 
 
 def table() -> str:

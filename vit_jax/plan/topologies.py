@@ -149,7 +149,7 @@ def environment(topology: Topology) -> dict[str, str]:
   match topology.chip.platform:
     case 'tpu':  # no TPU: no metadata server, a shared library, computation on the CPU
       return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-              'LIBTPU_INIT_ARGS': os.environ.get('LIBTPU_INIT_ARGS', xla_flags.defaults('tpu')),
+              'LIBTPU_INIT_ARGS': xla_flags.merged('tpu', os.environ.get('LIBTPU_INIT_ARGS', '')),
               'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
     case 'cpu':
       flags = re.sub(r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
