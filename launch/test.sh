@@ -2,6 +2,8 @@
 # Installs the dependencies of the tests, then lints, checks types and runs the tests. Arguments are passed to pytest:
 #   bash launch/test.sh tests/record -k clock      selected tests
 #   bash launch/test.sh -m slow                    the slow tests
+#   bash launch/test.sh -m ''                      all tests
+#   bash launch/test.sh --changed                  those that your changes since main can affect, and the same arguments
 # TEST_WORKERS sets the number of test processes (0 = no extra process).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,6 +16,17 @@ export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="${JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS:-0.2}"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 
+# The tests start many programs, which read compiled modules faster than they compile them.
+export PYTHONDONTWRITEBYTECODE=
+
+chosen=()
+if [ "${1:-}" = --changed ]; then
+  shift
+  files="$("$VENV/bin/python" -m tests.changed)"
+  if [ -z "$files" ]; then exit 0; fi
+  mapfile -t chosen <<< "$files"
+fi
+
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m mypy
-exec "$VENV/bin/python" -m pytest --durations=15 -n "${TEST_WORKERS:-2}" --dist loadgroup "$@"
+exec "$VENV/bin/python" -m pytest --durations=15 -n "${TEST_WORKERS:-2}" --dist loadgroup "${chosen[@]}" "$@"

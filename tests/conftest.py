@@ -1,8 +1,11 @@
 """Settings of the whole suite: eight simulated devices, strict ranks, no network, one compilation cache."""
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import pathlib
+import resource
 import signal
 import socket
 import sys
@@ -37,6 +40,21 @@ runtime.widen_pool(8)
 jax.devices()
 del os.environ['PJRT_NPROC']  # programs that tests start have a device or two; jobs that run in here have this pool
 runtime.widen_pool = lambda num_devices: None
+
+
+LIMIT_GIB = 1.5
+"""Memory of a worker above which it releases its compiled programs after a module of tests."""
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compiled_programs() -> Iterator[None]:
+  """Releases compiled programs, which otherwise take several GiB towards the end of the suite."""
+  yield
+  status = pathlib.Path('/proc/self/statm')
+  if status.exists() and int(status.read_text().split()[1]) * resource.getpagesize() > LIMIT_GIB * 2**30:
+    jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # without it, freed memory stays with the process
 
 
 @pytest.fixture(autouse=True)
