@@ -5,6 +5,7 @@ import ast
 import pathlib
 import subprocess
 import sys
+import textwrap
 from collections.abc import Collection
 
 import pytest
@@ -108,11 +109,35 @@ def test_no_module_is_a_place_for_everything() -> None:
   assert not names & {'utils', 'helpers', 'misc', 'common'}
 
 
-def test_help_and_import_start_neither_jax_nor_flax() -> None:
-  code = ('import sys, vit_jax, vit_jax.main; assert vit_jax.main.run(["--help"]) == 0; '
-          'print(sorted({"jax", "flax", "grain", "numpy"} & set(sys.modules)))')
-  out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-  assert out.strip().endswith('[]')
+SLOW = ('cv2', 'tensorboardX', 'grain', 'sklearn', 'matplotlib', 'tensorflow_datasets', 'ml_collections', 'orbax',
+        'google.protobuf', 'google_crc32c', 'tensorflow', 'jax.experimental.pallas.ops')
+"""Packages that only the code that uses them imports."""
+STARTS = {
+    'the package, its help and a wrong flag': """
+        import vit_jax, vit_jax.main
+        assert vit_jax.main.run(['--help']) == 0 and vit_jax.main.run(['list', '--fast']) == 2
+        """,
+    'a run on data in memory, up to its first step': """
+        import pathlib, tempfile
+        from vit_jax.config import schema as s
+        from vit_jax.jobs import predict, runtime, train
+        runtime.start()
+        model = s.ViT(patch=8, width=8, depth=1, heads=1, mlp=8)
+        config = s.Config(name='x', batch_size=8, length='2 steps', image_px=(16, 16), model=model, evals={},
+                          data=s.Data(source='synthetic', recipe=s.Recipe(crop=s.Crop.RESIZE)))
+        with tempfile.TemporaryDirectory() as folder:
+          run = train.Run(config, pathlib.Path(folder), 0.)
+          assert run.checkpointer.restore(run.parts.program.abstract_state, run.parts.program.shardings) is None
+          assert len(next(run.loader.batches(0))['image']) == 8
+        """}
+
+
+@pytest.mark.parametrize('start', STARTS)
+def test_a_start_imports_only_what_it_uses(start: str) -> None:
+  unused = SLOW if 'run' in start else (*SLOW, 'jax', 'flax', 'numpy')
+  code = f'{textwrap.dedent(STARTS[start])}\nimport sys\nprint(sorted({set(unused)} & sys.modules.keys()))'
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+  assert done.stdout.strip().endswith('[]'), done.stdout + done.stderr
 
 
 def test_configs_are_not_written_to_after_overrides() -> None:

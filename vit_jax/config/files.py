@@ -5,10 +5,9 @@ import dataclasses
 import difflib
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from ml_collections import config_dict
 
 from vit_jax.config import json_files, overrides, parts, python_files, schema
 from vit_jax.core.errors import UserError
@@ -120,7 +119,7 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   if path.suffix == '.json':
     return json_files.read(path)
   found = python_files.run(path, arguments)
-  if isinstance(found, config_dict.ConfigDict):
+  if _is_config_dict(found):
     try:
       return parts.from_plain(_plain(found), models=models)
     except UserError as error:
@@ -131,9 +130,15 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   return found
 
 
+def _is_config_dict(value: Any) -> bool:
+  """Whether a value is a ConfigDict, whose package is imported only by files that use it."""
+  package = sys.modules.get('ml_collections')
+  return package is not None and isinstance(value, package.ConfigDict)
+
+
 def _plain(value: Any) -> Any:
   """A ConfigDict as nested dicts and lists."""
-  if isinstance(value, config_dict.ConfigDict | Mapping):
+  if _is_config_dict(value) or isinstance(value, Mapping):
     return {name: _plain(one) for name, one in value.items()}
   return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 

@@ -14,17 +14,21 @@ import dataclasses
 import enum
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
-
-from absl import flags
-from ml_collections import config_flags
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import evaluations, parts, renamed, schema
 from vit_jax.config.schema.checks import nearest
+from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
 
-UNREADABLE = (flags.Error, ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
-"""What `ml_collections` raises for values that it cannot read; it evaluates tuples as Python."""
+if TYPE_CHECKING:
+  from absl import flags
+  from ml_collections import config_flags
+else:
+  flags, config_flags = lazy.Module('absl.flags'), lazy.Module('ml_collections.config_flags')
+
+UNREADABLE = (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
+"""What `ml_collections` raises, beside `flags.Error`, for values that it cannot read; it evaluates tuples as Python."""
 
 
 class Setting(NamedTuple):
@@ -145,7 +149,7 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
     now = known[name].value
     try:
       parsed = {setting.name: setting.value for setting in fields(_parse(config, [override]))}
-    except UNREADABLE as error:
+    except (flags.Error, *UNREADABLE) as error:
       yield f'config.{name}: expected {_expected(now, error)}, got {shorten(value)!r}.{_new_choice(now, value)}'
       return
     if isinstance(now, tuple) and not known[name].is_open and len(parsed[name]) != len(now):

@@ -10,10 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import rich.console
-import rich.progress
+from vit_jax.core import lazy
+
+if TYPE_CHECKING:
+  from rich import console as consoles
+  from rich import progress as bars
+else:
+  consoles, bars = lazy.Module('rich.console'), lazy.Module('rich.progress')
 
 _LINE_EVERY_S = 10.
 
@@ -38,8 +43,8 @@ class Progress:
     self._values: dict[str, float] = {}
     self._line_at_s: float | None = None
     self._line = ''
-    self._bar: rich.progress.Progress | None = None
-    self._task = rich.progress.TaskID(0)
+    self._bar: bars.Progress | None = None
+    self._task: bars.TaskID
     self._handlers: list[logging.StreamHandler[TextIO]] = []
     self._before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
     if shown and self._stream.isatty():
@@ -74,10 +79,10 @@ class Progress:
 
   def _open_bar(self) -> None:
     before = self._before = (sys.stdout, sys.stderr)
-    console = rich.console.Console(file=self._stream)
-    self._bar = rich.progress.Progress(
-      rich.progress.TextColumn('{task.completed:,.0f}/{task.total:,.0f}'), rich.progress.BarColumn(None),
-      rich.progress.TaskProgressColumn(), rich.progress.TextColumn('{task.fields[text]}', markup=False),
+    console = consoles.Console(file=self._stream)
+    self._bar = bars.Progress(
+      bars.TextColumn('{task.completed:,.0f}/{task.total:,.0f}'), bars.BarColumn(None),
+      bars.TaskProgressColumn(), bars.TextColumn('{task.fields[text]}', markup=False),
       console=console, refresh_per_second=4, expand=True)
     self._task = self._bar.add_task('', total=max(self._total, 1), completed=self._start, text='starting')
     self._bar.start()

@@ -1,17 +1,28 @@
 """Writes scalars for TensorBoard to an event file, one for each start of a run.
 
-The calling thread writes the file. The writer thread of tensorboardX is not used: it ends when the disk is full, and
-its caller then waits forever.
+The format is encoded here, as the package that has it takes as long to import as jax does. An event file is a sequence
+of frames: u64 length, u32 checksum of the length, content, u32 checksum of the content (little endian; CRC-32C, rotated
+right by 15 bits, plus a constant). The content is an `Event` message (tensorflow/core/util/event.proto and
+framework/summary.proto) in the wire format of protocol buffers.
 """
 from __future__ import annotations
 
+import math
 import os
+import re
+import socket
+import struct
 import time
 
-from tensorboardX import event_file_writer, summary
-from tensorboardX.proto import event_pb2
-
 FLUSH_S = 10.
+_VERSION = b'brain.Event:2'
+_START = b'\x08\x01'  # SessionLog { status (1): START (1) }
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # fields of Event
+_VALUE, _TAG, _SIMPLE_VALUE = 1, 1, 2  # of Summary; of its values
+_NOT_IN_TAGS = re.compile(r'[^-/\w.]')
+_MASK_DELTA = 0xA282EAD8
+_POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
 
 
 class Board:
@@ -27,24 +38,80 @@ class Board:
   """
 
   def __init__(self, folder: str, *, purge_step: int | None) -> None:
-    # The name is unique even for two starts within a second, because opening an event file truncates it.
-    self._events = event_file_writer.EventsWriter(os.path.join(folder, 'events'), f'.{time.time_ns()}')
+    # The name is unique even for two starts within a second.
+    name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}'
+    self._file = open(os.path.join(folder, name), 'wb')
     self._flushed_s = time.monotonic()
+    self._add(_bytes(_FILE_VERSION, _VERSION))
     if purge_step is not None:
-      started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-      self._add(event_pb2.Event(session_log=started), purge_step)
+      self._add(_varint(_STEP, purge_step) + _bytes(_SESSION_LOG, _START))
 
   def add_scalar(self, name: str, value: float, step: int) -> None:
-    """Adds a value; a later call writes it to the file once `FLUSH_S` have passed."""
-    self._add(event_pb2.Event(summary=summary.scalar(name, value)), step)
+    """Adds a value; a later call writes it to the file once `FLUSH_S` have passed.
+
+    Characters that TensorBoard does not allow in a name become `_`.
+    """
+    tag = _NOT_IN_TAGS.sub('_', name).lstrip('/').encode()
+    number = _bytes(_TAG, tag) + _key(_SIMPLE_VALUE, _FIXED32) + _float32(value)
+    self._add(_varint(_STEP, step) + _bytes(_SUMMARY, _bytes(_VALUE, number)))
     if time.monotonic() - self._flushed_s > FLUSH_S:
-      self._events.flush()
+      self._file.flush()
       self._flushed_s = time.monotonic()
 
   def close(self) -> None:
     """Writes buffered values, and closes the file."""
-    self._events.close()
+    self._file.close()
 
-  def _add(self, event: event_pb2.Event, step: int) -> None:
-    event.wall_time, event.step = time.time(), step
-    self._events.write_event(event)
+  def _add(self, event: bytes) -> None:
+    event = _key(_WALL_TIME, _FIXED64) + struct.pack('<d', time.time()) + event
+    size = struct.pack('<Q', len(event))
+    self._file.write(size + _checksum(size) + event + _checksum(event))
+
+
+def _key(field: int, wire_type: int) -> bytes:
+  return bytes([field << 3 | wire_type])
+
+
+def _number(value: int) -> bytes:
+  """Returns a whole number of 0 or more as a varint: 7 bits a byte, the lowest first."""
+  found = bytearray()
+  while value > 127:
+    found.append(value & 127 | 128)
+    value >>= 7
+  return bytes([*found, value])
+
+
+def _varint(field: int, value: int) -> bytes:
+  return _key(field, _VARINT) + _number(value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+  return _key(field, _BYTES) + _number(len(value)) + value
+
+
+def _float32(value: float) -> bytes:
+  try:
+    return struct.pack('<f', value)
+  except OverflowError:
+    return struct.pack('<f', math.copysign(math.inf, value))
+
+
+def _table() -> tuple[int, ...]:
+  """Returns the CRC-32C of each byte."""
+  found = []
+  for byte in range(256):
+    for _ in range(8):
+      byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    found.append(byte)
+  return tuple(found)
+
+
+_CRC = _table()
+
+
+def _checksum(data: bytes) -> bytes:
+  crc = 0xFFFFFFFF
+  for byte in data:
+    crc = _CRC[(crc ^ byte) & 255] ^ crc >> 8
+  crc ^= 0xFFFFFFFF
+  return struct.pack('<I', ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)

@@ -10,19 +10,24 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as managers
 
 from vit_jax.config import schema
-from vit_jax.core import os_errors, trees
+from vit_jax.core import lazy, os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.record import checkpoint_files, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
 from vit_jax.train.state import TrainState
+
+if TYPE_CHECKING:
+  import orbax.checkpoint as ocp
+  from orbax.checkpoint import checkpoint_managers as managers
+else:
+  ocp = lazy.Module('orbax.checkpoint')
+  managers = lazy.Module('orbax.checkpoint.checkpoint_managers')
 
 LOWER_IS_BETTER = ('nll', 'loss', 'ece')
 log = logging.getLogger('vit_jax.train')
@@ -74,9 +79,7 @@ class Checkpointer:
   def __init__(self, folder: storage.PathLike, *, keep: Keep):
     self.reader = checkpoint_reader.Reader(folder)
     self.folder = self.reader.folder
-    self._options = ocp.CheckpointManagerOptions(
-        preservation_policy=keep.policy(), enable_async_checkpointing=True, create=True,
-        cleanup_tmp_directories=True)
+    self._keep = keep
     self._opened: ocp.CheckpointManager | None = None
     self._is_pending = False
 
@@ -101,8 +104,14 @@ class Checkpointer:
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
                         'run the same command again.') from None
       raise
-    self._manager()
+    if jax.process_count() > 1 or self._has_files():
+      self._manager()
+    else:  # a new run trains its first steps before it imports Orbax
+      self._guard(lambda: self.folder.mkdir(parents=True, exist_ok=True))
     return found
+
+  def _has_files(self) -> bool:
+    return self.folder.is_dir() and next(iter(self.folder.iterdir()), None) is not None
 
   def save(self, step: int, state: TrainState, *, data: Mapping[str, Any], meta: Mapping[str, Any],
            metrics: Mapping[str, float]) -> str:
@@ -163,7 +172,10 @@ class Checkpointer:
       except os_errors.Damaged as error:
         log.warning('checkpoint %d is damaged and set aside: %s', step, error)
         self._set_aside(step)
-    self._opened = ocp.CheckpointManager(self.folder, options=self._options, item_names=(*ITEMS, 'data', 'meta'))
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=self._keep.policy(), enable_async_checkpointing=True, create=True,
+        cleanup_tmp_directories=True)
+    self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'data', 'meta'))
 
   def _guard(self, action: Callable[[], object]) -> None:
     try:

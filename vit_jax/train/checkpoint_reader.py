@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from vit_jax.core import trees
+from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged, Obstacle
 from vit_jax.core.types import PyTree
 from vit_jax.record import checkpoint_files, storage
 from vit_jax.train.state import TrainState
+
+if TYPE_CHECKING:
+  import orbax.checkpoint as ocp
+else:
+  ocp = lazy.Module('orbax.checkpoint')
 
 ITEMS = ('params', 'opt', 'extra')
 T = TypeVar('T')

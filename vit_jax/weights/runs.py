@@ -12,19 +12,23 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from vit_jax.config import json_files, provenance, schema
 from vit_jax.config.schema import Geometry, Interpolation
-from vit_jax.core import trees
+from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.record import checkpoint_files
+
+if TYPE_CHECKING:
+  import orbax.checkpoint as ocp
+else:
+  ocp = lazy.Module('orbax.checkpoint')
 
 log = logging.getLogger('vit_jax.weights')
 _SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')

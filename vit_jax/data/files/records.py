@@ -17,16 +17,24 @@ import os
 import pathlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
+from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import access, open_files
 from vit_jax.data.image.headers import BadImage
+
+if TYPE_CHECKING:
+  import google_crc32c
+  from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+else:
+  google_crc32c = lazy.Module('google_crc32c')
+  descriptor_pb2, descriptor_pool, message, message_factory = (
+      lazy.Module(f'google.protobuf.{name}') for name in ('descriptor_pb2', 'descriptor_pool', 'message',
+                                                          'message_factory'))
 
 log = logging.getLogger('vit_jax.data')
 

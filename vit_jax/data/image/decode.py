@@ -11,15 +11,20 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vit_jax.core import lazy
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import headers
 from vit_jax.data.image.headers import AS_STORED, BadImage, DecodeOptions
+
+if TYPE_CHECKING:
+  import cv2
+else:
+  cv2 = lazy.Module('cv2')
 
 PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin.TiffImageFile',
                   'avif': 'AvifImagePlugin.AvifImageFile', 'jp2': 'Jpeg2KImagePlugin.Jpeg2KImageFile',
@@ -29,7 +34,6 @@ _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, At
            RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
            Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
-_READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 _JPEG_START, _JPEG_SCAN, _JPEG_END = b'\xff\xd8', b'\xff\xda', b'\xff\xd9'
 
 FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
@@ -99,7 +103,7 @@ def decode(encoded: bytes, options: DecodeOptions = AS_STORED) -> HostArray:
   if kind == 'jpeg':
     check_end(encoded)
   try:
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _READ)
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
   except cv2.error as error:
     if error.code == cv2.Error.StsNoMem:
       raise MemoryError(f'{header.width:,} x {header.height:,} px') from error

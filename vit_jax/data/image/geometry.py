@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import cv2
 import numpy as np
 from PIL import Image
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.core import lazy
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.image.crops import center, fractions
 from vit_jax.data.image.decode import Window
+
+if TYPE_CHECKING:
+  import cv2
+else:
+  cv2 = lazy.Module('cv2')
 
 MAX_ENLARGEMENT = 32
 """Up to this multiple of the crop's pixels, an image is enlarged before the crop; above it, only the crop is."""
@@ -179,9 +184,13 @@ def shift(image: HostArray, *, down_px: int, right_px: int) -> HostArray:
   return moved
 
 
-def warp_affine(image: HostArray, matrix: Sequence[Sequence[float]], *, interpolation: int = cv2.INTER_LINEAR,
+def warp_affine(image: HostArray, matrix: Sequence[Sequence[float]], *, interpolation: int | None = None,
                 fill: Sequence[int] = (0, 0, 0)) -> HostArray:
-  """Samples `image [H, W, 3] u8` at `matrix [2, 3] @ (column, row, 1)` with an OpenCV interpolation; `fill` outside."""
+  """Samples `image [H, W, 3] u8` at `matrix [2, 3] @ (column, row, 1)` with an OpenCV interpolation; `fill` outside.
+
+  The interpolation is bilinear if it is None.
+  """
+  interpolation = cv2.INTER_LINEAR if interpolation is None else interpolation
   height, width = image.shape[:2]
   return cv2.warpAffine(image, np.asarray(matrix, np.float64), (width, height),
                         flags=interpolation | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_CONSTANT,

@@ -29,14 +29,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import cv2
 import numpy as np
 
 from vit_jax.config.schema import Interpolation, OpTable, RandAugment
+from vit_jax.core import lazy
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import colors, geometry
+
+if TYPE_CHECKING:
+  import cv2
+else:
+  cv2 = lazy.Module('cv2')
 
 TIMM = ('autocontrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize', 'solarize_add', 'color', 'contrast',
         'brightness', 'sharpness', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
@@ -44,8 +49,6 @@ OPERATIONS = {OpTable.AUGREG: (*TIMM, 'cutout'), OpTable.TIMM: TIMM}
 MAX_LEVEL = 10
 FILL = (128, 128, 128)  # of AUGREG
 MAX_SHIFT = 7  # of a uint8 in TensorFlow's bitwise operations
-_INTERPOLATION = {Interpolation.BILINEAR: cv2.INTER_LINEAR, Interpolation.AREA: cv2.INTER_LINEAR,
-                  Interpolation.BICUBIC: cv2.INTER_CUBIC}
 _WEIGHTS = np.array([0.2989, 0.5870, 0.1140], np.float32)  # of R, G, B in gray
 _GRAY = (np.arange(256, dtype=np.float32) * np.float32(1 / 255))[None, :, None] * _WEIGHTS
 _TO_LEVELS = np.float32(255.5)  # TensorFlow's conversion of a float image to uint8
@@ -65,7 +68,8 @@ def style(settings: RandAugment, *, interpolation: Interpolation, mean: Sequence
   """Returns the style of a table; `mean` of RGB in [0, 1]."""
   if settings.table is OpTable.AUGREG:
     return Style(cv2.INTER_NEAREST, FILL)
-  return Style(_INTERPOLATION[interpolation], tuple(min(255, round(255 * m)) for m in mean))
+  linear_or_cubic = cv2.INTER_CUBIC if interpolation is Interpolation.BICUBIC else cv2.INTER_LINEAR
+  return Style(linear_or_cubic, tuple(min(255, round(255 * m)) for m in mean))
 
 
 def randaugment(image: HostArray, settings: RandAugment, rng: np.random.Generator, *, style: Style) -> HostArray:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
+import pathlib
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +14,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
+DIGITS_FILE = 'datasets/data/digits.csv.gz'  # in scikit-learn 0.18 to 1.9
 DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0   # 1,437 for training, 360 for testing
 SYNTHETIC_EXAMPLES, SYNTHETIC_CLASSES = 1_000, 10
 SYNTHETIC_IMAGES = 61  # distinct images; a prime, so that each is combined with every class
@@ -45,15 +48,25 @@ def open_digits(split: str) -> Source:
 
   `train` and `test` have 1,437 and 360 of them, with equal class proportions, drawn with a fixed seed.
   """
-  from sklearn import datasets
   split = splits.resolve(split, ('train', 'test'), source='digits')
-  digits = datasets.load_digits()
-  mixed = np.random.Generator(np.random.Philox(key=DIGITS_SEED)).permutation(len(digits.target))
-  kept, held = splits.hold_out(digits.target[mixed], DIGITS_HELD_OUT)
+  levels, label = _read_digits()
+  mixed = np.random.Generator(np.random.Philox(key=DIGITS_SEED)).permutation(len(label))
+  kept, held = splits.hold_out(label[mixed], DIGITS_HELD_OUT)
   rows = mixed[kept if split == 'train' else held]
-  image = np.round(digits.images[rows, :, :, None] * (255 / 16)).astype(np.uint8)
-  return Arrays(image, digits.target[rows].astype(np.int32), name=f'digits/{split}',
+  image = np.round(levels[rows].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+  return Arrays(image, label[rows].astype(np.int32), name=f'digits/{split}',
                 class_names=tuple(str(i) for i in range(10)))
+
+
+@functools.lru_cache
+def _read_digits() -> tuple[HostArray, HostArray]:
+  """Returns levels `[S, 64]` from 0 to 16 and labels `[S]` of the file in scikit-learn, which takes 1 s to import."""
+  package = importlib.util.find_spec('sklearn')
+  if package is None or package.origin is None:
+    raise UserError('data.source: expected scikit-learn, whose digits these are, got no such package. Install '
+                    'scikit-learn.')
+  rows = np.loadtxt(pathlib.Path(package.origin).parent / DIGITS_FILE, delimiter=',')
+  return rows[:, :-1], rows[:, -1].astype(int)
 
 
 class Synthetic:

@@ -14,11 +14,11 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 
+from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import checksums, open_files, records
@@ -26,6 +26,11 @@ from vit_jax.data.image import decode, headers
 from vit_jax.data.pipeline import order
 from vit_jax.data.source import UNKNOWN, Source, most_labels
 from vit_jax.data.sources import prepared
+
+if TYPE_CHECKING:
+  import cv2
+else:
+  cv2 = lazy.Module('cv2')
 
 _CHUNK = 64  # examples converted at a time
 log = logging.getLogger('vit_jax.data')

@@ -15,19 +15,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, checks
-from vit_jax.core import numerics
+from vit_jax.core import lazy, numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
+
+if TYPE_CHECKING:
+  from jax.experimental.pallas.ops.tpu import splash_attention
+else:
+  splash_attention = lazy.Module('jax.experimental.pallas.ops.tpu.splash_attention')
 
 log = logging.getLogger('vit_jax.models')
 
