@@ -48,7 +48,7 @@ def test_maps_of_the_last_block_are_the_rows_that_are_read() -> None:
 
 
 def test_the_fewest_tokens_that_hold_the_mass_are_kept() -> None:
-  kept = maps.keep_mass(jnp.asarray([[.1, .35, .05, .3, .2], [.9, .02, .03, .03, .02]]), .6)
+  kept = maps.keep_mass(np.array([[.1, .35, .05, .3, .2], [.9, .02, .03, .03, .02]]), .6)
   np.testing.assert_array_equal(kept, [[False, True, False, True, False], [True, False, False, False, False]])
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from vit_jax.core.types import Array
+from vit_jax.core.types import Array, HostArray
 
 
 def rollout(attentions: Iterable[Array], readout_weights: Array, *, discard: float = 0.) -> Array:
@@ -54,13 +56,13 @@ def head_maps(attention: Array, readout_weights: Array, num_patches: int) -> Arr
   return jnp.einsum('bm,bamk->bak', readout_weights, attention)[..., -num_patches:]
 
 
-def keep_mass(maps: Array, mass: float) -> Array:
+def keep_mass(maps: HostArray, mass: float) -> HostArray:
   """Marks the smallest set of tokens with at least `mass` of a map `[..., N]`: bool (DINO uses 0.6)."""
-  order = jnp.argsort(-maps, -1)
-  ordered = jnp.take_along_axis(maps, order, -1)
-  before = jnp.cumsum(ordered, -1) - ordered
+  order = np.argsort(-maps, -1, kind='stable')
+  ordered = np.take_along_axis(maps, order, -1)
+  before = np.cumsum(ordered, -1) - ordered
   kept = before < mass * maps.sum(-1, keepdims=True)
-  return jnp.take_along_axis(kept, jnp.argsort(order, -1), -1)
+  return np.take_along_axis(kept, np.argsort(order, -1), -1)
 
 
 def relevance(pairs: Iterable[tuple[Array, Array]], readout_weights: Array) -> Array:
@@ -76,6 +78,11 @@ def relevance(pairs: Iterable[tuple[Array, Array]], readout_weights: Array) -> A
   """
   row = readout_weights
   for attention, gradient in pairs:
-    weights = jnp.maximum(attention * gradient, 0.).mean(1)
-    row = row + jnp.einsum('bm,bmk->bk', row, weights)
+    row = _with_layer(row, attention, gradient)
   return row - readout_weights
+
+
+@jax.jit
+def _with_layer(row: Array, attention: Array, gradient: Array) -> Array:
+  """Returns `row [B, M]` with the relevance through one more layer."""
+  return row + jnp.einsum('bm,bmk->bk', row, jnp.maximum(attention * gradient, 0.).mean(1))

@@ -15,7 +15,8 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect.figures import COLORS, shorten
+from vit_jax.inspect.figures import COLORS
+from vit_jax.inspect.sheets import shorten
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes

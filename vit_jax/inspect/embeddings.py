@@ -8,6 +8,8 @@ import numpy as np
 
 from vit_jax.core.types import HostArray
 
+EXACT = 100  # images up to which t-SNE sums over all pairs
+
 
 def filter_components(kernel: HostArray, count: int) -> tuple[HostArray, HostArray]:
   """Principal components of the patch embedding's filters (ViT paper, Figure 7 left, which shows 28).
@@ -115,9 +117,14 @@ def leave_one_out(features: HostArray, labels: HostArray, neighbours: int) -> fl
 
 
 def flat_map(features: HostArray, *, seed: int) -> HostArray:
-  """Returns coordinates of images in the plane, `[S, 2]`, by principal components and t-SNE (scikit-learn)."""
+  """Returns coordinates of images in the plane, `[S, 2]`, by principal components and t-SNE (scikit-learn).
+
+  Up to `EXACT` images, gradients are exact sums over pairs in NumPy. The approximation of scikit-learn for more images
+  starts all threads of the machine in each of its 1,000 iterations, which takes far longer for few images.
+  """
   from sklearn.decomposition import PCA
   from sklearn.manifold import TSNE
   reduced = PCA(min(50, *features.shape), random_state=seed).fit_transform(np.asarray(features, np.float64))
   perplexity = min(30., max(2., (len(features) - 1) / 3))
-  return TSNE(perplexity=perplexity, init='pca', random_state=seed).fit_transform(reduced)
+  method = 'exact' if len(features) <= EXACT else 'barnes_hut'
+  return TSNE(perplexity=perplexity, init='pca', random_state=seed, method=method).fit_transform(reduced)

@@ -6,13 +6,13 @@ models and files. matplotlib is imported when the first figure is drawn.
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.core.types import HostArray
+from vit_jax.inspect import sheets
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -20,24 +20,9 @@ if TYPE_CHECKING:
 
 COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
 """Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
-_DPI = 130
 RECONSTRUCTION_COLUMNS = ('input', 'masked', 'prediction', 'prediction where masked')
 _MASKED = 128  # grey level of masked patches
 _DEPTHS = 'viridis'  # colour map of lines by depth, and of tables
-
-
-def filters(components: HostArray, share: HostArray) -> bytes:
-  """Draws filter components `[n, P, P, 3]` side by side, each scaled separately to [0, 1]."""
-  columns = 7
-  rows = -(-len(components) // columns)
-  with _canvas((.95 * columns, .95 * rows + .5), (rows, columns)) as (figure, axes):
-    for ax in axes.flat:
-      ax.axis('off')
-    for ax, part in zip(axes.flat, components, strict=False):
-      ax.imshow((part - part.min()) / max(part.max() - part.min(), 1e-12), interpolation='nearest')
-    figure.suptitle(f'First {len(components)} principal components of the patch embedding '
-                    f'({share.sum():.0%} of the variance)', fontsize=9)
-    return _png(figure)
 
 
 def position_tiles(similarity: HostArray) -> bytes:
@@ -61,7 +46,7 @@ def position_tiles(similarity: HostArray) -> bytes:
     ax.spines[:].set_visible(False)
     figure.colorbar(image, ax=ax, label='cosine similarity', shrink=.8)
     ax.set_title('Position embedding similarity', fontsize=9)
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, bottom: float | None = 0.) -> bytes:
@@ -82,7 +67,7 @@ def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, 
       ax.plot(depth, table.mean(1), color=color, linewidth=1.4, label=name)
     _finish(ax, xlabel='block', ylabel=ylabel, title=title, legend=len(values) > 1)
     ax.set_ylim(bottom=bottom)
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def lines(curves: Mapping[str, tuple[HostArray, HostArray]], *, xlabel: str, ylabel: str, title: str) -> bytes:
@@ -90,7 +75,7 @@ def lines(curves: Mapping[str, tuple[HostArray, HostArray]], *, xlabel: str, yla
   with _canvas((5.2, 3.4)) as (figure, axes):
     _plot(axes[0, 0], curves)
     _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArray]]]], *, xlabel: str,
@@ -102,7 +87,7 @@ def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArr
       if is_log:
         ax.set_yscale('log')
       _finish(ax, xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str, ylabel: str, title: str) -> bytes:
@@ -116,7 +101,7 @@ def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str
       _finish(ax, xlabel=xlabel, ylabel=ylabel, title=f'{title}: {name}' if len(tables) > 1 else title, legend=False)
       shade = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, len(table) - 1), _DEPTHS)
       figure.colorbar(shade, ax=ax, label='after block (0: before the first)')
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, unit: str) -> bytes:
@@ -126,42 +111,7 @@ def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, uni
     _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=False)
     axes[0, 0].grid(False)
     figure.colorbar(image, ax=axes[0, 0], label=unit)
-    return _png(figure)
-
-
-def contact_sheet(rows: Sequence[Sequence[HostArray]], *, captions: Sequence[str], heads: Sequence[str]) -> bytes:
-  """Draws rows of images `[H, W, 3]`, in [0, 1] or uint8, with a caption for each row and a title for each column."""
-  height, width = rows[0][0].shape[:2]
-  cell = 1.35
-  size = (cell * width / max(height, width) * len(rows[0]) + .1, (cell * height / max(height, width) + .22) * len(rows))
-  with _canvas(size, (len(rows), len(rows[0]))) as (figure, axes):
-    for line, images, caption in zip(axes, rows, captions, strict=True):
-      for ax, image in zip(line, images, strict=True):
-        ax.imshow(image, interpolation='nearest' if max(image.shape[:2]) < 64 else 'antialiased')
-        ax.axis('off')
-      line[-1].set_title(' ', fontsize=6.5, pad=2)  # reserves the space; the caption itself is wider than its image
-      line[0].text(0, 1.03, shorten(caption, 14 * len(images)), transform=line[0].transAxes, fontsize=6.5,
-                   va='bottom').set_in_layout(False)
-    for ax, title in zip(axes[0], heads, strict=False):
-      ax.text(.98, .98, title, transform=ax.transAxes, fontsize=6, ha='right', va='top', color='white',
-              bbox={'facecolor': '#0009', 'edgecolor': 'none', 'pad': 1.5})
-    return _png(figure)
-
-
-def image_map(points: HostArray, images: HostArray, *, title: str) -> bytes:
-  """Draws images `[S, H, W, 3]` uint8 as thumbnails at the points `[S, 2]`."""
-  from matplotlib.offsetbox import AnnotationBbox, OffsetImage
-  with _canvas((7.2, 6.)) as (figure, axes):
-    ax = axes[0, 0]
-    ax.scatter(*points.T, s=0)
-    zoom = 30. / max(images.shape[1:3])
-    for point, image in zip(points, images, strict=True):
-      ax.add_artist(AnnotationBbox(OffsetImage(image, zoom=zoom), tuple(point), frameon=False))
-    ax.margins(.06)
-    ax.set_xticks([])
-    ax.set_yticks([])
-    ax.set_title(title, fontsize=9)
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
@@ -172,13 +122,13 @@ def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
     for number, name in enumerate(names):
       own = np.array([label == name for label in labels])
       ax.scatter(*points[own].T, s=16, color=COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
-                 label=shorten(name, 24), linewidths=0)
+                 label=sheets.shorten(name, 24), linewidths=0)
     ax.set_xticks([])
     ax.set_yticks([])
     ax.set_title(title, fontsize=9)
     if 1 < len(names) <= 24:
       ax.legend(frameon=False, fontsize=6.5, loc='center left', bbox_to_anchor=(1, .5))
-    return _png(figure)
+    return sheets.encode(figure)
 
 
 def shade(image: HostArray, heat: HostArray) -> HostArray:
@@ -249,7 +199,7 @@ def reconstruction_columns(image: HostArray, predicted: HostArray, hidden: HostA
 def reconstruction_sheet(images: HostArray, found: Reconstruction, captions: Sequence[str]) -> bytes:
   """Draws a row for each of the images `[K, H, W, 3]` u8."""
   rows = [reconstruction_columns(*each) for each in zip(images, found.predicted, found.hidden, strict=True)]
-  return contact_sheet(rows, captions=captions, heads=RECONSTRUCTION_COLUMNS)
+  return sheets.contact_sheet(rows, captions=captions, heads=RECONSTRUCTION_COLUMNS)
 
 
 @contextlib.contextmanager
@@ -258,7 +208,7 @@ def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1)) -> Itera
   import matplotlib
   from matplotlib.figure import Figure
   with matplotlib.rc_context({'font.size': 8, 'axes.linewidth': .6, 'axes.formatter.useoffset': False}):
-    figure = Figure(figsize=size, layout='constrained', dpi=_DPI)
+    figure = Figure(figsize=size, layout='constrained', dpi=sheets.DPI)
     yield figure, figure.subplots(*shape, squeeze=False)
 
 
@@ -277,14 +227,3 @@ def _finish(ax: Axes, *, xlabel: str, ylabel: str, title: str, legend: bool) -> 
   ax.spines[['top', 'right']].set_visible(False)
   if legend:
     ax.legend(frameon=False)
-
-
-def _png(figure: Figure) -> bytes:
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format='png', metadata={'Software': None})
-  return buffer.getvalue()
-
-
-def shorten(text: str, length: int) -> str:
-  """Returns at most `length` characters of a text, with an ellipsis where some are left out."""
-  return text if len(text) <= length else text[:length - 1] + '…'

@@ -81,7 +81,7 @@ def relevance(driver: Driver, image: HostArray, *, grid: tuple[int, int], logits
   chosen = int(logits(driver.finish(last.tokens, grid=grid))[0].argmax()) if of_class is None else of_class
   pairs = driver.relevance_gradients(jnp.asarray(image), logits, chosen, grid=grid)
   row = maps.relevance(pairs, driver.readout_weights(last.tokens))
-  return np.asarray(row[0, -grid[0] * grid[1]:].reshape(grid))
+  return np.asarray(row)[0, -grid[0] * grid[1]:].reshape(grid)
 
 
 def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], patch_px: tuple[float, float],
@@ -91,21 +91,19 @@ def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], p
   rows: dict[str, list[Array]] = collections.defaultdict(list)
   product = None
   for layer in driver.layers(jnp.asarray(batch), capture=True):
-    found = _measure_tokens(layer.tokens[:, -num_patches:].astype(jnp.float32), grid=grid)
+    found = _measure_tokens(layer.tokens, grid=grid)
     if layer.attention is not None:
       found |= _measure_attention(layer.attention, distances)
-      product = _roll(product, layer.attention[:num_maps], discard=discard) if num_maps else None
-      last = layer.attention[:num_maps]
+      product = _roll(product, layer.attention, discard=discard, count=num_maps) if num_maps else None
+      last = layer.attention
     for name, row in found.items():
       rows[name].append(row)
   features = driver.finish(layer.tokens, grid=grid)
-  readout_weights = driver.readout_weights(layer.tokens)[:num_maps]
-  heads = maps.head_maps(last, readout_weights, num_patches)
-  rollout = jnp.zeros((0, num_patches)) if product is None else jnp.einsum('bm,bmk->bk', readout_weights, product)
+  heads, rollout = _read_out(last, product, driver.readout_weights(layer.tokens), num_patches=num_patches)
   return {**{name: np.stack([np.asarray(row) for row in every]) for name, every in rows.items()},
-          'pooled': np.asarray(features.pooled), 'tokens': np.asarray(features.tokens[:num_maps]),
-          'heads': np.asarray(heads).reshape(*heads.shape[:2], *grid),
-          'rollout': np.asarray(rollout[:, -num_patches:]).reshape(num_maps, *grid),
+          'pooled': np.asarray(features.pooled), 'tokens': np.asarray(features.tokens)[:num_maps],
+          'heads': np.asarray(heads)[:num_maps].reshape(num_maps, -1, *grid),
+          'rollout': np.asarray(rollout).reshape(num_maps, *grid),
           **({} if logits is None else {'logits': np.asarray(logits(features))})}
 
 
@@ -126,11 +124,23 @@ def _measure_attention(attention: Array, distances: Array) -> dict[str, Array]:
 
 
 @functools.partial(jax.jit, static_argnames='grid')
-def _measure_tokens(patches: Array, *, grid: tuple[int, int]) -> dict[str, Array]:
+def _measure_tokens(tokens: Array, *, grid: tuple[int, int]) -> dict[str, Array]:
+  patches = tokens[:, -grid[0] * grid[1]:].astype(jnp.float32)
   return {'fourier': statistics.fourier_amplitude(patches, grid), 'singular': statistics.singular_values(patches),
           'by_depth': patches.mean(1)}
 
 
-@functools.partial(jax.jit, static_argnames='discard')
-def _roll(product: Array | None, attention: Array, *, discard: float) -> Array:
-  return maps.roll(product, attention, discard=discard)
+@functools.partial(jax.jit, static_argnames=('discard', 'count'))
+def _roll(product: Array | None, attention: Array, *, discard: float, count: int) -> Array:
+  """Rolls the attention of the first `count` images."""
+  return maps.roll(product, attention[:count], discard=discard)
+
+
+@functools.partial(jax.jit, static_argnames='num_patches')
+def _read_out(last: Array, product: Array | None, readout_weights: Array, *, num_patches: int) -> tuple[Array, Array]:
+  """Returns the head maps of the last block for all images, and the rollout of those that were rolled."""
+  heads = maps.head_maps(last, readout_weights, num_patches)
+  if product is None:
+    return heads, jnp.zeros((0, num_patches))
+  rollout = jnp.einsum('bm,bmk->bk', readout_weights[:len(product)], product)
+  return heads, rollout[:, -num_patches:]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect import embeddings, figures, html_pages
+from vit_jax.inspect import embeddings, figures, html_pages, sheets
 from vit_jax.inspect.attention import keep_mass
 from vit_jax.inspect.measurements import Measurements
 
@@ -90,7 +90,7 @@ def _of_each(inspections: Sequence[Inspection], draw: Callable[[Inspection], Ite
 
 def _input(one: Inspection) -> Iterator[Figure]:
   if one.filters is not None:
-    yield Figure('filters', figures.filters(*embeddings.filter_components(one.filters, FILTERS)),
+    yield Figure('filters', sheets.filters(*embeddings.filter_components(one.filters, FILTERS)),
                  'Principal components of the patch embedding filters, in decreasing order of variance (ViT paper, '
                  'Figure 7 left). Each is scaled separately.')
   if one.positions is not None:
@@ -118,7 +118,7 @@ def _maps(one: Inspection) -> Iterator[Figure]:
     row = [image, figures.overlay(image, m.rollout[i]), figures.shade(image, m.rollout[i])]
     row += [] if m.relevance is None else [figures.overlay(image, m.relevance[i])]
     rows.append([*row, figures.blocks(colors[i], image.shape[:2])])
-  yield Figure('maps', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
+  yield Figure('maps', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
       'Attention rollout over all layers, as colours and as brightness (ViT paper, Figure 6); relevance of patches for '
       f'{one.of_class or "the predicted class"} (arXiv 2103.15679); the first three principal components of the final '
       'patch tokens of all these images as red, green and blue (DINOv2, Figure 1).'), is_sheet=True)
@@ -132,11 +132,11 @@ def _head_sheet(one: Inspection, m: Measurements, *, max_heads: int = 6, max_ima
   for image, maps in zip(one.shown[:max_images], m.heads, strict=False):
     row = [image]
     for heat in maps[:num_heads]:
-      kept = np.asarray(keep_mass(heat.reshape(1, -1), MASS)).reshape(heat.shape)
+      kept = keep_mass(heat.reshape(-1), MASS).reshape(heat.shape)
       row += [figures.overlay(image, heat), figures.shade(image, kept.astype(np.float32))]
     rows.append(row)
   heads = ['input', *(f'head {h + 1}{kind}' for h in range(num_heads) for kind in ('', f', {MASS:.0%}'))]
-  return figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
+  return sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
 
 
 def _captions(one: Inspection, count: int) -> list[str]:
@@ -204,11 +204,11 @@ def _features(one: Inspection) -> Iterator[Figure]:
   points, num_labels = embeddings.flat_map(one.measured.pooled, seed=0), len(set(one.labels))
   title = 'Images by their features'
   drawn = (figures.scatter(points, list(one.labels), title=title)
-           if 1 < num_labels <= 24 or len(points) > MAX_ON_MAP else figures.image_map(points, one.images, title=title))
+           if 1 < num_labels <= 24 or len(points) > MAX_ON_MAP else sheets.image_map(points, one.images, title=title))
   yield Figure('map', drawn, 'Features before the head, by principal components and t-SNE. Distances between distant '
                'groups mean little.')
   order, _ = embeddings.nearest(one.measured.pooled, NEIGHBOURS)
   rows = [[one.images[i], *(one.images[j] for j in order[i])] for i in range(min(8, len(one.images)))]
   heads = ['image', *(f'{rank}.' for rank in range(1, NEIGHBOURS + 1))]
-  yield Figure('neighbours', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
+  yield Figure('neighbours', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
                'The nearest other images by cosine similarity of their features.', is_sheet=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import jax
+
 from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
@@ -75,7 +77,7 @@ def function(weights: Weights) -> Callable[[PyTree, Array], Outputs]:
 def head(weights: Weights, params: PyTree) -> Callable[[Features], Array] | None:
   """Maps features to logits `[B, C]` with these parameters; None without a head."""
   logits = _view(weights).logits
-  return functools.partial(logits, params) if logits else None
+  return functools.partial(jax.jit(logits), params) if logits else None
 
 
 def _view(weights: Weights) -> NetworkView:
