@@ -45,7 +45,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
              'Transformer/posembed_input/pos_embedding': params['positions'],
              'Transformer/encoder_norm/scale': params['norm']['scale'],
              'Transformer/encoder_norm/bias': params['norm']['bias'],
-             'head/kernel': np.random.default_rng(seed).normal(size=(16, 3)).astype(np.float32), 'head/bias': np.zeros(3)}
+             'head/kernel': np.random.default_rng(seed).normal(size=(16, 3)).astype(np.float32),
+             'head/bias': np.zeros(3)}
     for i in range(2):
       at = f'Transformer/encoderblock_{i}'
       for ours, theirs in (('norm1', 'LayerNorm_0'), ('norm2', 'LayerNorm_2')):
@@ -65,7 +66,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope='module')
 def images(tmp_path_factory: pytest.TempPathFactory) -> str:
   root = tmp_path_factory.mktemp('images')
-  for i in range(13):
+  for i in range(16):
     path = root / f'class{i % 2}' / f'{i}.png'
     path.parent.mkdir(exist_ok=True)
     Image.fromarray(RNG.integers(0, 256, (40, 48, 3), np.uint8)).save(path)
@@ -86,7 +87,7 @@ def test_one_network_gets_a_page_with_all_figures_and_numbers(weights: list[str]
   arrays = np.load(tmp_path / 'arrays.npz')
   np.testing.assert_allclose(arrays['distance_px'].reshape(-1), [float(r['attention_distance_px']) for r in rows],
                              rtol=1e-5)
-  assert arrays['by_depth'].shape == (3, 13, 16) and arrays['rollout'].shape == (13, 4, 4)
+  assert arrays['by_depth'].shape == (3, 16, 16) and arrays['rollout'].shape == (16, 4, 4)
 
 
 def test_two_networks_are_compared_and_a_bad_file_is_reported(weights: list[str], images: str, tmp_path: pathlib.Path,

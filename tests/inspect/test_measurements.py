@@ -1,6 +1,8 @@
 """One pass over images equals each analysis on its own, for any batch size."""
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,56 +14,63 @@ from vit_jax.inspect import layerwise, measurements, statistics
 from vit_jax.models.vit import vit
 
 PX, GRID = (16, 24), (2, 3)
-IMAGES = np.asarray(jax.random.normal(jax.random.key(1), (5, *PX, 3)))
-HEAD = jax.random.normal(jax.random.key(2), (32, 7))
+IMAGES = np.random.default_rng(1).normal(size=(5, *PX, 3)).astype(np.float32)
+HEAD = np.random.default_rng(2).normal(size=(16, 7)).astype(np.float32)
 
 
+@functools.cache
 def driver() -> layerwise.Driver:
-  backbone = vit.build(schema.ViT(patch=8, width=32, depth=3, heads=4, mlp=48), PX)
-  params, _ = backbone.init(jax.random.key(0), jnp.asarray(IMAGES))
-  return layerwise.Driver(backbone, jax.tree.map(
-      lambda x: x + .05 * jax.random.normal(jax.random.key(x.size), x.shape), params))
+  backbone, rng = vit.build(schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=24), PX), np.random.default_rng(0)
+  shapes, _ = jax.eval_shape(backbone.init, jax.random.key(0), jnp.asarray(IMAGES))
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape, scale=.3).astype(np.float32), shapes)
+  return layerwise.Driver(backbone, params)
 
 
+@jax.jit
 def logits(features: Features) -> Array:
   return features.pooled @ HEAD
 
 
+@functools.cache
 def measured(batch_size: int) -> measurements.Measurements:
   batches = [IMAGES[i:i + batch_size] for i in range(0, 5, batch_size)]
-  return measurements.measure(DRIVER, batches, grid=GRID, patch_px=(8, 8), num_maps=4, discard=0., logits=logits)
-
-
-DRIVER = driver()
-ALL = measured(5)
+  return measurements.measure(driver(), batches, grid=GRID, patch_px=(8, 8), num_maps=4, discard=0., logits=logits)
 
 
 def test_the_batch_size_does_not_change_the_measurements() -> None:
-  for name, one, other in zip(ALL._fields, ALL, measured(3), strict=True):
+  for name, one, other in zip(measurements.Measurements._fields, measured(5), measured(3), strict=True):
     np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
-def test_each_measurement_equals_the_analysis_on_its_own() -> None:
-  layers = list(DRIVER.layers(jnp.asarray(IMAGES), capture=True))
+@jax.jit
+def by_analysis(layers: list[layerwise.Layer], readout: Array) -> dict[str, Array]:
   attentions = [layer.attention for layer in layers[1:]]
-  distances = statistics.distances_px(GRID, (8, 8))
-  np.testing.assert_allclose(ALL.distance_px[1], statistics.mean_distance(attentions[1], distances), rtol=1e-4)
-  np.testing.assert_allclose(ALL.information[2], statistics.mutual_information(attentions[2], 6), rtol=1e-3, atol=1e-6)
-  np.testing.assert_allclose(ALL.fourier[0], statistics.fourier_amplitude(layers[0].tokens[:, -6:], GRID), rtol=1e-4,
-                             atol=1e-5)
-  np.testing.assert_allclose(ALL.by_depth[3], layers[3].tokens[:, -6:].mean(1), rtol=1e-4, atol=1e-5)
-  readout = DRIVER.readout_weights(layers[-1].tokens)
-  rolled = maps.rollout(attentions, readout)[:4, -6:].reshape(4, 2, 3)
-  np.testing.assert_allclose(ALL.rollout, rolled, rtol=1e-4, atol=1e-6)
-  np.testing.assert_allclose(ALL.heads[:, :, 1, 2], attentions[-1][:4, :, 0, 6], rtol=1e-4, atol=1e-6)
-  features = DRIVER.finish(layers[-1].tokens, grid=GRID)
-  np.testing.assert_allclose(ALL.pooled, features.pooled, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(ALL.logits, logits(features), rtol=1e-3, atol=1e-4)
+  return {'distance': statistics.mean_distance(attentions[0], statistics.distances_px(GRID, (8, 8))),
+          'information': statistics.mutual_information(attentions[1], 6),
+          'fourier': statistics.fourier_amplitude(layers[0].tokens[:, -6:], GRID),
+          'by_depth': layers[2].tokens[:, -6:].mean(1),
+          'rollout': maps.rollout(attentions, readout)[:4, -6:].reshape(4, 2, 3)}
+
+
+def test_each_measurement_equals_the_analysis_on_its_own() -> None:
+  found = measured(5)
+  layers = list(driver().layers(jnp.asarray(IMAGES), capture=True))
+  want = by_analysis(layers, driver().readout_weights(layers[-1].tokens))
+  np.testing.assert_allclose(found.distance_px[0], want['distance'], rtol=1e-4)
+  np.testing.assert_allclose(found.information[1], want['information'], rtol=1e-3, atol=1e-6)
+  np.testing.assert_allclose(found.fourier[0], want['fourier'], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found.by_depth[2], want['by_depth'], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found.rollout, want['rollout'], rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(found.heads[:, :, 1, 2], np.asarray(layers[-1].attention)[:4, :, 0, 6], rtol=1e-4,
+                             atol=1e-6)
+  features = driver().finish(layers[-1].tokens, grid=GRID)
+  np.testing.assert_allclose(found.pooled, features.pooled, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found.logits, logits(features), rtol=1e-3, atol=1e-4)
 
 
 def test_relevance_is_for_the_predicted_class_unless_another_is_chosen() -> None:
-  chosen = int(np.argmax(ALL.logits[0]))
-  own = measurements.relevance(DRIVER, IMAGES[:1], grid=GRID, logits=logits, of_class=chosen)
-  other = measurements.relevance(DRIVER, IMAGES[:1], grid=GRID, logits=logits, of_class=(chosen + 1) % 7)
-  np.testing.assert_allclose(ALL.relevance[0], own, rtol=1e-4, atol=1e-6)
+  chosen = int(np.argmax(measured(5).logits[0]))
+  own = measurements.relevance(driver(), IMAGES[:1], grid=GRID, logits=logits, of_class=chosen)
+  other = measurements.relevance(driver(), IMAGES[:1], grid=GRID, logits=logits, of_class=(chosen + 1) % 7)
+  np.testing.assert_allclose(measured(5).relevance[0], own, rtol=1e-4, atol=1e-6)
   assert np.abs(own - other).max() > 1e-4 and own.min() >= 0

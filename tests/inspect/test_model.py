@@ -1,10 +1,10 @@
 """A network with its weights: images of any kind in, numpy arrays out, for every family of networks."""
 from __future__ import annotations
 
+import functools
 import io
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import loaded
 import numpy as np
@@ -19,9 +19,15 @@ from vit_jax.inspect.model import Model
 from vit_jax.weights import inference
 
 
-@pytest.fixture(scope='module')
+@functools.cache
+def network(name: str) -> Model:
+  """One for all tests, which compiles each program once."""
+  return Model(loaded.weights(name), batch_size=4)
+
+
+@pytest.fixture
 def vit() -> Model:
-  return Model(loaded.weights('vit'), batch_size=4)
+  return network('vit')
 
 
 def by_hand(image: np.ndarray) -> np.ndarray:
@@ -37,9 +43,9 @@ def by_hand(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize('name', list(loaded.MODELS))
 def test_every_family_classifies_and_gives_features(name: str) -> None:
   found = loaded.weights(name)
-  model, images = Model(found), loaded.pictures(2)
+  model, images = network(name), loaded.pictures(2)
   prepared = jnp.asarray(np.stack([by_hand(image) for image in images]))
-  logits, features = jax.jit(inference.function(found))(inference.parameters(found), prepared)
+  logits, features = model._apply(inference.parameters(found), prepared)  # as compiled for `model`
   np.testing.assert_allclose(model.logits(images), logits, rtol=2e-4, atol=2e-4)
   np.testing.assert_allclose(model.features(images), features.pooled, rtol=2e-4, atol=2e-4)
   assert model.features(images).shape == (2, features.pooled.shape[1])
@@ -130,7 +136,7 @@ def test_features_of_a_layer_are_all_its_tokens(vit: Model) -> None:
 
 @pytest.mark.parametrize('name', ['vit', 'dinov2', 'map', 'deit', 'hybrid'])
 def test_attention_is_that_of_the_block_and_rolls_out(name: str) -> None:
-  model, images = Model(loaded.weights(name)), loaded.pictures(2)
+  model, images = network(name), loaded.pictures(2)
   extra = {'vit': 1, 'dinov2': 3, 'map': 0, 'deit': 2, 'hybrid': 0}[name]
   each = [model.attention(images, layer=layer + 1) for layer in range(model.num_layers)]
   assert each[0].shape == (2, 4, extra + 6, extra + 6)
@@ -167,7 +173,7 @@ def test_relevance_is_of_the_given_class(vit: Model) -> None:
 ])
 def test_impossible_requests_are_errors(name: str, call: object, said: str) -> None:
   with pytest.raises(UserError, match=said):
-    call(Model(loaded.weights(name)))  # type: ignore[operator]
+    call(network(name))  # type: ignore[operator]
 
 
 def test_weights_without_a_head_do_not_classify() -> None:
