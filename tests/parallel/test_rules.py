@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec
 
 from vit_jax.config import durations, schema
 from vit_jax.core import trees
 from vit_jax.core.types import PyTree
+from vit_jax.models.vit import rules as vit_rules
+from vit_jax.objectives import mae
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules
@@ -112,3 +114,33 @@ def test_no_optimiser_keeps_more_whole_than_the_parameters_do(mesh: Mesh, kind: 
 def test_bytes_of_a_device_are_those_of_its_shards(mesh: Mesh) -> None:
   specs = rules.param_specs(PARAMS, TABLE, mesh)
   assert rules.bytes_per_device(PARAMS, specs, mesh) == 4 * (3 * 16 * 128 + 3 * 256 + 16 * 5 + 10)
+
+
+HEADS: tuple[rules.Rule, ...] = (('kernel', (None, 'fsdp', 'tensor', None), (None, None, ('tensor', 'fsdp'), None)),)
+BY_WIDTH, BY_HEADS = PartitionSpec(None, 'fsdp', None, None), PartitionSpec(None, None, 'fsdp', None)
+BY_BOTH = PartitionSpec(None, 'fsdp', 'tensor', None)
+
+
+@pytest.mark.parametrize(('platform', 'fsdp', 'tensor', 'shape', 'spec'), [
+    ('tpu', 16, 1, (24, 1024, 16, 64), BY_HEADS),   # L/16: 64 of the width a shard
+    ('tpu', 8, 1, (24, 1024, 16, 64), BY_WIDTH),    # 128 of the width are a full tile
+    ('tpu', 16, 1, (32, 1280, 16, 80), BY_HEADS),   # H/14
+    ('tpu', 64, 1, (24, 1024, 16, 64), BY_WIDTH),   # 64 devices do not divide 16 heads
+    ('tpu', 8, 1, (12, 384, 6, 64), BY_WIDTH),      # S/16: 8 devices do not divide 6 heads
+    ('tpu', 4, 2, (24, 384, 16, 64), PartitionSpec(None, None, ('tensor', 'fsdp'), None)),
+    ('tpu', 8, 2, (12, 768, 12, 64), BY_BOTH),      # 16 places do not divide 12 heads
+    ('tpu', 1, 1, (12, 96, 3, 32), PartitionSpec(None, None, None, None)),
+    ('gpu', 16, 1, (24, 1024, 16, 64), BY_WIDTH), ('cpu', 16, 1, (24, 1024, 16, 64), BY_WIDTH)])
+def test_heads_are_split_where_shards_of_the_width_would_be_narrower_than_a_tile_of_a_tpu(
+    platform: str, fsdp: int, tensor: int, shape: tuple[int, ...], spec: PartitionSpec) -> None:
+  mesh = AbstractMesh((1, fsdp, tensor), meshes.AXES, abstract_device=AbstractDevice('any', None, platform))
+  found = rules.param_specs({'kernel': leaf(*shape)}, HEADS, mesh)['kernel']  # type: ignore[arg-type]
+  assert found == spec
+  moment = rules.follow_specs({'mu': {'kernel': leaf(*shape)}}, {'kernel': leaf(*shape)}, {'kernel': found})
+  assert moment['mu']['kernel'] == spec
+
+
+def test_query_key_and_value_of_every_network_have_a_second_spec() -> None:
+  tables = (*vit_rules.ALL, *mae.RULES)
+  kernels = [rule for rule in tables if 'query|key|value' in rule[0] and rule[0].endswith('kernel')]
+  assert len(kernels) == 2 and all(rule[1:] == HEADS[0][1:] for rule in kernels)

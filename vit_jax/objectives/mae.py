@@ -23,7 +23,8 @@ from vit_jax.parallel.rules import Rule
 
 RULES: tuple[Rule, ...] = (
     ('decoder/embed/kernel', ('fsdp', None)),                                          # [D, E]
-    ('decoder/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, E, A, K]
+    ('decoder/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None),   # [L, E, A, K]
+     (None, None, ('tensor', 'fsdp'), None)),
     ('decoder/blocks/attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
     ('decoder/blocks/attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, E]
     ('decoder/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')),                        # [L, E, F]

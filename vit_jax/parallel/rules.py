@@ -3,9 +3,16 @@
 Strict both ways: a parameter without a rule and a rule that decides nothing are errors. Optimiser state,
 averages and teachers follow the parameter whose path they end in; besides, only counters, centres and running
 statistics, which are vectors, may be replicated.
+
+A rule may have a second spec, for TPUs: it is used where the first one would cut a kernel into shards of fewer than
+`LANES` entries of the axis that it splits over `fsdp`, and the second one divides the kernel. The compiler stores the
+gradient of a kernel `[D, A, K]` with D as the last axis, which the hardware holds in tiles of `LANES`; if a shard is
+narrower, it stores it with K last, and the product that makes the gradient takes up to twice as long (libtpu 0.0.52).
+The layout of a run on devices is not part of its checkpoint.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +23,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax.core import trees
 from vit_jax.core.types import PyTree
 
-Rule = tuple[str, tuple[str | None, ...]]
+Axes = tuple[str | tuple[str, ...] | None, ...]
+Rule = tuple[str, Axes] | tuple[str, Axes, Axes]
+LANES = 128
+"""Entries of the last axis in one tile of a TPU."""
 MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
 
 TRAINED = 'trained'
@@ -28,22 +38,43 @@ def param_specs(params: PyTree, rules: Sequence[Rule], mesh: Mesh) -> PyTree:
 
   An axis that does not divide its dimension is left out: that dimension is not split.
   """
-  matched = trees.match_rules(params, [(pattern, _Spec(spec)) for pattern, spec in rules], what='sharding')
-  return jax.tree.map(lambda spec, leaf: _fit(spec.axes, leaf.shape, mesh), matched, params,
-                      is_leaf=lambda x: isinstance(x, _Spec))
+  matched = trees.match_rules(params, [(pattern, _Spec(*specs)) for pattern, *specs in rules], what='sharding')
+  device = mesh.abstract_mesh.abstract_device
+  has_lanes = device is not None and device.platform == 'tpu'
+  return jax.tree.map(lambda spec, leaf: _fit(spec.choose(leaf.shape, mesh) if has_lanes else spec.axes, leaf.shape,
+                                              mesh), matched, params, is_leaf=lambda x: isinstance(x, _Spec))
 
 
 class _Spec:
-  """A spec as one leaf, so that `jax.tree.map` does not enter it."""
+  """The specs of a rule as one leaf, so that `jax.tree.map` does not enter them."""
 
-  def __init__(self, axes: tuple[str | None, ...]):
-    self.axes = axes
+  def __init__(self, axes: Axes, instead: Axes | None = None):
+    self.axes, self.instead = axes, instead
+
+  def choose(self, shape: tuple[int, ...], mesh: Mesh) -> Axes:
+    """The first spec, or on a TPU the second one if shards of the first are narrow and the second divides `shape`."""
+    if self.instead is None or 'fsdp' not in self.axes:
+      return self.axes
+    is_narrow = shape[self.axes.index('fsdp')] < LANES * mesh.shape['fsdp']
+    is_divided = all(size % _places(axes, mesh) == 0 for axes, size in zip(self.instead, shape, strict=True))
+    return self.instead if is_narrow and is_divided else self.axes
 
 
-def _fit(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def _places(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
+  """The number of shards along a dimension that these mesh axes split."""
+  return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+
+
+def _fit(axes: Axes, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
   assert len(axes) in (0, len(shape)), f'spec {axes} for an array of shape {shape}'
-  return PartitionSpec(*(axis if axis and size % mesh.shape[axis] == 0 and mesh.shape[axis] > 1 else None
-                         for axis, size in zip(axes, shape, strict=False)))
+  return PartitionSpec(*(_used(one, mesh) if size % _places(one, mesh) == 0 else None
+                         for one, size in zip(axes, shape, strict=False)))
+
+
+def _used(axes: str | tuple[str, ...] | None, mesh: Mesh) -> str | tuple[str, ...] | None:
+  """The mesh axes that split a dimension, without those of size 1; None for no axis."""
+  found = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if mesh.shape[axis] > 1)
+  return found if len(found) > 1 else found[0] if found else None
 
 
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:

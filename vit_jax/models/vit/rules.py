@@ -1,6 +1,7 @@
 """Where each parameter of a Vision Transformer lies on the mesh: rules of paths, those of all models and of options.
 
-Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`.
+Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`. Where a shard of the
+width would be too narrow for a TPU, `fsdp` splits the heads of query, key and value instead (`parallel/rules.py`).
 """
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from vit_jax.parallel.rules import Rule
 
 ALL: tuple[Rule, ...] = (
     ('backbone/stem/kernel', (None, None, None, 'fsdp')),                              # [P, P, 3, D]
-    ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None)),  # [L, D, A, K]
+    ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None),   # [L, D, A, K]
+     (None, None, ('tensor', 'fsdp'), None)),
     ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
     ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
     ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor')),                           # [L, F]
