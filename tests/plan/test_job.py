@@ -14,7 +14,7 @@ from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
-from vit_jax.plan import compile, compiled, plan, search, table, topologies
+from vit_jax.plan import compile, compiled, plan, schedule, search, table, topologies
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
@@ -303,3 +303,15 @@ def test_all_loops_of_a_step_over_all_devices_are_counted(tmp_path: pathlib.Path
   assert found['mfu'] < 1 and {row['kind'] for row in found['collectives']} >= {'all-gather', 'all-reduce'}
 
 
+def test_the_time_by_schedule_stands_beside_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+  second = schedule.Schedule(47_000_000, 23_500_000, 5, 940_000, 3, ['fused'])
+  parts = [compiled.Operation('backward', 'Block/mlp/up/dot_general', 48, 94_000_000, 47_000_000)]
+  found = planned(monkeypatch, answer()._replace(schedule=second, operations=parts))
+  content, text = found.to_json(), table.render(found)
+  assert content['estimated_step_ms'] == 100. and content['scheduled_step_ms'] == 50.
+  assert content['schedule']['uncounted'] == 5 and content['operations'][0]['scheduled'] == 47_000_000
+  cells = {row[1].strip(): row[2].strip() for row in (line.split('|') for line in text.splitlines()) if len(row) == 5}
+  assert cells['step'] == '100.0 ms' and cells['step by schedule'] == '> 50.0 ms' and cells['not in it'] == '1 ms'
+  assert '(50% of the time)' in text and 'estimate for 5 operations without a schedule' in text
+  assert '| 100.00 | 100.0% | 50.00          |' in text
+  assert 'step by schedule |' not in table.render(planned(monkeypatch, answer()))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.plan import compiled, topologies
+from vit_jax.plan import bundles, compiled, schedule, topologies
 
 FAILURE_LINES = 12
 """Lines of the compiler's own output that an error shows."""
@@ -42,7 +42,8 @@ class Answer(NamedTuple):
   """The compiled step of one device; sizes in bytes. If it does not fit, `overflow` is set and the rest is 0.
 
   peak_bytes: highest memory use, arguments included.
-  operations: those with cycles, the most expensive first.
+  operations: those with cycles, and kernels; the most expensive first.
+  schedule: the second time of the step; None if the platform has none.
   """
   overflow: compiled.Overflow | None = None
   argument_bytes: int = 0
@@ -54,6 +55,7 @@ class Answer(NamedTuple):
   compile_s: float = 0.
   device_kind: str = ''
   operations: Sequence[compiled.Operation] = ()
+  schedule: schedule.Schedule | None = None
 
 
 def ask(request: Request) -> Answer:
@@ -67,9 +69,12 @@ def ask(request: Request) -> Answer:
   paths = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
   environment = {**os.environ, **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
   with tempfile.TemporaryDirectory(prefix='vit_jax_plan_') as folder:
-    asked, answer = pathlib.Path(folder, 'request'), pathlib.Path(folder, 'answer.json')
+    asked, answer, dump = (pathlib.Path(folder, name) for name in ('request', 'answer.json', 'dump'))
     asked.write_bytes(pickle.dumps(request))
-    done = subprocess.run([sys.executable, '-m', 'vit_jax.plan.compile', str(asked), str(answer)],
+    dump.mkdir()
+    if topology.chip.platform == 'tpu':  # the compiler reads its flags when its library is loaded
+      environment['LIBTPU_INIT_ARGS'] += f' {bundles.flags(str(dump))}'
+    done = subprocess.run([sys.executable, '-m', 'vit_jax.plan.compile', str(asked), str(answer), str(dump)],
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode or not answer.exists():
       tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
@@ -88,11 +93,13 @@ def decode(content: dict) -> Answer:
   costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows],
                          [compiled.Kernel(*row) for row in kernels])
   parts = [compiled.Operation(*row) for row in content.pop('operations')]
-  return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts, **content)
+  second = content.pop('schedule')
+  return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts,
+                schedule=schedule.Schedule(*second) if second else None, **content)
 
 
-def measure(request: Request) -> Answer:
-  """Compiles in this process, whose environment must have been set."""
+def measure(request: Request, dump: pathlib.Path) -> Answer:
+  """Compiles in this process, whose environment must have been set, with the compiler's dump in the folder `dump`."""
   import jax
 
   from vit_jax.jobs import build
@@ -121,15 +128,26 @@ def measure(request: Request) -> Answer:
            - memory.alias_size_in_bytes)
   peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else total
   text = program.as_text() or ''
+  second, found = times(text, dump, topology.chip)
   return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
                 compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, devices[0].device_kind,
-                compiled.operations(text))
+                found, second)
 
 
-def main(asked: str, answer: str) -> None:
+def times(text: str, dump: pathlib.Path,
+          chip: topologies.Chip) -> tuple[schedule.Schedule | None, list[compiled.Operation]]:
+  """The second time of a program's text, None if the dump is empty, and its operations with both times."""
+  found, counts = compiled.operations(text), bundles.read(dump)
+  if not counts or not chip.clock_hz:
+    return None, found
+  second, by_place = schedule.read(text, counts, bytes_a_cycle=chip.hbm_bytes_s / chip.clock_hz)
+  return second, [one._replace(scheduled=by_place.get((one.phase, one.place), 0)) for one in found]
+
+
+def main(asked: str, answer: str, dump: str) -> None:
   """The child process: reads a request and writes an answer, or the message of a `UserError`."""
   try:
-    content = measure(pickle.loads(pathlib.Path(asked).read_bytes()))._asdict()
+    content = measure(pickle.loads(pathlib.Path(asked).read_bytes()), pathlib.Path(dump))._asdict()
   except UserError as error:
     content = {'error': str(error)}
   pathlib.Path(answer).write_text(json.dumps(content))

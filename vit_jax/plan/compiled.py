@@ -66,11 +66,14 @@ class Operation(NamedTuple):
 
   phase: `forward`, `recomputed` (forward again, in the backward pass), `backward`, or `update` (everything else).
   place: modules and primitive, `Block/mlp/up/dot_general`.
+  cycles: the compiler's estimate, 0 for Pallas kernels.
+  scheduled: cycles by schedule and memory (`schedule`); None if they were not counted.
   """
   phase: str
   place: str
   calls: int
   cycles: int
+  scheduled: int | None = None
 
 
 NOTHING = Costs(0, Unknown(0, 0, []), [], [])
@@ -89,7 +92,7 @@ def read(text: str, *, num_devices: int) -> Costs:
     for one in program.computations.get(name, ()):
       own = 0 if is_fused else times * one.cycles
       cycles, unknown_cycles = cycles + own, unknown_cycles + own * (not is_sure)
-      if not own and _KERNEL in one.text:
+      if not own and is_kernel(one):
         kernels[re.sub(r'[.\d]+$', '', one.name)] += times
       kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
       if kind in _LISTED:
@@ -105,6 +108,11 @@ def read(text: str, *, num_devices: int) -> Costs:
   visit(program.entry, 1, False, True)
   return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found),
                [Kernel(*row) for row in kernels.items()])
+
+
+def is_kernel(one: Instruction) -> bool:
+  """Whether an instruction is a custom kernel, such as one of Pallas."""
+  return _KERNEL in one.text
 
 
 def _source(loop: Instruction) -> str:
@@ -171,14 +179,17 @@ def _group_size(text: str, num_devices: int) -> int:
 
 
 def operations(text: str) -> list[Operation]:
-  """The operations of a compiled program's text, most cycles first; loop bodies count as often as they run."""
+  """The operations of a compiled program's text, most cycles first; loop bodies count as often as they run.
+
+  Kernels, for which the compiler counts no cycles, are among them.
+  """
   program = hlo.parse(text)
   cycles: Counter[tuple[str, str]] = Counter()
   calls: Counter[tuple[str, str]] = Counter()
 
   def visit(name: str, times: int) -> None:
     for one in program.computations.get(name, ()):
-      if one.cycles:
+      if one.cycles or is_kernel(one):
         key = place(one.source or one.opcode)
         cycles[key] += times * one.cycles
         calls[key] += times

@@ -132,6 +132,12 @@ class Plan:
     return 1e3 * self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops / ASSUMED_MFU
 
   @property
+  def scheduled_ms(self) -> float | None:
+    """The second time of a step, by schedule and memory, without collectives; None if the compiler has none."""
+    second = self.answer.schedule if self.answer and self.fits else None
+    return 1e3 * second.cycles / self.subject.topology.chip.clock_hz if second else None
+
+  @property
   def collectives_ms(self) -> float:
     """Time of all collectives within a slice around one ring of neighbours, without any overlap."""
     rows = self.answer.costs.collectives if self.answer else []
@@ -171,7 +177,8 @@ class Plan:
         'temp_bytes': answer.temp_bytes if answer else None,
         'estimated_step_ms': step, 'step_ms_source': 'compiler_cycles' if self.has_cycles else 'assumed_mfu',
         'assumed_mfu': None if self.has_cycles else ASSUMED_MFU, 'collectives_ms': self.collectives_ms,
-        'between_slices_ms': self.between_slices_ms,
+        'between_slices_ms': self.between_slices_ms, 'scheduled_step_ms': self.scheduled_ms,
+        'schedule': answer.schedule._asdict() if answer and answer.schedule else None,
         'step_ms_with_collectives': both, 'roofline_ms': self.roofline_ms,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params),
         'flops_per_step': self.flops_per_step, 'mfu': None if step is None else self.mfu(step),

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.plan import compile, compiled
+from vit_jax.plan import compile, compiled, schedule
 from vit_jax.plan import plan as plans
 
 GIB = 2**30
@@ -127,9 +127,11 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   more, less = ('> ', '< ') if plan.uncounted else ('', '')
   yield 'step', f'{more}{_short(step)} ms', how
   both = step + plan.collectives_ms
+  yield from _scheduled_rows(plan)
   if plan.uncounted:
     named = ', '.join(f'{kernel.calls:,} x {kernel.name}' for kernel in plan.uncounted)
-    yield 'kernels', 'unknown', f'{named}: the compiler counts no cycles for these, so no time here includes them'
+    yield 'kernels', 'unknown', f'{named}: the compiler counts no cycles for these; only the step by schedule ' \
+        'includes them'
   if plan.answer:
     yield 'collectives', f'{_short(plan.collectives_ms)} ms', \
         f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, without overlap'
@@ -151,6 +153,22 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
     yield from _compiler_rows(plan.answer, chip.clock_hz)
 
 
+def _scheduled_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
+  """The second time of a step, and what is missing in it."""
+  second, ms = plan.answer.schedule if plan.answer else None, plan.scheduled_ms
+  if second is None or ms is None:
+    return
+  clock = plan.subject.topology.chip.clock_hz
+  yield 'step by schedule', f'{"> " * bool(second.kernels)}{_short(ms)} ms', (
+      f'of each operation the larger of its instruction bundles and its bytes at {schedule.REACHED:.0%} of the memory '
+      f'bandwidth ({second.memory_cycles / max(second.cycles, 1):.0%} of the time); a lower bound, kernels included, '
+      'without collectives, host and input')
+  if second.uncounted or second.unknown_loops:
+    yield 'not in it', f'{1e3 * second.uncounted_cycles / clock:.3g} ms', (
+        f'estimate for {second.uncounted:,} operations without a schedule, of which only the bytes are counted; '
+        f'{second.unknown_loops:,} inner loops of unknown length are counted as one iteration each')
+
+
 def _compiler_rows(answer: compile.Answer, clock_hz: float) -> Iterator[tuple[str, str, str]]:
   if (unknown := answer.costs.unknown).loops:
     once = f'{1e3 * unknown.cycles / clock_hz:.3g} ms' if clock_hz else '-'
@@ -159,23 +177,27 @@ def _compiler_rows(answer: compile.Answer, clock_hz: float) -> Iterator[tuple[st
   yield 'compile', f'{answer.lower_s + answer.compile_s:.0f} s', 'on this machine'
 
 
-TRUST = ("Accuracy: memory is what the compiler reserves. The step time is the estimate of the compiler's cost model. "
-         'It was compared once, for the published program of a 90-epoch S/16 run on eight v3 cores: 201 ms estimated, '
-         '194 to 226 ms by the published hours. Other generations were not compared. A core-day is one core for one '
-         'day: a device of v2, v3, v5e and v6e is one core, a device of v4 and v5p two.')
+TRUST = ("Accuracy: memory is what the compiler reserves. The step time is the estimate of the compiler's cost model, "
+         'which overstates operations in bfloat16 that wait for memory; the step by schedule is a lower bound. '
+         'The estimate was compared once, for the published program of a 90-epoch S/16 run on eight v3 cores: 201 ms '
+         'estimated, 194 to 226 ms by the published hours. Other generations were not compared. A core-day is one core '
+         'for one day: a device of v2, v3, v5e and v6e is one core, a device of v4 and v5p two.')
 
 
 def operations(plan: plans.Plan) -> str:
   """The most expensive operations by source, and the sum of the rest; `plan.json` has all of them."""
   assert plan.answer is not None
   found, whole = plan.answer.operations, plan.answer.costs.cycles
-  rows = [(one.phase, one.place, f'{one.calls:,}', one.cycles) for one in found[:OPERATIONS]]
+  rows = [(one.phase, one.place, one.calls, one.cycles, one.scheduled or 0) for one in found[:OPERATIONS]]
   for phase in ('forward', 'recomputed', 'backward', 'update'):
     left = [one for one in found[OPERATIONS:] if one.phase == phase]
-    rows += [(phase, 'all others', f'{sum(one.calls for one in left):,}', sum(one.cycles for one in left))] * bool(left)
-  clock = plan.subject.topology.chip.clock_hz
-  return table(('phase', 'from', 'calls', 'ms', 'share'),
-               [(*row[:3], f'{1e3 * row[3] / clock:.2f}', f'{row[3] / whole:.1%}') for row in rows])
+    rows += [(phase, 'all others', sum(one.calls for one in left), sum(one.cycles for one in left),
+              sum(one.scheduled or 0 for one in left))] * bool(left)
+  clock, second = plan.subject.topology.chip.clock_hz, plan.answer.schedule
+  head = ('phase', 'from', 'calls', 'ms', 'share', *['ms by schedule'] * bool(second))
+  return table(head, [(phase, place, f'{calls:,}', f'{1e3 * cycles / clock:.2f}', f'{cycles / whole:.1%}',
+                       *[f'{1e3 * scheduled / clock:.2f}'] * bool(second))
+                      for phase, place, calls, cycles, scheduled in rows])
 
 
 def collectives(plan: plans.Plan) -> str:
