@@ -40,6 +40,7 @@ runtime.widen_pool(8)
 jax.devices()
 del os.environ['PJRT_NPROC']  # programs that tests start have a device or two; jobs that run in here have this pool
 runtime.widen_pool = lambda num_devices: None
+runtime.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
 
 
 LIMIT_GIB = 1.5
@@ -88,6 +89,26 @@ def bucket(storage_server: buckets.Server) -> Iterator[buckets.Server]:
   storage_server.requests.clear()
   yield storage_server
   storage_server.broken = False
+
+
+@pytest.fixture(scope='module')
+def one_device() -> Iterator[None]:
+  """Jobs of a module see one device: a third less to compile, where the mesh is not the question."""
+  found = jax.devices()[:1]
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ('devices', 'local_devices'):
+      patch.setattr(jax, name, lambda *args, **named: found)
+    for name in ('device_count', 'local_device_count'):
+      patch.setattr(jax, name, lambda *args, **named: 1)
+    yield
+
+
+@pytest.fixture(scope='module')
+def no_page() -> Iterator[None]:
+  """Runs of a module draw no report, which takes longer than a tiny run; tests of the report are elsewhere."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr('vit_jax.jobs.report_page.write_report', lambda workdir: f'{workdir}/report.html')
+    yield
 
 
 @pytest.fixture

@@ -43,10 +43,14 @@ def test_difference_names_missing_extra_and_changed_leaves() -> None:
   assert trees.difference(TREE, TREE, found_name='x', wanted_name='y') == ''
 
 
-def test_digest_is_the_same_for_any_sharding() -> None:
-  tree = {'x': jnp.arange(64., dtype=jnp.float32).reshape(8, 8), 'y': jnp.ones(16, jnp.bfloat16)}
+def test_digest_is_the_same_on_the_host_and_for_any_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
+  tree = {'x': jnp.arange(64., dtype=jnp.float32).reshape(8, 8), 'y': jnp.ones(16, jnp.bfloat16),
+          'z': {'bool': jnp.asarray([True, False]), 'scalar': jnp.asarray(-7), 'byte': jnp.arange(5, dtype=jnp.uint8)}}
   want = trees.digest(tree)
+  assert want == trees.digest(jax.device_get(tree))
+  monkeypatch.setattr(trees, '_MAX_HOST_ELEMENTS', 0)  # from here on by the devices
   mesh = jax.make_mesh((4, 2), ('a', 'b'))
+  assert trees.digest(tree) == want
   for spec in (PartitionSpec('a', 'b'), PartitionSpec('b'), PartitionSpec(None, 'a')):
     placed = {**tree, 'x': jax.device_put(tree['x'], NamedSharding(mesh, spec))}
     assert trees.digest(placed) == want

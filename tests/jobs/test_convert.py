@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -16,12 +17,16 @@ def convert(*words: str) -> int:
   return main.run(['convert', *words])
 
 
+@pytest.fixture(scope='module')
+def written(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  folder = tmp_path_factory.mktemp('written')
+  saving.save(made.network(class_names=()), str(folder / 'net.safetensors'))
+  return folder
+
+
 @pytest.fixture
-def timm(tmp_path: pathlib.Path) -> pathlib.Path:
-  path = tmp_path / 'in' / 'net.safetensors'
-  path.parent.mkdir()
-  saving.save(made.network(class_names=()), str(path))
-  return path
+def timm(written: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+  return pathlib.Path(shutil.copytree(written, tmp_path / 'in')) / 'net.safetensors'
 
 
 def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: pathlib.Path,

@@ -1,6 +1,7 @@
 """`evaluate --weights`: weights of any format on a folder, with labels that are outputs of the head."""
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 
@@ -16,6 +17,9 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, geometry
 from vit_jax.jobs import evaluate as job
 from vit_jax.weights import inference, loading, saving
+
+pytestmark = [pytest.mark.xdist_group('test_evaluate_weights'),  # in one worker, for what the tests share
+              pytest.mark.usefixtures('one_device', 'no_page')]
 
 OWN = [made.CLASSES[i].split()[0] for i in (5, 1, 2)]
 
@@ -40,6 +44,7 @@ def evaluate(root: pathlib.Path, file: str, *words: str) -> int:
                    '--config.batch_size=8', *words])
 
 
+@functools.cache
 def by_hand(root: pathlib.Path, mean: float = .5) -> dict[str, float]:
   """Top-1, top-5 and NLL over the folder, one picture at a time."""
   found = loading.load(str(root / 'named.npz'))

@@ -9,7 +9,9 @@ import re
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 
+from vit_jax.inspect import charts
 from vit_jax.jobs import report_page
 from vit_jax.record import writer as writer_lib
 
@@ -99,6 +101,13 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
   return folder
 
 
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Charts are empty, where what is in them is not the question."""
+  for name in ('draw_curves', 'draw_heat_map', 'draw_confusion'):
+    monkeypatch.setattr(charts, name, lambda *args, **named: Markup('<svg></svg>'))
+
+
 def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
   page = parse(report_page.write_report(workdir))
   for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps repeated', '98.06 %',
@@ -111,6 +120,7 @@ def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
   assert 'Not in this report' not in page.text
 
 
+@pytest.mark.usefixtures('no_charts')
 def test_wrong_and_correct_examples_are_shown_separately(workdir: pathlib.Path) -> None:
   text = parse(report_page.write_report(workdir)).text
   wrong, correct = text[text.index('Wrong: 5 of 37'):].split('Correct: 32 of 37')
@@ -118,6 +128,7 @@ def test_wrong_and_correct_examples_are_shown_separately(workdir: pathlib.Path) 
   assert 'c.png' in correct[:200]
 
 
+@pytest.mark.usefixtures('no_charts')
 def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workdir: pathlib.Path) -> None:
   metrics = {'test/top1': .9806, 'test/nll': .25}
   (workdir / 'final.json').write_text(json.dumps({'step': 10, 'metrics': metrics}))
@@ -132,6 +143,7 @@ def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workd
   assert 'Evaluated images: geometry torchvision, resize_px 248' in text
 
 
+@pytest.mark.usefixtures('no_charts')
 @pytest.mark.parametrize(('classes', 'is_shown'), [(5, False), (6, True)])
 def test_the_best_five_of_at_most_five_classes_are_not_shown(workdir: pathlib.Path, classes: int,
                                                              is_shown: bool) -> None:
@@ -143,11 +155,13 @@ def test_the_best_five_of_at_most_five_classes_are_not_shown(workdir: pathlib.Pa
   assert ('test/top5@ema' in parse(report_page.write_report(workdir)).text) == is_shown
 
 
+@pytest.mark.usefixtures('no_charts')
 def test_long_paths_break_at_their_joints(workdir: pathlib.Path) -> None:
   text = pathlib.Path(report_page.write_report(workdir)).read_text()
   assert f'{workdir.parent.name}/<wbr>run</code>'.replace('_', '_<wbr>').replace('<wbr>0', '0') in text
 
 
+@pytest.mark.usefixtures('no_charts')
 def test_many_classes_become_a_table_of_confused_pairs(workdir: pathlib.Path) -> None:
   write_predictions(workdir, classes=41)
   page = parse(report_page.write_report(workdir))
@@ -164,6 +178,7 @@ def test_an_empty_run_directory_has_a_report_that_names_what_is_missing(tmp_path
     assert f'{name}: no such file' in text
 
 
+@pytest.mark.usefixtures('no_charts')
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'metrics.jsonl', 'predictions.npz'])
 def test_one_damaged_file_leaves_the_rest(workdir: pathlib.Path, name: str) -> None:
   (workdir / name).write_bytes(b'PK\x03\x04 not what it was \xff')
@@ -182,6 +197,7 @@ def test_values_of_the_wrong_kind_do_not_stop_the_report(workdir: pathlib.Path) 
   parse(report_page.write_report(workdir))
 
 
+@pytest.mark.usefixtures('no_charts')
 def test_predictions_of_other_shapes_are_left_out(workdir: pathlib.Path) -> None:
   np.savez(workdir / 'predictions.npz', class_names=np.array(['a']), index=np.arange(3), label=np.arange(2),
            top=np.zeros((3, 1), np.int32), probability=np.zeros((3, 1)))

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 
+import begun
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from vit_jax.recipes import noisy_student
 from vit_jax.record import progress, writer
 from vit_jax.weights import inference, loading
 
+pytestmark = [pytest.mark.xdist_group('test_teacher_labels'),  # in one worker, for what the tests share
+              pytest.mark.usefixtures('one_device', 'no_page')]
+
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CONFIG = schema.Config(
     name='tiny', length='2 steps', batch_size=40, image_px=(16, 16), model=MODEL,
@@ -33,9 +37,7 @@ UNLABELLED = schema.Pseudo(source='digits', split='test', top=4, threshold=.1, p
 
 @pytest.fixture(scope='module')
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-  workdir = tmp_path_factory.mktemp('runs') / 'teacher'
-  assert train.run(CONFIG, workdir) == 0
-  return workdir
+  return begun.write(CONFIG, tmp_path_factory.mktemp('runs') / 'teacher')
 
 
 def student(teacher: pathlib.Path) -> schema.Config:
@@ -70,8 +72,8 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
   rows = writer.read(tmp_path / 'student').rows
   assert [row['step'] for row in rows if 'train/loss' in row] == [1, 2]
   seen.clear()
-  assert train.run(dataclasses.replace(config, length='3 steps'), tmp_path / 'longer') == 0
-  assert max(seen) == 3  # steps: nothing is labelled twice
+  assert not teacher_labels.ensure(dataclasses.replace(config, length='3 steps'))
+  assert not seen  # nothing is labelled twice
 
 
 def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:

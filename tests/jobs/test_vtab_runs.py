@@ -16,6 +16,7 @@ from vit_jax.recipes import vtab
 from vit_jax.study import table
 
 pytest.importorskip('tensorflow_datasets')
+pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 OVERRIDES = [
     'length=3 steps', 'batch_size=16', 'image_px=8,8', 'model.patch=4', 'model.width=16', 'model.depth=1',
