@@ -11,7 +11,14 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
   --python=PYTHON        an interpreter with all dependencies; without it, .venv is created with jax for GPUs and the
                          test extra
   --extra=gpu            extra of setup.py: gpu (CUDA 13) or gpu12 (CUDA 12)
-  --wheels=FOLDER        install from the wheels in this folder, without a network; it must contain setuptools
+  --wheels=FOLDER        install from the wheels in this folder, without a network; it must contain setuptools. With
+                         --python or --quick they are unpacked into DIR/packages, which is put before what that
+                         interpreter has
+  --quick                the most important parts within ten minutes, for a machine that is lent for a short time: with
+                         python3 unless --python is set, and with its torch and timm if it has them. Tests of
+                         tests/test_gpu.py, then B/16 and L/16, batch 128, with attention by cuDNN and by XLA; the peers
+                         are timed once each. All results are also in the archive DIR.tar.gz
+  --rehearse             as --quick, on the CPU of any machine and with small shapes: shows that all parts can run
   --torch=PYTHON         an interpreter with torch for CUDA and timm, to time them beside vit_jax
   --models=S/16,B/16,L/16
   --batch_sizes=256,256,128   the batch size of each network
@@ -33,12 +40,18 @@ fail() {
   exit 2
 }
 
-# part NAME COMMAND…: runs the command, with its own log and a line in the summary.
+# part NAME COMMAND…: runs the command, with its own log and a line in the summary. With --quick, for as long as is left.
 part() {
   local name="$1" began="$SECONDS" result=ok
   shift
   printf '%s … ' "$name"
-  if ! "$@" < /dev/null > "$to/$name.log" 2>&1; then
+  if [ "$SECONDS" -ge "$limit_s" ]; then
+    echo 'no time left'
+    printf '%-7s %5d s  %s: no time left\n' failed 0 "$name" >> "$to/summary.txt"
+    failures=$((failures + 1))
+    return 1
+  fi
+  if ! limited "$@" < /dev/null > "$to/$name.log" 2>&1; then
     result=failed failures=$((failures + 1))
   fi
   printf '%s, %d s\n' "$result" "$((SECONDS - began))"
@@ -46,7 +59,16 @@ part() {
   [ "$result" = ok ]
 }
 
+# limited COMMAND…: functions are run as they are; programs are stopped at the limit.
+limited() {
+  if [ "$(type -t "$1")" = function ]; then "$@"; else timeout "$((limit_s - SECONDS))" "$@"; fi
+}
+
 describe_machine() {
+  if [ -n "$rehearse" ]; then
+    "$python" -c 'import jax; print(jax.devices(), "jax", jax.__version__)'
+    return
+  fi
   nvidia-smi
   nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap,clocks.max.sm,power.limit --format=csv
   "$python" -m pip list --format=freeze 2>/dev/null | grep -iE '^(jax|nvidia|flax|numpy|optax)'
@@ -61,8 +83,13 @@ raise SystemExit(d.platform != "gpu")'
 
 # By default GPUs round f32 products to tf32; the tests compare to 1e-5, so the highest precision is set.
 run_tests() {
-  VIT_JAX_TEST_PLATFORM=cuda JAX_DEFAULT_MATMUL_PRECISION=highest "$python" -m pytest -q -p no:cacheprovider -rs \
-    tests/test_gpu.py tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py
+  local files=(tests/test_gpu.py) platform=cuda,cpu
+  if [ -z "$quick" ]; then
+    files+=(tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py)
+  fi
+  if [ -n "$rehearse" ]; then platform=cpu; fi
+  VIT_JAX_TEST_PLATFORM="$platform" VIT_JAX_REHEARSE="$rehearse" JAX_DEFAULT_MATMUL_PRECISION=highest \
+    limited "$python" -m pytest -q -p no:cacheprovider -rs "${files[@]}"
 }
 
 # bench NAME MODEL ATTENTION BATCH FLAGS…
@@ -70,7 +97,18 @@ bench() {
   local name="$1" model="$2" attention="$3" batch="$4"
   shift 4
   part "$name" "$python" -m vit_jax.main --job=bench --config=bench:bf16 --models="$model" --turns="$turns" \
-    --config.model.attention="$attention" --config.batch_size="$batch" --to="$to/$name" "$@"
+    --config.model.attention="$attention" --config.batch_size="$batch" --to="$to/$name" "${small[@]}" "$@"
+}
+
+# Peers are timed beside one form of attention only, as each takes half a minute to compile.
+bench_quick() {
+  local i
+  for i in "${!networks[@]}"; do
+    bench "bench-${networks[i]/\//_}-$best" "${networks[i]}" "$best" "${sizes[i]}" "${against[@]}"
+  done
+  for i in "${!networks[@]}"; do
+    bench "bench-${networks[i]/\//_}-xla-only" "${networks[i]}" xla "${sizes[i]}"
+  done
 }
 
 bench_all() {
@@ -95,12 +133,20 @@ bench_switches() {
 }
 
 to=runs/gpu python='' extra=gpu wheels='' torch='' turns=7 only=tests,bench,search,switches failures=0
-models=S/16,B/16,L/16 batch_sizes=256,256,128
+models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=()
+case " $* " in
+  *' --rehearse '*)
+    models=S/16,Ti/16 batch_sizes=4,4 turns=1 only=tests,bench best=xla
+    small=(--px=32 --config.model.depth=2) ;;
+  *' --quick '*) models=L/16,B/16 batch_sizes=128,128 turns=3 only=tests,bench limit_s=560 ;;
+esac
 while [ $# -gt 0 ]; do
   case "$1" in
     --python=* | --extra=* | --wheels=* | --torch=* | --models=* | --batch_sizes=* | --turns=* | --only=*)
       flag="${1%%=*}"
       printf -v "${flag#--}" '%s' "${1#*=}" ;;
+    --quick) quick=1 ;;
+    --rehearse) quick=1 rehearse=1 ;;
     --help | -h) usage; exit 0 ;;
     -*) fail "$1: no such flag; see --help" ;;
     *) to="$1" ;;
@@ -116,7 +162,7 @@ for word in ${only//,/ }; do
     *) fail "--only: expected some of tests,bench,search,switches, got $word" ;;
   esac
 done
-command -v nvidia-smi >/dev/null || fail 'nvidia-smi: expected a machine with an NVIDIA GPU and its driver, got none'
+[ -n "$rehearse" ] || command -v nvidia-smi >/dev/null || fail 'nvidia-smi: expected a machine with an NVIDIA GPU and its driver, got none'
 [ -z "$wheels" ] || [ -d "$wheels" ] || fail "--wheels=$wheels: no such folder"
 
 mkdir -p "$to" || fail "$to: expected a folder that can be created"
@@ -124,6 +170,15 @@ to="$(cd "$to" && pwd)"
 wheels="${wheels:+$(cd "$wheels" && pwd)}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 : > "$to/summary.txt"
+if [ -n "$quick" ]; then
+  python="${python:-python3}"
+  if [ -z "$torch" ] && "$python" -c 'import torch, timm' 2> "$to/torch.log"; then torch="$python"; fi
+fi
+if [ -n "$python" ] && [ -n "$wheels" ]; then
+  "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --target "$to/packages" \
+    "$wheels"/*.whl > "$to/install.log" 2>&1 || fail "the wheels could not be installed; see $to/install.log"
+  export PYTHONPATH="$to/packages${PYTHONPATH:+:$PYTHONPATH}"
+fi
 if [ -z "$python" ]; then
   # shellcheck source=launch/setup_env.sh
   source launch/setup_env.sh
@@ -138,11 +193,15 @@ if [ -n "$torch" ]; then
   export XLA_PYTHON_CLIENT_PREALLOCATE=false
   against=("--against=timm=$torch,timm-compiled=$torch")
 fi
+if [ -n "$rehearse" ]; then export JAX_PLATFORMS=cpu; fi
 part machine describe_machine || fail "jax sees no GPU here; see $to/machine.log"
 mv "$to/machine.log" "$to/machine.txt"
 if [[ ",$only," = *,tests,* ]]; then part tests run_tests; fi
-if [[ ",$only," = *,bench,* ]]; then bench_all bench "${against[@]}"; fi
+if [[ ",$only," = *,bench,* ]]; then
+  if [ -n "$quick" ]; then bench_quick; else bench_all bench "${against[@]}"; fi
+fi
 if [[ ",$only," = *,search,* ]]; then bench_all search --search; fi
 if [[ ",$only," = *,switches,* ]]; then bench_switches; fi
+if [ -n "$quick" ]; then tar -czf "$to.tar.gz" --exclude=packages -C "$(dirname "$to")" "$(basename "$to")"; fi
 echo "Results are in $to. Failed parts: $failures"
 [ "$failures" = 0 ]

@@ -31,6 +31,12 @@ def test_an_unforeseen_error_is_one_line_that_names_the_file_with_its_traceback(
   assert 'Traceback' in text and 'raise error from cause' in text and "'--config=x'" in text and 'jaxlib ' in text
 
 
+def test_a_package_that_is_not_installed_is_named() -> None:
+  status, message = explain(raised(ModuleNotFoundError("No module named 'cv3.ops'", name='cv3.ops')))
+  assert status == 2 and message.startswith('error: cv3: expected this Python package to be installed, got')
+  assert explain(raised(ModuleNotFoundError('', name='vit_jax.nowhere')), XDG_STATE_HOME='/dev/null').status == 70
+
+
 def test_where_the_state_directory_cannot_be_made_a_temporary_file_holds_the_traceback(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   (tmp_path / 'file').touch()

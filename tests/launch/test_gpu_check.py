@@ -4,6 +4,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 import subprocess
+import tarfile
 
 import pytest
 from launch.machines import BASH, HANGS_S, NOTE, ROOT, Machines
@@ -44,7 +45,7 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
   out = sorted(path.name for path in (gpu.folder / 'out').iterdir())
   assert out == sorted(['machine.txt', 'summary.txt', 'switches.txt', *(f'{part}.log' for part in parts[1:])])
   (tests,) = [call for call in gpu.calls if '-m pytest' in call]
-  assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda')
+  assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda,cpu')
   (bench,) = [call for call in gpu.calls if '--to=' in call and 'bench-L_16-cudnn' in call]
   assert bench.startswith('-m vit_jax.main --job=bench --config=bench:bf16 --models=L/16 --turns=3 '
                           '--config.model.attention=cudnn --config.batch_size=2 ')
@@ -84,6 +85,28 @@ def test_without_a_network_all_comes_from_a_folder_of_wheels(gpu: Machines) -> N
   (install,) = [call for call in gpu.calls if 'pip install' in call]
   assert f'--editable {root}[gpu12,test] | 1{wheels} |' in install
   assert pathlib.Path(gpu.folder, 'runs', 'gpu', 'summary.txt').exists()
+
+
+def test_quick_runs_the_tests_and_two_networks_with_the_peers_once_and_makes_one_archive(gpu: Machines) -> None:
+  (gpu.folder / 'wheels').mkdir()
+  (gpu.folder / 'wheels' / 'a.whl').touch()
+  found = check(gpu, '--quick', f'--wheels={gpu.folder / "wheels"}')
+  assert found.returncode == 0, found.stdout + found.stderr
+  assert [line.split()[-1] for line in (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()] == [
+      'machine', 'tests', 'bench-L_16-cudnn', 'bench-B_16-cudnn', 'bench-L_16-xla-only', 'bench-B_16-xla-only']
+  (tests,) = [call for call in gpu.calls if '-m pytest' in call]
+  assert tests.endswith('| cuda,cpu') and 'test_golden' not in tests and gpu.count('--against=timm=') == 2
+  (install,) = [call for call in gpu.calls if 'pip install' in call]
+  assert '--no-index --no-deps' in install and f'--target {gpu.folder}/out/packages' in install
+  with tarfile.open(gpu.folder / 'out.tar.gz') as archive:
+    assert {'out/summary.txt', 'out/tests.log', 'out/machine.txt'} <= set(archive.getnames())
+
+
+def test_a_rehearsal_needs_no_gpu(gpu: Machines) -> None:
+  (gpu.folder / 'bin' / 'nvidia-smi').unlink()
+  assert check(gpu, '--rehearse').returncode == 0
+  assert gpu.count('--px=32') == 4 and not gpu.count('attention=cudnn')
+  assert [call for call in gpu.calls if '-m pytest' in call][0].endswith('| cpu')
 
 
 @pytest.mark.parametrize('arguments, said', [

@@ -36,6 +36,8 @@ _FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
 MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
                'batch_size, or data.in_memory=no; --job=plan shows what a config needs.')
 
+INSTALL = 'Install the dependencies of vit_jax: pip install -e . in its checkout, or pip install of the package alone.'
+
 
 class Failure(NamedTuple):
   """The exit status of the program, and its message on standard error ('' = nothing)."""
@@ -72,6 +74,9 @@ def _known(error: BaseException) -> Failure | None:
     return Failure(BROKEN_PIPE, '')
   for one in chain(error, with_context=False):
     said = _first_line(one)
+    if isinstance(one, ModuleNotFoundError) and one.name and one.name.partition('.')[0] != 'vit_jax':
+      package = one.name.partition('.')[0]
+      return Failure(USER_ERROR, f'error: {package}: expected this Python package to be installed, got none. {INSTALL}')
     if isinstance(one, OSError) and one.errno in ADVICE and (one.filename is not None or one.errno in _OF_PROCESSES):
       return Failure(USER_ERROR, f'error: {_of_system(one)}')
     if not isinstance(one, UserError) and any(word in str(one) for word in _FULL):
