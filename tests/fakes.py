@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.core.numerics import split_key, weighted_mean
@@ -21,6 +22,11 @@ def normalise(batch: Batch, key: Key, step: Array) -> Batch:
   """Prepare: uint8 to f32."""
   del key, step
   return {**batch, 'image': batch['image'].astype(jnp.float32) / 127.5 - 1.}
+
+
+def normalised(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """`normalise` on the host."""
+  return {**data, 'image': data['image'].astype(np.float32) / np.float32(127.5) - np.float32(1.)}
 
 
 class FakeMae:
@@ -124,39 +130,3 @@ class LinearHead:
 
   def apply(self, params: Params, pooled: Array) -> Array:
     return pooled @ params['kernel'] + params['bias'][None]
-
-
-class LayeredTask:
-  """Classifies by a few layers whose parameters are stacked and named as those of a ViT's blocks, in few operations."""
-  depth, num_classes = 2, 7
-
-  def init(self, key: Key, batch: Batch) -> tuple[Params, dict[str, Any]]:
-    keys = split_key(key, 'stem', 'query', 'up', 'down', 'head')
-
-    def draw(name: str, *shape: int) -> Array:
-      return .2 * jax.random.normal(keys[name], shape)
-
-    size, depth = batch['image'][0].size, self.depth
-    return {
-        'backbone': {'stem': {'kernel': draw('stem', size, WIDTH) / size**.5}, 'blocks': {
-            'norm1': {'scale': jnp.ones((depth, WIDTH))},
-            'attn': {'query': {'kernel': draw('query', depth, WIDTH, 4, WIDTH // 4)}},
-            'mlp': {'up': {'kernel': draw('up', depth, WIDTH, 2 * WIDTH), 'bias': jnp.zeros((depth, 2 * WIDTH))},
-                    'down': {'kernel': draw('down', depth, 2 * WIDTH, WIDTH)}}}},
-        'head': {'kernel': draw('head', WIDTH, self.num_classes)}}, {}
-
-  def loss(self, params: Params, extra: dict[str, Any], batch: Batch, key: Key, step: Array) -> LossOut:
-    x = batch['image'].reshape(batch['image'].shape[0], -1) @ params['backbone']['stem']['kernel']
-    for number in range(self.depth):
-      block = jax.tree.map(lambda leaf, at=number: leaf[at], params['backbone']['blocks'])
-      x += jnp.tanh((x * block['norm1']['scale'][None]) @ block['attn']['query']['kernel'].reshape(WIDTH, WIDTH))
-      hidden = jnp.tanh(x @ block['mlp']['up']['kernel'] + block['mlp']['up']['bias'][None])
-      x += hidden @ block['mlp']['down']['kernel']
-    logits = x @ params['head']['kernel']
-    return LossOut(weighted_mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch['label'])), {}, {})
-
-  def after_update(self, params: Params, extra: dict[str, Any], stats: Any, step: Array) -> dict[str, Any]:
-    return extra
-
-  def views(self) -> dict[str, Any]:
-    return {}
