@@ -3,16 +3,20 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 
 import cv2
+import jax
 import numpy as np
 import pytest
 
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array
 from vit_jax.data.sources import opening
-from vit_jax.evaluate import bench
+from vit_jax.evaluate import bench, linear, logistic, probe
+from vit_jax.jobs import report_page
 from vit_jax.record import writer
 
 pytestmark = pytest.mark.xdist_group('test_measures')  # in one worker, for what the tests share
@@ -43,11 +47,34 @@ def run(workdir: pathlib.Path, *extra: str, job: str = 'evaluate') -> int:
   return main.run([f'--job={job}', f'--config={workdir.parent / "tiny.py"}', f'--workdir={workdir}', *extra])
 
 
+@pytest.fixture(scope='module', autouse=True)
+def one_device() -> Iterator[None]:
+  """The jobs of these tests run on one device; `test_knn`, `test_linear` and others use meshes."""
+  first = jax.devices()[:1]
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ('devices', 'local_devices'):
+      patch.setattr(jax, name, lambda *_, **__: first)
+    for name in ('device_count', 'local_device_count'):
+      patch.setattr(jax, name, lambda *_, **__: 1)
+    yield
+
+
 @pytest.fixture(scope='module')
 def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A run with all evaluations. The two solvers, which have tests of their own, only return zeros here."""
   folder = tmp_path_factory.mktemp('measures')
   (folder / 'tiny.py').write_text(CONFIG)
-  assert run(folder / 'run', job='train') == 0
+
+  def solve(features: Array, *more: Array, num_classes: int, **_: object) -> linear.Linear:
+    num = len(more[2]) if len(more) == 3 else len(more[3])  # of penalties, or of learning rates
+    return linear.Linear(np.zeros((num, features.shape[-1], num_classes), np.float32),
+                         np.zeros((num, num_classes), np.float32))
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(logistic, 'fit', lambda *a, **k: logistic.Solution(solve(*a, **k), np.zeros(1), np.zeros(1)))
+    patch.setattr(probe, 'train', solve)
+    patch.setattr(report_page, 'write_report', lambda workdir: '')
+    assert run(folder / 'run', job='train') == 0
   return folder / 'run'
 
 
