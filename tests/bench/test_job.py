@@ -3,17 +3,21 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import pytest
+import single
 
 from vit_jax import main
 from vit_jax.bench import job
 from vit_jax.bench import own as bench_own
 from vit_jax.bench import peers as bench_peers
-from vit_jax.config import files
+from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
+from vit_jax.jobs import build
+from vit_jax.models import cost
 
 TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '--config.model.width=16',
         '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
@@ -37,10 +41,12 @@ Model = Network
 
 
 @pytest.fixture(autouse=True)
-def soon_done(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Turns as short as can be, and a large product that is not."""
-  monkeypatch.setattr(job, 'MIN_S', .01)
+def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+  """Turns as short as can be, a large product that is not, and one device."""
+  monkeypatch.setattr(job, 'MIN_S', .001)
   monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
+  with single.one_device():
+    yield
 
 
 @pytest.fixture
@@ -79,14 +85,13 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
   assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
 
 
-def test_flops_are_those_of_the_models_cost(capsys: pytest.CaptureFixture[str]) -> None:
-  own = bench_own.Own(files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]]))
-  try:
-    # By hand: 4 patches of 192 values and a class token at width 16, an MLP of 16, 3 classes.
-    tokens = 4 * 192 * 16 + 5 * 4 * 16 * 16 + 2 * 5 * 5 * 16 + 5 * 2 * 16 * 16 + 16 * 3
-    assert own.flops() == {'forward': 16 * tokens, **dict.fromkeys(('gradient', 'step', 'together'), 48 * tokens)}
-  finally:
-    own.close()
+def test_flops_are_those_of_the_models_cost() -> None:
+  config = files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]])
+  *_, parts = build.open_run(config, build.open_data(config))
+  # By hand: 4 patches of 192 values and a class token at width 16, an MLP of 16, 3 classes.
+  tokens = 4 * 192 * 16 + 5 * 4 * 16 * 16 + 2 * 5 * 5 * 16 + 5 * 2 * 16 * 16 + 16 * 3
+  assert bench_own.count_flops(parts, num_classes=3) == {
+      'forward': 16 * tokens, **dict.fromkeys(('gradient', 'step', 'together'), 48 * tokens)}
 
 
 @pytest.mark.parametrize(('words', 'said'), [
@@ -105,9 +110,36 @@ def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytes
   assert said in capsys.readouterr().err + caplog.text
 
 
-def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  stacked = '--config.train.unstacked_layers=false'  # steps then take the buffers of what is evaluated
-  assert main.run(['bench', *TINY, stacked, '--px=24,16', '--turns=1', f'--to={tmp_path}']) == 0
+@pytest.mark.slow(reason='builds, compiles and times a run: 10 s of CPU')
+def test_stacked_layers_are_timed_although_steps_take_the_buffers_of_what_is_evaluated(
+    tmp_path: pathlib.Path) -> None:
+  assert main.run(['bench', *TINY, '--config.train.unstacked_layers=false', '--turns=1', f'--to={tmp_path}']) == 0
+  parts = json.loads((tmp_path / 'bench.json').read_text())['networks'][0]['parts']
+  assert {one['part'] for one in parts} == set(bench_own.PARTS)
+
+
+class Sized:
+  """In place of a run: its parts do nothing, and their FLOPs are those of the forward pass at the config's size."""
+  compiled, num_classes, matmul_flops = bench_own.Compiled(1., 1., 1), 3, 1.
+
+  def __init__(self, config: schema.Config) -> None:
+    self.config = config
+
+  def parts(self) -> dict[str, bench_own.Part]:
+    return dict.fromkeys((*bench_own.PARTS, bench_own.MATMUL), lambda count: bench_own.Spent(.1, .1))
+
+  def flops(self) -> dict[str, float]:
+    return {'forward': sum(cost.forward_flops(self.config.model, self.config.image_px, head=self.config.head,
+                                              num_classes=3).values())}
+
+  def close(self) -> None:
+    pass
+
+
+def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(bench_own, 'Own', Sized)
+  assert main.run(['bench', *TINY, '--px=24,16', '--turns=1', f'--to={tmp_path}']) == 0
   found = json.loads((tmp_path / 'bench.json').read_text())['networks']
   assert [(one['model'], one['px']) for one in found] == [('ViT-S/16 at 24 px', 24), ('ViT-S/16 at 16 px', 16)]
   assert found[0]['parts'][0]['flops'] > 2 * found[1]['parts'][0]['flops']
@@ -147,10 +179,10 @@ def test_a_step_is_compiled_anew_and_then_read_from_the_cache() -> None:
 def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
   config = files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]])
   needs = iter([100, 200, 800])
-  monkeypatch.setattr(bench_own, '_bytes', lambda program: next(needs))
-  monkeypatch.setattr(bench_own, '_device_bytes', lambda: 500.)
-  assert bench_own.largest_batch(config) == 16
-  monkeypatch.undo()
+  with monkeypatch.context() as patch:
+    patch.setattr(bench_own, '_step_bytes', lambda config: next(needs))
+    patch.setattr(bench_own, '_device_bytes', lambda: 500.)
+    assert bench_own.largest_batch(config) == 16
   monkeypatch.setattr(bench_own, '_device_bytes', lambda: 1_000.)
   with pytest.raises(UserError, match='expected a batch that fits in .* per device, got 8'):
     bench_own.largest_batch(config)

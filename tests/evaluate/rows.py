@@ -8,9 +8,12 @@ import jax
 import numpy as np
 import programs
 
+from vit_jax.config import schema
 from vit_jax.core.types import Array, Batch, Features, Outputs, PyTree
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.store import Store
+
+MESHES = programs.MESHES | {'data=2': schema.Mesh(2, 1, 1)}
 
 
 class Loader:
@@ -56,7 +59,7 @@ def weights(scale: float = 1.) -> PyTree:
 
 def split(loader: Loader, mesh: str = 'one', *, folder: pathlib.Path | None = None, store: Store | None = None,
           name: str = 'the split', **identity: str) -> Split:
-  return Split(read, prepare, loader, batch_size=loader.size, mesh=programs.mesh(programs.MESHES[mesh]),
+  return Split(read, prepare, loader, batch_size=loader.size, mesh=programs.mesh(MESHES[mesh]),
                store=store or Store(folder), identity={'data': name, **identity}, name=name)
 
 

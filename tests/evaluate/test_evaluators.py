@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Iterator
 
 import cv2
-import jax
 import numpy as np
 import pytest
+import single
 
 from vit_jax import main
 from vit_jax.config import schema
@@ -50,12 +50,7 @@ def run(workdir: pathlib.Path, *extra: str, job: str = 'evaluate') -> int:
 @pytest.fixture(scope='module', autouse=True)
 def one_device() -> Iterator[None]:
   """The jobs of these tests run on one device; `test_knn`, `test_linear` and others use meshes."""
-  first = jax.devices()[:1]
-  with pytest.MonkeyPatch.context() as patch:
-    for name in ('devices', 'local_devices'):
-      patch.setattr(jax, name, lambda *_, **__: first)
-    for name in ('device_count', 'local_device_count'):
-      patch.setattr(jax, name, lambda *_, **__: 1)
+  with single.one_device():
     yield
 
 

@@ -14,7 +14,13 @@ from vit_jax.evaluate import linear, logistic
 CLASSES, WIDTH = 5, 6
 TRAIN = rows.clusters(101, classes=CLASSES, width=WIDTH, seed=1)
 TEST = rows.clusters(37, classes=CLASSES, width=WIDTH, seed=2)
-PENALTIES = (1e-4, 1e-2, 1.)
+PENALTIES = (1e-4, 1e-3, 1e-2, 1.)
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+  """In all tests, so that they share the programs of two solvers, for one penalty and for four."""
+  monkeypatch.setattr(linear, 'LOGITS_A_BLOCK', 300)
 
 
 def standard(x: np.ndarray) -> np.ndarray:
@@ -36,11 +42,11 @@ def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIE
   return logistic.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200, tolerance=1e-6)
 
 
-def test_the_optimum_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(linear, 'LOGITS_A_BLOCK', 300)  # several blocks
+def test_the_optimum_is_that_of_scikit_learn() -> None:
   keep = np.ones(101, bool)
-  found = logistic.fit(standard(TRAIN[0]).astype(np.float32)[None], TRAIN[1][None], np.ones((1, 101), np.float32),
-                       np.array(PENALTIES, np.float32), num_classes=CLASSES, max_steps=200, tolerance=1e-6)
+  data, _ = linear.place(*(splits(16, 'data=2')[name] for name in ('train', 'test')), rows.weights())
+  found = logistic.fit(data.features, data.label, data.weight, np.array(PENALTIES, np.float32), num_classes=CLASSES,
+                       max_steps=200, tolerance=1e-6)
   for i, penalty in enumerate(PENALTIES):
     want = sklearn_fit(penalty, keep)
     np.testing.assert_allclose(found.linear.kernel[i], want.coef_.T, atol=2e-3 * np.abs(want.coef_).max())
@@ -56,8 +62,8 @@ def held_out_nll(penalty: float, held: np.ndarray) -> float:
 
 def test_the_penalty_with_the_smallest_held_out_nll_is_chosen() -> None:
   """Beyond the grid too, since its largest wins at first."""
-  grid = (1e-5, 1e-4, 1e-3)
-  result = logistic_probe(16, 'data=2,tensor=4', grid).measure(rows.weights())
+  grid = (1e-6, 1e-5, 1e-4, 1e-3)  # as many as are added at a time, which compiles one program for both
+  result = logistic_probe(16, 'data=2', grid).measure(rows.weights())
   held = linear.hold_out(TRAIN[1], np.ones(101, bool), part=.2)
   nll = {p: held_out_nll(p, held) for p in (*grid, 1e-2, 1e-1, 1., 10.)}
   best = min(nll, key=lambda p: nll[p])
@@ -109,17 +115,17 @@ def test_classes_of_one_example_cannot_be_held_out() -> None:
 
 def test_penalties_that_do_not_fit_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(logistic, 'SOLVER_BYTES', 1)
-  probe = logistic_probe(40, 'one')
+  probe = logistic_probe(16, 'data=2')
   data, _ = linear.place(probe._train, probe._test, rows.weights())
   found = probe._fit(data, PENALTIES)
-  assert found.kernel.shape == (3, WIDTH, CLASSES)
+  assert found.kernel.shape == (4, WIDTH, CLASSES)
   for i, penalty in enumerate(PENALTIES):
     want = sklearn_fit(penalty, np.ones(101, bool))
     np.testing.assert_allclose(found.kernel[i], want.coef_.T, atol=2e-3 * np.abs(want.coef_).max())
 
 
 def test_one_penalty_holds_nothing_out() -> None:
-  result = logistic_probe(40, 'one', (1e-2,)).measure(rows.weights())
+  result = logistic_probe(16, 'data=2', (1e-2,)).measure(rows.weights())
   assert set(result.metrics) == {'top1', 'top5', 'l2'}
   want = (sklearn_fit(1e-2, np.ones(101, bool)).predict(standard(TEST[0])) == TEST[1]).mean()
   assert result.metrics['top1'] == pytest.approx(want)

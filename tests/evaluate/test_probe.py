@@ -52,7 +52,7 @@ MAE = probe.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust_
 
 
 @pytest.mark.parametrize(('recipe', 'rates', 'size', 'mesh'), [
-    (DINO, (.01, .1), 6, 'one'), (DINO, (.01, .1), 16, 'data=2,tensor=4'), (MAE, (1., 4.), 8, 'data=8')])
+    (DINO, (.01, .1), 6, 'one'), (DINO, (.01, .1), 16, 'data=2,tensor=4'), (MAE, (1., 4.), 8, 'data=2')])
 def test_training_is_that_of_numpy(recipe: probe.Recipe, rates: tuple[float, ...], size: int, mesh: str) -> None:
   bad = (3, 60)
   keep = np.ones(101, bool)
@@ -62,7 +62,7 @@ def test_training_is_that_of_numpy(recipe: probe.Recipe, rates: tuple[float, ...
   steps: list[int] = []
   found = probe.train(placed['features'], placed['label'], placed['mask'], placed['example'],
                            np.array(rates, np.float32), recipe, num_classes=CLASSES,
-                           mesh=programs.mesh(programs.MESHES[mesh]), on_step=steps.append)
+                           mesh=programs.mesh(rows.MESHES[mesh]), on_step=steps.append)
   for i, rate in enumerate(rates):
     kernel, bias = by_hand(recipe, rate, keep)
     np.testing.assert_allclose(found.kernel[i], kernel, rtol=1e-3, atol=1e-4)

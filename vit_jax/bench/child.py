@@ -93,10 +93,10 @@ def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], 
 
 def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
   """Returns the same as `torch_calls` for big_vision's network in a jitted train step with optax; needs a checkout."""
-  import jax
+  from big_vision.models import vit  # first: without it, the rest need not be imported
+  import jax  # isort: skip
   import jax.numpy as jnp
   import optax
-  from big_vision.models import vit
   network = vit.Model(s['classes'], patch_size=(s['patch'],) * 2, width=s['width'], depth=s['depth'],
                       mlp_dim=s['mlp'], num_heads=s['heads'], pool_type='tok' if s['pool'] == 'cls' else 'gap',
                       dtype_mm=s['dtype'])

@@ -63,11 +63,7 @@ class Own:
 
   def flops(self) -> dict[str, float]:
     """Returns analytic FLOPs per call of each part that computes."""
-    one, config = build.train_flops(self.run_parts), self.config
-    forward = sum(cost.forward_flops(config.model, config.image_px, head=config.head,
-                                     num_classes=self.num_classes).values())
-    return {'forward': forward * config.batch_size, **dict.fromkeys(
-        ('gradient', 'step', 'together'), one * config.batch_size)}
+    return count_flops(self.run_parts, num_classes=self.num_classes)
 
   def parts(self) -> dict[str, Part]:
     """Returns all parts by name; `forward` is that of evaluation, on stacked parameters; `input` is host work."""
@@ -113,6 +109,14 @@ class Own:
 
   def close(self) -> None:
     self.loader.close()
+
+
+def count_flops(parts: build.Parts, *, num_classes: int) -> dict[str, float]:
+  """Returns analytic FLOPs per call of each part of a run that computes."""
+  one, config = build.train_flops(parts), parts.config
+  forward = sum(cost.forward_flops(config.model, config.image_px, head=config.head, num_classes=num_classes).values())
+  return {'forward': forward * config.batch_size, **dict.fromkeys(
+      ('gradient', 'step', 'together'), one * config.batch_size)}
 
 
 def _repeat(call: Callable[[], Any]) -> Part:
@@ -179,13 +183,7 @@ def largest_batch(config: schema.Config) -> int:
   room, found, batch_size = _SHARE * _device_bytes(), 0, config.batch_size
   for size in _doubled(batch_size):
     try:
-      own = dataclasses.replace(config, batch_size=size)
-      data = build.open_data(own)
-      mesh, _ = build.open_mesh(own)
-      run_parts = build.parts(own, mesh=mesh, num_examples=own.data.num_examples or len(data.train),
-                              num_classes=len(data.class_names), in_memory=data.in_memory)
-      program = run_parts.program
-      needed = _bytes(program.step_fn.lower(program.abstract_held, build.abstract_batch(own)).compile())
+      needed = _step_bytes(dataclasses.replace(config, batch_size=size))
     except jax.errors.JaxRuntimeError as error:
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
@@ -197,6 +195,16 @@ def largest_batch(config: schema.Config) -> int:
     raise UserError(f'batch_size: expected a batch that fits in {room / 2**30:.1f} GiB per device, got {batch_size}. '
                     'Set a smaller --config.batch_size.')
   return found
+
+
+def _step_bytes(config: schema.Config) -> int:
+  """Compiles the train step of a config and returns its peak memory on a device."""
+  data = build.open_data(config)
+  mesh, _ = build.open_mesh(config)
+  run_parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or len(data.train),
+                          num_classes=len(data.class_names), in_memory=data.in_memory)
+  program = run_parts.program
+  return _bytes(program.step_fn.lower(program.abstract_held, build.abstract_batch(config)).compile())
 
 
 def _doubled(size: int) -> Iterator[int]:

@@ -26,6 +26,13 @@ from vit_jax.core.types import HostArray
 INLINED = {'jit': 'jaxpr', 'remat2': 'jaxpr', 'checkpoint': 'jaxpr', 'closed_call': 'call_jaxpr',
            'core_call': 'call_jaxpr', 'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
 """Operations that contain another trace, and the parameter that holds it."""
+MOVES: dict[str, Callable[[HostArray, Mapping[str, Any]], Any]] = {
+    'squeeze': lambda x, s: np.squeeze(x, s['dimensions']),
+    'transpose': lambda x, s: np.transpose(x, s['permutation']),
+    'split': lambda x, s: np.split(x, np.cumsum(s['sizes'])[:-1], s['axis']),
+    'broadcast_in_dim': lambda x, s: _stretched(x, s['shape'], s['broadcast_dimensions']),
+    'slice': lambda x, s: x[tuple(map(slice, s['start_indices'], s['limit_indices'], s['strides'] or [None] * x.ndim))]}
+"""Operations that only move elements: NumPy runs them on arrays at once, and jax would compile a program for each."""
 AS_IS = ('name', 'stop_gradient', 'copy', 'copy_p', 'optimization_barrier', 'sharding_constraint')
 
 
@@ -100,6 +107,9 @@ class Writer:
       return self.write(chosen.jaxpr, chosen.consts, operands[1:])
     is_open = any(not isinstance(side, int) for variable in equation.outvars for side in variable.aval.shape)
     if not is_open and not any(isinstance(operand, Value) for operand in operands):
+      if name in MOVES:
+        moved = MOVES[name](np.asarray(operands[0]), equation.params)
+        return moved if isinstance(moved, list) else [moved]
       found = equation.primitive.bind(*operands, **equation.params)
       return [np.asarray(one) for one in (found if equation.primitive.multiple_results else [found])]
     if name in self._rules.same_name:
@@ -191,6 +201,14 @@ def _function_name(equation: Any) -> str:
   """Returns the name of a function with a custom gradient; '' if the trace has none, and the function is inlined."""
   info = getattr(equation.params['call_jaxpr'].jaxpr, 'debug_info', None)
   return str(getattr(info, 'func_src_info', None) or '').partition(' ')[0]
+
+
+def _stretched(x: HostArray, shape: Sequence[int], axes: Sequence[int]) -> HostArray:
+  """Returns `x` with its axes at `axes` of `shape`, repeated along the others."""
+  sides = [1] * len(shape)
+  for axis, side in zip(axes, x.shape, strict=True):
+    sides[axis] = side
+  return np.broadcast_to(x.reshape(sides), shape)
 
 
 def digest(array: Any) -> str:
