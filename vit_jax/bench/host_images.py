@@ -56,6 +56,8 @@ RECIPES: dict[str, schema.Recipe] = {
 
 PARTIAL = 'crop and flip, only the crop decoded'
 """'crop and flip' with `data.decode=crop`, if nvImageCodec is installed."""
+REDUCED = 'crop and flip, large crops reduced'
+"""'crop and flip' with `data.decode=reduced`."""
 
 
 class Speed(NamedTuple):
@@ -70,6 +72,7 @@ def measure(sets: Mapping[str, Source], *, rounds: int, chunk: int,
             image_px: tuple[int, int] = IMAGE_PX) -> dict[str, dict[str, Speed]]:
   """Measures the host part of each recipe on each dataset, interleaved, in one thread, in processor seconds."""
   transforms = {name: transform.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
+  transforms[REDUCED] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.REDUCED)
   if jpeg_crop.is_installed():
     transforms[PARTIAL] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
   rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in transforms}

@@ -28,6 +28,7 @@ class Decode(enum.Enum):
   """How much of a stored JPEG is decoded where a recipe crops it at random."""
   FULL = 'full'
   CROP = 'crop'  # what the crop shows, by nvImageCodec (pip install 'vit_jax[crop]'; no GPU needed)
+  REDUCED = 'reduced'  # at 1/2, 1/4 or 1/8 of the size where the crop is so much larger than its target; other pixels
 
 
 @dataclasses.dataclass
@@ -86,7 +87,7 @@ class Data(Settings):
   pseudo: Pseudo = field(default_factory=Pseudo)
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
-  decode: Decode = Decode.FULL                    # of a JPEG that is cropped at random; the same pixels either way
+  decode: Decode = Decode.FULL                    # of a JPEG that is cropped at random; full and crop: same pixels
   workers: int = ranged(0, THREADS)                # loader processes; 0 = threads of this process
   threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
@@ -101,9 +102,9 @@ class Data(Settings):
       yield from no_effect(self, name, ('mix_classes',), f'with {name}.source={self.source!r}, which is not a mixture')
     if self.in_memory is InMemory.YES:
       yield from self._in_memory_problems(name)
-    if self.decode is Decode.CROP and self.recipe.views.on:
+    if self.decode is not Decode.FULL and self.recipe.views.on:
       yield problem(f'{name}.decode', f'full with {name}.recipe.views.on=True, which takes several crops', self.decode)
-    elif self.decode is Decode.CROP and self.recipe.crop is Crop.RESIZE:
+    elif self.decode is not Decode.FULL and self.recipe.crop is Crop.RESIZE:
       yield problem(f'{name}.decode', f'full with {name}.recipe.crop=resize, which does not crop', self.decode)
 
   def _in_memory_problems(self, name: str) -> Iterator[str]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import colors, crops, decode, geometry, jpeg_crop, randaugment
+from vit_jax.data.image import colors, crops, decode, geometry, jpeg_crop, jpeg_reduced, randaugment
 from vit_jax.data.image.headers import DecodeOptions, decode_options
 from vit_jax.data.source import Record
 
@@ -34,7 +35,7 @@ class TrainTransform:
   recipe: schema.Recipe
   image_px: tuple[int, int]
   open_image: Callable[[bytes | HostArray, DecodeOptions],
-                       decode.DecodedImage | jpeg_crop.JpegImage] = decode.open_image
+                       decode.DecodedImage | jpeg_crop.JpegImage | jpeg_reduced.ReducedJpeg] = decode.open_image
   max_labels: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
@@ -108,10 +109,17 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
   """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed."""
   if recipe.views.on:
     return ViewsTransform(recipe, (image_px[0], image_px[1]))
-  if decode is schema.Decode.FULL:
-    return TrainTransform(recipe, (image_px[0], image_px[1]), max_labels=max_labels)
-  jpeg_crop.check()
-  return TrainTransform(recipe, (image_px[0], image_px[1]), jpeg_crop.open_image, max_labels)
+  px = image_px[0], image_px[1]
+  match decode:
+    case schema.Decode.FULL:
+      return TrainTransform(recipe, px, max_labels=max_labels)
+    case schema.Decode.REDUCED:
+      return TrainTransform(recipe, px, jpeg_reduced.Opener(px), max_labels)
+    case schema.Decode.CROP:
+      jpeg_crop.check()
+      return TrainTransform(recipe, px, jpeg_crop.open_image, max_labels)
+    case _:
+      assert_never(decode)
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:
