@@ -14,6 +14,7 @@ from vit_jax.data.device import geometry
 from vit_jax.data.image import geometry as host_geometry
 from vit_jax.data.image.geometry import inverse_affine
 
+sample_affine = jax.jit(geometry.sample_affine)
 IMAGES = np.stack([random_image(i) for i in range(6)]).astype(np.float32)
 BOXES = np.tile(np.array([.1, .2, .5, 1.], np.float32), (6, 1))
 
@@ -25,7 +26,7 @@ def matrix(degrees: float, zoom: float, shear: float) -> np.ndarray:
 
 def test_affine_with_nothing_to_do_is_the_identity() -> None:
   np.testing.assert_allclose(matrix(0, 1, 0), [[1, 0, 0], [0, 1, 0]], atol=1e-12)
-  same = geometry.sample_affine(jnp.array(IMAGES), jnp.tile(jnp.eye(2, 3), (6, 1, 1)))
+  same = sample_affine(jnp.array(IMAGES), jnp.tile(jnp.eye(2, 3), (6, 1, 1)))
   np.testing.assert_allclose(same, IMAGES, atol=1e-4)
 
 
@@ -33,20 +34,20 @@ def test_a_quarter_turn_is_the_one_of_numpy() -> None:
   square = IMAGES[:1, :, :12]
   angle = math.radians(90)
   turn = jnp.array(inverse_affine(math.cos(angle), math.sin(angle), 1., 0., size=(12, 12)))[None]
-  np.testing.assert_allclose(geometry.sample_affine(jnp.array(square), turn)[0], np.rot90(square[0], -1), atol=2e-3)
+  np.testing.assert_allclose(sample_affine(jnp.array(square), turn)[0], np.rot90(square[0], -1), atol=2e-3)
 
 
 def test_zoom_enlarges_about_the_centre() -> None:
   image = np.zeros((1, 9, 9, 3), np.float32)
   image[:, 3:6, 3:6] = 1.
-  large = geometry.sample_affine(jnp.array(image), jnp.array(inverse_affine(1., 0., 2., 0., size=(9, 9)))[None])
+  large = sample_affine(jnp.array(image), jnp.array(inverse_affine(1., 0., 2., 0., size=(9, 9)))[None])
   assert float(large.sum()) == pytest.approx(4 * image.sum(), rel=.05)
   assert float(large[0, 4, 4, 0]) == 1.
 
 
 @pytest.mark.parametrize('args', [(12, 1, 0), (0, 1.2, 0), (0, 1, .2), (-7, .9, -.1)])
 def test_host_and_device_warp_alike(args: tuple[float, float, float]) -> None:
-  device = geometry.sample_affine(jnp.array(IMAGES[:1]), jnp.array(matrix(*args), jnp.float32)[None])[0]
+  device = sample_affine(jnp.array(IMAGES[:1]), jnp.array(matrix(*args), jnp.float32)[None])[0]
   host = host_geometry.warp_affine(IMAGES[0].astype(np.uint8), matrix(*args))
   # OpenCV rounds coordinates to 1/32 px and values to integers.
   assert np.abs(np.asarray(device) - host).mean() < 2.
@@ -54,7 +55,7 @@ def test_host_and_device_warp_alike(args: tuple[float, float, float]) -> None:
 
 def test_flip_mirrors_the_chosen_rows_and_their_boxes() -> None:
   chosen = jnp.array([True, False, True, False, False, True])
-  out = geometry.flip({'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, chosen)
+  out = jax.jit(geometry.flip)({'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, chosen)
   for row in range(6):
     expected = IMAGES[row, :, ::-1] if chosen[row] else IMAGES[row]
     np.testing.assert_array_equal(out['image'][row], expected)
@@ -63,7 +64,8 @@ def test_flip_mirrors_the_chosen_rows_and_their_boxes() -> None:
 
 def test_shift_is_the_one_of_the_host_and_its_box_follows() -> None:
   offsets = np.array([[0, 0], [1, 2], [-3, 3], [3, -1], [-2, -2], [0, 3]])
-  out = geometry.shift({'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, jnp.array(offsets), limit_px=3)
+  out = jax.jit(geometry.shift, static_argnames='limit_px')(
+      {'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, jnp.array(offsets), limit_px=3)
   for row, (down, right) in enumerate(offsets.tolist()):
     expected = host_geometry.shift(IMAGES[row], down_px=down, right_px=right)
     np.testing.assert_array_equal(out['image'][row], expected)
@@ -74,7 +76,7 @@ def test_shift_is_the_one_of_the_host_and_its_box_follows() -> None:
 
 def test_draws_stay_in_the_ranges_of_the_recipe() -> None:
   recipe = schema.Recipe(rotate_degrees=10., scale=.1, shear=.2)
-  drawn = np.asarray(geometry.draw_affine(jax.random.key(0), (500, 12, 15, 3), recipe=recipe))
+  drawn = np.asarray(jax.jit(lambda key: geometry.draw_affine(key, (500, 12, 15, 3), recipe=recipe))(jax.random.key(0)))
   zooms = 1 / np.sqrt(drawn[:, 0, 0] ** 2 + drawn[:, 1, 0] ** 2)
   angles = np.degrees(np.arctan2(-drawn[:, 1, 0], drawn[:, 0, 0]))
   assert .9 <= zooms.min() < .905 and 1.095 < zooms.max() <= 1.1001

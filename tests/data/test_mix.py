@@ -9,6 +9,20 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.data.device import mix
 
+mix_pairs = jax.jit(mix.mix_pairs, static_argnames='num_classes')
+
+
+@pytest.fixture
+def betas(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+  """Parameters of the Beta distributions that are drawn from; the draws are uniform, which compiles much faster."""
+  seen: list[tuple[float, float]] = []
+
+  def beta(key: jax.Array, a: float, b: float, dtype: type) -> jax.Array:
+    seen.append((a, b))
+    return jax.random.uniform(key, dtype=dtype)
+  monkeypatch.setattr(jax.random, 'beta', beta)
+  return seen
+
 
 def batch_of(size: int) -> dict[str, jax.Array]:
   rng = np.random.default_rng(0)
@@ -19,7 +33,7 @@ def batch_of(size: int) -> dict[str, jax.Array]:
 @pytest.mark.parametrize('size', [6, 7, 1])
 def test_neighbours_are_mixed_and_the_odd_one_out_stays(size: int) -> None:
   batch = batch_of(size)
-  out = mix.mix_pairs(batch, .3, num_classes=7)
+  out = mix_pairs(batch, .3, num_classes=7)
   image, labels = np.asarray(batch['image']), np.eye(7)[np.asarray(batch['label'])]
   for row in range(size):
     partner = row ^ 1 if row ^ 1 < size else row
@@ -30,13 +44,13 @@ def test_neighbours_are_mixed_and_the_odd_one_out_stays(size: int) -> None:
 
 def test_labels_that_are_soft_already_are_mixed() -> None:
   batch = batch_of(6) | {'labels': jnp.array(np.random.default_rng(1).random((6, 7)), jnp.float32)}
-  out = mix.mix_pairs(batch, .25, num_classes=7)
+  out = mix_pairs(batch, .25, num_classes=7)
   np.testing.assert_allclose(out['labels'][3], .25 * batch['labels'][3] + .75 * batch['labels'][2], rtol=1e-6)
 
 
 def test_padding_is_not_mixed_into_examples() -> None:
   batch = batch_of(6) | {'mask': jnp.array([1., 1., 1., 0., 0., 0.])}
-  out = mix.mix_pairs(batch, .3, num_classes=7)
+  out = mix_pairs(batch, .3, num_classes=7)
   np.testing.assert_array_equal(out['image'][2], batch['image'][2])
   np.testing.assert_array_equal(out['labels'][2], np.eye(7)[int(batch['label'][2])])
   assert not np.allclose(out['image'][0], batch['image'][0])
@@ -44,14 +58,14 @@ def test_padding_is_not_mixed_into_examples() -> None:
 
 def test_lambda_follows_the_beta_distribution() -> None:
   one_hot = {'image': jnp.zeros((2, 1, 1, 3)), 'label': jnp.array([0, 1])}
-  draw = jax.vmap(lambda key: mix.mixup(one_hot, key, alpha=.5, num_classes=2)['labels'][0, 0])
+  draw = jax.jit(jax.vmap(lambda key: mix.mixup(one_hot, key, alpha=.5, num_classes=2)['labels'][0, 0]))
   drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
   assert drawn.mean() == pytest.approx(.5, abs=.02)
   assert drawn.var() == pytest.approx(1 / 8, abs=.01)  # 1 / (4 (2 alpha + 1))
 
 
-def kept_boxes(num: int, size: tuple[int, int], alpha: float = 1.) -> np.ndarray:
-  draw = jax.vmap(lambda key: mix.draw_kept(key, size, alpha=alpha))
+def kept_boxes(num: int, size: tuple[int, int], alpha: float) -> np.ndarray:
+  draw = jax.jit(jax.vmap(lambda key: mix.draw_kept(key, size, alpha=alpha)))
   return np.asarray(draw(jax.random.split(jax.random.key(0), num)))
 
 
@@ -59,7 +73,7 @@ def test_cutmix_takes_one_box_and_mixes_labels_by_its_area() -> None:
   batch = batch_of(6)
   kept = np.ones((4, 4), np.float32)
   kept[1:3, 2:4] = 0
-  out = mix.mix_pairs(batch, jnp.array(kept), num_classes=7)
+  out = mix_pairs(batch, jnp.array(kept), num_classes=7)
   image, labels = np.asarray(batch['image']), np.eye(7)[np.asarray(batch['label'])]
   for row in range(6):
     np.testing.assert_array_equal(out['image'][row, 1:3, 2:4], image[row ^ 1, 1:3, 2:4])
@@ -69,13 +83,14 @@ def test_cutmix_takes_one_box_and_mixes_labels_by_its_area() -> None:
 
 def test_padding_is_not_cut_into_examples() -> None:
   batch = batch_of(6) | {'mask': jnp.array([1., 1., 1., 0., 0., 0.])}
-  out = mix.mix_pairs(batch, jnp.zeros((4, 4)), num_classes=7)
+  out = mix_pairs(batch, jnp.zeros((4, 4)), num_classes=7)
   np.testing.assert_array_equal(out['image'][2], batch['image'][2])
   np.testing.assert_array_equal(out['image'][0], batch['image'][1])
 
 
-def test_boxes_of_cutmix_are_rectangles_of_the_drawn_area() -> None:
-  kept = kept_boxes(600, (24, 37))
+def test_boxes_of_cutmix_are_rectangles_of_the_drawn_area(betas: list[tuple[float, float]]) -> None:
+  kept = kept_boxes(600, (24, 37), alpha=.7)
+  assert betas == [(.7, .7)]
   for one in kept[:200]:
     ys, xs = np.where(one == 0)
     if len(ys):
@@ -83,8 +98,8 @@ def test_boxes_of_cutmix_are_rectangles_of_the_drawn_area() -> None:
       assert not (one.sum() + len(ys) - one.size)
   # Reference: the same definition in NumPy, with its own draws.
   rng, areas = np.random.default_rng(0), []
-  for _ in range(20_000):
-    sides = np.floor(np.sqrt(1 - rng.beta(1., 1.)) * np.array([24, 37]))
+  for _ in range(4000):
+    sides = np.floor(np.sqrt(1 - rng.uniform()) * np.array([24, 37]))
     center = np.array([rng.integers(24), rng.integers(37)])
     low, high = np.maximum(0, center - sides // 2), np.minimum([24, 37], center + sides // 2)
     areas.append(np.prod(high - low) / (24 * 37))
@@ -93,34 +108,37 @@ def test_boxes_of_cutmix_are_rectangles_of_the_drawn_area() -> None:
   np.testing.assert_allclose(np.quantile(drawn, [.25, .5, .75, .95]), np.quantile(areas, [.25, .5, .75, .95]), atol=.06)
 
 
-def weights(recipe: schema.Recipe, num: int) -> tuple[np.ndarray, np.ndarray]:
-  """Of pairs of a black and a white picture: whether pixels are mixed in themselves, and the label's weight."""
+def weights(recipes: tuple[schema.Recipe, ...], num: int) -> list[tuple[np.ndarray, np.ndarray]]:
+  """Of pairs of a black and a white image, for each recipe: whether pixels are mixed, and the label's weight."""
   batch = {'image': jnp.stack([jnp.zeros((6, 6, 3)), jnp.ones((6, 6, 3))]), 'label': jnp.array([0, 1])}
 
-  def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def one(key: jax.Array, recipe: schema.Recipe) -> tuple[jax.Array, jax.Array]:
     out = mix.mix(batch, key, recipe=recipe, num_classes=2)
     image = out['image'][0]
     return ((image > 0) & (image < 1)).any(), out['labels'][0, 0]
-  mixed, weight = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), num))
-  return np.asarray(mixed), np.asarray(weight)
+
+  every = jax.jit(jax.vmap(lambda key: [one(key, recipe) for recipe in recipes]))
+  return jax.device_get(every(jax.random.split(jax.random.key(1), num)))
 
 
-def test_the_recipe_chooses_between_mixup_cutmix_and_neither() -> None:
-  mixed, weight = weights(schema.Recipe(mixup=.8, cutmix=1., mix_probability=.75, cutmix_share=.4), 600)
+def test_the_recipe_chooses_between_mixup_cutmix_and_neither(betas: list[tuple[float, float]]) -> None:
+  (mixed, weight), alone = weights((schema.Recipe(mixup=.8, cutmix=1., mix_probability=.75, cutmix_share=.4),
+                                    schema.Recipe(cutmix=1.)), 600)
+  assert betas == [(.8, .8), (1., 1.), (1., 1.)]
   assert abs(mixed.mean() - .75 * .6) < .08                 # mixup
   assert .2 < (weight == 1).mean() < .25 + .75 * .4 * .3    # neither, or a box without a pixel
-  mixed, weight = weights(schema.Recipe(cutmix=1.), 200)
-  assert not mixed.any() and weight.mean() < .9
+  assert not alone[0].any() and alone[1].mean() < .9
 
 
+@pytest.mark.usefixtures('betas')
 def test_mixup_alone_is_what_it_was() -> None:
-  batch, key = batch_of(6), jax.random.key(3)
-  one = mix.mix(batch, key, recipe=schema.Recipe(mixup=.3), num_classes=7)
-  two = mix.mixup(batch, key, alpha=.3, num_classes=7)
+  one, two = jax.jit(lambda batch, key: (
+      mix.mix(batch, key, recipe=schema.Recipe(mixup=.3), num_classes=7),
+      mix.mixup(batch, key, alpha=.3, num_classes=7)))(batch_of(6), jax.random.key(3))
   np.testing.assert_array_equal(one['image'], two['image'])
 
 
 def test_several_labels_are_mixed_as_their_sum() -> None:
   batch = {'image': jnp.zeros((2, 4, 4, 3)), 'label': jnp.array([0, 2]), 'label_list': jnp.array([[0, 1], [2, -1]])}
-  labels = mix.mix_pairs(batch, .75, num_classes=3)['labels']
+  labels = mix_pairs(batch, .75, num_classes=3)['labels']
   np.testing.assert_allclose(labels, [[.75, .75, .25], [.25, .25, .75]])

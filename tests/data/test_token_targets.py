@@ -23,6 +23,7 @@ ROWS, COLUMNS = (axis.astype(np.float32) for axis in np.divmod(np.arange(150), 1
 MAP = np.stack([ROWS, COLUMNS, np.ones(150, np.float32)], -1)[None]  # each position says where it is
 ALIGN = jax.jit(lambda box: token_targets.roi_align(jnp.asarray(np.tile(MAP, (len(box), 1, 1))), box, stored=STORED,
                                              grid=GRID))
+roi_align = jax.jit(token_targets.roi_align, static_argnames=('stored', 'grid'))
 OFFICIAL = np.load(pathlib.Path(__file__).with_name('token_targets.npz'))  # made by make_token_targets.py
 SMOOTHING = .1
 
@@ -98,9 +99,8 @@ def test_a_map_of_an_image_turned_by_a_quarter_gives_the_turned_targets(box: tup
   stored = np.random.default_rng(0).normal(size=STORED)
 
   def cut(stored: np.ndarray, box: tuple[float, ...], grid: tuple[int, int]) -> np.ndarray:
-    done = token_targets.roi_align(jnp.asarray(stored.reshape(1, -1, 1), jnp.float32), jnp.array([box]),
-                                   stored=stored.shape,
-                            grid=grid)
+    done = roi_align(stored.reshape(1, -1, 1).astype(np.float32), np.array([box], np.float32), stored=stored.shape,
+                     grid=grid)
     return np.asarray(done).reshape(grid)
 
   upright = cut(stored, box, GRID)
@@ -109,7 +109,7 @@ def test_a_map_of_an_image_turned_by_a_quarter_gives_the_turned_targets(box: tup
 
 
 def test_tokens_beyond_the_image_have_no_target() -> None:
-  found = np.asarray(token_targets.shown(jnp.array([[-.5, 0., .5, 1.]]), GRID)).reshape(GRID)
+  found = np.asarray(jax.jit(token_targets.shown, static_argnums=1)(jnp.array([[-.5, 0., .5, 1.]]), GRID)).reshape(GRID)
   assert not found[:2].any() and (found[2:] == 1).all()
 
 
@@ -131,9 +131,7 @@ def test_a_mirrored_box_is_the_box_of_the_mirrored_map() -> None:
   maps, boxes = OFFICIAL['scores'][..., 0].reshape(-1, 9, 9), OFFICIAL['boxes']
 
   def align(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    return np.asarray(token_targets.roi_align(jnp.asarray(maps.reshape(len(maps), 81, 1)), jnp.asarray(boxes),
-                                              stored=(9, 9),
-                                       grid=(5, 4)))
+    return np.asarray(roi_align(maps.reshape(len(maps), 81, 1), boxes, stored=(9, 9), grid=(5, 4)))
 
   top, left, bottom, right = boxes.T
   mirrored = align(maps[:, :, ::-1], np.stack([top, 1 - right, bottom, 1 - left], -1))

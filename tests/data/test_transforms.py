@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,11 @@ from vit_jax.data.source import Record
 RESIZE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
 EVERYTHING = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=3, rotate_degrees=9., scale=.1, shear=.1,
                            mixup=.2)
+
+
+def uniform(key: jax.Array, a: float, b: float, dtype: type) -> jax.Array:
+  """In place of `jax.random.beta`, which compiles far longer; `test_mix.py` holds its parameters."""
+  return jax.random.uniform(key, dtype=dtype)
 
 
 def host_batch(size: int = 6) -> dict[str, np.ndarray]:
@@ -57,19 +64,35 @@ def test_a_transform_is_a_function_of_record_and_generator_and_pickles() -> None
   assert (one['image'] != other['image']).any()
 
 
-@pytest.mark.parametrize('field', ['shift_px', 'rotate_degrees', 'scale', 'shear', 'flip'])
+def prepared(recipes: Sequence[tuple[schema.Recipe, bool]], key: int) -> list[dict[str, np.ndarray]]:
+  """Batches prepared by recipes, with or without geometry on the device, all in one program."""
+  every = [prepare_train(recipe, num_classes=7, on_device_geometry=geometry) for recipe, geometry in recipes]
+  return jax.device_get(jax.jit(lambda batch: [one(batch, jax.random.key(key), jnp.int32(0)) for one in every])(
+      host_batch()))
+
+
+def plain(recipe: schema.Recipe) -> np.ndarray:
+  return (host_batch()['image'] / 255. - np.array(recipe.mean)) / np.array(recipe.std)
+
+
+GEOMETRY = {field: dataclasses.replace(RESIZE, **{field: value}) for field, value in {
+    'shift_px': 2, 'rotate_degrees': 20., 'scale': .3, 'shear': .3, 'flip': True}.items()}
+
+
+@functools.cache
+def with_geometry() -> dict[str, np.ndarray]:
+  found = prepared([(recipe, True) for recipe in GEOMETRY.values()], key=1)
+  return {field: batch['image'] for field, batch in zip(GEOMETRY, found, strict=True)}
+
+
+@pytest.mark.parametrize('field', list(GEOMETRY))
 def test_every_field_of_geometry_acts_on_host_and_device(field: str) -> None:
-  values = {'shift_px': 2, 'rotate_degrees': 20., 'scale': .3, 'shear': .3, 'flip': True}
-  recipe = schema.Recipe(crop=schema.Crop.RESIZE, **{'flip': False, field: values[field]})
-  batch = host_batch()
+  recipe, batch = GEOMETRY[field], host_batch()
   transform = transforms.train_transform(recipe, (12, 15))
   hosted = np.stack([transform(Record(image, 0), np.random.default_rng(i))['image']
                      for i, image in enumerate(batch['image'])])
-  prepare = prepare_train(recipe, num_classes=7, on_device_geometry=True)
-  devised = prepare(batch, jax.random.key(1), jnp.int32(0))['image']
-  plain = prepare_eval(recipe)(batch, jax.random.key(1), jnp.int32(0))['image']
   assert (hosted != batch['image']).any()
-  assert float(jnp.abs(devised - plain).max()) > .05
+  assert np.abs(with_geometry()[field] - plain(recipe)).max() > .05
 
 
 def test_on_the_host_path_the_device_only_normalises() -> None:
@@ -124,22 +147,10 @@ def test_grey_pictures_get_three_equal_channels() -> None:
 def test_prepared_batches_depend_on_key_and_not_on_call() -> None:
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=3)
   prepare = jax.jit(prepare_train(recipe, num_classes=7, on_device_geometry=True))
+  np.testing.assert_allclose(jax.jit(prepare_eval(recipe))(host_batch(), None, None)['image'], plain(recipe), atol=1e-6)
   one, two, other = (prepare(host_batch(), jax.random.key(k), 0)['image'] for k in (0, 0, 1))
   np.testing.assert_array_equal(one, two)
   assert float(jnp.abs(one - other).max()) > .1
-
-
-@pytest.mark.skipif(jax.device_count() < 8, reason='needs 8 simulated devices (tests/conftest.py)')
-def test_prepared_batches_are_the_same_on_one_and_on_eight_devices() -> None:
-  batch = host_batch(16)
-  prepare = jax.jit(prepare_train(EVERYTHING, num_classes=7, on_device_geometry=True))
-  single = prepare(batch, jax.random.key(3), 0)
-  mesh = Mesh(np.array(jax.devices()[:8]), ('data',))
-  spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
-  sharded = prepare(spread, jax.random.key(3), 0)
-  assert set(single) == set(sharded)
-  for name in single:
-    np.testing.assert_allclose(single[name], sharded[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(('field', 'value'), [
@@ -153,27 +164,41 @@ def test_every_field_of_the_host_acts(field: str, value: object) -> None:
   assert any((one != two).any() for one, two in pairs)
 
 
+DEVICE = {'erase': schema.Erase(1.), 'cutmix': 1., 'mixup': .5}
+
+
+@functools.cache
+def with_fields() -> dict[tuple[str, bool], dict[str, np.ndarray]]:
+  cases = [(field, geometry) for field in DEVICE for geometry in (False, True)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax.random, 'beta', uniform)
+    found = prepared([(dataclasses.replace(RESIZE, **{field: DEVICE[field]}), geometry) for field, geometry in cases],
+                     key=4)
+  return dict(zip(cases, found, strict=True))
+
+
 @pytest.mark.parametrize('on_device_geometry', [False, True])
-@pytest.mark.parametrize('changes', [{'erase': schema.Erase(1.)}, {'cutmix': 1.}, {'mixup': .5}])
-def test_every_field_of_the_device_acts_on_both_paths(changes: dict[str, object], *, on_device_geometry: bool) -> None:
-  recipe = dataclasses.replace(RESIZE, **changes)
-  prepare = prepare_train(recipe, num_classes=7, on_device_geometry=on_device_geometry)
-  out = prepare(host_batch(), jax.random.key(4), jnp.int32(0))
-  plain = prepare_eval(recipe)(host_batch(), jax.random.key(4), jnp.int32(0))
-  assert float(jnp.abs(out['image'] - plain['image']).max()) > .05
-  assert ('labels' in out) == ('erase' not in changes)
+@pytest.mark.parametrize('field', list(DEVICE))
+def test_every_field_of_the_device_acts_on_both_paths(field: str, *, on_device_geometry: bool) -> None:
+  out = with_fields()[field, on_device_geometry]
+  assert np.abs(out['image'] - plain(RESIZE)).max() > .05
+  assert ('labels' in out) == (field != 'erase')
 
 
-def test_new_settings_leave_the_draws_of_old_ones_alone() -> None:
-  # Split as in the first version of the recipe: geometry, then mixup.
-  geometry_key, mixup_key = jax.random.split(jax.random.key(7))
-  batch = host_batch()
+def test_new_settings_leave_the_draws_of_old_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(jax.random, 'beta', uniform)
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=2, mixup=.2)
-  out = prepare_train(recipe, num_classes=7, on_device_geometry=True)(batch, jax.random.key(7), jnp.int32(0))
-  moved = device_geometry.augment(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
-  moved = moved | {'image': normalize(moved['image'], recipe)}
-  expected = mix.mixup(moved, mixup_key, alpha=.2, num_classes=7)
-  np.testing.assert_array_equal(out['image'], expected['image'])
+
+  @jax.jit
+  def as_first(batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
+    # Split as in the first version of the recipe: geometry, then mixup.
+    geometry_key, mixup_key = jax.random.split(key)
+    moved = device_geometry.augment(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
+    moved = moved | {'image': normalize(moved['image'], recipe)}
+    return mix.mixup(moved, mixup_key, alpha=.2, num_classes=7)['image']
+
+  out, = prepared([(recipe, True)], key=7)
+  np.testing.assert_array_equal(out['image'], as_first(host_batch(), jax.random.key(7)))
 
 
 def test_what_only_the_host_can_do_is_named() -> None:
@@ -196,13 +221,17 @@ def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
   assert all(75 < kinds.count(k) < 125 for k in ('grey', 'solar', 'blur'))
 
 
-def test_device_recipes_are_the_same_on_one_and_on_eight_devices() -> None:
-  recipe = schema.Recipe(crop=schema.Crop.RESIZE, mixup=.8, cutmix=1., erase=schema.Erase(.5))
+@pytest.mark.skipif(jax.device_count() < 8, reason='needs 8 simulated devices (tests/conftest.py)')
+def test_prepared_batches_are_the_same_on_one_and_on_eight_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(jax.random, 'beta', uniform)
+  recipes = (EVERYTHING, dataclasses.replace(RESIZE, mixup=.8, cutmix=1., erase=schema.Erase(.5)))
+  every = [prepare_train(recipe, num_classes=7, on_device_geometry=True) for recipe in recipes]
+  prepare = jax.jit(lambda batch, key: [one(batch, key, 0) for one in every])
   batch = host_batch(16)
-  prepare = jax.jit(prepare_train(recipe, num_classes=7, on_device_geometry=True))
   mesh = Mesh(np.array(jax.devices()[:8]), ('data',))
   spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))
   for seed in range(4):
-    single, sharded = prepare(batch, jax.random.key(seed), 0), prepare(spread, jax.random.key(seed), 0)
-    for name in single:
-      np.testing.assert_allclose(single[name], sharded[name], atol=1e-5, err_msg=name)
+    for single, sharded in zip(*(prepare(x, jax.random.key(seed)) for x in (batch, spread)), strict=True):
+      assert set(single) == set(sharded)
+      for name in single:
+        np.testing.assert_allclose(single[name], sharded[name], atol=1e-5, err_msg=name)
