@@ -2,28 +2,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Pool, Positions, PositionsAt
-from vit_jax.core.types import Array, Params, PyTree
+from vit_jax.config.schema import Execution, Gelu, Pool, Positions, PositionsAt
+from vit_jax.core.types import Array, Features, Params, PyTree
 from vit_jax.models.vit import vit
 
 PX, GRID = (16, 24), (2, 3)
+PLAIN: dict[str, Any] = {'patch': 8, 'width': 32, 'depth': 2, 'heads': 4, 'mlp': 48, 'execution': Execution.SCAN}
 MODELS = {
     'gated': schema.ViT(
-        patch=8, width=32, depth=2, heads=4, mlp=48, pool=Pool.MAP, registers=2, layer_scale=.5, swiglu=True,
+        **PLAIN, pool=Pool.MAP, registers=2, layer_scale=.5, swiglu=True,
         positions=Positions.LEARNED2D, positions_at=PositionsAt.LAYERS, attention_dropout=.2, dropout=.1, drop_path=.3),
     'parallel': schema.ViT(
-        patch=8, width=32, depth=2, heads=4, mlp=48, registers=1, parallel=True, qk_norm=True,
+        **PLAIN, registers=1, parallel=True, qk_norm=True,
         positions=Positions.RELATIVE, attention_dropout=.2, drop_path=.3),
     'axial': schema.ViT(
-        patch=8, width=32, depth=2, heads=4, mlp=48, pool=Pool.MEAN, axial=True, layer_scale=.5, qk_norm=True,
+        **PLAIN, pool=Pool.MEAN, axial=True, layer_scale=.5, qk_norm=True,
         positions_at=PositionsAt.SHARED, dropout=.1, drop_path=.3),
 }
+
+
+_SHAPES: dict[str, Params] = {}
+_PROGRAMS: dict[str, Callable[[Params, Array], Features]] = {}
 
 
 def some_image(px: tuple[int, int] = PX) -> Array:
@@ -31,8 +38,17 @@ def some_image(px: tuple[int, int] = PX) -> Array:
 
 
 def shapes_of(settings: schema.ViT) -> Params:
-  params, _ = jax.eval_shape(vit.build(settings, PX).init, jax.random.key(0), some_image())
-  return params
+  if (text := repr(settings)) not in _SHAPES:
+    _SHAPES[text], _ = jax.eval_shape(vit.build(settings, PX).init, jax.random.key(0), some_image())
+  return _SHAPES[text]
+
+
+def forward(settings: schema.ViT, params: Params, image: Array) -> Features:
+  """In evaluation; one program for all tests."""
+  if (text := repr(settings)) not in _PROGRAMS:
+    backbone = vit.build(settings, PX)
+    _PROGRAMS[text] = jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0])
+  return _PROGRAMS[text](params, image)
 
 
 def parameters(settings: schema.ViT) -> Params:

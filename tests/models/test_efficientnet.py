@@ -33,15 +33,21 @@ def run(settings: schema.EfficientNet, params: Params, state: PyTree, *, train: 
 
 
 @pytest.fixture(scope='module')
+def evaluated() -> tuple[Params, PyTree, tuple[Array, Array, PyTree]]:
+  params, state = networks.variables(EFFICIENTNET)
+  return params, state, run(EFFICIENTNET, params, state, train=False)
+
+
+@pytest.fixture(scope='module')
 def trained() -> tuple[Params, PyTree, tuple[Array, Array, PyTree]]:
   with jax.numpy_dtype_promotion('strict'):
     params, state = networks.variables(STILL)
     return params, state, run(STILL, params, state, train=True)
 
 
-def test_with_running_statistics_it_equals_numpy_and_they_stay() -> None:
-  params, state = networks.variables(EFFICIENTNET)
-  tokens, pooled, after = run(EFFICIENTNET, params, state, train=False)
+def test_with_running_statistics_it_equals_numpy_and_they_stay(
+    evaluated: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
+  params, state, (tokens, pooled, after) = evaluated
   image = np.asarray(networks.some_image(), np.float64)
   want = networks.numpy_efficientnet(EFFICIENTNET, networks.wide(params), networks.wide(state), image)
   assert want.shape == (3, 2, 1, 320)
@@ -88,6 +94,18 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
   assert {name for name, _ in trees.flatten(state).items()} == {f'{n}/{k}' for n in norms for k in ('mean', 'var')}
 
 
+def test_training_draws_a_mask_for_the_features_and_one_for_each_block_that_can_be_dropped() -> None:
+  params, state = networks.variables(EFFICIENTNET)
+  backbone, image = efficientnet.build(EFFICIENTNET, PX), networks.some_image()
+  text = str(jax.make_jaxpr(lambda key: backbone.apply(params, state, image, train=True, key=key))(jax.random.key(0)))
+  blocks = [b for stage in efficientnet.stages(EFFICIENTNET) for b in stage]
+  residual = sum(b.stride == 1 and b.inputs == b.outputs for b in blocks)
+  assert text.count('random_bits[') == 1 + residual and residual > 0
+  with pytest.raises(AssertionError, match='needs a key'):
+    jax.eval_shape(lambda: backbone.apply(params, state, image, train=True, key=None))
+
+
+@pytest.mark.slow(reason='6 s of compilation')
 def test_dropout_and_stochastic_depth_depend_on_the_key() -> None:
   noisy = dataclasses.replace(EFFICIENTNET, dropout=.3, drop_path=.5)
   params, state = networks.variables(noisy)
@@ -104,8 +122,6 @@ def test_dropout_and_stochastic_depth_depend_on_the_key() -> None:
   tokens, pooled = found[2]
   assert .2 < (pooled == 0.).mean() < .4
   np.testing.assert_allclose(pooled, jnp.where(pooled == 0., 0., tokens.mean(1) / .7), rtol=1e-4, atol=1e-5)
-  with pytest.raises(AssertionError, match='needs a key'):
-    backbone.apply(params, state, image, train=True, key=None)
 
 
 @pytest.mark.slow(reason='15 s of compilation')
@@ -125,9 +141,11 @@ def test_recomputing_blocks_changes_neither_gradient_nor_statistics() -> None:
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=2e-2), kept, again)
 
 
-def test_bf16_is_near_f32_and_features_and_statistics_stay_f32() -> None:
-  params, state = networks.variables(EFFICIENTNET)
-  high, low = (run(dataclasses.replace(EFFICIENTNET, dtype=dtype), params, state, train=False) for dtype in DType)
+@pytest.mark.slow(reason='6 s of compilation')
+def test_bf16_is_near_f32_and_features_and_statistics_stay_f32(
+    evaluated: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
+  params, state, high = evaluated
+  low = run(dataclasses.replace(EFFICIENTNET, dtype=DType.BF16), params, state, train=False)
   assert low[0].dtype == jnp.float32 and all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(low[2]))
   assert 1e-4 < jnp.linalg.norm(low[0] - high[0]) / jnp.linalg.norm(high[0]) < 3e-2
 

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import vits
+from vits import forward
 
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, Gelu, Pool, Positions
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Features, Params
+from vit_jax.core.types import Array, Params
 from vit_jax.models.vit import vit
 from vit_jax.models.vit.interpolate import resize
 from vit_jax.models.vit.positions import sincos2d
@@ -29,14 +31,7 @@ def some_image(px: tuple[int, int] = PX, seed: int = 0) -> Array:
 
 def parameters(settings: schema.ViT) -> Params:
   """Random parameters, in which nothing is zero or one: a mistake anywhere shows."""
-  shapes, _ = jax.eval_shape(vit.build(settings, PX).init, jax.random.key(0), some_image())
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda x: jnp.asarray(.2 * rng.normal(size=x.shape), jnp.float32), shapes)
-
-
-def forward(settings: schema.ViT, params: Params, image: Array) -> Features:
-  backbone = vit.build(settings, PX)
-  return jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0])(params, image)
+  return vits.parameters(settings)
 
 
 def numpy_norm(x: np.ndarray, p: Params) -> np.ndarray:
@@ -139,7 +134,7 @@ def test_the_stem_equals_a_convolution(tiny: schema.ViT) -> None:
   layout = ('NHWC', 'HWIO', 'NHWC')
   convolved = jax.lax.conv_general_dilated(image, kernel, (8, 8), 'VALID', dimension_numbers=layout)
   expected = convolved.reshape(6, 6, 32) + params['stem']['bias'][None, None]
-  np.testing.assert_allclose(vit.build(tiny, PX).embed(params, image), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(jax.jit(vit.build(tiny, PX).embed)(params, image), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_block_by_block_gives_what_apply_gives(tiny: schema.ViT) -> None:
