@@ -1,4 +1,4 @@
-"""Vision Transformers in JAX, from raw pictures to the tables of the paper."""
+"""Vision Transformers in JAX, from image files to the tables of the paper."""
 from __future__ import annotations
 
 from typing import Any

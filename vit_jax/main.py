@@ -40,7 +40,7 @@ Jobs (vit-jax JOB --help shows the flags of one; default: train):
 {jobs}
 
 --config.NAME=VALUE overrides any setting of the config, for example --config.optimizer.lr=3e-4.
-The same command resumes a run that was stopped.
+The same command resumes a run that was stopped. --version shows the versions of vit_jax and of what it runs on.
 
 Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in this program, with a file to report;
 75 stopped by SIGTERM or SIGINT after saving: run the same command again to resume; 130 interrupted without saving;
@@ -224,7 +224,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text
-    if not {*arguments}.isdisjoint(HELP_WORDS) or arguments[:1] == ['help']:
+    if arguments in (['--version'], ['version']):
+      print(failures.versions())
+      status = 0
+    elif not {*arguments}.isdisjoint(HELP_WORDS) or arguments[:1] == ['help']:
       print(help_text(arguments), end='')
       status = 0
     else:

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import vit_jax
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import ADVICE, chain
 
@@ -138,15 +139,21 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
 
 def report(error: BaseException, words: Sequence[str] = ()) -> str:
   """Returns a report for debugging: command, versions, traceback."""
+  return '\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
+                    ''.join(traceback.format_exception(error))])
+
+
+def versions() -> str:
+  """Returns the versions of this program, Python and the main packages, in two lines; imports none of them."""
   from importlib import metadata
-  versions = []
-  for name in ('vit-jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu'):
+  found = []
+  for name in ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu'):
     try:
-      versions.append(f'{name} {metadata.version(name)}')
+      found.append(f'{name} {metadata.version(name)}')
     except metadata.PackageNotFoundError:
       continue
-  return '\n'.join([f'Command: {" ".join(map(repr, words))}', f'Python {platform.python_version()} on '
-                    f'{platform.platform()}', ', '.join(versions), '', ''.join(traceback.format_exception(error))])
+  own = f'vit_jax {vit_jax.__version__}, Python {platform.python_version()} on {platform.platform()}'
+  return f'{own}\n{", ".join(found)}'
 
 
 def save(text: str, environ: Mapping[str, str]) -> pathlib.Path | None:
