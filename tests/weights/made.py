@@ -10,6 +10,7 @@ from tests.weights import drawn
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core import trees
+from vit_jax.core.types import Params
 from vit_jax.weights import loading
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Report
@@ -23,13 +24,24 @@ CLASSES = tuple(f'n{i:08d} kind {i}, sort {i}' for i in range(7))
 HOW = Preprocess(Geometry.TORCHVISION, 36, (32, 32), Interpolation.BICUBIC, True, (.5, .5, .5), (.5, .5, .5), 'made')
 
 
+_SHAPES: dict[str, Params] = {}
+
+
+def expected(*args: Any, with_dist: bool) -> Params:
+  """Returns what `loading.expected` does, which traces a network, and keeps it for the next call."""
+  key = repr((*args, with_dist))
+  if key not in _SHAPES:
+    _SHAPES[key] = loading.expected(*args, with_dist=with_dist)
+  return _SHAPES[key]
+
+
 def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.Head | None = None,
             decoder: schema.Mae | None = None, preprocess: Preprocess = HOW, class_names: tuple[str, ...] = CLASSES,
             **changes: Any) -> loading.Weights:
   """Weights of a network; `changes` are settings of its model."""
   model, head = dataclasses.replace(model, **changes), head or schema.Head()
-  shapes = trees.flatten(loading.expected(model, head, num_classes, decoder, preprocess.image_px,
-                                          with_dist=getattr(model, 'distilled', False)))
+  shapes = trees.flatten(expected(model, head, num_classes, decoder, preprocess.image_px,
+                                  with_dist=getattr(model, 'distilled', False)))
   params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
   state = params.pop('state', {})
   return loading.Weights(model, head, num_classes, params, state, decoder, preprocess, class_names, 'made', 'made',

@@ -23,8 +23,8 @@ OTHER = ('cat', 'dog', 'fox')
 def target(model: schema.Model = made.MODEL, *, px: tuple[int, int] = (32, 32), names: tuple[str, ...] = OTHER,
            head: schema.Head | None = None, **changes: object) -> adapt.Target:
   model = dataclasses.replace(model, **changes)
-  like = loading.expected(model, head or schema.Head(), len(names), None, px,
-                          with_dist=getattr(model, 'distilled', False))
+  like = made.expected(model, head or schema.Head(), len(names), None, px,
+                       with_dist=getattr(model, 'distilled', False))
   return adapt.Target(model, px, like, names)
 
 

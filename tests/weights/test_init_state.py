@@ -8,13 +8,14 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import single
 
 from tests.weights import made
 from vit_jax import main
 from vit_jax.config import check, files, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import build
+from vit_jax.jobs import build, report_page
 from vit_jax.weights import init_state, loading, saving
 
 pytestmark = pytest.mark.xdist_group('test_starting')  # in one worker, for what the tests share
@@ -44,13 +45,20 @@ def network(names: tuple[str, ...] = NAMES, **changes: object) -> loading.Weight
 BUILT: dict[str, build.Parts] = {}
 
 
-def begin(run: schema.Config, workdir: pathlib.Path) -> tuple[build.Parts, init_state.TrainState]:
-  """Parts, made once for runs that differ in their weights alone, and the state they begin with."""
+def begin(run: schema.Config, workdir: pathlib.Path, *,
+          is_blank: bool = False) -> tuple[build.Parts, init_state.TrainState]:
+  """Parts, made once for runs that differ in their weights alone, and the state they begin with.
+
+  With `is_blank`, weights replace zeros instead of random arrays, whose program takes seconds to compile.
+  """
   plain = dataclasses.replace(run, init_from='', init_view='')
   if repr(plain) not in BUILT:
     mesh, _ = build.open_mesh(run)
     BUILT[repr(plain)] = build.parts(plain, mesh=mesh, num_examples=1437, num_classes=10, in_memory=True)
-  return BUILT[repr(plain)], init_state.begin(run, BUILT[repr(plain)].program, NAMES, workdir)
+  parts = BUILT[repr(plain)]
+  program = parts.program if not is_blank else parts.program._replace(init_fn=lambda: jax.tree.map(
+      lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), parts.program.abstract_state))
+  return parts, init_state.begin(run, program, NAMES, workdir)
 
 
 def assert_equal(a: object, b: object) -> None:
@@ -84,7 +92,7 @@ def test_running_statistics_begin_as_those_of_the_file(tmp_path: pathlib.Path) -
   how = made.HOW._replace(resize_px=0, image_px=config().image_px)
   given = made.network(small, num_classes=len(NAMES), class_names=NAMES, preprocess=how)
   saving.save(given, str(tmp_path / 'net'), family='run')
-  _, state = begin(config(model=small, init_from=str(tmp_path / 'net')), tmp_path)
+  _, state = begin(config(model=small, init_from=str(tmp_path / 'net')), tmp_path, is_blank=True)
   assert_equal(state.params, given.params)
   assert_equal(state.extra['inner']['model_state'], given.state)
 
@@ -99,7 +107,7 @@ def test_the_teacher_of_distillation_is_its_file(tmp_path: pathlib.Path) -> None
   teacher = network(depth=2)
   saving.save(teacher, str(tmp_path / 't.npz'))
   task = schema.Distill(teacher=schema.Teacher(weights=str(tmp_path / 't.npz'), model=teacher.model))
-  _, state = begin(config(objective=task), tmp_path)
+  _, state = begin(config(objective=task), tmp_path, is_blank=True)
   trained = state.extra['inner']['trained']
   assert_equal({name: trained[name] for name in ('backbone', 'head')}, teacher.params)
   assert 'teacher' in json.loads((tmp_path / 'init.json').read_text())
@@ -118,7 +126,10 @@ def test_a_head_of_other_classes_is_refused(names: tuple[str, ...], says: str) -
 
 
 def train(workdir: pathlib.Path, *words: str) -> int:
-  return main.run(['train', *TINY, f'--workdir={workdir}', *words])
+  """Trains on one device, without a report at the end."""
+  with single.one_device(), pytest.MonkeyPatch.context() as patch:
+    patch.setattr(report_page, 'write_report', lambda workdir: '')
+    return main.run(['train', *TINY, f'--workdir={workdir}', *words])
 
 
 @pytest.fixture(scope='module')
@@ -163,7 +174,7 @@ def test_positions_are_resized_as_the_config_says(tmp_path: pathlib.Path) -> Non
   saving.save(given, str(tmp_path / 'a.npz'))
   side = given.preprocess.image_px[0] * 2
   found = [begin(config(init_from=str(tmp_path / 'a.npz'), image_px=(side, side), model=model(position_resize=how)),
-                 tmp_path)[1] for how in (schema.PositionResize.ALIGNED, schema.PositionResize.BICUBIC)]
+                 tmp_path, is_blank=True)[1] for how in (schema.PositionResize.ALIGNED, schema.PositionResize.BICUBIC)]
   one, two = (np.asarray(state.params['backbone']['positions']) for state in found)
   assert one.shape == two.shape != given.params['backbone']['positions'].shape and not np.array_equal(one, two)
 

@@ -251,7 +251,8 @@ def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: 
     params, state = backbone.init(key, image)
     found: Params = {'backbone': params, **({'state': state} if state else {})}
     if num_classes:
-      width = backbone.apply(params, state, image, train=False, key=None)[0].pooled.shape[-1]
+      width = model.width if isinstance(model, schema.ViT | schema.Mixer) else backbone.apply(
+          params, state, image, train=False, key=None)[0].pooled.shape[-1]
       found['head'] = heads.Head(head).init(key, width, num_classes)
       found |= {'head_dist': heads.Head(schema.Head()).init(key, width, num_classes)} if with_dist else {}
     if decoder:
