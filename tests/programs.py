@@ -68,7 +68,7 @@ def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarra
   state = program.hold(program.init_fn() if start is None else jax.device_put(start, program.shardings))
   for _ in range(num_steps):
     state, metrics = program.step_fn(state, placed)
-  return jax.device_get(program.join(state)), jax.device_get(metrics)
+  return jax.device_get(program.join(state)), metrics.unpack()
 
 
 def draw(abstract: Any) -> Any:

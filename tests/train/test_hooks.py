@@ -13,8 +13,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean
 from vit_jax.record.clock import Clock
 from vit_jax.train import hooks, loop
+from vit_jax.train.metrics import Norms, StepMetrics
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import Norms, StepMetrics
 
 STATE = TrainState(np.int32(0), {}, {}, {})
 

@@ -16,6 +16,13 @@ class Clock:
     yield
 
 
+class Text(str):
+  """Stands for the metrics of a step."""
+
+  def unpack(self) -> str:
+    return str(self)
+
+
 class Recorder:
   def __init__(self, calls: list[str], every: int = 0):
     self.calls, self.every = calls, every
@@ -28,9 +35,9 @@ class Recorder:
 
 
 def run(calls: list[str], *, start: int = 0, total: int = 4, every: int = 2, stop_at: int = 99) -> loop.Ended:
-  def step_fn(state: int, batch: int) -> tuple[int, str]:
+  def step_fn(state: int, batch: int) -> tuple[int, Text]:
     calls.append(f'step {state}')
-    return state + 1, f'm{state}'
+    return state + 1, Text(f'm{state}')
 
   return loop.run(step_fn, start, iter(range(start, 99)), start=start, total=total, hooks=[Recorder(calls, every)],
                   clock=Clock(), should_stop=lambda step: 'SIGTERM' if step >= stop_at else '')
@@ -71,10 +78,10 @@ def test_where_no_more_batches_can_be_made_the_state_before_comes_back() -> None
 
   calls: list[str] = []
   options = {'start': 0, 'total': 9, 'clock': Clock(), 'should_stop': lambda step: ''}
-  ended = loop.run(lambda s, b: (s + 1, f'm{s}'), 0, batches(), hooks=[Recorder(calls)], **options)
+  ended = loop.run(lambda s, b: (s + 1, Text(f'm{s}')), 0, batches(), hooks=[Recorder(calls)], **options)
   assert ended == (2, 2, '', stopped) and [call.split(' state')[0] for call in calls] == [
       'metrics 1 m0 batch 0', 'metrics 2 m1 batch 1']
-  assert loop.run(lambda s, b: (s + 1, ''), 0, iter(range(9)), hooks=[Evaluates([], 3)], **options) == (
+  assert loop.run(lambda s, b: (s + 1, Text()), 0, iter(range(9)), hooks=[Evaluates([], 3)], **options) == (
       3, 3, '', stopped)
 
 
@@ -84,5 +91,5 @@ def test_an_error_in_a_hook_reaches_the_caller() -> None:
       raise ValueError('hook')
 
   with pytest.raises(ValueError, match='hook'):
-    loop.run(lambda s, b: (s + 1, ''), 0, iter(range(9)), start=0, total=3, hooks=[Fails([])], clock=Clock(),
+    loop.run(lambda s, b: (s + 1, Text()), 0, iter(range(9)), start=0, total=3, hooks=[Fails([])], clock=Clock(),
              should_stop=lambda step: '')

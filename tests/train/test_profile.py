@@ -6,14 +6,15 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from vit_jax.config import durations
 from vit_jax.core.errors import UserError
 from vit_jax.train import loop, profile
+from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import Norms, StepMetrics
+
+METRICS = pack(StepMetrics({}, jnp.zeros(()), Norms({}, {}, {}), jnp.asarray(True)))
 
 
 class Clock:
@@ -30,9 +31,9 @@ class Tracer:
     monkeypatch.setattr(jax.profiler, 'start_trace', lambda *a, **k: self.calls.append(('begin', self.step)))
     monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: self.calls.append(('end', self.step)))
 
-  def step_fn(self, state: TrainState, batch: dict) -> tuple[TrainState, StepMetrics]:
+  def step_fn(self, state: TrainState, batch: dict) -> tuple[TrainState, Packed]:
     self.step += 1
-    return state._replace(step=jnp.asarray(self.step)), StepMetrics({}, np.float32(0), Norms({}, {}, {}), np.bool_(1))
+    return state._replace(step=jnp.asarray(self.step)), METRICS
 
 
 def run(tracer: Tracer, steps: str, *, start: int = 0, total: int = 11, stop: int = 99, process_index: int = 0) -> None:
@@ -94,9 +95,9 @@ def test_what_is_no_range_is_refused_with_what_one_looks_like(text: str) -> None
 def test_the_profiler_leaves_a_trace_that_names_the_steps(tmp_path: pathlib.Path) -> None:
   compute = jax.jit(lambda x: x @ x)
 
-  def step_fn(state: TrainState, batch: dict) -> tuple[TrainState, StepMetrics]:
+  def step_fn(state: TrainState, batch: dict) -> tuple[TrainState, Packed]:
     compute(jnp.ones((17, 17))).block_until_ready()
-    return state, StepMetrics({}, np.float32(0), Norms({}, {}, {}), np.bool_(1))
+    return state, METRICS
 
   with profile.Profile(tmp_path, (2, 3), start=0, total=5, process_index=0) as tracing:
     loop.run(tracing.mark(step_fn), TrainState(jnp.asarray(0), {}, {}, {}), iter([{}] * 9), start=0, total=5,

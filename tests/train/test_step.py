@@ -76,7 +76,7 @@ def test_diagnosis_names_the_example(settings: str) -> None:
   placed = programs.meshes.put_batch(data, programs.mesh(mesh), programs.Shard((0,), 1))
   state, metrics = built.step_fn(built.init_fn(), placed)
   find = diagnose.build(task(), fakes.normalise, 'picture{}'.format, mesh=programs.mesh(mesh), seed=0)
-  assert find(loop.Done(1, metrics, placed, state)) == ['picture5 (index 5)']
+  assert find(loop.Done(1, metrics.unpack(), placed, state)) == ['picture5 (index 5)']
 
 
 def test_norms_are_a_number_a_leaf_and_one_a_layer_for_stacked_leaves() -> None:

@@ -96,7 +96,7 @@ class Own:
 
   def _step(self, batch: Batch) -> Any:
     self._state, metrics = self.run_parts.program.step_fn(self._state, batch)
-    return metrics.grad_norm
+    return metrics.values
 
   def _next(self) -> Batch:
     return meshes.put_batch(next(self._rows), self.mesh, self.shard)

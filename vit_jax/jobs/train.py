@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ from vit_jax import __version__
 from vit_jax.config import check, durations, provenance, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import DataStopped, UserError
-from vit_jax.core.types import Batch
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import bench
@@ -22,6 +21,7 @@ from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, report_page, resume, teacher_labels
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
+from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
 from vit_jax.record import goodput, progress, run_directory, storage
@@ -99,10 +99,11 @@ class Run:
     latest: hooks.Latest = {}
     saving = self._saving_hook(writer, clock, latest)
     early = self._early_stop(start, latest)
+    batches = self._batches(start)
     try:
       with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
         ended = loop.run(
-            tracing.mark(program.step_fn), held, self._batches(start), start=start,
+            tracing.mark(program.step_fn), held, batches, start=start,
             total=start if early.reason else total, join=program.join,
             hooks=[*self._hooks(writer, clock, latest), early, saving, tracing], clock=clock,
             should_stop=lambda step: request.reason(step) or early.reason)
@@ -118,6 +119,7 @@ class Run:
         raise self._save_after(error, ended, start, saving) from error
     finally:
       writer.close()
+      batches.close()
       self.loader.close()
       self.checkpointer.close()
 
@@ -164,8 +166,8 @@ class Run:
     clock.charge('startup', startup_s)
     return clock
 
-  def _batches(self, start: int) -> Iterator[Batch]:
-    return (meshes.put_batch(batch, self.mesh, self.shard) for batch in self.loader.batches(start))
+  def _batches(self, start: int) -> feed.Ahead:
+    return feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts

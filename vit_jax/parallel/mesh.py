@@ -136,5 +136,7 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
   """This process's rows, in the order of `shard.rows`, as part of a global batch on the mesh."""
   sharding = batch_sharding(mesh)
+  if len(shard.parts) == shard.count:
+    return jax.device_put(batch, sharding)  # all arrays in one call
   return {name: jax.make_array_from_process_local_data(
       sharding, x, (x.shape[0] // len(shard.parts) * shard.count, *x.shape[1:])) for name, x in batch.items()}

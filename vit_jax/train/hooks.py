@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from vit_jax.config import schema
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
@@ -17,7 +15,7 @@ from vit_jax.record.writer import Writer
 from vit_jax.train.checkpoint import LOWER_IS_BETTER, Checkpointer
 from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import StepMetrics, nonfinite_paths
+from vit_jax.train.step import nonfinite_paths
 
 log = logging.getLogger('vit_jax.train')
 
@@ -26,7 +24,7 @@ Latest = dict[str, tuple[int, float]]
 
 
 def value(mean: Mean) -> float:
-  """Returns the value of a mean that was fetched from the devices."""
+  """Returns the value of a mean that is on the host."""
   return float(mean.sum) / max(float(mean.weight), 1e-12)
 
 
@@ -41,12 +39,11 @@ class Metrics:
 
   def on_metrics(self, done: Done) -> None:
     step, metrics = done.step, done.metrics
-    jax.block_until_ready(metrics.grad_norm)
     self._clock.tick()
     self._writer.advance(step)
     if step % self._log_every and step not in (1, self._total):
       return
-    values = {name: value(mean) for name, mean in jax.device_get(metrics.means).items()}
+    values = {name: value(mean) for name, mean in metrics.means.items()}
     values |= {'grad_norm': float(metrics.grad_norm), 'lr': float(self._schedule(step - 1)),
                'epoch': step / self._epoch}
     rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
@@ -54,7 +51,7 @@ class Metrics:
     values |= {name: number for name, number in speed.items() if number is not None}
     self._writer.write(step, {f'train/{name}': number for name, number in values.items()})
     self._writer.event('norms', step=step, **{
-        kind: dict(norms) for kind, norms in jax.device_get(metrics.norms)._asdict().items()})
+        kind: dict(norms) for kind, norms in metrics.norms._asdict().items()})
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   def on_state(self, step: int, state: TrainState) -> None:
@@ -70,7 +67,7 @@ class Finite:
     self.skipped = 0
 
   def on_metrics(self, done: Done) -> None:
-    if bool(jax.device_get(done.metrics.ok)):
+    if bool(done.metrics.ok):
       return
     text = self._describe(done)
     match self._policy:
@@ -82,7 +79,7 @@ class Finite:
         log.warning('%s\nSkipped; %d so far since the start of this process.', text, self.skipped)
 
   def _describe(self, done: Done) -> str:
-    metrics: StepMetrics = jax.device_get(done.metrics)
+    metrics = done.metrics
     weights = nonfinite_paths(metrics.norms.param)
     examples = self._diagnose(done)
     return '\n'.join([
@@ -207,11 +204,11 @@ class Alarm:
     watch = self._watch
     if done.step <= watch.after:
       return
-    now = value(jax.device_get(done.metrics.means[watch.metric]))
+    now = value(done.metrics.means[watch.metric])
     self._low = 0 if now >= watch.below else self._low + 1
     if self._low != watch.lasting:
       return
-    others = {name: value(mean) for name, mean in jax.device_get(done.metrics.means).items()}
+    others = {name: value(mean) for name, mean in done.metrics.means.items()}
     text = '\n'.join([
         f'ALARM at step {done.step:,}: train/{watch.metric}={now:.4g} has been below {watch.setting}={watch.below:g} '
         f'for {watch.lasting:,} steps.', '  ' + ', '.join(f'{name} {number:.4g}' for name, number in others.items()),

@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol
 
 from vit_jax.core.errors import DataStopped
 from vit_jax.core.types import Batch
+from vit_jax.train.metrics import Packed, StepMetrics
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import StepMetrics
 
 
 class Done(NamedTuple):
-  """A finished step: its number, metrics and batch, and the newest held state, which may be one step ahead."""
+  """A finished step: its number, metrics on the host, its batch, and the newest held state, maybe one step ahead."""
   step: int
   metrics: StepMetrics
   batch: Batch
@@ -29,7 +29,7 @@ class Hook(Protocol):
   """Steps between calls of `on_state`; 0 = never. It is not called after the last step, which the job handles."""
 
   def on_metrics(self, done: Done) -> None:
-    """Called for every step, in order, one step later; the device may still be computing the metrics."""
+    """Called for every step, in order, one step later, when its metrics are on the host."""
     ...
 
   def on_state(self, step: int, state: TrainState) -> None:
@@ -52,7 +52,7 @@ class Ended(NamedTuple):
   error: DataStopped | None = None
 
 
-def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], state: TrainState,
+def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state: TrainState,
         batches: Iterator[Batch], *, start: int, total: int, hooks: Sequence[Hook], clock: Phases,
         should_stop: Callable[[int], str], join: Callable[[TrainState], TrainState] = lambda state: state) -> Ended:
   """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
@@ -60,13 +60,15 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]], 
   `step_fn` takes a held state (see `step.Program`); `join` converts it to the stacked form for hooks and callers.
   If no more batches can be loaded, for training or for a hook, the loop ends with this error and a valid state.
   """
-  late: tuple[int, StepMetrics, Batch] | None = None
+  late: tuple[int, Packed, Batch] | None = None
 
   def hand_over() -> None:
     nonlocal late
     if late:
+      number, metrics, batch = late
+      done = Done(number, metrics.unpack(), batch, state)
       for hook in hooks:
-        hook.on_metrics(Done(*late, state))
+        hook.on_metrics(done)
     late = None
 
   step, reason, error = start, '', None

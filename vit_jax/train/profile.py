@@ -13,11 +13,11 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.record import storage
 from vit_jax.train.loop import Done
+from vit_jax.train.metrics import Packed
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import StepMetrics
 
 log = logging.getLogger('vit_jax.train')
-StepFn = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
 
 
 class Profile:
@@ -64,7 +64,7 @@ class Profile:
     if not self.every:
       return step_fn
 
-    def marked(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def marked(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
       with jax.profiler.StepTraceAnnotation('train', step_num=self._next):
         self._next += 1
         return step_fn(state, batch)

@@ -14,27 +14,12 @@ from jax.sharding import Mesh
 
 from vit_jax.core import numerics, trees, unstacked
 from vit_jax.core.contracts import Objective, Prepare
-from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Mean, Params, PyTree
+from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
+from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
 from vit_jax.train.state import TrainState
-
-
-class Norms(NamedTuple):
-  """Euclidean norms by path name, a scalar, or `[L]` for stacked leaves: of the gradient, of the parameters before the
-  step, and of their update."""
-  grad: dict[str, Array]
-  param: dict[str, Array]
-  update: dict[str, Array]
-
-
-class StepMetrics(NamedTuple):
-  """The metrics of a step. `ok` is False if loss or gradient were not finite; parameters are not updated then."""
-  means: dict[str, Mean]
-  grad_norm: Array
-  norms: Norms
-  ok: Array
 
 
 class Program(NamedTuple):
@@ -47,7 +32,7 @@ class Program(NamedTuple):
   init_fn: `() -> TrainState`, created in place on its devices.
   hold: stacked to held state.            join: held to stacked state, as a new state.
   abstract_held: shapes and dtypes of a held state.
-  step_fn: `(held TrainState, Batch) -> (held TrainState, StepMetrics)`; donates the state.
+  step_fn: `(held TrainState, Batch) -> (held TrainState, Packed)`; donates the state.
   """
   abstract_state: TrainState
   shardings: TrainState
@@ -74,9 +59,10 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
     params, extra = objective.init(keys['init'], prepare(zeros, keys['prepare'], step))
     return TrainState(step, params, optimizer.init(params), extra)
 
-  def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      return _step(state, batch, objective, optimizer, prepare, seed, accumulate)
+      state, metrics = _step(state, batch, objective, optimizer, prepare, seed, accumulate)
+      return state, pack(metrics)
 
   abstract = jax.eval_shape(init)
   placed, whole = _place(abstract, rules, mesh), meshes.replicated(mesh)
