@@ -28,6 +28,9 @@ class Layers:
     depth = len(self.layers)
     return tuple((trees.LayerKey(i, depth), layer) for i, layer in enumerate(self.layers)), None
 
+  def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+    return self.layers, None  # without keys, as every call of a compiled function flattens its arguments
+
   @classmethod
   def tree_unflatten(cls, structure: None, children: Iterable[Any]) -> Layers:
     del structure

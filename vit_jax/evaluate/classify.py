@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -34,6 +35,8 @@ from vit_jax.record.tally import Tally
 log = logging.getLogger('vit_jax.jobs')
 
 Predict = Callable[[PyTree, Array], Outputs]
+Counted = tuple[dict[str, Mean | Array], dict[str, Array]]
+"""Sums over a batch, and the predictions for its rows."""
 TOP = 5
 METRICS = ('top1', 'top5', 'nll')
 NUM_BINS = 15  # Guo et al. 2017, section 4
@@ -81,8 +84,7 @@ class TopK:
     parts: list[dict[str, np.ndarray]] = []
     done, total = 0, self._loader.num_examples
     with Tally(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as tally:
-      for batch in self._loader.batches():
-        sums, rows = self._evaluate(selected, batch)
+      for sums, rows in self._evaluated(selected):
         problems.check_finite(self._name, int(sums.pop('broken')), selected)
         for name, one in sums.items():
           totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
@@ -97,18 +99,26 @@ class TopK:
     guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED})
     return Result(named(metrics, self._limit), num_counted, guesses, mark('top1', self._limit))
 
-  def _evaluate(self, selected: PyTree, batch: Batch) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  def _evaluated(self, selected: PyTree) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Yields sums and rows of each batch; each is fetched while the next batch is read, placed and computed."""
+    waiting: Counted | None = None
+    for batch in itertools.chain(self._loader.batches(), [None]):
+      ahead = None if batch is None else self._begin(selected, batch)
+      if waiting is not None:
+        yield jax.device_get(waiting)
+      waiting = ahead
+
+  def _begin(self, selected: PyTree, batch: Batch) -> Counted:
     placed = meshes.put_batch(batch, self._mesh, self._rows)
     try:
-      return jax.device_get(_evaluate(self._predict, self._prepare, self._mesh, self._more, selected, self._allowed,
-                                      placed))
+      return _evaluate(self._predict, self._prepare, self._mesh, self._more, selected, self._allowed, placed)
     except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self._name}: {error}') from None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, ...], selected: PyTree,
-              allowed_C: Array, batch: Batch) -> tuple[dict[str, Mean | Array], dict[str, Array]]:
+              allowed_C: Array, batch: Batch) -> Counted:
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
     logits_BC = predict(selected, prepared['image']).logits
@@ -123,8 +133,7 @@ def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, .
           {name: jax.lax.with_sharding_constraint(x, whole) for name, x in rows.items()})
 
 
-def count(logits_BC: Array, batch: Batch,
-          more: tuple[str, ...] = ()) -> tuple[dict[str, Mean | Array], dict[str, Array]]:
+def count(logits_BC: Array, batch: Batch, more: tuple[str, ...] = ()) -> Counted:
   """Returns means of a batch with the sums of additional metrics, and the predictions for each row.
 
   NLL is that of the softmax, averaged over the targets of an example with several.

@@ -248,19 +248,19 @@ def _to_row(entry: Event) -> Row:
 
 def _to_json(value: object) -> object:
   """Returns the value with arrays as lists, keys as text, and 'nan', 'inf' or '-inf' for such floats."""
+  if hasattr(value, 'tolist'):  # first, as most values are norms
+    value = value.tolist()
   match value:
     case None | bool() | str() | int():
       return value
     case float():
       return value if math.isfinite(value) else str(value)
-    case Mapping():
+    case dict() | Mapping():
       return {str(key): _to_json(item) for key, item in value.items()}
     case list() | tuple():
       return [_to_json(item) for item in value]
     case os.PathLike():
       return os.fspath(value)
-  if hasattr(value, 'tolist'):
-    return _to_json(value.tolist())
   raise TypeError(f'a value of type {type(value).__name__} cannot be recorded: {value!r}; '
                   'numbers, text, arrays, lists and dicts can')
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from vit_jax.config import schema
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
@@ -21,11 +24,33 @@ log = logging.getLogger('vit_jax.train')
 
 Latest = dict[str, tuple[int, float]]
 """The newest value of each evaluation metric, and its step."""
+BLOCK = 1024
+"""Steps whose learning rates are computed together."""
 
 
 def value(mean: Mean) -> float:
   """Returns the value of a mean that is on the host."""
   return float(mean.sum) / max(float(mean.weight), 1e-12)
+
+
+class Rates:
+  """The values of a schedule by step, on the host.
+
+  They are computed in blocks, as each call would wait for the device, which runs the next step. The blocks are the same
+  in every process and after a resume.
+  """
+
+  def __init__(self, schedule: Schedule) -> None:
+    self._run = jax.jit(jax.vmap(schedule))
+    self._number, self._values = -1, np.zeros(BLOCK, np.float32)
+
+  def at(self, step: int) -> float:
+    """Returns the value at a step, from 0."""
+    number, place = divmod(step, BLOCK)
+    if number != self._number:
+      steps = np.arange(number * BLOCK, (number + 1) * BLOCK, dtype=np.int32)
+      self._number, self._values = number, np.asarray(self._run(steps))
+    return float(self._values[place])
 
 
 class Metrics:
@@ -34,7 +59,7 @@ class Metrics:
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule):
-    self._writer, self._clock, self._schedule = writer, clock, schedule
+    self._writer, self._clock, self._rates = writer, clock, Rates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
 
   def on_metrics(self, done: Done) -> None:
@@ -44,7 +69,7 @@ class Metrics:
     if step % self._log_every and step not in (1, self._total):
       return
     values = {name: value(mean) for name, mean in metrics.means.items()}
-    values |= {'grad_norm': float(metrics.grad_norm), 'lr': float(self._schedule(step - 1)),
+    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self._rates.at(step - 1),
                'epoch': step / self._epoch}
     rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}

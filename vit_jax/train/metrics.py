@@ -27,25 +27,38 @@ class StepMetrics(NamedTuple):
   ok: Array
 
 
+class Layout(NamedTuple):
+  """The structure of metrics, and the shapes of their arrays."""
+  structure: Any
+  shapes: tuple[tuple[int, ...], ...]
+
+
 @jax.tree_util.register_pytree_node_class
 class Packed:
-  """The arrays of a `StepMetrics` as one array, `values [K]` f32; `layout` is their structure and shapes."""
+  """The arrays of a `StepMetrics` as one array, `values [K]` f32."""
 
-  def __init__(self, values: Array, layout: tuple[Any, tuple[tuple[int, ...], ...]]) -> None:
+  def __init__(self, values: Array, layout: Layout) -> None:
     self.values, self._layout = values, layout
 
   def unpack(self) -> StepMetrics:
     """Returns the metrics on the host; waits until the step is done."""
-    structure, shapes = self._layout
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    parts = np.split(np.asarray(self.values), ends[:-1])
-    return jax.tree.unflatten(structure, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+    values, parts, start = np.asarray(self.values), [], 0
+    for shape in self._layout.shapes:
+      stop = start + math.prod(shape)
+      parts.append(values[start:stop].reshape(shape))
+      start = stop
+    return jax.tree.unflatten(self._layout.structure, parts)
 
-  def tree_flatten(self) -> tuple[tuple[Array], tuple[Any, tuple[tuple[int, ...], ...]]]:
+  @property
+  def means(self) -> dict[str, Mean]:
+    """The means, on the host."""
+    return self.unpack().means
+
+  def tree_flatten(self) -> tuple[tuple[Array], Layout]:
     return (self.values,), self._layout
 
   @classmethod
-  def tree_unflatten(cls, layout: tuple[Any, tuple[tuple[int, ...], ...]], values: tuple[Array]) -> Packed:
+  def tree_unflatten(cls, layout: Layout, values: tuple[Array]) -> Packed:
     return cls(values[0], layout)
 
 
@@ -53,4 +66,4 @@ def pack(metrics: StepMetrics) -> Packed:
   """Returns the metrics as one array; `ok` becomes 1 or 0."""
   leaves, structure = jax.tree.flatten(metrics)
   values = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
-  return Packed(values, (structure, tuple(x.shape for x in leaves)))
+  return Packed(values, Layout(structure, tuple(x.shape for x in leaves)))

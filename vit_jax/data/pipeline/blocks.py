@@ -22,6 +22,7 @@ from vit_jax.data.source import Source
 
 MAX_TRIES = 1_000  # bad images in a row
 _CHUNK = 64        # examples that a thread decodes at a time
+_POSITIONS = 4096  # of the order that are computed together
 
 
 class DecodedExample(NamedTuple):
@@ -123,17 +124,24 @@ class EvalBlocks:
     return batch
 
 
-@dataclasses.dataclass(frozen=True)
 class MemoryTrainBlocks:
-  """Maps a number to a training batch gathered from memory; the device augments it."""
-  decoded: DecodedSource
-  visit: order.Visit
-  batch_size: int
-  shard: Shard
+  """Maps a number to a training batch gathered from memory; the device augments it.
+
+  The order is computed for several batches at a time, as most of its time does not depend on their number.
+  """
+
+  def __init__(self, decoded: DecodedSource, visit: order.Visit, batch_size: int, shard: Shard) -> None:
+    self._decoded, self._visit, self._batch_size, self._rows = decoded, visit, batch_size, shard.rows(batch_size)
+    self._num_ahead = max(1, _POSITIONS // max(1, len(self._rows)))
+    self._first, self._indexes = -1, np.zeros((0, 0), np.int64)
 
   def __call__(self, number: int) -> Batch:
-    indexes = self.visit(number * self.batch_size + self.shard.rows(self.batch_size))
-    return self.decoded.rows(indexes) | {'index': indexes.astype(np.int32)}
+    first = number // self._num_ahead * self._num_ahead
+    if first != self._first:
+      positions = np.arange(first, first + self._num_ahead)[:, None] * self._batch_size + self._rows
+      self._first, self._indexes = first, self._visit(positions.ravel()).reshape(positions.shape)
+    indexes = self._indexes[number - first]
+    return self._decoded.rows(indexes) | {'index': indexes.astype(np.int32)}
 
 
 @dataclasses.dataclass(frozen=True)
