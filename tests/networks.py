@@ -23,7 +23,7 @@ MODELS: dict[str, schema.Model] = {'resnet': RESNET, 'mixer': MIXER, 'efficientn
 
 
 def some_image(px: tuple[int, int] = PX, num_images: int = 3) -> Array:
-  return jax.random.uniform(jax.random.key(0), (num_images, *px, 3), minval=-1., maxval=1.)
+  return jnp.asarray(np.random.default_rng(0).uniform(-1., 1., (num_images, *px, 3)).astype(np.float32))
 
 
 def variables(model: schema.Model, px: tuple[int, int] = PX) -> tuple[Params, PyTree]:
@@ -32,10 +32,10 @@ def variables(model: schema.Model, px: tuple[int, int] = PX) -> tuple[Params, Py
 
   def draw(name: str, leaf: Any) -> Array:
     if name.endswith('var'):
-      return jnp.asarray(rng.uniform(.5, 2., leaf.shape), jnp.float32)
+      return jnp.asarray(rng.uniform(.5, 2., leaf.shape).astype(np.float32))
     size = 1. / math.sqrt(math.prod(leaf.shape[:-1])) if name.endswith('kernel') else .2
     mean = 1. if name.endswith('scale') else 0.
-    return jnp.asarray(mean + size * rng.normal(size=leaf.shape), jnp.float32)
+    return jnp.asarray((mean + size * rng.normal(size=leaf.shape)).astype(np.float32))
 
   shapes = jax.eval_shape(backbones.build(model, px).init, jax.random.key(0), some_image(px))
   params, state = (trees.map_named(draw, tree) for tree in shapes)

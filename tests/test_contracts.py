@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 
 import fakes
@@ -33,6 +34,7 @@ TASKS = {
 }
 
 
+@functools.cache
 def after(task: str, settings: str, *, accumulate: int = 1, num_steps: int = 3) -> tuple[object, object]:
   mesh = programs.MESHES[settings]
   rules = programs.KERNELS if 'dino' in task else (*programs.KERNELS, ('.*', ()))
@@ -46,8 +48,7 @@ def after(task: str, settings: str, *, accumulate: int = 1, num_steps: int = 3) 
 def test_a_fake_task_takes_the_same_steps_on_any_mesh(task: str) -> None:
   want = after(task, 'one')
   assert int(want[0].step) == 3
-  for settings in ('data=8', 'data=2,fsdp=2,tensor=2'):
-    programs.assert_close(after(task, settings), want)
+  programs.assert_close(after(task, 'data=2,fsdp=2,tensor=2'), want)
 
 
 def test_stats_are_summed_over_microbatches_and_devices_so_accumulation_is_exact() -> None:
@@ -57,7 +58,7 @@ def test_stats_are_summed_over_microbatches_and_devices_so_accumulation_is_exact
 
 
 def test_random_masks_repeat_with_the_seed_and_differ_with_the_number_of_microbatches() -> None:
-  one, again = after('mae', 'one'), after('mae', 'one')
+  one, again = after('mae', 'one'), after.__wrapped__('mae', 'one')
   programs.assert_close(one, again, rtol=0, atol=0)
   split = after('mae', 'one', accumulate=4)
   assert float(one[1]['loss'].sum) != float(split[1]['loss'].sum)
@@ -68,26 +69,34 @@ def test_running_statistics_reach_the_views() -> None:
   assert np.abs(state.extra['inner']['model_state']['mean']).max() > 0
   views = TASKS['ema of batchnorm']().views()
   image = jnp.asarray(DATA['image'][:3], jnp.float32)
-  outs = {name: view.predict(view.select(state.params, state.extra), image) for name, view in views.items()}
+  outs = jax.jit(lambda: {name: view.predict(view.select(state.params, state.extra), image)
+                          for name, view in views.items()})()
   assert set(outs) == {'student', 'ema'} and outs['ema'].logits.shape == (3, 7)
   assert not np.allclose(outs['student'].logits, outs['ema'].logits)
 
 
 def test_attention_is_captured_block_by_block_and_changes_nothing() -> None:
-  net = vit.build(schema.ViT(patch=4, width=16, depth=3, heads=2, mlp=32, pool=schema.Pool.MEAN), (8, 8))
+  net = vit.build(schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=32, pool=schema.Pool.MEAN,
+                             execution=schema.Execution.SCAN), (8, 8))
   image = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
-  params, _ = net.init(jax.random.key(0), image)
-  want, _ = net.apply(params, {}, image, train=False, key=None)
-  tokens = net.embed(params, image) + net.positions(params, (2, 2))[None]
-  maps = []
-  for i in range(3):
-    tokens, captured = net.block(params, tokens, layer=i, capture=True)
-    maps.append(captured['attention'])
+  params, _ = programs.draw(jax.eval_shape(net.init, jax.random.key(0), image))
+  params['norm'] = {'scale': np.ones(16, np.float32), 'bias': np.zeros(16, np.float32)}
+
+  @jax.jit
+  def run() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    want, _ = net.apply(params, {}, image, train=False, key=None)
+    tokens, maps = net.embed(params, image) + net.positions(params, (2, 2))[None], []
+    for i in range(2):
+      tokens, captured = net.block(params, tokens, layer=i, capture=True)
+      maps.append(captured['attention'])
+    return want.tokens, tokens, maps
+
+  want, tokens, maps = map(jax.device_get, run())
   assert all(m.shape == (2, 2, 4, 4) for m in maps)
-  np.testing.assert_allclose(jnp.stack(maps).sum(-1), 1., rtol=1e-5)
+  np.testing.assert_allclose(np.stack(maps).sum(-1), 1., rtol=1e-5)
   mean, var = tokens.mean(-1, keepdims=True), tokens.var(-1, keepdims=True)
-  normed = (tokens - mean) / jnp.sqrt(var + 1e-6)
-  np.testing.assert_allclose(normed, want.tokens, rtol=1e-4, atol=1e-5)
+  normed = (tokens - mean) / np.sqrt(var + 1e-6)
+  np.testing.assert_allclose(normed, want, rtol=1e-4, atol=1e-5)
 
 
 def test_step_and_loop_know_no_task() -> None:

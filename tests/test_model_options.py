@@ -8,11 +8,13 @@ from typing import Any
 import fakes
 import jax
 import jax.numpy as jnp
+import numpy as np
 import programs
 import pytest
 import vits
 
 from vit_jax.config import check, schema
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import backbones
@@ -37,7 +39,9 @@ def found(name: str, settings: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize('name', ['gated', *(pytest.param(name, marks=pytest.mark.slow(reason='4 s'))
                                              for name in ('parallel', 'axial'))])
-def test_gradients_agree_on_one_device_and_on_a_mesh_split_three_ways(name: str) -> None:
+def test_gradients_agree_on_one_device_and_on_a_mesh_split_three_ways_and_reach_every_parameter(name: str) -> None:
+  for path, leaf in trees.flatten(found(name, 'one')['gradient']).items():
+    assert np.abs(leaf).max() > 0. or path.endswith('key/bias'), path
   for part, want in found(name, 'one').items():
     # The longest sums are over the 16 x 9 tokens of the batch; two layers have some 30 operations, forth and back.
     programs.assert_reordered(found(name, SPLIT)[part], want, terms=144, operations=30)

@@ -34,7 +34,7 @@ _PROGRAMS: dict[str, Callable[[Params, Array], Features]] = {}
 
 
 def some_image(px: tuple[int, int] = PX) -> Array:
-  return jax.random.uniform(jax.random.key(0), (6, *px, 3), minval=-1., maxval=1.)
+  return jnp.asarray(np.random.default_rng(0).uniform(-1., 1., (6, *px, 3)).astype(np.float32))
 
 
 def shapes_of(settings: schema.ViT) -> Params:
@@ -59,7 +59,7 @@ def parameters(settings: schema.ViT) -> Params:
 def drawn(shapes: Params, *, deviation: float) -> Params:
   """Arrays of these shapes, normal, f32, the same each time."""
   rng = np.random.default_rng(0)
-  return jax.tree.map(lambda x: jnp.asarray(deviation * rng.normal(size=x.shape), jnp.float32), shapes)
+  return jax.tree.map(lambda x: jnp.asarray((deviation * rng.normal(size=x.shape)).astype(np.float32)), shapes)
 
 
 def _norm(x: np.ndarray, p: PyTree) -> np.ndarray:

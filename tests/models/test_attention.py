@@ -1,13 +1,16 @@
 """Tests of self-attention."""
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.types import Array
+from vit_jax.models import layers
 from vit_jax.models.kernels.attend import attend, attention_weights, combine
-from vit_jax.models.layers import applied, initial
+from vit_jax.models.layers import initial
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.positions import relative_logits
 
@@ -15,6 +18,10 @@ from vit_jax.models.vit.positions import relative_logits
 def projections(dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array, Array]:
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8)).astype(dtype)
   return q, k, v
+
+
+def applied(module: Attention, *args: Array, **options: Any) -> tuple[Array, dict[str, Array]]:
+  return jax.jit(lambda *a: layers.applied(module, *a, **options))(*args)
 
 
 def plain(**options: object) -> Attention:

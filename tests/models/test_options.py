@@ -97,7 +97,13 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
 
 def test_initial_values_of_options_are_the_published_ones() -> None:
   settings = tiny(width=128, registers=4, layer_scale=1e-5, pool=Pool.MAP, positions_at=PositionsAt.LAYERS)
-  params, _ = jax.jit(vit.build(settings, (64, 64)).init)(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+
+  @jax.jit
+  def made(key: Array) -> Params:
+    params, _ = vit.build(settings, (64, 64)).init(key, jnp.zeros((1, 64, 64, 3)))
+    return {'registers': params['registers'], 'blocks': {k: params['blocks'][k] for k in ('scale1', 'positions')}}
+
+  params = made(jax.random.key(0))
   np.testing.assert_allclose(params['registers'].std(), 1e-6, rtol=.15)
   np.testing.assert_allclose(params['blocks']['scale1'], 1e-5, rtol=1e-6)
   np.testing.assert_allclose(params['blocks']['positions'].std(), .02, rtol=.05)
@@ -106,8 +112,8 @@ def test_initial_values_of_options_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize(('name', 'others'), [
-    *((name, OTHERS[:1]) for name in MODELS),
-    *(pytest.param(name, OTHERS[1:], marks=pytest.mark.slow(reason='5 s of compilation')) for name in MODELS)])
+    ('parallel', OTHERS[:1]),
+    *(pytest.param(name, OTHERS, marks=pytest.mark.slow(reason='10 s of compilation')) for name in MODELS)])
 def test_execution_and_remat_change_neither_output_nor_gradient(
     name: str, others: list[tuple[Execution, Remat]]) -> None:
   params, image = parameters(MODELS[name]), some_image()
@@ -223,7 +229,7 @@ def test_registers_and_class_token_are_no_patch_tokens() -> None:
 
 
 def test_no_key_is_used_twice_with_options() -> None:
-  for settings in MODELS.values():
+  for settings in (MODELS['gated'], MODELS['axial']):  # together they have all that draws
     backbone = vit.build(settings, PX)
     with jax.debug_key_reuse(True):
       jax.eval_shape(jax.jit(backbone.init), jax.random.key(0), some_image())

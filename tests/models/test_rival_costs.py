@@ -46,7 +46,11 @@ GMACS = [('BiT-R152x4', 480, 844.84), ('EfficientNet-L2', 475, 172.11), ('Effici
 
 
 def count(model: schema.Model, num_classes: int, px: int = 224) -> int:
-  """Parameters of the abstract trees; asserts that `cost.parameters` agrees part by part."""
+  return sum(cost.parameters(model, (px, px), head=PLAIN, num_classes=num_classes).values())
+
+
+def assert_counted(model: schema.Model, num_classes: int, px: int = 224) -> None:
+  """Asserts that `cost.parameters` agrees with the abstract trees part by part."""
   image, key = jax.ShapeDtypeStruct((1, px, px, 3), jnp.float32), jax.random.key(0)
   backbone = backbones.build(model, (px, px))
   params, state = jax.eval_shape(backbone.init, key, image)
@@ -55,7 +59,17 @@ def count(model: schema.Model, num_classes: int, px: int = 224) -> int:
     params['head'] = jax.eval_shape(lambda k: Head(PLAIN).init(k, features.pooled.shape[-1], num_classes), key)
   analytic = cost.parameters(model, (px, px), head=PLAIN, num_classes=num_classes)
   assert {k: v for k, v in analytic.items() if v} == {k: trees.num_elements(v) for k, v in params.items()}
-  return trees.num_elements(params)
+
+
+SMALL_ONES = ('R+Ti/16', 'Mixer-B/16', 'BiT-R50x1', 'EfficientNet-B0', 'LV-ViT-T/16', 'DeiT-distilled-Ti/16')
+
+
+@pytest.mark.parametrize('name', [*SMALL_ONES, *(
+    pytest.param(name, marks=pytest.mark.slow(reason='up to 10 s of tracing'))
+    for name in dict.fromkeys(name for name, *_ in (*PUBLISHED, *IN_MILLIONS, *LV_VIT, *DISTILLED))
+    if name not in SMALL_ONES)])
+def test_costs_count_the_parameters_of_the_network_part_by_part(name: str) -> None:
+  assert_counted(sizes.model(name), 1000, 448 if name == 'LV-ViT-L/16' else 224)
 
 
 @pytest.mark.parametrize('name, expected', PUBLISHED)
