@@ -28,6 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import buckets
 import jax
 import pytest
+from markupsafe import Markup
 
 from vit_jax.jobs import runtime
 
@@ -109,6 +110,13 @@ def no_page() -> Iterator[None]:
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr('vit_jax.jobs.report_page.write_report', lambda workdir: f'{workdir}/report.html')
     yield
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Charts are empty, where what is in them is not the question."""
+  for name in ('draw_curves', 'draw_heat_map', 'draw_confusion'):
+    monkeypatch.setattr(f'vit_jax.inspect.charts.{name}', lambda *args, **named: Markup('<svg></svg>'))
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def used() -> dict[str, set[str]]:
   for name in files.list_names():
     for spec in specs(name):
       try:
-        runs = files.load_study(spec, []).runs
+        runs = runs_of(spec)
       except UserError:  # an argument that goes only with others
         continue
       for config in list(runs.values())[::1 + len(runs) // MOST_RUNS]:
@@ -83,6 +83,12 @@ def used() -> dict[str, set[str]]:
       for option in shown_overrides(name, next(iter(runs.values()))):
         found.setdefault(option, set()).add(name)
   return found
+
+
+def runs_of(spec: str) -> dict[str, schema.Config]:
+  """The runs of a config or study, as its file makes them."""
+  found = files.read(spec)
+  return found.runs if isinstance(found, schema.Study) else {'run': found}
 
 
 def _made_by_code() -> dict[str, set[str]]:
@@ -131,7 +137,7 @@ def choices(name: str) -> list[str]:
 
   read = schema.parse_arg
   with mock.patch.object(schema, 'parse_arg', spy):
-    files.load_study(name, [])
+    files.read(name)
   return [f'{kind}={value}' for kind, values in kinds.items() for value in values[1:]]
 
 

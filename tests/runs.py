@@ -15,14 +15,17 @@ TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.hea
         '--config.evals.test.batch_size=80')
 
 
+def environment() -> dict[str, str]:
+  """Of a program on one device."""
+  found = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
+  return found | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(ROOT)}
+
+
 def start(workdir: pathlib.Path, *extra: str, config: str = 'digits') -> subprocess.Popen[str]:
   """A training run of a tiny model in a process group of its own, on one device."""
-  environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
-  environment |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0',
-                  'PYTHONPATH': str(ROOT)}
   return subprocess.Popen(
       [sys.executable, '-m', 'vit_jax.main', f'--config={config}', f'--workdir={workdir}', *TINY, *extra],
-      env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+      env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[str], *, status: int = 0, timeout_s: float = 180.) -> str:

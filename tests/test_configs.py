@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 
 import jax
@@ -18,17 +19,44 @@ COUNTS = {'digits': 105_354, 'from_folder': None, 'cifar10': None,
           'token_label_i1k': 26_151_824 - 2 * (384 + 1) * 990}  # 26.15 M with both heads for 1,000 classes; here 10
 
 
+def runs_of(name: str) -> list[schema.Config]:
+  found = files.read(name)
+  return list(found.runs.values()) if isinstance(found, schema.Study) else [found]
+
+
+def shallow(model: schema.Model) -> schema.Model:
+  """A network of the same kind with few layers."""
+  match model:
+    case schema.ViT():
+      return dataclasses.replace(model, depth=min(model.depth, 2), full_remat=min(model.full_remat, 1))
+    case schema.Mixer():
+      return dataclasses.replace(model, depth=2)
+    case schema.EfficientNet():
+      return dataclasses.replace(model, depth_factor=.1)
+    case schema.ResNet() | schema.AxialResNet():
+      return dataclasses.replace(model, layers=(1,) * len(model.layers))
+
+
+def build_shapes(config: schema.Config) -> build.Parts:
+  parts = build.parts(config, mesh=programs.mesh(schema.Mesh(1, 1, 1)),
+                      num_examples=config.data.num_examples or EXAMPLES, num_classes=10, in_memory=False)
+  state = parts.program.abstract_state
+  assert trees.flatten(state.params) and isinstance(jax.tree.leaves(state.params)[0], jax.ShapeDtypeStruct)
+  return parts
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_a_config_loads_checks_and_builds(name: str) -> None:
-  runs = list(files.load_study(name, []).runs.values())
+  runs = runs_of(name)
   for config in runs:
     check.check(config)
   config = runs[0]
-  mesh = programs.mesh(schema.Mesh(1, 1, 1))
-  parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or EXAMPLES, num_classes=10,
-                      in_memory=False)
-  state = parts.program.abstract_state
-  assert trees.flatten(state.params) and isinstance(jax.tree.leaves(state.params)[0], jax.ShapeDtypeStruct)
+  if not COUNTS.get(name):
+    config = dataclasses.replace(config, model=shallow(config.model))
+  if isinstance(config.objective, schema.Distill):
+    teacher = dataclasses.replace(config.objective.teacher, model=shallow(config.objective.teacher.model))
+    config = dataclasses.replace(config, objective=dataclasses.replace(config.objective, teacher=teacher))
+  parts = build_shapes(config)
   lengths = parts.lengths
   durations_ = [config.checkpoints.every, config.train.log_every,
                 *(e.every for e in config.evals.values())]
@@ -36,7 +64,13 @@ def test_a_config_loads_checks_and_builds(name: str) -> None:
   assert 0 <= lengths.steps(config.optimizer.schedule.warmup) <= lengths.total_steps
   assert isinstance(lengths, durations.Lengths)
   if COUNTS.get(name):
-    assert trees.num_elements(state.params) == COUNTS[name]
+    assert trees.num_elements(parts.program.abstract_state.params) == COUNTS[name]
+
+
+@pytest.mark.slow(reason='60 s for all: large networks are traced')
+@pytest.mark.parametrize('name', NAMES)
+def test_a_config_builds_with_all_of_its_layers(name: str) -> None:
+  build_shapes(runs_of(name)[0])
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -60,7 +94,7 @@ TORCHVISION = {
 
 @pytest.mark.parametrize('name', NAMES)
 def test_random_crops_are_those_of_the_authors_program(name: str) -> None:
-  recipe = next(iter(files.load_study(name, []).runs.values())).data.recipe
+  recipe = runs_of(name)[0].data.recipe
   if recipe.crop is schema.Crop.INCEPTION:
     others = {'linear_probe': schema.CropSampler.CLIPPED, **dict.fromkeys(TORCHVISION, schema.CropSampler.TORCHVISION)}
     assert recipe.crop_sampler is others.get(name, schema.CropSampler.TENSORFLOW)

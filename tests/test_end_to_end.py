@@ -1,10 +1,11 @@
-"""Runs that are killed, stopped, or fed with a person's own pictures, in processes of their own."""
+"""Runs that are killed and stopped, in processes of their own, and one on a person's own pictures."""
 from __future__ import annotations
 
 import json
 import pathlib
 import random
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 import runs
 from PIL import Image
 
+from vit_jax import main
 from vit_jax.record import goodput, writer
 
 pytestmark = pytest.mark.xdist_group('test_end_to_end')  # in one worker, for what the tests share
 
-LONG = ('--config.length=60 steps', '--config.checkpoints.every=10 steps', '--config.train.log_every=1 steps')
+LONG = ('--config.length=120 steps', '--config.checkpoints.every=10 steps', '--config.train.log_every=1 steps')
 
 
 @pytest.fixture(scope='module')
@@ -35,46 +37,63 @@ def assert_same_run(workdir: pathlib.Path, whole: pathlib.Path) -> None:
   assert digests[0] == digests[1]
 
 
-def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
+@pytest.mark.slow(reason='about 40 s: four processes')
+def test_a_run_killed_at_any_moment_and_stopped_by_sigterm_goes_on_bit_for_bit(
+    tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
   process = runs.start(tmp_path, *LONG)
   runs.wait_for_checkpoint(process, tmp_path)
-  time.sleep(random.uniform(0, .5))
+  time.sleep(random.uniform(0, .3))
   runs.kill(process)
-  runs.finish(runs.start(tmp_path, *LONG))
-  resumed = runs.events(tmp_path, 'start')[-1]['resumed_from']
-  assert 0 < resumed < 60 and resumed % 10 == 0
-  assert_same_run(tmp_path, whole)
-  assert_time_is_accounted_for(tmp_path)
-
-
-def assert_time_is_accounted_for(workdir: pathlib.Path) -> None:
-  """The record of a run that was killed once says where its time went, and what the kill cost."""
-  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines() if line.endswith('}')]
-  again = max(i for i, row in enumerate(rows) if row.get('event') == 'start')
-  before, lost = rows[:again], rows[again]['lost']
-  reached = max(row['step'] for row in before if 'train/loss' in row)
-  assert lost['steps'] == reached - rows[again]['resumed_from']
-  found = goodput.sum_starts(writer.read(workdir).events)
-  assert {'startup', 'compile', 'step', 'data_wait', 'evaluate', 'checkpoint'} <= set(found.seconds)
-  assert found.seconds.get('lost', 0.) == pytest.approx(lost['seconds'], abs=1e-6)
-  assert (lost['seconds'] > 0) == (lost['steps'] > 0)
-  # The record's own time leaves out the start-up before it is opened.
-  recorded_s = sum(part[-1]['time_s'] - part[0]['time_s'] for part in (before, rows[again:]))
-  assert found.total_s - found.seconds['startup'] == pytest.approx(recorded_s, rel=.1, abs=.5)
-  assert 'Where the time went' in (workdir / 'report.html').read_text()
-
-
-def test_sigterm_saves_and_ends_with_the_status_for_resumable(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
   process = runs.start(tmp_path, *LONG)
-  runs.wait_for_checkpoint(process, tmp_path)
+  wait_for_second_start(process, tmp_path)
   process.send_signal(signal.SIGTERM)
   out = runs.finish(process, status=75)
   assert 'Stopped by SIGTERM after step' in out and 'Run the same command again to resume' in out
   stopped = runs.events(tmp_path, 'stop')[0]['step']
   runs.finish(runs.start(tmp_path, *LONG))
-  assert runs.events(tmp_path, 'start')[-1]['resumed_from'] == stopped
+  resumed = [event['resumed_from'] for event in runs.events(tmp_path, 'start')]
+  assert resumed[0] is None and 0 < resumed[1] < 120 and resumed[1] % 10 == 0 and resumed[2] == stopped
   assert runs.losses(tmp_path) == runs.losses(whole)
   assert runs.final(tmp_path)['params_digest'] == runs.final(whole)['params_digest']
+  assert runs.final(tmp_path)['metrics'] == runs.final(whole)['metrics']
+  saved = [{e['step']: e['params_digest'] for e in runs.events(w, 'checkpoint')} for w in (tmp_path, whole)]
+  assert {step: digest for step, digest in saved[0].items() if step % 10 == 0} == saved[1]
+  assert_time_is_accounted_for(tmp_path)
+
+
+def wait_for_second_start(process: subprocess.Popen[str], workdir: pathlib.Path) -> None:
+  """Returns once the second start of a run has logged a step."""
+  while True:
+    rows = read_rows(workdir)
+    begun = [i for i, row in enumerate(rows) if row.get('event') == 'start']
+    if len(begun) == 2 and any('train/loss' in row for row in rows[begun[1]:]):
+      return
+    assert process.poll() is None, (process.communicate()[0] or '')[-3000:]
+    time.sleep(.02)
+
+
+def read_rows(workdir: pathlib.Path) -> list[dict]:
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines if line.endswith('}')]
+
+
+def assert_time_is_accounted_for(workdir: pathlib.Path) -> None:
+  """The record of a run that was killed once says where its time went, and what the kill cost."""
+  rows = read_rows(workdir)
+  begun = [i for i, row in enumerate(rows) if row.get('event') == 'start']
+  parts = [rows[i:j] for i, j in zip(begun, [*begun[1:], len(rows)], strict=True)]
+  lost = [part[0]['lost'] for part in parts]
+  for before, part in zip(parts, parts[1:], strict=False):
+    reached = max(row['step'] for row in before if 'train/loss' in row)
+    assert part[0]['lost']['steps'] == reached - part[0]['resumed_from']
+  assert [one['seconds'] > 0 for one in lost] == [one['steps'] > 0 for one in lost] and lost[2]['steps'] == 0
+  found = goodput.sum_starts(writer.read(workdir).events)
+  assert {'startup', 'compile', 'step', 'data_wait', 'evaluate', 'checkpoint'} <= set(found.seconds)
+  assert found.seconds.get('lost', 0.) == pytest.approx(sum(one['seconds'] for one in lost), abs=1e-6)
+  # The record's own time leaves out the start-up before it is opened.
+  recorded_s = sum(part[-1]['time_s'] - part[0]['time_s'] for part in parts)
+  assert found.total_s - found.seconds['startup'] == pytest.approx(recorded_s, rel=.1, abs=.75)
+  assert 'Where the time went' in (workdir / 'report.html').read_text()
 
 
 @pytest.fixture(scope='module')
@@ -102,30 +121,19 @@ FOLDER = ('--config.image_px=32,32', '--config.model.patch=16', '--config.batch_
           '--config.train.log_every=1 steps', '--config.optimizer.lr=3e-3')
 
 
+@pytest.mark.slow(reason='10 s: a network that learns')
+@pytest.mark.usefixtures('one_device', 'no_page')
 def test_a_folder_of_pictures_is_learned_and_a_broken_file_is_named(
-    tmp_path: pathlib.Path, pictures: pathlib.Path) -> None:
-  source = f'--config.data.source=folder:{pictures}'
-  out = runs.finish(runs.start(tmp_path, *FOLDER, source, config='from_folder'))
-  assert 'bad image' in out and str(pictures / 'train' / 'dark' / '0.jpg') in out
-  final = runs.final(tmp_path)
+    tmp_path: pathlib.Path, pictures: pathlib.Path, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  words = ['--config=from_folder', *runs.TINY, *FOLDER, f'--config.data.source=folder:{pictures}']
+  assert main.run([*words, f'--workdir={tmp_path / "run"}']) == 0
+  assert 'bad image' in caplog.text and str(pictures / 'train' / 'dark' / '0.jpg') in caplog.text
+  final = runs.final(tmp_path / 'run')
   assert final['num_examples'] == {'test': 22} and final['metrics']['test/top1@ema'] > .9
-  stopped = runs.start(tmp_path / 'strict', *FOLDER, source, '--config.data.max_bad_images=0', config='from_folder')
-  assert 'at most data.max_bad_images=0' in runs.finish(stopped, status=2)
-
-
-@pytest.mark.slow(reason='about 60 s: five processes, with loader workers')
-def test_kills_at_three_moments_with_two_loader_workers(tmp_path: pathlib.Path, pictures: pathlib.Path) -> None:
-  extra = (*FOLDER, f'--config.data.source=folder:{pictures}', '--config.data.workers=2', '--config.length=120 steps')
-  whole = tmp_path / 'whole'
-  runs.finish(runs.start(whole, *extra, config='from_folder'))
-  workdir = tmp_path / 'killed'
-  for number in (1, 2, 2):
-    process = runs.start(workdir, *extra, config='from_folder')
-    runs.wait_for_checkpoint(process, workdir, number=number)
-    time.sleep(random.uniform(0, 1))
-    runs.kill(process)
-  runs.finish(runs.start(workdir, *extra, config='from_folder'))
-  assert_same_run(workdir, whole)
+  capsys.readouterr()
+  assert main.run([*words, '--config.data.max_bad_images=0', f'--workdir={tmp_path / "strict"}']) == 2
+  assert 'at most data.max_bad_images=0' in capsys.readouterr().err
 
 
 @pytest.mark.slow(reason='about 60 s: four processes, with loader workers')

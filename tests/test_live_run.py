@@ -12,8 +12,10 @@ from PIL import Image
 
 from vit_jax import main
 
-OFTEN = ('--config.length=300 steps', '--config.checkpoints.every=2 steps', '--config.checkpoints.keep_latest=1',
-         '--config.evals.test.every=300 steps', '--config.train.log_every=50 steps')
+pytestmark = pytest.mark.usefixtures('one_device')
+
+OFTEN = ('--config.length=160 steps', '--config.checkpoints.every=2 steps', '--config.checkpoints.keep_latest=1',
+         '--config.evals.test.every=160 steps', '--config.train.log_every=50 steps')
 
 
 @pytest.fixture(scope='module')
@@ -43,7 +45,7 @@ OWN = {'evaluate': {'evaluate.json', 'predictions.npz'}, 'report': {'report.html
 """What a job writes into the run, by design."""
 
 
-@pytest.mark.slow(reason='about 10 s each: a job of its own')
+@pytest.mark.slow(reason='about 3 s each: a job of its own')
 @pytest.mark.parametrize('job', READERS)
 def test_a_job_that_reads_a_run_changes_nothing_that_training_owns(
     job: str, done: pathlib.Path, image: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -61,11 +63,12 @@ def test_a_job_that_reads_a_run_changes_nothing_that_training_owns(
   assert changed == own
 
 
-@pytest.mark.slow(reason='about 90 s: a run that saves every other step, twice')
+@pytest.mark.slow(reason='about 60 s: a run that saves every other step, twice')
 def test_evaluating_again_and_again_beside_training_changes_nothing_of_it(
     tmp_path: pathlib.Path, image: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   runs.finish(runs.start(tmp_path / 'alone', *OFTEN), timeout_s=900.)
   workdir = tmp_path / 'watched'
+  assert main.run(['evaluate', f'--workdir={tmp_path / "alone"}']) == 0  # later ones find it compiled
   process = runs.start(workdir, *OFTEN)
   runs.wait_for_checkpoint(process, workdir)
   evaluated = 0

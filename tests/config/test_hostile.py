@@ -49,7 +49,7 @@ def judge(spec: str, name: str, text: str) -> schema.Config | None:
   return config
 
 
-def cases(spec: str, most: int = 600, seed: int = 0) -> list[tuple[str, str]]:
+def cases(spec: str, most: int, seed: int = 0) -> list[tuple[str, str]]:
   """Settings and texts, drawn."""
   found = [(setting.name, text) for setting in overrides.fields(first_run(spec)) for text in TEXTS]
   return random.Random(seed).sample(found, most)
@@ -60,21 +60,21 @@ def test_hostile_overrides_of_digits_are_refused_or_accepted() -> None:
   assert 5 < len(accepted) < 80
 
 
-@pytest.mark.slow  # 30 s each on a busy machine: 600 overrides, each parsed three times
+@pytest.mark.slow(reason='about 3 s each: 100 overrides, each parsed three times')
 @pytest.mark.parametrize('spec', SPECS)
 def test_settings_of_every_config_take_hostile_overrides(spec: str) -> None:
-  for name, text in cases(spec):
+  for name, text in cases(spec, 100, seed=SPECS.index(spec)):
     judge(spec, name, text)
 
 
 @pytest.mark.parametrize(('spec', 'most'), [('digits', 150), *(
-    pytest.param(spec, 1500, marks=pytest.mark.slow) for spec in SPECS)])  # 30 s each on a busy machine
+    pytest.param(spec, 300, marks=pytest.mark.slow(reason='about 3 s each')) for spec in SPECS)])
 def test_settings_of_a_config_file_take_hostile_values(spec: str, most: int) -> None:
   config = first_run(spec)
   places = [(prefix, field.name, value) for prefix, part in ranges.walk(config) for field in dataclasses.fields(part)
             for value in VALUES]
   num_refused = 0
-  for prefix, name, value in random.Random(0).sample(places, most):
+  for prefix, name, value in random.Random(SPECS.index(spec)).sample(places, most):
     found = check.problems(replaced(config, prefix, name, value))
     num_refused += bool(found)
     assert all(len(problem) < 1000 for problem in found)
@@ -110,13 +110,13 @@ def builds(config: schema.Config) -> bool:
   return True
 
 
-@pytest.mark.slow  # 3 minutes: 150 builds
+@pytest.mark.slow(reason='about 40 s: 50 builds')
 def test_a_sample_of_what_is_accepted_builds() -> None:
-  chosen = [(spec, *case) for spec in SPECS[:4] for case in cases(spec, 400, seed=1)]
+  chosen = [(spec, *case) for spec in SPECS[:4] for case in cases(spec, 150, seed=1)]
   random.Random(1).shuffle(chosen)
   built = refused = 0
   for spec, name, text in chosen:
-    if built + refused == 150:
+    if built + refused == 50:
       break
     if (config := judge(spec, name, text)) and config != first_run(spec):
       config = dataclasses.replace(config, model=small(config.model))
@@ -124,7 +124,7 @@ def test_a_sample_of_what_is_accepted_builds() -> None:
         continue
       is_built = builds(config)
       built, refused = built + is_built, refused + (not is_built)
-  assert built > 100, (built, refused)
+  assert built > 33, (built, refused)
 
 
 def small(model: schema.Model) -> schema.Model:

@@ -13,7 +13,7 @@ import runs
 from tests.evaluate.test_evaluators import CONFIG
 from tests.test_processes import LAUNCH, PROGRAM, environment
 
-pytestmark = pytest.mark.slow(reason='a run and six evaluations of it, most by several processes: about 3 min')
+pytestmark = pytest.mark.slow(reason='a run and three evaluations of it, two by several processes: about 80 s')
 
 
 def launch(workdir: pathlib.Path, processes: int, *extra: str) -> str:
@@ -43,23 +43,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   return folder / 'run'
 
 
-def test_the_number_of_processes_changes_no_result(run: pathlib.Path) -> None:
+def test_neither_the_number_of_processes_nor_who_took_the_features_changes_a_result(run: pathlib.Path) -> None:
   launch(run, 1, '--job=evaluate')
   want = metrics(run)
-  for processes in (2, 4):
-    shutil.rmtree(run / 'features')
-    launch(run, processes, '--job=evaluate')
-    assert metrics(run) == pytest.approx(want, abs=1e-6), processes
-    parts = sorted(path.name for path in (run / 'features').rglob('*.features.npy'))
-    assert set(parts) == {f'{part:05d}-of-00004.features.npy' for part in range(4)}
-
-
-def test_features_taken_by_some_processes_serve_others_and_other_batches(run: pathlib.Path) -> None:
-  shutil.rmtree(run / 'features', ignore_errors=True)
-  launch(run, 2, '--job=evaluate', '--config.evals=knn,few')
-  want, before = metrics(run), features(run)
-  for processes, size in ((4, 80), (1, 12)):
-    launch(run, processes, '--job=evaluate', '--config.evals=knn,few', f'--config.evals.knn.batch_size={size}',
-           f'--config.evals.few.batch_size={size}')
-    assert metrics(run) == pytest.approx(want, abs=1e-6), (processes, size)
-    assert features(run) == before
+  shutil.rmtree(run / 'features')
+  launch(run, 4, '--job=evaluate')
+  assert metrics(run) == pytest.approx(want, abs=1e-6)
+  parts = sorted(path.name for path in (run / 'features').rglob('*.features.npy'))
+  assert set(parts) == {f'{part:05d}-of-00004.features.npy' for part in range(4)}
+  before = features(run)  # others and other batches use them
+  launch(run, 2, '--job=evaluate', '--config.evals=knn,few', '--config.evals.knn.batch_size=80',
+         '--config.evals.few.batch_size=80')
+  assert metrics(run) == pytest.approx({name: want[name] for name in metrics(run)}, abs=1e-6) and metrics(run)
+  assert features(run) == before

@@ -21,6 +21,7 @@ TINY = ['--config=digits', *runs.TINY, '--config.evals.test.every=5 steps', '--c
 WORKDIR = 'gs://mine/runs/a'
 
 
+@pytest.mark.usefixtures('one_device', 'no_charts')
 def test_a_run_on_object_storage_leaves_goes_on_and_reports_as_one_on_a_disk(
     bucket: buckets.Server, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +81,7 @@ def wait_for(bucket: buckets.Server, process: subprocess.Popen[str], name: str) 
   raise AssertionError(f'no {name} in four minutes')
 
 
-@pytest.mark.slow  # 60 s
+@pytest.mark.slow(reason='about 40 s: three starts')
 def test_a_run_that_is_killed_goes_on_bit_for_bit_in_object_storage(
     bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
   train = [*TINY, '--config.length=50 steps', '--config.checkpoints.every=10 steps',
@@ -98,7 +99,8 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit_in_object_storage(
   assert [e['resumed_from'] for e in far.events if e['event'] == 'start'][0] is None and far.rows[-1]['step'] == 50
 
 
-@pytest.mark.slow  # 90 s
+@pytest.mark.slow(reason='about 40 s: a start and three jobs')
+@pytest.mark.usefixtures('one_device', 'no_page')
 def test_a_damaged_checkpoint_is_set_aside_and_others_are_averaged_in_object_storage(
     bucket: buckets.Server) -> None:
   train = [*TINY, f'--workdir={WORKDIR}']

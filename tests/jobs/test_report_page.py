@@ -9,9 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from markupsafe import Markup
 
-from vit_jax.inspect import charts
 from vit_jax.jobs import report_page
 from vit_jax.record import writer as writer_lib
 
@@ -99,13 +97,6 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
   write_metrics(folder)
   write_predictions(folder, classes=7)
   return folder
-
-
-@pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Charts are empty, where what is in them is not the question."""
-  for name in ('draw_curves', 'draw_heat_map', 'draw_confusion'):
-    monkeypatch.setattr(charts, name, lambda *args, **named: Markup('<svg></svg>'))
 
 
 def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pathlib
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,20 +99,57 @@ def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
   assert 'test (ema, 360 images): top1' in capsys.readouterr().out
 
 
-def test_a_longer_run_resumes_from_the_last_checkpoint_in_a_relative_workdir_and_logs_what_changed(
+def test_a_longer_run_resumes_in_a_relative_workdir_logs_what_changed_and_leaves_the_profile_it_was_asked_for(
     done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:
   shutil.copytree(done, tmp_path / 'runs' / 'here')
   monkeypatch.chdir(tmp_path)
   longer = '--config.length=14 steps'
   with caplog.at_level('INFO'):
-    assert run(pathlib.Path('runs/here'), longer) == 0
+    assert run(pathlib.Path('runs/here'), longer, '--config.train.profile=13..13', '--config.train.dump_hlo=true') == 0
+  assert len(list(pathlib.Path('runs/here').glob('profile/plugins/profile/*/*.xplane.pb'))) == 1
+  assert 'Profile of steps 13 to 13: tensorboard --logdir=' in caplog.text
+  text = pathlib.Path('runs/here/hlo/train_step.txt').read_text()
+  assert text.startswith('HloModule jit_step') and 'here/hlo/train_step.txt' in caplog.text
   assert 'length: 12 steps -> 14 steps' in caplog.text and 'Resuming at step 12 of 14' in caplog.text
   assert (tmp_path / 'runs' / 'here' / 'checkpoints' / '14').is_dir()
   assert load(tmp_path / 'runs' / 'here' / 'final.json')['step'] == 14
   capsys.readouterr()
   assert run(pathlib.Path('runs/here'), longer, job='evaluate') == 0
   assert 'evaluate.json' in capsys.readouterr().out
+
+
+EARLY = ('--config.train.early_stop.metric=test/top1', '--config.train.early_stop.patience=1',
+         '--config.train.early_stop.min_delta=.9')
+
+
+def test_a_run_ends_early_as_if_done_and_one_stopped_by_sigterm_goes_on_to_the_same_bits(
+    done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  batches = loader.TrainLoader.batches
+
+  def stopped(self: loader.TrainLoader, start: int) -> Iterator[types.Batch]:
+    for number, batch in enumerate(batches(self, start), 1):
+      if number == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
+      yield batch
+
+  whole, split = tmp_path / 'whole', tmp_path / 'split'
+  with monkeypatch.context() as patch:
+    patch.setattr(loader.TrainLoader, 'batches', stopped)
+    assert run(split, *EARLY) == 75
+  out = capsys.readouterr().out
+  assert 'Stopped by SIGTERM after step' in out and 'Run the same command again to resume' in out
+  [step] = [event['step'] for event in writer.read(split).events if event['event'] == 'stop']
+  assert 5 <= step < 8 and (split / 'checkpoints' / str(step)).is_dir()
+  for again in (whole, split, whole):  # the last finds a run that has ended
+    caplog.clear()
+    with caplog.at_level('INFO'):
+      assert run(again, *EARLY) == 0
+    assert 'Ended at step 10 of 12 by early stopping: test/top1' in caplog.text
+  a, b = (load(w / 'final.json') for w in (whole, split))
+  assert a['step'] == b['step'] == 10 and a['params_digest'] == b['params_digest'] and a['metrics'] == b['metrics']
+  assert [e['resumed_from'] for e in writer.read(split).events if e['event'] == 'start'] == [None, step]
 
 
 @pytest.mark.slow(reason='15 s: a run is started twice')
@@ -227,17 +266,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_a_message(
   assert run(tmp_path) == 2
   text = capsys.readouterr().err
   assert 'Step 1 is not finite: loss' in text and 'on_nonfinite=skip' in text
-
-
-def test_a_run_leaves_the_profile_and_the_program_it_was_asked_for(
-    done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-  with caplog.at_level('INFO'):
-    assert run(tmp_path, '--config.train.profile=3..3', '--config.train.dump_hlo=true',
-               '--config.evals.test.every=100 %', '--config.checkpoints.every=100 %') == 0
-  assert len(list(tmp_path.glob('profile/plugins/profile/*/*.xplane.pb'))) == 1
-  assert f'Profile of steps 3 to 3: tensorboard --logdir={tmp_path / "profile"}' in caplog.text
-  text = (tmp_path / 'hlo' / 'train_step.txt').read_text()
-  assert text.startswith('HloModule jit_step') and f'is in {tmp_path / "hlo" / "train_step.txt"}' in caplog.text
 
 
 def test_a_profile_outside_of_the_run_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import json
 import pathlib
+import time
 
+import jax
 import pytest
 
 from tests.data import vtab_sets
@@ -33,15 +35,21 @@ def sizes(dataset: str) -> dict[str, int]:
   return found | {split: 1 for split in vtab_sets.FIXTURES[dataset].published if split not in found}
 
 
-def run(task: str, data_dir: pathlib.Path, workdir: pathlib.Path) -> schema.Result:
+def prepare(task: str, data_dir: pathlib.Path) -> tuple[schema.Study, schema.Config, int]:
+  """Writes the set of a task; its study, its run, and the number of images to test on."""
   vtab_sets.write(TASKS[task].dataset, data_dir, sizes(TASKS[task].dataset))
   study = files.load_study(f'vtab:Ti/16,seeds=1,tasks={task}', [*OVERRIDES, f'data.data_dir={data_dir}'])
-  [(name, config)] = study.runs.items()
-  assert train.run(config, workdir) == 0
-  final = json.loads((workdir / 'final.json').read_text())
   [part] = [rule for split, rule in SETS[TASKS[task].dataset].parts.items() if split == 'test']
   num = sizes(TASKS[task].dataset)[part.split]
-  assert final['num_examples'] == {'test': part.stop * num // 100 - part.start * num // 100}
+  return study, next(iter(study.runs.values())), part.stop * num // 100 - part.start * num // 100
+
+
+def run(task: str, data_dir: pathlib.Path, workdir: pathlib.Path) -> schema.Result:
+  study, config, num_test = prepare(task, data_dir)
+  [name] = study.runs
+  assert train.run(config, workdir) == 0
+  final = json.loads((workdir / 'final.json').read_text())
+  assert final['num_examples'] == {'test': num_test}
   assert 0 <= final['metrics']['test/top1'] <= 1 and final['step'] == 3
   result = schema.Result(config, str(workdir), 3, 1., 1, 1., final['metrics'], final['metrics']['test/top1'])
   [row, *means] = table.make_rows(study, {name: result})
@@ -49,15 +57,24 @@ def run(task: str, data_dir: pathlib.Path, workdir: pathlib.Path) -> schema.Resu
   return result
 
 
-@pytest.mark.parametrize('task', ['smallnorb/azimuth', 'kitti/distance'])
-def test_a_task_runs_from_its_set_to_the_table(task: str, tmp_path: pathlib.Path) -> None:
-  run(task, tmp_path / 'sets', tmp_path / 'run')
+def test_a_task_runs_from_its_set_to_the_table(tmp_path: pathlib.Path) -> None:
+  run('smallnorb/azimuth', tmp_path / 'sets', tmp_path / 'run')
 
 
-@pytest.mark.slow(reason='17 runs and the sets they are on: about four minutes')
-@pytest.mark.parametrize('task', [task for task in vtab.TASKS if task not in ('smallnorb/azimuth', 'kitti/distance')])
-def test_every_other_task_runs_too(task: str, tmp_path: pathlib.Path) -> None:
-  run(task, tmp_path / 'sets', tmp_path / 'run')
+@pytest.mark.slow(reason='about 3 s each: the set is written and its first batches are made')
+@pytest.mark.parametrize('task', [task for task in vtab.TASKS if task != 'smallnorb/azimuth'])
+def test_every_other_task_begins(task: str, tmp_path: pathlib.Path) -> None:
+  """All but the compiled step: the set, its parts, batches to train on and to measure, and the shapes of a step."""
+  config, num_test = prepare(task, tmp_path / 'sets')[1:]
+  begun = train.Run(config, tmp_path / 'run', time.monotonic())
+  batch = next(iter(begun.loader.batches(0)))
+  assert batch['image'].shape == (16, 8, 8, 3) and len(begun.data.train) == 1000
+  assert batch['label'].min() >= 0 and batch['label'].max() < len(begun.data.class_names)
+  _, metrics = jax.eval_shape(begun.parts.program.step_fn, begun.parts.program.abstract_held, batch)
+  assert 'loss' in metrics.means
+  source, classes = begun.data.eval['test'], range(len(begun.data.class_names))
+  assert len(source) == num_test and all(source[i].label in classes for i in range(num_test))
+  begun.loader.close()
 
 
 def test_a_task_whose_set_is_not_there_says_how_to_get_it(tmp_path: pathlib.Path) -> None:

@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import pathlib
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,22 @@ from vit_jax.plan import compile, compiled, plan, schedule, search, table, topol
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
 JFT = ['--config=vit_l16_jft', '--topology=v3-512']
+
+
+MADE: dict[str, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def each_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
+  """What is made from shapes is made once for all tests: tracing a large network takes seconds."""
+  def once(make: Callable[..., Any], *args: Any) -> Any:
+    key = repr((make.__name__, args))
+    if key not in MADE:
+      MADE[key] = make(*args)
+    return MADE[key]
+
+  for module, name in ((plan, 'abstract_parts'), (build, 'lay_out')):
+    monkeypatch.setattr(module, name, functools.partial(once, getattr(module, name)))
 
 
 def run(workdir: pathlib.Path, *words: str) -> dict:
@@ -296,8 +315,9 @@ def test_the_tpu_compiler_plans_several_slices(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow  # 60 s
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
 def test_all_loops_of_a_step_over_all_devices_are_counted(tmp_path: pathlib.Path) -> None:
-  words = ['--config=vit_s16_i1k', '--config.model.execution=scan', '--config.model.dtype=bf16',
-           '--config.data.recipe.mixup=0', '--config.batch_size=256', '--config.mesh.fsdp=-1', '--config.mesh.data=1']
+  words = ['--config=vit_s16_i1k', '--config.model.execution=scan', '--config.model.depth=3',
+           '--config.model.dtype=bf16', '--config.data.recipe.mixup=0', '--config.batch_size=256',
+           '--config.mesh.fsdp=-1', '--config.mesh.data=1']
   found = run(tmp_path, *words, '--topology=v5e:4x4')
   assert found['fits'] and found['unknown_loops']['loops'] == 0
   assert found['mfu'] < 1 and {row['kind'] for row in found['collectives']} >= {'all-gather', 'all-reduce'}

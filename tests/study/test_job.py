@@ -393,12 +393,12 @@ def one(rate):
     checkpoints=s.Checkpoints(every='4 steps'))
 
 def get_config():
-  return s.Study('real', {f'rate{rate}': one(rate) for rate in (.001, .01)}, then=(
+  return s.Study('real', {f'rate{rate}': one(rate) for rate in (.001,)}, then=(
     lambda results: {'final': dataclasses.replace(results[studies.best(results, results)].config, seed=1)},))
 """
 
 
-@pytest.mark.slow(reason='three real runs one after the other, of which one is killed: one to two minutes')
+@pytest.mark.slow(reason='two real runs one after the other, of which one is killed: about a minute')
 def test_a_real_study_survives_a_kill(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'real.py').write_text(REAL)
   command = [sys.executable, '-m', 'vit_jax.main', 'study', f'--config={tmp_path / "real.py"}',
@@ -411,9 +411,9 @@ def test_a_real_study_survives_a_kill(tmp_path: pathlib.Path) -> None:
   again = subprocess.run(command, env=environ, capture_output=True, text=True)
   assert again.returncode == 0, again.stdout + again.stderr
   rows = table(tmp_path / 'w')
-  assert [row['run'] for row in rows] == ['rate0.001', 'rate0.01', 'final'] and rows[0]['steps'] == '12'
+  assert [row['run'] for row in rows] == ['rate0.001', 'final'] and rows[0]['steps'] == '12'
   final = json.loads((tmp_path / 'w' / 'runs' / 'final' / 'final.json').read_text())
-  assert float(rows[2]['test/top1']) == final['metrics']['test/top1'] and final['exaflops'] > 0
+  assert float(rows[1]['test/top1']) == final['metrics']['test/top1'] and final['exaflops'] > 0
   saved = json_files.read(tmp_path / 'w' / 'runs' / 'final' / 'config.json')
   assert saved.batch_size == 48 and saved.seed == 1
 

@@ -1,23 +1,14 @@
-"""Early stopping: when it asks to end, what it remembers, and a real run that ends by it and goes on exactly."""
+"""Early stopping: when it asks to end, and what it remembers. tests/jobs/test_train.py has a run that ends by it."""
 from __future__ import annotations
-
-import json
-import pathlib
 
 import numpy as np
 import pytest
 
-from vit_jax import main
 from vit_jax.core.errors import UserError
 from vit_jax.train import hooks
 from vit_jax.train.state import TrainState
 
 STATE = TrainState(np.int32(0), {}, {}, {})
-SETTINGS = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
-            '--config.model.mlp=16', '--config.batch_size=40', '--config.length=40 steps',
-            '--config.evals.test.every=5 steps', '--config.evals.test.batch_size=80',
-            '--config.checkpoints.every=5 steps', '--config.train.ema=0', '--config.optimizer.lr=0',
-            '--config.train.early_stop.metric=test/top1', '--config.train.early_stop.patience=2']
 
 
 def stopper(metric: str = 'test/top1', *, patience: int = 2, min_delta: float = 0.) -> tuple[hooks.EarlyStop, dict]:
@@ -63,16 +54,3 @@ def test_a_metric_that_is_not_measured_is_an_error_with_those_that_are() -> None
   latest['test/top1'] = (10, .5)
   with pytest.raises(UserError, match="'test/top7' was not measured; the evaluations gave: test/top1"):
     hook.on_state(10, STATE)
-
-
-def test_a_run_ends_as_if_done_and_an_interrupted_one_at_the_same_step(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-  whole, split = tmp_path / 'whole', tmp_path / 'split'
-  with caplog.at_level('INFO'):
-    assert main.run([*SETTINGS, f'--workdir={whole}']) == 0
-  assert 'Ended at step 15 of 40 by early stopping: test/top1' in caplog.text
-  assert main.run([*SETTINGS, '--config.length=10 steps', f'--workdir={split}']) == 0
-  for again in (split, whole):  # the second finds a run that has ended
-    assert main.run([*SETTINGS, f'--workdir={again}']) == 0
-  a, b = (json.loads((w / 'final.json').read_text()) for w in (whole, split))
-  assert a['step'] == b['step'] == 15 and a['params_digest'] == b['params_digest']
