@@ -6,6 +6,7 @@ name; it returns the exit status. To add a job, add its module and its entry in 
 """
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.record import storage
+from vit_jax.record import stage, storage
 
 
 class Kind(NamedTuple):
@@ -61,7 +62,7 @@ class Flag(NamedTuple):
 class Job(NamedTuple):
   """A job: its help, its module, the flags it needs and may take, and its other arguments (optional in brackets).
 
-  on_cpu: it leaves accelerators to other processes.
+  on_cpu: it leaves accelerators to other processes.    is_quick: it does not import jax, and shows no stages.
   """
   line: str
   module: str
@@ -69,6 +70,7 @@ class Job(NamedTuple):
   takes: tuple[Flag, ...] = ()
   words: str = ''
   on_cpu: bool = False
+  is_quick: bool = False
 
   @property
   def flags(self) -> dict[str, Flag]:
@@ -96,8 +98,10 @@ class Command(NamedTuple):
       more |= dict(zip(('config', 'source'), load_config(self), strict=True))
     if job.on_cpu:
       hardware.use_cpu()
-    run = importlib.import_module(f'vit_jax.{job.module}').run
-    return run(**self.values | {name: more[name] for name in more if name in inspect.signature(run).parameters})
+    with contextlib.nullcontext() if job.is_quick else stage.shown():
+      stage.begin('importing jax')
+      run = importlib.import_module(f'vit_jax.{job.module}').run
+      return run(**self.values | {name: more[name] for name in more if name in inspect.signature(run).parameters})
 
 
 def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:
@@ -245,7 +249,7 @@ JOBS = {
         Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
         Flag('search', None, 'time the largest batch that fits'),
         Flag('to', LOCAL, 'folder for bench.md and bench.json'))),
-    'list': Job('List the configs.', 'jobs.listing'),
+    'list': Job('List the configs.', 'jobs.listing', is_quick=True),
     'completion': Job('Print a completion script: eval "$(vit-jax completion bash)".', 'completion', (), (),
-                      'bash or zsh'),
+                      'bash or zsh', is_quick=True),
 }

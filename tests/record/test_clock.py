@@ -113,6 +113,23 @@ def test_time_left_expects_evaluations_again_but_no_compilation_and_no_first_ste
   assert clock.time_left_s(10) == pytest.approx(20.)
 
 
+def test_time_left_counts_a_first_evaluation_that_compiled_like_the_later_ones() -> None:
+  clock, time = make()
+  with clock.phase('data_wait'):  # before the first step: not counted at all
+    time.now += 20
+  run_steps(clock, time, steps=1, seconds=1.)
+  left = []
+  for seconds in (30., 4., 6.):
+    run_steps(clock, time, steps=5, seconds=1.)
+    with clock.phase('evaluate'):
+      time.now += seconds
+    left.append(clock.time_left_s(30))
+  with clock.phase('data_wait'):
+    time.now += 0.
+  assert left == pytest.approx([30 * 35 / 5, 30 * (10 + 2 * 4) / 10, 30 * (15 + 5 + 4 + 6) / 15])
+  assert clock.time_left_s(30) == left[-1]
+
+
 def test_a_phase_may_not_take_a_name_the_clock_derives() -> None:
   clock, _ = make()
   with pytest.raises(ValueError, match="phase 'step' is what the clock derives itself"), clock.phase('step'):

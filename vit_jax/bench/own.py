@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
+from vit_jax.bench import loop
 from vit_jax.config import schema
 from vit_jax.core import unstacked
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch
 from vit_jax.jobs import build
 from vit_jax.models import cost
+from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import topologies
 
@@ -29,7 +31,7 @@ class Spent(NamedTuple):
 
 Part = Callable[[int], Spent]
 """Runs a part this many times in sequence."""
-PARTS = ('forward', 'gradient', 'step', 'input', 'together')
+PARTS = ('forward', 'gradient', 'step', 'input', 'together', 'loop', 'logged loop')
 MATMUL = 'matmul'
 _SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product
 _SHARE = .9  # of memory that a searched batch may take
@@ -52,6 +54,7 @@ class Own:
     self.config = config = self.run_parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
     self._rows = iter(self.loader.batches(0))
+    self._fed = feed.Ahead(self.loader.batches(0), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     program = self.run_parts.program
     self.compiled = measure_compilation(
         lambda: program.step_fn.lower(program.abstract_held, build.abstract_batch(config)))
@@ -92,7 +95,15 @@ class Own:
     return {'forward': _repeat(lambda: forward(*evaluated, prepared['image'])),
             'gradient': _repeat(lambda: gradient(self._state.params, self._state.extra, prepared)),
             'step': _repeat(lambda: self._step(self._batch)), 'input': self._read,
-            'together': _repeat(lambda: self._step(self._next())), MATMUL: _repeat(lambda: multiply(self._square))}
+            'together': _repeat(lambda: self._step(self._next())),
+            'loop': lambda count: self._loop(count, is_logged=False),
+            'logged loop': lambda count: self._loop(count, is_logged=True),
+            MATMUL: _repeat(lambda: multiply(self._square))}
+
+  def _loop(self, count: int, *, is_logged: bool) -> Spent:
+    self._state, spent = loop.run(self.run_parts, self._state, self._fed, count, is_logged=is_logged,
+                                  timed=lambda steps: _repeat(steps)(1))
+    return spent
 
   def _step(self, batch: Batch) -> Any:
     self._state, metrics = self.run_parts.program.step_fn(self._state, batch)
@@ -108,6 +119,7 @@ class Own:
     return _since(began)
 
   def close(self) -> None:
+    self._fed.close()
     self.loader.close()
 
 
@@ -116,7 +128,7 @@ def count_flops(parts: build.Parts, *, num_classes: int) -> dict[str, float]:
   one, config = build.train_flops(parts), parts.config
   forward = sum(cost.forward_flops(config.model, config.image_px, head=config.head, num_classes=num_classes).values())
   return {'forward': forward * config.batch_size, **dict.fromkeys(
-      ('gradient', 'step', 'together'), one * config.batch_size)}
+      ('gradient', 'step', 'together', 'loop', 'logged loop'), one * config.batch_size)}
 
 
 def _repeat(call: Callable[[], Any]) -> Part:

@@ -80,7 +80,8 @@ def _processor_cells(row: Row) -> list[str]:
 
 def _ms(seconds: Sequence[float]) -> str:
   median, low, high = (1e3 * found(seconds) for found in (statistics.median, min, max))
-  return f'{median:,.1f} ({low:,.1f} – {high:,.1f})'
+  digits = 1 if median >= 10 else 2  # the loop takes a fraction of a millisecond more than its step
+  return f'{median:,.{digits}f} ({low:,.{digits}f} – {high:,.{digits}f})'
 
 
 def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, Any]:

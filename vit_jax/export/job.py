@@ -23,7 +23,7 @@ from vit_jax.core.types import Array, HostArray
 from vit_jax.data.device.prepare import normalize
 from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import destination
+from vit_jax.record import destination, stage
 from vit_jax.weights import inference, loading
 from vit_jax.weights.loading import Weights
 
@@ -44,8 +44,11 @@ def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: st
   """Exports weights, given as for `weights.loading.load`; exit status 0."""
   check(to)
   startup.start()
+  stage.begin('loading the weights')
   found = loading.load(weights, preprocess=preprocess, model=model, view=view)
+  stage.end()
   print(loading.text(found))
+  stage.begin('exporting, running the result beside the network')
   write(found, to, from_pixels=from_pixels)
   return 0
 
@@ -88,6 +91,7 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
       part.write_bytes(to_stablehlo(subject))
       difference = compare(subject, from_stablehlo(part.read_bytes()))
     destination.publish(pathlib.Path(folder), to)
+  stage.end()
   shape = ', '.join(map(str, subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
         f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '

@@ -27,7 +27,7 @@ from vit_jax.inspect.page import FILTERS, Inspection
 from vit_jax.jobs import predict
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
-from vit_jax.record import storage
+from vit_jax.record import stage, storage
 from vit_jax.weights import inference
 
 log = logging.getLogger('vit_jax.jobs')
@@ -59,6 +59,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   startup.start()
   prefetch.quieten_cv2()
   began = time.monotonic()
+  stage.begin('loading the weights')
   names = [part.strip() for part in (weights or str(workdir)).split(',') if part.strip()]
   networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes))
               for name in names]
@@ -67,6 +68,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   numbers = [network.find_class(of_class) if of_class else None for network in networks]
   log.info('Attention is computed explicitly, for %d images and one layer at a time.', BATCH)
   to.mkdir(parents=True, exist_ok=True)
+  stage.begin('compiling and measuring')
   inspections, num_bad = [], 0
   for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
     images, good = _read(network, paths)
@@ -74,7 +76,9 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     inspections.append(_inspect(name, network, images, good, discard=discard, of_class=number))
     log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began)
   _write_numbers(to, inspections)
-  print(f'Report: {page.write(to, inspections)}', flush=True)
+  report = page.write(to, inspections)
+  stage.end()
+  print(f'Report: {report}', flush=True)
   return 2 if num_bad else 0
 
 

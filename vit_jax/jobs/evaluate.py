@@ -17,7 +17,7 @@ from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import storage
+from vit_jax.record import stage, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.weights import inherit
 
@@ -57,6 +57,7 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   data = build.open_data(config)
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
+  stage.begin('reading the checkpoint')
   reader = checkpoint_reader.Reader(workdir / 'checkpoints')
   restored = reader.newest(parts.program.abstract_state, parts.program.shardings)
   if restored is None:
@@ -68,7 +69,9 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
   evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress)
+  stage.begin('evaluating')
   final = results.measure(evaluators, parts.objective, restored.state)
+  stage.end()
   results.write(workdir, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
                 source=bench.eval_source(config, data, final.name), class_names=data.class_names)
   if jax.process_index() == 0:

@@ -26,7 +26,7 @@ from vit_jax.models.kernels import attend_kernels
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import run_directory, storage
+from vit_jax.record import run_directory, stage, storage
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state, loading, preprocess
 from vit_jax.weights.loading import Weights
@@ -73,6 +73,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
   startup.start()
+  stage.begin('loading the weights')
   found = loading.load(spec.where, preprocess=spec.preprocess, model=spec.model, view=spec.view)
   if 'image_px' in overridden:
     found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
@@ -83,13 +84,16 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   config = with_weights(config, found, overridden)
   check.check(config)
   workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(spec.where.rstrip('/')).name).absolute()
+  stage.begin('opening the data')
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
   attend_kernels.check_devices(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress)
+  stage.begin('evaluating')
   final = results.measure(evaluators, network, _state(found, mesh))
+  stage.end()
   workdir.mkdir(parents=True, exist_ok=True)
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',

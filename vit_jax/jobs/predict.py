@@ -28,6 +28,7 @@ from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import figures
 from vit_jax.inspect.model import BATCH, UPRIGHT, Guess, Model
 from vit_jax.jobs import runtime as startup
+from vit_jax.record import stage
 from vit_jax.weights import inference, loading
 
 log = logging.getLogger('vit_jax.jobs')
@@ -63,14 +64,17 @@ def run(weights: str, files: Sequence[str], *, top: int, json: bool, overlay: bo
   paths = list(find(files))
   startup.start()
   prefetch.quieten_cv2()
+  stage.begin('loading the weights')
   network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network)
   num_bad = 0
+  stage.begin('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
     images = [one.image for one in good if one.image is not None]
     logits = iter(network.logits(images, prepared=True) if images else [])
+    stage.end()
     for one in batch:
       found = [] if one.image is None else network.rank(next(logits), top=top)
       print(_as_json(one, found, properties) if json else _as_text(one, found), flush=True,

@@ -17,6 +17,7 @@ import jax
 from vit_jax import __version__
 from vit_jax.data.files import open_files
 from vit_jax.parallel import hardware, hosts
+from vit_jax.record import stage
 
 THREADS_PER_DEVICE = 8
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -50,6 +51,7 @@ def start() -> int:
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   place = hosts.initialize()
   if place and place.process_id:
+    stage.hide()
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
   if place:
     return place.process_id

@@ -24,7 +24,7 @@ from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import goodput, progress, run_directory, storage
+from vit_jax.record import goodput, progress, run_directory, stage, storage
 from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, stopping
@@ -88,6 +88,7 @@ class Run:
   def run(self) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status."""
     total, program = self.parts.lengths.total_steps, self.parts.program
+    stage.begin('creating or restoring the state')
     held, start = self._begin()
     resume.write_config(self.workdir, self.config)
     lost = self._find_lost(start)
@@ -99,7 +100,8 @@ class Run:
     latest: hooks.Latest = {}
     saving = self._saving_hook(writer, clock, latest)
     early = self._early_stop(start, latest)
-    batches = self._batches(start)
+    batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
+    stage.begin('reading the first batch, compiling the train step' if start < total else 'evaluating')
     try:
       with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
         ended = loop.run(
@@ -165,9 +167,6 @@ class Run:
         clocks.find_peak_flops(device.device_kind, jax.device_count()))
     clock.charge('startup', startup_s)
     return clock
-
-  def _batches(self, start: int) -> feed.Ahead:
-    return feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts

@@ -82,6 +82,7 @@ class Clock:
     self._open: list[str] = []
     self._charged_until = now()
     self._steps = 0
+    self._phases: dict[str, tuple[float, int, float]] = {}  # seconds of the first time, times, seconds of all
     self._warm = (0, 0.)  # steps and recurring seconds after the first tick; time before it is mostly not recurring
     self._window = (0, 0.)  # steps and training seconds at the last call of `rates`
 
@@ -94,12 +95,16 @@ class Clock:
     if name in (STEP, LOST):
       raise ValueError(f'phase {name!r} is what the clock derives itself; choose another name')
     self._charge()
+    before = self._seconds.get(name, 0.)
     self._open.append(name)
     try:
       yield
     finally:
       self._charge()
       self._open.pop()
+      first_s, times, total_s = self._phases.get(name, (0., 0, 0.))
+      spent_s = (self._seconds.get(name, 0.) - before) if self._steps else 0.
+      self._phases[name] = (spent_s if not times else first_s, times + 1, total_s + spent_s)
 
   def charge(self, name: str, seconds: float) -> None:
     """Adds seconds of a phase that ended before this clock was made, such as `startup`."""
@@ -125,9 +130,18 @@ class Clock:
     return Rates(images_per_s=self._images_per_step / step_s, step_s=step_s, mfu=mfu)
 
   def time_left_s(self, steps_left: int) -> float | None:
-    """Returns the seconds for `steps_left` more steps with their evaluations and checkpoints; None = not known yet."""
-    steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1]
+    """Returns the seconds for `steps_left` more steps with their evaluations and checkpoints; None = not known yet.
+
+    The first evaluation compiles and the first checkpoint imports a library: once there is a second one, the first
+    counts like the mean of the others.
+    """
+    steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1] - self._first_excess_s()
     return steps_left * seconds / steps if steps > 0 else None
+
+  def _first_excess_s(self) -> float:
+    """Returns by how much the first time of each recurring phase took longer than the mean of its others."""
+    return sum(max(0., first_s - (total_s - first_s) / (times - 1))
+               for name, (first_s, times, total_s) in self._phases.items() if times > 1 and name not in ONCE)
 
   def goodput(self) -> Goodput:
     """Returns the seconds of this process by phase so far; `record/goodput.py` computes which were lost later."""

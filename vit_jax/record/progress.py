@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from vit_jax.core import lazy
+from vit_jax.record import stage
 
 if TYPE_CHECKING:
   from rich import console as consoles
@@ -78,6 +79,7 @@ class Progress:
     self._shown = False
 
   def _open_bar(self) -> None:
+    stage.end()
     before = self._before = (sys.stdout, sys.stderr)
     console = consoles.Console(file=self._stream)
     self._bar = bars.Progress(

@@ -59,7 +59,7 @@ class Metrics:
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule):
-    self._writer, self._clock, self._rates = writer, clock, Rates(schedule)
+    self._writer, self._clock, self.rates = writer, clock, Rates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
 
   def on_metrics(self, done: Done) -> None:
@@ -69,7 +69,7 @@ class Metrics:
     if step % self._log_every and step not in (1, self._total):
       return
     values = {name: value(mean) for name, mean in metrics.means.items()}
-    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self._rates.at(step - 1),
+    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.rates.at(step - 1),
                'epoch': step / self._epoch}
     rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}
