@@ -42,7 +42,7 @@ def test_a_wheel_has_all_that_the_program_needs_and_says_what_it_is(tmp_path: pa
   assert any(name.startswith('vit_jax/inspect/templates/') for name in names)
   assert any(name.endswith('LICENSE') for name in names)
   assert 'Author: The vit_jax authors' in metadata and 'License-Expression: Apache-2.0' in metadata.replace(
-      'License: Apache-2.0', 'License-Expression: Apache-2.0') and '## Quick start' in metadata
+      'License: Apache-2.0', 'License-Expression: Apache-2.0') and '## Start' in metadata
   found = python(elsewhere, '-P', '-c', f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
                  "from vit_jax import main; print(main.__file__); main.run(['list']); main.run(['--version'])")
   assert str(tmp_path / 'site') in found and 'vit_l16_jft' in found and 'vit_jax ' in found
