@@ -43,19 +43,32 @@ TEXT = """HloModule jit_step
   ROOT %all = f32[4,8,128]{2,1,0:T(8,128)} add(%u, %cut.2)
 }
 
+%bits (v: f32[4,8,128]) -> f32[4,8,128] {
+  %v = f32[4,8,128]{2,1,0:T(8,128)} parameter(0)
+  ROOT %as = f32[4,8,128]{2,1,0:T(8,128)} bitcast(%v)
+}
+
+%viewed (w: f32[4,8,128]) -> f32[8,128] {
+  %w = f32[4,8,128]{2,1,0:T(8,128)} parameter(0)
+  %view = f32[4,8,128]{2,1,0:T(8,128)} fusion(%w), kind=kLoop, calls=%bits
+  ROOT %max = f32[8,128]{1,0:T(8,128)} reduce(%view, %low), dimensions={0}, to_apply=%larger
+}
+
 ENTRY %main (a: f32[4,8,128], b: f32[8,128]) -> f32[4,8,128] {
   %a = f32[4,8,128]{2,1,0:T(8,128)} parameter(0)
   %b = f32[8,128]{1,0:T(8,128)} parameter(1)
   %one = f32[8,128]{1,0:T(8,128)} fusion(%a, %b), kind=kLoop, calls=%sliced
   %two = f32[4,8,128]{2,1,0:T(8,128)} fusion(%a, %one), kind=kLoop, calls=%written
   %three = f32[4,8,128]{2,1,0:T(8,128)} fusion(%two), kind=kLoop, calls=%read
+  %five = f32[8,128]{1,0:T(8,128)} fusion(%a), kind=kLoop, calls=%viewed
   ROOT %four = f32[4,8,128]{2,1,0:T(8,128)S(1)} copy(%three)
 }
 """
 TILE = 8 * 128 * 4
 
 
-@pytest.mark.parametrize(('name', 'tiles'), [('one', 1 + 1 + 1), ('two', 1 + 1), ('three', 4 + 4), ('four', 4)])
+@pytest.mark.parametrize(('name', 'tiles'), [('one', 1 + 1 + 1), ('two', 1 + 1), ('three', 4 + 4), ('four', 4),
+                                             ('five', 4 + 1)])
 def test_of_slices_and_updates_in_place_only_the_part_that_is_touched_is_counted(name: str, tiles: int) -> None:
   program = hlo.parse(TEXT)
   one = next(x for x in program.computations['main'] if x.name == name)

@@ -60,7 +60,7 @@ class Traffic:
       used = [i for i, name in enumerate(one.operands) if name in names] if one.opcode != 'parameter' else []
       if not used:
         continue
-      if one.opcode == 'bitcast':
+      if one.opcode == 'bitcast' and not one.is_root:
         names.add(one.name)
       elif one.opcode == 'dynamic-slice':
         total += array_bytes(one.type, everywhere=True)
