@@ -81,7 +81,8 @@ class Dense(nn.Module, kw_only=True):
   """A dense layer from `[R, *in]` to `[R, *features]` with `kernel [*in, *features]`, and `bias [*features]` if any.
 
   With `num_batch_dims` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialised as the matrix
-  `[prod(in), prod(features)]`, then given its shape. Input and parameters are cast to `dtype`.
+  `[prod(in), prod(features)]`, then given its shape. Input and parameters are cast to `dtype`. If `flat`, the product
+  is one of matrices, and the result `[R, prod(features)]`.
   """
   features: tuple[int, ...]
   dtype: DTypeLike
@@ -89,10 +90,15 @@ class Dense(nn.Module, kw_only=True):
   bias_init: Initializer = zeros
   has_bias: bool = True
   num_batch_dims: int = 1
+  flat: bool = False
   forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
+    return self.forms.dense(*self._operands(x))
+
+  def _operands(self, x: Array) -> tuple[Array, Array, Array]:
+    """Input, kernel and bias in the compute dtype."""
     inputs = x.shape[self.num_batch_dims:]
 
     def init_kernel(key: Key) -> Array:
@@ -100,4 +106,16 @@ class Dense(nn.Module, kw_only=True):
 
     kernel = self.param('kernel', init_kernel)
     bias = self.param('bias', self.bias_init, self.features) if self.has_bias else jnp.zeros(self.features)
-    return self.forms.dense(*(a.astype(self.dtype) for a in (x, kernel, bias)))
+    if self.flat:
+      x, kernel, bias = x.reshape(*x.shape[:-len(inputs)], -1), kernel.reshape(prod(inputs), -1), bias.reshape(-1)
+    return x.astype(self.dtype), kernel.astype(self.dtype), bias.astype(self.dtype)
+
+
+class Projection(Dense, kw_only=True):
+  """A flat dense layer that leaves the bias to its user: `[R, prod(features)]` without it, and it."""
+  flat: bool = True
+
+  @nn.compact
+  def __call__(self, x: Array) -> tuple[Array, Array]:  # type: ignore[override]
+    x, kernel, bias = self._operands(x)
+    return self.forms.dense(x, kernel, jnp.zeros_like(bias)), bias

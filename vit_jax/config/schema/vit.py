@@ -200,8 +200,9 @@ class ViT(checks.Settings):
   def _kernel_problems(self, name: str) -> Iterator[str]:
     """Limits of attention kernels for one kind of device; see `models/kernels/attend_kernels.py` for the devices'."""
     own, width, advice = f'{name}.attention', self.width // self.heads, f'Set {name}.attention=xla.'
-    uses = {f'{name}.positions=relative': self.positions is Positions.RELATIVE,
-            f'{name}.attention_dropout={self.attention_dropout}': self.attention_dropout > 0,
+    is_strict = self.attention is not AttentionKernel.FUSED  # which leaves to XLA what it cannot do
+    uses = {f'{name}.positions=relative': self.positions is Positions.RELATIVE and is_strict,
+            f'{name}.attention_dropout={self.attention_dropout}': self.attention_dropout > 0 and is_strict,
             f'{name}.kernels=plain': self.kernels is Kernels.PLAIN}
     for setting in (setting for setting, is_on in uses.items() if is_on):
       yield checks.problem(own, f'xla with {setting}', self.attention, advice)

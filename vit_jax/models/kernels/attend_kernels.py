@@ -3,9 +3,11 @@
   cudnn: the fused kernel of cuDNN, for NVIDIA GPUs. It works on an even number of tokens.
   splash: jax's kernel in Pallas, for TPUs. It works on blocks whose sides are multiples of 128 tokens; segment ids
     separate those that fill the last block from the others.
+  fused: the project's kernel in Pallas (`fused.py`), for TPUs from v4 on. It works on whole images.
 
-Neither keeps the weights for the backward pass: both compute them again, from what softmax divided by. With
-`Remat.NAMES` splash saves its result and that; what cuDNN would save has no name, so its forward pass runs twice.
+None keeps the weights for the backward pass: all compute them again, splash and cuDNN from what softmax divided by.
+With `Remat.NAMES` splash saves its result and that, and fused its result; what cuDNN would save has no name, so its
+forward pass runs twice.
 
 XLA cannot partition a kernel for several devices, so that each device runs it on its own images and heads. Knows
 nothing of parameters, positions or dropout.
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, checks
@@ -27,6 +30,7 @@ from vit_jax.core import lazy, numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
+from vit_jax.models.kernels import fused
 
 if TYPE_CHECKING:
   from jax.experimental.pallas.ops.tpu import splash_attention
@@ -41,6 +45,8 @@ HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
 NARROW = 128
 """Most channels of a head that cuDNN supports below compute capability 9.0."""
+FUSED_CHANNELS = (64, 128)
+"""Fewest and most channels of a head for the fused kernel."""
 OLD_TPUS = ('v2', 'v3')
 """Mosaic, which compiles Pallas, multiplies no bf16 for them: `Unsupported matmul RHS type` (libtpu 0.0.52)."""
 
@@ -60,8 +66,53 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
       return on_each_device(cudnn, query, key, value)
     case AttentionKernel.SPLASH:
       return on_each_device(splash, query, key, value)
+    case AttentionKernel.FUSED:
+      shape = fused.Shape(*query.shape[1:])
+      if key.shape != query.shape or not is_fused(kernel, shape, query.dtype):
+        return by_xla.attend(query, key, value)
+      flat = tuple(x.reshape(*x.shape[:2], -1) for x in (query, key, value))
+      biases = jnp.zeros((3, flat[0].shape[2]), query.dtype)
+      return attend_projected(flat, biases, heads=shape.heads).reshape(query.shape)
     case _:
       assert_never(kernel)
+
+
+def is_fused(kernel: AttentionKernel, shape: fused.Shape, dtype: DTypeLike) -> bool:
+  """Whether the fused kernel is chosen, and runs on the devices of the current mesh."""
+  if kernel is not AttentionKernel.FUSED or numerics.mesh_platform() != kernel.platform:
+    return False
+  return not fused_problem(jax.sharding.get_abstract_mesh(), shape, jnp.dtype(dtype).itemsize)
+
+
+def fused_problem(mesh: Mesh | AbstractMesh, shape: fused.Shape, itemsize: int) -> str:
+  """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
+  device = mesh.abstract_mesh.abstract_device
+  kind, (fewest, most) = device.device_kind if device else '', FUSED_CHANNELS
+  places = prod(mesh.shape[axis] for axis in HEAD_AXES if axis in mesh.axis_names)
+  own = shape._replace(heads=shape.heads // places) if shape.heads % places == 0 else shape
+  need = own.vmem_bytes(itemsize)
+  if any(old in kind.lower() for old in OLD_TPUS):
+    return f'it needs TPU v4 or later, not {kind}'
+  if not fewest <= shape.channels <= most or shape.channels % 8:
+    return f'heads have {shape.channels} channels, not {fewest}, {fewest + 8}, … {most}'
+  if own.heads * own.channels % fused.LANES:
+    return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {fused.LANES}'
+  if need > (fused.SMALL_VMEM if 'v4' in kind.lower() else fused.LARGE_VMEM):
+    return f'{shape.tokens} tokens need {need / 2**20:.0f} MiB on the chip, more than {kind} has'
+  return ''
+
+
+def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) -> Array:
+  """`fused.attend` of the images and heads that each device holds; `inputs`: query, key and value, all `[B, N, D]`."""
+  mesh, (query, key, value) = jax.sharding.get_abstract_mesh(), inputs
+  images, own = _dividing(mesh, numerics.BATCH_AXES, query.shape[0]), _dividing(mesh, HEAD_AXES, heads)
+  spec, places = PartitionSpec(images, None, own), prod(mesh.shape[axis] for axis in own or ())
+
+  def form(query: Array, key: Array, value: Array, biases: Array) -> Array:
+    return fused.attend(query, key, value, biases, heads // places)
+
+  return jax.shard_map(form, in_specs=(spec,) * 3 + (PartitionSpec(None, own),), out_specs=spec,
+                       check_vma=False)(query, key, value, biases)
 
 
 def cudnn(query: Array, key: Array, value: Array) -> Array:
@@ -156,8 +207,21 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
   if device.platform != model.attention.platform:
     log.info('%s.attention=%s is for %ss; on %s XLA computes attention, as with attention=xla.', name,
              model.attention.value, model.attention.platform.upper(), device.device_kind)
+  elif model.attention is AttentionKernel.FUSED:
+    if wrong_text := _unfused(model, mesh):
+      log.info('%s.attention=fused does not apply, and XLA computes attention, as with attention=xla: %s.', name,
+               wrong_text)
   elif wrong := [*_device_problems(name, model, device.device_kind, _capability(mesh))]:
     raise UserError('\n'.join(wrong))
+
+
+def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
+  """Why the fused kernel does not compute attention in training; '' if it does. Of tokens only the images are known."""
+  if model.attention_dropout:
+    return f'it has no dropout of weights (attention_dropout={model.attention_dropout}), in training'
+  if model.positions is schema.Positions.RELATIVE:
+    return 'it has no relative positions'
+  return fused_problem(mesh, fused.Shape(1, model.heads, model.width // model.heads), 2)
 
 
 def _capability(mesh: Mesh | AbstractMesh) -> float:

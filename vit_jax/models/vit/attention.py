@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from vit_jax.config.schema import AttentionKernel, Positions
 from vit_jax.core.types import Array, Key
+from vit_jax.models.kernels import attend_kernels, fused
 from vit_jax.models.kernels.attend import attention_weights, combine
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, LayerNorm, dropout, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, Projection, dropout, xavier_uniform
 from vit_jax.models.vit.positions import in_attention
 
 
@@ -59,6 +61,10 @@ class Attention(nn.Module, kw_only=True):
       The shape of `x`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
     """
     split = (self.heads, x.shape[-1] // self.heads)
+    is_dropping = self.dropout > 0. and dropout_key is not None
+    is_explicit = capture or is_dropping or attn_delta is not None
+    if not is_explicit and self._is_fused(x, context, num_sequences):
+      return self._fused(x, context, num_sequences), {}
 
     def dense(features: tuple[int, ...], name: str, *, has_bias: bool = True) -> Dense:
       return Dense(features=features, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=has_bias, num_batch_dims=2,
@@ -74,8 +80,7 @@ class Attention(nn.Module, kw_only=True):
     query, key, value = project('query', x), project('key', context), project('value', context)
     query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
                                         param=self.param)
-    is_dropping = self.dropout > 0. and dropout_key is not None
-    if capture or is_dropping or relative is not None or attn_delta is not None:
+    if is_explicit or relative is not None:
       weights_BAQM = attention_weights(query, key, relative=relative)
       weights_BAQM = weights_BAQM if attn_delta is None else weights_BAQM + attn_delta
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)
@@ -84,3 +89,23 @@ class Attention(nn.Module, kw_only=True):
       mixed_BQAK = self.forms.attend(query, key, value, kernel=self.kernel)
     y_BQD = dense((x.shape[-1],), 'out')(mixed_BQAK)
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
+
+  def _is_fused(self, x: Array, context: Array, num_sequences: int) -> bool:
+    """Whether the fused kernel computes everything from the projections on, which nothing changes in between."""
+    shape = fused.Shape(x.size // x.shape[-1] // num_sequences, self.heads, x.shape[-1] // self.heads)
+    is_plain = self.positions not in (Positions.RELATIVE, Positions.ROTARY2D) and not self.qk_norm
+    return is_plain and context.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.dtype)
+
+  def _fused(self, x: Array, context: Array, num_sequences: int) -> Array:
+    """Attention by the fused kernel, all of whose arrays are `[B, N, D]`; adds the biases and sums their gradients."""
+    x_BND, context_BND = (a.reshape(num_sequences, -1, a.shape[-1]) for a in (x, context))
+    split = (self.heads, x.shape[-1] // self.heads)
+    projections = [
+        Projection(features=split, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=self.qkv_bias,
+                   num_batch_dims=2, forms=self.forms, name=name)(source)
+        for name, source in (('query', x_BND), ('key', context_BND), ('value', context_BND))]
+    products, biases = zip(*projections, strict=True)
+    mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
+    y_BND = Dense(features=(x.shape[-1],), dtype=self.dtype, kernel_init=xavier_uniform, num_batch_dims=2, flat=True,
+                  forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
+    return y_BND.reshape(x.shape)

@@ -1,0 +1,161 @@
+"""The fused attention kernel against the plain form, as Pallas' interpreter runs it; where it applies; its cycles."""
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import logging
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from vit_jax.config import schema
+from vit_jax.config.schema import AttentionKernel, Positions
+from vit_jax.core import numerics
+from vit_jax.core.types import Array
+from vit_jax.models.kernels import attend, attend_kernels, fused
+from vit_jax.models.vit.attention import Attention
+
+AXES = ('data', 'fsdp', 'tensor')
+INTERPRETED = functools.partial(fused.attend, interpret=True)
+
+
+def assert_equals_the_plain_form(tokens: int, heads: int, channels: int, dtype: type = jnp.float32) -> None:
+  """Result and gradients of two images, with biases, within the rounding of their sums.
+
+  A sum of n products is within n u of the exact one, times the magnitude of its terms. Gradients have two products over
+  tokens and two over channels after each other, and weights and logits are rounded to the compute dtype, u = 2^-24 or
+  2^-9, once each. The scale is the largest number of all results.
+  """
+  width, keys = heads * channels, jax.random.split(jax.random.key(0), 5)
+  arrays = [jax.random.normal(key, (2, tokens, width)).astype(dtype) for key in keys[:4]]
+  biases = (.3 * jax.random.normal(keys[4], (3, width))).astype(dtype)
+
+  def plain(query: Array, key: Array, value: Array, biases: Array) -> Array:
+    inputs = zip((query, key, value), biases, strict=True)
+    split = [(x + bias[None, None]).reshape(2, tokens, heads, channels) for x, bias in inputs]
+    return attend.plain_attend(*split).reshape(2, tokens, width)
+
+  def all_of(form: object, *args: Array) -> tuple[Array, ...]:
+    y, pull = jax.vjp(form, *args[:-1])  # type: ignore[arg-type]
+    return (y, *pull(args[-1]))
+
+  wide = [x.astype(jnp.float32) for x in (*arrays[:3], biases, arrays[3])]
+  wanted = jax.jit(functools.partial(all_of, plain))(*wide)
+  found = jax.jit(functools.partial(all_of, lambda *args: INTERPRETED(*args, heads)))(*arrays[:3], biases, arrays[3])
+  rounding = 2 * (tokens + channels) * 2.**-24 + (8 * 2.**-9 if dtype == jnp.bfloat16 else 0.)
+  for one, other in zip(found, wanted, strict=True):
+    scale = float(jnp.abs(other).max())
+    np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=0, atol=4 * rounding * max(scale, 1.))
+
+
+@pytest.mark.parametrize(('tokens', 'heads', 'channels'), [(19, 2, 64), (16, 2, 80)])
+def test_result_and_gradients_are_those_of_the_plain_form(tokens: int, heads: int, channels: int) -> None:
+  """Two heads in one tile with padding tokens; heads of which one lies in two tiles."""
+  assert_equals_the_plain_form(tokens, heads, channels)
+
+
+@pytest.mark.slow  # 22 kernels are interpreted, about 5 s of CPU time each
+@pytest.mark.parametrize('tokens', [196, 197, 256, 257, 576])
+@pytest.mark.parametrize(('heads', 'channels'), [(3, 64), (3, 80), (3, 88), (1, 128)])
+def test_any_number_of_tokens_and_size_of_heads_is_right(tokens: int, heads: int, channels: int) -> None:
+  assert_equals_the_plain_form(tokens, heads, channels)
+
+
+@pytest.mark.slow  # see above
+@pytest.mark.parametrize('tokens', [196, 257])
+def test_products_in_bfloat16_are_as_near_as_their_rounding(tokens: int) -> None:
+  assert_equals_the_plain_form(tokens, 2, 64, jnp.bfloat16)
+
+
+def test_a_head_reads_the_tiles_that_it_lies_in() -> None:
+  assert [fused.Shape(196, 4, 64).window(i) for i in range(4)] == [(0, 128), (0, 128), (128, 256), (128, 256)]
+  assert [fused.Shape(196, 3, 80).window(i) for i in range(3)] == [(0, 128), (0, 240), (128, 240)]
+  assert [fused.Shape(tokens, 1, 64).rows for tokens in (196, 197, 256, 257)] == [208, 208, 256, 272]
+
+
+def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMesh:
+  return AbstractMesh((1, 1, tensor), AXES, abstract_device=AbstractDevice(kind, None, platform))
+
+
+@pytest.mark.parametrize(('kind', 'shape', 'tensor', 'said'), [
+    ('TPU v4', (196, 16, 64), 1, ''), ('TPU v5 lite', (576, 16, 64), 1, ''), ('TPU v6 lite', (257, 16, 88), 1, ''),
+    ('TPU v6 lite', (197, 16, 80), 2, ''), ('TPU v3', (196, 16, 64), 1, 'it needs TPU v4 or later, not TPU v3'),
+    ('TPU v4', (196, 16, 32), 1, 'heads have 32 channels, not 64, 72, … 128'),
+    ('TPU v4', (196, 12, 64), 4, '3 heads of 64 channels on a device do not fill tiles of 128'),
+    ('TPU v4', (576, 16, 64), 1, '576 tokens need 24 MiB on the chip, more than TPU v4 has')])
+def test_where_the_kernel_does_not_apply_there_is_a_reason(
+    kind: str, shape: tuple[int, int, int], tensor: int, said: str) -> None:
+  assert attend_kernels.fused_problem(mesh_of(kind, tensor=tensor), fused.Shape(*shape), 2) == said
+
+
+VIT = schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED)
+
+
+@pytest.mark.parametrize(('model', 'mesh', 'said'), [
+    (VIT, mesh_of('TPU v6 lite'), ''), (VIT, mesh_of('TPU v3'), 'it needs TPU v4 or later'),
+    (VIT, mesh_of('cpu', 'cpu'), 'attention=fused is for TPUs; on cpu XLA computes attention'),
+    (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, attention_dropout=.1), mesh_of('TPU v4'),
+     'does not apply, and XLA computes attention, as with attention=xla: it has no dropout of weights'),
+    (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, positions=Positions.RELATIVE),
+     mesh_of('TPU v4'), 'it has no relative positions')])
+def test_a_run_without_the_kernel_says_so(
+    model: schema.ViT, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
+  caplog.set_level(logging.INFO)
+  attend_kernels.check_devices(model, mesh, name='model')
+  assert (said in caplog.text) if said else not caplog.text
+  assert not list(model._kernel_problems('model'))
+
+
+@pytest.mark.parametrize('options', [{}, {'qkv_bias': False, 'qk_norm': True}])
+def test_the_module_has_the_same_parameters_result_and_gradients(
+    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+  """Images over four devices and heads over two; with norms the kernel gets queries that are no projections."""
+  if jax.device_count() < 8:
+    pytest.skip('needs eight devices, as are simulated on a CPU')
+  mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
+  x = jax.random.normal(jax.random.key(0), (4, 5, 32))
+  found = []
+  for kernel in (AttentionKernel.XLA, AttentionKernel.FUSED):
+    module = Attention(heads=2, dtype=jnp.float32, norm_eps=1e-6, kernel=kernel, **options)
+
+    def run(params: dict, x: Array, module: Attention = module) -> Array:
+      return jnp.sin(module.apply(params, x, x, num_sequences=4, dropout_key=None, capture=False)[0]).sum()
+
+    params = jax.jit(lambda module=module: module.init(
+        jax.random.key(1), x, x, num_sequences=4, dropout_key=None, capture=False))()
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    args = jax.device_put((jax.tree.map(lambda p: p + .1, params), x), everywhere)  # biases are not zero
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      traced = jax.jit(jax.value_and_grad(run, argnums=(0, 1))).trace(*args)
+      assert ('fused_attention_backward' in str(traced.jaxpr)) == (kernel is AttentionKernel.FUSED)
+      found.append(jax.tree.map(np.asarray, traced.lower().compile()(*args)))
+    monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
+    monkeypatch.setattr(attend_kernels, 'fused_problem', lambda *args: '')
+    monkeypatch.setattr(fused, 'attend', INTERPRETED)
+  assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
+  for one, other in zip(jax.tree.leaves(found[1]), jax.tree.leaves(found[0]), strict=True):
+    # sums of 640 terms of all images, tokens and channels, each of the magnitude of the largest result
+    np.testing.assert_allclose(one, other, rtol=0, atol=640 * 2.**-24 * max(1., np.abs(other).max()))
+
+
+CYCLES = {'forward': 191_046, 'backward': 634_005}
+"""Of 64 images of L/16 on v6e, by bundles (libtpu 0.0.52)."""
+
+
+@pytest.mark.slow  # compiles two kernels for a TPU, 30 s of CPU time
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='needs the TPU compiler')
+def test_the_kernels_take_no_more_cycles_than_before() -> None:
+  script = pathlib.Path(__file__).with_name('fused_cycles.py')
+  root = script.parents[2]
+  done = subprocess.run([sys.executable, str(script), 'v6e:1x1'], capture_output=True, text=True, check=False, cwd=root)
+  assert done.returncode == 0, done.stderr[-2000:]
+  found = {name: count[0] for name, count in json.loads(done.stdout.splitlines()[-1]).items()}
+  assert found.keys() == CYCLES.keys()
+  assert all(.5 * CYCLES[name] < cycles < 1.05 * CYCLES[name] for name, cycles in found.items()), found
