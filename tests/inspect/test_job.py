@@ -90,8 +90,10 @@ def test_one_network_gets_a_page_with_all_figures_and_numbers(weights: list[str]
   assert arrays['by_depth'].shape == (3, 16, 16) and arrays['rollout'].shape == (16, 4, 4)
 
 
-def test_two_networks_are_compared_and_a_bad_file_is_reported(weights: list[str], images: str, tmp_path: pathlib.Path,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_two_networks_are_compared_and_a_bad_file_is_reported(
+    weights: list[str], images: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture) -> None:
+  monkeypatch.setattr(measurements, 'relevance', lambda *_, grid, **__: np.ones(grid))
   bad = tmp_path / 'bad.jpg'
   bad.write_text('no picture')
   assert main.run(['inspect', f'--weights={",".join(weights)}', '--model=heads=2', '--preprocess=image=32,resize=36',
