@@ -116,7 +116,7 @@ def test_decoding_the_crop_is_refused_for_recipes_without_a_single_crop(recipe: 
 
 
 @needs_codec
-@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.slow(reason='starts two processes, 15 s'))])
+@pytest.mark.parametrize('workers', [0, pytest.param(1, marks=pytest.mark.slow(reason='starts a process, 5 s'))])
 def test_a_loader_with_several_threads_gives_the_same_batches(workers: int, tmp_path: pathlib.Path) -> None:
   for split in ('train', 'test'):
     (tmp_path / split / 'one').mkdir(parents=True)
