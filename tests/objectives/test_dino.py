@@ -125,9 +125,8 @@ def test_eight_devices_and_four_microbatches_take_the_steps_of_one() -> None:
 def test_prototypes_have_unit_length_whatever_their_kernel_and_norms_can_be_learned() -> None:
   projector = Projector(K, 5, 4, True, jnp.float32)
   apply = jax.jit(projector.apply)
-  params = projector.init(jax.random.key(0), WIDTH)
-  params = jax.tree.map(lambda x: x + .3, params)
-  x = jax.random.normal(jax.random.key(1), (3, WIDTH))
+  params = programs.draw(jax.eval_shape(lambda key: projector.init(key, WIDTH), jax.random.key(0)))
+  x = RNG.normal(size=(3, WIDTH)).astype(np.float32)
   got = apply(params, x)
   params['prototypes']['kernel'] = params['prototypes']['kernel'] * 7.
   np.testing.assert_allclose(apply(params, x), got, rtol=1e-5, atol=1e-6)
@@ -160,14 +159,19 @@ def test_sinkhorn_is_that_of_the_authors_and_takes_large_logits() -> None:
   large = sinkhorn(logits * 1e4, rounds=3)
   assert np.isfinite(large).all()
   np.testing.assert_allclose(large.sum(1), 1., rtol=1e-5)
-  many = sinkhorn(logits, rounds=40)
-  np.testing.assert_allclose(many.sum(0), 6 / K, rtol=1e-3)
+  many = sinkhorn(logits, rounds=8)  # in float64 within 1.5e-6; the logarithms, up to 4, are rounded 16 times
+  np.testing.assert_allclose(many.sum(0), 6 / K, rtol=1.5e-6 + 16 * 4 * 2.**-24)
+
+
+def begin(one: dino.Dino) -> tuple[dict, dict]:
+  params, extra = map(programs.draw, jax.eval_shape(one.init, jax.random.key(0), BATCH))
+  return params, {**extra, 'center': np.zeros_like(extra['center'])}
 
 
 @pytest.mark.parametrize('centering', Centering)
 def test_the_centre_moves_only_where_it_is_used(centering: Centering) -> None:
   one = task(centering)
-  params, extra = one.init(jax.random.key(0), BATCH)
+  params, extra = begin(one)
   out = jax.jit(one.loss)(params, extra, BATCH, jax.random.key(1), jnp.asarray(0))
   after = one.after_update(params, extra, out.stats, jnp.asarray(0))
   assert np.isfinite(float(out.loss.value)) and bool(after['center'].any()) is (centering is Centering.MEAN)
@@ -175,7 +179,7 @@ def test_the_centre_moves_only_where_it_is_used(centering: Centering) -> None:
 
 def test_rows_that_do_not_count_change_nothing() -> None:
   one = task()
-  params, extra = one.init(jax.random.key(0), BATCH)
+  params, extra = begin(one)
   short = {k: v[:6] for k, v in BATCH.items()}
   longer = {k: np.concatenate([v[:6], np.full_like(v[:2], np.nan)]) for k, v in BATCH.items()} | {
       'mask': np.array([1.] * 6 + [0.] * 2, np.float32)}

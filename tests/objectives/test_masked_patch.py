@@ -4,6 +4,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 from vit_jax.config import schema
@@ -58,8 +59,7 @@ def test_the_loss_is_that_of_numpy(target: PatchTarget) -> None:
   one, key = task(target), jax.random.key(5)
   image = jax.random.uniform(jax.random.key(1), (3, 12, 12, 3), minval=-2., maxval=2.)
   batch = {'image': image, 'mask': jnp.array([1., 1., 0.])}
-  params, extra = jax.jit(one.init)(jax.random.key(0), batch)
-  params['decoder']['bias'] = jnp.linspace(-1., 1., one.num_outputs)
+  params, extra = map(programs.draw, jax.eval_shape(one.init, jax.random.key(0), batch))
   out = jax.jit(one.loss)(params, extra, batch, key, jnp.asarray(0))
   corrupt_key, _ = jax.random.split(key)
 

@@ -18,7 +18,7 @@ from vit_jax.train import checkpoint
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
-MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=16, drop_path=.2, execution=schema.Execution.SCAN)
+MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=16, execution=schema.Execution.SCAN)
 OTHER = schema.ViT(patch=8, width=12, depth=1, heads=2, mlp=8)
 VIEWS = schema.Views(on=True, num_local=2, local_px=8)
 TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
@@ -58,7 +58,8 @@ def batch(c: schema.Config) -> dict[str, np.ndarray]:
 def program(name: str, settings: str = 'one') -> Program:
   c = config(name)
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  prepare = prepare_train(c.data.recipe, num_classes=7, on_device_geometry=True, targets=kinds.of(c).targets())
+  prepare = prepare_train(c.data.recipe, num_classes=7, on_device_geometry=name == 'token label',
+                          targets=kinds.of(c).targets())
   return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
                         optimizer=schema.AdamW(lr=1e-3, eps=1e-3))
 
@@ -100,7 +101,7 @@ def _compare(name: str, settings: str) -> None:
   programs.assert_close(state, want, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize('name', chosen('dino', 'distill'))
+@pytest.mark.parametrize('name', chosen('dino'))
 def test_a_task_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
   one, mesh = program(name), programs.MESHES['one']
   placed = programs.meshes.put_batch(batch(config(name)), programs.mesh(mesh), programs.Shard((0,), 1))
