@@ -18,7 +18,8 @@ from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-MOST_RUNS = 24  # of a study
+MOST_RUNS = 4  # of a study
+MOST_VALUES = 8  # of an argument, such as the size of a network
 
 ONLY_WITH: dict[str, Callable[[Any], bool]] = {
     'Schedule.timescale': lambda schedule: schedule.decay is schema.Decay.RSQRT,
@@ -58,6 +59,7 @@ def classes() -> list[type]:
   return list(found)
 
 
+@functools.cache
 def owner(kind: type, field: str) -> type:
   """The class that a setting is listed under: the one that all which have it are made from."""
   return next(c for c in reversed(kind.__mro__) if field in getattr(c, '__dataclass_fields__', {}))
@@ -69,7 +71,7 @@ def used() -> dict[str, set[str]]:
   A setting is used where it is not at its default; where the docstring of a config shows an override of it; and where a
   run has a part of its class and runs are without one by default: an optimiser, a task, or a part that is switched on.
   What the code makes itself counts for an optimiser too, such as the linear probe's LARS. Of a study with very many
-  runs, which differ in a rate or a seed, every second or third is looked at.
+  runs, which differ in a rate or a seed, four are looked at.
   """
   found = _made_by_code()
   for name in files.list_names():
@@ -78,7 +80,7 @@ def used() -> dict[str, set[str]]:
         runs = runs_of(spec)
       except UserError:  # an argument that goes only with others
         continue
-      for config in list(runs.values())[::1 + len(runs) // MOST_RUNS]:
+      for config in list(runs.values())[::-(-len(runs) // MOST_RUNS)]:
         _collect(config, spec, found)
       for option in shown_overrides(name, next(iter(runs.values()))):
         found.setdefault(option, set()).add(name)
@@ -105,8 +107,8 @@ def _made_by_code() -> dict[str, set[str]]:
 
 
 def specs(name: str) -> list[str]:
-  """A config as it is, with every argument its docstring shows after `configs/NAME.py:`, and with every value of each
-  of its arguments."""
+  """A config as it is, with every argument its docstring shows after `configs/NAME.py:`, and with values of each of
+  its arguments."""
   text = files.find(name)[0].read_text()
   shown = re.findall(rf'configs/{name}\.py:([\w=./,:-]+)', text)
   return [name, *dict.fromkeys(f'{name}:{a.rstrip(".,:")}' for a in [*shown, *choices(name)])]
@@ -128,7 +130,7 @@ def shown_overrides(name: str, config: schema.Config) -> set[str]:
 
 
 def choices(name: str) -> list[str]:
-  """The arguments of a config that have a list of values, each with every value but its default."""
+  """The arguments of a config that have a list of values, each with its values but the default, a few of very many."""
   kinds: dict[str, tuple[str, ...]] = {}
 
   def spy(text: str, **known: tuple[str, ...]) -> dict[str, str]:
@@ -138,18 +140,32 @@ def choices(name: str) -> list[str]:
   read = schema.parse_arg
   with mock.patch.object(schema, 'parse_arg', spy):
     files.read(name)
-  return [f'{kind}={value}' for kind, values in kinds.items() for value in values[1:]]
+  return [f'{kind}={value}' for kind, values in kinds.items() for value in values[1::1 + len(values) // MOST_VALUES]]
+
+
+NAMES: dict[str, frozenset[str]] = {}
+"""Settings in use in a part of a config, by how the part is written: most runs have most parts in common."""
 
 
 def _collect(value: Any, spec: str, found: dict[str, set[str]]) -> None:
+  for name in _names(value):
+    found.setdefault(name, set()).add(spec)
+
+
+def _names(value: Any) -> frozenset[str]:
+  """Settings by `Class.field` that are in use in a value and its parts."""
   if isinstance(value, dict | tuple | list):
-    for item in value.values() if isinstance(value, dict) else value:
-      _collect(item, spec, found)
-  if dataclasses.is_dataclass(value):
-    for f in dataclasses.fields(value):
-      if _is_used(value, f):
-        found.setdefault(f'{owner(type(value), f.name).__name__}.{f.name}', set()).add(spec)
-      _collect(getattr(value, f.name), spec, found)
+    return frozenset().union(*map(_names, value.values() if isinstance(value, dict) else value))
+  if not dataclasses.is_dataclass(value):
+    return frozenset()
+  if isinstance(value, schema.Config) or (key := repr(value)) not in NAMES:
+    fields = dataclasses.fields(value)
+    own = frozenset(f'{owner(type(value), f.name).__name__}.{f.name}' for f in fields if _is_used(value, f))
+    names = own.union(*(_names(getattr(value, f.name)) for f in fields))
+    if isinstance(value, schema.Config):
+      return names
+    NAMES[key] = names
+  return NAMES[key]
 
 
 def _is_used(value: Any, field: dataclasses.Field[Any]) -> bool:
@@ -162,8 +178,13 @@ def _is_used(value: Any, field: dataclasses.Field[Any]) -> bool:
   if own is kind and kind is not schema.PathRule and kind not in usual():
     return True
   if field.default_factory is not dataclasses.MISSING:
-    return now != field.default_factory()
+    return now != _default(kind, field.name)
   return field.default is dataclasses.MISSING or now != field.default
+
+
+@functools.cache
+def _default(kind: type, name: str) -> Any:
+  return next(f.default_factory for f in dataclasses.fields(kind) if f.name == name)()
 
 
 @functools.cache

@@ -72,7 +72,7 @@ def test_every_other_task_begins(task: str, tmp_path: pathlib.Path) -> None:
   assert batch['label'].min() >= 0 and batch['label'].max() < len(begun.data.class_names)
   _, metrics = jax.eval_shape(begun.parts.program.step_fn, begun.parts.program.abstract_held, batch)
   assert 'loss' in metrics.means
-  source, classes = begun.data.eval['test'], range(len(begun.data.class_names))
+  source, classes = begun.data.eval, range(len(begun.data.class_names))
   assert len(source) == num_test and all(source[i].label in classes for i in range(num_test))
   begun.loader.close()
 

@@ -104,7 +104,7 @@ def test_the_program_goes_on_from_the_checkpoint_before_without_a_traceback(tmp_
   words = ['--config=digits', *runs.TINY, *settings]
   process = subprocess.Popen([sys.executable, '-c', AGAIN, ','.join(map(str, damaged)), *words],
                              env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-  out = runs.finish(process)
+  out = runs.finish(process, timeout_s=900.)
   assert 'Traceback' not in out and 'Exception ignored' not in out and 'never awaited' not in out, out
   for workdir, part in zip(damaged, re.split('^In .*$', out, flags=re.MULTILINE)[1:], strict=True):
     assert 'checkpoint 6 is damaged and set aside' in part and 'Resuming at step 4 of 6' in part
