@@ -2,22 +2,30 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import programs
 import pytest
 
-from vit_jax.config import check, files, schema
+from vit_jax.config import check, files
 from vit_jax.core import trees
 from vit_jax.jobs import build
+from vit_jax.optim import optimizers
 
+PARAMS: dict[str, object] = {}
+"""Shapes of the parameters, by model, head and objective."""
 CHANGES = ('none', 'adam', 'adafactor', 'lamb', 'lion', 'agc', 'wsd', 'steps')
 
 
 def state(spec: str) -> tuple[object, object]:
   config = files.load(spec, [])
   check.check(config)
-  parts = build.parts(config, mesh=programs.mesh(schema.Mesh(1, 1, 1)), num_examples=config.data.num_examples,
-                      num_classes=7, in_memory=False)
-  return parts.program.abstract_state.params, parts.program.abstract_state.opt
+  if (text := repr((config.model, config.head, config.objective))) not in PARAMS:
+    task = build.build_objective(config, build.build_backbone(config), 7, lengths=programs.LENGTHS)
+    image = np.zeros((1, *config.image_px, 3), np.float32)
+    PARAMS[text], _ = jax.eval_shape(task.init, jax.random.key(0), {'image': image})
+  optimizer = optimizers.build(config.optimizer, lambda step: jnp.asarray(.1), lengths=programs.LENGTHS)
+  return PARAMS[text], jax.eval_shape(optimizer.init, PARAMS[text])
 
 
 @pytest.mark.parametrize('change', CHANGES)
