@@ -199,6 +199,21 @@ def test_equal_tensors_are_stored_once_and_have_the_names_of_parameters() -> Non
   assert len(writer.stored) == 3 and names[graph.digest(np.arange(6.))] == 'a/blocks/w'
 
 
+def test_constants_are_moved_as_jax_moves_them() -> None:
+  def function(x: jax.Array) -> list[jax.Array]:
+    first, second = jax.lax.split(x, (1, 3), axis=1)
+    return [jax.lax.transpose(x, (2, 0, 1)), first, second, jax.lax.squeeze(first, (1,)),
+            jax.lax.broadcast_in_dim(x, (5, 2, 4, 3), (1, 2, 3)), jax.lax.slice(x, (0, 1, 0), (2, 4, 2)),
+            jax.lax.slice(x, (0, 0, 1), (2, 4, 3), (1, 2, 1))]
+
+  x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+  traced = jax.make_jaxpr(function)(x)
+  assert {equation.primitive.name for equation in traced.eqns} == set(graph.MOVES)
+  found = graph.Writer(None, None, {}, rules.RULES).write(traced.jaxpr, traced.consts, [x])
+  for ours, want in zip(found, function(jnp.asarray(x)), strict=True):
+    np.testing.assert_array_equal(ours, want)
+
+
 def test_networks_are_exported_in_f32() -> None:
   found = loaded.weights('vit')
   slow = found._replace(model=schema.ViT(**{**vars(found.model), 'dtype': schema.DType.BF16,
