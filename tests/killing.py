@@ -97,7 +97,7 @@ if __name__ == '__main__':
   import sklearn.datasets  # noqa: F401
 
   import vit_jax.commands
-  import vit_jax.jobs.hardware
   import vit_jax.jobs.train
-  import vit_jax.main  # noqa: F401
+  import vit_jax.main
+  import vit_jax.parallel.hardware  # noqa: F401
   sys.exit(kill_at_random(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
