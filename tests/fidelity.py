@@ -70,7 +70,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row('AxialResNet, evaluation and training', 'axial-deeplab', 'last map, random weights',
             'models/test_axial_resnet.py::test_the_last_map_is_that_of_the_authors_program'),
         Row('number of parameters, AxialResNet', 'axial-deeplab', 'count',
-            'models/test_axial_resnet.py::test_parameters_are_as_many_as_in_the_authors_program'),
+            'models/test_axial_resnet.py::test_costs_count_as_many_parameters_as_the_authors_program_has'),
         Row('MAE decoder', 'transformers', 'reconstruction',
             'weights/test_golden.py::test_the_decoder_of_a_masked_autoencoder_reconstructs_what_the_reference_does'),
         Row('number of parameters, ViT with a class token', 'published checkpoints', 'count',

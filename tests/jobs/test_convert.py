@@ -74,7 +74,7 @@ def test_bad_input_is_a_message_and_nothing_is_written(
   write(tmp_path / 'in' / 'a.npz')
   assert convert(f'--weights={tmp_path / "in" / "a.npz"}', f'--to={tmp_path / "out.npz"}') == 2
   captured = capsys.readouterr()
-  assert captured.err.startswith('error: ') and says in captured.err and 'Traceback' not in captured.err
+  assert '\nerror: ' in f'\n{captured.err}' and says in captured.err and 'Traceback' not in captured.err
   assert [p.name for p in tmp_path.iterdir()] == ['in']
 
 
