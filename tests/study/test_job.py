@@ -130,6 +130,22 @@ def test_settings_that_an_older_run_did_not_have_are_no_difference(tmp_path: pat
   assert start(tmp_path, {'a': config()}) == 0
 
 
+def test_the_layout_that_a_run_chose_on_its_devices_is_no_difference(tmp_path: pathlib.Path) -> None:
+  assert start(tmp_path, {'a': config()}) == 0
+  path = tmp_path / 'runs' / 'a' / 'config.json'
+  saved = json.loads(path.read_text())
+  assert (saved['mesh']['fsdp'], saved['model']['remat']) == (0, 'auto')
+  saved['mesh'] |= {'fsdp': 1, 'tensor': 1, 'chosen': ['mesh.fsdp', 'mesh.tensor', 'model.remat'],
+                    'chosen_for': '1 x cpu'}
+  saved['model']['remat'] = 'none'
+  path.write_text(json.dumps(saved))
+  assert start(tmp_path, {'a': config()}) == 0
+  saved['mesh']['chosen'] = ['mesh.fsdp', 'mesh.tensor']
+  path.write_text(json.dumps(saved))
+  with pytest.raises(UserError, match='model.remat: none -> auto'):
+    start(tmp_path, {'a': config()})
+
+
 def chosen(results: schema.Results) -> dict[str, schema.Config]:
   best = studies.best(results, ['low', 'high'])
   return {f'final_{best}_{seed}': dataclasses.replace(results[best].config, seed=seed) for seed in range(3)}

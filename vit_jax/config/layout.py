@@ -130,8 +130,11 @@ def _execution(model: schema.Model) -> Execution:
 
 def reopen(config: schema.Config, hardware: Hardware, overridden: Collection[str] = ()) -> schema.Config:
   """The config with the settings that were chosen for other hardware as auto again; `overridden` ones stay."""
-  if str(hardware) == config.mesh.chosen_for:
-    return config
+  return config if str(hardware) == config.mesh.chosen_for else unchosen(config, overridden)
+
+
+def unchosen(config: schema.Config, overridden: Collection[str] = ()) -> schema.Config:
+  """The config with all settings that were chosen for hardware as auto again; `overridden` ones stay."""
   again = {name: AUTO[name] for name in config.mesh.chosen if name in AUTO and name not in overridden}
   return put(config, {**again, 'mesh.chosen': (), 'mesh.chosen_for': ''})
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from typing import IO, NamedTuple
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import json_files, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import run_directory, writer
@@ -46,7 +46,8 @@ class Task(NamedTuple):
     path = self.folder / 'config.json'
     if not path.is_file() or not (self.is_done or self.is_started):
       return
-    if changed := resume.changes(json.loads(json_files.to_json(json_files.read(path))), self.config):
+    before = layout.unchosen(json_files.read(path))  # a run chooses its layout on its devices
+    if changed := resume.changes(json.loads(json_files.to_json(before)), layout.unchosen(self.config)):
       raise UserError('\n'.join([
           f'--workdir: expected a study with the same settings, got {self.folder} with others:', *changed,
           'Use the settings of that study, another --workdir, or remove that folder.']))
