@@ -69,7 +69,7 @@ setuptools.setup(
   extras_require={
     'test': ['mypy>=1.13', "nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'", 'onnx>=1.16', 'onnxruntime>=1.18',
              'pytest>=8.3', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.8', 'safetensors>=0.5',
-             'tensorboardX>=2.6.2'],
+             'setuptools>=77', 'tensorboardX>=2.6.2'],
     'crop': ["nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'"],  # decodes parts of a JPEG; needs no GPU
     'tfds': ['tensorflow>=2.18'],  # to prepare sets whose builders need it; nothing else does
     'plan': ["libtpu>=0.0.51; sys_platform == 'linux'"],  # the TPU compiler, for --job=plan on any machine
