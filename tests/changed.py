@@ -23,7 +23,7 @@ def main() -> int:
   """Prints the affected test files."""
   names = changed(*sys.argv[1:2])
   found = affected(names)
-  print(f'{len(names)} changed files affect {len(found)} of {len(test_files())} test files.', file=sys.stderr)
+  print(f'{len(names)} changed files affect {len(found)} of {len(all_tests())} test files.', file=sys.stderr)
   for path in found:
     print(path.relative_to(ROOT))
   return 0
@@ -41,14 +41,14 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
   return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_files() -> list[pathlib.Path]:
+def all_tests() -> list[pathlib.Path]:
   """All of them, in the order of pytest."""
   return sorted((ROOT / 'tests').rglob('test_*.py'))
 
 
 def affected(names: Collection[str]) -> list[pathlib.Path]:
   """The test files that a change of the files `names` can affect."""
-  files = test_files()
+  files = all_tests()
   if set(names) & set(EVERYTHING):
     return files
   reached = reach({path for path in _modules().values() if str(path.relative_to(ROOT)) in names}, dependents())

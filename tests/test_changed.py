@@ -27,9 +27,9 @@ def test_other_files_select_the_tests_that_mention_them_or_lie_beside_them() -> 
   found = names('launch/tpu_pod.sh')
   assert 'launch/test_tpu_pod.py' in found and 'optim/test_adam.py' not in found
   assert 'test_configs.py' in names('configs/mae_i1k.py')
-  assert names('tests/data/conftest.py') == {str(p.relative_to(changed.ROOT / 'tests')) for p in changed.test_files()
+  assert names('tests/data/conftest.py') == {str(p.relative_to(changed.ROOT / 'tests')) for p in changed.all_tests()
                                              if p.parent.name == 'data'}
-  assert len(names('pyproject.toml')) == len(changed.test_files())
+  assert len(names('pyproject.toml')) == len(changed.all_tests())
 
 
 def test_changes_are_those_since_the_branch_left_and_new_files(tmp_path: pathlib.Path,
