@@ -28,6 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import buckets
 import jax
 import pytest
+import single
 from markupsafe import Markup
 
 from vit_jax.jobs import runtime
@@ -95,12 +96,7 @@ def bucket(storage_server: buckets.Server) -> Iterator[buckets.Server]:
 @pytest.fixture(scope='module')
 def one_device() -> Iterator[None]:
   """Jobs of a module see one device: a third less to compile, where the mesh is not the question."""
-  found = jax.devices()[:1]
-  with pytest.MonkeyPatch.context() as patch:
-    for name in ('devices', 'local_devices'):
-      patch.setattr(jax, name, lambda *args, **named: found)
-    for name in ('device_count', 'local_device_count'):
-      patch.setattr(jax, name, lambda *args, **named: 1)
+  with single.one_device():
     yield
 
 

@@ -208,10 +208,12 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
     train.run(config(collapsed(action=schema.OnCollapse.STOP), steps=40), tmp_path / 'stopped')
   # The same with the usual temperature and centring, and a rate that they can follow: no alarm.
   well = dataclasses.replace(collapsed(), centering=schema.Centering.MEAN, teacher_temperature=schema.Ramp(.04, .04))
-  assert train.run(config(well, steps=40, lr=1e-3), tmp_path / 'well') == 0
+  usual = config(well, steps=40, lr=1e-3)
+  usual.data.train_split = 'train'  # on a tenth of the images there is less to tell apart
+  assert train.run(usual, tmp_path / 'well') == 0
   record = writer.read(tmp_path / 'well')
   assert 'alarm' not in {e['event'] for e in record.events}
-  assert min(row['train/information'] for row in record.rows if 'train/information' in row) > .075
+  assert min(row['train/information'] for row in record.rows if 'train/information' in row) > .1
 
 
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
