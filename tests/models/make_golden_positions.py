@@ -2,7 +2,8 @@
 
 Run where PyTorch is:  python tests/models/make_golden_positions.py
 Made with torch 2.13.0; to be renewed when a grid is added here. The calls are those of timm 1.0.31
-(`resample_abs_pos_embed`), deit 7e160fe (`main.py`) and dino 7c446df (`interpolate_pos_encoding`).
+(`resample_abs_pos_embed`), deit 7e160fe (`main.py`) and dino 7c446df (`interpolate_pos_encoding`), and of transformers
+5.23 for TIPSv2 (bilinear, antialiased); the Perception Encoder has the bilinear one.
 For each convention and each of GRIDS: `drawn(old)` on the new grid, `[h * w, WIDTH]` f32.
 """
 from __future__ import annotations
@@ -32,7 +33,9 @@ def main() -> None:
     factors = tuple((n + .1) / o for o, n in zip(old, new, strict=True))
     resized = {'bicubic': functional.interpolate(table, size=new, mode='bicubic', align_corners=False),
                'bicubic_antialias': functional.interpolate(table, size=new, mode='bicubic', antialias=True),
-               'bicubic_offset': functional.interpolate(table, scale_factor=factors, mode='bicubic')}
+               'bicubic_offset': functional.interpolate(table, scale_factor=factors, mode='bicubic'),
+               'bilinear': functional.interpolate(table, size=new, mode='bilinear', align_corners=False),
+               'bilinear_antialias': functional.interpolate(table, size=new, mode='bilinear', antialias=True)}
     for how, one in resized.items():
       assert one.shape[2:] == new, (how, one.shape)
       found[f'{how} {number}'] = one.permute(0, 2, 3, 1).reshape(-1, WIDTH).numpy()

@@ -14,6 +14,7 @@ from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import backbones
+from vit_jax.models.vit import interpolate
 from vit_jax.models.vit import positions as position_tables
 from vit_jax.weights import adapt, loading, resize
 
@@ -89,7 +90,7 @@ def test_patches_of_another_side_are_resized_so_that_enlarged_images_give_the_sa
   fitted = fit(found, target(patch=16, px=(64, 64)))
   assert told(fitted)['backbone/stem/kernel'] == ('resized', 'patches of 8 to 16 px, by pseudo-inverse')
   small = np.random.default_rng(0).standard_normal((1, 4, 8, 4, 8, 3)).astype(np.float32)
-  matrix = resize.bilinear(8, 16)  # of each patch by itself
+  matrix = interpolate.bilinear(8, 16)  # of each patch by itself
   large = np.einsum('ip,jq,bhpwqc->bhiwjc', matrix, matrix, small).astype(np.float32)
   np.testing.assert_allclose(
       features(fitted.params['backbone'], dataclasses.replace(made.MODEL, patch=16), large.reshape(1, 64, 64, 3)),

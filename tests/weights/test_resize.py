@@ -88,7 +88,7 @@ def test_tables_of_the_stem_and_of_all_blocks_are_resized_but_for_their_first_ro
 def test_an_enlarged_kernel_answers_an_enlarged_patch_as_before(new: int) -> None:
   rng = np.random.default_rng(0)
   kernel, patch = rng.standard_normal((12, 12, 3, 5)).astype(np.float32), rng.standard_normal((12, 12, 3))
-  matrix = resize.bilinear(12, new)
+  matrix = interpolate.bilinear(12, new)
   larger = np.einsum('ip,jq,pqc->ijc', matrix, matrix, patch)
   np.testing.assert_allclose(np.einsum('ijc,ijcd->d', larger, resize.patches(kernel, new)),
                              np.einsum('pqc,pqcd->d', patch, kernel), rtol=0, atol=1e-4)
@@ -96,7 +96,7 @@ def test_an_enlarged_kernel_answers_an_enlarged_patch_as_before(new: int) -> Non
 
 def test_a_smaller_kernel_is_the_least_squares_solution() -> None:
   kernel = np.random.default_rng(0).standard_normal((6, 6, 1, 2)).astype(np.float32)
-  matrix = np.kron(resize.bilinear(6, 4), resize.bilinear(6, 4))
+  matrix = np.kron(interpolate.bilinear(6, 4), interpolate.bilinear(6, 4))
   wanted = np.linalg.lstsq(matrix.T, kernel.reshape(36, 2).astype(float), rcond=None)[0].reshape(4, 4, 1, 2)
   np.testing.assert_allclose(resize.patches(kernel, 4), wanted, rtol=0, atol=1e-5)
   assert resize.patches(kernel, 6) is kernel

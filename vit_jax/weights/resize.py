@@ -17,8 +17,10 @@ from vit_jax.weights.report import Line
 
 _BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': PositionResize.ALIGNED,
               'huggingface': PositionResize.BICUBIC, 'mae': PositionResize.BICUBIC,
-              'dino': PositionResize.BICUBIC_OFFSET, 'dinov2': PositionResize.BICUBIC_OFFSET}
-_BY_NAME = ((r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
+              'dino': PositionResize.BICUBIC_OFFSET, 'dinov2': PositionResize.BICUBIC_OFFSET,
+              'pe': PositionResize.BILINEAR, 'tips': PositionResize.BILINEAR_ANTIALIAS}
+_BY_NAME = ((r'.*tips.*', PositionResize.BILINEAR_ANTIALIAS),
+            (r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
             (r'deit.*|(.*[./_-])?mae([._-].*)?', PositionResize.BICUBIC))
 """For files with timm's names, which many programs write; the first match decides."""
 
@@ -36,8 +38,8 @@ def convention(family: str, names: Sequence[str], *, has_registers: bool) -> Pos
   found = _BY_FAMILY.get(family) or next(
       (how for pattern, how in _BY_NAME if any(re.fullmatch(pattern, name) for name in named)),
       PositionResize.BICUBIC_ANTIALIAS)
-  is_jax = found is PositionResize.ALIGNED
-  return PositionResize.BICUBIC_ANTIALIAS if has_registers and not is_jax else found
+  is_torch = found not in (PositionResize.ALIGNED, PositionResize.BILINEAR, PositionResize.BILINEAR_ANTIALIAS)
+  return PositionResize.BICUBIC_ANTIALIAS if has_registers and is_torch else found
 
 
 def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, int],
@@ -83,12 +85,6 @@ def tables(leaves: Leaves, old: tuple[int, int], new: tuple[int, int], *, num_fi
   return leaves, lines
 
 
-def bilinear(old: int, new: int) -> HostArray:
-  """Returns the matrix `[new, old]` f64 of linear interpolation with aligned pixel borders, without antialiasing."""
-  centers = np.clip((np.arange(new) + .5) * old / new - .5, 0, old - 1)
-  return np.maximum(0., 1. - np.abs(np.arange(old)[None] - centers[:, None]))
-
-
 def patches(kernel: HostArray, new: int) -> HostArray:
   """Resizes a patch kernel so that its outputs for resized patches match those of the old kernel for the original ones.
 
@@ -106,5 +102,5 @@ def patches(kernel: HostArray, new: int) -> HostArray:
   if side == new:
     return kernel
   # The pseudo-inverse of a Kronecker product is the product of the factors' pseudo-inverses.
-  inverse = np.linalg.pinv(bilinear(side, new).T)
+  inverse = np.linalg.pinv(interpolate.bilinear(side, new).T)
   return np.einsum('ip,jq,pqcd->ijcd', inverse, inverse, kernel.astype(np.float64), optimize=True).astype(np.float32)

@@ -63,6 +63,8 @@ class PositionResize(enum.Enum):
   BICUBIC = 'bicubic'            # a = -3/4, borders aligned, no antialiasing: DeiT, MAE, transformers
   BICUBIC_OFFSET = 'bicubic_offset'        # likewise, with scale (n + 0.1) / M for M -> n tokens: DINO, DINOv2
   BICUBIC_ANTIALIAS = 'bicubic_antialias'  # a = -1/2, borders aligned, antialiased: timm, DINOv2 with registers
+  BILINEAR = 'bilinear'          # borders aligned, no antialiasing: Perception Encoder
+  BILINEAR_ANTIALIAS = 'bilinear_antialias'  # borders aligned, antialiased: TIPS, SigLIP 2 of any size
 
 
 @dataclasses.dataclass

@@ -4,6 +4,9 @@ Each axis is resized by a constant matrix. Tokens of a grid `(h, w)` are in row-
 """
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,8 +62,34 @@ def bicubic_antialias(old: int, new: int) -> np.ndarray:
   Sample i lies at `(i + 1/2) old / new - 1/2`; the kernel is as wide as a new pixel where that is the wider one.
   Weights beyond the ends are left out and the others made to sum to 1.
   """
+  return _antialiased(old, new, functools.partial(cubic, a=ANTIALIASED))
+
+
+def bilinear(old: int, new: int) -> np.ndarray:
+  """Matrix `[new, old]` f64 of PyTorch's linear interpolation, `align_corners=False`, without antialiasing.
+
+  Sample i lies at `(i + 1/2) old / new - 1/2`; the first and last entry are repeated beyond the ends.
+  """
+  centers = np.clip((np.arange(new) + .5) * old / new - .5, 0, old - 1)
+  return _triangle(np.arange(old)[None] - centers[:, None])
+
+
+def bilinear_antialias(old: int, new: int) -> np.ndarray:
+  """Matrix `[new, old]` f64 of the antialiased linear interpolation of PyTorch, Pillow and `jax.image.resize`.
+
+  As `bicubic_antialias`, with the triangle as kernel.
+  """
+  return _antialiased(old, new, _triangle)
+
+
+def _triangle(distance: np.ndarray) -> np.ndarray:
+  return np.maximum(0., 1. - np.abs(distance))
+
+
+def _antialiased(old: int, new: int, kernel: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+  """Matrix `[new, old]` of a kernel that is as wide as a new sample where that is the wider one; rows sum to 1."""
   centers = (np.arange(new) + .5) * old / new - .5
-  weights = cubic((np.arange(old)[None] - centers[:, None]) / max(old / new, 1.), ANTIALIASED)
+  weights = kernel((np.arange(old)[None] - centers[:, None]) / max(old / new, 1.))
   return weights / weights.sum(1, keepdims=True)
 
 
@@ -75,6 +104,10 @@ def matrix(old: int, new: int, how: PositionResize) -> np.ndarray:
       return bicubic(old, new, offset=OFFSET)
     case PositionResize.BICUBIC_ANTIALIAS:
       return bicubic_antialias(old, new)
+    case PositionResize.BILINEAR:
+      return bilinear(old, new)
+    case PositionResize.BILINEAR_ANTIALIAS:
+      return bilinear_antialias(old, new)
 
 
 def resize(positions: ArrayLike, old_grid: tuple[int, int], new_grid: tuple[int, int], how: PositionResize) -> Array:
