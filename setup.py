@@ -43,7 +43,8 @@ setuptools.setup(
   packages=list_packages(),
   # An editable install honours this mapping only for folders with an __init__.py.
   package_dir={'vit_jax': 'vit_jax', 'vit_jax.configs': 'configs'},
-  package_data={'vit_jax': ['py.typed'], 'vit_jax.inspect': ['templates/*']},
+  package_data={'vit_jax': ['py.typed'], 'vit_jax.inspect': ['templates/*'],
+                'vit_jax.data.labels': ['imagenet_*.txt', 'LICENSE_WORDNET']},
   python_requires='>=3.11',
   install_requires=[
     'absl-py>=2.1',

@@ -41,6 +41,8 @@ def test_a_wheel_has_all_that_the_program_needs_and_says_what_it_is(tmp_path: pa
   assert 'vit_jax/py.typed' in names and 'vit_jax/configs/digits.py' in names
   assert any(name.startswith('vit_jax/inspect/templates/') for name in names)
   assert any(name.endswith('LICENSE') for name in names)
+  labels = ('imagenet_1k.txt', 'imagenet_21k.txt', 'LICENSE_WORDNET')
+  assert {f'vit_jax/data/labels/{name}' for name in labels} <= {*names}
   assert 'Author: The vit_jax authors' in metadata and 'License-Expression: Apache-2.0' in metadata.replace(
       'License: Apache-2.0', 'License-Expression: Apache-2.0') and '## Start' in metadata
   found = python(elsewhere, '-P', '-c', f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "

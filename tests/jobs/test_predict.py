@@ -134,6 +134,21 @@ def test_names_come_from_a_file_if_the_weights_have_none(
   assert ' sort ' in capsys.readouterr().out
 
 
+def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
+    pictures: list[str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights('vit', num_classes=1_000, names=False))
+  assert run(pictures[0], '--json', '--top=1000') == 0
+  row = json.loads(capsys.readouterr().out)
+  assert {guess['name'] for guess in row['classes'] if guess['label'] == 281} == {'tabby'}
+  assert row['class_names'] == 'ImageNet-1k, assumed' and 'the names of ImageNet-1k are used' in caplog.text
+  assert predict.load('x', preprocess='', model='', view='', classes='').find_class('tench') == 0
+  (tmp_path / 'names').write_text('\n'.join(f'sort {i}' for i in range(1_000)))
+  assert run(pictures[0], '--json', '--top=1000', f'--classes={tmp_path / "names"}') == 0
+  row = json.loads(capsys.readouterr().out)
+  assert all(guess['name'] == f'sort {guess["label"]}' for guess in row['classes']) and row['class_names'] == 'given'
+
+
 @pytest.mark.parametrize(('words', 'said'), [
     (['--top=0', 'a.jpg'], "--top: expected a whole number, at least 1, got '0'."),
     (['--to=x', 'a.jpg'], '--to: expected --overlay as well'),

@@ -23,7 +23,7 @@ from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import headers
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import classes as naming
+from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
@@ -49,7 +49,8 @@ class Model:
 
   weights: as loaded.
   image_px: (height, width) of its input.
-  class_names: of its outputs; 'class 0', 'class 1', … where the weights do not name them.
+  class_names: of its outputs; if the weights name none, those of ImageNet-1k or -21k by their number, or 'class 0', ….
+  assumed_classes: the set, such as ImageNet-1k, if its names were chosen by the number of outputs alone; or ''.
   num_layers: blocks; 0 for networks without blocks.
   """
 
@@ -60,7 +61,10 @@ class Model:
     self._recipe = inference.eval_recipe(weights)
     self._apply = jax.jit(inference.function(weights))
     named = len(weights.class_names) == weights.num_classes
-    self.class_names = weights.class_names if named else tuple(f'class {i}' for i in range(weights.num_classes))
+    assumed = not named and imagenet.by_count(weights.num_classes)
+    self.assumed_classes = assumed.title if assumed else ''
+    self._names = assumed.names if assumed else weights.class_names if named else ()
+    self.class_names = self._names or tuple(f'class {i}' for i in range(weights.num_classes))
 
   def __repr__(self) -> str:
     height, width = self.image_px
@@ -183,7 +187,7 @@ class Model:
     Raises:
       UserError: no class or several classes match.
     """
-    return naming.find(self.weights.class_names, named, count=self.weights.num_classes)
+    return classes.find(self._names, named, count=self.weights.num_classes)
 
   @property
   def num_layers(self) -> int:

@@ -106,10 +106,12 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
 
 
 def describe(network: Model) -> dict[str, object]:
-  """Returns the fields about the network in every line of JSON: its preprocessing, and warnings about its weights."""
+  """Returns the fields about the network in every line of JSON: preprocessing, whose class names, and warnings."""
   recipe = dataclasses.replace(inference.eval_recipe(network.weights), exif_orientation=UPRIGHT.upright)
   preprocessing = transforms.eval_summary(recipe, network.image_px)
-  return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule},
+  names = f'{network.assumed_classes}, assumed' if network.assumed_classes else (
+      'given' if network.weights.class_names else 'not known')
+  return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule}, 'class_names': names,
           'warnings': list(network.weights.report.warnings)}
 
 

@@ -11,6 +11,7 @@ from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Outputs, PyTree
 from vit_jax.data.labels import classes as naming
+from vit_jax.data.labels import imagenet
 from vit_jax.models import backbones, heads, probe
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
@@ -46,6 +47,9 @@ def describe_class_names(weights: Weights, *, classes: str) -> str:
   """Returns a sentence on the source of the outputs' names; `classes` is the file passed to `load`."""
   if not weights.num_classes:
     return f'{weights.source} has no head, so it predicts no classes.'
+  if not weights.class_names and (assumed := imagenet.by_count(weights.num_classes)):
+    return (f'{weights.source} does not name its classes. It has {weights.num_classes:,}, so the names of '
+            f'{assumed.title} are used. Pass others with --classes=FILE.')
   if not weights.class_names:
     return (f'{weights.source} does not name its {weights.num_classes:,} classes, which are shown by number. Pass '
             'their names with --classes=FILE.')
