@@ -1,5 +1,7 @@
-"""Marks in heat maps where there is no colour."""
+"""What charts show of values that are missing, and of long curves and names."""
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
@@ -17,3 +19,27 @@ def test_a_heat_map_marks_zeros_and_values_that_are_not_finite() -> None:
   assert zeros == (0, texts + 2)
   broken = marks([[1., np.nan, 3.], [4., np.inf, 6.]])
   assert broken[0] >= 1 and broken[1] == texts + 2
+
+
+def test_values_that_are_not_finite_interrupt_a_curve() -> None:
+  curve = charts.Curve('loss', [1., 2., 3., 4., 5.], [1., 2., np.nan, 4., np.inf])
+  svg = charts.draw_curves([curve], xlabel='step', ylabel='nats', log=False)
+  path = re.search(r'class="line" style="stroke: #\w+" d="([^"]*)"', svg)
+  assert path is not None and re.sub(r'[\d. ]+', '', path[1]) == 'MLM' and svg.count('<circle') == 3
+  assert '</i>loss <b>4</b>' in svg
+
+
+def test_a_curve_without_finite_values_has_a_chart() -> None:
+  svg = charts.draw_curves([charts.Curve('a', [1.], [np.nan])], xlabel='step', ylabel='y', log=True)
+  assert '<svg' in svg and '<circle' not in svg
+
+
+def test_a_long_curve_is_thinned_to_what_can_be_seen() -> None:
+  curve = charts.Curve('a', list(range(10_000)), list(range(10_000)))
+  assert len(charts.draw_curves([curve], xlabel='step', ylabel='y', log=False)) < 12_000
+
+
+def test_names_of_classes_are_escaped_and_turned_where_they_are_long() -> None:
+  svg = charts.draw_confusion(np.array([[3, 1], [0, 4]]), ['<cat>', 'dog'])
+  assert '&lt;cat&gt;, predicted dog: 1 of 4 images' in svg and 'rotate(-90' in svg and '<cat>' not in svg
+  assert svg.count('class="heat"') == 3  # no cell without images

@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -102,11 +103,11 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
   page = parse(report_page.write_report(workdir))
   for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps repeated', '98.06 %',
-               'test/top1 over 37 images', '3 min 20 s', '206', '2,680,000', 'learning rate',
-               'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0 %', '40 s20.0 %', 'before a kill30 s15.0 %',
-               '<kind 3>', 'a.png', "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
+               'test/top1 of 37 images', '83.3 %', 'Accuracy by class', '3 min 20 s', '206', '2,680,000',
+               'learning rate', 'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0 %', '40 s20.0 %',
+               'before a kill30 s15.0 %', '<kind 3>', 'a.png', "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
     assert text in page.text, text
-  assert page.tags.count('svg') == 9  # five curves, three heat maps, one confusion matrix
+  assert page.tags.count('svg') == 10  # five curves, the updates over time, three heat maps, one confusion matrix
   assert page.tags.count('img') == 3  # the fourth example is in no split
   assert 'Not in this report' not in page.text
 
@@ -157,7 +158,7 @@ def test_many_classes_become_a_table_of_confused_pairs(workdir: pathlib.Path) ->
   write_predictions(workdir, classes=41)
   page = parse(report_page.write_report(workdir))
   assert 'Most confused of 41 classes' in page.text
-  assert page.tags.count('svg') == 8
+  assert page.tags.count('svg') == 9
 
 
 def test_an_empty_run_directory_has_a_report_that_names_what_is_missing(tmp_path: pathlib.Path) -> None:
@@ -205,9 +206,46 @@ def test_several_runs_share_their_curves(workdir: pathlib.Path, tmp_path: pathli
   page = parse(report_page.write_report([workdir, other], out))
   assert '2 runs' in page.text
   assert 'other: train/loss' not in page.text  # one metric a run: labelled by the run alone
-  assert 'digits & <more>: test/top1@ema' in page.text
+  assert 'run: test/top1@ema' in page.text
   assert page.text.count('other') >= 5 and 'other: test/top1@ema' in page.text
   assert 'other: config.json: no such file' in page.text
+
+
+@pytest.mark.usefixtures('no_charts')
+def test_runs_of_one_config_are_told_apart_by_directory_and_share_columns(tmp_path: pathlib.Path) -> None:
+  for folder, size in (('one/run', 360), ('two/run', 100)):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / 'config.json').write_text('{"name": "digits"}')
+    (tmp_path / folder / 'final.json').write_text(json.dumps(
+        {'metrics': {'test/top1': .5}, 'num_examples': {'test': size}, 'params_digest': f'digest{size}'}))
+  page = parse(report_page.write_report([tmp_path / 'one' / 'run', tmp_path / 'two' / 'run'], tmp_path / 'both.html'))
+  assert re.search(r'run\s+test/top1\s+one/run50.00 % of 360 images\s+two/run50.00 % of 100 images', page.text)
+  assert 'of one/run: digest360' in page.text and 'of two/run: digest100' in page.text
+
+
+@pytest.mark.parametrize('broken', ['charts.draw_curves', 'charts.draw_heat_map', 'predictions.summarize'])
+def test_a_part_that_cannot_be_drawn_is_named_on_the_page_of_the_rest(
+    workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+  def fail(*args: object, **named: object) -> None:
+    raise ZeroDivisionError('no width')
+  monkeypatch.setattr(f'vit_jax.inspect.{broken}', fail)
+  text = parse(report_page.write_report(workdir)).text
+  assert 'could not be drawn (ZeroDivisionError: no width)' in text and '98.06 %' in text and 'Where the time' in text
+
+
+def test_a_page_that_cannot_be_written_is_a_warning_after_training(
+    workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  def fail(*args: object, **named: object) -> str:
+    raise KeyError('figure')
+  assert report_page.write_or_warn(workdir) == str(workdir / 'report.html')
+  monkeypatch.setattr(report_page, 'render', fail)
+  assert report_page.write_or_warn(workdir) == 'not written, see the warning above'
+  assert "The report could not be written: KeyError: 'figure'. The results are complete." in caplog.text
+
+
+def test_a_page_is_written_without_matplotlib(workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)  # importing it fails; it takes longer than the page
+  assert 'could not be drawn' not in parse(report_page.write_report(workdir)).text
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: pathlib.Path) -> None:

@@ -1,143 +1,168 @@
 """SVG charts for HTML pages: curves, heat maps, confusion matrices.
 
-A chart is inline SVG that takes its text colour from the page, so that it fits a light and a dark one. The module
-knows nothing about runs or models. matplotlib is imported when the first chart is drawn.
+A chart is inline SVG that takes its text colour from the page, so that it fits a light and a dark one. Legends are
+HTML, so that long names wrap. The templates `curves.svg`, `heat_map.svg` and `confusion.svg` draw what is laid out
+here. The module knows nothing about runs or models.
 """
 from __future__ import annotations
 
-import contextlib
-import io
-import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
+from vit_jax.inspect import html_pages, ticks
 from vit_jax.inspect.figures import COLORS
 from vit_jax.inspect.sheets import shorten
 
-if TYPE_CHECKING:
-  from matplotlib.axes import Axes
-  from matplotlib.colors import Colormap
-  from matplotlib.figure import Figure
-
-_TEXT = '#010203'  # placeholder for the page's text colour until the SVG is written
-_HEAT = (0.04, 0.52, 0.78)  # RGB of the highest value; the lowest is transparent
-_MAX_POINTS = 2000  # of a curve: more than the chart has pixels
-_SIZE = (4.6, 2.7)  # inches
+WIDTH = 440  # of a chart, in units of 1/12 of the height of its text
+_HEIGHT = 250
+_LETTER = 6.4  # mean width of a letter of text, in the same units
+_MAX_POINTS = 600  # of a curve: more than the chart has pixels
+_FEW = 40  # points, up to which each has a mark with its value
 
 
 class Curve(NamedTuple):
-  """A line of a chart: `x [n]`, `y [n]`, both floats; values that are not finite leave a gap."""
+  """A line of a chart: `x [n]`, `y [n]`, both floats; values that are not finite leave a gap.
+
+  raw: `y` before it was smoothed, drawn faintly behind it; empty if it was not.
+  """
   label: str
   x: Sequence[float]
   y: Sequence[float]
+  raw: Sequence[float] = ()
+
+
+class Span(NamedTuple):
+  """An axis: its range, whether it is logarithmic, and the range of its positions."""
+  low: float
+  high: float
+  is_log: bool
+  begin: float
+  end: float
+
+  def at(self, value: float) -> float:
+    """Returns the position of a value."""
+    low, high, value = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
+    return round(self.begin + (self.end - self.begin) * (value - low) / (high - low), 1)
+
+  def ticks(self, *, whole: bool = False) -> list[tuple[float, str]]:
+    """Returns positions and texts."""
+    found = (ticks.logarithmic(self.low, self.high) if self.is_log
+             else ticks.linear(self.low, self.high, whole=whole))
+    return [(self.at(value), ticks.text(value)) for value in found]
 
 
 def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool) -> Markup:
   """Draws lines over a common x axis; with `log`, y is logarithmic if all values are positive."""
-  with _figure(_SIZE) as (figure, ax):
-    lowest = np.inf
-    for number, curve in enumerate(curves):
-      x, y = _thin(curve)
-      finite = y[np.isfinite(y)]
-      lowest = min(lowest, finite.min(initial=np.inf))
-      marker = '.' if len(x) < 40 else None
-      ax.plot(x, y, color=COLORS[number % len(COLORS)], label=curve.label, linewidth=1.4, marker=marker)
-    if log and 0 < lowest < np.inf:
-      ax.set_yscale('log')
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
-    ax.grid(alpha=0.25)
-    ax.spines[['top', 'right']].set_visible(False)
-    if len(curves) > 1:
-      ax.legend(frameon=False, labelcolor=_TEXT)
-    return _to_svg(figure, f'{ylabel} over {xlabel}')
+  arrays = [(_thin(curve.x, curve.y), _thin(curve.x, curve.raw) if len(curve.raw) else None) for curve in curves]
+  every = [pair for smooth, raw in arrays for pair in (smooth, raw) if pair is not None]
+  x, y = (np.concatenate([pair[axis] for pair in every]) for axis in (0, 1))
+  y = y[np.isfinite(y)]
+  is_log = log and bool(len(y)) and y.min() > 0
+  down = _span(y, is_log=is_log, begin=_HEIGHT - 34., end=24.)
+  left = 14 + _LETTER * max(len(text) for _, text in down.ticks())
+  across = _span(x, is_log=False, begin=left, end=WIDTH - 12., pad=0.)
+  lines = [_Line(curve, COLORS[number % len(COLORS)], *pair, across, down).values
+           for number, (curve, pair) in enumerate(zip(curves, arrays, strict=True))]
+  return _draw('curves.svg', f'{ylabel} over {xlabel}', height=_HEIGHT, left=left, right=WIDTH - 12, down=down.ticks(),
+               across=across.ticks(whole=True), xlabel=xlabel, ylabel=ylabel, lines=lines)
+
+
+class _Line:
+  """A curve as the template draws it."""
+
+  def __init__(self, curve: Curve, color: str, smooth: tuple[HostArray, HostArray],
+               raw: tuple[HostArray, HostArray] | None, across: Span, down: Span):
+    self._across, self._down = across, down
+    pairs = [(x, y) for x, y in zip(*smooth, strict=True) if np.isfinite(y)]
+    self.values: dict[str, Any] = {
+        'label': curve.label, 'color': color, 'path': self._path(*smooth), 'raw': self._path(*raw) if raw else '',
+        'last': html_pages.format_value(float(pairs[-1][1])) if pairs else '',
+        'marks': [(across.at(x), down.at(y), f'{x:,.6g}: {html_pages.format_value(float(y))}') for x, y in pairs
+                  ] if len(pairs) < _FEW else []}
+
+  def _path(self, x: HostArray, y: HostArray) -> str:
+    """Returns the points as the `d` of a path; a gap begins a new part."""
+    parts, pen = [], 'M'
+    for one, value in zip(x.tolist(), y.tolist(), strict=True):
+      if math.isfinite(value):
+        parts.append(f'{pen}{self._across.at(one):g} {self._down.at(value):g}')
+      pen = 'L' if math.isfinite(value) else 'M'
+    return ''.join(parts)
 
 
 def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: str) -> Markup:
-  """Draws `values [rows, columns]` as colours on a log scale; '0' marks a zero, a cross a value that is not finite."""
+  """Draws `values [rows, columns]` as colours on a log scale; '0' marks a zero, a cross a value that is not finite.
+
+  The lowest tenth of the values has the palest colour, as a few that are nearly 0 would hide the differences of all
+  others. Columns count from 1.
+  """
   values = np.asarray(values, np.float64)
   good = np.isfinite(values) & (values > 0)
-  logs = np.where(good, np.log10(np.where(good, values, 1.)), np.nan)
-  height = 0.9 + 0.19 * len(rows)
-  with _figure((_SIZE[0], height)) as (figure, ax):
-    image = ax.imshow(logs, aspect='auto', cmap=_heat_colors(), interpolation='nearest')
-    ax.set_yticks(range(len(rows)), rows)
-    ax.locator_params(axis='x', integer=True)
-    ax.set_xlabel(xlabel)
-    for row, column in np.argwhere(~good):
-      mark, color = ('0', _TEXT) if values[row, column] == 0 else ('×', '#d64545')
-      ax.text(column, row, mark, color=color, ha='center', va='center')
-    bar = figure.colorbar(image, ax=ax, label=f'log10 {unit}')
-    bar.outline.set_visible(False)
-    return _to_svg(figure, f'{unit} by {xlabel}')
+  logs = np.log10(np.where(good, values, 1.))
+  low, high = np.quantile(logs[good], (.1, 1.)).tolist() if good.any() else (0., 0.)
+  names = [shorten(name, 34) for name in rows]
+  left, side = min(14 + _LETTER * max(map(len, names)), .55 * WIDTH), 17.
+  width = min((WIDTH - 8 - left) / values.shape[1], 48.)
+  cells = []
+  for (row, column), value in np.ndenumerate(values):
+    x, y, is_good = round(left + column * width, 1), 4 + row * side, bool(good[row, column])
+    share = (logs[row, column] - low) / (high - low) if high > low else 1.
+    mark = '' if is_good else '0' if value == 0 else '×'
+    cells.append((x, y, round(min(max(float(share), .05), 1.), 3) if is_good else 0., mark,
+                  f'{rows[row]}, {xlabel} {column + 1}: {html_pages.format_value(float(value))}'))
+  every = max(1, math.ceil((3 + len(str(values.shape[1]))) * _LETTER / width))
+  return _draw('heat_map.svg', f'{unit} by {xlabel}', height=4 + len(rows) * side + 56, left=left, side=side,
+               width=width, rows=names, cells=cells, xlabel=xlabel, unit=unit, low=f'≤ {ticks.text(_rounded(10**low))}',
+               high=ticks.text(_rounded(10**high)), bottom=4 + len(rows) * side,
+               columns=[(left + (c + .5) * width, c + 1) for c in range(0, values.shape[1], every)])
 
 
 def draw_confusion(counts: HostArray, names: Sequence[str]) -> Markup:
   """Draws a confusion matrix `counts [C, C]`, labels in rows; colours show the share of the images with a label."""
   counts = np.asarray(counts)
   share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-  side = max(3.4, 1.2 + 0.23 * len(names))
-  with _figure((side + 0.4, side)) as (figure, ax):
-    ax.imshow(share, cmap=_heat_colors(), vmin=0, vmax=1, interpolation='nearest')
-    short = [shorten(name, 18) for name in names]
-    ax.set_xticks(range(len(names)), short, rotation=90 if max(map(len, short), default=0) > 2 else 0)
-    ax.set_yticks(range(len(names)), short)
-    ax.set_xlabel('predicted')
-    ax.set_ylabel('label')
-    for row, column in np.argwhere(counts > 0) if len(names) <= 20 else ():
-      ax.text(column, row, str(counts[row, column]), ha='center', va='center', fontsize=7,
-              color='#ffffff' if share[row, column] > 0.5 else _TEXT)
-    return _to_svg(figure, 'confusion matrix')
+  short = [shorten(name, 18) for name in names]
+  longest = max(map(len, short), default=0)
+  is_turned = longest > 3
+  left = 26 + _LETTER * longest
+  side = round(max(12., min(30., (WIDTH - left - 8) / len(names))), 1)
+  cells = [(left + column * side, 4 + row * side, round(float(share[row, column]), 3), int(counts[row, column]),
+            f'{names[row]}, predicted {names[column]}: {counts[row, column]:,} of {counts[row].sum():,} images')
+           for row, column in np.argwhere(counts > 0)]
+  bottom = 4 + len(names) * side
+  return _draw('confusion.svg', 'confusion matrix', width=left + len(names) * side + 8, left=left, side=side,
+               bottom=bottom, height=bottom + 30 + (_LETTER * longest if is_turned else 14), names=short, cells=cells,
+               is_turned=is_turned, has_numbers=len(names) <= 20)
 
 
-@contextlib.contextmanager
-def _figure(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
-  """Yields a figure without a window and without global state."""
-  import matplotlib
-  from matplotlib.figure import Figure
-  keys = ('axes.edgecolor', 'axes.labelcolor', 'xtick.color', 'ytick.color', 'text.color', 'grid.color')
-  settings: dict[str, object] = dict.fromkeys(keys, _TEXT)
-  settings.update({'svg.fonttype': 'none', 'svg.hashsalt': 'figure', 'font.size': 9, 'axes.linewidth': 0.6,
-                   'axes.formatter.useoffset': False})
-  with matplotlib.rc_context(settings):  # type: ignore[arg-type]
-    figure = Figure(figsize=size, layout='constrained')
-    figure.patch.set_alpha(0)
-    ax = figure.subplots()
-    ax.patch.set_alpha(0)
-    yield figure, ax
+def _draw(template: str, label: str, **values: object) -> Markup:
+  return Markup(html_pages.render(template, **({'label': label, 'full': WIDTH} | values)))
 
 
-def _to_svg(figure: Figure, label: str) -> Markup:
-  """Returns the figure as inline SVG: without prolog and metadata, and without ids that other charts also use."""
-  buffer = io.StringIO()
-  figure.savefig(buffer, format='svg')
-  svg = buffer.getvalue()
-  svg = svg[svg.index('<svg'):]
-  svg = re.sub(r'<metadata>.*?</metadata>', '', svg, flags=re.DOTALL)
-  svg = re.sub(r' xmlns(:\w+)?="[^"]*"', '', svg)
-  width = float(re.search(r'width="([\d.]+)pt"', svg)[1])  # type: ignore[index]
-  svg = re.sub(r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 style="max-width: {1.35 * width:0.0f}px"', svg, count=1)
-  svg = re.sub(r'(<svg[^>]*?) height="[\d.]+pt"', r'\1', svg, count=1)
-  used = set(re.findall(r'#([\w-]+)[")]', svg))
-  svg = re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else '', svg)
-  svg = re.sub(r'font: ([\d.]+px) [^;"]*', r'font-size: \1', svg)
-  svg = svg.replace(_TEXT, 'currentColor')
-  return Markup(svg.replace('<svg', f'<svg role="img" aria-label="{escape(label)}"', 1))
+def _span(values: HostArray, *, is_log: bool, begin: float, end: float, pad: float = .05) -> Span:
+  """Returns an axis of the finite values, with a margin of the share `pad` at both ends."""
+  low, high = (float(values.min()), float(values.max())) if len(values) else (0., 1.)
+  if high <= low:
+    low, high = (low / 2, high * 2) if is_log else (low - (abs(low) / 10 or 1.), high + (abs(high) / 10 or 1.))
+  elif is_log:
+    low, high = low * (low / high)**pad, high * (high / low)**pad
+  else:
+    low, high = low - pad * (high - low), high + pad * (high - low)
+  return Span(low, high, is_log, begin, end)
 
 
-def _heat_colors() -> Colormap:
-  from matplotlib.colors import LinearSegmentedColormap
-  colors = LinearSegmentedColormap.from_list('heat', [(*_HEAT, 0.), (*_HEAT, 1.)])
-  return colors.with_extremes(bad=(0, 0, 0, 0))
+def _rounded(value: float) -> float:
+  return float(f'{value:.2g}')
 
 
-def _thin(curve: Curve) -> tuple[HostArray, HostArray]:
-  """Returns the curve as arrays of at most `_MAX_POINTS` points; beyond that, neighbouring points are averaged."""
-  x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
+def _thin(steps: Sequence[float], values: Sequence[float]) -> tuple[HostArray, HostArray]:
+  """Returns a curve as arrays of at most `_MAX_POINTS` points; beyond that, neighbouring points are averaged."""
+  x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
   y = np.where(np.isfinite(y), y, np.nan)
   group = -(-len(x) // _MAX_POINTS)
   if group <= 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect import sheets
+from vit_jax.inspect import plotting, sheets
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArr
 
 def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str, ylabel: str, title: str) -> bytes:
   """Draws a panel for each model with a line for each depth of `[L + 1, n]`, coloured by depth."""
-  import matplotlib
+  matplotlib = plotting.load()
   with _canvas((4.4 * len(tables) + .6, 3.4), (1, len(tables))) as (figure, axes):
     for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
       colors = matplotlib.colormaps[_DEPTHS](np.linspace(0, .92, len(table)))
@@ -141,7 +141,7 @@ def shade(image: HostArray, heat: HostArray) -> HostArray:
 
 def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
   """`image [H, W, 3]` uint8 under the colours of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
-  import matplotlib
+  matplotlib = plotting.load()
   scaled = (heat - heat.min()) / max(_bright(heat) - float(heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]
   return np.round(255 * ((1 - opacity) * image / 255. + opacity * colors)).astype(np.uint8)
@@ -205,7 +205,7 @@ def reconstruction_sheet(images: HostArray, found: Reconstruction, captions: Seq
 @contextlib.contextmanager
 def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1)) -> Iterator[tuple[Figure, Any]]:
   """Yields a figure without a window, and its axes `[rows, columns]`."""
-  import matplotlib
+  matplotlib = plotting.load()
   from matplotlib.figure import Figure
   with matplotlib.rc_context({'font.size': 8, 'axes.linewidth': .6, 'axes.formatter.useoffset': False}):
     figure = Figure(figsize=size, layout='constrained', dpi=sheets.DPI)

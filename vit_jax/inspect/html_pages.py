@@ -1,7 +1,7 @@
 """HTML pages made from the Jinja templates in `templates/`.
 
 A page is one file that opens without a network: styles, SVG charts and PNG images are inside it. Jinja escapes every
-value but `Markup`, which only `charts.py` and `breakable` make.
+value but `Markup`, which only `charts.py` and `breakable` make. Nothing here needs matplotlib.
 """
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _environment() -> jinja2.Environment:
       loader=jinja2.PackageLoader('vit_jax.inspect'), autoescape=True, undefined=jinja2.StrictUndefined,
       trim_blocks=True, lstrip_blocks=True)
   environment.filters |= {'format_value': format_value, 'breakable': breakable, 'data_uri': data_uri,
-                          'branches': _branches}
-  environment.tests['numeric'] = lambda value: isinstance(value, int | float)
+                          'branches': _branches, 'px': _px}
+  environment.tests['numeric'] = _is_numeric
   return environment
 
 
@@ -52,9 +52,9 @@ def to_png(image: HostArray) -> bytes:
   image = np.asarray(image)
   if image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape or image.dtype != np.uint8:
     raise ValueError(f'image: expected [H, W, 3] uint8, got {list(image.shape)} {image.dtype}')
-  import matplotlib.image
+  from PIL import Image
   buffer = io.BytesIO()
-  matplotlib.image.imsave(buffer, image, format='png')
+  Image.fromarray(image).save(buffer, 'png')
   return buffer.getvalue()
 
 
@@ -72,12 +72,32 @@ def format_value(value: object) -> str:
   return f'{value:.4g}' if not 1e4 <= abs(value) < 1e15 else f'{value:,.0f}'
 
 
+def format_metric(name: str, value: object) -> str:
+  """Returns the value of a metric as text; shares of images are in percent, as everywhere on the pages."""
+  number = to_float(value)
+  return f'{100 * number:.2f} %' if is_share(name) and math.isfinite(number) else format_value(value)
+
+
+def is_share(name: str) -> bool:
+  """Returns whether a metric is a share, such as an accuracy: `test/top1@ema`, `few/10shot_std`, `train/accuracy`."""
+  return re.fullmatch(r'(.+/)?(top\d+|\d+shot|(\w+_)?accuracy|class_mean|ece|mfu)([._].*)?(@.*)?', name) is not None
+
+
 def to_float(value: object) -> float:
   """Returns a number, also from text such as 'inf'; nan for anything that is not a number."""
   try:
     return float(value)  # type: ignore[arg-type]
   except (TypeError, ValueError):
     return math.nan
+
+
+def _is_numeric(value: object) -> bool:
+  return isinstance(value, int | float) or isinstance(value, str) and re.fullmatch(r'[\d.,]+ %', value) is not None
+
+
+def _px(value: float) -> str:
+  """Returns a coordinate of a drawing with at most one decimal."""
+  return f'{value:.1f}'.removesuffix('.0')
 
 
 def _branches(value: object) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,20 +19,25 @@ from vit_jax.core.types import HostArray
 from vit_jax.inspect import charts, html_pages
 
 _MAX_CLASSES = 40  # of a legible matrix
-_MAX_PAIRS = 30
+_MAX_ROWS = 15  # of a table
 _MAX_EXAMPLES = 12  # of each kind
 _PER_IMAGE = ('index', 'label', 'top', 'probability')
 _PER_EXAMPLE = ('example_index', 'example_name', 'example_image')
 
 
 class Confusion(NamedTuple):
-  """The confusion matrix as a chart, or with more than `_MAX_CLASSES` classes the most confused pairs as table rows.
+  """Which classes are confused, and how often each is recognised.
 
-  rows: label, prediction, number of images, their share of the images with this label.
+  chart: the confusion matrix; None with more than `_MAX_CLASSES` classes.
+  pairs: the most confused pairs: label, prediction, number of images, their share of the images with this label.
+  classes: accuracy by class, the lowest first: label, percent, number of images.
+  mean: mean of the accuracies of all classes that occur, in percent.
   """
   num_classes: int
-  chart: Markup | None = None
-  rows: tuple[tuple[str, str, int, str], ...] = ()
+  chart: Markup | None
+  pairs: tuple[tuple[str, str, int, str], ...]
+  classes: tuple[tuple[str, str, int], ...]
+  mean: str
 
 
 class Example(NamedTuple):
@@ -88,13 +93,25 @@ def summarize(arrays: Mapping[str, HostArray]) -> Predictions:
 def _confusion(arrays: Mapping[str, HostArray]) -> Confusion:
   names = [str(name) for name in np.atleast_1d(arrays['class_names'])]
   pairs, counts, sizes = _count_pairs(arrays, len(names))
-  if len(names) <= _MAX_CLASSES:
-    matrix = np.zeros((len(names), len(names)), np.int64)
-    matrix[pairs[:, 0], pairs[:, 1]] = counts
-    return Confusion(len(names), chart=charts.draw_confusion(matrix, names) if len(pairs) else None)
   rows = [(names[t], names[p], int(n), f'{100 * n / sizes[t]:.1f} %') for (t, p), n in zip(pairs, counts, strict=True)
           if t != p]
-  return Confusion(len(names), rows=tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_PAIRS]))
+  right = np.zeros(len(names), np.int64)
+  same = pairs[:, 0] == pairs[:, 1]
+  right[pairs[same, 0]] = counts[same]
+  share = 100 * right / np.maximum(sizes, 1)
+  occur = np.flatnonzero(sizes)
+  lowest = sorted(occur, key=lambda c: (share[c], -sizes[c]))[:_MAX_ROWS]
+  return Confusion(
+      len(names), _matrix(pairs, counts, names) if len(pairs) and len(names) <= _MAX_CLASSES else None,
+      tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_ROWS]),
+      tuple((names[c], f'{share[c]:.1f} %', int(sizes[c])) for c in lowest),
+      f'{share[occur].mean():.2f} %' if len(occur) else '')
+
+
+def _matrix(pairs: HostArray, counts: HostArray, names: Sequence[str]) -> Markup:
+  matrix = np.zeros((len(names), len(names)), np.int64)
+  matrix[pairs[:, 0], pairs[:, 1]] = counts
+  return charts.draw_confusion(matrix, names)
 
 
 def _group_examples(arrays: Mapping[str, HostArray]) -> tuple[tuple[str, str, list[Example]], ...]:

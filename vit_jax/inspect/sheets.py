@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.core.types import HostArray
+from vit_jax.inspect import plotting
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -104,6 +105,7 @@ def _resized(image: HostArray, size: Sequence[int]) -> HostArray:
 
 def _with_texts(pixels: HostArray, texts: Sequence[Text]) -> bytes:
   """Returns `[H, W, 3]` uint8 with texts on it as a PNG file."""
+  plotting.load()
   from matplotlib.figure import Figure
   height, width = pixels.shape[:2]
   figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
@@ -115,6 +117,7 @@ def _with_texts(pixels: HostArray, texts: Sequence[Text]) -> bytes:
 
 def encode(figure: Figure) -> bytes:
   """Returns the figure as a PNG file. It is laid out and drawn once, and `savefig` would draw it twice."""
+  plotting.load()
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from PIL import Image
   canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()

@@ -1,47 +1,47 @@
 """The page of a run directory, `report.html`: key figures, curves, tables, images, settings.
 
 The page opens without a network (`inspect/templates/report.html`). Files that are missing or damaged are left out and
-listed at the end, so that a run that was killed has a report too. Reads files only and needs no device.
+listed at the end, so that a run that was killed has a report too; so is a part that cannot be drawn. Reads files only
+and needs no device.
 """
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from markupsafe import Markup
 
+from vit_jax import __version__
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
-from vit_jax.inspect import charts, html_pages, norms, predictions
+from vit_jax.inspect import html_pages, norms, predictions
+from vit_jax.jobs import report_curves
 from vit_jax.record import goodput, run_directory, storage, writer
 from vit_jax.record.progress import format_duration
 
+log = logging.getLogger('vit_jax.jobs')
+T = TypeVar('T')
 Json = dict[str, object]
 Values = dict[str, Any]
 """Values of a template."""
 
 _NOTHING = writer.Run([], [], 0, 0)
-# Title, unit of y, names of metrics, factor, logarithmic.
-_FIGURES = (
-  ('Loss', 'nats', r'train/loss|[^/]+/(nll|loss)(@.*)?', 1., False),
-  ('Accuracy', '%', r'train/accuracy|.+/(top1(_k20)?|10shot)([.]partial\d+)?(@.*)?', 100., False),
-  ('Learning rate', 'learning rate', r'train/lr', 1., False),
-  ('Gradient norm', 'L2 norm', r'train/grad_norm', 1., True),
-  ('Speed', 'images/s', r'train/images_per_s', 1., False),
-  ('Model FLOPs utilisation', '%', r'train/mfu', 100., False),
-)
-
 
 class _Record(NamedTuple):
-  """The files of a run directory; `missing` lists those that are not there or cannot be read."""
+  """The files of a run directory; `missing` lists those that are not there or cannot be read.
+
+  name: of the config; label: of the directory, which tells runs of one config apart.
+  """
   name: str
+  label: str
   workdir: str
   config: Json
   final: Json
@@ -70,21 +70,45 @@ def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: s
   if absent or not workdirs:
     raise ValueError(f'workdirs: expected existing run directories, got {", ".join(absent) or "none"}. Pass the '
                      '--workdir of a run.')
-  records = [_load(os.fspath(w)) for w in workdirs]
+  records = [_load(os.fspath(w), label) for w, label in zip(workdirs, _labels(workdirs), strict=True)]
   path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
-  run_directory.write_bytes(path, _render(records).encode())
+  run_directory.write_bytes(path, render(records).encode())
   return path
 
 
-def _render(records: Sequence[_Record]) -> str:
+def write_or_warn(workdir: storage.PathLike) -> str:
+  """Like `write_report` of one run, whose results exist: an error is a warning, and a sentence about it is returned."""
+  try:
+    return write_report(workdir)
+  except Exception as error:  # of any library that draws: a finished run must not end as a failed one
+    log.warning('The report could not be written: %s: %s. The results are complete.', type(error).__name__, error)
+    return 'not written, see the warning above'
+
+
+def _labels(workdirs: Sequence[storage.PathLike]) -> list[str]:
+  """Returns the shortest ends of the paths that differ, and the whole paths if none do."""
+  parts = [os.path.abspath(w).split(os.sep) if storage.is_local(w) else os.fspath(w).split('/') for w in workdirs]
+  for length in range(1, max(map(len, parts)) + 1):
+    found = ['/'.join(own[-length:]) for own in parts]
+    if len(set(found)) == len(found):
+      return found
+  return [os.fspath(w) for w in workdirs]
+
+
+def render(records: Sequence[_Record]) -> str:
+  """Returns the page of one run, or of several."""
   is_single = len(records) == 1
   runs = [_of_run(r, is_single=is_single) for r in records]
   names = list(dict.fromkeys(name for run in runs for name in run['key_figures']))
-  overview = [['run', *names], *([run['name'], *(run['key_figures'].get(name, '–') for name in names)] for run in runs)]
-  missing = [line if is_single else f'{r.name}: {line}' for r in records for line in r.missing]
+  overview = [['run', *names], *([run['label'], *(' '.join(run['key_figures'].get(name, '–')) for name in names)]
+                                 for run in runs)]
+  rows = [(r.label, r.run.rows) for r in records]
+  curves = [found for kind in report_curves.KINDS
+            if (found := _try(records[0], kind.title, functools.partial(report_curves.draw, kind, rows)))]
+  missing = [line if is_single else f'{r.label}: {line}' for r in records for line in r.missing]
   title = f'{records[0].name if is_single else f"{len(records)} runs"} – report'
-  return html_pages.render('report.html', title=title, runs=runs, overview=overview, curves=_curves(records),
-                           missing=missing)
+  return html_pages.render('report.html', title=title, runs=runs, overview=overview, curves=curves, missing=missing,
+                           version=__version__)
 
 
 def _of_run(r: _Record, *, is_single: bool) -> Values:
@@ -93,14 +117,27 @@ def _of_run(r: _Record, *, is_single: bool) -> Values:
   command = start.get('command', start.get('argv', ''))
   hidden = ('event', 'time_s', 'resumed_from', 'lost', 'command', 'argv')
   shown: Values = {
-      'name': r.name, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
-      'command': shlex.join(map(str, command)) if isinstance(command, list) else str(command), 'config': r.config,
+      'name': r.name, 'label': r.label, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
+      'digest': _digest(r), 'config': r.config,
+      'command': shlex.join(map(str, command)) if isinstance(command, list) else str(command),
       'environment': {name: value for name, value in start.items() if name not in hidden}}
-  return shown | (_results(r) | {'predictions': _predictions(r), 'norms': _norms(r), 'phases': _phases(r)}
+  return shown | (_results(r) | {'predictions': _try(r, 'predictions', lambda: _predictions(r)),
+                                 'norms': _try(r, 'norms by layer', lambda: _norms(r)),
+                                 'phases': _try(r, 'where the time went', lambda: _phases(r)) or []}
                   if is_single else {})
 
 
-def _load(workdir: str) -> _Record:
+def _try(r: _Record, what: str, make: Callable[[], T]) -> T | None:
+  """Returns what a function makes; if it fails, None, and the page says so."""
+  try:
+    return make()
+  except Exception as error:  # of any library that draws: the rest of the page is of use without it
+    log.warning('%s: %s could not be drawn: %s: %s', r.workdir, what, type(error).__name__, error)
+    r.missing.append(f'{what}: could not be drawn ({type(error).__name__}: {error})')
+    return None
+
+
+def _load(workdir: str, label: str) -> _Record:
   missing: list[str] = []
   config, final, evaluation = (_load_json(workdir, name, missing)
                                for name in ('config.json', 'final.json', 'evaluate.json'))
@@ -116,7 +153,7 @@ def _load(workdir: str) -> _Record:
     missing.append(str(error))
   name = config.get('name') or os.path.basename(os.path.abspath(workdir))
   arrays = _load_predictions(workdir, missing)
-  return _Record(str(name), workdir, config, final, evaluation, run, arrays, missing)
+  return _Record(str(name), label, workdir, config, final, evaluation, run, arrays, missing)
 
 
 def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
@@ -152,47 +189,31 @@ def _state(r: _Record) -> str:
   return state + (f' · resumed {resumes}×, {r.run.lost_steps:,} steps repeated' if resumes > 0 else '')
 
 
-def _key_figures(r: _Record) -> Iterator[tuple[str, str]]:
-  """Yields names and values of the numbers at the top of the page."""
+def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
+  """Yields names, values and notes of the numbers at the top of the page."""
   metrics = _mapping(r.final.get('metrics')) or _newest(r.run.rows)
   sizes = _mapping(r.final.get('num_examples'))
   for name, value in metrics.items():
-    number = _number(value)
-    if re.fullmatch(r'.+/top1(@.*)?', name) and number is not None:
+    if re.fullmatch(r'.+/top1(@.*)?', name) and _number(value) is not None:
       size = sizes.get(name.split('/')[0])
-      over = f' over {html_pages.format_value(size)} images' if size is not None else ''
-      yield f'{name}{over}', f'{100 * number:.2f} %'
+      yield name, (html_pages.format_metric(name, value),
+                   f'of {html_pages.format_value(size)} images' if size is not None else '')
   times = [row['time_s'] for row in r.run.rows if 'time_s' in row]
   seconds = _number(r.final.get('seconds')) or max(times, default=None)
   if seconds is not None:
-    yield 'time', format_duration(seconds)
+    yield 'time', (format_duration(seconds), '')
   speeds = [row['train/images_per_s'] for row in r.run.rows if 'train/images_per_s' in row]
   if speeds:
-    yield 'images/s, median', f'{np.nanmedian(speeds):,.0f}' if not np.all(np.isnan(speeds)) else 'nan'
+    yield 'images/s, median', (f'{np.nanmedian(speeds):,.0f}' if not np.all(np.isnan(speeds)) else 'nan', '')
   num_params = _number(r.final.get('num_params', r.final.get('parameters')))
   if num_params is not None:
-    yield 'parameters', f'{num_params:,.0f}'
+    yield 'parameters', (f'{num_params:,.0f}', '')
 
 
-def _curves(records: Sequence[_Record]) -> list[tuple[str, Markup]]:
-  found = []
-  for title, unit, pattern, factor, log in _FIGURES:
-    series = [(r, name) for r in records for name in _names(r, pattern)]
-    is_one_metric = len({name for _, name in series}) == 1
-    curves = []
-    for r, name in series:
-      points = [(row['step'], factor * row[name]) for row in r.run.rows if name in row and 'step' in row]
-      label = name if len(records) == 1 else r.name if is_one_metric else f'{r.name}: {name}'
-      curves.append(charts.Curve(label, *zip(*points, strict=True)))
-    if curves:
-      found.append((title, charts.draw_curves(curves, xlabel='step', ylabel=unit, log=log)))
-  return found
-
-
-def _names(r: _Record, pattern: str) -> list[str]:
-  """Returns the metrics whose names match, those of training first."""
-  names = {name for row in r.run.rows for name in row if re.fullmatch(pattern, name)}
-  return sorted(names, key=lambda name: (not name.startswith('train/'), name))
+def _digest(r: _Record) -> str:
+  """Returns the digest of the parameters at the end, or else of the newest checkpoint."""
+  saved = (e.get('params_digest') for e in reversed(r.run.events) if e['event'] == 'checkpoint')
+  return str(r.final.get('params_digest') or next(saved, '') or '')
 
 
 def _results(r: _Record) -> Values:
@@ -200,9 +221,8 @@ def _results(r: _Record) -> Values:
   tables = [('at the end of training', final)] if final else []
   if own and own != final:
     tables.append((f'evaluated at step {html_pages.format_value(r.evaluation.get("step", "?"))}', own))
-  return {'tables': [(title, [(name, value if isinstance(value, int | float) else str(value))
-                              for name, value in metrics.items()]) for title, metrics in tables],
-          'digest': r.final.get('params_digest'),
+  return {'tables': [(title, [(name, html_pages.format_metric(name, value)) for name, value in metrics.items()])
+                     for title, metrics in tables],
           'preprocessing': ', '.join(f'{name} {value}' for name, value
                                      in _mapping(r.evaluation.get('preprocessing')).items())}
 
@@ -224,10 +244,9 @@ def _predictions(r: _Record) -> predictions.Predictions | None:
 
 
 def _norms(r: _Record) -> norms.Norms | None:
-  event = next((e for e in reversed(r.run.events) if e['event'] == 'norms'), None)
-  if event is None:
-    return None
-  return norms.summarize(event.get('step', '?'), *(_mapping(event.get(key)) for key in ('grad', 'param', 'update')))
+  events = [e for e in r.run.events if e['event'] == 'norms']
+  rates = {int(row['step']): row['train/lr'] for row in r.run.rows if 'train/lr' in row and 'step' in row}
+  return norms.summarize(events, rates) if events else None
 
 
 def _phases(r: _Record) -> list[tuple[str, str, str]]:

@@ -286,7 +286,7 @@ class Run:
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
     if jax.process_index() == 0:
-      page = report_page.write_report(self.workdir)
+      page = report_page.write_or_warn(self.workdir)
       print(summary(final, seconds, page), flush=True)
 
 

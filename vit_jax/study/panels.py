@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import schema
+from vit_jax.inspect import plotting
 from vit_jax.inspect.figures import COLORS
 from vit_jax.inspect.html_pages import to_float
 
@@ -23,6 +24,7 @@ def draw(rows: Sequence[schema.Row], figures: Sequence[schema.Figure], curves: S
   series are connected by lines, unless there are `curves`: rows of other points to connect, in the color of the series
   that they name.
   """
+  plotting.load()
   from matplotlib.figure import Figure
   figure = Figure(figsize=(_SIZE[0] * len(figures), _SIZE[1]), layout='constrained')
   for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
