@@ -3,7 +3,7 @@
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH
 Run:      python -m vit_jax.main --config=configs/cifar10.py --workdir=runs/cifar10
 Plan:     1 device, 0.3 M parameters; about ten minutes on 2 CPU cores.
-Expected: see docs/results.md.
+Expected: see docs/explanation/results.md.
 """
 from vit_jax.config import schema as s
 

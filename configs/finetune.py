@@ -16,7 +16,7 @@ Run:      python -m vit_jax.main --config=configs/finetune.py:B/16,cifar10 --con
           …,phase=tune holds out part of the training examples, to choose settings: --config.optimizer.lr=0.003
 Plan:     B/16 at 384 px is 111 GFLOP an image forward; 10k steps of 512 are 1.7 exaFLOPs of training
 Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 %, CIFAR-100 91.67 %, ImageNet 83.97 %, Pets 94.43 %, Flowers 99.38 %
-          (the paper's Table 5). Measurements of our own are in docs/results.md.
+          (the paper's Table 5). Measurements of our own are in docs/explanation/results.md.
 """
 from vit_jax.config import files
 from vit_jax.config import schema as s

@@ -1,8 +1,8 @@
 """What was compared with the authors' programs, the papers or an independent computation, and how far apart they are.
 
-`python -m tests.fidelity` runs the tests that are named here and writes `docs/fidelity.md` with the largest difference
-that each of them saw. What an authors' program computed lies beside its test as a small file, with the script that made
-it.
+`python -m tests.fidelity` runs the tests that are named here and writes `docs/explanation/fidelity.md` with the largest
+difference that each of them saw. What an authors' program computed lies beside its test as a small file, with the
+script that made it.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGE = ROOT / 'docs' / 'fidelity.md'
+PAGE = ROOT / 'docs' / 'explanation' / 'fidelity.md'
 HEAD = """# Fidelity
 
 This page compares the results of this project with the authors' programs, with the tables of the papers, or with an
@@ -276,7 +276,7 @@ def compare(actual: Any, desired: Any) -> Seen:
 
 
 def page(recorder: Recorder) -> str:
-  """The text of `docs/fidelity.md`."""
+  """The text of `docs/explanation/fidelity.md`."""
   parts = [HEAD.format(commits=', '.join(f'{name} {commit}' for name, commit in COMMITS.items()))]
   for title, rows in ROWS.items():
     parts += [f'\n## {title}\n', '| what | compared with | what is compared | largest difference | test |',

@@ -1,18 +1,19 @@
-"""The documentation: links and anchors lead somewhere, and commands name jobs, configs and flags that exist."""
+"""The documentation: links lead somewhere, commands name jobs, configs and flags that exist, code blocks can be run."""
 from __future__ import annotations
 
 import pathlib
 import re
 
+import blocks
 import pytest
 
 from vit_jax.commands import JOBS
 from vit_jax.config import check, files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [*sorted(ROOT.glob('*.md')), *sorted((ROOT / 'docs').glob('*.md')), ROOT / 'launch' / 'README.md']
+PAGES = blocks.PAGES
 LINK = re.compile(r'\[[^]]*\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"')
-CODE = re.compile(r'^```\w*\n(.*?)^```|`([^`\n]+)`', re.M | re.S)
+CODE = re.compile(r'^ *```[^\n]*\n(.*?)^ *```|`([^`\n]+)`', re.M | re.S)
 COMMAND = re.compile(r'(?:vit-jax |python -m vit_jax\.main --job=)([a-z]+)([^`|#\n]*)')
 
 
@@ -42,12 +43,13 @@ def test_commands_name_jobs_flags_and_configs_that_exist(page: pathlib.Path) -> 
     for flag in re.findall(r' --([a-z_]+)[ =]', f'{rest} '):
       assert flag in JOBS[job].flags or flag == 'config', f'{page.name}: {job} --{flag}'
     for config in re.findall(r'--config=(?:configs/)?([a-z]\w*)', rest):
-      assert (ROOT / 'configs' / f'{config}.py').exists() or config.isupper(), f'{page.name}: {config}'
+      assert (ROOT / 'configs' / f'{config}.py').exists() or f'title="{config}.py"' in text, f'{page.name}: {config}'
 
 
 def test_the_config_of_the_guide_is_a_config(tmp_path: pathlib.Path) -> None:
-  (block,) = re.findall(r'^```\n(from vit_jax.*?)^```', (ROOT / 'docs' / 'configs.md').read_text(), re.M | re.S)
-  (tmp_path / 'mine.py').write_text(block)
+  guide = blocks.read(ROOT / 'docs' / 'guides' / 'write_a_config.md')
+  (text,) = [block.text for block in guide if block.title == 'mine.py']
+  (tmp_path / 'mine.py').write_text(text)
   config = files.load(f'{tmp_path / "mine.py"}:B/16', ['data.source=synthetic', 'data.num_examples=9000',
                                                        'data.num_classes=10'])
   assert config.model.width == 768
@@ -56,3 +58,27 @@ def test_the_config_of_the_guide_is_a_config(tmp_path: pathlib.Path) -> None:
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
   assert len((ROOT / 'README.md').read_text().splitlines()) <= 200
+
+
+def test_every_code_block_runs_or_says_why_not_and_is_valid() -> None:
+  found = [block for page in PAGES for block in blocks.read(page)]
+  fences = sum(len(re.findall(r'^ *```', page.read_text(), re.M)) for page in PAGES)
+  assert 2 * len(found) == fences  # none is missed
+  assert [text for text in map(blocks.problem, found) if text] == []
+  run = sum(block.runs for block in found)
+  assert run + sum(bool(block.reason) or block.language == 'text' for block in found) == len(found)
+  assert run >= 50, blocks.summary()
+  assert all(block.reason == '' or len(block.reason) > 10 for block in found)
+
+
+def test_the_problem_of_a_block_names_its_line(tmp_path: pathlib.Path) -> None:
+  page = blocks.ROOT / 'docs' / 'index.md'
+  bad = blocks.Block(page, 7, 'python', '', 'x = (\n', {}, '', 0)
+  assert blocks.problem(bad).startswith('docs/index.md:7: ')
+  assert "expected one of sh, python, diff, text, got ''" in blocks.problem(bad._replace(language=''))
+  assert 'unexpected end of file' in blocks.problem(bad._replace(language='sh', text='if true; then\n'))
+
+
+def test_flags_of_a_comment_replace_those_of_a_block_and_extend_it() -> None:
+  words = ['train', '--config=a', '--config.seed=1']
+  assert blocks.words_with(words, ['--config.seed=2', '--x']) == ['train', '--config=a', '--config.seed=2', '--x']

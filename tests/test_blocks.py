@@ -1,0 +1,95 @@
+"""Every code block of the documentation runs as it stands on its page, or says beside it why it does not.
+
+The blocks of a page run in their order in one folder, as a reader would: it has `photos/CLASS/*.jpg`, `new_photos`,
+`cat.jpg`, `dog.jpg`, the runs `runs/digits` and `runs/mine`, and the weights `vit.safetensors`, all of them tiny.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import blocks
+import numpy as np
+import pytest
+from PIL import Image
+from runs import environment
+
+ROOT = blocks.ROOT
+WITH_BLOCKS = [page for page in blocks.PAGES if any(block.runs for block in blocks.read(page))]
+SEED_RUNS = (['train', '--config=digits', '--workdir=runs/digits', *blocks.DIGITS],
+             ['train', '--config=from_folder', '--config.data.source=folder:photos', '--workdir=runs/mine',
+              *blocks.PHOTOS],
+             ['convert', '--weights=runs/mine', '--to=vit.safetensors'])
+"""What the folder of a page begins with."""
+
+
+def write_images(folder: pathlib.Path) -> None:
+  """Images of three classes, by color, and a few more that have none."""
+  rng = np.random.default_rng(0)
+  for number, name in enumerate(('bird', 'cat', 'dog')):
+    (folder / 'photos' / name).mkdir(parents=True)
+    for index in range(10):
+      noise = rng.integers(0, 120, (40, 48, 3)) + 100 * (np.arange(3) == number)
+      Image.fromarray(noise.astype(np.uint8)).save(folder / 'photos' / name / f'{index}.jpg')
+    Image.fromarray(noise.astype(np.uint8)).save(folder / f'{name}.jpg')
+  shutil.copytree(folder / 'photos' / 'cat', folder / 'new_photos')
+
+
+@pytest.fixture(scope='module')
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+  """The environment of blocks: `vit-jax` and `python` on its path are forks of one process."""
+  home = tmp_path_factory.mktemp('home')
+  where = home / 'socket'
+  for name, kind in (('vit-jax', 'run'), ('python', 'script')):
+    path = home / 'bin' / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT}/tests/forking.py {kind} {where} "$@"\n')
+    path.chmod(0o755)
+  found = environment() | {
+      'HOME': str(home), 'PATH': f'{home / "bin"}:{os.environ["PATH"]}', 'NO_COLOR': '1', 'COLUMNS': '120',
+      'JAX_COMPILATION_CACHE_DIR': os.environ.get('JAX_COMPILATION_CACHE_DIR', str(home / 'xla')),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
+  server = subprocess.Popen([sys.executable, str(ROOT / 'tests' / 'forking.py'), 'serve', str(where)], env=found,
+                            start_new_session=True)
+  while not where.exists():
+    assert server.poll() is None
+    time.sleep(.05)
+  yield found
+  os.killpg(server.pid, signal.SIGKILL)
+  server.wait()
+
+
+@pytest.fixture(scope='module')
+def start(programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """The folder that every page begins with."""
+  folder = tmp_path_factory.mktemp('start')
+  write_images(folder)
+  for words in SEED_RUNS:
+    done = subprocess.run(['vit-jax', *words], cwd=folder, env=programs, text=True, capture_output=True,
+                          timeout=blocks.TIMEOUT_S)
+    assert done.returncode == 0, f'{words}\n{done.stdout}\n{done.stderr}'
+  return folder
+
+
+@pytest.mark.slow(reason='10 to 100 s for a page, compilation included')
+@pytest.mark.xdist_group('documents')
+@pytest.mark.parametrize('page', WITH_BLOCKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_blocks_of_a_page_run(page: pathlib.Path, start: pathlib.Path, programs: dict[str, str],
+                                  tmp_path: pathlib.Path) -> None:
+  folder, found = tmp_path / 'page', [block for block in blocks.read(page) if block.runs]
+  shutil.copytree(start, folder)
+  (folder / 'launch').symlink_to(ROOT / 'launch')
+  if any(block.language == 'diff' for block in found):
+    ignored = shutil.ignore_patterns('__pycache__')
+    shutil.copytree(ROOT / 'vit_jax', folder / 'vit_jax', ignore=ignored)
+    shutil.copytree(ROOT / 'configs', folder / 'vit_jax' / 'configs', ignore=ignored)
+    programs = {**programs, 'BLOCK_PACKAGE': str(folder)}
+  for block in found:
+    done = blocks.run(block, folder, programs)
+    assert done.returncode == block.status, f'{block.where}: status {done.returncode}\n{block.text}\n{done.stdout}'
