@@ -23,7 +23,13 @@ TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '
         '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
         '--config.data.num_classes=3', '--config.data.recipe.eval_resize_px=16']
 PEER = """
+import einops
+import ml_collections as mlc
+import tensorflow.io.gfile as gfile
 import jax, jax.numpy as jnp
+
+def load(path, config: mlc.ConfigDict, read=gfile.GFile):
+  raise AssertionError('no file is read')
 
 class Network:
   def __init__(self, classes, patch_size, width, depth, mlp_dim, num_heads, pool_type, dtype_mm):
@@ -51,7 +57,7 @@ def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
-  """A program with the names and calls of big_vision, and another network."""
+  """A program with the names, imports and calls of big_vision, and another network."""
   folder = tmp_path / 'checkout'
   (folder / 'big_vision' / 'models').mkdir(parents=True)
   (folder / 'big_vision' / 'models' / 'vit.py').write_text(PEER)
@@ -81,7 +87,7 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
   for ratio, of in (('ratio', 'seconds'), ('processor_ratio', 'processor_s')):
     assert peer[ratio] == pytest.approx(sum(b / a for a, b in zip(step[of], peer[of], strict=True)) / 2)
   assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
-  assert network['matmul_flops'] > 1e9 and found['versions']['jax'] and found['device_kind'] == 'cpu'
+  assert network['matmul_flops'] > 1e7 and found['versions']['jax'] and found['device_kind'] == 'cpu'
   assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
 
 

@@ -7,17 +7,46 @@ its label, or an error. Imports nothing of this package.
 """
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Other files in this folder may have the names of modules of Python.
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or '.') != os.path.dirname(os.path.abspath(__file__))]
 
 Calls = dict[str, Callable[[], Any]]
+UNUSED = ('tensorflow', 'tensorflow.io', 'tensorflow.io.gfile', 'einops', 'ml_collections')
+"""Packages that big_vision imports beside its networks, for files and configs, and that no network uses."""
+
+
+class _Unused(types.ModuleType):
+  """Takes the place of a package that is not installed; each of its names is another one."""
+  __path__: list[str] = []
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('__'):
+      raise AttributeError(name)
+    return _Unused(f'{self.__name__}.{name}')
+
+
+@contextlib.contextmanager
+def without_unused() -> Iterator[None]:
+  """Lets big_vision be imported inside it where packages of `UNUSED` are missing; they are still missing afterwards."""
+  import flax.training.checkpoints  # noqa: F401  it looks for TensorFlow, and uses it if it is there
+  absent = [name for name in UNUSED if importlib.util.find_spec(name.partition('.')[0]) is None]
+  sys.modules.update({name: _Unused(name) for name in absent})
+  try:
+    yield
+  finally:
+    for name in absent:
+      del sys.modules[name]
 
 
 def torch_network(name: str, s: dict[str, Any]) -> tuple[str, Any]:
@@ -93,8 +122,11 @@ def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], 
 
 def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
   """Returns the same as `torch_calls` for big_vision's network in a jitted train step with optax; needs a checkout."""
-  from big_vision.models import vit  # first: without it, the rest need not be imported
-  import jax  # isort: skip
+  if importlib.util.find_spec('big_vision') is None:
+    raise ModuleNotFoundError("No module named 'big_vision'")  # before jax is imported, which takes seconds
+  with without_unused():
+    vit = importlib.import_module('big_vision.models.vit')
+  import jax
   import jax.numpy as jnp
   import optax
   network = vit.Model(s['classes'], patch_size=(s['patch'],) * 2, width=s['width'], depth=s['depth'],

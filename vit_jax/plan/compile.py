@@ -14,12 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.plan import bundles, compiled, schedule, topologies
+
+if TYPE_CHECKING:
+  import jax
 
 FAILURE_LINES = 12
 """Lines of the compiler's own output that an error shows."""
@@ -64,7 +67,15 @@ def ask(request: Request) -> Answer:
   Raises:
     UserError: the compiler failed for another reason than memory; shows the end of its output.
   """
-  topology = request.parse()
+  return in_process('vit_jax.plan.compile', request, request.parse())
+
+
+def in_process(module: str, request: Any, topology: topologies.Topology) -> Answer:
+  """What `main` of a module answers to a request, in a process that has the environment of a topology.
+
+  Raises:
+    UserError: as `ask`.
+  """
   root = str(pathlib.Path(__file__).resolve().parents[2])
   paths = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
   environment = {**os.environ, **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
@@ -74,7 +85,7 @@ def ask(request: Request) -> Answer:
     dump.mkdir()
     if topology.chip.platform == 'tpu':  # the compiler reads its flags when its library is loaded
       environment['LIBTPU_INIT_ARGS'] += f' {bundles.flags(str(dump))}'
-    done = subprocess.run([sys.executable, '-m', 'vit_jax.plan.compile', str(asked), str(answer), str(dump)],
+    done = subprocess.run([sys.executable, '-m', module, str(asked), str(answer), str(dump)],
                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode or not answer.exists():
       tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
@@ -100,17 +111,22 @@ def decode(content: dict) -> Answer:
 
 def measure(request: Request, dump: pathlib.Path) -> Answer:
   """Compiles in this process, whose environment must have been set, with the compiler's dump in the folder `dump`."""
-  import jax
-
   from vit_jax.jobs import build
   from vit_jax.parallel import mesh as meshes
   topology = request.parse()
   devices = topologies.open_devices(topology)
-  config = request.config
-  parts = build.parts(config, mesh=meshes.make(config.mesh, devices), num_examples=request.num_examples,
-                      num_classes=request.num_classes, in_memory=request.in_memory)
+  parts = build.parts(request.config, mesh=meshes.make(request.config.mesh, devices),
+                      num_examples=request.num_examples, num_classes=request.num_classes, in_memory=request.in_memory)
+  return examine(lambda: parts.program.step_fn.lower(parts.program.abstract_held, build.abstract_batch(request.config)),
+                 topology, dump, kind=devices[0].device_kind)
+
+
+def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topology, dump: pathlib.Path, *,
+            kind: str) -> Answer:
+  """Compiles a program that `lower` makes for devices of a `kind`, and reads its report."""
+  import jax
   began = time.monotonic()
-  lowered = parts.program.step_fn.lower(parts.program.abstract_held, build.abstract_batch(config))
+  lowered = lower()
   lower_s, began = time.monotonic() - began, time.monotonic()
   try:
     program = lowered.compile()
@@ -118,8 +134,7 @@ def measure(request: Request, dump: pathlib.Path) -> Answer:
     lost = compiled.overflow(str(error))
     if lost is None:
       raise
-    return Answer(overflow=lost, lower_s=lower_s, compile_s=time.monotonic() - began,
-                  device_kind=devices[0].device_kind)
+    return Answer(overflow=lost, lower_s=lower_s, compile_s=time.monotonic() - began, device_kind=kind)
   compile_s = time.monotonic() - began
   memory = program.memory_analysis()
   assert memory is not None, 'every backend that plans are made for reports its memory'
@@ -130,8 +145,7 @@ def measure(request: Request, dump: pathlib.Path) -> Answer:
   text = program.as_text() or ''
   second, found = times(text, dump, topology.chip)
   return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
-                compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, devices[0].device_kind,
-                found, second)
+                compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, kind, found, second)
 
 
 def times(text: str, dump: pathlib.Path,
@@ -144,10 +158,10 @@ def times(text: str, dump: pathlib.Path,
   return second, [one._replace(scheduled=by_place.get((one.phase, one.place), 0)) for one in found]
 
 
-def main(asked: str, answer: str, dump: str) -> None:
-  """The child process: reads a request and writes an answer, or the message of a `UserError`."""
+def main(asked: str, answer: str, dump: str, *, by: Callable[[Any, pathlib.Path], Answer] = measure) -> None:
+  """The child process: reads a request and writes the answer of `by`, or the message of a `UserError`."""
   try:
-    content = measure(pickle.loads(pathlib.Path(asked).read_bytes()), pathlib.Path(dump))._asdict()
+    content = by(pickle.loads(pathlib.Path(asked).read_bytes()), pathlib.Path(dump))._asdict()
   except UserError as error:
     content = {'error': str(error)}
   pathlib.Path(answer).write_text(json.dumps(content))
