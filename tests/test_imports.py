@@ -28,7 +28,7 @@ APART = {'data': {'objectives', 'evaluate', 'weights', 'train'}, 'optim': {'mode
          'train': {'data', 'objectives', 'evaluate', 'weights'}, 'models': {'optim'}, 'record': {'config'}}
 """What a package does not know of its own floor."""
 ONLY_IN = {
-    'flax': ('models/',),
+    'flax': ('models/', 'bench/child.py', 'bench/rival.py'),  # in bench for a program that is written with it
     'grain': ('data/', 'jobs/train.py'),
     'tensorflow_datasets': ('data/',),
     'cv2': ('data/',),
