@@ -53,6 +53,6 @@ def test_load_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_attribute_of_the_package_lists_the_known_ones() -> None:
-  with pytest.raises(AttributeError, match="no attribute 'loda'; it has load, Model"):
+  with pytest.raises(AttributeError, match="no attribute 'loda'; it has load, Model, list_models, list_weights"):
     vit_jax.loda  # type: ignore[attr-defined]  # noqa: B018
   assert 'load' in dir(vit_jax)

@@ -37,6 +37,9 @@ def complete(line: str, folder: pathlib.Path) -> list[str]:
     ('vit-jax predict --weights=a', ['a.npz']),
     ('vit-jax predict a', ['a.npz']),
     ('vit-jax predict --top=', []),
+    ('vit-jax list --format=m', ['markdown']),
+    ('vit-jax list --configs=vit_l16_j', ['vit_l16_jft']),
+    ('vit-jax list --models=a', []),
 ])
 def test_bash_offers_jobs_flags_choices_configs_and_files(
     line: str, offered: list[str], tmp_path: pathlib.Path) -> None:

@@ -182,7 +182,7 @@ def test_missing_data_is_reported_before_devices_are_initialized(tmp_path: pathl
 
 def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
   """Makes `list` end in an exception."""
-  def run() -> int:
+  def run(**_: object) -> int:
     raise error
   monkeypatch.setattr('vit_jax.jobs.listing.run', run)
 
@@ -232,7 +232,7 @@ import sys, time
 from vit_jax import main
 from vit_jax.jobs import listing
 
-def run():
+def run(**_):
   try:
     print('begun', flush=True)
     time.sleep(60)
@@ -264,7 +264,7 @@ from vit_jax import main
 from vit_jax.data.pipeline import prefetch
 from vit_jax.jobs import listing
 
-def run():
+def run(**_):
   batches = prefetch.prefetched(operator.neg, range(100), threads=1, workers=2)
   try:
     next(batches)

@@ -33,12 +33,16 @@ class Kind(NamedTuple):
 
 
 class Flag(NamedTuple):
-  """A flag; without a kind it is a switch, which takes no value. `usual` describes a default that is not a value."""
+  """A flag; without a kind it is a switch, which takes no value.
+
+  usual: describes a default that is not a value.    alone: text that the flag stands for without a value.
+  """
   name: str
   kind: Kind | None
   help: str
   default: Any = None
   usual: str = ''
+  alone: str = ''
 
   def read(self, text: str) -> Any:
     """Returns the value of a text.
@@ -168,6 +172,7 @@ def _local_path(text: str) -> pathlib.Path:
 TEXT = Kind('TEXT', 'a value', str)
 NAMES = Kind('A,B,…', 'names with commas', lambda text: [part.strip() for part in text.split(',') if part.strip()])
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
+GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
 FILE = Kind('FILE', 'a file', str)
 LOCAL = Kind('PATH', 'a path on this machine', _local_path)
 STORED = Kind('DIR', 'a directory on this machine or on gs://', storage.open_path)
@@ -249,7 +254,11 @@ JOBS = {
         Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
         Flag('search', None, 'time the largest batch that fits'),
         Flag('to', LOCAL, 'folder for bench.md and bench.json'))),
-    'list': Job('List the configs.', 'jobs.listing', is_quick=True),
+    'list': Job('List configs, networks and published weights by name.', 'jobs.listing', (), (
+        Flag('configs', GLOB, 'the configs (the default)', '', alone='*'),
+        Flag('models', GLOB, 'the networks, for --config.model=NAME', '', alone='*'),
+        Flag('weights', GLOB, 'the published weights, for --weights=NAME', '', alone='*'),
+        Flag('format', choice('text', 'markdown', 'json'), 'of the output', 'text')), is_quick=True),
     'completion': Job('Print a completion script: eval "$(vit-jax completion bash)".', 'completion', (), (),
                       'bash or zsh', is_quick=True),
 }

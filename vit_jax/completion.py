@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vit_jax.commands import FILE, JOBS, LOCAL, SEVERAL, STORED, WEIGHTS
+from vit_jax.commands import FILE, GLOB, JOBS, LOCAL, SEVERAL, STORED, WEIGHTS
 from vit_jax.config import files as configs
 from vit_jax.core.errors import UserError
 
@@ -65,10 +65,12 @@ def script(shell: str) -> str:
     words = [f'--{flag.name}{"=" if flag.kind else ""}' for flag in job.flags.values()]
     flags.append(f"        {name}) flags='{' '.join([*words, '--help'])}';;")
     for flag in job.flags.values():
-      if flag.name == 'config':
+      if flag.name in ('config', 'configs'):
         found = ' '.join(configs.list_names())
       elif flag.kind and flag.kind.choices:
         found = ' '.join(flag.kind.choices)
+      elif flag.kind == GLOB:
+        continue
       elif flag.kind in (FILE, LOCAL, STORED, SEVERAL) or flag.name == WEIGHTS.name:
         found = 'files'
       else:

@@ -118,7 +118,7 @@ def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]
     elif name not in job.flags:
       unknown.append(name)
     elif job.flags[name].kind:
-      known.append(f'--{name}={value}')
+      known.append(f'--{name}={value if equals else job.flags[name].alone}')
     elif equals:
       unknown.append(f'{name}={value}')
     else:
@@ -192,7 +192,8 @@ def parser(name: str) -> argparse.ArgumentParser:
     group = found.add_argument_group(title)
     for flag in flags:
       if flag.kind:
-        group.add_argument(f'--{flag.name}', action='append', metavar=flag.kind.metavar, help=_describe(flag))
+        metavar = f'[{flag.kind.metavar}]' if flag.alone else flag.kind.metavar
+        group.add_argument(f'--{flag.name}', action='append', metavar=metavar, help=_describe(flag))
       else:
         group.add_argument(f'--{flag.name}', action='store_true', help=flag.help)
   return found

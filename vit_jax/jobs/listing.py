@@ -1,25 +1,141 @@
-"""`--job=list`: all configs, each with the first line of its docstring."""
+"""`--job=list`: the configs, networks and published weights that are known by name, as text, Markdown or JSON.
+
+The tables in `docs/reference/` are the Markdown of this job.
+"""
 from __future__ import annotations
 
-import ast
-import pathlib
+import contextlib
+import json
+import os
+import shutil
+import sys
+from typing import NamedTuple
 
-from vit_jax.config import files
+from vit_jax.config import catalog as configs
+from vit_jax.core.errors import UserError
+from vit_jax.record import stage
+
+KINDS = ('configs', 'models', 'weights')
+FORMATS = ('text', 'markdown', 'json')
+_SHORTEST = 40  # columns of a line that is cut
 
 
-def run() -> int:
-  """Prints the table; exit status 0."""
-  print(table())
+class Table(NamedTuple):
+  """What is known of some names.
+
+  title: heading of the page.
+  about: what the columns mean, one paragraph.
+  columns: headings.    num_short: the first columns, which are shown in a terminal.    is_number: per column.
+  rows: texts by column.
+  entries: the same as plain values, for JSON.
+  """
+  title: str
+  about: str
+  columns: tuple[str, ...]
+  num_short: int
+  is_number: tuple[bool, ...]
+  rows: list[tuple[str, ...]]
+  entries: list[dict[str, object]]
+
+
+def run(*, models: str, weights: str, configs: str, format: str) -> int:
+  """Prints what matches the patterns, `*` for all; configs if there is no pattern. Exit status 0.
+
+  Raises:
+    UserError: nothing matches.
+  """
+  given = dict(zip(KINDS, (configs, models, weights), strict=True))
+  given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
+  with contextlib.nullcontext() if [*given] == ['configs'] else stage.shown():
+    stage.begin('importing jax')
+    tables = {kind: table(kind, pattern) for kind, pattern in given.items()}
+    stage.end()
+  for kind, found in tables.items():
+    if not found.rows:
+      raise UserError(f'--{kind}: expected a pattern that matches a name, such as *b16*, got {given[kind]!r}. '
+                      f'List all names with vit-jax list --{kind}.')
+  if format == 'json':
+    print(json.dumps({kind: found.entries for kind, found in tables.items()}, indent=1, ensure_ascii=False))
+  else:
+    show = markdown if format == 'markdown' else text
+    print('\n\n'.join(show(found) for found in tables.values()))
   return 0
 
 
-def table() -> str:
-  """Returns the names of configs with one line each, read without running the configs."""
-  names = files.list_names()
-  width = max(map(len, names), default=0) + 2
-  return '\n'.join(f'{name:<{width}}{_first_line(files.find(name)[0])}' for name in names)
+def table(kind: str, pattern: str = '*') -> Table:
+  """The table of one of `KINDS`."""
+  match kind:
+    case 'configs':
+      return _configs(pattern)
+    case 'models':
+      return _models(pattern)
+    case _:
+      return _weights(pattern)
 
 
-def _first_line(path: pathlib.Path) -> str:
-  doc = ast.get_docstring(ast.parse(path.read_text()))
-  return doc.splitlines()[0] if doc else ''
+def text(found: Table) -> str:
+  """A line for each row, for configs without a heading; cut to the width of a terminal."""
+  short = [row[:found.num_short] for row in found.rows]
+  rows = short if found.columns[0] == 'config' else [found.columns[:found.num_short], *short]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = ['  '.join(f'{cell:>{width}}' if number else f'{cell:<{width}}' for cell, width, number in zip(
+      row, widths, found.is_number[:found.num_short], strict=True)).rstrip() for row in rows]
+  if sys.stdout.isatty():
+    most = max(_SHORTEST, shutil.get_terminal_size().columns)
+    lines = [line if len(line) <= most else f'{line[:most - 1]}…' for line in lines]
+  return '\n'.join(lines)
+
+
+def markdown(found: Table) -> str:
+  """A page with a heading, a paragraph and a table."""
+  rule = ['---:' if number else '---' for number in found.is_number]
+  lines = [found.columns, tuple(rule), *([cell.replace('|', '\\|') for cell in row] for row in found.rows)]
+  return f'# {found.title}\n\n{found.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def _configs(pattern: str) -> Table:
+  found = configs.list_configs(pattern)
+  return Table(
+      'Configs', 'Use a name as `--config=NAME`, or `--config=NAME:ARGUMENTS` with arguments of these kinds, such as '
+      '`--config=finetune:B/16,pets`. This page is the output of `vit-jax list --configs --format=markdown`.',
+      ('config', 'about', 'arguments'), 2, (False, False, False),
+      [(one.name, one.about, ', '.join(one.arguments)) for one in found],
+      [{**one._asdict(), 'path': os.fspath(one.path)} for one in found])
+
+
+def _models(pattern: str) -> Table:
+  from vit_jax.recipes import catalog
+  found = catalog.list_models(pattern)
+  return Table(
+      'Networks', 'Use a name as `--config.model=NAME`. Parameters include a linear head of 1,000 classes. GFLOPs are '
+      'those of a forward pass of one image of the given side in pixels, with two FLOPs per multiply-add. Other patch '
+      'sides of plain ViTs and Mixers (`B/20`) and other factors of BiT (`BiT-R101x2`) work too. This page is the '
+      'output of `vit-jax list --models --format=markdown`.',
+      ('model', 'parameters', 'GFLOPs', 'px', 'source', 'family'), 5, (False, True, True, True, False, False),
+      [(one.name, _millions(one.parameters), _billions(one.flops), str(one.px), one.source, one.family)
+       for one in found],
+      [one._asdict() for one in found])
+
+
+def _weights(pattern: str) -> Table:
+  from vit_jax.weights import catalog
+  found = catalog.list_weights(pattern)
+  others = '; '.join(f'`{names}` ({what})' for names, what in catalog.PATTERNS)
+  return Table(
+      'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
+      'file is downloaded once. Licenses are those of the repositories that publish the files. A side of 0 px is not '
+      f'known from the name. Other names that work: {others}. This page is the output of '
+      '`vit-jax list --weights --format=markdown`.',
+      ('weights', 'parameters', 'px', 'license', 'data', 'model', 'classes', 'GFLOPs', 'source'), 5,
+      (False, True, True, False, False, False, True, True, False),
+      [(one.name, _millions(one.parameters), str(one.px), one.license, one.data, one.model, f'{one.num_classes:,}',
+        _billions(one.flops), one.source) for one in found],
+      [one._asdict() for one in found])
+
+
+def _millions(number: int) -> str:
+  return f'{number / 1e6:,.1f} M' if number < 1e10 else f'{number / 1e9:,.1f} B'
+
+
+def _billions(number: int) -> str:
+  return f'{number / 1e9:,.2f}' if number < 1e10 else f'{number / 1e9:,.1f}'

@@ -43,10 +43,17 @@ VIT = {
     '22B': _Size(6144, 48, 48, 24576),
 }
 
+PATCHES = {  # sides in px that papers and public weights have; any other side can be set
+    'mu': (16,), 'Ti': (16,), 'S': (32, 16, 8), 'M': (16,), 'B': (32, 16, 8), 'L': (32, 16), 'So400m': (14,),
+    'H': (14,), 'g': (14,), 'g-opt': (16,), 'G': (14,), 'G-opt': (16,), 'e': (14,), '22B': (14,)}
+
 RESNET = {'R50': (3, 4, 6, 3), 'R101': (3, 4, 23, 3), 'R152': (3, 8, 36, 3), 'R200': (3, 24, 36, 3)}
 """Bottleneck units of each stage; a width factor multiplies all channels."""
+BITS = ('R50x1', 'R50x2', 'R50x3', 'R101x1', 'R101x3', 'R152x1', 'R152x2', 'R152x4', 'R200x3')
+"""Those of the BiT and ViT papers; any other factor can be set."""
 MIXER = {  # width, depth, hidden widths of the MLPs over tokens and channels
     'S': (512, 8, 256, 2048), 'B': (768, 12, 384, 3072), 'L': (1024, 24, 512, 4096), 'H': (1280, 32, 640, 5120)}
+MIXER_PATCHES = {'S': (32, 16), 'B': (32, 16), 'L': (32, 16), 'H': (14,)}
 EFFICIENTNET = {  # factors of width and depth, image side in px, dropout
     'B0': (1., 1., 224, .2), 'B1': (1., 1.1, 240, .2), 'B2': (1.1, 1.2, 260, .3), 'B3': (1.2, 1.4, 300, .3),
     'B4': (1.4, 1.8, 380, .4), 'B5': (1.6, 2.2, 456, .4), 'B6': (1.8, 2.6, 528, .5), 'B7': (2., 3.1, 600, .5),
@@ -217,6 +224,14 @@ def model(name: str) -> schema.Model:
       return schema.AxialResNet(layers=layers, width=width)
     case _:
       return published(name) if name in _PUBLISHED else vit(name)
+
+
+def names() -> tuple[str, ...]:
+  """Names that `model` knows, with the patch sides and width factors of papers and public weights."""
+  mixers = [f'Mixer-{size}/{patch}' for size, patches in MIXER_PATCHES.items() for patch in patches]
+  return (*(f'{size}/{patch}' for size, patches in PATCHES.items() for patch in patches),
+          *(name for name in PUBLISHED if name.removeprefix('ViT-') not in _HYBRIDS or name in _HYBRIDS),
+          *(f'BiT-{name}' for name in BITS), *mixers, *(f'EfficientNet-{name}' for name in EFFICIENTNET), *AXIAL_RESNET)
 
 
 def pretraining_head(model: schema.Model) -> int:

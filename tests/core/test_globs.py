@@ -1,0 +1,19 @@
+"""Patterns that find names."""
+from __future__ import annotations
+
+import pytest
+
+from vit_jax.core import globs
+
+
+@pytest.mark.parametrize(('name', 'pattern'), [
+    ('B/16', '*b16*'), ('DINOv2-reg-B/14', 'dinov2*b14'), ('ViT-B_16-i21k', 'vitb16*'), ('ViT-B_16-i21k', '*-i21k'),
+    ('R50+B/16', 'r50b16'), ('S/8', '?/8'), ('B/16', '[A-C]/16'), ('mae_i1k', 'i1k'), ('B/16', '*')])
+def test_case_and_separators_may_be_left_out(name: str, pattern: str) -> None:
+  assert globs.matches(name, pattern)
+
+
+@pytest.mark.parametrize(('name', 'pattern'), [
+    ('B/16', '*b32*'), ('B/16', '16*'), ('S/16', '[A-C]/16'), ('Ti/16', '?/16'), ('mae_i1k', 'i21k')])
+def test_other_names_do_not_match(name: str, pattern: str) -> None:
+  assert not globs.matches(name, pattern)

@@ -1,0 +1,54 @@
+"""`vit-jax list`: what is printed, and that the pages of the documentation are up to date."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from vit_jax import main
+from vit_jax.config import files
+from vit_jax.jobs import listing
+from vit_jax.recipes import sizes
+
+PAGES = {'configs': 'config_names.md', 'models': 'models.md', 'weights': 'published_weights.md'}
+REFERENCE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'reference'
+
+
+@pytest.mark.parametrize('kind', PAGES)
+def test_the_page_of_the_documentation_is_up_to_date(kind: str) -> None:
+  command = f'vit-jax list --{kind} --format=markdown > docs/reference/{PAGES[kind]}'
+  assert (REFERENCE / PAGES[kind]).read_text() == f'{listing.markdown(listing.table(kind))}\n', command
+
+
+def test_configs_are_listed_without_jax(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['list']) == 0
+  assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == files.list_names()
+
+
+@pytest.mark.parametrize('words', [['--models', '*b16*'], ['--models=*b16*']])
+def test_a_pattern_may_follow_a_flag(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['list', *words]) == 0
+  head, *lines = capsys.readouterr().out.splitlines()
+  assert head.split() == ['model', 'parameters', 'GFLOPs', 'px', 'source']
+  assert lines[0].split()[:5] == ['B/16', '86.6', 'M', '35.1', '224'] and all('B/16' in line for line in lines)
+
+
+def test_lines_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['list', '--models', '--weights']) == 0
+  assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_json_has_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['list', '--models', '--weights=ViT-B_16-sam', '--format=json']) == 0
+  found = json.loads(capsys.readouterr().out)
+  assert [one['name'] for one in found['models']] == [*sizes.names()] and 'configs' not in found
+  assert found['weights'][0] | {'address': ''} == {
+      'name': 'ViT-B_16-sam', 'model': 'B/16', 'family': 'ViT', 'parameters': 86_567_656, 'flops': 35_127_656_448,
+      'px': 224, 'num_classes': 1_000, 'data': 'ImageNet-1k', 'source': 'arXiv 2106.01548', 'license': 'Apache-2.0',
+      'address': ''}
+
+
+def test_a_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['list', '--models=x16']) == 2
+  assert "--models: expected a pattern that matches a name, such as *b16*, got 'x16'" in capsys.readouterr().err

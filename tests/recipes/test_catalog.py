@@ -1,0 +1,43 @@
+"""The list of networks."""
+from __future__ import annotations
+
+import pytest
+
+import vit_jax
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import catalog, finetune, sizes
+
+
+def test_every_name_is_listed_once_and_has_a_source() -> None:
+  found = vit_jax.list_models()
+  names = [one.name for one in found]
+  assert names == [*sizes.names()] and len({*names}) == len(names)
+  assert {*finetune.MODELS} <= {*names} and all(one.source and one.family for one in found)
+
+
+def test_parameters_are_those_of_the_authors_programs() -> None:
+  # of vision_transformer, timm (BiT, DeiT with one head, EfficientNet) and the Mixer paper's program
+  known = {'B/16': 86_567_656, 'B/8': 86_576_872, 'Ti/16': 5_717_416, 'BiT-R50x1': 25_549_352,
+           'EfficientNet-B0': 5_288_548, 'Mixer-B/16': 59_880_472}
+  assert {name: catalog.model(name).parameters for name in known} == known
+
+
+def test_flops_are_two_per_multiply_add_of_an_image_of_the_usual_side() -> None:
+  layer = 197 * 768 * (4 * 768 + 2 * 3072) + 2 * 197 * 197 * 768  # projections and MLP; attention
+  assert catalog.model('B/16').flops == 2 * (12 * layer + 196 * 768 * 768 + 768 * 1000)
+  assert (catalog.model('B/16').px, catalog.model('EfficientNet-B3').px) == (224, 300)
+
+
+@pytest.mark.parametrize(('name', 'family', 'source'), [
+    ('Ti/16', 'ViT', 'arXiv 2012.12877'), ('ViT-22B/14', 'ViT', 'arXiv 2302.05442'),
+    ('R50+L/32', 'Hybrid', 'arXiv 2010.11929'),
+    ('DINOv2-B/14', 'DINOv2', 'arXiv 2304.07193'), ('EfficientNet-L2', 'EfficientNet', 'arXiv 1911.04252')])
+def test_a_network_has_the_source_of_its_sizes(name: str, family: str, source: str) -> None:
+  assert catalog.model(name)[1:2] + catalog.model(name)[-1:] == (family, source)
+
+
+def test_a_pattern_chooses_names_and_any_size_can_be_looked_up() -> None:
+  assert [one.name for one in vit_jax.list_models('mixer*16')] == ['Mixer-S/16', 'Mixer-B/16', 'Mixer-L/16']
+  assert vit_jax.list_models('nothing') == [] and catalog.model('B/20').parameters > 0
+  with pytest.raises(UserError, match='expected SIZE/PATCH'):
+    catalog.model('X/16')

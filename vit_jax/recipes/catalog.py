@@ -1,0 +1,95 @@
+"""The networks that can be chosen by name, with their cost: `vit_jax.list_models()`.
+
+The names are those of `sizes.names()`. Parameters and FLOPs are computed by arithmetic (`models/cost.py`), with a
+linear head of 1,000 classes; no network is built.
+"""
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core import globs
+from vit_jax.models import cost
+from vit_jax.recipes import sizes
+
+PX = 224  # side of the images, but for EfficientNets
+NUM_CLASSES = 1_000
+_SIZES = {  # sizes of plain ViTs that are not from the ViT paper
+    'mu': 'big_vision', 'M': 'big_vision', 'g-opt': 'big_vision', 'G-opt': 'big_vision', 'Ti': 'arXiv 2012.12877',
+    'S': 'arXiv 2012.12877', 'So400m': 'arXiv 2305.13035', 'g': 'arXiv 2106.04560', 'G': 'arXiv 2106.04560',
+    'e': 'arXiv 2209.06794', '22B': 'arXiv 2302.05442'}
+_FAMILIES = (  # pattern of the name, family, source; the first match counts
+    (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'),
+    (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
+    (r'DeiT-III-', 'DeiT III', 'arXiv 2204.07118'),
+    (r'DeiT-distilled-', 'DeiT', 'arXiv 2012.12877'),
+    (r'SigLIP2-', 'SigLIP 2', 'arXiv 2502.14786'),
+    (r'SigLIP-', 'SigLIP', 'arXiv 2303.15343'),
+    (r'LV-ViT-', 'LV-ViT', 'arXiv 2104.10858'),
+    (r'Axial-ResNet', 'Axial ResNet', 'arXiv 2003.07853'),
+    (r'Axial-ViT-', 'Axial ViT', 'arXiv 2010.11929, Appendix D.6'),
+    (r'BiT-R200', 'BiT', 'arXiv 2010.11929, Table 6'),
+    (r'BiT-', 'BiT', 'arXiv 1912.11370'),
+    (r'Mixer-', 'MLP-Mixer', 'arXiv 2105.01601'),
+    (r'EfficientNet-L2', 'EfficientNet', 'arXiv 1911.04252'),
+    (r'EfficientNet-', 'EfficientNet', 'arXiv 1905.11946'),
+    (r'R(26)?\+', 'Hybrid', 'arXiv 2106.10270'),
+    (r'R50\+', 'Hybrid', 'arXiv 2010.11929'))
+
+
+class Model(NamedTuple):
+  """A network by its name.
+
+  name: for `--config.model=NAME`, and for the arguments of configs.
+  family: what it belongs to.
+  parameters: number of them, with a linear head of 1,000 classes.
+  flops: of a forward pass of one image of `px`, two per multiply-add.
+  px: side of the image that `flops` counts.
+  source: the paper, or the program, that has its sizes.
+  """
+  name: str
+  family: str
+  parameters: int
+  flops: int
+  px: int
+  source: str
+
+
+def list_models(pattern: str = '*') -> list[Model]:
+  """Networks whose names match a pattern such as `*b16*`; case and separators may be left out.
+
+  ViTs and Mixers with any other patch side, and BiTs with any other factor, can be named too.
+  """
+  return [model(name) for name in sizes.names() if globs.matches(name, pattern)]
+
+
+@functools.cache
+def model(name: str, *, px: int = 0, num_classes: int = NUM_CLASSES, is_hidden: bool = False) -> Model:
+  """The entry of any name that `sizes.model` knows.
+
+  Args:
+    name: of the network.
+    px: side of the images; 0 = the usual one.
+    num_classes: outputs of the head; 0 = without one.
+    is_hidden: the head has the hidden layer of the ViT paper's pre-training.
+
+  Raises:
+    UserError: the name is unknown.
+  """
+  found = sizes.model(name)
+  side = px or (sizes.efficientnet_px(name.partition('-')[2]) if isinstance(found, schema.EfficientNet) else PX)
+  head = schema.Head(pre_logits=sizes.pretraining_head(found) if is_hidden else 0)
+  parameters = cost.parameters(found, (side, side), head=head, num_classes=num_classes)
+  flops = cost.forward_flops(found, (side, side), head=head, num_classes=num_classes)
+  family, source = _origin(name)
+  return Model(name, family, sum(parameters.values()), sum(flops.values()), side, source)
+
+
+def _origin(name: str) -> tuple[str, str]:
+  """Family and source of a network."""
+  for pattern, family, source in _FAMILIES:
+    if re.match(pattern, name):
+      return family, source
+  return 'ViT', _SIZES.get(re.split('[/_]', name.removeprefix('ViT-'))[0], 'arXiv 2010.11929')
