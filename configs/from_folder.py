@@ -5,7 +5,11 @@ Data:     PATH/{train,val|test}/<class>/*.jpg, or PATH/<class>/… (then 10 % ar
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
 Sizes:    --config=configs/from_folder.py:S/16 selects another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
           --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture, or another network such as
-          --config=configs/from_folder.py:EfficientNet-B0; --config.image_px=64,64 another image size.
+          --config=configs/from_folder.py:EfficientNet-B0; also those of weights to start from, such as
+          --config=configs/from_folder.py:DINOv3-S/16, --config=configs/from_folder.py:CLIP-B/16,
+          --config=configs/from_folder.py:EVA02-CLIP-B/16, --config=configs/from_folder.py:PE-Spatial-B/16,
+          --config=configs/from_folder.py:PE-Core-G/14 and --config=configs/from_folder.py:AIMv2-L/14.
+          --config.image_px=64,64 sets another image size.
           Rare classes count more with --config.objective.class_weights=1,1,5 (one number a class); a run that no longer
           improves ends by itself with --config.train.early_stop.metric=test/top1@ema, after
           --config.train.early_stop.patience=5 evaluations without a gain above --config.train.early_stop.min_delta=0.

@@ -63,22 +63,29 @@ def drawn(shapes: Params, *, deviation: float) -> Params:
 
 
 def _norm(x: np.ndarray, p: PyTree) -> np.ndarray:
+  """LayerNorm, or RMSNorm without a bias."""
+  if 'bias' not in p:
+    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-6) * p['scale']
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p['scale'] + p['bias']
 
 
-def _gelu(x: np.ndarray) -> np.ndarray:
+def _gelu(x: np.ndarray, kind: Gelu) -> np.ndarray:
+  if kind is Gelu.QUICK:
+    return x / (1 + np.exp(-1.702 * x))
+  assert kind is Gelu.TANH
   return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
 def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
   """Self-attention of one sequence `[m, D]`, head by head."""
-  out, extra = p['out']['bias'], len(y) - GRID[0] * GRID[1]
+  mixed, extra = [], len(y) - GRID[0] * GRID[1]
   for a in range(s.heads):
-    q, k, v = (y @ p[n]['kernel'][:, a] + (p[n]['bias'][a] if s.qkv_bias else 0.) for n in ('query', 'key', 'value'))
+    q, k, v = (y @ p[n]['kernel'][:, a] + (p[n]['bias'][a] if 'bias' in p[n] else 0.)
+               for n in ('query', 'key', 'value'))
     if s.qk_norm:
       q, k = _norm(q, p['query_norm']), _norm(k, p['key_norm'])
-    if s.positions is Positions.ROTARY2D:
-      q, k = (np.concatenate([x[:extra], turned(x[extra:], GRID, s.rotary_base)]) for x in (q, k))
+    if s.positions.is_rotary:
+      q, k = (np.concatenate([x[:extra], turned(x[extra:], GRID, s)]) for x in (q, k))
     logits = q @ k.T
     if s.positions is Positions.RELATIVE:
       num_patches = len(y) - extra
@@ -86,30 +93,52 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
         for j in range(num_patches):
           logits[extra + i, extra + j] += q[extra + i] @ p['relative'][num_patches - 1 - (i - j), a]
     weights = np.exp(logits / math.sqrt(q.shape[1]))
-    out = out + weights / weights.sum(1, keepdims=True) @ v @ p['out']['kernel'][a]
-  return out
+    mixed.append(weights / weights.sum(1, keepdims=True) @ v)
+  together = np.concatenate(mixed, axis=1)
+  together = _norm(together, p['norm']) if s.attn_norm else together
+  return together @ p['out']['kernel'].reshape(together.shape[1], -1) + p['out'].get('bias', 0.)
 
 
-def turned(x: np.ndarray, grid: tuple[int, int], base: float) -> np.ndarray:
+def _place(index: int, side: int, s: schema.ViT) -> float:
+  """The angle of a row or column at frequency 1."""
+  if s.rotary_places is schema.RotaryPlaces.UNIT:
+    return 2 * math.pi * (2 * (index + .5) / side - 1)
+  return (index + s.rotary_offset) * s.rotary_grid / side if s.rotary_grid else index + s.rotary_offset
+
+
+def turned(x: np.ndarray, grid: tuple[int, int], s: schema.ViT) -> np.ndarray:
   """2-D rotary positions of patch tokens `[N, K]`, pair by pair as complex numbers, in float64."""
   half, out = x.shape[1] // 2, np.array(x, np.float64)
   for token in range(len(x)):
     row, column = divmod(token, grid[1])
     for j in range(half):
-      place, t = (column, j) if j < half // 2 else (row, j - half // 2)
-      number = complex(x[token, j], x[token, j + half]) * np.exp(1j * place * base ** (-t / (half / 2)))
+      place, t = (_place(column, grid[1], s), j) if j < half // 2 else (_place(row, grid[0], s), j - half // 2)
+      number = complex(x[token, j], x[token, j + half]) * np.exp(1j * place * s.rotary_base ** (-t / (half / 2)))
       out[token, j], out[token, j + half] = number.real, number.imag
   return out
 
 
-def _mlp(y: np.ndarray, p: PyTree, *, swiglu: bool) -> np.ndarray:
-  hidden = y @ p['up']['kernel'] + p['up']['bias']
-  if swiglu:
-    gate = y @ p['gate']['kernel'] + p['gate']['bias']
+def _mlp(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
+  hidden = y @ p['up']['kernel'] + p['up'].get('bias', 0.)
+  if s.swiglu:
+    gate = y @ p['gate']['kernel'] + p['gate'].get('bias', 0.)
     hidden = gate / (1 + np.exp(-gate)) * hidden
   else:
-    hidden = _gelu(hidden)
-  return hidden @ p['down']['kernel'] + p['down']['bias']
+    hidden = _gelu(hidden, s.gelu)
+  hidden = _norm(hidden, p['norm']) if s.mlp_norm else hidden
+  return hidden @ p['down']['kernel'] + p['down'].get('bias', 0.)
+
+
+def pooled_by_attention(tokens: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
+  """What the probe makes of tokens `[m, D]`: `[D]`."""
+  y, heads = np.array(p['attn']['out']['bias']), p['attn']['query']['kernel'].shape[1]
+  for a in range(heads):
+    query, key, value = ((tokens if n != 'query' else p['probe'][0]) @ p['attn'][n]['kernel'][:, a]
+                         + p['attn'][n]['bias'][a] for n in ('query', 'key', 'value'))
+    weights = np.exp(query @ key.T / math.sqrt(key.shape[1]))[0]
+    y = y + weights / weights.sum() @ value @ p['attn']['out']['kernel'][a]
+  hidden = _gelu(_norm(y, p['norm']) @ p['mlp']['up']['kernel'] + p['mlp']['up']['bias'], s.gelu)
+  return y + hidden @ p['mlp']['down']['kernel'] + p['mlp']['down']['bias']
 
 
 def _block(z: np.ndarray, p: PyTree, s: schema.ViT, sequences: list[list[int]]) -> np.ndarray:
@@ -118,14 +147,14 @@ def _block(z: np.ndarray, p: PyTree, s: schema.ViT, sequences: list[list[int]]) 
   for tokens in sequences:
     attended[tokens] = _attention(y[tokens], p['attn'], s)
   if s.parallel:
-    return z + s.branch_scale * (attended + _mlp(y, p['mlp'], swiglu=s.swiglu))
+    return z + s.branch_scale * (attended + _mlp(y, p['mlp'], s))
   z = z + s.branch_scale * attended * p.get('scale1', 1.)
-  return z + s.branch_scale * _mlp(_norm(z, p['norm2']), p['mlp'], swiglu=s.swiglu) * p.get('scale2', 1.)
+  return z + s.branch_scale * _mlp(_norm(z, p['norm2']), p['mlp'], s) * p.get('scale2', 1.)
 
 
 def _learned(table: PyTree, s: schema.ViT) -> np.ndarray:
   """Positions `[M, D]` of the whole sequence."""
-  if s.positions is Positions.LEARNED:
+  if s.positions.has_rows:
     first = s.pool.has_class_token + s.distilled
     return np.concatenate([table[0, :first], np.zeros((s.registers, s.width)), table[0, first:]])
   patches = [np.concatenate([table['column'][j], table['row'][i]]) for i in range(GRID[0]) for j in range(GRID[1])]
@@ -135,14 +164,16 @@ def _learned(table: PyTree, s: schema.ViT) -> np.ndarray:
 def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
   """Pooled features `[D]` of one image, or of a stem's map of it, in float64.
 
-  With a distillation token `[2, D]`: pooled, and its own. Pooling by attention is left out: the normed tokens `[N, D]`.
+  With a distillation token `[2, D]`: pooled, and its own. With `map` the normed tokens `[N, D]`.
   """
   (h, w), side = GRID, p['stem']['kernel'].shape[0]
   cut = [image[i * side:(i + 1) * side, j * side:(j + 1) * side].ravel() for i in range(h) for j in range(w)]
-  z = np.stack(cut) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem']['bias']
+  z = np.stack(cut) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem'].get('bias', 0.)
+  z = _norm(z, p['stem_norm']) if s.stem_norm else z
   z = np.concatenate([p[name][0] for name in ('cls', 'dist', 'registers') if name in p] + [z])
   if 'positions' in p and s.positions_at is PositionsAt.STEM:
     z = z + _learned(p['positions'], s)
+  z = _norm(z, p['norm_before']) if s.norm_before else z
   rows = [[i * w + j for j in range(w)] for i in range(h)]
   columns = [[i * w + j for i in range(h)] for j in range(w)]
   for layer in range(s.depth):
@@ -156,8 +187,9 @@ def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
   num_extra = sum(name in p for name in ('cls', 'dist')) + s.registers
   if s.norm_after_pool:
     return _norm(z[num_extra:].mean(0), p['norm'])
-  z = _norm(z, p['norm'])
-  assert s.gelu is Gelu.TANH
+  z = _norm(z, p['norm']) if s.final_norm else z
+  if s.pool is Pool.MAP_CLS:
+    return pooled_by_attention(z, p['pool'], s)
   if s.pool is Pool.CLS:
     return z[:2] if s.distilled else z[0]
   if s.pool is Pool.PATCHES:

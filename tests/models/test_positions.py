@@ -68,7 +68,8 @@ def test_rotary_positions_turn_pairs_of_channels_by_row_and_column(grid: tuple[i
   num_patches, extra = grid[0] * grid[1], 2
   x = np.random.default_rng(0).normal(size=(2, extra + num_patches, 2, 16)).astype(np.float32)
   found = positions.rotated(jnp.asarray(x), of_grid(grid, rotary_base=base))
-  expected = np.array([[vits.turned(x[b, extra:, a], grid, base) for a in range(2)] for b in range(2)])
+  settings = dataclasses.replace(ROTARY, rotary_base=base)
+  expected = np.array([[vits.turned(x[b, extra:, a], grid, settings) for a in range(2)] for b in range(2)])
   # two products of values below 5 with cosines and sines that are rounded to f32
   np.testing.assert_allclose(found[:, extra:], expected.swapaxes(1, 2), rtol=0, atol=4 * 5 * 2 ** -24)
   np.testing.assert_array_equal(found[:, :extra], x[:, :extra])  # class token and register have no place

@@ -19,7 +19,7 @@ import jax
 
 from vit_jax.bench.own import Part, Spent
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Pool, Positions
+from vit_jax.config.schema import Gelu, Norm, Pool, Positions
 from vit_jax.core.errors import UserError
 
 PEERS = ('timm', 'timm-compiled', 'transformers', 'transformers-compiled', 'big_vision')
@@ -64,7 +64,9 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
   plain = isinstance(model, schema.ViT) and isinstance(model.stem, schema.PatchStem) and not any((
       model.swiglu, model.registers, model.layer_scale, model.qk_norm, model.distilled, model.axial,
       model.positions is not Positions.LEARNED, model.pool not in (Pool.CLS, Pool.MEAN),
-      model.norm_after_pool))
+      model.norm_after_pool, model.norm_before, model.stem_norm, model.attn_norm, model.mlp_norm, not model.final_norm,
+      model.norm is not Norm.LAYER, model.gelu is Gelu.QUICK,
+      not all((model.stem_bias, model.qkv_bias, model.key_bias, model.out_bias, model.mlp_bias))))
   if not plain or not isinstance(optimizer, schema.AdamW) or not isinstance(config.objective, schema.Supervised):
     raise UserError('--against: expected a plain ViT with class token or mean pooling and learned positions, trained '
                     f'on classes with AdamW, got {type(model).__name__}, {type(config.objective).__name__} and '

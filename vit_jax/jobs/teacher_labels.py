@@ -243,7 +243,7 @@ def _grid(found: Weights) -> tuple[int, int]:
 def _check_tokens(found: Weights) -> None:
   """Raises UserError if the teacher's head does not apply to single tokens."""
   model = found.model
-  if isinstance(model, schema.ViT) and (model.pool is schema.Pool.MAP or model.norm_after_pool):
-    what = 'pools by attention' if model.pool is schema.Pool.MAP else 'normalizes the mean of its tokens'
+  if isinstance(model, schema.ViT) and (model.pool.is_attention or model.norm_after_pool):
+    what = 'pools by attention' if model.pool.is_attention else 'normalizes the mean of its tokens'
     raise UserError(f'{found.source}: expected a teacher whose head applies to single tokens, got one that {what}. Use '
                     'a teacher that pools by the class token or by the mean of normalized tokens.')

@@ -1,4 +1,4 @@
-"""The smallest parts: LayerNorm, dense layer, dropout, stochastic depth.
+"""The smallest parts: norms, dense layer, dropout, stochastic depth.
 
 Activations are `[..., D]`: rows `[R, D]`, or `[B, M, D]`, which is faster where images have tokens (the reason is in
 `kernels/dense.py`). Parameters are f32; a dense layer computes in its `dtype`. Randomness comes from explicit keys, so
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
+from vit_jax.config.schema import Norm
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models.kernels.forms import FAST, Forms
 
@@ -75,6 +76,23 @@ class LayerNorm(nn.Module):
     scale = self.param('scale', initializers.ones, (x.shape[-1],))
     bias = self.param('bias', zeros, (x.shape[-1],))
     return self.forms.layer_norm(x, scale, bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+  """`x / sqrt(mean(x^2) + eps) * scale` over the last axis (arXiv 1910.07467), with `scale [D]`; f32 in and out."""
+  eps: float
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    scale = self.param('scale', initializers.ones, (x.shape[-1],))
+    x = x.astype(jnp.float32)
+    unit = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+    return unit * jnp.expand_dims(scale, range(x.ndim - 1))
+
+
+def norm(kind: Norm, eps: float, forms: Forms = FAST, *, name: str | None = None) -> LayerNorm | RMSNorm:
+  """A norm of this kind."""
+  return RMSNorm(eps, name=name) if kind is Norm.RMS else LayerNorm(eps, forms, name=name)
 
 
 class Dense(nn.Module, kw_only=True):

@@ -16,7 +16,7 @@ from vit_jax.core.types import Array, PyTree, Schedule
 from vit_jax.optim import masks, per_layer, schedules
 
 BODY, FINAL_NORM = 'backbone/', 'backbone/norm/'
-BELOW = 'backbone/(stem/.*|cls|dist|registers|positions(/.*)?)'
+BELOW = 'backbone/(stem/.*|stem_norm/.*|norm_before/.*|cls|dist|registers|positions(/.*)?)'
 """What comes before the blocks."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions, PositionsAt
 from vit_jax.core.errors import UserError
+from vit_jax.recipes import families
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +118,7 @@ _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     'DeiT-III-S/16': ('S/16', _DEIT3), 'DeiT-III-B/16': ('B/16', _DEIT3), 'DeiT-III-L/16': ('L/16', _DEIT3),
     'DeiT-III-H/14': ('H/14', _DEIT3),
     'Axial-ViT-B/16': ('B/16', _AXIAL), 'Axial-ViT-B/32': ('B/32', _AXIAL),
+    **families.PUBLISHED,
 }
 PUBLISHED = tuple(_PUBLISHED)
 """Names that `published` knows."""

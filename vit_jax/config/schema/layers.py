@@ -4,13 +4,20 @@ from collections.abc import Iterator
 
 from vit_jax.config.schema import checks
 
-__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Kernels', 'Remat')
+__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Kernels', 'Norm', 'Remat')
 
 
 class Gelu(enum.Enum):
   """Form of the GELU."""
   TANH = 'tanh'    # the JAX originals
   EXACT = 'exact'  # erf; timm, DeiT, MAE, Hugging Face
+  QUICK = 'quick'  # x sigmoid(1.702 x); OpenAI's CLIP
+
+
+class Norm(enum.Enum):
+  """Kind of a network's norms, over the channels of each token."""
+  LAYER = 'layer'  # LayerNorm: centred, divided by the deviation, with scale and bias
+  RMS = 'rms'      # divided by the root of the mean square, with a scale (AIMv2)
 
 
 class DType(enum.Enum):

@@ -94,7 +94,7 @@ class Mae(ObjectiveSettings):
       return
     unsupported = {
         'positions=relative': m.positions is Positions.RELATIVE, 'axial=true': m.axial,
-        'positions_at=layers': m.positions_at is PositionsAt.LAYERS, 'pool=map': m.pool is Pool.MAP,
+        'positions_at=layers': m.positions_at is PositionsAt.LAYERS, f'pool={m.pool.value}': m.pool.is_attention,
         'pool=patches': m.pool is Pool.PATCHES, 'norm_after_pool=true': m.norm_after_pool,
         'distilled=true': m.distilled, f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
     for setting in (setting for setting, is_set in unsupported.items() if is_set):

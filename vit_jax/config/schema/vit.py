@@ -6,10 +6,11 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
-from vit_jax.config.schema.layers import AttentionKernel, DType, Execution, Gelu, Kernels, Remat
-from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
+from vit_jax.config.schema.layers import AttentionKernel, DType, Execution, Gelu, Kernels, Norm, Remat
+from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
-__all__ = ('ConvStem', 'PatchStem', 'Pool', 'PositionResize', 'Positions', 'PositionsAt', 'ResNetStem', 'ViT')
+__all__ = ('ConvStem', 'PatchStem', 'Pool', 'PositionResize', 'Positions', 'PositionsAt', 'ResNetStem', 'RotaryPlaces',
+           'ViT')
 
 MOST_CUDNN_WIDTH = 256
 """Most channels of a head in cuDNN, on Hopper and later."""
@@ -22,11 +23,17 @@ class Pool(enum.Enum):
   PATCHES = 'patches'  # mean over patch tokens, beside a class token that is not read (MAE's fine-tuning, timm's avg)
   FIRST = 'first'  # the first patch token, without class token (big_vision's pool type 0)
   MAP = 'map'    # a learned query attends to the patch tokens (Scaling ViT, SigLIP), without class token
+  MAP_CLS = 'map_cls'  # a learned query attends to all tokens, the class token among them (Perception Encoder)
 
   @property
   def has_class_token(self) -> bool:
     """Whether there is a class token before the patch tokens."""
-    return self in (Pool.CLS, Pool.PATCHES)
+    return self in (Pool.CLS, Pool.PATCHES, Pool.MAP_CLS)
+
+  @property
+  def is_attention(self) -> bool:
+    """Whether a learned query attends to the tokens."""
+    return self in (Pool.MAP, Pool.MAP_CLS)
 
 
 class Positions(enum.Enum):
@@ -37,12 +44,23 @@ class Positions(enum.Enum):
   NONE = 'none'            # a bag of patches
   LEARNED2D = 'learned2d'  # half a vector a column, half a vector a row, concatenated
   RELATIVE = 'relative'    # learned keys for 1-D offsets add to the attention logits of every block
-  ROTARY2D = 'rotary2d'    # queries and keys of patches are rotated by row and column (RoPE-ViT, axial)
+  ROTARY2D = 'rotary2d'    # queries and keys of patches are rotated by row and column (RoPE-ViT, axial; DINOv3)
+  LEARNED_ROTARY2D = 'learned_rotary2d'  # both `learned` and `rotary2d` (EVA-02, Perception Encoder)
 
   @property
   def is_learned(self) -> bool:
     """Whether there is a table of learned vectors."""
-    return self in (Positions.LEARNED, Positions.LEARNED2D)
+    return self.has_rows or self is Positions.LEARNED2D
+
+  @property
+  def has_rows(self) -> bool:
+    """Whether this table has one vector a token."""
+    return self in (Positions.LEARNED, Positions.LEARNED_ROTARY2D)
+
+  @property
+  def is_rotary(self) -> bool:
+    """Whether queries and keys are rotated."""
+    return self in (Positions.ROTARY2D, Positions.LEARNED_ROTARY2D)
 
   @property
   def is_fixed(self) -> bool:
@@ -55,6 +73,12 @@ class PositionsAt(enum.Enum):
   STEM = 'stem'      # once, after the stem
   LAYERS = 'layers'  # before every block, each with its own
   SHARED = 'shared'  # before every block, the same
+
+
+class RotaryPlaces(enum.Enum):
+  """What rows and columns count as in `rotary2d`."""
+  INDEX = 'index'  # their number, in radians (RoPE-ViT, EVA-02, Perception Encoder)
+  UNIT = 'unit'    # the centre of the patch in an image from -1 to 1, times 2 pi (DINOv3)
 
 
 class PositionResize(enum.Enum):
@@ -141,6 +165,21 @@ class ViT(checks.Settings):
   position_resize: PositionResize = PositionResize.ALIGNED  # of learned positions, for images of other sizes
   kernels: Kernels = Kernels.FAST
   rotary_base: float = ranged(100., Range(1, above=True))  # of rotary2d: the ratio of its frequencies (RoPE-ViT: 100)
+  rotary_places: RotaryPlaces = RotaryPlaces.INDEX
+  rotary_grid: int = ranged(0, COUNT_OR_0)  # of index: a side of any grid counts as so many patches; 0 = as it is
+  rotary_offset: float = ranged(0., ANY)    # of index: the number of the first row and column
+  norm: Norm = Norm.LAYER      # of all norms
+  norm_before: bool = False    # a norm of all tokens before the first block (CLIP)
+  stem_norm: bool = False      # a norm of the patch tokens before positions (AIMv2)
+  final_norm: bool = True      # a norm after the last block, or after pooling
+  attn_norm: bool = False      # a norm before the output matrix of attention (EVA-02's CLIP)
+  mlp_norm: bool = False       # a norm before the output matrix of the MLP (EVA-02 B and L)
+  stem_bias: bool = True       # the patch embedding has a bias (CLIP: none)
+  key_bias: bool = True        # where query and value have a bias, keys have one too (DINOv3, EVA-02: none)
+  out_bias: bool = True        # the output matrix of attention has a bias
+  mlp_bias: bool = True        # the matrices of the MLP have a bias (AIMv2: none)
+  pool_heads: int = ranged(0, COUNT_OR_0)  # of a pool with attention; 0 = those of the blocks (Perception Encoder: 8)
+  pool_mlp: int = ranged(0, COUNT_OR_0)    # hidden width of a pool with attention; 0 = that of the blocks
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
 
@@ -169,6 +208,7 @@ class ViT(checks.Settings):
     if self.distilled and self.pool is not Pool.CLS:
       yield checks.problem(f'{name}.distilled', f'False with {name}.pool={self.pool.value}', True,
                            f'Set {name}.pool=cls: the distillation token follows the class token.')
+    yield from self._switch_problems(name)
     yield from self._axial_problems(name) if self.axial else ()
     yield from self._kernel_problems(name) if self.attention is not AttentionKernel.XLA else ()
 
@@ -176,16 +216,29 @@ class ViT(checks.Settings):
     with_kind = f'with {name}.positions={self.positions.value}'
     if self.positions.is_fixed and (self.width % 4 or self.width < 8):
       yield checks.problem(f'{name}.width', f'a multiple of 4, at least 8, {with_kind}', self.width)
-    if self.positions is Positions.ROTARY2D:
+    if self.positions.is_rotary:
       head = f'4 channels for each of {name}.heads={self.heads} {with_kind}'
       yield from checks.multiple(f'{name}.width', self.width, 4 * self.heads, head)
     else:
-      yield from checks.no_effect(self, name, ['rotary_base'], with_kind)
+      rotary = ['rotary_base', 'rotary_places', 'rotary_grid', 'rotary_offset']
+      yield from checks.no_effect(self, name, rotary, with_kind)
+    if self.rotary_places is RotaryPlaces.UNIT:
+      yield from checks.no_effect(self, name, ['rotary_grid', 'rotary_offset'], f'with {name}.rotary_places=unit')
     if self.positions is Positions.LEARNED2D:
       yield from checks.multiple(f'{name}.width', self.width, 2, f'2 {with_kind}')
-    if self.positions_at is not PositionsAt.STEM and not self.positions.is_learned:
+    if self.positions_at is not PositionsAt.STEM and (self.positions.is_rotary or not self.positions.is_learned):
       yield checks.problem(f'{name}.positions_at', f'stem {with_kind}', self.positions_at,
                            f'Set {name}.positions=learned or learned2d to add them before each block.')
+
+  def _switch_problems(self, name: str) -> Iterator[str]:
+    if not self.qkv_bias:
+      yield from checks.no_effect(self, name, ['key_bias'], f'with {name}.qkv_bias=False')
+    if not self.final_norm and self.norm_after_pool:
+      yield checks.problem(f'{name}.final_norm', f'True with {name}.norm_after_pool=True, which moves it', False)
+    if not self.pool.is_attention:
+      yield from checks.no_effect(self, name, ['pool_heads', 'pool_mlp'], f'with {name}.pool={self.pool.value}')
+    elif self.pool_heads:
+      yield from checks.multiple(f'{name}.width', self.width, self.pool_heads, f'{name}.pool_heads={self.pool_heads}')
 
   def _axial_problems(self, name: str) -> Iterator[str]:
     """Axial attention is within rows and columns, which only patch tokens have."""
@@ -193,7 +246,7 @@ class ViT(checks.Settings):
       yield checks.problem(f'{name}.pool', f'mean or map, which have no class token, with {name}.axial=True', self.pool)
     if self.registers:
       yield checks.problem(f'{name}.registers', f'0 with {name}.axial=True', self.registers)
-    if self.positions in (Positions.RELATIVE, Positions.ROTARY2D):
+    if self.positions is Positions.RELATIVE or self.positions.is_rotary:
       yield checks.problem(f'{name}.positions', f'learned, learned2d, sincos2d or none with {name}.axial=True',
                            self.positions)
     if self.parallel:

@@ -15,6 +15,7 @@ from vit_jax.config.schema import Gelu
 from vit_jax.core.types import Array
 
 CUBIC = .044715  # of the tanh form, arXiv 1606.08415, section 2
+QUICK = 1.702    # of the form with a sigmoid, likewise
 SLOPE = math.sqrt(2 / math.pi)
 
 
@@ -86,8 +87,11 @@ def plain_gelu(x: Array, kind: Gelu) -> Array:
   """GELU in the dtype of `x` (arXiv 1606.08415).
 
   EXACT: `x / 2 * (1 + erf(x / sqrt 2))`;
-  TANH: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
+  TANH: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`;
+  QUICK: `x sigmoid(1.702 x)`.
   """
+  if kind is Gelu.QUICK:
+    return x * jax.nn.sigmoid(QUICK * x)
   return jax.nn.gelu(x, approximate=kind is Gelu.TANH)
 
 
@@ -98,8 +102,14 @@ def gelu(x: Array, kind: Gelu) -> Array:
 
 
 def slope_of_gelu(x: Array, kind: Gelu) -> Array:
-  """The derivative, f32. EXACT: `Phi(x) + x phi(x)`; TANH: `(1 + t) / 2 + x / 2 (1 - t^2) u'`, `t = tanh u`."""
+  """The derivative, f32. EXACT: `Phi(x) + x phi(x)`; TANH: `(1 + t) / 2 + x / 2 (1 - t^2) u'`, `t = tanh u`.
+
+  QUICK: `s + 1.702 x s (1 - s)`, `s = sigmoid(1.702 x)`.
+  """
   x = x.astype(jnp.float32)
+  if kind is Gelu.QUICK:
+    s = jax.nn.sigmoid(QUICK * x)
+    return s + QUICK * x * s * (1. - s)
   if kind is Gelu.EXACT:
     return .5 * (1. + jax.lax.erf(x / math.sqrt(2))) + x * jnp.exp(-.5 * x * x) / math.sqrt(2 * math.pi)
   t = jnp.tanh(SLOPE * (x + CUBIC * x * x * x))

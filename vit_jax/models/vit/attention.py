@@ -9,23 +9,25 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from vit_jax.config.schema import AttentionKernel, Positions
+from vit_jax.config.schema import AttentionKernel, Norm, Positions
 from vit_jax.core.types import Array, Key
 from vit_jax.models.kernels import attend_kernels, fused
 from vit_jax.models.kernels.attend import attention_weights, combine
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, LayerNorm, Projection, dropout, xavier_uniform
+from vit_jax.models.layers import Dense, Projection, dropout, norm, xavier_uniform
 from vit_jax.models.vit.positions import in_attention
 
 
 class Attention(nn.Module, kw_only=True):
-  """Multi-head attention with biases on output and, if `qkv_bias`, query, key and value.
+  """Multi-head attention; biases of query, key and value with `qkv_bias`, of the key also needs `key_bias`.
 
   Attributes:
     heads: A.
     dtype: of the products.
     norm_eps: of the norms of query and key.
-    qk_norm: LayerNorm of each query and key over its K entries, before the product (ViT-22B, eq. 4).
+    norm_kind: of these and of `inner_norm`.
+    qk_norm: a norm of each query and key over its K entries, before the product (ViT-22B, eq. 4).
+    inner_norm: a norm of what is mixed, over all D entries, before the output matrix (arXiv 2210.06423).
     dropout: probability that a weight is dropped.
     positions: kind of positions that act inside attention.
     num_patches: N that relative positions are made for.
@@ -35,8 +37,12 @@ class Attention(nn.Module, kw_only=True):
   heads: int
   dtype: DTypeLike
   norm_eps: float
+  norm_kind: Norm = Norm.LAYER
   qk_norm: bool = False
+  inner_norm: bool = False
   qkv_bias: bool = True
+  key_bias: bool = True
+  out_bias: bool = True
   dropout: float = 0.
   positions: Positions = Positions.NONE
   num_patches: int = 0
@@ -72,9 +78,10 @@ class Attention(nn.Module, kw_only=True):
 
     def project(name: str, source: Array) -> Array:
       source_BMD = source.reshape(num_sequences, -1, source.shape[-1])
-      projected_BMAK = checkpoint_name(dense(split, name, has_bias=self.qkv_bias)(source_BMD), name)
+      projected_BMAK = checkpoint_name(dense(split, name, has_bias=self._has_bias(name))(source_BMD), name)
       if self.qk_norm and name != 'value':
-        projected_BMAK = LayerNorm(self.norm_eps, self.forms, name=f'{name}_norm')(projected_BMAK).astype(self.dtype)
+        projected_BMAK = norm(self.norm_kind, self.norm_eps, self.forms, name=f'{name}_norm')(projected_BMAK)
+        projected_BMAK = projected_BMAK.astype(self.dtype)
       return projected_BMAK
 
     query, key, value = project('query', x), project('key', context), project('value', context)
@@ -87,13 +94,20 @@ class Attention(nn.Module, kw_only=True):
       mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
       mixed_BQAK = self.forms.attend(query, key, value, kernel=self.kernel)
-    y_BQD = dense((x.shape[-1],), 'out')(mixed_BQAK)
+    if self.inner_norm:
+      mixed_BQD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(mixed_BQAK.reshape(num_sequences, -1,
+                                                                                                  x.shape[-1]))
+      mixed_BQAK = mixed_BQD.astype(self.dtype).reshape(mixed_BQAK.shape)
+    y_BQD = dense((x.shape[-1],), 'out', has_bias=self.out_bias)(mixed_BQAK)
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
+
+  def _has_bias(self, name: str) -> bool:
+    return self.qkv_bias and (self.key_bias or name != 'key')
 
   def _is_fused(self, x: Array, context: Array, num_sequences: int) -> bool:
     """Whether the fused kernel computes everything from the projections on, which nothing changes in between."""
     shape = fused.Shape(x.size // x.shape[-1] // num_sequences, self.heads, x.shape[-1] // self.heads)
-    is_plain = self.positions not in (Positions.RELATIVE, Positions.ROTARY2D) and not self.qk_norm
+    is_plain = not (self.positions is Positions.RELATIVE or self.positions.is_rotary or self.qk_norm or self.inner_norm)
     return is_plain and context.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.dtype)
 
   def _fused(self, x: Array, context: Array, num_sequences: int) -> Array:
@@ -101,11 +115,11 @@ class Attention(nn.Module, kw_only=True):
     x_BND, context_BND = (a.reshape(num_sequences, -1, a.shape[-1]) for a in (x, context))
     split = (self.heads, x.shape[-1] // self.heads)
     projections = [
-        Projection(features=split, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=self.qkv_bias,
+        Projection(features=split, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=self._has_bias(name),
                    num_batch_dims=2, forms=self.forms, name=name)(source)
         for name, source in (('query', x_BND), ('key', context_BND), ('value', context_BND))]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
     y_BND = Dense(features=(x.shape[-1],), dtype=self.dtype, kernel_init=xavier_uniform, num_batch_dims=2, flat=True,
-                  forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
+                  has_bias=self.out_bias, forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
     return y_BND.reshape(x.shape)

@@ -13,10 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config.schema import AttentionKernel, Gelu, Positions
+from vit_jax.config.schema import AttentionKernel, Gelu, Norm, Positions
 from vit_jax.core.types import Array, Key
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, LayerNorm, drop_path, dropout, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, drop_path, dropout, norm, xavier_uniform
 from vit_jax.models.vit.attention import Attention
 
 MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
@@ -25,12 +25,17 @@ MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
 class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`, or with `swiglu` `W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202).
 
-  Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`.
+  Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`. Without `has_bias` there is no b or c. With
+  `inner_norm` what W2 is applied to is normed (arXiv 2110.09456); its epsilon is `norm_eps`.
   """
   hidden: int
   gelu: Gelu
   dtype: DTypeLike
   swiglu: bool = False
+  has_bias: bool = True
+  inner_norm: bool = False
+  norm_kind: Norm = Norm.LAYER
+  norm_eps: float = 0.
   dropout: float = 0.
   forms: Forms = FAST
 
@@ -41,14 +46,17 @@ class Mlp(nn.Module, kw_only=True):
 
     def dense(width: int, name: str) -> Dense:
       return Dense(features=(width,), dtype=self.dtype, kernel_init=xavier_uniform, bias_init=bias_init,
-                   num_batch_dims=x.ndim - 1, forms=self.forms, name=name)
+                   has_bias=self.has_bias, num_batch_dims=x.ndim - 1, forms=self.forms, name=name)
 
     def project(name: str) -> Array:
       return checkpoint_name(dense(self.hidden, name)(x), 'mlp')
 
     hidden_F = (jax.nn.silu(project('gate')) * project('up') if self.swiglu
                 else self.forms.gelu(project('up'), self.gelu))
-    return dense(x.shape[-1], 'down')(dropout(hidden_F, self.dropout, key))
+    hidden_F = dropout(hidden_F, self.dropout, key)
+    if self.inner_norm:
+      hidden_F = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(hidden_F).astype(self.dtype)
+    return dense(x.shape[-1], 'down')(hidden_F)
 
 
 class Block(nn.Module, kw_only=True):
@@ -57,7 +65,8 @@ class Block(nn.Module, kw_only=True):
   With `parallel` instead `z = MSA(LN(z)) + MLP(LN(z)) + z`, one norm for both (ViT-22B, arXiv 2302.05442,
   section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
   multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), and with `branch_scale`
-  by this number. `positions` and `num_patches` are those of `Attention`, `attention` its kernel.
+  by this number. `positions`, `num_patches` and the biases are those of `Attention`, `attention` its kernel;
+  `attn_norm` and `mlp_norm` are the inner norms of both branches.
   """
   heads: int
   mlp: int
@@ -68,6 +77,12 @@ class Block(nn.Module, kw_only=True):
   attention_dropout: float = 0.
   qk_norm: bool = False
   qkv_bias: bool = True
+  key_bias: bool = True
+  out_bias: bool = True
+  mlp_bias: bool = True
+  norm_kind: Norm = Norm.LAYER
+  attn_norm: bool = False
+  mlp_norm: bool = False
   positions: Positions = Positions.NONE
   num_patches: int = 0
   swiglu: bool = False
@@ -99,12 +114,14 @@ class Block(nn.Module, kw_only=True):
     num_keys = 5 + (self.attention_dropout > 0.)
     keys = (None,) * 6 if dropout_key is None else tuple(jax.random.split(dropout_key, num_keys))
     attn = Attention(
-        heads=self.heads, dtype=self.dtype, norm_eps=self.norm_eps, qk_norm=self.qk_norm, qkv_bias=self.qkv_bias,
+        heads=self.heads, dtype=self.dtype, norm_eps=self.norm_eps, norm_kind=self.norm_kind, qk_norm=self.qk_norm,
+        inner_norm=self.attn_norm, qkv_bias=self.qkv_bias, key_bias=self.key_bias, out_bias=self.out_bias,
         dropout=self.attention_dropout, positions=self.positions, num_patches=self.num_patches, kernel=self.attention,
         forms=self.forms, name='attn')
-    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, swiglu=self.swiglu, dropout=self.dropout, dtype=self.dtype,
+    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, swiglu=self.swiglu, has_bias=self.mlp_bias, inner_norm=self.mlp_norm,
+              norm_kind=self.norm_kind, norm_eps=self.norm_eps, dropout=self.dropout, dtype=self.dtype,
               forms=self.forms, name='mlp')
-    normed = LayerNorm(self.norm_eps, self.forms, name='norm1')(x)
+    normed = self._norm('norm1')(x)
     y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, positions=positions,
                        attn_delta=attn_delta, dropout_key=keys[5] if self.attention_dropout > 0. else None)
     y = self._scaled(dropout(y, self.dropout, keys[0]), 'scale1')
@@ -112,9 +129,12 @@ class Block(nn.Module, kw_only=True):
       y = y + self._scaled(dropout(mlp(normed, keys[2]), self.dropout, keys[3]), 'scale2')
       return x + drop_path(y, rate, keys[1], num_images=num_images), captured
     x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
-    y = mlp(LayerNorm(self.norm_eps, self.forms, name='norm2')(x), keys[2])
+    y = mlp(self._norm('norm2')(x), keys[2])
     y = self._scaled(dropout(y, self.dropout, keys[3]), 'scale2')
     return x + drop_path(y, rate, keys[4], num_images=num_images), captured
+
+  def _norm(self, name: str) -> LayerNorm | RMSNorm:
+    return norm(self.norm_kind, self.norm_eps, self.forms, name=name)
 
   def _scaled(self, y: Array, name: str) -> Array:
     y = y if self.branch_scale == 1. else y * self.branch_scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from vit_jax.config import schema
-from vit_jax.config.schema import DType, Pool, Positions, PositionsAt, Remat
+from vit_jax.config.schema import DType, Norm, Pool, Positions, PositionsAt, Remat
 from vit_jax.models import resnet
 from vit_jax.models.counting import Conv, Costs, halved, item_bytes
 
@@ -14,7 +14,7 @@ def costs(model: schema.ViT, image_px: tuple[int, int]) -> Costs:
   stem = _stem_costs(model, image_px)
   parameters, macs = _parameters(model, image_px), _macs(model, image_px)
   inputs = (model.patch // model.stem.stride) ** 2 * stem.width  # of one patch
-  parameters['stem'] = sum(stem.parameters.values()) + (inputs + 1) * model.width
+  parameters['stem'] = sum(stem.parameters.values()) + (inputs + model.stem_bias) * model.width
   macs['stem'] = sum(stem.macs.values()) + num_tokens(model, image_px)[0] * inputs * model.width
   return Costs(parameters, macs, stem.activation_bytes + _activation_bytes(model, image_px), model.width)
 
@@ -26,7 +26,7 @@ def num_tokens(model: schema.ViT, image_px: tuple[int, int]) -> tuple[int, int]:
 
 
 def _parameters(model: schema.ViT, image_px: tuple[int, int]) -> dict[str, int]:
-  width, hidden = model.width, model.mlp
+  width, pool_hidden = model.width, model.pool_mlp or model.mlp
   positions, at_layers = _position_parameters(model, image_px), model.positions_at is PositionsAt.LAYERS
   return {
       'stem': 0,
@@ -35,13 +35,19 @@ def _parameters(model: schema.ViT, image_px: tuple[int, int]) -> dict[str, int]:
       'registers': model.registers * width,
       'positions': 0 if at_layers else positions,
       'blocks': model.depth * (_num_blocks(model) * _block_parameters(model, image_px) + at_layers * positions),
-      'norm': 2 * width,
-      'pool': width + 4 * width * (width + 1) + 2 * width + 2 * width * hidden + hidden + width
-              if model.pool is Pool.MAP else 0}
+      'norm': (model.norm_before + model.stem_norm + model.final_norm) * _of_norm(model, width),
+      'pool': width + 4 * width * (width + 1) + _of_norm(model, width) + (2 * width + 1) * pool_hidden + width
+              if model.pool.is_attention else 0}
+
+
+def _of_norm(model: schema.ViT, width: int) -> int:
+  """Parameters of a norm over `width` channels."""
+  return width if model.norm is Norm.RMS else 2 * width
 
 
 def _macs(model: schema.ViT, image_px: tuple[int, int]) -> dict[str, int]:
   (patches, tokens), width, hidden = num_tokens(model, image_px), model.width, model.mlp
+  pooled = tokens if model.pool is Pool.MAP_CLS else patches
   blocks, is_relative = model.depth * _num_blocks(model), model.positions is Positions.RELATIVE
   return {
       'stem': 0,
@@ -50,8 +56,8 @@ def _macs(model: schema.ViT, image_px: tuple[int, int]) -> dict[str, int]:
       'relative': blocks * patches * (2 * patches - 1) * width if is_relative else 0,
       'out': blocks * tokens * width ** 2,
       'mlp': blocks * tokens * width * hidden * (3 if model.swiglu else 2),
-      'pool': 2 * width * (width + patches * (width + 1) + hidden)
-              if model.pool is Pool.MAP else 0}
+      'pool': 2 * width * (width + pooled * (width + 1) + (model.pool_mlp or hidden))
+              if model.pool.is_attention else 0}
 
 
 def _stem_costs(model: schema.ViT, image_px: tuple[int, int]) -> Costs:
@@ -114,7 +120,7 @@ def _attention_entries(model: schema.ViT, image_px: tuple[int, int]) -> int:
 def _position_parameters(model: schema.ViT, image_px: tuple[int, int]) -> int:
   """Parameters of one table of learned positions."""
   match model.positions:
-    case Positions.LEARNED:
+    case Positions.LEARNED | Positions.LEARNED_ROTARY2D:
       return (num_tokens(model, image_px)[1] - model.registers) * model.width
     case Positions.LEARNED2D:
       return sum(_grid(model, image_px)) * model.width // 2
@@ -125,10 +131,13 @@ def _position_parameters(model: schema.ViT, image_px: tuple[int, int]) -> int:
 def _block_parameters(model: schema.ViT, image_px: tuple[int, int]) -> int:
   """Parameters of one block without positions."""
   width, hidden, patches = model.width, model.mlp, num_tokens(model, image_px)[0]
-  attn = 4 * width ** 2 + (4 if model.qkv_bias else 1) * width + (4 * width // model.heads if model.qk_norm else 0)
+  biases = model.out_bias + (2 + model.key_bias if model.qkv_bias else 0)
+  attn = 4 * width ** 2 + biases * width + 2 * _of_norm(model, width // model.heads) * model.qk_norm
   relative = (2 * patches - 1) * width if model.positions is Positions.RELATIVE else 0
-  mlp = (2 if model.swiglu else 1) * (width + 1) * hidden + (hidden + 1) * width
-  return attn + relative + mlp + (2 if model.parallel else 4) * width + (2 * width if model.layer_scale else 0)
+  mlp = (2 if model.swiglu else 1) * (width + model.mlp_bias) * hidden + (hidden + model.mlp_bias) * width
+  norms = ((1 if model.parallel else 2) + model.attn_norm) * _of_norm(model, width) + (
+      _of_norm(model, hidden) * model.mlp_norm)
+  return attn + relative + mlp + norms + (2 * width if model.layer_scale else 0)
 
 
 def _layer_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:
@@ -137,9 +146,10 @@ def _layer_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:
   num_norms = 1 if model.parallel else 2
   # Inputs of the dense layers (norms, attention), query, key and value; pre-activations and activation; with
   # LayerScale the branches that it scales.
-  widths = num_norms + 4 + (2 if model.layer_scale else 0)
-  dense = tokens * (widths * model.width + (3 if model.swiglu else 2) * model.mlp) * size
-  norms = (num_norms + (2 if model.qk_norm else 0)) * tokens * model.width * 4  # the centred inputs, f32
+  widths = num_norms + 4 + (2 if model.layer_scale else 0) + model.attn_norm
+  dense = tokens * (widths * model.width + ((3 if model.swiglu else 2) + model.mlp_norm) * model.mlp) * size
+  normed = (num_norms + (2 if model.qk_norm else 0) + model.attn_norm) * model.width + model.mlp_norm * model.mlp
+  norms = normed * tokens * 4  # the centred inputs, f32
   rounded = 0 if model.dtype is DType.F32 else size  # the weights as the product with value reads them
   weights = model.heads * _attention_entries(model, image_px) * (4 + rounded)
   return _num_blocks(model) * (dense + norms) + weights

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.layers import LayerNorm, RMSNorm, norm
 from vit_jax.models.vit.block import AxialBlock, Block
 from vit_jax.models.vit.pool import AttentionPool, Pooling
 from vit_jax.models.vit.positions import PositionEmbedding
@@ -41,16 +41,18 @@ class Parts:
   @property
   def stem(self) -> Stem:
     s = self.settings
-    return Stem(settings=s.stem, patch=s.patch, width=s.width, dtype=self.dtype, remat=s.remat, forms=self.forms)
+    return Stem(settings=s.stem, patch=s.patch, width=s.width, dtype=self.dtype, remat=s.remat, forms=self.forms,
+                has_bias=s.stem_bias)
 
   @property
-  def norm(self) -> LayerNorm:
-    return LayerNorm(self.settings.norm_eps, self.forms)
+  def norm(self) -> LayerNorm | RMSNorm:
+    return norm(self.settings.norm, self.settings.norm_eps, self.forms)
 
   @property
   def pooling(self) -> Pooling:
     s = self.settings
-    network = AttentionPool(heads=s.heads, mlp=s.mlp, gelu=s.gelu, norm_eps=s.norm_eps, forms=self.forms)
+    network = AttentionPool(heads=s.pool_heads or s.heads, mlp=s.pool_mlp or s.mlp, gelu=s.gelu,
+                            norm_eps=s.norm_eps, norm_kind=s.norm, forms=self.forms)
     return Pooling(s.pool, self.num_extra, network)
 
   @property
@@ -60,8 +62,9 @@ class Parts:
     def one() -> Block:
       return Block(
           heads=s.heads, mlp=s.mlp, gelu=s.gelu, norm_eps=s.norm_eps, dtype=self.dtype, dropout=s.dropout,
-          attention_dropout=s.attention_dropout, qk_norm=s.qk_norm, qkv_bias=s.qkv_bias, positions=s.positions,
-          num_patches=h * w, swiglu=s.swiglu, layer_scale=s.layer_scale, branch_scale=s.branch_scale,
-          parallel=s.parallel, attention=s.attention, forms=self.forms)
+          attention_dropout=s.attention_dropout, qk_norm=s.qk_norm, qkv_bias=s.qkv_bias, key_bias=s.key_bias,
+          out_bias=s.out_bias, mlp_bias=s.mlp_bias, norm_kind=s.norm, attn_norm=s.attn_norm, mlp_norm=s.mlp_norm,
+          positions=s.positions, num_patches=h * w, swiglu=s.swiglu, layer_scale=s.layer_scale,
+          branch_scale=s.branch_scale, parallel=s.parallel, attention=s.attention, forms=self.forms)
 
     return AxialBlock(one(), one()) if s.axial else one()

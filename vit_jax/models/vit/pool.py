@@ -11,10 +11,10 @@ import dataclasses
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.config.schema import Gelu, Pool
+from vit_jax.config.schema import Gelu, Norm, Pool
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import LayerNorm, applied, initial, xavier_uniform
+from vit_jax.models.layers import applied, initial, norm, xavier_uniform
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.block import Mlp
 
@@ -25,6 +25,7 @@ class AttentionPool(nn.Module, kw_only=True):
   mlp: int
   gelu: Gelu
   norm_eps: float
+  norm_kind: Norm = Norm.LAYER
   forms: Forms = FAST
 
   @nn.compact
@@ -37,14 +38,15 @@ class AttentionPool(nn.Module, kw_only=True):
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
                           capture=capture)
     mlp = Mlp(hidden=self.mlp, gelu=self.gelu, dtype=jnp.float32, forms=self.forms, name='mlp')
-    return y_BD + mlp(LayerNorm(self.norm_eps, self.forms, name='norm')(y_BD), None), captured
+    normed_BD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(y_BD)
+    return y_BD + mlp(normed_BD, None), captured
 
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
   """Pools the normed sequence of class and distillation token, registers and patch tokens (eq. 4).
 
-  num_extra: tokens before the patch tokens.    network: of `Pool.MAP`.
+  num_extra: tokens before the patch tokens.    network: of attention pooling.
   """
   kind: Pool
   num_extra: int
@@ -55,7 +57,7 @@ class Pooling:
     return initial(self.network, key, jnp.zeros((1, 1, width)))
 
   def pooled(self, params: Params | None, x_BMD: Array) -> Array:
-    """`[B, D]` from `[B, M, D]` f32. Registers are never part of it."""
+    """`[B, D]` from `[B, M, D]` f32. Registers are part of it with `map_cls` alone."""
     match self.kind:
       case Pool.CLS:
         return x_BMD[:, 0]
@@ -63,12 +65,12 @@ class Pooling:
         return x_BMD[:, self.num_extra:].mean(1)
       case Pool.FIRST:
         return x_BMD[:, self.num_extra]
-      case Pool.MAP:
+      case Pool.MAP | Pool.MAP_CLS:
         assert params is not None
-        return applied(self.network, params, x_BMD[:, self.num_extra:])[0]
+        return applied(self.network, params, x_BMD[:, self._num_unseen:])[0]
 
   def weights(self, params: Params | None, x_BMD: Array) -> Array:
-    """Weight of each token in the pooled features, `[B, M]` f32 with sum 1; of `map` the mean over heads."""
+    """Weight of each token in the pooled features, `[B, M]` f32 with sum 1; of attention the mean over heads."""
     num_images, num_tokens, _ = x_BMD.shape
     match self.kind:
       case Pool.CLS:
@@ -77,8 +79,13 @@ class Pooling:
         weights_M = jnp.zeros(num_tokens).at[self.num_extra:].set(1. / (num_tokens - self.num_extra))
       case Pool.FIRST:
         weights_M = jnp.zeros(num_tokens).at[self.num_extra].set(1.)
-      case Pool.MAP:
+      case Pool.MAP | Pool.MAP_CLS:
         assert params is not None
-        _, captured = applied(self.network, params, x_BMD[:, self.num_extra:], capture=True)
-        return jnp.pad(captured['attention'].mean(1)[:, 0], ((0, 0), (self.num_extra, 0)))
+        _, captured = applied(self.network, params, x_BMD[:, self._num_unseen:], capture=True)
+        return jnp.pad(captured['attention'].mean(1)[:, 0], ((0, 0), (self._num_unseen, 0)))
     return jnp.broadcast_to(weights_M[None], (num_images, num_tokens))
+
+  @property
+  def _num_unseen(self) -> int:
+    """First tokens that attention pooling does not see."""
+    return 0 if self.kind is Pool.MAP_CLS else self.num_extra

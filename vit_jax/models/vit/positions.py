@@ -16,7 +16,7 @@ import numpy as np
 from jax.nn import initializers
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Positions, PositionsAt
+from vit_jax.config.schema import Positions, PositionsAt, RotaryPlaces
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models.vit.interpolate import joined, resize
@@ -50,17 +50,30 @@ def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
 FIXED = {Positions.SINCOS2D: sincos2d, Positions.SINCOS2D_MAE: sincos2d_mae}
 
 
-def rotation(grid: tuple[int, int], head_width: int, base: float) -> np.ndarray:
+def rotation(grid: tuple[int, int], settings: schema.ViT) -> np.ndarray:
   """Cosines and sines of 2-D rotary positions, `[h * w, K]` f32: first `K / 2` cosines, then as many sines.
 
   The axial form of RoPE-ViT (arXiv 2403.13298, section 3.2, eq. 6 to 8): the angles of the token in column x and row y
-  are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`, and x and y counted in
-  patches from 0. They do not depend on the grid, so that images of any size have the same angles between neighbours.
+  are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`. What x and y are is
+  `places` below.
   """
-  theta = base ** -(np.arange(head_width // 4) / (head_width // 4))
-  y, x = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing='ij')
+  head_width = settings.width // settings.heads
+  theta = settings.rotary_base ** -(np.arange(head_width // 4) / (head_width // 4))
+  y, x = np.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
   angles = np.concatenate([x.reshape(-1, 1) * theta[None], y.reshape(-1, 1) * theta[None]], axis=1)
   return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def places(side: int, settings: schema.ViT) -> np.ndarray:
+  """Angles `[side]` f64 of the rows or columns of a grid, in radians at frequency 1.
+
+  By index `(i + offset) g / side`, or without `rotary_grid` g `i + offset`: neighbours then have the same angle between
+  them in images of any size, and otherwise the same share of the image has. In the unit interval (DINOv3, arXiv
+  2508.10104, section 3.2) `2 pi c` with `c = 2 (i + 1/2) / side - 1`.
+  """
+  if settings.rotary_places is RotaryPlaces.UNIT:
+    return 2 * np.pi * (2 * (np.arange(side) + .5) / side - 1)
+  return (np.arange(side) + settings.rotary_offset) * (settings.rotary_grid / side if settings.rotary_grid else 1.)
 
 
 def rotated(x: Array, positions: Array) -> Array:
@@ -121,14 +134,14 @@ class PositionEmbedding:
 
   @property
   def is_shared(self) -> bool:
-    """Whether each block gets those of the stem."""
-    return self.settings.positions_at is PositionsAt.SHARED or self.settings.positions is Positions.ROTARY2D
+    """Whether each block gets those of the stem, or the rotations of the tokens."""
+    return self.settings.positions_at is PositionsAt.SHARED or self.settings.positions.is_rotary
 
   def init(self, key: Key) -> PyTree:
     """A new table of learned positions."""
     normal = initializers.normal(STDDEV)
     h, w = self.grid
-    if self.settings.positions is Positions.LEARNED:
+    if self.settings.positions.has_rows:
       return normal(key, (1, h * w + self.num_first, self.settings.width))
     row_key, column_key = jax.random.split(key)
     half = self.settings.width // 2
@@ -137,21 +150,31 @@ class PositionEmbedding:
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens of `grid`; tables are resized if it is another one.
 
-    Of rotary positions the rows of `rotation`, `[N, K]`. Zeros for relative ones, which need none, and without a table.
+    Of rotary positions the rows of `rotation`, `[N, K]`; with learned ones before them `[N, D + K]`. Zeros for relative
+    ones, which need none, and without a table.
     """
-    if self.settings.positions is Positions.ROTARY2D:
-      return jnp.asarray(rotation(grid, self.settings.width // self.settings.heads, self.settings.rotary_base))
+    if self.settings.positions.is_rotary:
+      turns_NK = jnp.asarray(rotation(grid, self.settings))
+      return turns_NK if table is None else jnp.concatenate([self._of_rows(table, grid), turns_NK], axis=-1)
     if self.settings.positions.is_fixed:
       return jnp.asarray(FIXED[self.settings.positions](grid, self.settings.width))
     if table is None:
       return jnp.zeros((grid[0] * grid[1], self.settings.width))
-    if self.settings.positions is Positions.LEARNED:
-      return resize(table[0, self.num_first:], self.grid, grid, self.settings.position_resize)
+    if self.settings.positions.has_rows:
+      return self._of_rows(table, grid)
     return joined(table['row'], table['column'], grid, self.settings.position_resize)
+
+  def _of_rows(self, table: Array, grid: tuple[int, int]) -> Array:
+    return resize(table[0, self.num_first:], self.grid, grid, self.settings.position_resize)
+
+  def added(self, positions: Array) -> Array:
+    """What is added to the tokens of the stem, `[1, n, D]` or `[B, n, D]` f32, of what `of_patches` returned."""
+    positions = positions[None] if positions.ndim == 2 else positions
+    return positions[..., :self.settings.width]
 
   def of_first(self, table: PyTree | None) -> Array:
     """Positions of class and distillation token, `[num_first, D]` f32; zeros without a 1-D table."""
-    if table is None or self.settings.positions is not Positions.LEARNED:
+    if table is None or not self.settings.positions.has_rows:
       return jnp.zeros((self.num_first, self.settings.width))
     return table[0, :self.num_first]
 
@@ -160,10 +183,11 @@ class PositionEmbedding:
 
     Args:
       table: of learned positions; None if there is none.
-      positions: `[n, D]` or `[B, n, D]` f32, of the patch tokens.
+      positions: `[n, D]` or `[B, n, D]` f32, of the patch tokens, as `of_patches` returns them.
     """
     positions = positions[None] if positions.ndim == 2 else positions
-    if self.settings.positions is Positions.ROTARY2D:  # cosine 1 and sine 0: tokens without a place are not rotated
+    if self.settings.positions.is_rotary:  # cosine 1 and sine 0: tokens without a place are not rotated
+      positions = positions[..., -(self.settings.width // self.settings.heads):]
       shape = positions.shape[0], self.num_first + self.settings.registers, positions.shape[2] // 2
       return jnp.concatenate([jnp.concatenate([jnp.ones(shape), jnp.zeros(shape)], axis=-1), positions], axis=1)
     extra = jnp.concatenate([self.of_first(table), jnp.zeros((self.settings.registers, self.settings.width))])[None]
@@ -184,7 +208,7 @@ class PositionEmbedding:
 
   def before_block(self, tokens: Array, positions: Array) -> Array:
     """Tokens `[B, M, D]` as a block gets them: with positions `[1, M, D]` or `[B, M, D]` added, unless they rotate."""
-    if self.settings.positions is Positions.ROTARY2D:
+    if self.settings.positions.is_rotary:
       return tokens
     return tokens + jnp.broadcast_to(positions, tokens.shape)
 
@@ -205,7 +229,7 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
     Query, key, and what is added to the logits before they are divided by `sqrt(K)`, `[B, A, M, M]` f32 or None.
   """
   match kind:
-    case Positions.ROTARY2D if positions is not None:  # None: parameters are being made
+    case Positions.ROTARY2D | Positions.LEARNED_ROTARY2D if positions is not None:  # None: parameters are being made
       return rotated(query, positions), rotated(key, positions), None
     case Positions.RELATIVE:
       table = param('relative', initializers.normal(STDDEV), (2 * num_patches - 1, *query.shape[2:]))

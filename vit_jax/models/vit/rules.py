@@ -6,7 +6,7 @@ width would be too narrow for a TPU, `fsdp` splits the heads of query, key and v
 from __future__ import annotations
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Pool, Positions, PositionsAt
+from vit_jax.config.schema import Positions, PositionsAt
 from vit_jax.models import resnet
 from vit_jax.parallel.rules import Rule
 
@@ -16,7 +16,6 @@ ALL: tuple[Rule, ...] = (
      (None, None, ('tensor', 'fsdp'), None)),
     ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
     ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
-    ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor')),                           # [L, F]
     ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
     ('backbone/(cls|dist|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
 )
@@ -25,6 +24,9 @@ CONV_STEM: tuple[Rule, ...] = (
     ('backbone/stem/conv[1-3]/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
     ('backbone/stem/norm[1-3]/(scale|bias)', ()),
 )
+MLP_BIAS: Rule = ('backbone/blocks/(.*/)?mlp/(up|gate)/bias', (None, 'tensor'))               # [L, F]
+MLP_NORM: Rule = ('backbone/blocks/(.*/)?mlp/norm/(scale|bias)', (None, 'tensor'))            # [L, F]
+OTHER_NORMS: Rule = ('backbone/((norm_before|stem_norm)|blocks/(.*/)?attn/norm)/(scale|bias)', ())
 REGISTERS: Rule = ('backbone/registers', ())
 POSITIONS_2D: Rule = ('backbone/positions/(row|column)', ())
 POSITIONS_IN_BLOCKS: Rule = ('backbone/blocks/positions(/(row|column))?', ())
@@ -46,9 +48,11 @@ def rules(model: schema.ViT) -> list[Rule]:
   """The rules of a ViT: those of all, and those of its options."""
   is_learned2d, in_blocks = model.positions is Positions.LEARNED2D, model.positions_at is PositionsAt.LAYERS
   optional = {
-      QKV_BIAS: model.qkv_bias, **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
+      QKV_BIAS: model.qkv_bias, MLP_BIAS: model.mlp_bias, MLP_NORM: model.mlp_norm,
+      OTHER_NORMS: model.norm_before or model.stem_norm or model.attn_norm,
+      **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
       REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
       POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
-      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool is Pool.MAP),
+      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool.is_attention),
       **dict.fromkeys(resnet.STEM_RULES, isinstance(model.stem, schema.ResNetStem))}
   return [*ALL, *(rule for rule, is_used in optional.items() if is_used)]

@@ -1,7 +1,7 @@
 """From an image to patch tokens: patches of the image itself (ViT paper, eq. 1), or of a network's feature map.
 
-Parameters, under `stem/` of a ViT: `kernel [p, p, C, D]` and `bias [D]` of the patches, with p the patch on a
-map of C channels (the image: P and 3), and those of the network before it:
+Parameters, under `stem/` of a ViT: `kernel [p, p, C, D]` and, with `stem_bias`, `bias [D]` of the patches, with p the
+patch on a map of C channels (the image: P and 3), and those of the network before it:
 
   that of a hybrid (`ResNetStem`): see `resnet.py`
   that of LV-ViT (`ConvStem`), C its channels:
@@ -59,6 +59,7 @@ class Stem:
   dtype: DTypeLike
   remat: Remat
   forms: Forms
+  has_bias: bool = True
 
   def init(self, key: Key) -> tuple[Params, PyTree]:
     """Parameters, and running statistics or `{}`; the size of the image does not matter."""
@@ -86,13 +87,15 @@ class Stem:
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
     patches = image.astype(self.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
     rows = jax.lax.optimization_barrier(patches.reshape(num_images, h * w, p * p * channels))
-    own = {'kernel': params['kernel'].reshape(rows.shape[-1], self.width), 'bias': params['bias']}
+    own = {'kernel': params['kernel'].reshape(rows.shape[-1], self.width),
+           **({'bias': params['bias']} if self.has_bias else {})}
     tokens_BND = applied(self._patches, own, rows)
     return constrain_batch(tokens_BND), state
 
   @property
   def _patches(self) -> Dense:
-    return Dense(features=(self.width,), dtype=self.dtype, kernel_init=lecun_normal, num_batch_dims=2, forms=self.forms)
+    return Dense(features=(self.width,), dtype=self.dtype, kernel_init=lecun_normal, has_bias=self.has_bias,
+                 num_batch_dims=2, forms=self.forms)
 
   def _network(self, *, train: bool) -> nn.Module | None:
     match self.settings:

@@ -2,16 +2,19 @@
 
 Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth first):
 
-  stem/{kernel [P, P, 3, D], bias [D]}
+  stem/{kernel [P, P, 3, D], bias [D]}                              (no bias without `stem_bias`)
                                (with a network before the patches: what `stem.py` lists)
   cls [1, 1, D]                (pooling by class token, or by the patches beside one)
   dist [1, 1, D]               (`distilled`)
   registers [1, R, D]          (`registers`)
+  {stem_norm,norm_before}/{scale,bias} [D]                          (`stem_norm`, `norm_before`)
   positions [1, M, D]          (learned; first the rows of class and distillation token; registers have none)
   positions/{column [w, D/2], row [h, D/2]}                         (learned2d)
   blocks/{norm1,norm2}/{scale,bias} [L, D]                          (`parallel`: no norm2)
   blocks/attn/{query,key,value}/{kernel [L, D, A, K], bias [L, A, K]}
+                               (no biases without `qkv_bias`, none of the key without `key_bias`)
   blocks/attn/{query_norm,key_norm}/{scale,bias} [L, K]             (`qk_norm`)
+  blocks/attn/norm/{scale,bias} [L, D], blocks/mlp/norm/{scale,bias} [L, F]   (`attn_norm`, `mlp_norm`)
   blocks/attn/relative [L, 2N-1, A, K]                              (relative positions)
   blocks/attn/out/{kernel [L, A, K, D], bias [L, D]}
   blocks/mlp/up/{kernel [L, D, F], bias [L, F]}, and such a blocks/mlp/gate (`swiglu`)
@@ -19,8 +22,10 @@ Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth f
   blocks/{scale1,scale2} [L, D]                                     (`layer_scale`: of attention, of MLP)
   blocks/positions [L, 1, M, D], or blocks/positions/{column [L, w, D/2], row [L, h, D/2]}
                                (learned positions at `layers`; then there is no `positions`)
-  norm/{scale,bias} [D]
-  pool/{probe [1, 1, D], attn, norm, mlp}                           (`map` pooling; shapes as in a block without L)
+  norm/{scale,bias} [D]                                             (`final_norm`)
+  pool/{probe [1, 1, D], attn, norm, mlp}                           (`map`, `map_cls`; shapes as in a block without L)
+
+Norms with `norm=rms` have no bias; out, up, gate and down have none without `out_bias` and `mlp_bias`.
 
 With `axial` the parameters of a block lie under `blocks/row` and again under `blocks/column`; only
 `blocks/positions` stays in its place. The residual stream is in the compute dtype; LayerNorm and softmax
@@ -37,7 +42,7 @@ import numpy as np
 from jax.nn import initializers
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import Pool, Positions, PositionsAt, layers
+from vit_jax.config.schema import Positions, PositionsAt, layers
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
@@ -66,21 +71,23 @@ class ViT:
     """
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
     s = self.settings
-    optional = (('registers', s.registers), ('pool', s.pool is Pool.MAP), ('dist', s.distilled))
+    optional = (('registers', s.registers), ('pool', s.pool.is_attention), ('dist', s.distilled))
     new = [name for name, is_used in optional if is_used]
     keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
     stem, state = self._parts.stem.init(keys['stem'])
     params: Params = {
         'stem': stem,
-        'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth)),
-        'norm': initial(self._parts.norm, keys['norm'], jnp.zeros((1, s.width)))}
+        'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth))}
+    for name, is_used in (('norm', s.final_norm), ('norm_before', s.norm_before), ('stem_norm', s.stem_norm)):
+      if is_used:
+        params[name] = initial(self._parts.norm, keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
     if s.pool.has_class_token:
       params['cls'] = jnp.zeros((1, 1, s.width))
     if s.distilled:
       params['dist'] = initializers.normal(DIST_STDDEV)(keys['dist'], (1, 1, s.width))
     if s.registers:
       params['registers'] = initializers.normal(REGISTERS_STDDEV)(keys['registers'], (1, s.registers, s.width))
-    if s.pool is Pool.MAP:
+    if s.pool.is_attention:
       params['pool'] = self._parts.pooling.init(keys['pool'], s.width)
     if s.positions.is_learned and s.positions_at is PositionsAt.LAYERS:
       params['blocks']['positions'] = jax.vmap(self._parts.embedding.init)(jax.random.split(keys['positions'], s.depth))
@@ -100,7 +107,7 @@ class ViT:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
     self._grid(image)  # raises where patches do not tile it
     tokens_BND, changed = self._parts.stem.apply(params['stem'], state.get('stem', {}), image, train=train)
-    return tokens_BND, {'stem': changed} if changed else {}
+    return self._normed(params, 'stem_norm', tokens_BND), {'stem': changed} if changed else {}
 
   def embed(self, params: Params, image: Array) -> Array:
     """Patch tokens `[B, N, D]` in the compute dtype: `x_p E` of eq. 1; of a stem without running statistics."""
@@ -109,6 +116,7 @@ class ViT:
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens on `grid`, resized if it is another grid.
 
+    Of rotary ones cosines and sines `[N, K]`, after learned ones if there are some: `[N, D + K]`.
     Zeros for positions that each block has itself: relative ones, and those of `layers`.
     """
     return self._parts.embedding.of_patches(params.get('positions'), grid)
@@ -135,6 +143,7 @@ class ViT:
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
     x_BMD = constrain_batch(dropout(self._sequence(params, tokens, positions), s.dropout, keys[0]))
+    x_BMD = self._normed(params, 'norm_before', x_BMD)
     embedding = self._parts.embedding
     shared = embedding.of_sequence(params.get('positions'), positions) if embedding.is_shared else None
     x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1])
@@ -142,7 +151,8 @@ class ViT:
 
   def begin(self, params: Params, image: Array) -> Array:
     """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype."""
-    return self._sequence(params, self.embed(params, image), self.positions(params, self._grid(image)))
+    x_BMD = self._sequence(params, self.embed(params, image), self.positions(params, self._grid(image)))
+    return self._normed(params, 'norm_before', x_BMD)
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
     """Normalises and pools (eq. 4) the output `[B, M, D]` of the last block.
@@ -150,9 +160,9 @@ class ViT:
     With `norm_after_pool` the mean is normalised, and the tokens of the features are not.
     """
     is_late = self.settings.norm_after_pool
-    x_BMD = tokens.astype(jnp.float32) if is_late else applied(self._parts.norm, params['norm'], tokens)
+    x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
     pooled_BD = self._parts.pooling.pooled(params.get('pool'), x_BMD)
-    pooled_BD = applied(self._parts.norm, params['norm'], pooled_BD) if is_late else pooled_BD
+    pooled_BD = self._last_normed(params, pooled_BD) if is_late else pooled_BD
     distilled = constrain_batch(x_BMD[:, 1]) if self.settings.distilled else None
     return Features(x_BMD[:, self._parts.num_extra:], constrain_batch(pooled_BD), grid, distilled)
 
@@ -162,8 +172,8 @@ class ViT:
     The class token alone; all patch tokens alike; the first of them alone; or, with `map`, the attention of the probe
     (mean over heads).
     """
-    if self.settings.pool is Pool.MAP:
-      tokens = applied(self._parts.norm, params['norm'], tokens)
+    if self.settings.pool.is_attention:
+      tokens = self._last_normed(params, tokens)
     return self._parts.pooling.weights(params.get('pool'), tokens)
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
@@ -231,12 +241,20 @@ class ViT:
     first = [params[name] for name in ('cls', 'dist', 'registers') if name in params]
     x_BND = tokens.astype(self._parts.dtype)
     if self._parts.embedding.is_at_stem:
-      positions = positions[None] if positions.ndim == 2 else positions
-      x_BND = x_BND + jnp.broadcast_to(positions.astype(self._parts.dtype), x_BND.shape)
+      added = self._parts.embedding.added(positions)
+      x_BND = x_BND + jnp.broadcast_to(added.astype(self._parts.dtype), x_BND.shape)
       for i, row in enumerate(self._parts.embedding.of_first(params.get('positions'))):
         first[i] = first[i] + row[None, None]
     each = [jnp.broadcast_to(x.astype(self._parts.dtype), (tokens.shape[0], *x.shape[1:])) for x in first]
     return jnp.concatenate([*each, x_BND], axis=1) if each else x_BND
+
+  def _normed(self, params: Params, name: str, x: Array) -> Array:
+    """`x` after the norm of this name, in the compute dtype; unchanged if the network does not have it."""
+    return applied(self._parts.norm, params[name], x).astype(self._parts.dtype) if name in params else x
+
+  def _last_normed(self, params: Params, x: Array) -> Array:
+    """`x` after the last norm, f32."""
+    return applied(self._parts.norm, params['norm'], x) if self.settings.final_norm else x.astype(jnp.float32)
 
   def _init_block(self, key: Key) -> Params:
     s, grid = self.settings, self._cut(self.image_px)
