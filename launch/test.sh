@@ -29,4 +29,4 @@ fi
 
 "$VENV/bin/python" -m ruff check .
 "$VENV/bin/python" -m mypy
-exec "$VENV/bin/python" -m pytest --durations=15 -n "${TEST_WORKERS:-2}" --dist loadgroup "${chosen[@]}" "$@"
+exec "$VENV/bin/python" -m pytest --durations=15 -n "${TEST_WORKERS:-2}" --dist loadfile "${chosen[@]}" "$@"

@@ -15,13 +15,14 @@ import compiler
 
 os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')  # cuda: by launch/gpu_check.sh
 # Tests are mostly compilation: level 0 halves it, and keeps the arithmetic; without the newer emitters of fusions it
-# takes 0.6 of that. On a busy machine eight devices may wait for one another longer than the 40 s after which XLA would
-# end the process.
+# takes 0.6 of that, and 0.8 of the rest if a small program is not split into modules of LLVM. On a busy machine eight
+# devices may wait for one another longer than the 40 s after which XLA would end the process.
 if os.environ['JAX_PLATFORMS'] == 'cpu':
   os.environ['XLA_FLAGS'] = ' '.join((
       os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=0',
       '--xla_cpu_collective_call_terminate_timeout_seconds=600',
-      '--xla_cpu_use_fusion_emitters=false' if compiler.knows('xla_cpu_use_fusion_emitters') else ''))
+      *(f'--{flag}={value}' for flag, value in (('xla_cpu_use_fusion_emitters', 'false'),
+                                                ('xla_cpu_parallel_codegen_split_count', 1)) if compiler.knows(flag))))
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -47,6 +48,27 @@ runtime.keep_freed_memory = lambda: None  # a worker would keep the most that an
 
 LIMIT_GIB = 1.5
 """Memory of a worker above which it releases its compiled programs after a module of tests."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+  """Cases that the mark `dear` names are slow, and those that `quick` does not name."""
+  marks = [(item, mark) for item in items for mark in item.iter_markers() if mark.name in ('quick', 'dear')]
+  unknown = {(item.nodeid.partition('[')[0], name) for item, mark in marks for name in mark.args}
+  for item, mark in marks:
+    name = item.callspec.id  # type: ignore[attr-defined]
+    unknown.discard((item.nodeid.partition('[')[0], name))
+    if (name in mark.args) == (mark.name == 'dear'):
+      item.add_marker(pytest.mark.slow(**mark.kwargs))
+  if unknown and not any('::' in word for word in config.args):
+    raise pytest.UsageError(f'pytest.mark: expected names of cases, got {sorted(unknown)}.')
+
+
+def pytest_collection_finish() -> None:
+  """What was imported and collected stays to the end: nobody need search it for garbage while tests trace."""
+  gc.collect()
+  gc.freeze()
+  gc.set_threshold(100_000, 20, 50)
 
 
 @pytest.fixture(scope='module', autouse=True)

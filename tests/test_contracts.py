@@ -44,6 +44,7 @@ def after(task: str, settings: str, *, accumulate: int = 1, num_steps: int = 3) 
   return state, metrics.means
 
 
+@pytest.mark.quick('dino', 'ema of batchnorm', reason='1 s: two programs')
 @pytest.mark.parametrize('task', TASKS)
 def test_a_fake_task_takes_the_same_steps_on_any_mesh(task: str) -> None:
   want = after(task, 'one')

@@ -16,8 +16,6 @@ from PIL import Image
 from vit_jax import main
 from vit_jax.record import goodput, writer
 
-pytestmark = pytest.mark.xdist_group('test_end_to_end')  # in one worker, for what the tests share
-
 LONG = ('--config.length=120 steps', '--config.checkpoints.every=10 steps', '--config.train.log_every=1 steps')
 
 

@@ -23,8 +23,7 @@ from vit_jax.parallel import mesh as meshes
 
 HAS_GPU = jax.default_backend() == 'gpu'
 pytestmark = [pytest.mark.skipif(not HAS_GPU and not os.environ.get('VIT_JAX_REHEARSE'),
-                                 reason='needs an NVIDIA GPU: launch/gpu_check.sh'),
-              pytest.mark.xdist_group('test_gpu')]
+                                 reason='needs an NVIDIA GPU: launch/gpu_check.sh')]
 CUDNN = pytest.mark.skipif(not HAS_GPU, reason='cuDNN needs an NVIDIA GPU')
 
 NEAR = 2e-2  # relative, of bf16

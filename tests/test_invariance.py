@@ -88,6 +88,7 @@ def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]
   programs.assert_close(after(**model), after(), **SAME)
 
 
+@pytest.mark.slow(reason='6 s; tests/optim/test_per_layer.py has the layers of a stack')
 def test_a_network_with_unstacked_layers_is_trained_as_with_a_stack() -> None:
   """Also the metrics are the same, such as the norms of each layer. Every optimiser: tests/optim/test_optimizers.py."""
   got, want = after(FULL, unstacked_layers=True), after()
@@ -125,6 +126,7 @@ def test_what_a_run_holds_apart() -> None:
   assert not held(train=schema.Train(sam=schema.Sam(rho=.1)))
 
 
+@pytest.mark.slow(reason='6 s: two programs; tests/train/test_randomness.py has what devices draw')
 def test_dropout_does_not_depend_on_the_mesh() -> None:
   def found(settings: str) -> dict[str, object]:
     c = config(depth=1, dropout=.1, attention_dropout=.1, drop_path=.2, drop_path_even=True)
@@ -154,6 +156,7 @@ def test_parameters_lie_where_the_rules_say_and_are_those_of_one_device() -> Non
   programs.assert_close(*(jax.device_get(made(settings)[1]) for settings in (FULL, 'one')), rtol=20 * 2.**-24, atol=0)
 
 
+@pytest.mark.slow(reason='5 s: compiles what makes a state; where parameters lie is a test above')
 def test_state_is_made_in_shards_and_is_whole_on_no_device() -> None:
   program, _ = made(FULL)
   memory = program.init_fn.lower().compile().memory_analysis()

@@ -37,6 +37,7 @@ def found(name: str, settings: str) -> dict[str, Any]:
   return programs.gradients(task, programs.MESHES[settings], rules=build.build_rules(c), batch=DATA)
 
 
+@pytest.mark.slow(reason='4 to 11 s: two programs of a network')
 @pytest.mark.parametrize('name', ['gated', *(pytest.param(name, marks=pytest.mark.slow(reason='4 s'))
                                              for name in ('parallel', 'axial'))])
 def test_gradients_agree_on_one_device_and_on_a_mesh_split_three_ways_and_reach_every_parameter(name: str) -> None:

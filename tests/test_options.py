@@ -2,9 +2,6 @@
 from __future__ import annotations
 
 import options
-import pytest
-
-pytestmark = pytest.mark.xdist_group('test_options')  # in one worker, for what the tests share
 
 NOT_BY_NAME = {
     'Adafactor.b2_power',  # the recurrence test takes the default

@@ -64,6 +64,7 @@ def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
   return folder
 
 
+@pytest.mark.slow(reason='14 s: the parts of two networks are compiled; tables and ratios have tests below')
 def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_told(
     checkout: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture) -> None:

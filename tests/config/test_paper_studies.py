@@ -30,6 +30,7 @@ def done(study: schema.Study) -> tuple[dict[str, schema.Config], schema.Results]
   return runs, {name: result(config, name) for name, config in runs.items()}
 
 
+@pytest.mark.dear('study_scaling', reason='4 s: many large networks are traced')
 @pytest.mark.parametrize('spec', SPECS)
 def test_all_runs_of_a_study_fit_and_its_figure_has_its_columns(spec: str) -> None:
   study = files.load_study(spec, [])

@@ -109,6 +109,7 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source:
     assert access.ADVICE[number] in message
 
 
+@pytest.mark.quick('data=4,fsdp=4', reason='1 s: a program for each mesh')
 @pytest.mark.parametrize('layout', HOSTS)
 def test_from_memory_the_rows_are_the_same(source: Counting, layout: str) -> None:
   decoded = blocks.decode_all(source, transforms.eval_transform(RECIPE, PX), threads=2)

@@ -19,8 +19,6 @@ from vit_jax.evaluate import bench, linear, logistic, probe
 from vit_jax.jobs import report_page
 from vit_jax.record import writer
 
-pytestmark = pytest.mark.xdist_group('test_measures')  # in one worker, for what the tests share
-
 CONFIG = '''
 """Tiny."""
 from vit_jax.config import schema as s

@@ -37,6 +37,7 @@ def evaluator(size: int, mesh: str, *, bad: tuple[int, ...] = (), ks: tuple[int,
                  temperature=.07, headline=ks[-1], limit=limit)
 
 
+@pytest.mark.quick('8-data=2', reason='1 s: a program for each mesh')
 @pytest.mark.parametrize(('size', 'mesh'), [(6, 'one'), (8, 'data=2'), (16, 'data=2,tensor=4')])
 def test_it_equals_numpy_for_any_batch_and_mesh(size: int, mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(knn, 'BLOCK', 48)  # several blocks, and several of the test split

@@ -60,6 +60,7 @@ def held_out_nll(penalty: float, held: np.ndarray) -> float:
   return -log_p[np.arange(held.sum()), TRAIN[1][held]].mean()
 
 
+@pytest.mark.slow(reason='4 s: solves for each penalty')
 def test_the_penalty_with_the_smallest_held_out_nll_is_chosen() -> None:
   """Beyond the grid too, since its largest wins at first."""
   grid = (1e-6, 1e-5, 1e-4, 1e-3)  # as many as are added at a time, which compiles one program for both
@@ -113,6 +114,7 @@ def test_classes_of_one_example_cannot_be_held_out() -> None:
     linear.hold_out(np.arange(5), np.ones(5, bool), part=.1)
 
 
+@pytest.mark.slow(reason='5 s: solves in two ways')
 def test_penalties_that_do_not_fit_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(logistic, 'SOLVER_BYTES', 1)
   probe = logistic_probe(16, 'data=2')

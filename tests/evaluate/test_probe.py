@@ -51,6 +51,7 @@ DINO = probe.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust
 MAE = probe.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust_coefficient=.001, normalize=True)
 
 
+@pytest.mark.quick('recipe1-rates1-16-data=2,tensor=4', reason='2 s: a program for each mesh')
 @pytest.mark.parametrize(('recipe', 'rates', 'size', 'mesh'), [
     (DINO, (.01, .1), 6, 'one'), (DINO, (.01, .1), 16, 'data=2,tensor=4'), (MAE, (1., 4.), 8, 'data=2')])
 def test_training_is_that_of_numpy(recipe: probe.Recipe, rates: tuple[float, ...], size: int, mesh: str) -> None:

@@ -50,6 +50,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 SLOW = {'efficientnet', 'hybrid'}  # their operations are in other networks, or in the test of operations below
 
 
+@pytest.mark.quick('deit', 'mixer', reason='2 to 8 s, mostly tracing')
 @needs_onnx
 @pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow(reason='4 to 8 s of CPU, mostly tracing'))
                                   if name in SLOW else name for name in loaded.MODELS])
@@ -90,6 +91,7 @@ def test_parameters_of_a_large_network_get_a_file_of_their_own(
   np.testing.assert_allclose(export_onnx.run(tmp_path / 'a.onnx', images()), reference('vit'), atol=1e-4)
 
 
+@pytest.mark.slow(reason='6 s: starts a program; the test of pixels exports StableHLO too')
 @pytest.mark.usefixtures('unchecked')
 def test_stablehlo_runs_without_this_project(tmp_path: pathlib.Path) -> None:
   for name in ('vit', 'bit'):

@@ -20,8 +20,6 @@ from vit_jax.models.vit import vit
 from vit_jax.objectives import mae
 from vit_jax.weights import names, runs
 
-pytestmark = pytest.mark.xdist_group('test_inspect')  # in one worker, for what the tests share
-
 RNG = np.random.default_rng(0)
 
 
@@ -73,6 +71,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
   return str(root)
 
 
+@pytest.mark.slow(reason='9 s: all figures are computed and drawn; each has tests of its own')
 def test_one_network_gets_a_page_with_all_figures_and_numbers(weights: list[str], images: str, tmp_path: pathlib.Path,
                                               capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--preprocess=image=32,resize=36',
@@ -90,6 +89,7 @@ def test_one_network_gets_a_page_with_all_figures_and_numbers(weights: list[str]
   assert arrays['by_depth'].shape == (3, 16, 16) and arrays['rollout'].shape == (16, 4, 4)
 
 
+@pytest.mark.slow(reason='6 s: two pages')
 def test_two_networks_are_compared_and_a_bad_file_is_reported(
     weights: list[str], images: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture) -> None:
@@ -126,6 +126,7 @@ def test_without_images_only_the_input_layer_is_drawn(weights: list[str], tmp_pa
   assert {p.stem for p in tmp_path.glob('*.png')} == {'filters', 'positions'}
 
 
+@pytest.mark.slow(reason='3 s; tests/inspect/test_figures.py draws the columns')
 def test_a_masked_autoencoder_reconstructs_masked_patches(tmp_path: pathlib.Path) -> None:
   mean, std = np.array([.4, .5, .6]), np.array([.3, .2, .25])
   config = schema.Config(

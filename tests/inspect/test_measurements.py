@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Features
@@ -37,6 +38,7 @@ def measured(batch_size: int) -> measurements.Measurements:
   return measurements.measure(driver(), batches, grid=GRID, patch_px=(8, 8), num_maps=4, discard=0., logits=logits)
 
 
+@pytest.mark.slow(reason='4 s: all measurements for two batch sizes')
 def test_the_batch_size_does_not_change_the_measurements() -> None:
   for name, one, other in zip(measurements.Measurements._fields, measured(5), measured(3), strict=True):
     np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4, err_msg=name)

@@ -40,6 +40,7 @@ def by_hand(image: np.ndarray) -> np.ndarray:
   return ((cut / 255. - np.array([[[.5, .4, .3]]])) / np.array([[[.2, .3, .4]]])).astype(np.float32)
 
 
+@pytest.mark.quick('vit', 'bit', reason='1 to 4 s: a network of its own')
 @pytest.mark.parametrize('name', list(loaded.MODELS))
 def test_every_family_classifies_and_gives_features(name: str) -> None:
   found = loaded.weights(name)
@@ -134,6 +135,7 @@ def test_features_of_a_layer_are_all_its_tokens(vit: Model) -> None:
   np.testing.assert_allclose(vit.features(images), normed, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.quick('deit', reason='1 s: a network of its own')
 @pytest.mark.parametrize('name', ['vit', 'dinov2', 'map', 'deit', 'hybrid'])
 def test_attention_is_that_of_the_block_and_rolls_out(name: str) -> None:
   model, images = network(name), loaded.pictures(2)

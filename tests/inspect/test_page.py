@@ -4,12 +4,14 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vit_jax.inspect import page
 from vit_jax.inspect.measurements import Measurements
 
 
+@pytest.mark.slow(reason='4 s: a map of many points')
 def test_with_many_classes_the_map_shows_the_images() -> None:
   rng = np.random.default_rng(0)
   images = np.stack([np.full((32, 32, 3), (250, 10 * i, 0), np.uint8) for i in range(26)])

@@ -18,8 +18,7 @@ from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
-pytestmark = [pytest.mark.xdist_group('test_average'),  # in one worker, for what the tests share
-              pytest.mark.usefixtures('one_device', 'no_page')]
+pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 SETTINGS = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
             '--config.model.mlp=16', '--config.batch_size=40', '--config.length=7 steps',

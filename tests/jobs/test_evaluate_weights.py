@@ -18,8 +18,7 @@ from vit_jax.data.image import decode, geometry
 from vit_jax.jobs import evaluate as job
 from vit_jax.weights import inference, loading, saving
 
-pytestmark = [pytest.mark.xdist_group('test_evaluate_weights'),  # in one worker, for what the tests share
-              pytest.mark.usefixtures('one_device', 'no_page')]
+pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 OWN = [made.CLASSES[i].split()[0] for i in (5, 1, 2)]
 

@@ -27,8 +27,7 @@ from vit_jax.objectives import kinds
 from vit_jax.record import writer
 from vit_jax.weights import loading
 
-pytestmark = [pytest.mark.xdist_group('test_objectives'),  # in one worker, for what the tests share
-              pytest.mark.usefixtures('one_device', 'no_page')]
+pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CROPS = schema.Recipe(flip=False, views=schema.Views(on=True, num_local=1, local_px=8), eval_resize_px=16)
@@ -93,6 +92,7 @@ def test_other_label_maps_than_the_config_says_are_refused(maps: pathlib.Path, t
     train.run(config(dataclasses.replace(TASK, maps=str(old))), tmp_path / 'old')
 
 
+@pytest.mark.slow(reason='4 s: traces a run; tests/data/test_token_targets.py has the targets')
 def test_a_student_is_given_the_label_maps_of_its_images(maps: pathlib.Path, tmp_path: pathlib.Path) -> None:
   run = train.Run(config(dataclasses.replace(TASK, maps=str(maps))), tmp_path, time.monotonic())
   batch = next(iter(run.loader.batches(0)))
@@ -124,6 +124,7 @@ def _check_against(found: loading.Weights, image: Any, classes: np.ndarray, scor
   np.testing.assert_allclose(scores, np.take_along_axis(logits, best, -1), rtol=1e-3, atol=1e-3)  # f16 on disk
 
 
+@pytest.mark.slow(reason='9 s: compiles a train step; tests/objectives/test_distill.py has the teacher')
 def test_a_student_begins_with_its_teacher_never_changes_it_and_its_alarms_are_heard(
     teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   taught = schema.Distill(schema.Teacher(model=MODEL))
@@ -155,6 +156,7 @@ MAE = schema.Mae(decoder_width=8, decoder_depth=1, decoder_heads=2)
 DINO = schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=4)
 
 
+@pytest.mark.quick('objective1-teacher', reason='5 s: two runs are built')
 @pytest.mark.parametrize(('objective', 'view'), [(MAE, 'student'), (DINO, 'teacher')])
 def test_what_was_learned_without_labels_is_handed_on_by_one_line(
     objective: schema.Objective, view: str, tmp_path: pathlib.Path) -> None:

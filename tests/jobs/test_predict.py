@@ -99,6 +99,7 @@ def test_only_unreadable_files_are_no_crash(tmp_path: pathlib.Path, capsys: pyte
   assert capsys.readouterr().out == '' and not (tmp_path / 'out').exists()
 
 
+@pytest.mark.slow(reason='3 s: several batch sizes')
 def test_any_number_of_files_gives_the_same(
     pictures: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
   assert run(*pictures * 2, '--json') == 0
@@ -112,6 +113,7 @@ def test_any_number_of_files_gives_the_same(
                                rtol=1e-4)
 
 
+@pytest.mark.slow(reason='2 s; tests/inspect/test_attention.py has the maps')
 def test_overlays_show_where_the_network_looked(
     tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
   assert run(str(tmp_path / 'in'), '--overlay', f'--to={tmp_path / "out"}') == 0

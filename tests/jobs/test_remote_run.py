@@ -21,6 +21,7 @@ TINY = ['--config=digits', *runs.TINY, '--config.evals.test.every=5 steps', '--c
 WORKDIR = 'gs://mine/runs/a'
 
 
+@pytest.mark.slow(reason='13 s: four jobs; checkpoints and records in object storage have tests of their own')
 @pytest.mark.usefixtures('one_device', 'no_charts')
 def test_a_run_on_object_storage_leaves_goes_on_and_reports_as_one_on_a_disk(
     bucket: buckets.Server, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path,

@@ -21,8 +21,7 @@ from vit_jax.recipes import noisy_student
 from vit_jax.record import progress, writer
 from vit_jax.weights import inference, loading
 
-pytestmark = [pytest.mark.xdist_group('test_teacher_labels'),  # in one worker, for what the tests share
-              pytest.mark.usefixtures('one_device', 'no_page')]
+pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
 CONFIG = schema.Config(
@@ -44,6 +43,7 @@ def student(teacher: pathlib.Path) -> schema.Config:
   return noisy_student.taught(CONFIG, str(teacher), UNLABELLED, 1)
 
 
+@pytest.mark.slow(reason='9 s: two programs; tests/data/test_pseudo.py has what a student reads')
 def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
     teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:

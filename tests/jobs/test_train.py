@@ -25,8 +25,6 @@ from vit_jax.record import run_directory, writer
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state
 
-pytestmark = pytest.mark.xdist_group('test_train')  # in one worker, for what the tests share
-
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=16', '--config.batch_size=40', '--config.length=12 steps',
         '--config.evals.test.every=5 steps', '--config.evals.test.batch_size=80',
@@ -123,6 +121,7 @@ EARLY = ('--config.train.early_stop.metric=test/top1', '--config.train.early_sto
          '--config.train.early_stop.min_delta=.9')
 
 
+@pytest.mark.slow(reason='14 s: five starts; the resumed run below is one of the default suite')
 def test_a_run_ends_early_as_if_done_and_one_stopped_by_sigterm_goes_on_to_the_same_bits(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +252,7 @@ def test_evaluating_nothing_is_refused(tmp_path: pathlib.Path, capsys: pytest.Ca
   assert 'expected the directory of a run' in capsys.readouterr().err
 
 
+@pytest.mark.slow(reason='3 s: compiles a step; tests/train/test_step.py has steps that are not finite')
 def test_a_loss_that_is_not_finite_stops_the_run_with_a_message(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch) -> None:

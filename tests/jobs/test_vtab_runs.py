@@ -58,6 +58,7 @@ def run(task: str, data_dir: pathlib.Path, workdir: pathlib.Path) -> schema.Resu
   return result
 
 
+@pytest.mark.slow(reason='7 s: a run')
 def test_a_task_runs_from_its_set_to_the_table(tmp_path: pathlib.Path) -> None:
   run('smallnorb/azimuth', tmp_path / 'sets', tmp_path / 'run')
 

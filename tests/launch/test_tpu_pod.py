@@ -69,6 +69,7 @@ def test_status_2_stops_with_the_message_and_keeps_the_slice(pod: Machines) -> N
   assert pod.count('delete') == 0 and (pod.folder / 'runs0').read_text().count('x') == 1
 
 
+@pytest.mark.slow(reason='3 s: two starts')
 def test_a_program_that_keeps_failing_is_given_up(pod: Machines) -> None:
   status, _, err = launch(pod, 'exit 41', '--max_failures=1')
   assert status == 41 and 'failed with status 41 (failure 2 of at most 1 in a row)' in err
@@ -110,6 +111,7 @@ def test_refusals_are_told(pod: Machines, name: str, text: str, message: str) ->
   assert status == 2 and message in err, err
 
 
+@pytest.mark.slow(reason='4 s: two slices')
 def test_mounted_data_become_a_setting_or_take_the_place_of_a_word(pod: Machines) -> None:
   assert launch(pod, 'echo "$*" > "$FAKE/got"', '--data=gs://b/tfds/')[0] == 0
   data = f'{pod.folder}/host1/vit_jax_job/data'
@@ -121,12 +123,14 @@ def test_mounted_data_become_a_setting_or_take_the_place_of_a_word(pod: Machines
   assert f'--config.data.source=folder:{data} ' in (pod.folder / 'got').read_text()
 
 
+@pytest.mark.slow(reason='2 s')
 def test_data_that_do_not_fit_are_not_copied(pod: Machines) -> None:
   pod.add('gcloud', 'if [ "$1 $2" = "storage du" ]; then echo 1430000000000000 gs://b; exit; fi' + GCLOUD)
   status, out, _ = launch(pod, 'true', '--data=gs://b', '--data_mode=copy')
   assert status == 2 and 'holds 1363754272 MB' in out and 'Use --data_mode=mount, or a larger disk' in out
 
 
+@pytest.mark.slow(reason='2 s')
 def test_copied_data_are_where_the_command_is_told(pod: Machines) -> None:
   pod.add('gcloud', 'if [ "$1 $2" = "storage du" ]; then echo 1048576 gs://b; exit; fi' + GCLOUD)
   assert launch(pod, 'echo "$*" > "$FAKE/got"', '--data=gs://b/d', '--data_mode=copy',
@@ -160,6 +164,7 @@ def test_all_that_is_wrong_is_said_at_once(pod: Machines) -> None:
   assert 'vit_l16_jft.py' in pod.run('tpu_pod.sh', '--help').stdout
 
 
+@pytest.mark.slow(reason='2 s')
 def test_another_job_on_the_slice_is_not_disturbed_and_the_same_one_is_taken_up(pod: Machines) -> None:
   assert launch(pod, 'true', '--keep')[0] == 0
   for host in ('host0', 'host1'):
@@ -209,6 +214,7 @@ def test_hosts_with_an_old_python_get_a_new_one_beside_it(pod: Machines) -> None
   assert pod.count('python3 -m uv python install --quiet 3.12') == 2
 
 
+@pytest.mark.slow(reason='2 s')
 def test_hosts_that_wait_for_one_that_ended_are_ended_too(pod: Machines) -> None:
   body = 'if [ $run -gt 1 ]; then exit 0; fi; [ "$INDEX" = 1 ] || exit 134; while true; do sleep .05; done'
   pod.env['VIT_JAX_WAIT_S'] = '1'

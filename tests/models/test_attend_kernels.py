@@ -140,6 +140,7 @@ def found_by_xla() -> tuple[np.ndarray, ...]:
   return learned(TINY)[1]()
 
 
+@pytest.mark.quick('AttentionKernel.SPLASH-DType.F32', reason='1 s: lowers a network')
 @pytest.mark.parametrize(('kernel', 'dtype'), [
     (AttentionKernel.SPLASH, DType.F32), (AttentionKernel.CUDNN, DType.BF16)])  # cuDNN has no attention in f32
 def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dtype: DType) -> None:
@@ -147,6 +148,7 @@ def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dt
   assert own.lower().as_text() == learned_by_xla(dtype).lower().as_text()
 
 
+@pytest.mark.slow(reason='4 s: two networks; the kernel alone is compared above')
 @pytest.mark.parametrize('remat', [Remat.NAMES, pytest.param(Remat.FULL, marks=pytest.mark.slow(reason='4 s'))])
 def test_a_network_with_splash_has_the_gradient_of_one_without(remat: Remat, monkeypatch: pytest.MonkeyPatch) -> None:
   """Seventeen tokens, scanned, on eight devices."""

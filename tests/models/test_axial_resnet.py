@@ -60,6 +60,7 @@ def weights() -> tuple[PyTree, PyTree]:
 
 # The golden file was computed in float64. In evaluation 50 operations in f32 separate the two: 1e-5 of values up to
 # 3.4. In training BatchNorm divides by the deviation of 8 values: the program's own f32 differs by 4.1e-4 from its f64.
+@pytest.mark.dear('train-0.0015', reason='6 s of compilation')
 @pytest.mark.parametrize(('mode', 'tolerance'), [('eval', 2e-5), ('train', 1.5e-3)])
 def test_the_last_map_is_that_of_the_authors_program(weights: tuple[PyTree, PyTree], mode: str,
                                                      tolerance: float) -> None:
@@ -73,6 +74,7 @@ def test_the_last_map_is_that_of_the_authors_program(weights: tuple[PyTree, PyTr
   assert all(moved) if mode == 'train' else not any(moved)
 
 
+@pytest.mark.slow(reason='4 s: three programs')
 def test_remat_and_plain_kernels_change_nothing() -> None:
   image, found, small = jnp.asarray(drawn.image(32, 1)), [], dataclasses.replace(SMALL, layers=(1,))
   params, state = map(filled, jax.eval_shape(backbones.build(small, (32, 32)).init, jax.random.key(0), image))

@@ -8,6 +8,7 @@ from vit_jax.config import schema
 from vit_jax.models import backbones, cost
 
 
+@pytest.mark.dear('efficientnet', reason='1 s of tracing')
 @pytest.mark.parametrize('name', networks.MODELS)
 def test_the_table_lists_every_parameter_and_adds_up_the_parts(name: str) -> None:
   model = networks.MODELS[name]

@@ -56,6 +56,7 @@ def test_with_running_statistics_it_equals_numpy_and_they_stay(
   jax.tree.map(np.testing.assert_array_equal, state, after)
 
 
+@pytest.mark.slow(reason='4 s of compilation')
 def test_in_training_it_equals_numpy_with_the_statistics_of_the_batch(
     trained: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
   params, _, (tokens, pooled, _) = trained
@@ -64,6 +65,7 @@ def test_in_training_it_equals_numpy_with_the_statistics_of_the_batch(
   np.testing.assert_allclose(pooled, want.mean((1, 2)), rtol=5e-3, atol=5e-4)
 
 
+@pytest.mark.slow(reason='5 s of compilation')
 def test_running_statistics_follow_those_of_the_batch(
     trained: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
   params, state, (_, _, after) = trained

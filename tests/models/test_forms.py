@@ -56,6 +56,8 @@ def dot(a: Params, b: Params) -> float:
   return sum(float(np.vdot(np.asarray(x, np.float64), np.asarray(y, np.float64))) for x, y in pairs)
 
 
+@pytest.mark.slow(
+    reason='4 s to a minute: three programs of a network; tests/models/test_fast_forms.py has each kernel')
 @pytest.mark.parametrize('model', MODELS)
 def test_plain_kernels_equal_the_fast_ones_and_permit_every_kind_of_differentiation(model: schema.Model) -> None:
   fast, params = loss_of(model, Kernels.FAST)

@@ -113,6 +113,7 @@ def test_a_run_without_the_kernel_says_so(
   assert not list(model._kernel_problems('model'))
 
 
+@pytest.mark.quick('options0', reason='2 s: kernels are interpreted')
 @pytest.mark.parametrize('options', [{}, {'qkv_bias': False, 'qk_norm': True}])
 def test_the_module_has_the_same_parameters_result_and_gradients(
     options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:

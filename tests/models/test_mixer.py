@@ -78,6 +78,7 @@ def test_execution_and_remat_change_neither_output_nor_gradient(execution: Execu
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), found, want)
 
 
+@pytest.mark.slow(reason='4 s; tests/models/test_vit.py has the layers that drop')
 def test_dropout_and_stochastic_depth_depend_on_the_key_and_on_train() -> None:
   params, _ = networks.variables(RANDOM)
   backbone, image = mixer.build(RANDOM, PX), networks.some_image()
@@ -92,6 +93,7 @@ def test_dropout_and_stochastic_depth_depend_on_the_key_and_on_train() -> None:
     backbone.apply(params, {}, image, train=True, key=None)
 
 
+@pytest.mark.slow(reason='1 s: two programs; tests/models/test_vit.py has the dtypes')
 def test_bf16_is_near_f32_and_features_stay_f32() -> None:
   (params, _), image = networks.variables(MIXER), networks.some_image()
   high, low = (tokens(dataclasses.replace(MIXER, dtype=dtype), params, image) for dtype in DType)

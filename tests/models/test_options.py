@@ -111,6 +111,7 @@ def test_initial_values_of_options_are_the_published_ones() -> None:
   assert abs(np.corrcoef(own)[0, 1]) < .05  # no layer has the positions of another
 
 
+@pytest.mark.slow(reason='5 to 20 s of compilation; tests/models/test_stack.py has what runs the layers')
 @pytest.mark.parametrize(('name', 'others'), [
     ('parallel', OTHERS[:1]),
     *(pytest.param(name, OTHERS, marks=pytest.mark.slow(reason='10 s of compilation')) for name in MODELS)])
@@ -138,6 +139,7 @@ def test_execution_and_remat_change_neither_output_nor_gradient(
                                  err_msg=f'{path}, {execution.value}, {remat.value}')
 
 
+@pytest.mark.quick('gated', reason='1 s: two programs')
 @pytest.mark.parametrize('name', MODELS)
 def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str) -> None:
   s = MODELS[name]
@@ -162,6 +164,7 @@ def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str)
     np.testing.assert_allclose(weights.sum(-1), 1., rtol=1e-5)
 
 
+@pytest.mark.quick('gated', reason='1 s: two programs')
 @pytest.mark.parametrize('name', MODELS)
 def test_bf16_is_near_f32_and_features_stay_f32(name: str) -> None:
   params, image = parameters(MODELS[name]), some_image()
@@ -228,6 +231,7 @@ def test_registers_and_class_token_are_no_patch_tokens() -> None:
   assert features.tokens.shape == (6, 6, 32) and jnp.abs(moved.tokens - features.tokens).max() > 1e-3
 
 
+@pytest.mark.slow(reason='3 s; tests/models/test_vit.py has the plain network')
 def test_no_key_is_used_twice_with_options() -> None:
   for settings in (MODELS['gated'], MODELS['axial']):  # together they have all that draws
     backbone = vit.build(settings, PX)

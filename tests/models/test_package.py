@@ -4,6 +4,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CANARY = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -24,6 +26,7 @@ for w in caught:
 """
 
 
+@pytest.mark.slow(reason='3 s: starts a program')
 def test_neither_import_nor_use_makes_flax_warn_of_a_deprecation() -> None:
   done = subprocess.run([sys.executable, '-c', CANARY], capture_output=True, text=True, check=True)
   assert done.stdout == ''

@@ -91,6 +91,7 @@ def test_blocks_of_a_network_without_are_refused() -> None:
     probe.Frozen(Counting(), schema.FeatureLayers((-1,)), True).init(jax.random.key(0), IMAGE)
 
 
+@pytest.mark.slow(reason='6 s: compiles a train step; the gradient of the backbone is a test above')
 def test_a_step_trains_the_head_alone_and_the_statistics() -> None:
   config = schema.Config(
       batch_size=8, length='4 steps', image_px=(8, 8), model=SETTINGS,

@@ -63,6 +63,7 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
   assert {name: leaf.shape for name, leaf in trees.flatten(params).items()} == expected
 
 
+@pytest.mark.slow(reason='3 s: two programs')
 def test_recomputing_units_changes_neither_output_nor_gradient() -> None:
   short = dataclasses.replace(RESNET, layers=(1,))
   (params, _), image = networks.variables(short), networks.some_image()
@@ -76,6 +77,7 @@ def test_recomputing_units_changes_neither_output_nor_gradient() -> None:
   assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(kept))
 
 
+@pytest.mark.slow(reason='2 s: two programs')
 def test_bf16_is_near_f32_and_features_stay_f32() -> None:
   (params, _), image = networks.variables(RESNET), networks.some_image()
   high, low = (forward(dataclasses.replace(RESNET, dtype=dtype), params, image) for dtype in DType)

@@ -64,6 +64,7 @@ def assert_counted(model: schema.Model, num_classes: int, px: int = 224) -> None
 SMALL_ONES = ('R+Ti/16', 'Mixer-B/16', 'BiT-R50x1', 'EfficientNet-B0', 'LV-ViT-T/16', 'DeiT-distilled-Ti/16')
 
 
+@pytest.mark.dear('EfficientNet-B0', 'DeiT-distilled-Ti/16', reason='3 s of tracing')
 @pytest.mark.parametrize('name', [*SMALL_ONES, *(
     pytest.param(name, marks=pytest.mark.slow(reason='up to 10 s of tracing'))
     for name in dict.fromkeys(name for name, *_ in (*PUBLISHED, *IN_MILLIONS, *LV_VIT, *DISTILLED))
@@ -109,6 +110,7 @@ def test_flops_are_near_the_published_ones(name: str, px: int, gmacs: float) -> 
   np.testing.assert_allclose(sum(flops.values()) / 2e9, gmacs, rtol=.01)
 
 
+@pytest.mark.dear('efficientnet', 'mixer', 'hybrid', reason='1 s: compiles a network')
 @pytest.mark.parametrize('model', [
     schema.ResNet(layers=(2, 2)), dataclasses.replace(networks.MIXER, width=128, channels_mlp=512, tokens_mlp=128),
     schema.EfficientNet(depth_factor=.3), dataclasses.replace(SMALL, stem=schema.ResNetStem((1, 2))),

@@ -39,6 +39,7 @@ def apply(settings: schema.ViT, params: Params, state: PyTree, image: Array, *, 
   return jax.jit(run)(params, state, image)
 
 
+@pytest.mark.quick('root', reason='2 s: another network')
 @pytest.mark.parametrize('settings', [ROOT, HYBRID], ids=['root', 'stages'])
 def test_a_hybrid_is_a_vit_on_the_map_of_its_resnet(settings: schema.ViT) -> None:
   (params, state), image = networks.variables(settings, PX), networks.some_image(PX)
@@ -116,6 +117,7 @@ def test_a_new_unit_of_a_hybrid_changes_nothing_but_negative_values() -> None:
   np.testing.assert_array_equal(found, jnp.maximum(x, 0.))
 
 
+@pytest.mark.slow(reason='3 s: two programs')
 def test_recomputing_reaches_the_units_of_the_stem_and_changes_no_gradient() -> None:
   short = dataclasses.replace(HYBRID, stem=schema.ResNetStem((1,), width=32), depth=1)
   (params, state), image = networks.variables(short, PX), networks.some_image(PX)

@@ -177,6 +177,7 @@ def test_images_of_another_size_get_resized_positions(tiny: schema.ViT, position
   assert features.grid == (4, 2) and features.tokens.shape == (6, 8, 32)
 
 
+@pytest.mark.quick('Execution.SCAN', reason='1 s: two programs')
 @pytest.mark.parametrize('execution', [Execution.SCAN, Execution.UNROLLED])
 def test_bf16_is_near_f32_and_features_stay_f32(tiny: schema.ViT, execution: Execution) -> None:
   params, image = parameters(tiny), some_image()

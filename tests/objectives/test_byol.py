@@ -102,6 +102,7 @@ def test_the_gradient_is_that_of_float64_differences() -> None:
     np.testing.assert_allclose(grads[part][layer][name][index], (ends[0] - ends[1]) / 2e-5, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow(reason='5 s: three programs; tests/objectives/test_dino.py has views over microbatches and meshes')
 def test_microbatches_and_meshes_change_nothing() -> None:
   state, metrics = run()
   for other in (run(accumulate=2), run('data=2,fsdp=2,tensor=2')):

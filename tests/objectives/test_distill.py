@@ -47,6 +47,7 @@ def teacher_logits(extra: Any) -> np.ndarray:
   return np.tanh(own @ kernel) @ np.asarray(extra['trained']['head']['kernel'], np.float64)
 
 
+@pytest.mark.dear('DistillType.HARD-True-SoftMean.PAPER', reason='3 s: another network')
 @pytest.mark.parametrize(('teach', 'distilled', 'soft_mean'), [
     (DistillType.SOFT, True, SoftMean.PAPER), (DistillType.SOFT, False, SoftMean.PAPER),
     (DistillType.HARD, True, SoftMean.PAPER),

@@ -140,6 +140,7 @@ def test_patches_are_cut_in_raster_order_and_put_back() -> None:
   np.testing.assert_array_equal(patches.unpatchify(cut, 4, grid=(2, 3)), image)
 
 
+@pytest.mark.slow(reason='3 s of compilation')
 def test_pictures_to_look_at_are_in_the_units_of_the_image(params: dict) -> None:
   image = 3. + jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
   got = jax.jit(mae().reconstruct)(params, image, jax.random.key(1))

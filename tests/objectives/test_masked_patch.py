@@ -54,6 +54,7 @@ def numpy_classes(image: np.ndarray, cells: int) -> np.ndarray:
   return found
 
 
+@pytest.mark.quick('PatchTarget.PIXELS', reason='2 s: another program')
 @pytest.mark.parametrize('target', PatchTarget)
 def test_the_loss_is_that_of_numpy(target: PatchTarget) -> None:
   one, key = task(target), jax.random.key(5)

@@ -81,6 +81,8 @@ def chosen(*names: str) -> list[Any]:
   return [*names, *(pytest.param(name, marks=pytest.mark.slow(reason='5 s')) for name in MOST if name not in names)]
 
 
+@pytest.mark.slow(
+    reason='10 to 15 s: two programs; tests/test_contracts.py and tests/objectives/test_dino.py have tasks on meshes')
 @pytest.mark.parametrize('name', chosen('mae', 'dino'))
 def test_a_task_takes_the_same_steps_on_a_mesh_of_all_axes(name: str) -> None:
   _compare(name, FULL)
@@ -101,6 +103,7 @@ def _compare(name: str, settings: str) -> None:
   programs.assert_close(state, want, rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.slow(reason='5 to 11 s: a program; tests/train/test_checkpoint.py has what is saved')
 @pytest.mark.parametrize('name', chosen('dino'))
 def test_a_task_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
   one, mesh = program(name), programs.MESHES['one']

@@ -82,6 +82,7 @@ def after_wrapped(alpha: float) -> Any:
   return after(wrapped(alpha))
 
 
+@pytest.mark.slow(reason='5 s: two programs')
 @pytest.mark.parametrize('alpha', [.3, pytest.param(0., marks=pytest.mark.slow(reason='3 s'))])
 def test_the_result_does_not_depend_on_the_mesh(alpha: float) -> None:
   want = after_wrapped(alpha)

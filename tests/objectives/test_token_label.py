@@ -118,6 +118,7 @@ def test_both_heads_speak_at_inference(params: Any) -> None:
   np.testing.assert_allclose(out.logits, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow(reason='3 s; tests/models/test_stem.py has the statistics')
 def test_running_statistics_of_a_stem_are_kept() -> None:
   model = schema.ViT(**{**vars(MODEL), 'stem': schema.ConvStem(width=8)})
   one = task(model)

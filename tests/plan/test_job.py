@@ -22,6 +22,7 @@ from vit_jax.plan import compile, compiled, plan, schedule, search, table, topol
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
 JFT = ['--config=vit_l16_jft', '--topology=v3-512']
+FLAT = 'model.depth=2'  # where the depth of the network is not the question
 
 
 MADE: dict[str, Any] = {}
@@ -61,6 +62,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(topologies, 'missing', lambda topology: 'The TPU compiler is not installed here.')
 
 
+@pytest.mark.slow(reason='7 s: a program compiles; tests/plan/test_compiled.py reads what a compiler says')
 def test_a_step_is_compiled_for_simulated_devices_and_measured(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   found = run(tmp_path, *TINY, '--topology=cpu:3', '--config.mesh.fsdp=3')
@@ -73,6 +75,7 @@ def test_a_step_is_compiled_for_simulated_devices_and_measured(
   assert '**Fits**' in text and 'assumed MFU of 40%' in text and 'head/kernel' in text
 
 
+@pytest.mark.slow(reason='5 s: traces L/16; planned below are two of its layers')
 def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
     tmp_path: pathlib.Path, no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
   found = run(tmp_path, *JFT, '--config.model.full_remat=3')
@@ -100,22 +103,22 @@ def test_the_most_expensive_operations_are_listed_and_the_rest_is_summed(monkeyp
 
 
 def test_state_is_split_over_fsdp(no_compiler: None) -> None:
-  whole = plan.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=1')).memory
-  split = plan.make(subject('vit_l16_jft', 'v3:2x2', 'mesh.fsdp=8')).memory
-  assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.02)  # biases, norms, positions stay whole
+  whole = plan.make(subject('vit_l16_jft', 'v3:2x2', FLAT, 'mesh.fsdp=1')).memory
+  split = plan.make(subject('vit_l16_jft', 'v3:2x2', FLAT, 'mesh.fsdp=8')).memory
+  assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.05)  # biases, norms, positions stay whole
   assert whole['optimiser'] == pytest.approx(2 * whole['parameters'], rel=.001)
 
 
 def test_an_fsdp_size_that_divides_no_dimension_is_reported(no_compiler: None) -> None:
-  found = plan.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=256', 'model.width=1664'))
-  assert found.whole_bytes > 2**30 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
-  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', 'mesh.fsdp=128')).whole_bytes < 2**27
+  found = plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=256', 'model.width=1664'))
+  assert found.whole_bytes > 2**27 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
+  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=128')).whole_bytes < 2**25
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> plan.Plan:
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', lambda request: given)
-  return plan.make(subject('vit_l16_jft', 'v3:16x16'))
+  return plan.make(subject('vit_l16_jft', 'v3:16x16', FLAT))
 
 
 def test_cycles_and_collectives_become_time_apart_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +157,7 @@ def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
   words = ['--config.model.attention=splash', '--config.model.dtype=bfloat16', '--job=plan']
   assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
   assert 'model.attention: expected xla with dtype=bfloat16 on v3' in capsys.readouterr().err
-  assert plan.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', 'model.attention=splash'))
+  assert plan.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'model.attention=splash'))
 
 
 def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +165,7 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
   given = answer()._replace(costs=answer().costs._replace(collectives=rows))
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', lambda request: given)
-  one = subject('vit_l16_jft', 'v5e:16x16', 'mesh.slices=2')
+  one = subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.slices=2')
   assert one.topology.num_devices == one.request().parse().num_devices == 512
   found = plan.make(one)
   text, content = table.render(found), found.to_json()
@@ -174,12 +177,13 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
   assert content['between_slices_ms'] == pytest.approx(ms)
   assert content['slices'] == 2 and content['collectives_ms'] == pytest.approx(.7)
   assert content['collectives'][-1] == {'kind': 'between slices', 'count': 2, 'bytes': 2**20, 'sent_bytes': 2**20}
-  unknown = plan.make(subject('vit_l16_jft', 'v3:16x16', 'mesh.slices=2'))
+  unknown = plan.make(subject('vit_l16_jft', 'v3:16x16', FLAT, 'mesh.slices=2'))
   assert unknown.between_slices_ms is None and '| -  ' in table.collectives(unknown)
 
 
 def test_slices_that_do_not_divide_the_mesh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-  words = ['--config=vit_l16_jft', '--topology=v5e:4x4', '--config.mesh.slices=2', '--config.mesh.fsdp=32']
+  words = ['--config=vit_l16_jft', '--topology=v5e:4x4', '--config.mesh.slices=2', '--config.mesh.fsdp=32',
+           f'--config.{FLAT}']
   assert main.run(['--job=plan', *words]) == 2
   assert 'mesh.slices: expected a divisor of data=1' in capsys.readouterr().err
 
@@ -187,7 +191,7 @@ def test_slices_that_do_not_divide_the_mesh_are_refused(capsys: pytest.CaptureFi
 def test_gpus_that_are_not_here_leave_the_arithmetic(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
   monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: ['/dev/nvidia0', '/dev/nvidia1'])
-  found = run(tmp_path, '--config=vit_l16_jft', '--topology=h200:8')
+  found = run(tmp_path, '--config=vit_l16_jft', f'--config.{FLAT}', '--topology=h200:8')
   assert not found['compiled'] and found['fits'] and found['estimated_step_ms'] > 0
   assert 'A program for h200:8 can be compiled only on a machine with that many GPUs; this machine has 2.' in (
       capsys.readouterr().out)
@@ -219,7 +223,7 @@ def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', ask)
   monkeypatch.setattr(search, 'MAX_COMPILES', 1000)
-  found = run(tmp_path, '--config=vit_b16_jft', '--topology=v3:2x2', '--search')['search']
+  found = run(tmp_path, '--config=vit_b16_jft', f'--config.{FLAT}', '--topology=v3:2x2', '--search')['search']
   assert '--config.train.accumulate=4 ' in found['flags'] and 'execution=unrolled' in found['flags']
   assert sum(row['fits'] for row in found['tried']) == search.ENOUGH + 1  # and the best of them unrolled
   text = capsys.readouterr().out
@@ -236,7 +240,7 @@ def test_a_search_in_which_nothing_fits_says_so(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
-  assert main.run(['--job=plan', *JFT, '--search']) == 2
+  assert main.run(['--job=plan', *JFT, f'--config.{FLAT}', '--search']) == 2
   assert '--search: expected the compiler for the hardware. The TPU compiler is not' in capsys.readouterr().err
 
 
@@ -246,7 +250,8 @@ def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pyt
     (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'laid out for the devices it runs on'),
     (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "as this config takes none, got 'S/16'"),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], "--search: expected no value, got 'yes'"),
-    (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.mesh.fsdp=3'], 'expected sizes whose product is 8'),
+    (['--config=vit_l16_jft', f'--config.{FLAT}', '--topology=v3:2x2', '--config.mesh.fsdp=3'],
+     'expected sizes whose product is 8'),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--config.data.num_classes=0'], 'to plan without the data')])
 def test_mistakes_are_messages(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=plan', *words]) == 2
@@ -269,6 +274,7 @@ def test_the_planned_step_is_the_one_that_train_runs(no_compiler: None) -> None:
       lambda s: s.spec, real.program.shardings)
 
 
+@pytest.mark.slow(reason='6 s: starts a program; one that is killed is below')
 def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
   config = files.load('digits', [])
   with pytest.raises(UserError, match=r'Compiling for cpu:2 failed \(status 1\):\n(.*\n)+.*Error'):

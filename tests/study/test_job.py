@@ -56,7 +56,7 @@ while 'wait' in what and not (workdir.parent / 'go').exists():
 
 @pytest.fixture(autouse=True)
 def stand_in(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-  if 'slow' not in request.keywords:
+  if 'real' not in request.node.name:
     (tmp_path / 'stand_in.py').write_text(STAND_IN)
     monkeypatch.setattr(study_runs, 'CHILD', (str(tmp_path / 'stand_in.py'),))
 
@@ -210,6 +210,7 @@ def test_runs_go_side_by_side(tmp_path: pathlib.Path) -> None:
   assert process.wait(60) == 0 and sorted(order(tmp_path)) == ['a', 'b', 'c']
 
 
+@pytest.mark.slow(reason='6 s: two programs are started')
 def test_two_processes_share_the_runs_of_a_study(tmp_path: pathlib.Path) -> None:
   runs = {name: config('wait') for name in 'ab'}
   first = in_a_process(tmp_path, runs, 1)
@@ -221,6 +222,7 @@ def test_two_processes_share_the_runs_of_a_study(tmp_path: pathlib.Path) -> None
   assert [row['run'] for row in table(tmp_path)] == ['a', 'b']
 
 
+@pytest.mark.quick('15', reason='2 s: starts a program')
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_request_to_stop_is_passed_on_and_the_study_goes_on_later(
     tmp_path: pathlib.Path, number: signal.Signals) -> None:
@@ -233,6 +235,7 @@ def test_a_request_to_stop_is_passed_on_and_the_study_goes_on_later(
   assert start(tmp_path, runs) == 0 and order(tmp_path) == ['a', 'a', 'b']
 
 
+@pytest.mark.slow(reason='3 s: starts a program')
 def test_a_run_that_somebody_is_at_is_waited_for(tmp_path: pathlib.Path) -> None:
   runs = {'a': config(), 'b': config()}
   with run_directory.Lock(tmp_path / 'runs' / 'a'):

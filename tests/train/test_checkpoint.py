@@ -109,6 +109,7 @@ def flips() -> list[tuple[int, float]]:
   return [(rng.randrange(10 ** 6), rng.random()) for _ in range(40)]
 
 
+@pytest.mark.slow(reason='4 s: a restore for each byte; tests/train/test_checkpoint_reader.py has damaged files')
 def test_no_flipped_byte_is_read_as_if_it_were_whole(one: Program, open_folder: object) -> None:
   """One byte anywhere in the newest checkpoint: it restores right, or the one before does; never wrong."""
   digests = dict(zip([1, 2], save(open_folder(), one, [1, 2]), strict=True))

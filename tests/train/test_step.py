@@ -28,6 +28,7 @@ def program(objective: object, settings: schema.Mesh = ONE, *, accumulate: int =
   return programs.build(objective, fakes.normalise, settings, rules=RULES, like=data, accumulate=accumulate)
 
 
+@pytest.mark.quick('4', reason='1 s: another program')
 @pytest.mark.parametrize('accumulate', [1, 4])
 def test_masked_rows_change_nothing_even_if_they_are_nan(accumulate: int) -> None:
   rows = 12
@@ -42,6 +43,7 @@ def test_masked_rows_change_nothing_even_if_they_are_nan(accumulate: int) -> Non
   programs.assert_close(got.params, want.params)
 
 
+@pytest.mark.quick('Loss.SOFTMAX', reason='1 s: another program')
 @pytest.mark.parametrize('loss', schema.Loss)
 def test_a_constant_batch_is_learned(loss: schema.Loss) -> None:
   built = program(task(loss))
@@ -57,6 +59,7 @@ def bad_batch() -> Batch:
   return data
 
 
+@pytest.mark.quick('data=8', reason='1 s: another program')
 @pytest.mark.parametrize('settings', ['one', 'data=8'])
 def test_a_step_that_is_not_finite_updates_nothing_but_the_count(settings: str) -> None:
   mesh, data = programs.MESHES[settings], bad_batch()
@@ -69,6 +72,7 @@ def test_a_step_that_is_not_finite_updates_nothing_but_the_count(settings: str) 
   assert step.nonfinite_paths(metrics.norms.param) == []
 
 
+@pytest.mark.quick('data=8', reason='1 s: another program')
 @pytest.mark.parametrize('settings', ['one', 'data=8'])
 def test_diagnosis_names_the_example(settings: str) -> None:
   mesh, data = programs.MESHES[settings], bad_batch()

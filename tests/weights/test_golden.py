@@ -64,6 +64,10 @@ def compute(found: loading.Weights) -> dict[str, np.ndarray]:
 SLOW = {'timm_efficientnet'}  # B0 of 16 blocks; `models/test_efficientnet.py` holds the network to NumPy and to tables
 
 
+@pytest.mark.quick(
+    'hf_vit', 'hf_dinov2', 'hf_mae', 'npz_vit', 'npz_bit', 'timm_mixer', 'timm_map', 'timm_deit_distilled',
+    'timm_registers',
+    reason='1 to 8 s: compiles a network')
 @pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow(reason='8 s of CPU to compile B0'))
                                   if name in SLOW else name for name in NAMES])
 def test_outputs_are_those_of_the_reference(name: str, tmp_path: pathlib.Path) -> None:

@@ -18,8 +18,6 @@ from vit_jax.core.errors import UserError
 from vit_jax.jobs import build, report_page
 from vit_jax.weights import init_state, loading, saving
 
-pytestmark = pytest.mark.xdist_group('test_starting')  # in one worker, for what the tests share
-
 SIZE = {'depth': 1, 'width': 16, 'heads': 2, 'mlp': 16}
 TINY = ['--config=digits', *(f'--config.model.{name}={value}' for name, value in SIZE.items()),
         '--config.batch_size=40', '--config.evals.test.batch_size=80', '--config.evals.test.every=50 steps',
@@ -142,6 +140,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   return root / 'run'
 
 
+@pytest.mark.slow(reason='10 s: two runs')
 def test_a_resumed_run_does_not_read_its_weights_again(done: pathlib.Path) -> None:
   weights_file = done.parent / 'a.npz'
   assert not weights_file.exists()
@@ -153,6 +152,7 @@ def test_a_resumed_run_does_not_read_its_weights_again(done: pathlib.Path) -> No
   assert json.loads((done / 'config.json').read_text())['model'] == before['model']
 
 
+@pytest.mark.slow(reason='9 s: runs with two views')
 def test_a_run_begins_with_the_view_of_another_that_it_names(done: pathlib.Path, tmp_path: pathlib.Path) -> None:
   found = {view: loading.load(str(done), view=view) for view in ('student', 'ema')}
   assert loading.load(str(done)).report.notes[0].endswith('view ema')

@@ -62,6 +62,7 @@ def test_a_missing_tensor_is_an_error_that_names_it(name: str, says: str, tmp_pa
   assert says in str(caught.value)
 
 
+@pytest.mark.slow(reason='4 s: several networks are written and read')
 def test_a_network_with_the_tensors_of_another_is_told_apart_by_its_name_or_warned_of(tmp_path: pathlib.Path) -> None:
   found = saving.to_tensors(made.network(made.EFFICIENTNET), 'timm')
   warned = loading.load(file(tmp_path, found, 'net.safetensors')).report.warnings

@@ -38,6 +38,7 @@ def paths() -> set[str]:
   return found
 
 
+@pytest.mark.slow(reason='4 s: traces every family')
 def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
   found = paths()
   unlisted = sorted(name for name in found if not any(re.fullmatch(pattern, name) for pattern in names.PATHS))
