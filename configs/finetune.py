@@ -1,7 +1,8 @@
 """Fine-tunes published weights on a dataset by the protocol of a paper: any model, any data.
 
 Data:     cifar10 cifar100 imagenet2012 pets flowers resisc45 kitti from TFDS; or `own`: a folder, a TFDS set or
-          prepared shards, whose classes are counted: --config.data.source=folder:PATH
+          prepared shards, whose classes are counted: --config.data.source=folder:PATH. `vit-jax finetune
+          --weights=FILE --data=folder:PATH` is this config with the network of the weights and examples=N counted
 Source:   protocol=vit: ViT paper (arXiv 2010.11929), Table 4: SGD, cosine, batch 512, 384 px, clipping at norm 1; on
           ImageNet weights are averaged from 512 px on (section 4.1: 512 px for L/16, 518 px for H/14). The rate is the
           third of the four that Table 4 tries. augreg: arXiv 2106.10270, section 3.4: the same without averaging.
@@ -20,38 +21,44 @@ Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 %, CIFAR-100 91.67 %, ImageNet 
 """
 from vit_jax.config import files
 from vit_jax.config import schema as s
+from vit_jax.core.errors import UserError
 from vit_jax.recipes import finetune, sizes, studies
 
 LENGTH_RATE = {  # steps, warm-up steps, learning rate
     'cifar10': (10_000, 500, .01), 'cifar100': (10_000, 500, .01), 'imagenet2012': (20_000, 500, .03),
     'pets': (500, 100, .01), 'flowers': (500, 100, .01), 'resisc45': (2_500, 200, .01), 'kitti': (500, 100, .01),
     'own': (500, 100, .01)}
+OWN_PX = 224  # the side that most published weights are for; 384 px of the papers take 3 times as long
 EMA_PX = 512  # from this side on ImageNet runs of protocol=vit are averaged
 
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run: model and dataset, then protocol=… phase=… px=…."""
+  """The run: model and dataset, then protocol=… phase=… px=…; examples=… for `own`."""
   given = s.parse_arg(arguments, model=finetune.MODELS, dataset=tuple(LENGTH_RATE), protocol=finetune.PROTOCOLS,
-                      phase=finetune.PHASES, px=('',))
+                      phase=finetune.PHASES, px=('',), examples=('',))
   name, dataset, protocol, phase = given['model'], given['dataset'], given['protocol'], given['phase']
-  if protocol in ('mae', 'hyperrule'):
+  num_examples = studies.number('examples', given['examples'])
+  if num_examples and (dataset != 'own' or protocol not in finetune.SCALED):
+    raise UserError(f'examples: expected none for {dataset} and protocol={protocol}, got {num_examples}. Remove it, or '
+                    f'use the dataset own and protocol={finetune.SCALED[0]}.')
+  if protocol not in finetune.SCALED:
     other = {'mae': 'mae_finetune', 'hyperrule': 'bit_hyperrule'}[protocol]
     return files.load(f'{other}:{name},dataset={dataset},phase={phase},px={given["px"]}', [])
-  model, px = sizes.model(name), studies.number('px', given['px']) or 384
-  steps, warmup, rate = LENGTH_RATE[dataset]
+  model, px = sizes.model(name), studies.number('px', given['px']) or (OWN_PX if dataset == 'own' else 384)
+  scale = finetune.scale(num_examples) if num_examples else finetune.published(*LENGTH_RATE[dataset], dataset)
   is_averaged = protocol == 'vit' and dataset == 'imagenet2012' and px >= EMA_PX
   return s.Config(
-      name=f'finetune {name} {dataset} {protocol}', length=f'{steps} steps', batch_size=512,
+      name=f'finetune {name} {dataset} {protocol}', length=f'{scale.steps} steps', batch_size=scale.batch_size,
       image_px=(finetune.side(px, model),) * 2,
       data=finetune.data(dataset, phase, s.Recipe(
           crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
           flip=True)),
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
-      optimizer=s.Sgd(lr=rate, momentum=.9, weight_decay=0., mu_dtype=s.DType.BF16, clip_norm=1.,
-                      schedule=s.Schedule(s.Decay.COSINE, warmup=f'{warmup} steps', end_lr=0.)),
-      train=s.Train(ema=.9999 if is_averaged else 0.),
-      evals={'test' if phase == 'final' else 'val': s.TopK(every='10 %')},
+      optimizer=s.Sgd(lr=scale.lr, momentum=.9, weight_decay=0., mu_dtype=s.DType.BF16, clip_norm=1.,
+                      schedule=s.Schedule(s.Decay.COSINE, warmup=scale.warmup, end_lr=0.)),
+      train=s.Train(ema=.9999 if is_averaged else 0., log_every=scale.log_every),
+      evals={'test' if phase == 'final' else 'val': s.TopK(every=scale.every)},
       checkpoints=s.Checkpoints(every='10 %'),
       # The paper resizes images without preserving the aspect ratio; one's own are resized as the weights expect.
       init_settings=s.InitSettings.WEIGHTS if dataset == 'own' else s.InitSettings.NETWORK)

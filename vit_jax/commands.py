@@ -66,6 +66,7 @@ class Flag(NamedTuple):
 class Job(NamedTuple):
   """A job: its help, its module, the flags it needs and may take, and its other arguments (optional in brackets).
 
+  base: the config whose settings can be overridden, of a job without --config.
   on_cpu: it leaves accelerators to other processes.    is_quick: it does not import jax, and shows no stages.
   """
   line: str
@@ -73,12 +74,18 @@ class Job(NamedTuple):
   needs: tuple[Flag, ...] = ()
   takes: tuple[Flag, ...] = ()
   words: str = ''
+  base: str = ''
   on_cpu: bool = False
   is_quick: bool = False
 
   @property
   def flags(self) -> dict[str, Flag]:
     return {flag.name: flag for flag in (*self.needs, *self.takes)}
+
+  @property
+  def has_settings(self) -> bool:
+    """Whether --config.NAME=VALUE overrides settings."""
+    return bool(self.base) or 'config' in self.flags
 
 
 class Command(NamedTuple):
@@ -92,12 +99,14 @@ class Command(NamedTuple):
     """Runs the job and returns its exit status.
 
     A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
-    `overridden`, the names of the settings that the command line sets; and `files`, the arguments that are no flags.
+    `changes`, the overrides of the command line, and `overridden`, their names; and `files`, the arguments that are
+    no flags.
     """
     from vit_jax.parallel import hardware
     hardware.choose()  # before any job imports jax
     job = JOBS[self.job]
-    more: dict[str, Any] = {'files': self.files, 'overridden': {one.partition('=')[0] for one in self.overrides}}
+    more: dict[str, Any] = {'files': self.files, 'changes': self.overrides,
+                            'overridden': {one.partition('=')[0] for one in self.overrides}}
     if 'config' in job.flags:
       more |= dict(zip(('config', 'source'), load_config(self), strict=True))
     if job.on_cpu:
@@ -193,6 +202,10 @@ CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 
 JOBS = {
     'train': Job('Pre-train or fine-tune; evaluates, saves checkpoints, and resumes.', 'jobs.train', (CONFIG,), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None, 'runs/CONFIG'),)),
+    'finetune': Job('Fine-tune weights on your images; everything else follows from both.', 'jobs.finetune', (
+        WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
+        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
+             'runs/finetune_WEIGHTS_DATA'),), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS, CONFIG, *READING)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (

@@ -32,6 +32,7 @@ Usage: vit-jax JOB [--flag=VALUE …], or python -m vit_jax.main --job=JOB …
 
   vit-jax train --config=digits
   vit-jax train --config=from_folder --config.data.source=folder:PATH --workdir=runs/mine
+  vit-jax finetune --weights=FILE --data=folder:PATH
   vit-jax evaluate --workdir=runs/digits
   vit-jax predict --weights=runs/digits IMAGES
   vit-jax plan --config=vit_l16_jft --topology=v3:16x16
@@ -67,15 +68,15 @@ def parse(arguments: Sequence[str]) -> Command:
       values[flag] = _value(job.flags[flag], given)
     except UserError as error:
       problems.append(str(error))
-  problems += [_explain(word, job, str(values.get('config') or '')) for word in unknown]
+  problems += [_explain(word, job, str(values.get('config') or job.base)) for word in unknown]
   meant = {near for word in unknown for near in difflib.get_close_matches(word, list(job.flags), 1)}
   problems += [f'--{flag.name}: expected a value, got none. --job={name} needs it: {flag.help}.'
                for flag in job.needs if flag.name not in meant and not hasattr(texts, flag.name)]
   problems += _word_problems(job, files)
-  if overrides and 'config' not in job.flags:
+  if overrides and not job.has_settings:
     problems.append(f'--config.{overrides[0]}: expected no override, as --job={name} takes no config. Remove it.')
   if problems:
-    problems += _config_problems(values.get('config'), overrides)
+    problems += _config_problems(values.get('config') or job.base, overrides)
     raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))
   return Command(name, values, tuple(overrides), tuple(files))
 
@@ -145,7 +146,7 @@ def _explain(word: str, job: Job, config: str) -> str:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
   near = _nearest(wanted, job.flags, prefix='--')
-  settings = files.known_settings(config) if 'config' in job.flags else []
+  settings = files.known_settings(config) if job.has_settings else []
   found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
   if not found and not near:
     last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, 0.75)
@@ -185,7 +186,7 @@ def parser(name: str) -> argparse.ArgumentParser:
   needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
   usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
   found = argparse.ArgumentParser(
-      usage=' '.join(usage).rstrip(), description=job.line, epilog=OVERRIDES if 'config' in job.flags else None,
+      usage=' '.join(usage).rstrip(), description=job.line, epilog=OVERRIDES if job.has_settings else None,
       add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS,
       formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40))
   for title, flags in (('required', job.needs), ('optional', job.takes)):

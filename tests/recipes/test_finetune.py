@@ -7,6 +7,7 @@ import pytest
 
 from vit_jax.config import check, durations, files, schema
 from vit_jax.core.errors import UserError
+from vit_jax.optim import schedules
 from vit_jax.recipes import finetune
 
 
@@ -41,7 +42,42 @@ def test_table_4_of_the_vit_paper(dataset: str, steps: int, held: str, rates: tu
 @pytest.mark.parametrize('dataset', finetune.DATASETS)
 def test_a_single_run_has_the_third_rate_and_the_first_length_of_the_grid(dataset: str) -> None:
   config, point = files.load(f'finetune:B/16,{dataset}', []), finetune.grid(dataset, 'vit')[2]
+  if dataset == 'own':  # a relative warm-up, which also fits a shorter run
+    assert config.optimizer.schedule.warmup == '20 %' and 100 * point.warmup == 20 * point.steps
+    config = point.apply(config)
   assert point.apply(config) == config and point.rate == finetune.DATASETS[dataset].rates[2]
+
+
+@pytest.mark.parametrize(('images', 'batch', 'steps', 'epochs'), [
+    (16, 8, 150, 75.), (240, 16, 150, 10.), (1_000, 64, 156, 10.), (50_000, 128, 3_906, 10.),
+    (1_281_167, 128, 20_000, 2.)])
+def test_ones_own_images_decide_batch_and_length(images: int, batch: int, steps: int, epochs: float) -> None:
+  config = files.load(f'finetune:Ti/16,own,examples={images}', [])
+  check.check(config)
+  assert (config.batch_size, config.length) == (batch, f'{steps} steps')
+  assert steps * batch / images == pytest.approx(epochs, rel=.01)
+  assert 5 <= steps / durations.parse(config.evals['test'].every).value <= 21
+  schedules.build(config.optimizer.schedule, peak=1., lengths=durations.lengths(  # the warm-up fits
+      '3 steps', num_examples=images, batch_size=batch))
+
+
+def test_any_number_of_ones_own_images_has_a_batch() -> None:
+  for images in (2, 5, 8, 9, 63, 64, 10**7):
+    scale = finetune.scale(images)
+    assert 1 < scale.batch_size <= images and scale.steps >= finetune.STEPS[0]
+  with pytest.raises(UserError, match='examples: expected at least 2 training images, got 1'):
+    finetune.scale(1)
+  for arguments in ('cifar10,examples=9', 'own,examples=9,protocol=mae'):
+    with pytest.raises(UserError, match='examples: expected none for '):
+      files.load(f'finetune:Ti/16,{arguments}', [])
+
+
+def test_ones_own_images_fit_without_their_number() -> None:
+  config = files.load('finetune:Ti/16,own', ['length=50 steps'])
+  check.check(config)
+  assert config.batch_size == 32 and config.image_px == (224, 224)
+  schedules.build(config.optimizer.schedule, peak=1., lengths=durations.lengths(
+      config.length, num_examples=240, batch_size=32))
 
 
 @pytest.mark.parametrize(('arguments', 'px', 'ema'), [

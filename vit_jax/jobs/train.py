@@ -18,7 +18,7 @@ from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, report_page, resume, teacher_labels
+from vit_jax.jobs import build, report_page, resume, summary, teacher_labels
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -35,19 +35,21 @@ from vit_jax.weights.loading import Weights
 log = logging.getLogger('vit_jax.jobs')
 
 
-def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = ()) -> int:
+def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = (),
+        found: Weights | None = None) -> int:
   """Trains until the end (exit status 0) or until a signal to stop (`stopping.RESUMABLE`).
 
   Args:
     config: of the run.
     workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
     overridden: settings on the command line, which override those of `config.init_from`.
+    found: the weights of `config.init_from` if they have been read.
   """
   began, is_default = time.monotonic(), workdir is None
-  workdir = workdir or storage.open_path(f'runs/{run_directory.default_name(config.name)}')
+  workdir = workdir or default_workdir(config)
   check.check(config)
   process_id = startup.start()
-  config, found = inherit.resolve(config, overridden, workdir)
+  config, found = inherit.resolve(config, overridden, workdir, found)
   check.check(config)
   if is_default:
     resume.check_same(workdir, config)
@@ -57,6 +59,11 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
       print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
       return stopping.RESUMABLE
     return Run(config, workdir, began, found, overridden).run()
+
+
+def default_workdir(config: schema.Config) -> storage.Path:
+  """Returns the directory of a run whose command names none: `runs/NAME`."""
+  return storage.open_path(f'runs/{run_directory.default_name(config.name)}')
 
 
 def open_data(config: schema.Config) -> build.Data:
@@ -287,14 +294,4 @@ class Run:
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
     if jax.process_index() == 0:
       page = report_page.write_or_warn(self.workdir)
-      print(summary(final, seconds, page), flush=True)
-
-
-def summary(final: results.Final, seconds: float, page: str) -> str:
-  """Returns the last line that a run prints."""
-  if final.headline is None:
-    return f'Done in {seconds:.0f} s, without an evaluation. Report: {page}'
-  shown = f'{final.name}/{final.headline.headline}'
-  shown += f' of the {final.view} weights' if final.view != 'student' else ''
-  return (f'{shown}: {final.headline.score:.2%} of {final.headline.num_examples:,} images, '
-          f'{seconds:.0f} s. Report: {page}')
+      print(summary.last_line(final, seconds, page), flush=True)

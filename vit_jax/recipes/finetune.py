@@ -8,8 +8,10 @@ which holds out part of the training examples and evaluates on these.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from vit_jax.config import schema as s
+from vit_jax.core.errors import UserError
 from vit_jax.recipes.studies import Point
 
 # Networks with public weights, and those of the ViT paper's Table 6, by the names of `sizes.model`.
@@ -20,9 +22,63 @@ MODELS = ('B/16', 'Ti/16', 'S/32', 'S/16', 'S/8', 'B/32', 'B/8', 'L/32', 'L/16',
           'DeiT-III-H/14', 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16', 'BiT-R50x1', 'BiT-R50x3', 'BiT-R101x1',
           'BiT-R101x3', 'BiT-R152x2', 'BiT-R152x4', 'R50+B/32', 'R50+L/16', 'BiT-R50x2', 'BiT-R152x1', 'BiT-R200x3')
 PROTOCOLS = ('vit', 'augreg', 'mae', 'hyperrule')
+SCALED = ('vit', 'augreg')
+"""Protocols whose length and batch size may follow from the number of images."""
 PHASES = ('final', 'tune')
 WARMUP = {500: 100, 2_500: 200, 10_000: 500, 20_000: 500}
 """Steps of warm-up for each length: AugReg, section 3.4, as the ViT paper gives none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """Length and batch size of a run, and the durations that follow from them.
+
+  batch_size: images a step.
+  steps: of the run.
+  warmup: the part of the run in which the learning rate rises.
+  lr: the highest learning rate.
+  every, log_every: between evaluations, and between values of the training loss.
+  """
+  batch_size: int
+  steps: int
+  warmup: str
+  lr: float
+  every: str = '10 %'
+  log_every: str = '50 steps'
+
+
+BATCH, OWN_BATCH = 512, 32
+"""Images a step in the papers, and for one's own images if their number is not known."""
+BATCHES = (8, 128)
+"""The smallest and the largest batch of `scale`."""
+EPOCHS, STEPS = 10, (150, 20_000)
+"""The length of `scale`, and its bounds in steps; 20,000 steps are the ViT paper's for ImageNet."""
+
+
+def published(steps: int, warmup: int, lr: float, dataset: str) -> Scale:
+  """Returns the length and the learning rate of a paper; for `own`, with smaller batches and a relative warm-up."""
+  if dataset == 'own':
+    return Scale(OWN_BATCH, steps, f'{100 * warmup / steps:g} %', lr)
+  return Scale(BATCH, steps, f'{warmup} steps', lr)
+
+
+def scale(num_images: int) -> Scale:
+  """Returns the length and batch size for a training set of any size.
+
+  The batch size is the largest power of two that is at most an eighth of the training set, within `BATCHES`, and at
+  most the complete set. The length is 10 epochs, within `STEPS`, and the warm-up a tenth of it. Evaluations are an
+  epoch apart, but at least a 20th and at most a fifth of the run.
+
+  Raises:
+    UserError: there are too few images.
+  """
+  if num_images < 2:
+    raise UserError(f'examples: expected at least 2 training images, got {num_images}. Add images.')
+  batch_size = min(max(BATCHES[0], 2 ** int(math.log2(max(1, num_images / 8)))), BATCHES[1], num_images)
+  an_epoch = num_images / batch_size
+  steps = min(max(STEPS[0], round(EPOCHS * an_epoch)), STEPS[1])
+  every = min(max(round(an_epoch), round(steps / 20)), round(steps / 5))
+  return Scale(batch_size, steps, '10 %', .01, f'{every} steps', f'{min(50, every)} steps')
 
 
 @dataclasses.dataclass(frozen=True)

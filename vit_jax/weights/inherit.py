@@ -33,13 +33,15 @@ class Resolved(NamedTuple):
   found: Weights | None
 
 
-def resolve(config: schema.Config, overridden: Collection[str], workdir: storage.Path) -> Resolved:
+def resolve(config: schema.Config, overridden: Collection[str], workdir: storage.Path,
+            found: Weights | None = None) -> Resolved:
   """Returns the config with the unset settings taken from its weights, and logs which.
 
   Args:
     config: of the run.
     overridden: settings on the command line.
     workdir: of the run. A run with a checkpoint keeps its settings.
+    found: the weights if they have been read; None = read them.
 
   Raises:
     UserError: `init_from` cannot be read.
@@ -48,7 +50,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
   before = _started(config, workdir)
-  found = None if before else loading.load(config.init_from, view=config.init_view)
+  found = None if before else found or loading.load(config.init_from, view=config.init_view)
   values = _of_config(before) if before else _of_weights(found, config) if found else {}
   chosen = {name: values[name] for name in names if name in values}
   if changed := [f'{name}={getattr(values[name], "value", values[name])}' for name in chosen

@@ -26,6 +26,10 @@ _BOUND = r'-?\d[\d_]*%?'
 _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?P<upper>{_BOUND})?\s*\])?\s*')
 
 
+class NoSplit(UserError):
+  """A source has no split of this name."""
+
+
 class Term(NamedTuple):
   """One `name[lower:upper]`; bounds as written, '' if not given."""
   name: str
@@ -73,7 +77,7 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
   """Returns the split of `known` for `name`: itself, a synonym, or validation if there is no `test`.
 
   Raises:
-    UserError: there is no such split.
+    NoSplit: there is no such split.
   """
   names = sorted(known)
   for other in (name, *(SYNONYMS if name in SYNONYMS else ())):
@@ -84,7 +88,7 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
-  raise UserError(f'split of {source}: expected one of {", ".join(names)}, got {name!r}.{hint}')
+  raise NoSplit(f'split of {source}: expected one of {", ".join(names)}, got {name!r}.{hint}')
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:

@@ -1,0 +1,131 @@
+"""`finetune`: weights and a folder are enough; the rest follows from both, and can be overridden."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shlex
+
+import pytest
+
+from tests.data import images
+from tests.weights import made
+from vit_jax import main
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import finetune
+from vit_jax.weights import saving
+
+pytestmark = [pytest.mark.xdist_group('test_finetune'),  # in one worker, for what the tests share
+              pytest.mark.usefixtures('one_device', 'no_page')]
+
+
+def fill(root: pathlib.Path, *folders: str, each: int) -> str:
+  """Writes images of three classes below each of the folders; returns the name of the source."""
+  for folder in folders:
+    for label, name in enumerate(('ant', 'bee', 'cat')):
+      place = root / folder / name
+      place.mkdir(parents=True)
+      for i in range(each):
+        (place / f'{i}.png').write_bytes(images.encode(images.random_image(100 * label + i, height=40, width=36)))
+  return f'folder:{root}'
+
+
+def splits(source: str, *changes: str) -> finetune.Splits:
+  return finetune.choose_splits(finetune.open_settings(source, changes))
+
+
+@pytest.mark.parametrize(('folders', 'each', 'train', 'evaluated'), [
+    (('train', 'val'), 5, 15, 15),
+    (('train', 'validation', 'test'), 4, 12, 12),
+    (('train', 'test'), 3, 9, 9),
+    (('train',), 10, 24, 6),
+    (('',), 7, 16, 5),
+])
+def test_a_folder_of_any_layout_has_images_to_evaluate_on(
+    folders: tuple[str, ...], each: int, train: int, evaluated: int, tmp_path: pathlib.Path) -> None:
+  found = splits(fill(tmp_path, *folders, each=each))
+  assert (len(found.train), len(found.evaluated)) == (train, evaluated)
+  shown = [{one.describe(i) for i in range(len(one))} for one in (found.train, found.evaluated)]
+  assert not shown[0] & shown[1] and len(shown[0]) == train
+
+
+def test_a_large_folder_holds_out_a_tenth_and_the_command_line_decides(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  source = fill(tmp_path / 'a', '', each=10)
+  monkeypatch.setattr(finetune, 'SMALL', 30)
+  assert [len(splits(source, *one).evaluated) for one in ((), ('data.holdout=0.5',))] == [3, 15]
+  with pytest.raises(UserError, match='split of folder:.*: expected one of test, train, got'):
+    splits(source, 'data.eval_split=other')
+  with pytest.raises(UserError, match=r'data.eval_split: expected the images to evaluate on beside data.train_split='):
+    splits(fill(tmp_path / 'b', 'train', each=2), 'data.train_split=train[:4]')
+  both = splits(source, 'data.train_split=train[:20]', 'data.eval_split=train[20:]')
+  assert (len(both.train), len(both.evaluated)) == (20, 7)
+
+
+def test_a_folder_without_its_kind_is_recognized(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'--data: expected .*folder:PATH.* Set --data=folder:{tmp_path}'):
+    splits(str(tmp_path))
+
+
+def test_what_the_flags_give_is_no_override(capsys: pytest.CaptureFixture[str]) -> None:
+  def said(*words: str) -> str:
+    assert main.run(['finetune', '--weights=x.npz', '--data=folder:x', *words]) == 2
+    return capsys.readouterr().err
+  assert 'config.init_from: expected no override, as --weights gives it' in said('--config.init_from=y')
+  assert 'config.data.source: expected no override, as --data gives it' in said('--config.data.source=y')
+  assert 'Did you mean config.optimizer.momentum?' in said('--config.optimizer.momentun=.8')
+  assert 'folder:x' in said() or 'x: expected a folder' in said()
+
+
+@pytest.fixture
+def here(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+  """The current folder, with weights and 21 images."""
+  monkeypatch.chdir(tmp_path)
+  saving.save(made.network(), 'some weights.npz')
+  fill(tmp_path / 'photos', '', each=7)
+  return tmp_path
+
+
+WORDS = ('finetune', '--weights=some weights.npz', '--data=folder:photos')
+
+
+@pytest.mark.usefixtures('here')
+def test_the_run_has_the_network_of_the_weights_and_the_size_of_the_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  given: list[schema.Config] = []
+  monkeypatch.setattr(finetune.train, 'run', lambda config, workdir, **_: given.append(config) or 75)
+  assert main.run([*WORDS, '--config.model.drop_path=.2', '--config.evals.val.metrics=ece']) == 75
+  out, (config,), network = capsys.readouterr().out, given, made.network()
+  assert '16 images of 3 classes' in out and '150 steps of 8 images, 75.0 epochs' in out and 'Predict' not in out
+  assert config.model == dataclasses.replace(network.model, drop_path=.2) and config.evals['val'].metrics == ('ece',)
+  assert config.image_px == network.preprocess.image_px and config.data.holdout == finetune.SMALL_HOLDOUT
+  assert (config.batch_size, config.length, config.init_from) == (8, '150 steps', 'some weights.npz')
+  assert config.init_settings is schema.InitSettings.WEIGHTS
+
+
+@pytest.mark.slow(reason='about 8 s: a run and a prediction')
+@pytest.mark.usefixtures('here')
+def test_twenty_images_are_enough_and_the_last_line_predicts(capsys: pytest.CaptureFixture[str]) -> None:
+  words = [*WORDS, '--config.length=5 steps', '--config.evals.val.every=2 steps',
+           '--config.checkpoints.every=100 %']
+  assert main.run(words) == 0
+  out = capsys.readouterr().out
+  workdir, network = pathlib.Path('runs/finetune_some_weights_photos'), made.network()
+  config = json.loads((workdir / 'config.json').read_text())
+  assert config['model']['gelu'] == network.model.gelu.value
+  assert config['data']['recipe']['mean'] == list(network.preprocess.mean)
+  assert '"val/top1"' in (workdir / 'metrics.jsonl').read_text()
+  command = shlex.split(out.splitlines()[-1])
+  assert command[0] == 'vit-jax' and main.run(command[1:]) == 0
+  predicted = capsys.readouterr().out
+  assert all(name in predicted for name in ('ant', 'bee', 'cat')) and predicted.startswith('photos/')
+  assert main.run(words) == 0  # nothing is left to do
+  assert capsys.readouterr().out.splitlines()[-1] == out.splitlines()[-1]
+
+
+def test_a_batch_is_a_multiple_of_the_devices(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  found = splits(fill(tmp_path, 'train', 'val', each=4))
+  monkeypatch.setattr(finetune.jax, 'device_count', lambda: 3)
+  config = finetune.make(made.network(), found)
+  assert config.batch_size == 9 and isinstance(config.model, schema.ViT)

@@ -1,0 +1,187 @@
+"""`--job=finetune`: fine-tunes weights on images: `train` with the config `finetune:…,own` and the weights' network.
+
+The network, the form of its GELU, the normalization, the resolution and the resizing of images are those of the
+weights. Batch size, length and warm-up follow from the number of training images by the rules of
+`recipes.finetune.scale`, and the evaluated split by those of `choose_splits`; both are printed. Every other setting is
+the config's, and every setting but the network, the weights and the data can be overridden with `--config.NAME=VALUE`.
+"""
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shlex
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import jax
+
+from vit_jax.config import durations, files, overrides, schema
+from vit_jax.core.errors import UserError
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening, splits
+from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import train
+from vit_jax.recipes import sizes
+from vit_jax.record import stage, storage
+from vit_jax.weights import loading
+from vit_jax.weights.loading import Weights
+
+CONFIG = 'finetune:B/16,own'
+"""The config; its network is replaced."""
+VAL = 'val'
+"""The name of the evaluation, whatever its split is called."""
+SMALL, SMALL_HOLDOUT = 1_000, .2
+"""With fewer images than this and no split to evaluate on, this part is held out, instead of a tenth."""
+FLAGS = {'model': '--weights', 'init_from': '--weights', 'init_settings': '--weights', 'data.source': '--data',
+         'name': '--workdir'}
+"""Settings that flags give."""
+
+
+class Splits(NamedTuple):
+  """The splits of a dataset to train and to evaluate on, and the settings that open them."""
+  data: schema.Data
+  train: Source
+  evaluated: Source
+
+
+def run(weights: str, data: str, workdir: storage.Path | None, *, changes: Sequence[str],
+        overridden: Collection[str]) -> int:
+  """Fine-tunes until the end (exit status 0) or until a signal to stop, as `train.run` does.
+
+  Args:
+    weights: what to fine-tune, see `weights.loading.load`.
+    data: the images, as `data.source`.
+    workdir: of the run; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
+    changes: overrides of the config, `NAME=VALUE` each.
+    overridden: their names.
+
+  Raises:
+    UserError: the weights, the images or an override cannot be used.
+  """
+  check_changes(changes)
+  process_id = startup.start()
+  stage.begin('opening the data')
+  found = choose_splits(open_settings(data, changes))
+  stage.begin('loading the weights')
+  view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
+  network = loading.load(weights, view=view)
+  config = apply(make(network, found), changes)
+  if not process_id:
+    stage.end()
+    print(describe(config, found), flush=True)
+  status = train.run(config, workdir, overridden=overridden, found=network)
+  if not status and not process_id:
+    where = workdir or train.default_workdir(config)
+    print(f'Predict on other images:\n  {predict_command(where, found.evaluated)}', flush=True)
+  return status
+
+
+def check_changes(changes: Sequence[str]) -> None:
+  """Raises UserError for overrides that cannot be applied, before anything is read."""
+  for name in (one.partition('=')[0] for one in changes):
+    if name in FLAGS:
+      raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
+  apply(load_config(), [one for one in changes if not one.startswith(('model.', 'head.'))])
+
+
+def load_config(num_examples: int = 0) -> schema.Config:
+  """Returns the config for a number of training images, or before it is known."""
+  config = files.load(f'{CONFIG},examples={num_examples}' if num_examples else CONFIG, [])
+  evaluation, = config.evals.values()
+  return dataclasses.replace(config, evals={VAL: evaluation})
+
+
+def apply(config: schema.Config, changes: Sequence[str]) -> schema.Config:
+  """Returns the config with overrides."""
+  return overrides.apply({'': config}, list(changes), models=sizes.model)['']
+
+
+def open_settings(source: str, changes: Sequence[str]) -> schema.Data:
+  """Returns the settings of the data with their overrides; `eval_split` is '' unless it is overridden.
+
+  Raises:
+    UserError: the source has no kind.
+  """
+  if ':' not in source and os.path.isdir(source):
+    raise UserError(f'--data: expected {opening.KINDS}, got {source!r}. Set --data=folder:{source}.')
+  config = load_config()
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source, eval_split=''))
+  return apply(config, [one for one in changes if one.startswith('data.')]).data
+
+
+def choose_splits(data: schema.Data) -> Splits:
+  """Returns the splits to train and to evaluate on.
+
+  Evaluated is `data.eval_split` if it is set, else `val` if there is one, else `test`, else a held-out part of the
+  training images: a tenth, or `SMALL_HOLDOUT` of fewer than `SMALL` images.
+
+  Raises:
+    UserError: the images cannot be opened.
+  """
+  train_source = _open(data, data.train_split)
+  for split in (data.eval_split,) if data.eval_split else ('val', 'test'):
+    try:
+      evaluated = _open(data, split)
+    except splits.NoSplit:
+      if data.eval_split:
+        raise
+      continue
+    if split == 'val' and evaluated.name.endswith('/test'):  # such a source has no splits, and holds out images itself
+      return _hold_out(data, len(train_source) + len(evaluated))
+    return Splits(dataclasses.replace(data, eval_split=split), train_source, evaluated)
+  if data.train_split != 'train':
+    raise UserError(f"data.eval_split: expected the images to evaluate on beside data.train_split={data.train_split}, "
+                    "got ''. Set --config.data.eval_split.")
+  kept = round(100 * (1 - _share(data, len(train_source))))
+  data = dataclasses.replace(data, train_split=f'train[:{kept}%]', eval_split=f'train[{kept}%:]')
+  return Splits(data, _open(data, data.train_split), _open(data, data.eval_split))
+
+
+def _open(data: schema.Data, split: str) -> Source:
+  return opening.open_split(data, split, image_px=schema.Config().image_px)  # which only synthetic images have
+
+
+def _hold_out(data: schema.Data, num_images: int) -> Splits:
+  data = dataclasses.replace(data, eval_split='val', holdout=_share(data, num_images))
+  return Splits(data, _open(data, data.train_split), _open(data, data.eval_split))
+
+
+def _share(data: schema.Data, num_images: int) -> float:
+  """Returns the part of the images to hold out."""
+  return SMALL_HOLDOUT if num_images < SMALL and data.holdout == schema.Data().holdout else data.holdout
+
+
+def make(network: Weights, found: Splits) -> schema.Config:
+  """Returns the config for a network and images; the batch size is a multiple of the number of devices."""
+  config = load_config(len(found.train))
+  devices = jax.device_count()
+  return dataclasses.replace(
+      config, name=f'finetune {_stem(network.source)} {_stem(found.data.source)}', init_from=network.source,
+      batch_size=-(-config.batch_size // devices) * devices, model=network.model,
+      image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=config.data.recipe))
+
+
+def _stem(where: str) -> str:
+  """Returns the last part of a path or an address without its suffix."""
+  return pathlib.PurePosixPath(where.partition('//')[2] or where.partition(':')[2] or where).stem or 'run'
+
+
+def describe(config: schema.Config, found: Splits) -> str:
+  """Returns the settings that follow from the data and the weights, and how to set others."""
+  lengths = durations.lengths(config.length, num_examples=len(found.train), batch_size=config.batch_size)
+  return '\n'.join([
+      f'Fine-tuning {config.init_from}',
+      f'  training  {len(found.train):,} images of {len(found.train.class_names):,} classes ({found.train.name})',
+      f'  {VAL:<10}{len(found.evaluated):,} images ({found.evaluated.name}), every {config.evals[VAL].every}',
+      f'  length    {lengths.total_steps:,} steps of {config.batch_size:,} images, '
+      f'{lengths.total_steps / lengths.steps_an_epoch:.1f} epochs',
+      f'  rate      {config.optimizer.lr:g} after a warm-up of {config.optimizer.schedule.warmup}',
+      "Others: --config.batch_size=32 --config.length='20 epochs' --config.optimizer.lr=0.003 …"])
+
+
+def predict_command(workdir: storage.Path, evaluated: Source) -> str:
+  """Returns a command that predicts with a finished run, on an image of the data if that is a file."""
+  image = evaluated.describe(0)
+  return f'vit-jax predict --weights={shlex.quote(str(workdir))} ' + (
+      shlex.quote(os.path.relpath(image)) if os.path.isfile(image) else 'IMAGES')
