@@ -44,7 +44,7 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
 
 @pytest.mark.parametrize(('words', 'said'), [
     (['--confg=a'], ['--confg: expected a flag of this job, got an unknown one. Did you mean --config?\nSee vit-jax']),
-    (['--job=trian'], ['--job: expected one of train, evaluate', 'got trian. Did you mean train?']),
+    (['--job=trian'], ['--job: expected one of train, finetune, evaluate', 'got trian. Did you mean train?']),
     (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
     (['evaluat'], ["'evaluat': expected a job or a flag --NAME=VALUE, got neither. Did you mean evaluate?"]),
     (['--lr', '3e-4'], ['--lr: expected a flag of this job, got an unknown one. Did you mean the setting '
@@ -103,7 +103,7 @@ def test_the_help_of_a_job_shows_its_flags_and_no_others(name: str, capsys: pyte
   lines = [line.split()[0] for line in shown.splitlines() if line.startswith('  --')]
   listed = {word.lstrip('-') for word in lines if not word.startswith('--config.')}
   assert listed == set(JOBS[name].flags)
-  assert ('--config.NAME=VALUE' in shown) == ('config' in JOBS[name].flags)
+  assert ('--config.NAME=VALUE' in shown) == JOBS[name].has_settings
 
 
 def test_the_help_of_a_job_shows_types_limits_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_the_help_of_a_job_shows_types_limits_and_defaults(capsys: pytest.Captur
 def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
   job = JOBS[name]
   parameters = inspect.signature(importlib.import_module(f'vit_jax.{job.module}').run).parameters
-  own = set(parameters) - {'files', 'source', 'overridden'}
+  own = set(parameters) - {'files', 'source', 'changes', 'overridden'}
   assert set(job.flags) <= own
   assert all(parameters[one].default is not inspect.Parameter.empty for one in own - set(job.flags))
   assert ('files' in parameters) == bool(job.words)
