@@ -25,6 +25,16 @@ class ImageFile(NamedTuple):
   size: int
 
 
+class Folder(NamedTuple):
+  """A folder that is being read: its path relative to the root; modification time in ns; image files with their sizes.
+
+  `files` must be consumed before the next folder is read.
+  """
+  path: str
+  time_ns: int
+  files: Iterator[tuple[bytes, int]]
+
+
 class Finder:
   """Finds image files, and counts other files by extension. Hidden files are skipped and not counted."""
 
@@ -37,28 +47,48 @@ class Finder:
     Raises:
       UserError: a folder cannot be read.
     """
+    for folder in self.walk(root, prefix):
+      for name, size in folder.files:
+        text = os.fsdecode(name)
+        yield ImageFile(f'{folder.path}/{text}' if folder.path else text, size)
+
+  def walk(self, root: str, prefix: str = '') -> Iterator[Folder]:
+    """Yields `root/prefix` and the folders below it, each before its subfolders.
+
+    Raises:
+      UserError: a folder cannot be read, also while its files are consumed.
+    """
     parents = pathlib.Path(os.path.realpath(os.path.join(root, prefix))).parents
     return self._walk(root, prefix, tuple((stat.st_dev, stat.st_ino) for stat in map(os.stat, parents)))
 
-  def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[ImageFile]:
+  def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
     folder = os.path.join(root, prefix) if prefix else root
     try:
       stat = os.stat(folder)
-      entries = list(os.scandir(folder))
     except OSError as error:
       raise access.user_error(error, folder) from error
     identity = stat.st_dev, stat.st_ino
     if identity in above:  # a link to a parent folder
       self.ignored[_LINK] += 1
       return
-    for entry in entries:
-      path = f'{prefix}/{entry.name}' if prefix else entry.name
-      if entry.name.startswith('.'):
-        continue
-      if is_folder(entry):
-        yield from self._walk(root, path, (*above, identity))
-      elif (size := self._size(entry)) is not None:
-        yield ImageFile(path, size)
+    below: list[str] = []
+    yield Folder(prefix, stat.st_mtime_ns, self._files(folder, below))
+    for name in below:
+      yield from self._walk(root, f'{prefix}/{name}' if prefix else name, (*above, identity))
+
+  def _files(self, folder: str, below: list[str]) -> Iterator[tuple[bytes, int]]:
+    """Yields the image files of a folder; adds its subfolders to `below`."""
+    try:
+      with os.scandir(folder) as entries:
+        for entry in entries:
+          if entry.name.startswith('.'):
+            continue
+          if is_folder(entry):
+            below.append(entry.name)
+          elif (size := self._size(entry)) is not None:
+            yield os.fsencode(entry.name), size
+    except OSError as error:
+      raise access.user_error(error, folder) from error
 
   def _size(self, entry: os.DirEntry[str]) -> int | None:
     """Returns the size of an image file in bytes; counts any other file and returns None."""

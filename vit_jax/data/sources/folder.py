@@ -7,15 +7,14 @@ same on every file system, and a slice of a split has all classes.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, image_files
+from vit_jax.core.types import HostArray
+from vit_jax.data.files import access, image_files, listing
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
@@ -23,37 +22,24 @@ SPLIT_NAMES = ('train', 'val', 'valid', 'validation', 'test')
 LAYOUT = 'PATH/train/CLASS/*.jpg and PATH/test/CLASS/*.jpg, or PATH/CLASS/*.jpg'
 
 
-class File(NamedTuple):
-  """An image file: path relative to the dataset's folder, with forward slashes; size in bytes; class."""
-  path: str
-  size: int
-  label: int
-
-
 class FolderSource:
-  """Image files below `root`, read on access."""
+  """Image files below `root`, read on access; their class is their group in the listing."""
 
-  def __init__(self, root: str, files: Sequence[File], *, name: str, class_names: tuple[str, ...]) -> None:
-    self.name, self.class_names, self._root = name, class_names, root
-    encoded = [os.fsencode(f.path) for f in files]
-    # One block of bytes: a million Python strings would pickle slowly to a loader process.
-    self._paths, self._ends = b''.join(encoded), np.cumsum([0] + [len(p) for p in encoded])
-    self._labels = np.array([f.label for f in files], np.int32)
-    lines = [b'%s %d %d' % (p, f.size, f.label) for p, f in zip(encoded, files, strict=True)]
-    self.digest = hashlib.sha256(b'\n'.join(lines)).hexdigest()
+  def __init__(self, root: str, files: listing.Selection, *, name: str, class_names: tuple[str, ...]) -> None:
+    self.name, self.class_names, self._root, self._files, self.digest = name, class_names, root, files, files.digest
 
   def __len__(self) -> int:
-    return len(self._labels)
+    return len(self._files)
 
   def __getitem__(self, index: int) -> Record:
     with open(self.describe(index), 'rb') as f:
-      return Record(f.read(), int(self._labels[index]))
+      return Record(f.read(), self.label(index))
 
   def label(self, index: int) -> int:
-    return int(self._labels[index])
+    return self._files.listing.group(self._files.row(index))
 
   def describe(self, index: int) -> str:
-    return os.path.join(self._root, os.fsdecode(self._paths[self._ends[index]:self._ends[index + 1]]))
+    return os.path.join(self._root, os.fsdecode(self._files.listing.path(self._files.row(index))))
 
 
 def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source]:
@@ -90,9 +76,9 @@ def _open_split(root: str, name: str, *, train: str) -> Source:
   if extra := sorted(set(_subfolders(folder)) - set(class_names)):
     raise UserError(f'{folder}: expected the classes of {os.path.join(root, train)}, got {len(extra)} others: '
                     f'{_listed(extra)}. Use the same class folders in both.')
-  files = _scan(root, name, class_names, all_filled=name.lower() == 'train')
-  order = splits.scattered([f.path for f in files], seed=0)
-  return FolderSource(root, [files[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names)
+  found = _list(root, name, class_names, all_filled=name.lower() == 'train')
+  files = listing.select(found, 'all', lambda: splits.scattered_paths(found.paths(), len(found), seed=0))
+  return FolderSource(root, files, name=f'folder:{root}/{name}', class_names=class_names)
 
 
 def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
@@ -102,14 +88,17 @@ def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
   name = 'test' if split in splits.SYNONYMS else split
   split = splits.resolve(name, ('train', 'test'), source=f'folder:{root}')
   class_names = _class_names(root, '')
-  files = _scan(root, '', class_names, all_filled=True)
-  files = [files[i] for i in splits.scattered([f.path for f in files], seed=seed)]
-  kept, held = splits.hold_out(np.array([f.label for f in files]), holdout)
-  rows = kept if split == 'train' else held
-  if not len(rows):
+  found = _list(root, '', class_names, all_filled=True)
+
+  def choose() -> HostArray:
+    order = splits.scattered_paths(found.paths(), len(found), seed=seed)
+    kept, held = splits.hold_out(found.groups()[order], holdout)
+    return order[kept if split == 'train' else held]
+  files = listing.select(found, f'{split} {holdout} {seed}', choose)
+  if not len(files):
     raise UserError(f'{root}: expected at least two images in some class, so that data.holdout={holdout} leaves images '
-                    f'to test on, got {len(files)} images.')
-  return FolderSource(root, [files[i] for i in rows], name=f'folder:{root}/{split}', class_names=class_names)
+                    f'to test on, got {len(found)} images.')
+  return FolderSource(root, files, name=f'folder:{root}/{split}', class_names=class_names)
 
 
 def _class_names(root: str, split: str) -> tuple[str, ...]:
@@ -121,23 +110,18 @@ def _class_names(root: str, split: str) -> tuple[str, ...]:
   raise UserError(f'{folder}: expected {LAYOUT}, got {what}.')
 
 
-def _scan(root: str, split: str, class_names: Sequence[str], *, all_filled: bool) -> list[File]:
+def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool) -> listing.Listing:
   """Returns the image files of a split; with `all_filled`, an error lists the classes without images."""
-  files: list[File] = []
-  empty: list[str] = []
-  finder = image_files.Finder()
-  for label, name in enumerate(class_names):
-    prefix = f'{split}/{name}' if split else name
-    below = list(finder.find(root, prefix)) if os.path.isdir(os.path.join(root, prefix)) else []
-    files += [File(path, size, label) for path, size in below]
-    empty += [] if below else [name]
-  where, ignored = os.path.join(root, split), image_files.describe(finder.ignored)
-  if not files or (all_filled and empty):
+  found = listing.open_listing(root, [f'{split}/{name}' if split else name for name in class_names])
+  counts = np.bincount(found.groups(), minlength=len(class_names))
+  empty = [name for name, count in zip(class_names, counts, strict=True) if not count]
+  where, ignored = os.path.join(root, split), image_files.describe(found.ignored)
+  if not len(found) or (all_filled and empty):
     raise UserError(f'{where}: expected files with the extension {" ".join(image_files.EXTENSIONS)} in each class, got '
                     f'none in {len(empty)} of {len(class_names)} classes: {_listed(empty)}.'
                     + (f' Ignored {ignored}.' if ignored else ''))
-  image_files.report(finder.ignored, where)
-  return files
+  image_files.report(found.ignored, where)
+  return found
 
 
 def _subfolders(folder: str) -> list[str]:

@@ -103,8 +103,14 @@ def select(open_named: Callable[[str], Source], split: str) -> Source:
 
 def scattered(names: Sequence[str], *, seed: int) -> list[int]:
   """Returns the positions of `names` in an order that depends only on the names and `seed`, with mixed classes."""
-  return sorted(range(len(names)), key=lambda i: hashlib.blake2b(
-      f'{seed}/{names[i]}'.encode(errors='surrogateescape'), digest_size=8).digest())
+  return scattered_paths((name.encode(errors='surrogateescape') for name in names), len(names), seed=seed).tolist()
+
+
+def scattered_paths(paths: Iterable[bytes], count: int, *, seed: int) -> HostArray:
+  """Returns the positions of `count` paths in that order, `[count] i64`."""
+  start = f'{seed}/'.encode()
+  keys = (int.from_bytes(hashlib.blake2b(start + path, digest_size=8).digest(), 'big') for path in paths)
+  return np.argsort(np.fromiter(keys, np.uint64, count), kind='stable')
 
 
 def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:

@@ -1,0 +1,176 @@
+"""Listings of image files: their order and digest, what is kept for the next start, and when it is read anew."""
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.data.images import encode, random_image
+from vit_jax.data.files import array_file, listing
+from vit_jax.data.sources import folder, splits
+
+LONG_AGO_S = 1e9
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr(listing, 'KEPT_FILES', 1)
+  return tmp_path / 'cache' / 'vit_jax' / 'listings'
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> pathlib.Path:
+  """A split of 37 images, with a folder in a class folder, that was written long ago."""
+  path = tmp_path / 'images'
+  write_split(path)
+  (path / 'ant' / 'more').mkdir()
+  (path / 'ant' / 'more' / 'x.png').write_bytes(encode(random_image(1)))
+  (path / 'ant' / 'notes.txt').write_text('no image')
+  settle(path)
+  return path
+
+
+def settle(path: pathlib.Path) -> None:
+  for where, _, _ in os.walk(path):
+    os.utime(where, (LONG_AGO_S, LONG_AGO_S))
+
+
+def open_twice(root: pathlib.Path, change: Callable[[], object]) -> tuple[listing.Listing, listing.Listing]:
+  """Lists the folder before and after a change; the second listing is in the cache, as the first one was."""
+  prefixes = sorted(path.name for path in root.iterdir())
+  return listing.open_listing(str(root), prefixes), (change(), listing.open_listing(str(root), prefixes))[1]
+
+
+def open_source(root: pathlib.Path) -> folder.FolderSource:
+  source = folder.opener(str(root), holdout=.2, seed=3)('train')
+  assert isinstance(source, folder.FolderSource)
+  return source
+
+
+def test_the_digest_is_that_of_paths_sizes_and_classes_in_the_order(root: pathlib.Path) -> None:
+  source = open_source(root)
+  lines = []
+  for i in range(len(source)):
+    path = pathlib.Path(source.describe(i))
+    lines.append(f'{path.relative_to(root)} {path.stat().st_size} {source.label(i)}')
+    assert path.relative_to(root).parts[0] == source.class_names[source.label(i)]
+  assert source.digest == hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+  names = [str(p.relative_to(root)) for p in root.rglob('*.png')]
+  order = [names[i] for i in splits.scattered(names, seed=3)]
+  assert [line.split()[0] for line in lines] == [name for name in order if name in {x.split()[0] for x in lines}]
+
+
+def test_a_kept_listing_is_used_without_reading_folders(root: pathlib.Path, cache: pathlib.Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+  first = open_source(root)
+  assert len(list(cache.glob('*.arrays'))) == 1 and len(list(cache.glob('*.order'))) == 1
+
+  def refuse(*_: object) -> None:
+    raise AssertionError('a folder was read')
+  monkeypatch.setattr(listing, 'read', refuse)
+  monkeypatch.setattr(splits, 'scattered_paths', refuse)
+  second = open_source(root)
+  assert second.digest == first.digest and len(second) == len(first)
+  assert [second.describe(i) for i in range(len(second))] == [first.describe(i) for i in range(len(first))]
+
+
+@pytest.mark.parametrize('change', [
+    lambda root: (root / 'cow' / 'new.png').write_bytes(b'x'),
+    lambda root: next((root / 'ant' / 'more').glob('*')).unlink(),
+    lambda root: next((root / 'gnu').glob('*')).rename(root / 'gnu' / 'other.png'),
+    lambda root: (root / 'bee' / 'below').mkdir(),
+    lambda root: next((root / 'bee').glob('*')).write_bytes(b'overwritten in place'),
+    lambda root: shutil.rmtree(root / 'ant' / 'more'),
+], ids=['added', 'removed', 'renamed', 'new folder', 'overwritten', 'removed folder'])
+def test_a_change_is_noticed(root: pathlib.Path, cache: pathlib.Path,
+                             change: Callable[[pathlib.Path], object]) -> None:
+  before, after = open_twice(root, lambda: change(root))
+  assert list(cache.glob('*.arrays')) and after.token != before.token
+  found = {root / os.fsdecode(path): after.size(i) for i, path in enumerate(after.paths())}
+  assert found == {path: path.stat().st_size for path in root.rglob('*.png')}
+
+
+def test_the_order_of_a_listing_that_was_read_anew_is_new(root: pathlib.Path, cache: pathlib.Path) -> None:
+  before = open_source(root)
+  (root / 'cow' / 'new.png').write_bytes(b'x')
+  settle(root)
+  os.utime(root / 'cow', (LONG_AGO_S + 9, LONG_AGO_S + 9))
+  after = open_source(root)
+  assert after.digest != before.digest and len(after) >= len(before)
+
+
+def test_a_folder_that_changed_just_now_is_not_kept(root: pathlib.Path, cache: pathlib.Path) -> None:
+  os.utime(root / 'cow')
+  assert len(listing.open_listing(str(root), ['cow', 'ant']))
+  assert not list(cache.glob('*.arrays'))
+
+
+@pytest.mark.parametrize('content', [b'', b'\xff' * 40, (20).to_bytes(8, 'little') + b'{"notes": 1}        '])
+def test_a_damaged_file_in_the_cache_is_replaced(root: pathlib.Path, cache: pathlib.Path, content: bytes) -> None:
+  def damage() -> None:
+    [path] = cache.glob('*.arrays')
+    path.write_bytes(content)
+  before, after = open_twice(root, damage)
+  assert list(after.paths()) == list(before.paths()) and after.token != before.token
+  assert listing.open_listing(str(root), sorted(path.name for path in root.iterdir())).token == after.token
+
+
+def test_it_works_where_the_cache_cannot_be_written(root: pathlib.Path, tmp_path: pathlib.Path,
+                                                    cache: pathlib.Path) -> None:
+  (tmp_path / 'cache').write_text('a file in the way')
+  source = open_source(root)
+  assert len(pickle.loads(pickle.dumps(source))) == len(source) == 30
+
+
+def test_a_copy_for_another_process_is_small_and_reads_the_same(root: pathlib.Path, cache: pathlib.Path) -> None:
+  found = listing.open_listing(str(root), ['ant', 'bee'])
+  data = pickle.dumps(found)
+  assert len(data) < 500 and b'.png' not in data
+  [path] = cache.glob('*.arrays')
+  path.write_bytes(b'replaced')  # processes that have begun keep what they had
+  code = 'import pickle, sys; sys.stdout.buffer.write(b"\\n".join(pickle.load(sys.stdin.buffer).paths()))'
+  read = subprocess.run([sys.executable, '-c', code], input=data, capture_output=True, check=True)
+  assert read.stdout.splitlines() == list(found.paths())
+
+
+def test_of_several_processes_one_reads_the_folders(root: pathlib.Path, cache: pathlib.Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+  read, calls, entered = listing.read, [], threading.Event()
+
+  def slow_read(*args: object) -> listing.Listing:
+    calls.append(args)
+    entered.set()
+    thread.join(.3)
+    return read(*args)  # type: ignore[arg-type]
+  monkeypatch.setattr(listing, 'read', slow_read)
+  others: list[listing.Listing] = []
+  thread = threading.Thread(target=lambda: (entered.wait(), others.append(listing.open_listing(str(root), ['ant']))))
+  thread.start()
+  found = listing.open_listing(str(root), ['ant'])
+  thread.join()
+  assert len(calls) == 1 and list(others[0].paths()) == list(found.paths())
+
+
+@pytest.mark.parametrize('has_shared_memory', [True, False])
+def test_an_array_file_returns_what_was_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                                                has_shared_memory: bool) -> None:
+  if not has_shared_memory:
+    monkeypatch.delattr(os, 'memfd_create', raising=False)
+  arrays = {'a': np.arange(5, dtype=np.uint8), 'none': np.zeros(0, np.int64), 'b': np.array([1.5, -2.])}
+  made, path = array_file.Arrays({'x': [1, 'é']}, arrays), tmp_path / 'new' / 'file'
+  array_file.write(made, path)
+  read, shared = array_file.read(path), array_file.share(made)
+  for found in (read, shared, pickle.loads(pickle.dumps(read)), pickle.loads(pickle.dumps(shared))):
+    assert found.notes == made.notes and [*found.arrays] == [*arrays]
+    for name, array in found.arrays.items():
+      np.testing.assert_array_equal(array, arrays[name], strict=True)
