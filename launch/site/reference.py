@@ -1,0 +1,211 @@
+"""Pages of the documentation site that are generated from the program: jobs and flags, settings, the Python API.
+
+    python launch/site/reference.py settings       prints one of them
+"""
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import io
+import pathlib
+import sys
+import tokenize
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from vit_jax import commands
+from vit_jax.config import schema
+from vit_jax.config.schema import checks, ranges
+
+PYTHON = {'The package': ('vit_jax.api.load', 'vit_jax.inspect.model.Model', 'vit_jax.inspect.model.Guess'),
+          'Configs': ('vit_jax.config.files.load', 'vit_jax.recipes.sizes.model', 'vit_jax.recipes.sizes.vit'),
+          'Networks': ('vit_jax.models.backbones.build', 'vit_jax.models.vit.vit.ViT', 'vit_jax.core.types.Features'),
+          'Weights': ('vit_jax.weights.loading.load', 'vit_jax.weights.loading.Weights'),
+          'Errors': ('vit_jax.core.errors.UserError',)}
+"""The Python API by topic."""
+
+
+def pages() -> dict[str, str]:
+  """The text of each generated page by its place on the site."""
+  return {'reference/jobs.md': jobs(), 'reference/settings.md': settings(), 'reference/python.md': python(),
+          'reference/contracts.md': contracts()}
+
+
+def row(*cells: str) -> str:
+  """A row of a table."""
+  return '| ' + ' | '.join(cell.replace('|', '\\|').replace('\n', ' ') for cell in cells) + ' |'
+
+
+def table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+  """The lines of a table, with an empty line at its end."""
+  return [row(*titles), row(*['---'] * len(titles)), *(row(*one) for one in rows), '']
+
+
+def jobs() -> str:
+  """Every job with its flags, from the table of the command line."""
+  lines = ['# Jobs and flags', '', 'A command is `vit-jax JOB --flag=VALUE …`. Generated from `vit_jax/commands.py`; '
+           '`vit-jax JOB --help` shows the same.', '']
+  for name, job in commands.JOBS.items():
+    usage = ' '.join(['vit-jax', name, *(f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind),
+                      '[--flag=VALUE …]' if job.takes else '', job.words]).strip()
+    lines += [f'## {name}', '', job.line, '', '```text', ' '.join(usage.split()), '```', '']
+    rows = [(f'`--{flag.name}`', _flag_type(flag), _default(flag, flag in job.needs), flag.help)
+            for flag in job.flags.values()]
+    lines += table(('flag', 'type and range', 'default', 'meaning'), rows) if rows else []
+    if 'config' in job.flags:
+      lines += ['The job also takes overrides `--config.NAME=VALUE` of any [setting](settings.md).', '']
+  return '\n'.join(lines)
+
+
+def _flag_type(flag: commands.Flag) -> str:
+  if not flag.kind:
+    return 'switch'
+  return f'`{flag.kind.metavar}`' + f', {flag.kind.limits}' * bool(flag.kind.limits)
+
+
+def _default(flag: commands.Flag, is_needed: bool) -> str:
+  return 'required' if is_needed else flag.usual or ('' if flag.default in (None, '', []) else f'`{flag.default}`')
+
+
+def settings() -> str:
+  """Every setting of a config: type, range, default and meaning, by its dotted name."""
+  lines = ['# Settings', '', 'Settings of a config, by the name with which `--config.NAME=VALUE` overrides them. '
+           'Where a part may be of several types, `--config.PART=TYPE` selects one (`--config.optimizer=sgd`). '
+           'Durations are text with a unit: `300 steps`, `20 epochs`, `1e6 examples`, or `10 %` of the run. Generated '
+           'from `vit_jax/config/schema/`.', '']
+  for name, kind in sorted(dict.fromkeys(_parts(schema.Config, '')), key=lambda part: part[0]):
+    title = f'{name}: {kind.__name__}' if name else 'The run: Config'
+    told = comments(kind)
+    rows = [(f'`{f"{name}.{field.name}".lstrip(".")}`',
+             '; '.join(filter(None, [type_text(field.type), range_text(field)])),
+             f'`{_value(checks.default_of(field))}`', told.get(field.name) or _meaning(field.type))
+            for field in dataclasses.fields(kind)]
+    lines += [f'## {title}', '', inspect.cleandoc(kind.__doc__ or ''), '',
+              *table(('setting', 'type, range and unit', 'default', 'meaning'), rows)]
+  return '\n'.join(lines)
+
+
+def _parts(kind: type, name: str, seen: frozenset[type] = frozenset()) -> Iterator[tuple[str, type]]:
+  """A settings dataclass and all those inside it with their dotted names, each once along a path."""
+  if kind in seen:
+    return
+  yield name, kind
+  for field in dataclasses.fields(kind):
+    for inner, suffix in _inside(field.type):
+      if name.startswith('objective.teacher'):
+        continue  # the settings of a network, which are listed under `model` and `head`
+      yield from _parts(inner, f'{name}.{field.name}{suffix}'.lstrip('.'), seen | {kind})
+
+
+def _inside(declared: Any) -> Iterator[tuple[type, str]]:
+  """Settings dataclasses that a field may hold, and what follows its name: `.NAME` in a dict, `[N]` in a tuple."""
+  if isinstance(declared, types.UnionType):
+    for one in typing.get_args(declared):
+      yield from _inside(one)
+  elif typing.get_origin(declared) in (dict, tuple):
+    suffix = '.NAME' if typing.get_origin(declared) is dict else '[N]'
+    for one in typing.get_args(declared):
+      yield from ((inner, suffix) for inner, _ in _inside(one))
+  elif dataclasses.is_dataclass(declared) and isinstance(declared, type):
+    yield declared, ''
+
+
+def type_text(declared: Any) -> str:
+  """A type as the tables show it: choices by their values, parts by the names of their types."""
+  arguments = typing.get_args(declared)
+  if isinstance(declared, types.UnionType):
+    return ' or '.join(type_text(one) for one in arguments)
+  if typing.get_origin(declared) is dict:
+    return f'{type_text(arguments[1])}, by name'
+  if typing.get_origin(declared) is tuple:
+    if arguments[-1] is Ellipsis:
+      return f'any number of: {type_text(arguments[0])}'
+    return f'{len(arguments)} times: {type_text(arguments[0])}'
+  if issubclass(declared, enum.Enum):
+    return ', '.join(f'`{choice.value}`' for choice in declared)
+  if dataclasses.is_dataclass(declared):
+    return f'`{declared.__name__.lower()}`'
+  return {float: 'number', int: 'whole number', bool: '`true` or `false`', str: 'text'}[declared]
+
+
+def range_text(field: dataclasses.Field[Any]) -> str:
+  """The values that a setting allows, with their unit."""
+  allowed = field.metadata.get('allowed')
+  if isinstance(allowed, ranges.Span):
+    return 'duration' + ', or empty = off' * allowed.off + ', not 0' * (not allowed.zero) + (
+        '' if allowed.percent else ', no percentage')
+  return str(allowed) if allowed else ''
+
+
+def _meaning(declared: Any) -> str:
+  """The first line of the docstring of a choice or of a part of one type; '' for anything else."""
+  is_own = isinstance(declared, type) and (dataclasses.is_dataclass(declared) or issubclass(declared, enum.Enum))
+  return inspect.cleandoc(declared.__doc__ or '').splitlines()[0] if is_own else ''
+
+
+def _value(value: Any) -> str:
+  if isinstance(value, enum.Enum):
+    return str(value.value)
+  if dataclasses.is_dataclass(value):
+    return type(value).__name__.lower()
+  if isinstance(value, dict):
+    return ', '.join(f'{name}: {_value(one)}' for name, one in value.items()) or '{}'
+  return repr(value) if not isinstance(value, bool) else str(value).lower()
+
+
+def comments(kind: type) -> dict[str, str]:
+  """The comment of each field of a dataclass: at the end of its lines, or on the lines before it."""
+  found: dict[str, str] = {}
+  for one in reversed(kind.__mro__):
+    if dataclasses.is_dataclass(one) and one.__module__.startswith('vit_jax'):
+      found |= _own_comments(one)
+  return found
+
+
+def _own_comments(kind: type) -> dict[str, str]:
+  found: dict[str, str] = {}
+  before: list[str] = []
+  name, depth = '', 0
+  for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):
+    is_alone = token.type == tokenize.COMMENT and not token.line[:token.start[1]].strip()
+    if token.type == tokenize.COMMENT and is_alone and not depth:
+      before.append(token.string.lstrip('# '))
+    elif token.type == tokenize.COMMENT and name:
+      found[name] = ' '.join([found.get(name, ''), token.string.lstrip('# ')]).strip()
+    elif token.type == tokenize.OP:
+      depth += (token.string in '([{') - (token.string in ')]}')
+    elif token.type == tokenize.NAME and not depth and token.start[1] == 2 and token.line.lstrip().startswith(
+        f'{token.string}:'):
+      name = token.string
+      found[name], before = ' '.join(before), []
+    elif token.type == tokenize.NEWLINE:
+      name = ''
+  return found
+
+
+def python() -> str:
+  """The Python API, from its docstrings."""
+  lines = ['# Python API', '', 'Shapes use the letters of `vit_jax/core/types.py`: B batch, H and W height and width '
+           'in pixels, N patches, M tokens, D width, A heads, C classes.', '']
+  for topic, names in PYTHON.items():
+    lines += [f'## {topic}', '', *(f'::: {name}\n' for name in names)]
+  return '\n'.join(lines)
+
+
+def contracts() -> str:
+  """The contracts between the packages, from their docstrings."""
+  module = importlib.import_module('vit_jax.core.contracts')
+  names = [name for name, one in vars(module).items()
+           if inspect.isclass(one) and one.__module__ == module.__name__]
+  return '\n'.join(['# Contracts', '', inspect.cleandoc(module.__doc__ or ''), '',
+                    *(f'::: vit_jax.core.contracts.{name}\n    options:\n      heading_level: 2\n' for name in names)])
+
+
+if __name__ == '__main__':
+  print(pages()[f'reference/{sys.argv[1]}.md'])

@@ -1,0 +1,76 @@
+"""The documentation site: generated pages have every flag and setting; links lead to pages, or stop a strict build."""
+from __future__ import annotations
+
+import importlib.util
+import logging
+import pathlib
+import re
+import types
+from typing import Any
+
+import pytest
+
+from vit_jax.commands import JOBS
+from vit_jax.config import files
+
+SITE = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'site'
+
+
+def load(name: str) -> types.ModuleType:
+  spec = importlib.util.spec_from_file_location(f'site_{name}', SITE / f'{name}.py')
+  assert spec and spec.loader
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def test_the_page_of_jobs_has_every_flag_with_its_range_and_default() -> None:
+  text = load('reference').jobs()
+  for name, job in JOBS.items():
+    part = re.split(r'(?m)^## ', text.split(f'\n## {name}\n')[1])[0]
+    assert job.line in part
+    for flag in job.flags.values():
+      assert f'| `--{flag.name}` |' in part, (name, flag.name)
+  assert '| `--turns` | `N`, 1 to 10,000 | `7` | repetitions of every measurement |' in text
+
+
+@pytest.mark.parametrize('config', [
+    'digits', 'mae_cifar10', 'dino_cifar10', 'distill_i1k', 'bit_hyperrule:BiT-R50x1,pets'])
+def test_the_page_of_settings_has_every_setting_of_a_config(config: str) -> None:
+  listed = set(re.findall(r'^\| `([^`]+)`', load('reference').settings(), re.M))
+  for name in files.known_settings(config):
+    if not name.startswith('objective.teacher.'):  # settings of a network, listed under `model`
+      assert re.sub(r'^evals\.\w+', 'evals.NAME', name) in listed, name
+
+
+def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None:
+  text = load('reference').settings()
+  for row in ('| `image_px` | 2 times: whole number; 1 to 65535 px | `(224, 224)` | height, width |',
+              '| `model.gelu` | `tanh`, `exact` |', "| `train.log_every` | text; duration, not 0 | `'50 steps'`",
+              '| `optimizer.lr` | number; at least 0 | `0.001` | at the peak of the schedule |'):
+    assert row in text
+
+
+class Fakes(dict[str, str]):
+  """The files of a site, by their places."""
+
+  def get_file_from_path(self, path: str) -> str | None:
+    return self.get(path)
+
+
+def page(place: str) -> Any:
+  return types.SimpleNamespace(file=types.SimpleNamespace(src_uri=place))
+
+
+def test_links_of_the_repository_become_links_of_the_site(caplog: pytest.LogCaptureFixture) -> None:
+  pytest.importorskip('mkdocs')
+  hooks = load('hooks')
+  known = Fakes.fromkeys(['benchmarks.md', 'gallery/a.png', 'guides/x.md', 'index.md', 'launch.md'], '')
+  with caplog.at_level(logging.WARNING):
+    assert hooks.on_page_markdown('[a](../../BENCHMARKS.md#x) `[b](no.md)` <img src="../../.github/gallery/a.png"> '
+                                  '[c](https://a.b/c.md) [d](x.md)', page('guides/y.md'), None, known) == (
+        '[a](../benchmarks.md#x) `[b](no.md)` <img src="../gallery/a.png"> [c](https://a.b/c.md) [d](x.md)')
+    assert hooks.on_page_markdown('[a](docs/guides/x.md)', page('benchmarks.md'), None, known) == '[a](guides/x.md)'
+    assert not caplog.records
+    hooks.on_page_markdown('[a](../setup.py)', page('index.md'), None, known)
+  assert 'docs/index.md: expected a link to a page of the site, got ../setup.py.' in caplog.text
