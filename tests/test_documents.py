@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import subprocess
 
 import blocks
 import pytest
@@ -69,6 +70,16 @@ def test_every_code_block_runs_or_says_why_not_and_is_valid() -> None:
   assert run + sum(bool(block.reason) or block.language == 'text' for block in found) == len(found)
   assert run >= 50, blocks.summary()
   assert all(block.reason == '' or len(block.reason) > 10 for block in found)
+
+
+@pytest.mark.parametrize('page', sorted((ROOT / 'docs' / 'guides').glob('add_*.md')), ids=lambda path: path.stem)
+def test_the_changes_of_a_guide_apply_to_the_package(page: pathlib.Path) -> None:
+  changes = [block.text for block in blocks.read(page) if block.language == 'diff']
+  assert changes
+  for text in changes:
+    done = subprocess.run(['patch', '-p1', '--dry-run', '--force', '-d', str(ROOT)], input=text, text=True,
+                          capture_output=True)
+    assert done.returncode == 0, f'{page.name}: renew its diff\n{done.stdout}'
 
 
 def test_the_problem_of_a_block_names_its_line(tmp_path: pathlib.Path) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger('mkdocs.hooks')
 ELSEWHERE = {'BENCHMARKS.md': 'benchmarks.md', 'launch/README.md': 'launch.md', 'CONTRIBUTING.md': 'contributing.md',
              'CHANGELOG.md': 'changelog.md'}
 """Pages outside of docs/, and their places on the site."""
-INSTEAD = {'README.md': 'index.md', 'configs': 'reference/settings.md'}
+INSTEAD = {'README.md': 'index.md', 'configs': 'reference/config_names.md'}
 """Files of the repository, and the pages to which links to them lead."""
 LINK = re.compile(r'(\]\(|(?:src|href)=")([^)"\s:#]+)(?=[)"#])')
 CSS = """.md-grid { max-width: 80rem; }

@@ -46,7 +46,7 @@ def test_the_page_of_settings_has_every_setting_of_a_config(config: str) -> None
 def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None:
   text = load('reference').settings()
   for row in ('| `image_px` | 2 times: whole number; 1 to 65535 px | `(224, 224)` | height, width |',
-              '| `model.gelu` | `tanh`, `exact` |', "| `train.log_every` | text; duration, not 0 | `'50 steps'`",
+              '| `model.gelu` | `tanh`, `exact`', "| `train.log_every` | text; duration, not 0 | `'50 steps'`",
               '| `optimizer.lr` | number; at least 0 | `0.001` | at the peak of the schedule |'):
     assert row in text
 
