@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 import slices
@@ -14,7 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
 from vit_jax.data.files import access
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import blocks, order
+from vit_jax.data.pipeline import blocks, loader, order
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import opening
 from vit_jax.parallel import mesh as meshes
@@ -121,3 +122,55 @@ def test_from_memory_the_rows_are_the_same(source: Counting, layout: str) -> Non
       batch = make(shard)
       for name in whole:
         np.testing.assert_array_equal(batch[name], whole[name][shard.rows(BATCH)], err_msg=name)
+
+
+class Huge:
+  """Three thousand million examples, of which the last is damaged."""
+  name, class_names, digest = 'huge', ('a',), '0'
+
+  def __len__(self) -> int:
+    return 3_000_000_000
+
+  def __getitem__(self, index: int) -> Record:
+    assert 0 <= index < len(self)
+    return Record(b'' if index == len(self) - 1 else np.full((9, 9, 3), index % 256, np.uint8), 0)
+
+  def label(self, index: int) -> int:
+    return 0
+
+  def describe(self, index: int) -> str:
+    return f'huge[{index}]'
+
+
+def far(positions: np.ndarray) -> np.ndarray:
+  """The last examples, backwards."""
+  return 2_999_999_999 - positions
+
+
+def test_examples_beyond_32_bits_keep_their_index_and_a_bad_one_is_named(caplog: pytest.LogCaptureFixture) -> None:
+  source, shard = Huge(), Shard((0,), 1)
+  make = blocks.TrainBlocks(source, transforms.train_transform(RECIPE, PX), far, transforms.train_shapes(RECIPE, PX), 5,
+                            4, shard)
+  batch = make(0)
+  assert batch['index'].tolist() == [2_999_999_999, 2_999_999_998, 2_999_999_997, 2_999_999_996]
+  assert batch['bad'].tolist() == [True, False, False, False]
+  bad = loader.BadImages(source, transforms.eval_transform(RECIPE, PX))
+  bad.record(batch)
+  assert bad.found == {2_999_999_999} and 'bad image: huge[2999999999]' in caplog.text
+  placed = meshes.put_batch({'index': batch['index']}, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), shard)
+  assert placed['index'].dtype == np.int32
+
+
+def test_the_loader_tells_the_examples_of_a_step_and_their_order_is_that_of_its_batches() -> None:
+  found = loader.train_loader(Huge(), recipe=RECIPE, image_px=PX, batch_size=6, seed=3, shard=Shard((0,), 1), workers=0,
+                              threads=1, in_memory=False, max_bad_images=9)
+  batches = found.batches(7)
+  assert np.array_equal(next(batches)['index'], found.indexes(7)) and found.indexes(7).dtype == np.int64
+  assert found.indexes(7).tolist() == order.shuffled(np.arange(42, 48), num_examples=len(Huge()), seed=3).tolist()
+  assert found.indexes(7).max() > 2**31
+  found.close()
+
+
+def test_an_evaluation_of_more_examples_than_32_bits_count_is_refused() -> None:
+  with pytest.raises(UserError, match='huge: expected at most 2,147,483,647 examples to evaluate, got 3,000,000,000'):
+    loader.eval_loader(Huge(), recipe=RECIPE, image_px=PX, batch_size=8, shard=Shard((0,), 1), threads=1, workers=0)

@@ -71,7 +71,7 @@ def test_batches_have_the_promised_keys_types_and_shapes(image_folder: pathlib.P
                                                          memory: dict[str, object]) -> None:
   [batch] = take(train(source_of(image_folder), **memory), 1)
   assert {k: (v.shape, v.dtype.name) for k, v in batch.items()} == {
-      'image': ((6, 8, 10, 3), 'uint8'), 'label': ((6,), 'int32'), 'index': ((6,), 'int32'),
+      'image': ((6, 8, 10, 3), 'uint8'), 'label': ((6,), 'int32'), 'index': ((6,), 'int64'),
       'box': ((6, 4), 'float32'), 'bad': ((6,), 'bool')}
 
 

@@ -128,7 +128,7 @@ def test_a_diagnosis_repeats_the_draws_of_its_step() -> None:
 
   mesh = programs.mesh(programs.MESHES['one'])
   placed = programs.meshes.put_batch(DATA, mesh, Shard((0,), 1))
-  find = diagnose.build(Task(), prepare, str, mesh=mesh, seed=0)
+  find = diagnose.build(Task(), prepare, str, lambda step: DATA['index'], mesh=mesh, seed=0)
   program = programs.build(Task(), prepare, programs.MESHES['one'], rules=(('.*', ()),), like=DATA)
   state = program.init_fn()
   found = []

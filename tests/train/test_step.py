@@ -79,8 +79,11 @@ def test_diagnosis_names_the_example(settings: str) -> None:
   built = program(task(), mesh, data=data)
   placed = programs.meshes.put_batch(data, programs.mesh(mesh), programs.Shard((0,), 1))
   state, metrics = built.step_fn(built.init_fn(), placed)
-  find = diagnose.build(task(), fakes.normalise, 'picture{}'.format, mesh=programs.mesh(mesh), seed=0)
-  assert find(loop.Done(1, metrics.unpack(), placed, state)) == ['picture5 (index 5)']
+  far = 2_999_999_990  # beyond 32 bits, which is all that devices have
+  find = diagnose.build(task(), fakes.normalise, 'picture{}'.format,
+                        lambda step: np.arange(len(data['image'])) + far + step, mesh=programs.mesh(mesh), seed=0)
+  named = f'{far + 5} (index {far + 5})'
+  assert find(loop.Done(1, metrics.unpack(), placed, state)) == [f'picture{named}']
 
 
 def test_norms_are_a_number_a_leaf_and_one_a_layer_for_stacked_leaves() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Outputs, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Features, HostArray, Key, LossOut, Outputs, Params, PyTree
 
 
 class Backbone(Protocol):
@@ -174,6 +174,10 @@ class Loader(Protocol):
 
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields batches of host arrays without end, from step `start`: this process's rows."""
+    ...
+
+  def indexes(self, step: int) -> HostArray:
+    """Returns the indexes `[B] i64` of the examples of the global batch of a step, all rows of all processes."""
     ...
 
   def describe(self, index: int) -> str:

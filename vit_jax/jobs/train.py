@@ -182,7 +182,8 @@ class Run:
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
-            parts.objective, parts.prepare, self.loader.describe, mesh=self.mesh, seed=config.seed))]
+            parts.objective, parts.prepare, self.loader.describe, self.loader.indexes, mesh=self.mesh,
+            seed=config.seed))]
     found += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
     found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]

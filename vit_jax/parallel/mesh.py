@@ -134,8 +134,14 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
-  """This process's rows, in the order of `shard.rows`, as part of a global batch on the mesh."""
+  """This process's rows, in the order of `shard.rows`, as part of a global batch on the mesh.
+
+  The `index` of an example is i64 on the host, which identifies it, and its low 32 bits on the device, where it is only
+  passed through.
+  """
   sharding = batch_sharding(mesh)
+  if 'index' in batch:
+    batch = {**batch, 'index': batch['index'].astype(np.int32)}
   if len(shard.parts) == shard.count:
     return jax.device_put(batch, sharding)  # all arrays in one call
   return {name: jax.make_array_from_process_local_data(

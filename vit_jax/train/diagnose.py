@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from vit_jax.core import numerics, unstacked
 from vit_jax.core.contracts import Objective, Prepare
-from vit_jax.core.types import Array, Batch
+from vit_jax.core.types import Array, Batch, HostArray
 from vit_jax.parallel.mesh import batch_sharding, replicated
 from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
@@ -19,11 +19,18 @@ MOST = 5
 """Maximum number of examples to find; each takes about log2(batch) forward passes."""
 
 
-def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str], *, mesh: Mesh,
-          seed: int) -> Callable[[Done], Sequence[str]]:
+def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str],
+          indexes: Callable[[int], HostArray], *, mesh: Mesh, seed: int) -> Callable[[Done], Sequence[str]]:
   """Returns a function that maps a non-finite step to the names of examples with a non-finite loss of their own.
 
   It uses the newest parameters; with mixup it also names an example's partner. Every process must call it.
+
+  Args:
+    objective, prepare: of the run.
+    describe: returns the name of the example at an index.
+    indexes: returns the indexes `[B] i64` of the examples of a step, counted from 0; those on the device are 32 bit.
+    mesh: of the batch.
+    seed: of the run.
   """
   whole = replicated(mesh)
 
@@ -36,10 +43,9 @@ def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str]
       return jnp.isfinite(objective.loss(state.params, state.extra, batch, keys['loss'], step).loss.sum)
 
   is_finite = jax.jit(finite, out_shardings=whole)
-  gather = jax.jit(lambda x: x, out_shardings=whole)
 
   def diagnose(done: Done) -> list[str]:
-    index_B = np.asarray(gather(done.batch['index']))
+    index_B = indexes(done.step - 1)
     step = jnp.asarray(done.step - 1, jnp.int32)
 
     def is_bad(low: int, high: int) -> bool:

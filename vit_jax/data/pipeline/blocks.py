@@ -93,7 +93,7 @@ class TrainBlocks:
   def __call__(self, number: int) -> Batch:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
     indexes = self.visit(positions)
-    batch = _empty(len(indexes), self.shapes) | {'index': indexes.astype(np.int32)}
+    batch = _empty(len(indexes), self.shapes) | {'index': indexes}
     for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
       decoded = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
           self.source[i], order.example_rng(self.seed, p)))
@@ -141,7 +141,7 @@ class MemoryTrainBlocks:
       positions = np.arange(first, first + self._num_ahead)[:, None] * self._batch_size + self._rows
       self._first, self._indexes = first, self._visit(positions.ravel()).reshape(positions.shape)
     indexes = self._indexes[number - first]
-    return self._decoded.rows(indexes) | {'index': indexes.astype(np.int32)}
+    return self._decoded.rows(indexes) | {'index': indexes}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.contracts import LoaderInfo
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Batch, Shard
+from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
@@ -30,6 +30,7 @@ log = logging.getLogger('vit_jax.data')
 
 MEMORY_LIMIT_BYTES = 2 * 2**30  # schema.InMemory.AUTO
 _LAST_BATCH = 2**62             # training has no end
+_MOST_EVALUATED = 2**31 - 1     # examples of an evaluation: their indexes are i32, also on devices
 _NUM_NAMED = 5                  # bad images in the error message
 _LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
 
@@ -73,9 +74,9 @@ class BadImages:
 class TrainLoader:
   """Endless training batches; a `core.contracts.Loader`."""
 
-  def __init__(self, source: Source, start: Start, *, info: LoaderInfo, bad: BadImages, max_bad_images: int,
-               labels: Labels | None = None) -> None:
-    self.info, self.bad, self.describe = info, bad, source.describe
+  def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
+               max_bad_images: int, labels: Labels | None = None) -> None:
+    self.info, self.bad, self.describe, self._visit = info, bad, source.describe, visit
     self._start, self._max_bad_images, self._labels = start, max_bad_images, labels
     self._running: list[Iterator[Batch]] = []
 
@@ -89,6 +90,10 @@ class TrainLoader:
       self.bad.record(batch)
       self.bad.check(self._max_bad_images)
       yield self._labels.add(batch) if self._labels else batch
+
+  def indexes(self, step: int) -> HostArray:
+    """Returns the indexes `[B] i64` of the examples of the global batch of a step, all rows."""
+    return self._visit(step * self.info.batch_size + np.arange(self.info.batch_size))
 
   def close(self) -> None:
     """Stops workers and frees their resources."""
@@ -160,7 +165,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
   labels = _labels(source, maps)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
-  return TrainLoader(source, start, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
+  return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
                      labels=labels)
 
 
@@ -185,6 +190,9 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
 
   Arguments are those of `train_loader`; `in_memory` decodes once for all passes and does not change results.
   """
+  if len(source) > _MOST_EVALUATED:
+    raise UserError(f'{source.name}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
+                    'Evaluate a part of it, such as data.eval_split=test[:1000000].')
   check_memory('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
   shard.rows(batch_size)
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
