@@ -232,7 +232,7 @@ def test_flags_that_do_not_go_together_are_refused(images: pathlib.Path, tmp_pat
 def test_an_address_is_refused_by_name_wherever_a_path_is_given(images: pathlib.Path, tmp_path: pathlib.Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.chdir(tmp_path)
-  refused = 'expected a folder of this machine, got the address gs://b/x. Copy it'
+  refused = 'expected a folder of this machine, got the address gs://b/x. Mount it'
   with pytest.raises(UserError, match="--to: expected a path on this machine, got 'gs://b/x'"):
     main.parse(['prepare', f'--data=folder:{images}', '--to=gs://b/x'])
   for where, flags in (('folder:PATH', {'data': 'folder:gs://b/x'}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import shlex
 
 from vit_jax.core.errors import UserError
 
@@ -41,9 +42,34 @@ def resolve(where: str | os.PathLike[str], setting: str) -> str:
   """
   text = os.fspath(where)
   if '://' in text:
-    raise UserError(f'{setting}: expected a folder of this machine, got the address {text}. Copy it (gcloud storage cp '
-                    '-r), or mount it (gcsfuse).')
+    raise UserError(f'{setting}: expected a folder of this machine, got the address {text}. {_instead(text)}')
   return os.path.abspath(os.path.expanduser(text))
+
+
+def _instead(address: str) -> str:
+  """Returns the commands that bring data in object storage to a folder.
+
+  They are not read image by image from there: ArrayRecord and TFRecord files have an index at their end or none at all,
+  and one process fetches about 1,000 images a second (docs/reference/data.md, "Object storage").
+  """
+  scheme, _, rest = address.partition('://')
+  bucket, _, path = rest.strip('/').partition('/')
+  whole, path, folder = shlex.quote(address.rstrip('/')), shlex.quote(path), '/data'
+  match scheme:
+    case 'gs':
+      only = f'--only-dir={path} ' if path != "''" else ''
+      mount = (f'gcsfuse -o ro --implicit-dirs --cache-dir=/cache --file-cache-max-size-mb=-1 '
+               f'--file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads '
+               f'--metadata-cache-ttl-secs=-1 {only}{bucket} {folder}')
+      copy = f'gcloud storage rsync --recursive {whole} {folder}'
+    case 's3':
+      only = f'--prefix={path}/ ' if path != "''" else ''
+      mount = f'mount-s3 --read-only --cache=/cache {only}{bucket} {folder}'
+      copy = f'aws s3 sync {whole} {folder}'
+    case _:
+      return 'Copy it to a folder, and give the path of the folder.'
+  return (f'Mount it with a cache of complete files, or copy it, and give the folder {folder}:\n  {mount}\n  {copy}\n'
+          '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.')
 
 
 def cache_folder(name: str) -> pathlib.Path:

@@ -1,0 +1,52 @@
+"""Addresses in place of folders, and errors of the operating system."""
+from __future__ import annotations
+
+import errno
+import shlex
+
+import pytest
+
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import access
+from vit_jax.data.sources import folder, prepared, tfds
+
+
+def commands(where: str) -> list[str]:
+  """The command lines that are offered for an address."""
+  with pytest.raises(UserError) as caught:
+    access.resolve(where, 'data.source')
+  text = str(caught.value)
+  assert text.startswith(f'data.source: expected a folder of this machine, got the address {where}.')
+  return [line.strip() for line in text.splitlines() if line.startswith('  ')]
+
+
+def test_google_storage_is_refused_with_the_commands_that_mount_and_copy_it() -> None:
+  mount, copy, launcher = commands('gs://b/sets/my set/')
+  assert shlex.split(mount)[-3:] == ['--only-dir=sets/my set', 'b', '/data'] and '--cache-dir=/cache' in mount
+  assert shlex.split(copy) == ['gcloud', 'storage', 'rsync', '--recursive', 'gs://b/sets/my set', '/data']
+  assert '--data=gs://BUCKET/FOLDER' in launcher
+  assert '--only-dir' not in commands('gs://b')[0]
+
+
+def test_other_storage_has_its_own_commands() -> None:
+  mount, copy, _ = commands('s3://b/x')
+  assert mount == 'mount-s3 --read-only --cache=/cache --prefix=x/ b /data' and copy == 'aws s3 sync s3://b/x /data'
+  with pytest.raises(UserError, match='Copy it to a folder'):
+    access.resolve('hdfs://host/x', 'data.source')
+
+
+def test_every_kind_of_source_refuses_an_address() -> None:
+  for opened in (lambda: folder.opener('gs://b/x', holdout=.1, seed=0), lambda: prepared.opener('gs://b/x'),
+                 lambda: tfds.opener('cars', data_dir='gs://b/x')):
+    with pytest.raises(UserError, match='got the address gs://b/x. Mount it with a cache'):
+      opened()
+
+
+def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', '/home/me')
+  assert access.resolve('~/x', 'data.source') == '/home/me/x'
+
+
+def test_errors_of_the_system_say_what_to_do() -> None:
+  error = access.user_error(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
+  assert 'image 3 (/mnt/a): expected to read it' in str(error) and 'Mount it again' in str(error)
