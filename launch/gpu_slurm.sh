@@ -23,6 +23,7 @@ bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
   --logs=DIR             folder of the logs, one per job, to which a resumed job appends; default: runs/slurm
   --warn_s=120           seconds before the time limit at which the job is signalled to save
   --sbatch_flag=FLAG     another flag of sbatch; may be repeated
+  --no_check             do not check the command here first (`vit-jax check`)
   --dry_run              print the sbatch command, submit nothing
 
 The checkout and --workdir must be on a file system that all nodes share. If the checkout has a .venv, its Python is
@@ -37,7 +38,7 @@ fail() {
 }
 
 submit() {
-  local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 dry_run='' flags=() root
+  local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 dry_run='' no_check='' flags=() root
   local nodes_and_gpus='expected whole numbers: --nodes=N --gpus=G'
   while [ $# -gt 0 ]; do
     case "$1" in
@@ -47,6 +48,7 @@ submit() {
       --time=* | --partition=* | --account=* | --qos=*) flags+=("$1") ;;
       --sbatch_flag=*) flags+=("${1#*=}") ;;
       --dry_run) dry_run=1 ;;
+      --no_check) no_check=1 ;;
       --help | -h) usage; exit 0 ;;
       --) shift; break ;;
       *) fail "$1: no such flag; see --help" ;;
@@ -56,6 +58,12 @@ submit() {
   [[ "$nodes" =~ ^[1-9][0-9]*$ && "$gpus" =~ ^[1-9][0-9]*$ ]] || fail "$nodes_and_gpus"
   [ $# -gt 0 ] || fail 'expected a command after --, got none'
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  # shellcheck source=launch/check.sh
+  source "$root/launch/check.sh"
+  if [ -z "$no_check" ]; then
+    check_command "$root" --topology="gpu:$((nodes * gpus))" -- "$@" \
+      || fail 'the command has problems, see above; nothing was submitted'
+  fi
   if [ -n "$cpus" ]; then flags+=("--cpus-per-task=$cpus"); else flags+=(--exclusive); fi
   set -- sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node=1 --gpus-per-node="$gpus" --requeue \
     --open-mode=append --signal="B:USR1@$warn_s" --chdir="$root" --output="$logs/%x-%j.log" "${flags[@]}" \

@@ -4,17 +4,23 @@
 # Output is prefixed with [i]; LOG_DIR=DIR writes DIR/0.log, DIR/1.log … instead. A free port is chosen.
 # Ctrl-C and TERM go to all processes as TERM (the program saves and ends with 75). When a process fails, the others
 # get SIGTERM. A process that does not end within GRACE_S seconds (60 on request, 15 after a failure) is killed.
-# Exit status: the worst of all: the first failure before 75 before 0.
+# Exit status: the worst of all: the first failure before 75 before 0. A command of this project is checked first, once
+# for all processes (`vit-jax check`); NO_CHECK=1 skips that.
 set -uo pipefail
 
 usage() {
-  sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 }
 
 count="${1:-}" devices="${2:-}"
 [[ "$count" =~ ^[1-9][0-9]*$ && "$devices" =~ ^[1-9][0-9]*$ && "${3:-}" = -- && $# -gt 3 ]] || usage
 shift 3
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/check.sh
+source "$root/launch/check.sh"
+if [ -z "${NO_CHECK:-}" ]; then check_here "$root" -- "$@" || exit 2; fi
 
 folder="$(mktemp -d)"
 pids=() readers=() ended=()

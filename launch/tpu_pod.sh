@@ -13,12 +13,14 @@ preempted, it is requested again and COMMAND resumes from its last checkpoint. I
 the job: the same command line follows it again.
 
   bash launch/tpu_pod.sh --name=l16-jft --type=v3-512 --zone=europe-west4-a --spot \
-    --data=gs://my-bucket/tfds --workdir=gs://my-bucket/runs/l16-jft \
-    -- python -m vit_jax.main --config=configs/vit_l16_jft.py
-  On other slices: --type=v4-256 --zone=us-central2-b, or --type=v5litepod-256 --zone=us-west4-a.
+    --data=gs://my-bucket/jft --workdir=gs://my-bucket/runs/l16-jft \
+    -- python -m vit_jax.main --config=configs/vit_l16_jft.py --config.data.source=array_record:{data}
+  On other slices: --type=v4-256 --zone=us-central2-b, or --type=v5litepod-256 --zone=us-west4-a --slices=2 with
+  --config.mesh.slices=2 in the command.
 
   --name=NAME            name of the queued resource and of the slice
   --type=TYPE            v3-512, v4-256, v5litepod-256, v5p-256, v6e-256 …
+  --slices=N             number of such slices, in one queued resource, for one run; default: 1
   --zone=ZONE
   --project=PROJECT      default: gcloud's
   --runtime=VERSION      image of the hosts; default: the one for the type
@@ -26,8 +28,8 @@ the job: the same command line follows it again.
   --create_flag=FLAG     another flag of `gcloud … queued-resources create`; may be repeated
   --workdir=gs://…       run directory, mounted on all hosts; the command gets --workdir=PATH, or PATH in place of
                          the word {workdir}
-  --data=gs://…          data, mounted or copied; the command gets --config.data.data_dir=PATH, or PATH in place of
-                         the word {data}: --config.data.source=folder:{data}
+  --data=gs://…          data, mounted or copied; the command must have the word {data} for its path on the hosts:
+                         --config.data.source=folder:{data}, or --config.data.data_dir={data} for TFDS
   --data_mode=mount      gcsfuse, with a cache of complete files on each host (default)
   --data_mode=copy       everything is copied to each host first
   --cache_dir=DIR        folder on the hosts for the cache or the copy; default: in the home folder
@@ -37,6 +39,8 @@ the job: the same command line follows it again.
   --keep                 keep the slice when done; otherwise a slice that was requested here is deleted after success
   --max_failures=3       end after this many failures in a row, not counting preemptions and invalid input
   --poll_s=30            seconds between requests for the state of the queue
+  --price=USD            price of a chip and hour, to show what a slice costs that is left; default: not shown
+  --no_check             do not check the command on this machine first (`vit-jax check`)
   --dry_run              print every command, run none
   --stop                 only make the job save and end
   --delete               only delete the slice
@@ -55,14 +59,19 @@ say() {
   printf '%s %s\n' "$(date +%H:%M:%S)" "$*" >&2
 }
 
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/check.sh
+source "$ROOT/launch/check.sh"
+
 name='' type='' zone='' project='' runtime='' workdir='' data='' data_mode=mount cache_dir='' setup='' fetch=''
 tier='' action=run keep='' dry_run='' max_failures=3 poll_s=30 created='' create_flags=() envs=() words=()
+slices=1 price='' no_check=''
 
 parse() {
   while [ $# -gt 0 ]; do
     case "$1" in
       --name=* | --type=* | --zone=* | --project=* | --runtime=* | --workdir=* | --data=* | --data_mode=* | \
-        --cache_dir=* | --setup=* | --fetch=* | --max_failures=* | --poll_s=*)
+        --cache_dir=* | --setup=* | --fetch=* | --max_failures=* | --poll_s=* | --slices=* | --price=*)
         local flag="${1%%=*}"
         printf -v "${flag#--}" '%s' "${1#*=}" ;;
       --spot | --reserved)
@@ -71,6 +80,7 @@ parse() {
       --create_flag=*) create_flags+=("${1#*=}") ;;
       --env=*) envs+=("$1") ;;
       --keep) keep=1 ;;
+      --no_check) no_check=1 ;;
       --dry_run) dry_run=1 ;;
       --stop) action=stop ;;
       --delete) action=delete ;;
@@ -92,17 +102,22 @@ check() {
     [ "${#words[@]}" -gt 0 ] || problems+=('expected a command after --, got none')
     [[ "$workdir" == gs://* ]] || problems+=("--workdir: expected gs://…, which all hosts share and which outlives them, got '$workdir'")
     [[ -z "$data" || "$data" == gs://* ]] || problems+=("--data: expected gs://…, got $data")
+    [[ -z "$data" || "${words[*]-}" == *'{data}'* ]] || { [ -z "$no_check" ] && is_ours ${words[@]+"${words[@]}"}; } \
+      || problems+=('--data: expected the word {data} in the command, for its folder on the hosts, got none')
     [[ "$data_mode" == mount || "$data_mode" == copy ]] || problems+=("--data_mode: expected mount or copy, got $data_mode")
     [[ "${words[*]-}" != *' --workdir='* || "${words[*]-}" == *'{workdir}'* ]] \
       || problems+=('--workdir: expected it before the --, got it in the command')
     [[ "$max_failures" =~ ^[0-9]+$ && "$poll_s" =~ ^[0-9]+$ ]] || problems+=('--max_failures and --poll_s: expected numbers')
+    [[ -z "$price" || "$price" =~ ^[0-9]+([.][0-9]+)?$ ]] || problems+=("--price: expected a number, got $price")
   fi
+  [[ "$slices" =~ ^[1-9][0-9]*$ ]] || problems+=("--slices: expected a whole number, got $slices")
   if [ -z "$runtime" ] && [ -n "$type" ]; then
     case "$type" in
       v2-* | v3-* | v4-*) runtime=tpu-ubuntu2204-base ;;
       v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
       v5p-*) runtime=v2-alpha-tpuv5 ;;
       v6e-*) runtime=v2-alpha-tpuv6e ;;
+      tpu7x-* | v7x-*) problems+=("--type=$type: expected a type of the Cloud TPU API, got one that is requested through GKE. See launch/k8s.yaml") ;;
       *) problems+=("--type=$type: expected a type with a known image. Set --runtime=VERSION") ;;
     esac
   fi
@@ -125,9 +140,22 @@ queue() {
   run gcloud compute tpus queued-resources "$1" "$name" "${place[@]}" "${@:2}"
 }
 
-# A line for bash on hosts $1 of the slice (0, or all).
+# A line for bash on hosts $1 (0 = the first of all, or all).
 ssh_to() {
-  run gcloud compute tpus tpu-vm ssh "$name" "${place[@]}" --worker="$1" --command="$2"
+  if [ "$slices" -gt 1 ]; then
+    run gcloud compute tpus queued-resources ssh "$name" "${place[@]}" --node="$1" --worker="$1" --command="$2"
+  else
+    run gcloud compute tpus tpu-vm ssh "$name" "${place[@]}" --worker="$1" --command="$2"
+  fi
+}
+
+# Copies the file $1 to $2 in the home folders of all hosts.
+copy_to() {
+  if [ "$slices" -gt 1 ]; then
+    run gcloud compute tpus queued-resources scp "$1" "$name:$2" "${place[@]}" --node=all --worker=all
+  else
+    run gcloud compute tpus tpu-vm scp "$1" "$name:$2" "${place[@]}" --worker=all
+  fi
 }
 
 worker() {
@@ -144,8 +172,32 @@ slice_state() {
   fi
 }
 
-node_state() {
-  run gcloud compute tpus tpu-vm describe "$name" "${place[@]}" --format='value(state)' 2>/dev/null || true
+# States of all slices of the queued resource.
+node_states() {
+  local one nodes=("$name") states=''
+  if [ "$slices" -gt 1 ]; then nodes=(); for ((one = 0; one < slices; one++)); do nodes+=("$name-$one"); done; fi
+  for one in "${nodes[@]}"; do
+    states+=" $(run gcloud compute tpus tpu-vm describe "$one" "${place[@]}" --format='value(state)' 2>/dev/null || true)"
+  done
+  echo "$states"
+}
+
+# Chips of all slices. Types up to v4, and v5p, count cores, of which a chip has two.
+chips() {
+  local number="${type##*-}"
+  case "$type" in v2-* | v3-* | v4-* | v5p-*) number=$((number / 2)) ;; esac
+  echo $((number * slices))
+}
+
+# What the slice costs while it is left, and the command that deletes it.
+cost_of_keeping() {
+  local text
+  text="slice $name is left, and paid for"
+  if [[ "$type" =~ -[0-9]+$ ]]; then
+    text+=": $(chips) chips, so every hour costs $(chips) chip-hours"
+    if [ -n "$price" ]; then text+=", $(awk "BEGIN {printf \"%.2f\", $(chips) * $price}") USD at --price=$price"; fi
+  fi
+  echo "$text. Delete it: bash launch/tpu_pod.sh --name=$name --zone=$zone${project:+ --project=$project} --delete"
 }
 
 delete_slice() {
@@ -153,7 +205,9 @@ delete_slice() {
 }
 
 create_slice() {
-  queue create --node-id="$name" --accelerator-type="$type" --runtime-version="$runtime" ${tier:+"$tier"} \
+  local nodes=(--node-id="$name")
+  if [ "$slices" -gt 1 ]; then nodes=(--node-count="$slices" --node-prefix="$name"); fi
+  queue create "${nodes[@]}" --accelerator-type="$type" --runtime-version="$runtime" ${tier:+"$tier"} \
     ${create_flags[@]+"${create_flags[@]}"} \
     || fail "the request was refused; see above. In doubt: is there quota for $type in $zone${tier:+ with $tier}?"
   created=1
@@ -174,8 +228,8 @@ ensure_slice() {
     case "$state" in
       '') say "requesting $type in $zone"; create_slice; continue ;;
       ACTIVE)
-        case "$(node_state)" in
-          PREEMPTED | TERMINATED | STOPPED) say 'its hosts are gone; requesting them again'; delete_slice; continue ;;
+        case "$(node_states)" in
+          *PREEMPTED* | *TERMINATED* | *STOPPED*) say 'its hosts are gone; requesting them again'; delete_slice; continue ;;
           *) return ;;
         esac ;;
       SUSPENDED) say 'preempted; requesting it again'; delete_slice; continue ;;
@@ -193,13 +247,12 @@ ensure_slice() {
 
 # Copies the checkout, without generated files, to all hosts; then installs.
 install() {
-  local root archive out remote
-  root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  local archive out remote
   archive="$(mktemp -d)/vit_jax.tgz"
   # Status 1 of tar: a file changed while it was read, for example by an editor.
-  run tar -czf "$archive" -C "$root" --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./build \
+  run tar -czf "$archive" -C "$ROOT" --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./build \
     --exclude=__pycache__ --exclude='.*_cache' --exclude='*.egg-info' . || [ $? -eq 1 ] || return 1
-  if ! run gcloud compute tpus tpu-vm scp "$archive" "$name:vit_jax.tgz" "${place[@]}" --worker=all; then
+  if ! copy_to "$archive" vit_jax.tgz; then
     rm -rf "$(dirname "$archive")"
     return 1
   fi
@@ -267,7 +320,7 @@ finish() {
   if [ -n "$created" ] && [ -z "$keep" ]; then
     delete_slice
   else
-    say "slice $name is left, and paid for; --delete deletes it"
+    say "$(cost_of_keeping)"
   fi
 }
 
@@ -276,7 +329,7 @@ count_failure() {
   failures=$((failures + 1))
   say "$2 (failure $failures of at most $max_failures in a row)"
   if [ "$failures" -gt "$max_failures" ]; then
-    say "giving up; slice $name is left, and paid for; --delete deletes it"
+    say "giving up; $(cost_of_keeping)"
     exit "$1"
   fi
 }
@@ -301,8 +354,11 @@ supervise() {
     if [ $((SECONDS - began)) -gt 600 ]; then failures=0; fi  # not in a row
     case "$status" in
       0) finish; return ;;
-      2) fail "the program reports invalid input or configuration, see above. Slice $name is kept; --delete deletes it" ;;
-      stopped) say "stopped by --stop; slice $name is left, and paid for; --delete deletes it"; exit 75 ;;
+      2)
+        say "the program ended $((SECONDS - began)) s after its start; $(cost_of_keeping)"
+        fail "the program reports invalid input or configuration, see above. The same command line with it fixed runs" \
+          "on the same slice at once" ;;
+      stopped) say "stopped by --stop; $(cost_of_keeping)"; exit 75 ;;
       75) say 'stopped and saved; starting it again'; : > "$output" ;;
       stuck) : > "$output"; worker all end || true; count_failure 1 'some hosts ended, others did not; ended them' ;;
       running) say 'connection lost; taking it up again' ;;
@@ -318,6 +374,10 @@ main() {
   check
   place=(--zone="$zone" ${project:+--project="$project"})
   fetch="${fetch:-runs/$name}"
+  if [ "$action" = run ] && [ -z "$no_check" ]; then
+    check_command "$ROOT" --elsewhere --topology="$type" --slices="$slices" ${data:+--data="$data"} -- "${words[@]}" \
+      || fail 'the command has problems, see above; nothing was requested'
+  fi
   case "$action" in
     stop) worker all stop ;;
     delete) delete_slice ;;

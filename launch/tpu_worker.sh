@@ -93,18 +93,30 @@ metadata() {
   curl --silent --fail --max-time 10 --header 'Metadata-Flavor: Google' "$METADATA/$1"
 }
 
-# Exports the rank of this host in the slice, in the variables that the program reads.
+# A value of the metadata `tpu-env`, lines such as MEGASCALE_SLICE_ID: '1', which has them only with several slices.
+tpu_env() {
+  (metadata tpu-env || true) | sed -n "s/^$1: *'\{0,1\}\([^']*\).*/\1/p"
+}
+
+# Exports the rank of this host among all, in the variables that the program reads. The hosts of slice 0 come first.
 export_place() {
-  local hosts index first count
+  local hosts index first count slices
   if ! hosts="$(metadata worker-network-endpoints)" || ! index="$(metadata agent-worker-number)"; then
     export VIT_JAX_DISTRIBUTED=auto
     return
   fi
   first="${hosts%%,*}"
+  first="${first##*:}"  # one host is NAME or NAME:ID:ADDRESS
   count=$(tr ',' '\n' <<< "$hosts" | grep --count .)
+  slices="$(tpu_env MEGASCALE_NUM_SLICES)"
+  if [ "${slices:-1}" -gt 1 ]; then
+    first="$(tpu_env MEGASCALE_COORDINATOR_ADDRESS)"
+    first="${first%%:*}"
+    index=$((index + count * $(tpu_env MEGASCALE_SLICE_ID)))
+    count=$((count * slices))
+  fi
   if [ "$count" -gt 1 ]; then
-    # One host is NAME or NAME:ID:ADDRESS.
-    export VIT_JAX_COORDINATOR="${first##*:}:8476" VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$index"
+    export VIT_JAX_COORDINATOR="$first:8476" VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$index"
   fi
 }
 
@@ -145,8 +157,7 @@ start() {
   command=("$@")
   if [ -n "$data" ]; then
     folder="$(bring_data "$data" "$mode")"
-    if [[ "$*" == *'{data}'* ]]; then command=("${command[@]//'{data}'/$folder}")
-    else command+=("--config.data.data_dir=$folder"); fi
+    command=("${command[@]//'{data}'/$folder}")
   fi
   if [ -n "$workdir" ]; then
     folder="$(bring_workdir "$workdir")"

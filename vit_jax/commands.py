@@ -267,6 +267,14 @@ JOBS = {
         Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
         Flag('search', None, 'time the largest batch that fits'),
         Flag('to', LOCAL, 'folder for bench.md and bench.json'))),
+    'check': Job('Find problems of a run before hardware is requested for it; compiles nothing.', 'check', (), (
+        CONFIG, Flag('line', TEXT, "command to check in place of --config: 'python -m vit_jax.main --config=…'", ''),
+        Flag('topology', TEXT, 'also check mesh, batch and memory for this hardware, such as v3-512', ''),
+        Flag('slices', whole(1, 10_000), 'number of such slices', 0, 'mesh.slices of the config'),
+        Flag('workdir', STORED, 'directory of the run'),
+        Flag('data', TEXT, 'address of data that a launcher puts on the hosts, for the word {data}', ''),
+        Flag('elsewhere', None, 'the run is on other hosts, with a copy of this checkout'),
+        Flag('manifest', FILE, 'JobSet to check in place of --config', '')), is_quick=True, on_cpu=True),
     'list': Job('List configs, networks and published weights by name.', 'jobs.listing', (), (
         Flag('configs', GLOB, 'the configs (the default)', '', alone='*'),
         Flag('models', GLOB, 'the networks, for --config.model=NAME', '', alone='*'),

@@ -88,8 +88,10 @@ def test_a_second_death_soon_after_stops_with_the_usual_causes(monkeypatch: pyte
   made = prefetch.RestartingIterator(Dying({2: death(), 3: death(-7)}), range(9))
   assert [next(made) for _ in range(3)] == [0, 1, 2]
   with pytest.raises(DataStopped, match='ended with exit status -7, the second within 10 minutes. The usual causes are '
-                                        'too little memory .* small /dev/shm'):
+                                        'too little memory .* /dev/shm has [0-9,]+ MiB here, [0-9,]+ MiB of them free.*'
+                                        'emptyDir with medium: Memory at /dev/shm'):
     next(made)
+  assert 'there is no /none here' in prefetch.causes('/none')
   now = iter([1_000., 1_000. + prefetch.DEATHS_WITHIN_S + 1])
   monkeypatch.setattr(prefetch.time, 'monotonic', lambda: next(now))
   assert list(prefetch.RestartingIterator(Dying({2: death(), 3: death()}), range(5))) == [0, 1, 2, 3, 4]

@@ -20,6 +20,7 @@ on_hosts() { for host in "$FAKE"/host*; do (cd "$host" && "$@"); done; }
 for word in "$@"; do case "$word" in
   --worker=*) worker="${word#*=}" ;;
   --command=*) command="${word#*=}" ;;
+  --node-count=*) nodes="${word#*=}" ;;
 esac; done
 case "$3 $4" in
   "queued-resources describe")
@@ -30,19 +31,29 @@ case "$3 $4" in
   "queued-resources create")
     if [ -e "$FAKE/refuse" ]; then echo 'ERROR: Quota exceeded' >&2; exit 1; fi
     cat "$FAKE/new" > "$FAKE/states"
-    mkdir -p "$FAKE/host0" "$FAKE/host1" ;;
+    for ((i = 0; i < 2 * ${nodes:-1}; i++)); do mkdir -p "$FAKE/host$i"; done ;;
   "queued-resources delete") rm -rf "$FAKE"/states "$FAKE"/host* ;;
   "tpu-vm describe") echo READY ;;
-  "tpu-vm scp") for host in "$FAKE"/host*; do cp "$5" "$host/${6#*:}"; done ;;
-  "tpu-vm ssh")
+  "tpu-vm scp" | "queued-resources scp") for host in "$FAKE"/host*; do cp "$5" "$host/${6#*:}"; done ;;
+  "tpu-vm ssh" | "queued-resources ssh")
     for host in "$FAKE"/host*; do
       if [ "$worker" = all ] || [ "$host" = "$FAKE/host$worker" ]; then
-        (cd "$host" && HOME="$host" INDEX="${host##*host}" bash -c "$command")
+        i="${host##*host}"  # two hosts in a slice
+        (cd "$host" && HOME="$host" INDEX=$((i % 2)) SLICE=$((i / 2)) bash -c "$command")
       fi
     done ;;
 esac
 """
-CURL = r'case "$*" in *worker-network-endpoints) echo a:1:10.0.0.1,b:2:10.0.0.2 ;; *) echo "$INDEX" ;; esac'
+CURL = r"""
+case "$*" in
+  *worker-network-endpoints) echo "a:1:${ADDRESS:-10.0.$SLICE.1},b:2:10.0.$SLICE.2" ;;
+  *agent-worker-number) echo "$INDEX" ;;
+  *tpu-env)
+    if [ ! -e "$FAKE/host2" ]; then exit 22; fi
+    printf "%s: '%s'\\n" ZONE here MEGASCALE_NUM_SLICES 2 MEGASCALE_SLICE_ID "$SLICE" \
+      MEGASCALE_COORDINATOR_ADDRESS 10.0.0.1:8080 ;;
+esac
+"""
 NOTE = r'printf "%s %s\n" "${0##*/}" "$*" >> "$FAKE/calls"'
 
 

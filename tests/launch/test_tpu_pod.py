@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from launch.machines import BASH, CURL, GCLOUD, HANGS_S, NOTE, ROOT, Machines
 
+ACTIVE = 'WAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n'
 WHERE = ('--name=pod', '--type=v3-32', '--zone=here', '--poll_s=0')
 # An environment that needs no install.
 SETUP = ('mkdir -p vit_jax/.venv/bin; printf "#!/bin/sh\\nexit 0\\n" > vit_jax/.venv/bin/python; '
@@ -21,7 +22,7 @@ def pod(machines: Machines) -> Machines:
   machines.add('curl', CURL)
   machines.add('gcsfuse', NOTE)
   machines.add('sudo', 'exit 1')
-  (machines.folder / 'new').write_text('WAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n')
+  (machines.folder / 'new').write_text(ACTIVE)
   return machines
 
 
@@ -65,7 +66,9 @@ def test_a_preempted_slice_is_requested_again_and_75_starts_the_job_again(pod: M
 def test_status_2_stops_with_the_message_and_keeps_the_slice(pod: Machines) -> None:
   status, out, err = launch(pod, '[ "$INDEX" = 0 ] || exit 75; echo "error: no such setting" >&2; exit 2')
   assert status == 2 and 'error: no such setting' in out
-  assert 'invalid input or configuration, see above. Slice pod is kept; --delete deletes it' in err
+  assert 'invalid input or configuration, see above. The same command line with it fixed runs on the same slice' in err
+  assert 'slice pod is left, and paid for: 16 chips, so every hour costs 16 chip-hours. Delete it: ' in err
+  assert 'bash launch/tpu_pod.sh --name=pod --zone=here --delete' in err
   assert pod.count('delete') == 0 and (pod.folder / 'runs0').read_text().count('x') == 1
 
 
@@ -112,10 +115,11 @@ def test_refusals_are_told(pod: Machines, name: str, text: str, message: str) ->
 
 
 @pytest.mark.slow(reason='4 s: two slices')
-def test_mounted_data_become_a_setting_or_take_the_place_of_a_word(pod: Machines) -> None:
-  assert launch(pod, 'echo "$*" > "$FAKE/got"', '--data=gs://b/tfds/')[0] == 0
+def test_mounted_data_take_the_place_of_a_word_and_nothing_else_is_added(pod: Machines) -> None:
+  assert launch(pod, 'echo "$*" > "$FAKE/got"', '--data=gs://b/tfds/', arguments=('--config.data.data_dir={data}',)
+                )[0] == 0
   data = f'{pod.folder}/host1/vit_jax_job/data'
-  assert f'--config.data.data_dir={data}' in (pod.folder / 'got').read_text()
+  assert (pod.folder / 'got').read_text().startswith(f'--config.data.data_dir={data} --workdir=')
   mount = next(call for call in pod.calls if call.startswith('gcsfuse') and '--only-dir=tfds' in call)
   assert '-o ro' in mount and '--file-cache-enable-parallel-downloads' in mount and mount.split()[-2] == 'b'
   assert launch(pod, 'echo "$*" > "$FAKE/got"', '--data=gs://b', arguments=('--config.data.source=folder:{data}',)
@@ -126,7 +130,7 @@ def test_mounted_data_become_a_setting_or_take_the_place_of_a_word(pod: Machines
 @pytest.mark.slow(reason='2 s')
 def test_data_that_do_not_fit_are_not_copied(pod: Machines) -> None:
   pod.add('gcloud', 'if [ "$1 $2" = "storage du" ]; then echo 1430000000000000 gs://b; exit; fi' + GCLOUD)
-  status, out, _ = launch(pod, 'true', '--data=gs://b', '--data_mode=copy')
+  status, out, _ = launch(pod, 'true', '--data=gs://b', '--data_mode=copy', arguments=('{data}',))
   assert status == 2 and 'holds 1363754272 MB' in out and 'Use --data_mode=mount, or a larger disk' in out
 
 
@@ -134,8 +138,8 @@ def test_data_that_do_not_fit_are_not_copied(pod: Machines) -> None:
 def test_copied_data_are_where_the_command_is_told(pod: Machines) -> None:
   pod.add('gcloud', 'if [ "$1 $2" = "storage du" ]; then echo 1048576 gs://b; exit; fi' + GCLOUD)
   assert launch(pod, 'echo "$*" > "$FAKE/got"', '--data=gs://b/d', '--data_mode=copy',
-                f'--cache_dir={pod.folder}/cache')[0] == 0
-  assert f'--config.data.data_dir={pod.folder}/cache/copy' in (pod.folder / 'got').read_text()
+                f'--cache_dir={pod.folder}/cache', arguments=('--data={data}',))[0] == 0
+  assert f'--data={pod.folder}/cache/copy' in (pod.folder / 'got').read_text()
   assert pod.count(f'storage rsync --recursive gs://b/d {pod.folder}/cache/copy') == 2
 
 
@@ -153,11 +157,12 @@ def test_a_dry_run_prints_every_command_and_runs_none(pod: Machines) -> None:
 
 def test_all_that_is_wrong_is_said_at_once(pod: Machines) -> None:
   found = pod.run('tpu_pod.sh', '--type=v9-8', '--zone=z', '--workdir=/tmp/x', '--data=here', '--data_mode=lend',
-                  '--poll_s=often')
+                  '--poll_s=often', '--slices=two', '--price=much')
   assert found.returncode == 2 and pod.calls == []
   for message in ('--name is missing', 'expected a command after --, got none', '--workdir: expected gs://',
                   '--data: expected gs://…, got here', '--data_mode: expected mount or copy, got lend',
-                  'expected numbers',
+                  'expected numbers', '--slices: expected a whole number, got two',
+                  '--price: expected a number, got much',
                   '--type=v9-8: expected a type with a known image. Set --runtime=VERSION'):
     assert message in found.stderr, message
   assert '--nmae=x: no such flag' in pod.run('tpu_pod.sh', '--nmae=x').stderr
@@ -204,6 +209,25 @@ def test_a_person_may_leave_the_job_goes_on_and_is_taken_up_again(pod: Machines)
     out, err = second.communicate(timeout=HANGS_S)
   assert second.returncode == 0 and (first_line, out) == ('begun\n', 'done\n') and 'the job runs already' in err
   assert (pod.folder / 'runs0').read_text().count('x') == 1
+
+
+def test_several_slices_are_one_request_and_one_run_and_their_cost_is_told(pod: Machines) -> None:
+  body = 'echo "$VIT_JAX_COORDINATOR $VIT_JAX_NUM_PROCESSES" > "$FAKE/place$VIT_JAX_PROCESS_ID"'
+  status, _, err = launch(pod, body, '--slices=2', '--keep', '--price=1.5')
+  assert status == 0, err
+  places = [(pod.folder / f'place{i}').read_text() for i in range(4)]
+  assert places == ['10.0.0.1:8476 4\n'] * 4
+  assert pod.calls[1] == ('compute tpus queued-resources create pod --zone=here --node-count=2 --node-prefix=pod '
+                          '--accelerator-type=v3-32 --runtime-version=tpu-ubuntu2204-base')
+  assert pod.count('queued-resources scp') == 1 and pod.count('--node=all --worker=all') > 3
+  assert pod.count('tpu-vm describe pod-0') == pod.count('tpu-vm describe pod-1') == 1
+  assert '32 chips, so every hour costs 32 chip-hours, 48.00 USD at --price=1.5' in err
+
+
+def test_data_without_their_word_are_refused_for_any_program(pod: Machines) -> None:
+  status, _, err = launch(pod, 'true', '--data=gs://b/d')
+  assert status == 2 and pod.calls == []
+  assert '--data: expected the word {data} in the command, for its folder on the hosts, got none' in err
 
 
 def test_hosts_with_an_old_python_get_a_new_one_beside_it(pod: Machines) -> None:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -27,9 +28,6 @@ log = logging.getLogger('vit_jax.data')
 PARENT_POLL_S = 1.
 DEATHS_WITHIN_S = 600.
 SHARED = '/dev/shm'
-CAUSES = ('The usual causes are too little memory (exit status -9: lower data.workers or batch_size) and a small '
-          f'{SHARED} (-7: in a container, use docker run --shm-size=8g; or set data.workers=0, which needs '
-          'no shared memory).')
 _DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
 _STATUS = re.compile(r'exit code (-?\d+)')
 
@@ -110,11 +108,24 @@ class RestartingIterator:
     status = ''.join(_STATUS.findall(str(error))) or 'unknown'
     if now_s - self._died_s < DEATHS_WITHIN_S:
       raise DataStopped(f'data.workers: expected running loader processes, got one that ended with exit status '
-                        f'{status}, the second within {DEATHS_WITHIN_S / 60:.0f} minutes. {CAUSES}') from error
+                        f'{status}, the second within {DEATHS_WITHIN_S / 60:.0f} minutes. {causes()}') from error
     self._died_s = now_s
-    log.warning('A loader process ended with exit status %s; all are restarted from the same batch. %s', status, CAUSES)
+    log.warning('A loader process ended with exit status %s; all are restarted from the same batch. %s', status,
+                causes())
     self._running.close()
     self._running, self._is_started = self._start(self._numbers[self._done:]), False
+
+
+def causes(folder: str = SHARED) -> str:
+  """Returns why a loader process may be killed, with the size of the shared memory here, and what to do."""
+  try:
+    usage = shutil.disk_usage(folder)
+    size = f'{folder} has {usage.total / 2**20:,.0f} MiB here, {usage.free / 2**20:,.0f} MiB of them free'
+  except OSError:
+    size = f'there is no {folder} here'
+  return ('The usual causes are too little memory (exit status -9: lower data.workers or batch_size) and too little '
+          f'shared memory (-7): {size}. In a container, use docker run --shm-size=8g; in Kubernetes, mount a volume '
+          f'emptyDir with medium: Memory at {folder}, as in launch/k8s.yaml; or set data.workers=0, which needs none.')
 
 
 def _start_shielded(batches: Iterator[Batch]) -> Batch:

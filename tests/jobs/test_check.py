@@ -1,0 +1,78 @@
+"""Data, weights and run directories that are not where a run will look for them."""
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import pytest
+
+from vit_jax.config import schema as s
+from vit_jax.jobs import check
+
+
+def config(source: str = 'digits', **data: str) -> s.Config:
+  return s.Config(name='x', data=s.Data(source=source, **data))  # type: ignore[arg-type]
+
+
+def problems(found: s.Config, **place: object) -> str:
+  return '\n'.join(check.problems(found, None, check.Place(**place)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(('source', 'setting'), [
+  ('folder:JFT', 'source=folder:{data}'), ('array_record:set', 'source=array_record:{data}'),
+  ('tfds:imagenet2012', 'data_dir={data}'), ('vtab:cifar', 'data_dir={data}')])
+def test_mounted_data_that_the_command_does_not_name_are_refused_with_what_to_add(source: str, setting: str) -> None:
+  text = problems(config(source), elsewhere=True, data='gs://b/d')
+  assert f'Add --config.data.{setting} to the command.' in text
+  named = config(source.split(':')[0] + ':{data}') if 'source' in setting else config(source, data_dir='{data}')
+  assert problems(named, elsewhere=True, data='gs://b/d') == ''
+
+
+def test_a_relative_folder_is_not_on_the_hosts_and_an_absolute_one_is_theirs(tmp_path: pathlib.Path) -> None:
+  text = problems(config('folder:mine'), elsewhere=True, root=tmp_path)
+  assert 'data.source=folder:mine: expected a folder of the hosts, got a relative path, which is not in the' in text
+  assert f'the checkout {tmp_path}' in text
+  (tmp_path / 'mine').mkdir()
+  assert problems(config('folder:mine'), elsewhere=True, root=tmp_path) == ''
+  assert problems(config('folder:/data/mine'), elsewhere=True) == ''
+  assert 'expected the folder of tfds:cars on the hosts, got none' in problems(config('tfds:cars'), elsewhere=True)
+
+
+def test_each_source_of_a_mixture_and_of_evaluations_is_checked(tmp_path: pathlib.Path) -> None:
+  found = dataclasses.replace(config(f'mix:0.5*folder:{tmp_path},0.5*folder:{tmp_path}/none'),
+                              evals={'other': s.TopK(source=f'array_record:{tmp_path}/set')})
+  text = problems(found)
+  assert f'folder:{tmp_path}/none: expected a folder of images, got no folder' in text
+  assert f'{tmp_path}/set: expected a prepared dataset, got no info.json' in text
+  assert f'folder:{tmp_path}:' not in text
+
+
+def test_data_here_are_looked_up() -> None:
+  assert 'is not prepared in /none' in problems(config('tfds:cars', data_dir='/none'))
+  assert 'got the address gs://b/x' in problems(config('folder:gs://b/x'))
+  assert 'expected a source such as folder:PATH' in problems(config('imagenet'))
+  assert problems(config('synthetic')) == ''
+
+
+def test_weights_of_this_machine_do_not_reach_the_hosts(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'runs' / 'b16').mkdir(parents=True)
+  own = dataclasses.replace(config(), init_from='runs/b16')
+  assert 'init_from=runs/b16: expected weights that the hosts can read' in problems(own, elsewhere=True, root=tmp_path)
+  assert problems(own, root=tmp_path) == ''
+  named = dataclasses.replace(config(), init_from='ViT-B_16-i21k')
+  assert problems(named, elsewhere=True, root=tmp_path) == ''
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='root may write anywhere')
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
+  tmp_path.chmod(0o500)
+  (text,) = check.problems(config(), tmp_path / 'runs' / 'x', check.Place())
+  assert f'got no permission to write in {tmp_path}' in text
+
+
+def test_a_file_in_place_of_the_run_directory_is_refused(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'runs').write_text('')
+  (text,) = check.problems(config(), tmp_path / 'runs' / 'x', check.Place())
+  assert f'expected a folder, got the file {tmp_path}/runs' in text
+  assert check.problems(config(), tmp_path / 'new' / 'x', check.Place()) == []

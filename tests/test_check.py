@@ -1,0 +1,73 @@
+"""`vit-jax check`: what it refuses before hardware is requested, and what it lets pass."""
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from vit_jax import check, main
+from vit_jax.commands import Command
+from vit_jax.core.errors import UserError
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+  """Runs the job and returns what it prints, or its error."""
+  status = main.run(['check', *words])
+  shown = capsys.readouterr()
+  assert (status == 2) == bool(shown.err) and status in (0, 2), shown
+  return shown.out + shown.err
+
+
+def test_a_sound_run_is_checked_without_its_data_and_its_layout_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+  text = checked(capsys, '--config=digits', '--topology=cpu:8', '--elsewhere')
+  assert 'Checked: the train command of digits has no problem that can be seen here.' in text
+  assert 'data=8 fsdp=1 tensor=1' in text
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+  (['--topology=cpu:7', '--config.evals.test.batch_size=70'], 'batch_size: expected a multiple of 7 batch shards'),
+  (['--topology=cpu:16'], 'evals.test.batch_size: expected a multiple of 16 batch shards'),
+  (['--topology=cpu:8', '--config.mesh.fsdp=3'], 'mesh: expected sizes whose product is 8'),
+  (['--topology=v4:2x2x1', '--slices=2'], 'Add --config.mesh.slices=2 to the command.'),
+  (['--topology=v9-8'], '--topology: expected one of the topologies below'),
+  (['--config.length=2 steps', '--config.optimizer.schedule.warmup=5 steps', '--topology=cpu:8'],
+   'optimizer.schedule.warmup: expected at most the run'),
+], ids=['batch', 'evaluation', 'mesh', 'slices', 'name', 'schedule'])
+def test_what_does_not_divide_over_the_devices_is_refused(capsys: pytest.CaptureFixture[str], words: list[str],
+                                                         message: str) -> None:
+  assert message in checked(capsys, '--config=digits', *words)
+
+
+def test_hardware_that_only_the_provider_knows_is_not_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+  text = checked(capsys, '--config=digits', '--elsewhere', '--topology=v5p-12288')
+  assert 'Not checked: mesh, batch and memory, since plans do not know v5p-12288.' in text
+
+
+def test_all_problems_of_a_command_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+  line = 'python -m vit_jax.main --config=digits --config.optimizer.lr=high --workdri=x --config.seeed=1'
+  text = checked(capsys, f'--line={line}')
+  for problem in ('optimizer.lr', '--workdri: expected a flag', 'seeed'):
+    assert problem in text, text
+
+
+def test_one_of_config_line_and_manifest_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+  assert 'expected one of --config, --line and --manifest' in checked(capsys)
+  assert 'expected one of' in checked(capsys, '--config=digits', '--line=vit-jax --config=digits')
+
+
+def test_a_line_is_found_behind_other_words() -> None:
+  for line in ("A=1 python -m vit_jax.main --config=digits --workdir='a b'", '/x/bin/vit-jax train --config=digits '
+               '--workdir="a b"'):
+    command = check.read(line)
+    assert isinstance(command, Command) and command.job == 'train'
+    assert command.values['workdir'] == pathlib.Path('a b').absolute()
+  with pytest.raises(UserError, match='expected a command with vit_jax.main or vit-jax'):
+    check.read('python train.py')
+
+
+def test_other_jobs_and_studies_are_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
+  text = checked(capsys, '--line=vit-jax study --config=ablations --topology=v3-8')
+  assert 'data.source=folder:' in text and 'is not prepared in' in text  # of several runs
+  line = 'vit-jax study --config=study_data_size:scale=small,source=digits'
+  assert 'the study command' in checked(capsys, f'--line={line}')
+  assert 'the evaluate command' in checked(capsys, '--line=vit-jax evaluate --weights=ViT-B_16-i21k --config=digits')

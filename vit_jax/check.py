@@ -1,0 +1,158 @@
+"""`vit-jax check`: finds problems of a run on this machine, before hardware is requested for it. Compiles nothing.
+
+Launchers call it with the command that they are about to run (`--line`), and a person with the config of a run. It
+checks the flags, the config with its overrides, where data, weights and run directory are, and with `--topology` that
+mesh, batch and network divide over the devices and fit by arithmetic. All problems are listed together (exit status 2).
+"""
+from __future__ import annotations
+
+import pathlib
+import shlex
+from typing import Any, cast
+
+from vit_jax import commands
+from vit_jax.config import check, durations, schema
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import check as places
+from vit_jax.jobs import manifest as manifests
+from vit_jax.record import storage
+
+PROGRAMS = ('vit_jax.main', 'vit-jax')
+# Used where neither the config nor a dataset on this machine has them. Large, so that no schedule is longer than a run.
+ASSUMED_EXAMPLES, ASSUMED_CLASSES = 10**9, 1_000
+
+
+def run(config: schema.Config | None, *, line: str, topology: str, slices: int, data: str, elsewhere: bool,
+        manifest: str, workdir: storage.Path | None) -> int:
+  """Prints one line on what was checked; exit status 0.
+
+  Args:
+    config: of `--config`, or None with `--line`.
+    line: a command line of this program, as text for a shell.
+    topology: hardware that the run is for; '' = not checked.
+    slices: number of such slices; 0 = as in the config.
+    data: address of the data that the launcher puts on the hosts, in place of the word {data}.
+    elsewhere: the run is on other hosts, which have a copy of this checkout and other files.
+    manifest: path of a JobSet, which has the command and the hardware.
+    workdir: of the run.
+
+  Raises:
+    UserError: lists all problems.
+  """
+  if (config is not None) + bool(line) + bool(manifest) != 1:
+    raise UserError('--config: expected one of --config, --line and --manifest, got none or several. See vit-jax check '
+                    '--help.')
+  if manifest:
+    line, topology, slices = manifests.read(manifest)
+    elsewhere = True
+  job, subject = 'train', cast('schema.Config | schema.Study | None', config)
+  if line:
+    command = read(line)
+    job, workdir = command.job, command.values.get('workdir')
+    subject = _config_of(command)
+  place = places.Place(elsewhere, data, pathlib.Path.cwd())
+  configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
+  problems = [problem for one in configs for problem in _problems(one, workdir, place)]
+  if problems:
+    raise UserError('\n'.join(dict.fromkeys(problems)))
+  text = ''
+  if topology and job == 'train' and isinstance(subject, schema.Config):
+    text = fit(subject, topology, slices, elsewhere=elsewhere)
+  name = f' of {subject.name}' if subject else ''
+  print('\n'.join(filter(None, [f'Checked: the {job} command{name} has no problem that can be seen here.', text])))
+  return 0
+
+
+def read(line: str) -> commands.Command:
+  """Returns the command of a line such as `python -m vit_jax.main --config=digits`.
+
+  Raises:
+    UserError: it is not one of this program, or has unknown flags.
+  """
+  from vit_jax import main
+  words = shlex.split(line)
+  start = next((i for i, word in enumerate(words) if word.endswith(PROGRAMS)), None)
+  if start is None:
+    raise UserError(f'--line: expected a command with {" or ".join(PROGRAMS)}, got {line!r}.')
+  return main.parse(words[start + 1:])
+
+
+def _config_of(command: commands.Command) -> schema.Config | schema.Study | None:
+  return commands.load_config(command)[0] if 'config' in commands.JOBS[command.job].flags else None
+
+
+def _problems(config: schema.Config, workdir: storage.Path | None, place: places.Place) -> list[str]:
+  """Returns the problems of a config; those of its places only if its settings go together."""
+  try:
+    check.check(config)
+  except UserError as error:
+    return [str(error)]
+  return places.problems(config, workdir, place)
+
+
+def fit(config: schema.Config, topology: str, slices: int, *, elsewhere: bool = False) -> str:
+  """Returns the layout of a run on hardware, as text.
+
+  A name of hardware that is not known is an error only without `elsewhere`, since a cloud provider may have others.
+
+  Raises:
+    UserError: the mesh or the batch does not divide over the devices, a schedule is longer than the run, or the
+      slices differ from those of the config.
+  """
+  from vit_jax.models.kernels import attend_kernels
+  from vit_jax.objectives import kinds
+  from vit_jax.optim import schedules
+  from vit_jax.plan import plan as plans
+  from vit_jax.plan import topologies
+  if slices and slices != config.mesh.slices:
+    raise UserError(f'mesh.slices: expected {slices}, the number of slices of the hardware, got {config.mesh.slices}. '
+                    f'Add --config.mesh.slices={slices} to the command.')
+  try:
+    hardware = topologies.parse(topology, slices=config.mesh.slices)
+  except UserError:
+    if not elsewhere:
+      raise
+    return f'Not checked: mesh, batch and memory, since plans do not know {topology}.'
+  subject = plans.lay_out(plans.Subject(config, hardware, *_numbers(config)))
+  mesh = _mesh_of(subject.config, hardware)
+  _check_batches(subject.config, mesh)
+  lengths = durations.lengths(config.length, num_examples=subject.num_examples, batch_size=config.batch_size)
+  peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
+  schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
+  for name, model in kinds.of(subject.config).models().items():
+    attend_kernels.check_devices(model, mesh, name=name)
+  return subject.layout
+
+
+def _check_batches(config: schema.Config, mesh: Any) -> None:
+  """Raises UserError with every batch, of training and of evaluations, that does not divide over the devices."""
+  from vit_jax.parallel import mesh as meshes
+  wanted = {'batch_size': (config.batch_size, config.train.microbatches)}
+  wanted |= {f'evals.{name}.batch_size': (one.batch_size or config.batch_size, 1) for name, one in config.evals.items()}
+  problems = []
+  for what, (size, accumulate) in wanted.items():
+    try:
+      meshes.check_batch(mesh, size, accumulate, what=what)
+    except UserError as error:
+      problems.append(str(error))
+  if problems:
+    raise UserError('\n'.join(problems))
+
+
+def _mesh_of(config: schema.Config, topology: Any) -> Any:
+  """Returns the mesh of a run on hardware that is not here."""
+  from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+  from vit_jax.parallel import mesh as meshes
+  sizes = meshes.shape(config.mesh, topology.num_devices)
+  device = AbstractDevice(topology.kind, None, topology.chip.platform)
+  return AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
+
+
+def _numbers(config: schema.Config) -> tuple[int, int, bool]:
+  """Examples, classes and whether images come from memory; without opening data that the config does not describe."""
+  from vit_jax.plan import plan as plans
+  data = config.data
+  if data.source == 'digits':
+    return plans.numbers(config)
+  return data.num_examples or ASSUMED_EXAMPLES, data.num_classes or ASSUMED_CLASSES, False

@@ -1,0 +1,139 @@
+"""Problems of a run that are known before it starts: where its data, weights and run directory are.
+
+A run starts here, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not known here.
+Opens no dataset and imports no jax. What follows from the config alone is in `config/check.py`; what follows from the
+devices is in `vit_jax/check.py`, which is the job.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import access
+from vit_jax.data.sources import mixture, prepared, tfds, vtab
+from vit_jax.record import storage
+
+DATA, WORKDIR = '{data}', '{workdir}'
+"""Words of a command for which launchers put in folders of the hosts."""
+SETTINGS = {'folder': 'source=folder:{data}', 'array_record': 'source=array_record:{data}',
+            'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
+"""The setting of `data` in which a config names a folder, by the kind of its source."""
+
+
+class Place(NamedTuple):
+  """Where a run will be.
+
+  elsewhere: not on this machine.
+  data: address that a launcher mounts or copies for the word {data}; '' = none.
+  root: folder to which relative paths refer.
+  """
+  elsewhere: bool = False
+  data: str = ''
+  root: pathlib.Path = pathlib.Path()
+
+
+def problems(config: schema.Config, workdir: storage.Path | None, place: Place) -> list[str]:
+  """Returns all problems of the data, the initial weights and the directory of a run."""
+  found = [*_data_word_problems(config, place)]
+  for setting, source in sources(config):
+    found += _source_problems(setting, source, config.data, place)
+  found += _weights_problems(config, place)
+  if workdir is not None and not place.elsewhere:
+    found += _workdir_problems(workdir)
+  return list(dict.fromkeys(found))
+
+
+def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
+  """Yields the setting and the name of every source of a run; a mixture yields each of its sources."""
+  named = {'data.source': config.data.source, 'data.pseudo.source': config.data.pseudo.source,
+           **{f'evals.{name}.source': one.source for name, one in config.evals.items()}}
+  for setting, source in named.items():
+    terms = mixture.parse(source.removeprefix('mix:')) if source.startswith('mix:') else []
+    yield from ((setting, term.source) for term in terms)
+    if source and not terms:
+      yield setting, source
+
+
+def _data_word_problems(config: schema.Config, place: Place) -> Iterator[str]:
+  """Data that are mounted, but not read."""
+  named = [config.data.data_dir, *(source for _, source in sources(config))]
+  if not place.data or any(DATA in one for one in named):
+    return
+  kind = config.data.source.partition(':')[0]
+  setting = SETTINGS.get(kind, SETTINGS['array_record'])
+  yield (f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got none; the '
+         f'config reads data.source={config.data.source}. Add --config.data.{setting} to the command.')
+
+
+def _source_problems(setting: str, source: str, data: schema.Data, place: Place) -> Iterator[str]:
+  kind, _, where = source.partition(':')
+  try:
+    if kind in ('folder', 'array_record') and where:
+      yield from _path_problems(f'{setting}={source}', where, place)
+      if not place.elsewhere:
+        _check_here(kind, access.resolve(where, setting))
+    elif kind in ('tfds', 'vtab') and where:
+      if place.elsewhere:
+        yield from _data_dir_problems(source, data, place)
+      elif kind == 'tfds':
+        tfds.find(where, data_dir=data.data_dir)
+      else:
+        vtab.opener(where, data_dir=data.data_dir)
+    elif kind not in ('digits', 'synthetic'):
+      yield f'{setting}: expected a source such as folder:PATH, array_record:DIR or tfds:NAME, got {source!r}.'
+  except UserError as error:
+    yield str(error)
+
+
+def _path_problems(what: str, where: str, place: Place) -> Iterator[str]:
+  """Problems of a path on the hosts: absolute ones are theirs, relative ones must be in the checkout."""
+  if '://' in where:
+    access.resolve(where, what)
+  if place.elsewhere and not where.startswith((DATA, '/', '~')) and not (place.root / where).exists():
+    yield (f'{what}: expected a folder of the hosts, got a relative path, which is not in the checkout {place.root}. '
+           f'Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its folder, or an absolute '
+           'path.')
+
+
+def _data_dir_problems(source: str, data: schema.Data, place: Place) -> Iterator[str]:
+  if not data.data_dir:
+    yield (f'data.data_dir: expected the folder of {source} on the hosts, got none. Give the data to the launcher '
+           f'(--data=gs://BUCKET/FOLDER) and add --config.data.data_dir={DATA} to the command, or set an absolute '
+           'path.')
+  else:
+    yield from _path_problems(f'data.data_dir={data.data_dir}', data.data_dir, place)
+
+
+def _check_here(kind: str, path: str) -> None:
+  """Raises UserError unless there is such data; reads no image."""
+  if kind == 'array_record':
+    folder = pathlib.Path(path)
+    prepared.read_info(folder.parent if set(folder.name) & set('*?[') else folder)
+  elif not os.path.isdir(path):
+    raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
+                    '--config.data.source=folder:PATH.')
+
+
+def _weights_problems(config: schema.Config, place: Place) -> Iterator[str]:
+  """Weights that are a file or a run of this machine, outside of the checkout that the hosts get."""
+  where = config.init_from
+  if place.elsewhere and where and not where.startswith(('/', DATA, WORKDIR)) and '://' not in where:
+    path = pathlib.Path(where).expanduser()
+    if (place.root / path).exists() and (path.parts[0] == 'runs' or where.startswith('~')):
+      yield (f'init_from={where}: expected weights that the hosts can read, got a path of this machine, which is not '
+             'copied to them. Copy it to a bucket and give its gs:// address.')
+
+
+def _workdir_problems(workdir: storage.Path) -> Iterator[str]:
+  if not isinstance(workdir, pathlib.Path) or WORKDIR in str(workdir):
+    return
+  there = next(path for path in (workdir, *workdir.parents) if path.exists())
+  if not there.is_dir():
+    yield f'--workdir={workdir}: expected a folder, got the file {there}. Choose another.'
+  elif not os.access(there, os.W_OK | os.X_OK):
+    yield (f'--workdir={workdir}: expected a folder that can be written, got no permission to write in {there}. Choose '
+           'another, or change its permissions.')
