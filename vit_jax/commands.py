@@ -247,6 +247,10 @@ JOBS = {
     'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (
         Flag('workdir', SEVERAL, 'directory of the run; several with commas'),), (
         Flag('to', FILE, 'page to write', '', 'report.html in the run directory'),)),
+    'serve': Job('Serve a live page: the report of a run, classes of your images, mistakes.', 'jobs.serve', (), (
+        WEIGHTS, RUN, *READING, CLASSES,
+        Flag('host', TEXT, 'address to listen on; 0.0.0.0 = all networks, without a password', '127.0.0.1'),
+        Flag('port', whole(0, 65_535), 'port to listen on; 0 = any free one', 8471)), '[FOLDER of images]'),
     'plan': Job('Compile the train step for other hardware: memory, speed and cost.', 'plan.job', (
         CONFIG, Flag('topology', TEXT, 'hardware: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8')), (
         Flag('workdir', STORED, 'directory for plan.md and plan.json'),

@@ -238,7 +238,7 @@ def test_a_page_that_cannot_be_written_is_a_warning_after_training(
   def fail(*args: object, **named: object) -> str:
     raise KeyError('figure')
   assert report_page.write_or_warn(workdir) == str(workdir / 'report.html')
-  monkeypatch.setattr(report_page, 'render', fail)
+  monkeypatch.setattr(report_page, 'to_html', fail)
   assert report_page.write_or_warn(workdir) == 'not written, see the warning above'
   assert "The report could not be written: KeyError: 'figure'. The results are complete." in caplog.text
 

@@ -26,6 +26,13 @@ def render(template: str, **values: object) -> str:
   return _environment().get_template(template).render(values)
 
 
+def read(template: str) -> str:
+  """Returns `templates/<template>` as it is."""
+  environment = _environment()
+  assert environment.loader is not None
+  return environment.loader.get_source(environment, template)[0]
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
   import jinja2

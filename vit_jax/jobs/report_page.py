@@ -66,14 +66,23 @@ def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: s
   """
   if isinstance(workdirs, str | os.PathLike):
     workdirs = [workdirs]
+  page = to_html(workdirs)
+  path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
+  run_directory.write_bytes(path, page.encode())
+  return path
+
+
+def to_html(workdirs: Sequence[storage.PathLike], **more: object) -> str:
+  """Returns the report of a run, or one that overlays the curves of several; `more` values are for the template.
+
+  Raises:
+    ValueError: a run directory does not exist, or none was passed.
+  """
   absent = [os.fspath(w) for w in workdirs if not storage.open_path(w).is_dir()]
   if absent or not workdirs:
     raise ValueError(f'workdirs: expected existing run directories, got {", ".join(absent) or "none"}. Pass the '
                      '--workdir of a run.')
-  records = [_load(os.fspath(w), label) for w, label in zip(workdirs, _labels(workdirs), strict=True)]
-  path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
-  run_directory.write_bytes(path, render(records).encode())
-  return path
+  return _render([_load(os.fspath(w), label) for w, label in zip(workdirs, _labels(workdirs), strict=True)], **more)
 
 
 def write_or_warn(workdir: storage.PathLike) -> str:
@@ -95,8 +104,7 @@ def _labels(workdirs: Sequence[storage.PathLike]) -> list[str]:
   return [os.fspath(w) for w in workdirs]
 
 
-def render(records: Sequence[_Record]) -> str:
-  """Returns the page of one run, or of several."""
+def _render(records: Sequence[_Record], **more: object) -> str:
   is_single = len(records) == 1
   runs = [_of_run(r, is_single=is_single) for r in records]
   names = list(dict.fromkeys(name for run in runs for name in run['key_figures']))
@@ -108,7 +116,7 @@ def render(records: Sequence[_Record]) -> str:
   missing = [line if is_single else f'{r.label}: {line}' for r in records for line in r.missing]
   title = f'{records[0].name if is_single else f"{len(records)} runs"} – report'
   return html_pages.render('report.html', title=title, runs=runs, overview=overview, curves=curves, missing=missing,
-                           version=__version__)
+                           version=__version__, **more)
 
 
 def _of_run(r: _Record, *, is_single: bool) -> Values:

@@ -1,0 +1,162 @@
+"""The server of the live page answers its own page only, and only within limits."""
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import serve_http
+from vit_jax.jobs.serve_http import Answer, Refused, Server
+
+MARK = {serve_http.MARK: '1'}
+
+
+def count(body: bytes) -> dict[str, Any]:
+  if body == b'bad':
+    raise Refused(422, 'No.')
+  if body == b'worse':
+    raise ZeroDivisionError('by 0')
+  return {'bytes': len(body)}
+
+
+@contextlib.contextmanager
+def running(host: str = '127.0.0.1') -> Iterator[Server]:
+  with Server(host, 0, pages={'/': lambda: Answer(b'<p>page')}, actions={'/count': count}) as server:
+    thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': .01})
+    thread.start()
+    try:
+      yield server
+    finally:
+      server.shutdown()
+      thread.join()
+
+
+@pytest.fixture(scope='module')
+def server() -> Iterator[Server]:
+  with running() as found:
+    yield found
+
+
+def ask(server: Server, method: str, address: str, body: bytes | None = None,
+        **headers: str) -> tuple[int, bytes, http.client.HTTPMessage]:
+  connection = http.client.HTTPConnection('127.0.0.1', server.server_port, timeout=10)
+  connection.request(method, address, body, {name.replace('_', '-'): value for name, value in headers.items()})
+  answer = connection.getresponse()
+  return answer.status, answer.read(), answer.headers
+
+
+def post(server: Server, body: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+  status, text, _ = ask(server, 'POST', '/count', body, **MARK, **headers)
+  return status, json.loads(text)
+
+
+def test_a_page_says_that_nothing_may_be_loaded_from_elsewhere(server: Server) -> None:
+  status, body, headers = ask(server, 'GET', '/?x=1')
+  assert (status, body, headers['Content-Type']) == (200, b'<p>page', 'text/html; charset=utf-8')
+  policy = headers['Content-Security-Policy']
+  assert "default-src 'none'" in policy and "script-src 'self'" in policy and 'http' not in policy
+  assert headers['X-Content-Type-Options'] == 'nosniff' and 'Access-Control-Allow-Origin' not in headers
+  assert 'Python' not in headers['Server'] and ask(server, 'HEAD', '/')[1] == b''
+
+
+@pytest.mark.parametrize('address', [
+    '/../etc/passwd', '/%2e%2e/etc/passwd', '//etc/passwd', '/etc/passwd', '/.', '/count', '/\\..\\x',
+    'file:///etc/passwd'])
+def test_addresses_are_no_paths(server: Server, address: str) -> None:
+  status, body, _ = ask(server, 'GET', address)
+  assert (status, json.loads(body)) == (404, {'error': 'There is no such page.'})
+
+
+@pytest.mark.parametrize('host', [
+    'evil.example', 'evil.example:{port}', '127.0.0.1', '127.0.0.1:1', '10.0.0.7:{port}', '', '[::1]',
+    '127.0.0.1.evil.example:{port}', 'x@127.0.0.1:{port}:'])
+def test_another_name_for_this_machine_is_refused(server: Server, host: str) -> None:
+  status, body, _ = ask(server, 'GET', '/', Host=host.format(port=server.server_port))
+  assert status == 421 and server.url in json.loads(body)['error']
+
+
+@pytest.mark.parametrize('host', ['localhost', '127.0.0.1', '[::1]', 'LOCALHOST'])
+def test_the_names_of_the_local_machine_are_answered(server: Server, host: str) -> None:
+  assert ask(server, 'GET', '/', Host=f'{host}:{server.server_port}')[0] == 200
+
+
+def test_a_server_for_others_is_known_by_its_addresses_and_the_name_of_the_machine() -> None:
+  with running('0.0.0.0') as server:
+    port = server.server_port
+    assert not server.is_local and server.knows(f'10.0.0.7:{port}') and server.knows(f'{socket.gethostname()}:{port}')
+    assert not server.knows(f'evil.example:{port}') and not server.knows('10.0.0.7')
+
+
+@pytest.mark.parametrize('headers', [
+    {'Origin': 'https://evil.example'}, {'Origin': 'null'}, {'Origin': 'http://127.0.0.1:1'},
+    {'Sec_Fetch_Site': 'cross-site'}, {'Sec_Fetch_Site': 'same-site'}])
+def test_a_post_of_another_site_is_refused(server: Server, headers: dict[str, str]) -> None:
+  assert post(server, b'12345', **headers) == (403, {'error': 'Only the page of this server may send images.'})
+
+
+def test_a_post_without_the_mark_of_the_page_is_refused_and_no_other_site_is_allowed_to_set_it(server: Server) -> None:
+  assert ask(server, 'POST', '/count', b'12345')[0] == 403
+  status, _, headers = ask(server, 'OPTIONS', '/count', Origin='https://evil.example')
+  assert status == 501 and not any(name.startswith('Access-Control') for name in headers)
+
+
+def test_the_page_itself_may_post(server: Server) -> None:
+  origin = f'http://127.0.0.1:{server.server_port}'
+  assert post(server, b'12345', Origin=origin, Sec_Fetch_Site='same-origin') == (200, {'bytes': 5})
+  assert ask(server, 'POST', '/other', b'1', **MARK)[0] == 404
+
+
+@pytest.mark.parametrize(('length', 'status', 'said'), [
+    (str(serve_http.MAX_BYTES + 1), 413, 'at most 32 MiB, got 32.0 MiB'), ('9' * 40, 413, 'at most 32 MiB'),
+    ('-1', 411, 'length'), ('1e3', 411, 'length'), (None, 411, 'length'), ('²', 411, 'length')])
+def test_the_length_is_checked_before_a_byte_is_read(server: Server, length: str | None, status: int,
+                                                     said: str) -> None:
+  with socket.create_connection(('127.0.0.1', server.server_port), timeout=10) as client:
+    line = '' if length is None else f'Content-Length: {length}\r\n'
+    client.sendall(f'POST /count HTTP/1.1\r\nHost: localhost:{server.server_port}\r\nX-Vit-Jax: 1\r\n{line}\r\n'
+                   .encode('latin-1', 'replace'))
+    answer = client.makefile('rb').read().decode()
+  assert f' {status} ' in answer.splitlines()[0] and said in answer
+
+
+def test_an_incomplete_body_is_an_error(server: Server) -> None:
+  with socket.create_connection(('127.0.0.1', server.server_port), timeout=10) as client:
+    client.sendall(f'POST /count HTTP/1.1\r\nHost: localhost:{server.server_port}\r\nX-Vit-Jax: 1\r\n'
+                   'Content-Length: 9\r\n\r\nabc'.encode())
+    client.shutdown(socket.SHUT_WR)
+    assert b'The image is incomplete.' in client.makefile('rb').read()
+
+
+def test_what_an_action_refuses_and_errors_of_the_program_reach_the_person(
+    server: Server, caplog: pytest.LogCaptureFixture) -> None:
+  assert post(server, b'bad') == (422, {'error': 'No.'})
+  status, found = post(server, b'worse')
+  assert status == 500 and 'ZeroDivisionError: by 0' in found['error'] and 'Traceback' in caplog.text
+  assert post(server, b'fine')[0] == 200  # it goes on
+
+
+def test_more_connections_than_allowed_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(serve_http, 'MAX_CONNECTIONS', 1)
+  with running() as server, socket.create_connection(('127.0.0.1', server.server_port), timeout=10) as held:
+    with socket.create_connection(('127.0.0.1', server.server_port), timeout=10) as other:
+      assert other.recv(1) == b''
+    held.sendall(f'GET / HTTP/1.1\r\nHost: localhost:{server.server_port}\r\n\r\n'.encode())
+    assert b'200 OK' in held.makefile('rb').read()
+
+
+def test_a_port_in_use_is_named_with_what_to_do() -> None:
+  with running() as server, pytest.raises(UserError, match=(
+      rf'--port={server.server_port}: expected a free port of 127.0.0.1, got .*in use. Set another, such as --port=0')):
+    Server('127.0.0.1', server.server_port, pages={}, actions={})
+
+
+def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
+  with pytest.raises(UserError, match='--port=0: expected a free port of 192.0.2.1'):
+    Server('192.0.2.1', 0, pages={}, actions={})

@@ -1,0 +1,157 @@
+"""`serve`: a page in the browser: the report of a run while it grows, classes and attention of images, mistakes.
+
+The server answers this machine only, unless --host says otherwise. It only reads the run, also while it trains, and
+then computes on the CPU, as training holds the accelerator.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pathlib
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from vit_jax.core.errors import UserError
+from vit_jax.data.pipeline import prefetch
+from vit_jax.inspect import html_pages, predictions
+from vit_jax.inspect.model import Model
+from vit_jax.jobs import predict, report, report_page, serve_http
+from vit_jax.jobs import runtime as startup
+from vit_jax.jobs.serve_http import Answer
+from vit_jax.jobs.serve_images import MAX_PIXELS, Folder, Network
+from vit_jax.parallel import hardware
+from vit_jax.record import checkpoint_files, stage, storage
+from vit_jax.weights import inference
+
+log = logging.getLogger('vit_jax.jobs')
+_WATCHED = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')
+
+
+def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, host: str, port: int, preprocess: str,
+        model: str, view: str, classes: str) -> int:
+  """Serves the page until Ctrl-C.
+
+  Args:
+    weights, preprocess, model, view, classes: see `weights.inference.load`.
+    workdir: a run, instead of weights.
+    files: at most one folder of images, with a subfolder for each class.
+    host, port: to listen on.
+
+  Raises:
+    UserError: neither or both of weights and a run are given, they cannot be read, or the port is in use.
+  """
+  if bool(weights) == (workdir is not None):
+    raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
+                    'of them to the network, or to the run, to show.')
+  if len(files) > 1:
+    raise UserError(f'folder: expected at most one folder of images, got {len(files)}. Pass the folder that holds a '
+                    'subfolder for each class.')
+  if workdir is not None:
+    report.check(workdir)
+    hardware.use_cpu()
+  startup.start()
+  prefetch.quieten_cv2()
+  load = functools.partial(inference.load, weights or str(workdir), preprocess=preprocess, model=model, view=view,
+                           classes=classes)
+  network = Network(lambda: Model(load()), lambda: True) if workdir is None else Network(
+      lambda: Model(load()), lambda: _newest_step(workdir))
+  folder = Folder(files[0], network, find=predict.find) if files else None
+  with Site(network, workdir, folder, title=weights or str(workdir)).serve(host, port) as server:
+    if workdir is None:
+      stage.begin('loading the weights')
+      log.info('%s', inference.describe_class_names(network.preload().weights, classes=classes))
+    stage.end()
+    if not server.is_local:
+      log.warning('--host=%s: everyone who can reach this machine can open the page and send images to it.', host)
+    print(f'Open {server.url} in a browser. Ctrl-C ends the server.', flush=True)
+    if folder:
+      threading.Thread(target=folder.run, daemon=True).start()
+    server.serve_forever()
+  return 0
+
+
+def _newest_step(workdir: storage.Path) -> Hashable | None:
+  return max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
+
+
+class Site:
+  """The pages of a server.
+
+  Args:
+    network: classifies images.
+    workdir: of a run, whose report is a page; None without a run.
+    folder: of images, whose mistakes are a page; None without one.
+    title: of the pages.
+  """
+
+  def __init__(self, network: Network, workdir: storage.Path | None, folder: Folder | None, *, title: str):
+    self._network, self._workdir, self._folder, self._title = network, workdir, folder, title
+    self._lock = threading.Lock()
+    self._seen: object = None
+    self._report = b''
+    pages: dict[str, tuple[str, serve_http.Page]] = {}
+    if workdir is not None:
+      pages['/report'] = ('Report', self._show_report)
+    pages['/images'] = ('Images', self._show_images)
+    if folder is not None:
+      pages['/folder'] = ('Folder', self._show_folder)
+    self._menu = [(address, name) for address, (name, _) in pages.items()]
+    self._pages = {address: page for address, (_, page) in pages.items()}
+
+  def pages(self) -> dict[str, serve_http.Page]:
+    """Returns what makes the answer to each address."""
+    return {**self._pages, '/': next(iter(self._pages.values())), '/live.js': self._script, '/state': self._state}
+
+  def serve(self, host: str, port: int) -> serve_http.Server:
+    """Returns the server, which listens but does not answer yet.
+
+    Raises:
+      UserError: the address cannot be used.
+    """
+    return serve_http.Server(host, port, pages=self.pages(), actions={
+        '/classify': self._network.classify, '/attention': self._network.attention})
+
+  def _render(self, template: str, here: str, **values: Any) -> bytes:
+    return html_pages.render(template, menu=self._menu, here=here, **values).encode()
+
+  def _script(self) -> Answer:
+    return Answer(html_pages.read('live.js').encode(), 'text/javascript; charset=utf-8')
+
+  def _state(self) -> Answer:
+    """What the report and the folder's page depend on: the script loads them again when it changes."""
+    done = self._folder.num_done if self._folder else 0
+    return Answer(repr((self._signature(), done)).encode(), 'text/plain; charset=utf-8')
+
+  def _signature(self) -> object:
+    """Sizes and times of the files that a report is made of."""
+    found: list[object] = []
+    for name in _WATCHED if self._workdir is not None else ():
+      path = os.path.join(self._workdir, name)  # type: ignore[arg-type]
+      stat = os.stat(path) if storage.is_local(path) and os.path.exists(path) else None
+      found.append((stat.st_mtime_ns, stat.st_size) if stat else None)
+    return tuple(found)
+
+  def _show_report(self) -> Answer:
+    with self._lock:
+      if (signature := self._signature()) != self._seen or not self._report:
+        self._report = report_page.to_html([str(self._workdir)], menu=self._menu, here='/report').encode()
+        self._seen = signature
+      return Answer(self._report)
+
+  def _show_images(self) -> Answer:
+    return Answer(self._render('live_images.html', '/images', title=self._title,
+                               max_mib=serve_http.MAX_BYTES // 2**20, max_megapixels=MAX_PIXELS // 10**6))
+
+  def _show_folder(self) -> Answer:
+    folder = self._folder
+    assert folder is not None
+    arrays = folder.arrays()
+    right = int((arrays['top'][:, 0] == arrays['label']).sum()) if arrays else 0
+    mistakes = sorted(folder.mistakes.copy(), key=lambda one: -one.probability)
+    return Answer(self._render(
+        'live_folder.html', '/folder', title=pathlib.Path(folder.root).name, root=str(folder.root),
+        num_done=folder.num_done, num_images=len(folder.paths), num_right=right, num_labelled=len(folder.labels),
+        error=folder.error, notes=list(folder.notes), mistakes=mistakes,
+        confusion=predictions.summarize(arrays).confusion if arrays else None))
