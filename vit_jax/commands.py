@@ -128,7 +128,7 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:
-    load = files.load_study if command.job == 'study' else files.load
+    load = files.load_study if command.job in ('study', 'settings') else files.load
     return load(name, overrides, models=sizes.model), f'--config={name}'
   if workdir is None:
     return None, ''
@@ -284,6 +284,10 @@ JOBS = {
         Flag('models', GLOB, 'the networks, for --config.model=NAME', '', alone='*'),
         Flag('weights', GLOB, 'the published weights, for --weights=NAME', '', alone='*'),
         Flag('format', choice('text', 'markdown', 'json'), 'of the output', 'text')), is_quick=True),
+    'settings': Job('Show every setting of a config, its type, range and default, and where it was set.',
+                    'jobs.settings', (), (
+        CONFIG, Flag('json', None, 'print one JSON object'), Flag('changed', None, 'only settings that the '
+             'config or the command line sets')), '[CONFIG] [PARTS such as optimizer or lr]', is_quick=True),
     'completion': Job('Print a completion script: eval "$(vit-jax completion bash)".', 'completion', (), (),
                       'bash or zsh', is_quick=True),
 }
