@@ -122,7 +122,7 @@ def text(value: Any) -> str:
 
 
 @functools.cache
-def comments(kind: type) -> dict[str, str]:
+def comments(kind: Any) -> dict[str, str]:
   """The comments of the fields of a settings dataclass, those that it inherits included."""
   found: dict[str, str] = {}
   for owner in reversed(kind.__mro__):
@@ -138,7 +138,8 @@ def _comments(source: str) -> dict[str, str]:
   found = {}
   for node in body:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-      above, number = [], node.lineno - 1
+      above: list[str] = []
+      number = node.lineno - 1
       while number in lines and lines[number][1]:
         above.insert(0, lines[number][0])
         number -= 1
