@@ -53,7 +53,8 @@ def settings(config: Any) -> list[Described]:
 
 def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
   """The settings of a part; `usual` is the part that the part around it has by default, or None."""
-  abouts = comments(type(part))
+  kind: type = type(part)
+  abouts = comments(kind)
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
     default = getattr(usual, field.name) if type(usual) is type(part) else _default(field)
@@ -122,12 +123,12 @@ def text(value: Any) -> str:
 
 
 @functools.cache
-def comments(kind: Any) -> dict[str, str]:
+def comments(kind: type) -> dict[str, str]:
   """The comments of the fields of a settings dataclass, those that it inherits included."""
   found: dict[str, str] = {}
   for owner in reversed(kind.__mro__):
     if dataclasses.is_dataclass(owner):
-      found |= _comments(inspect.getsource(owner))
+      found |= _comments(inspect.getsource(typing.cast(type, owner)))
   return found
 
 
