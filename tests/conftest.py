@@ -46,7 +46,7 @@ runtime.widen_pool = lambda num_devices: None
 runtime.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
 
 
-LIMIT_GIB = 1.5
+LIMIT_GIB = 2.
 """Memory of a worker above which it releases its compiled programs after a module of tests."""
 
 

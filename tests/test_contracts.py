@@ -44,7 +44,7 @@ def after(task: str, settings: str, *, accumulate: int = 1, num_steps: int = 3) 
   return state, metrics.means
 
 
-@pytest.mark.quick('dino', 'ema of batchnorm', reason='1 s: two programs')
+@pytest.mark.quick('ema of batchnorm', reason='1 s: two programs')
 @pytest.mark.parametrize('task', TASKS)
 def test_a_fake_task_takes_the_same_steps_on_any_mesh(task: str) -> None:
   want = after(task, 'one')
@@ -58,6 +58,7 @@ def test_stats_are_summed_over_microbatches_and_devices_so_accumulation_is_exact
   assert np.abs(want[0].extra['centre']).max() > 0
 
 
+@pytest.mark.slow(reason='3 s: three programs; tests/train/test_randomness.py has seeds and microbatches')
 def test_random_masks_repeat_with_the_seed_and_differ_with_the_number_of_microbatches() -> None:
   one, again = after('mae', 'one'), after.__wrapped__('mae', 'one')
   programs.assert_close(one, again, rtol=0, atol=0)

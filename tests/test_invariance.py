@@ -59,7 +59,7 @@ def dear(*names: object) -> list[object]:
   return [pytest.param(name, marks=pytest.mark.slow(reason='3 s')) for name in names]
 
 
-@pytest.mark.parametrize('settings', ['data=8', *dear(FULL, 'fsdp=8', 'data=2,fsdp=4', 'data=2,tensor=4')])
+@pytest.mark.parametrize('settings', [FULL, *dear('data=8', 'fsdp=8', 'data=2,fsdp=4', 'data=2,tensor=4')])
 def test_steps_agree_on_every_mesh(settings: str) -> None:
   programs.assert_close(after(settings), after(), **SAME)
 
@@ -70,7 +70,7 @@ def test_steps_agree_on_fewer_devices(num_devices: int, monkeypatch: pytest.Monk
   programs.assert_close(after(f'data={num_devices}'), after(), **SAME)
 
 
-@pytest.mark.parametrize('settings', [FULL, *dear('one')])
+@pytest.mark.parametrize('settings', ['one', *dear(FULL)])
 def test_four_microbatches_are_the_whole_batch(settings: str) -> None:
   programs.assert_close(after(settings, accumulate=4), after(), **SAME)
 
@@ -96,6 +96,7 @@ def test_a_network_with_unstacked_layers_is_trained_as_with_a_stack() -> None:
   programs.assert_close(got, want, **SAME)
 
 
+@pytest.mark.slow(reason='4 s: two programs; tests/data/test_transforms.py has each transform')
 def test_images_are_prepared_alike_on_every_mesh() -> None:
   def prepared(settings: str) -> object:
     mesh = programs.mesh(programs.MESHES[settings])
@@ -112,6 +113,7 @@ def test_images_are_prepared_alike_on_every_mesh() -> None:
   programs.assert_close(prepared(FULL), prepared('one'), rtol=0., atol=10 * 3 * 16 * 2.**-24)
 
 
+@pytest.mark.slow(reason='3 s: four runs are built')
 def test_what_a_run_holds_apart() -> None:
   mesh = programs.mesh(programs.MESHES['one'])
 

@@ -42,6 +42,7 @@ def found(name: str, settings: str) -> dict[str, Any]:
   return programs.gradients(task, programs.MESHES[settings], rules=build.build_rules(c), batch=DATA)
 
 
+@pytest.mark.slow(reason='3 to 20 s: two programs of a network')
 @pytest.mark.parametrize('name', ['lv', pytest.param('mixer', marks=pytest.mark.slow(reason='3 s')),
                                   pytest.param('hybrid', marks=pytest.mark.slow(reason='6 s')),
                                   pytest.param('resnet', marks=pytest.mark.slow(reason='6 s')),
@@ -58,7 +59,7 @@ def test_the_statistics_of_a_split_batch_are_those_of_the_whole() -> None:
   assert len(moved) == 6 and all(np.abs(leaf - still[k]).max() > 0 for k, leaf in moved.items()), moved.keys()
 
 
-@pytest.mark.dear('R50+B/16', reason='1 s of tracing')
+@pytest.mark.dear('R50+B/16', 'R26+S/32', 'Mixer-B/16', reason='1 s of tracing')
 @pytest.mark.parametrize('name', NAMES)
 def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> None:
   model, mesh = sizes.model(name), programs.mesh(programs.MESHES[SPLIT])

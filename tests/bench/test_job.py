@@ -183,6 +183,7 @@ def test_a_step_is_compiled_anew_and_then_read_from_the_cache() -> None:
   assert events == ['miss', 'hit'] and found.cold_s > 0 and found.cached_s > 0
 
 
+@pytest.mark.slow(reason='4 s: a run is built for each size')
 def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
   config = files.load('bench', [one.removeprefix('--config.') for one in TINY[1:]])
   needs = iter([100, 200, 800])

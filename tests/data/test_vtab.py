@@ -130,6 +130,7 @@ def test_an_unknown_task_gets_the_nearest_one() -> None:
     opening.open_split(schema.Data(source='vtab:clevr/counts'), 'train', image_px=(8, 8))
 
 
+@pytest.mark.slow(reason='2 s: starts a program; tests/data/test_tfds.py has the reader')
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
   code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
           f'data = schema.Data(source="vtab:kitti/distance", data_dir={str(data_dir)!r})\n'

@@ -75,6 +75,8 @@ def load(path: pathlib.Path) -> dict:
   return json.loads(path.read_text())
 
 
+@pytest.mark.slow(
+    reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_evaluations_run_now_and_then_and_at_the_end(done: pathlib.Path) -> None:
   rows = writer.read(done).rows
   assert [int(row['step']) for row in rows if 'knn/top1_k20@ema' in row] == [5, 10, 12]
@@ -91,12 +93,16 @@ def test_evaluations_run_now_and_then_and_at_the_end(done: pathlib.Path) -> None
   assert final['metrics']['knn/top1_k5'] > .3 and not (done / 'predictions.npz').exists()
 
 
+@pytest.mark.slow(
+    reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_features_of_the_newest_weights_stay_beside_the_run(done: pathlib.Path) -> None:
   folders = list((done / 'features').iterdir())
   # Both views on test and train, where few-shot finds its shots; what the probe reads of two blocks.
   assert len(folders) == 4 + 2 and all(len(list(folder.iterdir())) == 1 for folder in folders)
 
 
+@pytest.mark.slow(
+    reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_evaluating_again_gives_the_same_and_reads_features_from_disk(
     done: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
   before = load(done / 'evaluate.json')['metrics']
@@ -110,6 +116,8 @@ def test_evaluating_again_gives_the_same_and_reads_features_from_disk(
   assert 'knn took ' in out and 'of which features' not in out
 
 
+@pytest.mark.slow(
+    reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_a_quick_look_is_marked_in_every_output(done: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
   assert run(done, '--config.evals=test,knn', '--config.evals.test.limit=50', '--config.evals.knn.limit=30') == 0
   evaluation = load(done / 'evaluate.json')
@@ -132,6 +140,8 @@ def write_digits(folder: pathlib.Path, names: dict[int, str]) -> None:
       cv2.imwrite(str(path), record.image)
 
 
+@pytest.mark.slow(
+    reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_a_set_with_some_of_the_classes_is_measured_among_these(done: pathlib.Path, tmp_path: pathlib.Path) -> None:
   write_digits(tmp_path / 'some', {3: '3', 7: '7', 8: '8'})
   write_digits(tmp_path / 'other', {3: 'three', 7: 'seven'})
@@ -150,6 +160,8 @@ def test_a_set_with_some_of_the_classes_is_measured_among_these(done: pathlib.Pa
   assert 0 <= metrics['any/top1@ema'] <= 1
 
 
+@pytest.mark.slow(
+    reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_a_set_of_other_classes_and_a_split_without_any_are_refused(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
   write_digits(tmp_path / 'odd', {3: 'drei'})

@@ -50,7 +50,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 SLOW = {'efficientnet', 'hybrid'}  # their operations are in other networks, or in the test of operations below
 
 
-@pytest.mark.quick('deit', 'mixer', reason='2 to 8 s, mostly tracing')
+@pytest.mark.quick('deit', reason='1 to 8 s, mostly tracing')
 @needs_onnx
 @pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow(reason='4 to 8 s of CPU, mostly tracing'))
                                   if name in SLOW else name for name in loaded.MODELS])

@@ -29,7 +29,7 @@ def driver(settings: schema.ViT) -> layerwise.Driver:
   return layerwise.Driver(backbone, params)
 
 
-@pytest.mark.quick('changes0', reason='1 s each: three more networks')
+@pytest.mark.slow(reason='1 to 2 s each: networks')
 @pytest.mark.parametrize('changes', [{}, {'pool': schema.Pool.MAP, 'registers': 2},
                                      {'positions_at': schema.PositionsAt.SHARED}])
 def test_the_last_layer_finishes_as_apply_does(changes: dict[str, object]) -> None:

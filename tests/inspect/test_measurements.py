@@ -70,6 +70,7 @@ def test_each_measurement_equals_the_analysis_on_its_own() -> None:
   np.testing.assert_allclose(found.logits, logits(features), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow(reason='3 s; tests/inspect/test_model.py has the relevance of a class')
 def test_relevance_is_for_the_predicted_class_unless_another_is_chosen() -> None:
   chosen = int(np.argmax(measured(5).logits[0]))
   own = measurements.relevance(driver(), IMAGES[:1], grid=GRID, logits=logits, of_class=chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import types
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ def before(done: pathlib.Path) -> dict[int, TrainState]:
   return states(done)
 
 
+@pytest.mark.slow(reason='12 s: a run, its average and an evaluation; the arithmetic is below')
 @pytest.mark.parametrize(('which', 'steps'), [('--last=3', (4, 6, 7)), ('--steps=6,2', (2, 6))])
 def test_the_mean_is_a_run_of_its_own_that_evaluates(
     done: pathlib.Path, before: dict[int, TrainState], tmp_path: pathlib.Path, which: str, steps: tuple[int, ...],
@@ -71,6 +73,23 @@ def test_the_mean_is_a_run_of_its_own_that_evaluates(
     assert json.loads((tmp_path / 'evaluate.json').read_text())['num_examples'] == 360
 
 
+def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() -> None:
+  class Saved:
+    def read(self, step: int, abstract: object, shardings: object) -> checkpoint_reader.Restored:
+      params, views = {'kernel': np.full((2, 3), step, np.float32)}, {'ema': {'kernel': np.float32(2 * step)}}
+      state = TrainState(np.int32(step), params, {'mu': np.float32(step)}, views | {'seen': np.int32(step)})
+      return checkpoint_reader.Restored(state, {}, {'step': step})
+
+  compared: list[object] = []
+  parts = types.SimpleNamespace(program=types.SimpleNamespace(abstract_state=None, shardings=None))
+  newest, state = average._average(Saved(), [2, 3, 7], parts, compared.append)  # type: ignore[arg-type]
+  # Two means of f32 values below 16, each of three operations.
+  np.testing.assert_allclose(state.params['kernel'], np.full((2, 3), 4.), rtol=6 * 2.**-24)
+  np.testing.assert_allclose(state.extra['ema']['kernel'], 8., rtol=6 * 2.**-24)
+  assert (int(state.step), float(state.opt['mu']), int(state.extra['seen'])) == (7, 7., 7)
+  assert newest.meta == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
+
+
 @pytest.mark.parametrize(('flags', 'said'), [
     ({}, r'expected either --last or --steps, got none\. a has checkpoints of steps 2, 4, 6, 7\.'),
     ({'last': 2, 'steps': [2, 4]}, 'expected either --last or --steps, got both'),
@@ -83,6 +102,7 @@ def test_an_impossible_choice_of_checkpoints_is_refused(flags: dict[str, Any], s
     average.choose([2, 4, 6, 7], workdir=pathlib.Path('a'), **({'last': None, 'steps': None} | flags))
 
 
+@pytest.mark.slow(reason='6 s with the run that it reads')
 def test_a_directory_with_checkpoints_is_not_written_to(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--job=average', *SETTINGS, f'--workdir={done}', f'--to={done}', '--last=2']) == 2

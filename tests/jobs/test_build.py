@@ -45,6 +45,7 @@ def fake_devices(monkeypatch: pytest.MonkeyPatch, memory_gib: float) -> None:
       f'fake {memory_gib} GiB', 'tpu', 8, memory_gib, slices))
 
 
+@pytest.mark.slow(reason='4 s: a run is built four times; tests/config/test_layout.py chooses layouts')
 def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
   config = files.load('digits', [])

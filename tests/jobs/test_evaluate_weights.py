@@ -95,6 +95,7 @@ def test_what_learns_from_features_goes_by_the_classes_of_the_folder(here: pathl
   assert found['metrics']['knn/top1_k1'] >= 8 / 9  # all but the first are their own neighbours
 
 
+@pytest.mark.slow(reason='2 s: evaluates four times')
 def test_preprocessing_is_that_of_the_weights_unless_a_person_says_otherwise(
     here: pathlib.Path, tmp_path: pathlib.Path) -> None:
   assert evaluate(here, 'named.npz', f'--workdir={tmp_path / "a"}', '--config.data.recipe.mean=.3,.3,.3') == 0

@@ -156,7 +156,7 @@ MAE = schema.Mae(decoder_width=8, decoder_depth=1, decoder_heads=2)
 DINO = schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=4)
 
 
-@pytest.mark.quick('objective1-teacher', reason='5 s: two runs are built')
+@pytest.mark.slow(reason='5 s each: two runs are built; tests/weights/test_init_state.py has what a run begins with')
 @pytest.mark.parametrize(('objective', 'view'), [(MAE, 'student'), (DINO, 'teacher')])
 def test_what_was_learned_without_labels_is_handed_on_by_one_line(
     objective: schema.Objective, view: str, tmp_path: pathlib.Path) -> None:

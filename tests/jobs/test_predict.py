@@ -126,6 +126,7 @@ def test_overlays_show_where_the_network_looked(
   assert changed[np.unravel_index(heat.argmax(), heat.shape)] > 0 and np.ptp(changed) > 1
 
 
+@pytest.mark.slow(reason='1 s: compiles another network')
 def test_names_come_from_a_file_if_the_weights_have_none(
     tmp_path: pathlib.Path, pictures: list[str], capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture) -> None:

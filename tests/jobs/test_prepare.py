@@ -255,6 +255,7 @@ def test_the_command_line_reaches_the_job(images: pathlib.Path, tmp_path: pathli
   assert len(open_all(tmp_path / 'set').train) == 37
 
 
+@pytest.mark.slow(reason='1 s: starts a program')
 def test_a_tfds_set_that_is_not_there_is_built_in_another_process(tmp_path: pathlib.Path) -> None:
   built = []
   flags = {'to': tmp_path / 'set', 'data': 'tfds:plants', 'data_dir': str(tmp_path)}

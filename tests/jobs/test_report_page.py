@@ -179,6 +179,7 @@ def test_one_damaged_file_leaves_the_rest(workdir: pathlib.Path, name: str) -> N
   assert '3 min 20 s' in text or name == 'final.json'
 
 
+@pytest.mark.slow(reason='1 s: draws a report')
 def test_values_of_the_wrong_kind_do_not_stop_the_report(workdir: pathlib.Path) -> None:
   (workdir / 'final.json').write_text(
     '{"step": null, "seconds": "x", "metrics": {"test/top1": []}, "num_examples": 3, "goodput": 1}')

@@ -79,6 +79,7 @@ def test_a_program_that_keeps_failing_is_given_up(pod: Machines) -> None:
   assert (pod.folder / 'runs0').read_text().count('x') == 2
 
 
+@pytest.mark.slow(reason='1 s')
 def test_a_slice_that_is_there_is_reused_and_left(pod: Machines) -> None:
   (pod.folder / 'states').write_text('ACTIVE\n')
   for host in ('host0', 'host1'):
@@ -95,6 +96,7 @@ def test_a_request_that_keeps_failing_is_told_with_its_state(pod: Machines) -> N
   assert pod.count('queued-resources create') == 2
 
 
+@pytest.mark.slow(reason='1 s')
 def test_a_slice_of_no_known_state_is_waited_for_and_not_requested_again(pod: Machines) -> None:
   (pod.folder / 'states').write_text('\nACTIVE\n')
   for host in ('host0', 'host1'):
@@ -230,6 +232,7 @@ def test_data_without_their_word_are_refused_for_any_program(pod: Machines) -> N
   assert '--data: expected the word {data} in the command, for its folder on the hosts, got none' in err
 
 
+@pytest.mark.slow(reason='1 s')
 def test_hosts_with_an_old_python_get_a_new_one_beside_it(pod: Machines) -> None:
   pod.add('python3', NOTE + '\ncase "$*" in *"python find"*) echo "$FAKE/bin/new" ;; esac')
   pod.env['PYTHON'] = '/no/such/python'

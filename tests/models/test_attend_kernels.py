@@ -69,12 +69,14 @@ def assert_same(found: tuple, wanted: tuple, *, num_terms: int) -> None:
     np.testing.assert_allclose(own, other, rtol=0, atol=2 * num_terms * 2.**-24 * scale)
 
 
+@pytest.mark.quick('17-17', reason='1 s: kernels are interpreted')
 @pytest.mark.parametrize('num_queries, num_keys', [(17, 17), (5, 128)])
 def test_splash_equals_the_plain_form_and_its_gradient(num_queries: int, num_keys: int) -> None:
   args = tensors(num_queries, num_keys)
   assert_same(both(SPLASH, *args), both(attend.plain_attend, *args), num_terms=num_keys)
 
 
+@pytest.mark.slow(reason='1 s: kernels are interpreted')
 def test_splash_of_several_blocks_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(attend_kernels, 'MOST_TOKENS', 128)
   assert attend_kernels.blocks(150) == (128, 256)
@@ -140,7 +142,7 @@ def found_by_xla() -> tuple[np.ndarray, ...]:
   return learned(TINY)[1]()
 
 
-@pytest.mark.quick('AttentionKernel.SPLASH-DType.F32', reason='1 s: lowers a network')
+@pytest.mark.slow(reason='1 s: lowers a network')
 @pytest.mark.parametrize(('kernel', 'dtype'), [
     (AttentionKernel.SPLASH, DType.F32), (AttentionKernel.CUDNN, DType.BF16)])  # cuDNN has no attention in f32
 def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dtype: DType) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from vit_jax.core.types import Array
 from vit_jax.models import layers
@@ -48,6 +49,7 @@ def test_attention_stays_finite_for_large_logits() -> None:
   assert jnp.isfinite(attend(q * 1e4, k * 1e4, v)).all()
 
 
+@pytest.mark.slow(reason='1 s; block by block in test_vit.py captures attention')
 def test_captured_weights_reproduce_the_output() -> None:
   module = plain()
   x = jax.random.normal(jax.random.key(1), (2 * 5, 32))
@@ -101,6 +103,7 @@ def test_normed_queries_and_keys_bound_the_logits() -> None:
     assert ('query_norm' in params and 'key_norm' in params) is is_bounded and 'value_norm' not in params
 
 
+@pytest.mark.slow(reason='2 s: two programs')
 def test_attention_dropout_drops_weights_and_keeps_the_expectation() -> None:
   module = plain(dropout=.4)
   x = jax.random.normal(jax.random.key(1), (5, 32))

@@ -98,6 +98,7 @@ def test_costs_count_as_many_parameters_as_the_authors_program_has(name: str, nu
   assert sum(costs.parameters.values()) + (costs.width + 1) * 1000 == number
 
 
+@pytest.mark.slow(reason='1 s of tracing each')
 @pytest.mark.parametrize('name', ['Axial-ResNet26-S', *(
     pytest.param(f'Axial-ResNet50-{size}', marks=pytest.mark.slow(reason='4 s of tracing')) for size in 'SML')])
 def test_parameters_are_as_many_as_costs_count(name: str) -> None:
@@ -109,6 +110,7 @@ def test_parameters_are_as_many_as_costs_count(name: str) -> None:
   assert trees.num_elements(params) == sum(costs.parameters.values())
 
 
+@pytest.mark.slow(reason='2 s: compiles a network')
 def test_the_cost_is_what_xla_counts() -> None:
   backbone = backbones.build(SMALL, PX)
   shapes = jax.eval_shape(lambda: backbone.init(jax.random.key(0), jnp.zeros((1, *PX, 3))))

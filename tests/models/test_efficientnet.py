@@ -96,6 +96,7 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
   assert {name for name, _ in trees.flatten(state).items()} == {f'{n}/{k}' for n in norms for k in ('mean', 'var')}
 
 
+@pytest.mark.slow(reason='1 s of tracing')
 def test_training_draws_masks_for_the_features_and_for_the_blocks_that_can_be_dropped() -> None:
   params, state = networks.variables(EFFICIENTNET)
   backbone, image = efficientnet.build(EFFICIENTNET, PX), networks.some_image()

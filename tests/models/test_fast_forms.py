@@ -118,6 +118,7 @@ def test_both_layouts_of_the_dense_layer_are_the_same(inputs: tuple[int, ...], o
     np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow(reason='2 s: lowers a network twice')
 def test_a_program_holds_only_the_layout_of_its_platform() -> None:
   args = jnp.ones((2, 5, 8)), jnp.ones((8, 3)), jnp.ones(3)
   traced = jax.jit(lambda *a: gradients(dense.dense, *a)).trace(*args)

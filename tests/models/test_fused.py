@@ -55,6 +55,7 @@ def assert_equals_the_plain_form(tokens: int, heads: int, channels: int, dtype: 
     np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=0, atol=4 * rounding * max(scale, 1.))
 
 
+@pytest.mark.quick('19-2-64', reason='1 s: kernels are interpreted')
 @pytest.mark.parametrize(('tokens', 'heads', 'channels'), [(19, 2, 64), (16, 2, 80)])
 def test_result_and_gradients_are_those_of_the_plain_form(tokens: int, heads: int, channels: int) -> None:
   """Two heads in one tile with padding tokens; heads of which one lies in two tiles."""
@@ -113,7 +114,7 @@ def test_a_run_without_the_kernel_says_so(
   assert not list(model._kernel_problems('model'))
 
 
-@pytest.mark.quick('options0', reason='2 s: kernels are interpreted')
+@pytest.mark.slow(reason='2 s: kernels are interpreted, as above')
 @pytest.mark.parametrize('options', [{}, {'qkv_bias': False, 'qk_norm': True}])
 def test_the_module_has_the_same_parameters_result_and_gradients(
     options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:

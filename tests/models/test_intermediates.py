@@ -37,7 +37,7 @@ def layers(params: dict) -> list[np.ndarray]:
   return found
 
 
-@pytest.mark.quick('blocks0', reason='2 s: another program')
+@pytest.mark.slow(reason='2 s each: a program; the last block is below')
 @pytest.mark.parametrize('blocks', [(1, 3), (-2, -1)])
 def test_blocks_count_from_the_start_or_the_end(blocks: tuple[int, ...], params: dict, layers: list) -> None:
   found = jax.jit(

@@ -31,6 +31,7 @@ def test_the_mixer_equals_numpy_image_by_image() -> None:
   np.testing.assert_allclose(tokens(MIXER, params, image), np.stack(want), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow(reason='1 s: another program')
 def test_features_are_normed_tokens_and_their_mean() -> None:
   params, state = networks.variables(MIXER)
   backbone, grids = mixer.build(MIXER, PX), []
@@ -101,6 +102,7 @@ def test_bf16_is_near_f32_and_features_stay_f32() -> None:
   assert 1e-4 < jnp.linalg.norm(low - high) / jnp.linalg.norm(high) < 3e-2
 
 
+@pytest.mark.slow(reason='2 s: two networks; tests/weights/test_adapt.py grows a mixer')
 def test_grown_parameters_treat_each_tile_of_a_larger_image_as_an_image() -> None:
   (params, _), tiles = networks.variables(MIXER), networks.some_image(num_images=6)
   rows = [jnp.concatenate(list(tiles[3 * i:3 * i + 3]), 1) for i in range(2)]

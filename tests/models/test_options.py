@@ -36,6 +36,7 @@ MEANS = {'mean normed': {'pool': Pool.MEAN, 'norm_after_pool': True, 'registers'
          'patches normed': {'pool': Pool.PATCHES, 'norm_after_pool': True}}
 
 
+@pytest.mark.quick('mean normed', reason='1 s: a network')
 @pytest.mark.parametrize('name', MEANS)
 def test_the_mean_of_the_patches_can_be_normalised_and_stand_beside_a_class_token(name: str) -> None:
   settings, image = tiny(**MEANS[name]), some_image()
@@ -63,6 +64,7 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
   assert features.tokens.shape == (6, 6, 32) and features.pooled.shape == (6, 32)
 
 
+@pytest.mark.quick('False', reason='1 s: a program')
 @pytest.mark.parametrize('is_even', [False, True])
 def test_stochastic_depth_spares_the_first_block_unless_it_is_even(is_even: bool) -> None:
   settings = tiny(pool=Pool.MEAN, drop_path=.9999, drop_path_even=is_even)
@@ -95,6 +97,7 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
   assert axial['blocks/row/scale1'] == axial['blocks/column/norm2/bias'] == (2, 32)
 
 
+@pytest.mark.slow(reason='2 s: draws networks')
 def test_initial_values_of_options_are_the_published_ones() -> None:
   settings = tiny(width=128, registers=4, layer_scale=1e-5, pool=Pool.MAP, positions_at=PositionsAt.LAYERS)
 
@@ -175,6 +178,7 @@ def test_bf16_is_near_f32_and_features_stay_f32(name: str) -> None:
   assert 1e-4 < error < 3e-2
 
 
+@pytest.mark.slow(reason='2 s; the forward pass in numpy has axial attention')
 def test_axial_attention_mixes_rows_then_columns_and_nothing_else() -> None:
   settings = tiny(axial=True, pool=Pool.MEAN, positions=Positions.NONE, depth=1)
   params, backbone = parameters(settings), vit.build(settings, PX)
@@ -202,6 +206,7 @@ def test_a_part_of_the_tokens_is_refused_where_blocks_know_places() -> None:
       backbone.encode({}, jnp.zeros((1, 4, 32)), jnp.zeros((4, 32)), grid=(2, 3), train=False, key=None)
 
 
+@pytest.mark.slow(reason='1 s: two programs')
 def test_shared_positions_follow_tokens_in_any_order() -> None:
   settings = ablations()['1d-shared']
   params, image, backbone = parameters(settings), some_image(), vit.build(settings, PX)
@@ -249,6 +254,7 @@ def test_parameters_are_counted_part_by_part(name: str) -> None:
   assert {k: v for k, v in analytic.items() if v} == real
 
 
+@pytest.mark.dear('axial', reason='1 s: compiles a network')
 @pytest.mark.parametrize('name', MODELS)
 def test_flops_agree_with_those_that_xla_counts(name: str) -> None:
   settings = dataclasses.replace(MODELS[name], width=256, mlp=1024, execution=Execution.UNROLLED)

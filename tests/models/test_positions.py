@@ -75,6 +75,7 @@ def test_rotary_positions_turn_pairs_of_channels_by_row_and_column(grid: tuple[i
   np.testing.assert_array_equal(found[:, :extra], x[:, :extra])  # class token and register have no place
 
 
+@pytest.mark.slow(reason='2 s; the network in float64 has rotary positions')
 def test_rotary_logits_depend_on_the_offset_of_two_patches_alone() -> None:
   query, key = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
 
@@ -110,6 +111,7 @@ def test_a_network_with_rotary_positions_equals_numpy_in_float64() -> None:
   np.testing.assert_allclose(by_block(backbone.begin(params, image)), features.pooled, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow(reason='2 s: two programs')
 def test_some_patches_keep_their_rotary_positions_in_any_order() -> None:
   params, image, backbone = vits.parameters(ROTARY), vits.some_image(), vit.build(ROTARY, vits.PX)
   tokens, places = backbone.embed(params, image), backbone.positions(params, vits.GRID)

@@ -51,6 +51,7 @@ def test_training_goes_by_the_batch_and_evaluation_by_the_running_statistics(par
   jax.tree.map(np.testing.assert_array_equal, same, new)
 
 
+@pytest.mark.slow(reason='2 s: a gradient')
 def test_chosen_blocks_are_read_and_no_gradient_reaches_the_backbone(params: dict) -> None:
   model = probe.Frozen(MODEL, schema.FeatureLayers((-2, -1), True), False)
 

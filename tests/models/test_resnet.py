@@ -23,6 +23,7 @@ def forward(settings: schema.ResNet, params: Params, image: Array) -> Features:
   return jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].tokens)(params, image)
 
 
+@pytest.mark.quick('0.01', reason='1 s: another program')
 @pytest.mark.parametrize('var_eps', [1e-10, 1e-2])
 def test_bit_equals_numpy_image_by_image(var_eps: float) -> None:
   settings, image = dataclasses.replace(RESNET, var_eps=var_eps), networks.some_image()
@@ -32,6 +33,7 @@ def test_bit_equals_numpy_image_by_image(var_eps: float) -> None:
   np.testing.assert_allclose(forward(settings, params, image), want.reshape(3, 20, 256), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow(reason='2 s: another program')
 def test_features_are_the_map_and_its_mean() -> None:
   backbone, (params, state) = resnet.build(RESNET, PX), networks.variables(RESNET)
   found = []

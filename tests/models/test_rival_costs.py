@@ -110,7 +110,7 @@ def test_flops_are_near_the_published_ones(name: str, px: int, gmacs: float) -> 
   np.testing.assert_allclose(sum(flops.values()) / 2e9, gmacs, rtol=.01)
 
 
-@pytest.mark.dear('efficientnet', 'mixer', 'hybrid', reason='1 s: compiles a network')
+@pytest.mark.quick('resnet', reason='1 s: compiles a network')
 @pytest.mark.parametrize('model', [
     schema.ResNet(layers=(2, 2)), dataclasses.replace(networks.MIXER, width=128, channels_mlp=512, tokens_mlp=128),
     schema.EfficientNet(depth_factor=.3), dataclasses.replace(SMALL, stem=schema.ResNetStem((1, 2))),

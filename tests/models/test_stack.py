@@ -51,6 +51,7 @@ def expected() -> tuple[schema.ViT, Params, Array, Array, Params]:
   return settings, params, image, value, gradient
 
 
+@pytest.mark.slow(reason='4 s each: two networks; how layers are run is below')
 @pytest.mark.parametrize('execution, remat', [
     (Execution.SCAN, Remat.NAMES), *(pytest.param(*one, marks=pytest.mark.slow(reason='3 s')) for one in OTHERS
                                      if one != (Execution.SCAN, Remat.NAMES))])

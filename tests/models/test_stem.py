@@ -73,6 +73,7 @@ def test_the_stem_of_lv_vit_has_statistics_that_follow_the_batch() -> None:
                  s[f'norm{i}']['new'])
 
 
+@pytest.mark.slow(reason='2 s: a network')
 def test_a_distillation_token_has_a_place_and_features_of_its_own() -> None:
   (params, state), image = networks.variables(DISTILLED, PX), networks.some_image(PX)
   p = networks.wide(params)
@@ -109,6 +110,7 @@ def test_paths_of_the_stages_of_a_hybrid_are_the_public_format() -> None:
   assert not any('proj' in name for name in shapes if name.startswith('stage2/unit2'))
 
 
+@pytest.mark.slow(reason='1 s: two networks')
 def test_a_new_unit_of_a_hybrid_changes_nothing_but_negative_values() -> None:
   unit = resnet.PostActivationUnit(hidden=32, stride=1, has_proj=False, dtype=jnp.float32, forms=FAST,
                                    style=Style(0., 1e-5, 1e-6, True))
@@ -132,6 +134,7 @@ def test_recomputing_reaches_the_units_of_the_stem_and_changes_no_gradient() -> 
   assert plain.count('remat') == 0 and text.count('conv_general_dilated') > plain.count('conv_general_dilated')
 
 
+@pytest.mark.slow(reason='2 s: a network')
 def test_tokens_of_a_stem_with_statistics_come_with_its_new_state() -> None:
   params, state = networks.variables(LV, PX)
   assert list(params['blocks']['attn']['query']) == ['kernel'] and 'bias' in params['blocks']['attn']['out']

@@ -112,6 +112,7 @@ def test_positions_have_a_class_row_only_where_there_is_a_class_token(
   assert params['positions'].shape == (1, rows, 32) if rows else 'positions' not in params
 
 
+@pytest.mark.slow(reason='2 s: a network of width 128')
 def test_initial_values_have_the_published_distributions() -> None:
   settings = schema.ViT(patch=8, width=128, depth=2, heads=4, mlp=256)
   params, _ = jax.jit(vit.build(settings, (64, 64)).init)(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
@@ -151,6 +152,7 @@ def test_block_by_block_gives_what_apply_gives(tiny: schema.ViT) -> None:
   np.testing.assert_allclose(forward(tiny, params, image).tokens, normed[:, 1:], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow(reason='2 s: two programs')
 def test_tokens_come_in_any_order_with_their_positions(tiny: schema.ViT) -> None:
   params, image, backbone = parameters(tiny), some_image(), vit.build(tiny, PX)
   tokens, positions = backbone.embed(params, image), backbone.positions(params, (2, 3))
@@ -163,6 +165,7 @@ def test_tokens_come_in_any_order_with_their_positions(tiny: schema.ViT) -> None
   assert encode(tokens[:, :2], positions[:2]).tokens.shape == (6, 2, 32)
 
 
+@pytest.mark.quick('Positions.LEARNED', reason='1 s: a network')
 @pytest.mark.parametrize('positions', [Positions.LEARNED, Positions.SINCOS2D])
 def test_images_of_another_size_get_resized_positions(tiny: schema.ViT, positions: Positions) -> None:
   how = schema.PositionResize.BICUBIC_OFFSET
@@ -177,7 +180,7 @@ def test_images_of_another_size_get_resized_positions(tiny: schema.ViT, position
   assert features.grid == (4, 2) and features.tokens.shape == (6, 8, 32)
 
 
-@pytest.mark.quick('Execution.SCAN', reason='1 s: two programs')
+@pytest.mark.slow(reason='1 s: two programs; tests/models/test_options.py has it of gated layers')
 @pytest.mark.parametrize('execution', [Execution.SCAN, Execution.UNROLLED])
 def test_bf16_is_near_f32_and_features_stay_f32(tiny: schema.ViT, execution: Execution) -> None:
   params, image = parameters(tiny), some_image()

@@ -46,6 +46,7 @@ def test_small_crops_add_their_part() -> None:
   assert both - fewer == pytest.approx(8 * 3 * small / 1e9, rel=1e-3)
 
 
+@pytest.mark.slow(reason='2 s: compiles a network')
 def test_the_count_of_a_masked_autoencoder_is_that_of_xla() -> None:
   model = schema.ViT(patch=16, width=256, depth=2, heads=4, mlp=512, positions=schema.Positions.SINCOS2D_MAE)
   task = Mae(vit.build(model, PX), Decoder(128, 2, 4, model), patch=16, hidden=.75, normalized=False)

@@ -168,6 +168,7 @@ def begin(one: dino.Dino) -> tuple[dict, dict]:
   return params, {**extra, 'center': np.zeros_like(extra['center'])}
 
 
+@pytest.mark.quick('Centering.MEAN', reason='1 s: another program')
 @pytest.mark.parametrize('centering', Centering)
 def test_the_centre_moves_only_where_it_is_used(centering: Centering) -> None:
   one = task(centering)
@@ -177,6 +178,7 @@ def test_the_centre_moves_only_where_it_is_used(centering: Centering) -> None:
   assert np.isfinite(float(out.loss.value)) and bool(after['center'].any()) is (centering is Centering.MEAN)
 
 
+@pytest.mark.slow(reason='1 s: another program')
 def test_rows_that_do_not_count_change_nothing() -> None:
   one = task()
   params, extra = begin(one)
@@ -190,6 +192,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
   assert float(a.loss.value) == pytest.approx(float(b.loss.value), rel=1e-5)
 
 
+@pytest.mark.slow(reason='2 s: traces the whole network')
 def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
   config = schema.Config(
       batch_size=8, image_px=(16, 16), model=schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=8),

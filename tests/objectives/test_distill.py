@@ -106,6 +106,7 @@ class Same:
 
 # DistillationLoss of facebookresearch/deit@7e160fe, losses.py, run in float64 (torch 2.13.0) on these logits, with the
 # soft-target cross entropy of timm as its base criterion.
+@pytest.mark.quick('DistillType.SOFT-SoftMean.CODE-1.0-3.0-0.30184812755002166', reason='1 s: another program')
 @pytest.mark.parametrize(('teach', 'soft_mean', 'weight', 'temperature', 'loss'), [
     (DistillType.SOFT, SoftMean.CODE, .1, 3., 2.664911318126984),
     (DistillType.SOFT, SoftMean.CODE, 1., 3., .30184812755002166),
@@ -134,6 +135,7 @@ def test_the_teacher_never_changes_and_gets_no_gradient() -> None:
   assert after.keys() == extra.keys() and after['trained'] is extra['trained']
 
 
+@pytest.mark.slow(reason='1 s: another program')
 def test_inference_takes_the_mean_of_both_heads() -> None:
   one = task()
   params, extra = jax.jit(one.init)(jax.random.key(0), BATCH)

@@ -61,6 +61,7 @@ def test_loss_and_reconstruction_are_those_of_transformers(golden: dict, params:
   assert not golden['positions'][0, 0].any() and not golden['decoder_positions'][0, 0].any()
 
 
+@pytest.mark.slow(reason='2 s; the loss of transformers is above')
 def test_loss_is_that_of_numpy(params: dict) -> None:
   task, key = mae(), jax.random.key(3)
   image = jax.random.normal(jax.random.key(0), (3, 16, 16, 3))
@@ -95,6 +96,7 @@ def test_hidden_pixels_have_no_gradient_and_visible_ones_do(params: dict) -> Non
   assert hidden.sum() == 24 and (gradient[hidden] == 0).all() and (gradient[~hidden] > 0).all()
 
 
+@pytest.mark.slow(reason='1 s: compiles a network')
 def test_the_encoder_costs_at_most_three_tenths() -> None:
   model = sizes.vit('B/16')
   model.positions, model.depth = schema.Positions.SINCOS2D_MAE, 2
@@ -151,6 +153,7 @@ def test_pictures_to_look_at_are_in_the_units_of_the_image(params: dict) -> None
   np.testing.assert_allclose(patches.patchify(got.predicted, 4), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow(reason='2 s: another network')
 def test_grids_that_are_not_square_and_models_without_class_token_work() -> None:
   model = dataclasses.replace(MODEL, pool=schema.Pool.MEAN, positions=schema.Positions.LEARNED)
   task = mae(model, (8, 12), hidden=.5)

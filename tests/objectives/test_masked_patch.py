@@ -22,6 +22,7 @@ def task(target: PatchTarget = PatchTarget.COLOR, **settings: float) -> masked_p
       **({'corrupted': .5, 'masked': .8, 'swapped': .1} | settings))
 
 
+@pytest.mark.slow(reason='1 s: another program')
 def test_half_is_corrupted_by_mask_other_patch_or_not_at_all() -> None:
   tokens = jnp.arange(1., 4000 * 9 + 1).reshape(4000, 9, 1)
   mixed, choice = task().corrupt(tokens, jnp.zeros((1, 1, 1)), jax.random.key(0))

@@ -98,6 +98,7 @@ def test_it_goes_around_an_average_or_into_it_and_views_pass_through() -> None:
   assert np.abs(plain.params['head']['kernel'] - after_wrapped(.3).params['head']['kernel']).max() > 1e-4
 
 
+@pytest.mark.slow(reason='3 s: another program')
 def test_microbatches_are_perturbed_each_for_itself() -> None:
   task = Sam(Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX,
                         label_smoothing=0.), rho=lambda step: jnp.asarray(.5), alpha=0.)

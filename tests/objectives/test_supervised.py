@@ -52,7 +52,7 @@ def test_targets_are_hardened_then_smoothed(loss: schema.Loss, scale: float) -> 
   assert got == pytest.approx((MASK * per_example).sum() / MASK.sum(), rel=1e-5) and weight == 5
 
 
-@pytest.mark.quick('4', reason='2 s: another program')
+@pytest.mark.slow(reason='2 s: a program for each; test_contracts.py has sums over microbatches')
 @pytest.mark.parametrize('accumulate', [2, 4])
 def test_class_weights_are_the_same_over_microbatches(accumulate: int) -> None:
   data = programs.batch(size=8, classes=4)

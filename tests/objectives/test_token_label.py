@@ -81,6 +81,7 @@ def test_the_loss_is_that_of_numpy_with_tokens_exchanged_and_back(params: Any, c
   assert float(out.loss.value) == pytest.approx(np.mean(classes) + .7 * np.mean(dense), rel=1e-4)
 
 
+@pytest.mark.slow(reason='3 s: two programs')
 def test_without_mixing_images_are_alone(params: Any) -> None:
   loss = jax.jit(task(mix=False).loss)
   whole = loss(params, {}, BATCH, jax.random.key(4), jnp.asarray(0))
@@ -91,6 +92,7 @@ def test_without_mixing_images_are_alone(params: Any) -> None:
   assert float(whole.loss.weight) == 4
 
 
+@pytest.mark.slow(reason='2 s: another program')
 def test_a_row_whose_partner_is_padding_is_not_mixed(params: Any) -> None:
   batch = {k: v[:2] for k, v in BATCH.items()} | {'mask': jnp.array([1., 0.])}
   mixing, alone = (jax.jit(task(mix=mix).loss)(params, {}, batch, jax.random.key(4), jnp.asarray(0))
@@ -98,6 +100,7 @@ def test_a_row_whose_partner_is_padding_is_not_mixed(params: Any) -> None:
   assert float(mixing.loss.value) == pytest.approx(float(alone.loss.value), rel=1e-5)
 
 
+@pytest.mark.slow(reason='1 s: another program; the loss with mixed tokens is above')
 def test_the_box_is_that_of_cutmix_on_the_token_grid() -> None:
   kept = np.asarray(jax.vmap(lambda key: token_label.draw_kept(key, (6, 8)))(jax.random.split(jax.random.key(0), 500)))
   kept = kept.reshape(500, 6, 8)

@@ -36,6 +36,7 @@ def test_each_change_builds_with_as_many_moments_as_it_has(change: str) -> None:
   assert copies == pytest.approx({'lion': 1., 'adafactor': 1.}.get(change, 2.), abs=.03)  # the stem is not factored
 
 
+@pytest.mark.slow(reason='5 s: traces B/16')
 def test_adafactor_keeps_half_a_copy_of_the_parameters() -> None:
   params, opt = state('vit_g14_jft3b')
   assert trees.num_bytes(opt) / trees.num_bytes(params) == pytest.approx(.5, abs=.01)  # Scaling ViT, section 3.4

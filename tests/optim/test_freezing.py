@@ -40,6 +40,7 @@ def close(a: object, b: object) -> None:
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
 
 
+@pytest.mark.quick('AdamW', reason='1 s: another program')
 @pytest.mark.parametrize('kind', [schema.AdamW, schema.Adafactor, schema.Sgd])
 def test_what_thaws_begins_as_at_the_start_and_clipping_sees_what_moves(kind: type) -> None:
   frozen = build(kind, rules=(schema.PathRule('backbone/.*', frozen_until='3 steps'),))

@@ -55,6 +55,7 @@ def test_rules_change_rate_and_decay_and_may_move_over_the_run() -> None:
   np.testing.assert_allclose(got['backbone/cls'], 1.)
 
 
+@pytest.mark.quick('AdamW', reason='1 s: another program')
 @pytest.mark.parametrize('kind', [schema.AdamW, schema.Adam, schema.Lion, schema.Sgd])
 def test_weight_decay_may_rise_over_the_run(kind: type) -> None:
   ramp = schema.Ramp(1., 10., curve=schema.Curve.LINEAR)

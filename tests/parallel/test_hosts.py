@@ -199,6 +199,7 @@ def start_two(end: str, **env: str) -> list[subprocess.Popen[str]]:
                            stderr=subprocess.STDOUT, env=common | {'VIT_JAX_PROCESS_ID': str(i)}) for i in range(2)]
 
 
+@pytest.mark.slow(reason='2 s: starts programs')
 def test_a_process_that_leaves_does_not_wait_for_the_others() -> None:
   first, second = start_two('hosts.leave(2)')
   assert second.wait(timeout=30) == 2

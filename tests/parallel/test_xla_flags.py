@@ -16,6 +16,7 @@ def start_jax(flags: str) -> subprocess.CompletedProcess[str]:
                         text=True, check=False, env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags})
 
 
+@pytest.mark.slow(reason='3 s: starts programs')
 def test_xla_knows_every_switch_of_the_table_and_no_other() -> None:
   known = ' '.join(flag.text for platform in ('gpu', 'cpu') for flag in xla_flags.FLAGS[platform])
   done = start_jax(known)

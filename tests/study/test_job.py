@@ -200,6 +200,7 @@ def test_a_stage_without_results_to_choose_by_is_reported(
   assert 'expected at least one finished run with an evaluation' in (tmp_path / 'table.html').read_text()
 
 
+@pytest.mark.slow(reason='3 s: starts programs')
 def test_runs_go_side_by_side(tmp_path: pathlib.Path) -> None:
   runs = {name: config('wait') for name in 'abc'}
   process = in_a_process(tmp_path, runs, 2)

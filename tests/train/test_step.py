@@ -9,7 +9,8 @@ import programs
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core.types import Batch
+from vit_jax.core.numerics import weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.objectives.ema import Ema
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import diagnose, loop, step
@@ -24,8 +25,10 @@ def task(loss: schema.Loss = schema.Loss.SOFTMAX) -> Supervised:
   return Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=loss, label_smoothing=0.)
 
 
-def program(objective: object, settings: schema.Mesh = ONE, *, accumulate: int = 1, data: Batch = DATA) -> step.Program:
-  return programs.build(objective, fakes.normalise, settings, rules=RULES, like=data, accumulate=accumulate)
+def program(objective: object, settings: schema.Mesh = ONE, *, accumulate: int = 1, data: Batch = DATA,
+            optimizer: schema.Sgd | None = None) -> step.Program:
+  return programs.build(objective, fakes.normalise, settings, rules=RULES, like=data, accumulate=accumulate,
+                        optimizer=optimizer)
 
 
 @pytest.mark.quick('4', reason='1 s: another program')
@@ -37,8 +40,9 @@ def test_masked_rows_change_nothing_even_if_they_are_nan(accumulate: int) -> Non
   kept = {k: v[data['mask'] > 0] for k, v in data.items()}
   poisoned = {**data, 'image': data['image'].astype(np.float32)}
   poisoned['image'][0] = 3e38
-  got, metrics = programs.run(program(task(), accumulate=accumulate, data=poisoned), ONE, poisoned)
-  want, _ = programs.run(program(task(), data=kept), ONE, kept)
+  plain = schema.Sgd(weight_decay=0., clip_norm=0.)  # a limit on the gradient would hide its scale
+  got, metrics = programs.run(program(task(), accumulate=accumulate, data=poisoned, optimizer=plain), ONE, poisoned)
+  want, _ = programs.run(program(task(), data=kept, optimizer=plain), ONE, kept)
   assert float(metrics.means['loss'].weight) == 8 and bool(metrics.ok)
   programs.assert_close(got.params, want.params)
 
@@ -70,6 +74,33 @@ def test_a_step_that_is_not_finite_updates_nothing_but_the_count(settings: str) 
   programs.assert_close(state._replace(step=before.step), before, rtol=0, atol=0)
   assert set(step.nonfinite_paths(metrics.norms.grad)) >= {'backbone/kernel', 'head/bias'}
   assert step.nonfinite_paths(metrics.norms.param) == []
+
+
+class Root:
+  """The loss is the root of a sum of weighted pixels: at black its value is 0, and its gradient is not finite."""
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    return {'weight': jnp.array([2., 1., 2.])}, {'seen': jnp.zeros(())}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    return LossOut(weighted_mean(jnp.sqrt(batch['image'].mean((1, 2)) @ params['weight'])), {}, jnp.ones(()))
+
+  def after_update(self, params: Params, extra: Extra, stats: Array, step: Array) -> Extra:
+    return {'seen': extra['seen'] + stats}
+
+
+def test_a_gradient_that_is_not_finite_stops_an_update_although_the_loss_is_finite() -> None:
+  black = {'image': np.zeros((4, 2, 2, 3), np.float32)}
+  built = programs.build(Root(), lambda batch, key, step: batch, ONE, rules=(('.*', ()),), like=black)
+  state, metrics = programs.run(built, ONE, black)
+  assert float(metrics.means['loss'].value) == 0. and not np.isfinite(metrics.grad_norm) and not metrics.ok
+  assert state.params['weight'].tolist() == [2., 1., 2.] and float(state.extra['seen']) == 0. and state.step == 1
+  state, metrics = programs.run(built, ONE, {'image': np.ones((4, 2, 2, 3), np.float32)})
+  assert metrics.ok and float(state.extra['seen']) == 1.
+  # The gradient is 1 / (2 sqrt(5)) in all three numbers, and the rate .1: in f32, of numbers up to 2.
+  assert float(metrics.norms.param['weight']) == pytest.approx(3., rel=1e-6)
+  assert float(metrics.norms.update['weight']) == pytest.approx(.1 * np.sqrt(3 / 20), rel=1e-5)
+  assert float(metrics.norms.grad['weight']) == pytest.approx(np.sqrt(3 / 20), rel=1e-6)
 
 
 @pytest.mark.quick('data=8', reason='1 s: another program')

@@ -85,6 +85,7 @@ def features(params: dict, model: schema.ViT, image: np.ndarray) -> np.ndarray:
       params, jnp.asarray(image)))
 
 
+@pytest.mark.slow(reason='1 s: two networks')
 def test_patches_of_another_side_are_resized_so_that_enlarged_images_give_the_same() -> None:
   found = made.network()
   fitted = fit(found, target(patch=16, px=(64, 64)))

@@ -85,6 +85,7 @@ def test_parameters_and_their_average_are_those_of_the_file(names: tuple[str, ..
   assert fates == ({'taken'} if names == NAMES else {'taken', 'new', 'dropped'}) and told['source'].endswith('a.npz')
 
 
+@pytest.mark.slow(reason='4 s: an EfficientNet is built')
 def test_running_statistics_begin_as_those_of_the_file(tmp_path: pathlib.Path) -> None:
   small = schema.EfficientNet(width_factor=.25, depth_factor=.3)
   how = made.HOW._replace(resize_px=0, image_px=config().image_px)
@@ -180,6 +181,7 @@ def test_positions_are_resized_as_the_config_says(tmp_path: pathlib.Path) -> Non
   assert one.shape == two.shape != given.params['backbone']['positions'].shape and not np.array_equal(one, two)
 
 
+@pytest.mark.slow(reason='2 s: runs are built; tests/weights/test_adapt.py has what fits')
 def test_weights_that_do_not_fit_are_a_message(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   saving.save(network(gelu=schema.Gelu.EXACT if model().gelu is schema.Gelu.TANH else schema.Gelu.TANH),
               str(tmp_path / 'a.npz'))
@@ -193,6 +195,7 @@ def test_weights_that_do_not_fit_are_a_message(tmp_path: pathlib.Path, capsys: p
   assert (tmp_path / 'own').exists()  # a folder that was there stays
 
 
+@pytest.mark.slow(reason='2 s: runs are built')
 @pytest.mark.parametrize(('changes', 'says'), [
     ({'init_view': 'ema'}, "init_view: expected '' without init_from, got 'ema'."),
     ({'init_from': 'x', 'init_view': 'best'}, "init_view: expected one of student, ema, teacher, or '', got 'best'")])

@@ -79,6 +79,7 @@ def test_a_mixer_comes_back(family: str, name: str, tmp_path: pathlib.Path) -> N
   assert again.model == found.model
 
 
+@pytest.mark.dear('model2-timm-a.safetensors', reason='3 s: an EfficientNet')
 @pytest.mark.parametrize(('model', 'family', 'name'), [
     (made.BIT, 'bit', 'a.npz'), (made.BIT, 'timm', 'a.pth'), (made.EFFICIENTNET, 'timm', 'a.safetensors'),
     (made.EFFICIENTNET, 'timm', 'folder')])
@@ -92,6 +93,7 @@ def test_a_convolutional_network_comes_back_with_its_running_statistics(
   assert again.preprocess._replace(rule='') == found.preprocess._replace(rule='')
 
 
+@pytest.mark.slow(reason='2 s: an EfficientNet')
 def test_running_statistics_are_part_of_a_run(tmp_path: pathlib.Path) -> None:
   found = made.network(schema.EfficientNet(width_factor=.25, depth_factor=.3))
   made.assert_same(found, there_and_back(found, tmp_path / 'run', 'run'))
