@@ -76,6 +76,8 @@ setuptools.setup(
     'tfds': ['tensorflow>=2.18'],  # to prepare sets whose builders need it; nothing else does
     'plan': ["libtpu>=0.0.51; sys_platform == 'linux'"],  # the TPU compiler, for --job=plan on any machine
     'onnx': ['onnx>=1.16', 'onnxruntime>=1.18'],  # to export networks, and to run what was exported
+    'wandb': ['wandb>=0.17'],  # trackers of runs
+    'mlflow': ['mlflow-skinny>=2.14', 'sqlalchemy>=2.0', 'alembic>=1.10'],
     'gcs': ['gcsfs>=2025.2'],  # run directories on gs://
     'tpu': ['jax[tpu]>=0.10', 'gcsfs>=2025.2'],
     'gpu': ['jax[cuda13]>=0.10'],

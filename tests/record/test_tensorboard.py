@@ -1,13 +1,17 @@
 """Event files for TensorBoard."""
 from __future__ import annotations
 
+import io
 import pathlib
 import resource
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from vit_jax.record import tensorboard
+from vit_jax.record.trackers import tensorboard
+from vit_jax.record.trackers.tracker import Histogram
 
 
 def events(path: pathlib.Path) -> list[event_pb2.Event]:
@@ -30,6 +34,22 @@ def test_scalars_are_in_the_file_with_their_steps(tmp_path: pathlib.Path) -> Non
   assert (first[-1].step, first[-1].summary.value[0].tag) == (7, 'train/loss')
   assert first[-1].summary.value[0].simple_value == 1.5
   assert second[1].step == 5 and second[1].session_log.status == event_pb2.SessionLog.START
+
+
+def test_images_and_histograms_are_in_the_file(tmp_path: pathlib.Path) -> None:
+  one = tensorboard.Board(str(tmp_path), purge_step=None)
+  pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), np.uint8)
+  one.images(3, {'train/images': pixels})
+  one.histograms(4, {'params/head/bias': Histogram(np.array([2., 1.]), np.array([-1., 0., 1.]), .5, 1.25)})
+  one.close()
+  (path,) = tmp_path.glob('events.out.tfevents.*')
+  first, second, third = (event.summary.value[0] for event in events(path)[1:])
+  assert [first.tag, second.tag, third.tag] == ['train/images/0', 'train/images/1', 'params/head/bias']
+  assert (second.image.height, second.image.width, second.image.colorspace) == (5, 7, 3)
+  np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(second.image.encoded_image_string))), pixels[1])
+  histo = third.histo
+  assert (histo.min, histo.max, histo.num, histo.sum, histo.sum_squares) == (-1., 1., 3., .5, 1.25)
+  assert [*histo.bucket_limit] == [0., 1.] and [*histo.bucket] == [2., 1.]
 
 
 def test_a_full_disk_is_an_error_of_the_caller(tmp_path: pathlib.Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from vit_jax.record import writer as writer_lib
+from vit_jax.record.trackers.tracker import Guarded
 
 
 def make(workdir: pathlib.Path, *, resumed_from: int | None = None,
@@ -149,3 +151,49 @@ def test_a_value_that_cannot_be_recorded_is_named(tmp_path: pathlib.Path) -> Non
 def test_reading_nothing_says_so(tmp_path: pathlib.Path) -> None:
   with pytest.raises(FileNotFoundError):
     writer_lib.read(tmp_path)
+
+
+class Kept:
+  """A tracker that keeps what it is given."""
+
+  def __init__(self) -> None:
+    self.rows: list[tuple[int, dict[str, float]]] = []
+    self.status = ''
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    self.rows.append((step, dict(values)))
+
+  def images(self, step: int, values: object) -> None:
+    raise OSError('no images')
+
+  def histograms(self, step: int, values: object) -> None: ...
+
+  def close(self, status: str) -> None:
+    self.status = status
+
+
+def tracked(workdir: pathlib.Path, kept: Kept) -> writer_lib.Writer:
+  return writer_lib.Writer(workdir, process_index=0, resumed_from=None, progress_total=9, progress=False,
+                           trackers=lambda folder: [Guarded('trackers.x', lambda: kept, background=False)])
+
+
+def test_trackers_get_every_row_and_how_the_run_ended(tmp_path: pathlib.Path) -> None:
+  kept, stopped, failed = Kept(), Kept(), Kept()
+  with tracked(tmp_path / 'a', kept) as writer:
+    writer.write(1, {'a': 1.})
+  with tracked(tmp_path / 'b', stopped) as writer:
+    writer.event('stop', step=1)
+  with pytest.raises(ValueError, match='x'), tracked(tmp_path / 'c', failed):
+    raise ValueError('x')
+  assert kept.rows == [(1, {'a': 1.})] and not list(tmp_path.glob('*/events.*'))
+  assert (kept.status, stopped.status, failed.status) == ('done', 'stopped', 'failed')
+
+
+def test_the_record_continues_when_a_tracker_fails(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  kept = Kept()
+  with tracked(tmp_path, kept) as writer:
+    writer.write(1, {'a': 1.})
+    writer.show(1, lambda tracker, step: tracker.images(step, {}))
+    writer.write(2, {'a': 2.})
+  assert [row['step'] for row in writer_lib.read(tmp_path).rows] == [1, 2] and kept.rows == [(1, {'a': 1.})]
+  assert caplog.text.count('no images') == 1

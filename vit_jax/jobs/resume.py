@@ -16,6 +16,8 @@ from vit_jax.record import checkpoint_files, run_directory, storage
 log = logging.getLogger('vit_jax.jobs')
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'data.workers', 'data.threads')
 """Settings that may differ when a run is resumed on other hardware."""
+_UNIMPORTANT = ('mesh.chosen', 'trackers.')
+"""Settings that the program writes, or that no result depends on."""
 
 
 def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:
@@ -75,7 +77,7 @@ def changes(before: Any, config: schema.Config) -> list[str]:
   """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON."""
   old, new = _flat(before), _flat(json.loads(json_files.to_json(config)))
   return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
-          if old.get(name) != new.get(name) and name not in ('mesh.chosen', 'mesh.chosen_for')]
+          if old.get(name) != new.get(name) and not name.startswith(_UNIMPORTANT)]
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:

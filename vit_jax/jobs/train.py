@@ -18,7 +18,7 @@ from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, report_page, resume, summary, teacher_labels
+from vit_jax.jobs import build, report_page, resume, summary, teacher_labels, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -48,6 +48,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   began, is_default = time.monotonic(), workdir is None
   workdir = workdir or default_workdir(config)
   check.check(config)
+  trackers.check(config)
   process_id = startup.start()
   config, found = inherit.resolve(config, overridden, workdir, found)
   check.check(config)
@@ -100,7 +101,8 @@ class Run:
     resume.write_config(self.workdir, self.config)
     lost = self._find_lost(start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
-                    progress_total=total, progress=self.config.train.progress and start < total)
+                    progress_total=total, progress=self.config.train.progress and start < total,
+                    trackers=trackers.opener(self.config, self.workdir, start or None))
     writer.event('start', command=sys.argv, versions=startup.versions(), devices=jax.device_count(),
                  device_kind=jax.devices()[0].device_kind, processes=jax.process_count(), lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
@@ -184,6 +186,7 @@ class Run:
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, self.loader.indexes, mesh=self.mesh,
             seed=config.seed))]
+    found += trackers.hooks(config, parts, writer, self.mesh)
     found += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
     found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
@@ -277,10 +280,9 @@ class Run:
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.on_state(total, state)
       self.checkpointer.wait()
-    digest = saving.digest or self._restored_digest
     writer.event('goodput', step=total, **clock.goodput()._asdict())
     writer.close()
-    self._write_results(final, digest, total)
+    self._write_results(final, saving.digest or self._restored_digest, total)
     return 0
 
   def _write_results(self, final: results.Final, digest: str, total: int) -> None:

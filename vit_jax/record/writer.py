@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, TensorBoard events and the progress that is shown.
+"""The record of a run: `metrics.jsonl`, the trackers that show it elsewhere, and the progress that is shown.
 
 `metrics.jsonl` is the record; everything else can be derived from it. It has one JSON object per line:
 
@@ -20,15 +20,18 @@ import contextlib
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import mirror, storage, tensorboard
+from vit_jax.record import mirror, storage
 from vit_jax.record import progress as progress_lib
+from vit_jax.record.trackers import tensorboard
+from vit_jax.record.trackers.tracker import Guarded, Status
 
 FILE = 'metrics.jsonl'
 _KEPT_AT_ONCE = ('checkpoint', 'stop')  # events that a run can resume from; no earlier line may be lost
@@ -63,10 +66,12 @@ class Writer:
     resumed_from: step of the checkpoint from which this run resumes; None for a new run.
     progress_total: number of steps of the run.
     progress: whether to show progress.
+    trackers: returns the trackers for files in a local folder; None = TensorBoard alone.
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *, process_index: int, resumed_from: int | None,
-               progress_total: int, progress: bool) -> None:
+               progress_total: int, progress: bool,
+               trackers: Callable[[str], Sequence[Guarded]] | None = None) -> None:
     self._active = process_index == 0
     self._resumed_from = resumed_from
     self._last_step = resumed_from or 0
@@ -83,7 +88,8 @@ class Writer:
       self._time_offset_s = _last_time_s(self._path) - time.monotonic()
       _end_last_line(self._path)
       self._file = open(self._path, 'a', encoding='utf-8')
-      self._board = tensorboard.Board(folder, purge_step=None if resumed_from is None else resumed_from + 1)
+    self._trackers = trackers(folder) if trackers else [tensorboard.opened(folder, resumed_from)]
+    self._status: Status = 'done'
     self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress)
 
   def __enter__(self) -> Writer:
@@ -108,9 +114,8 @@ class Writer:
     numbers = {name: float(value) for name, value in values.items()}
     self._ensure_started()
     self._append({'step': int(step), 'time_s': self._time_s(), **numbers})
-    with self._writing():
-      for name, number in numbers.items():
-        self._board.add_scalar(name, number, step)
+    for tracker in self._trackers:
+      tracker.write(int(step), numbers)
     self._last_step = int(step)
     self._progress.update(step, numbers)
 
@@ -126,8 +131,14 @@ class Writer:
       fields = {'resumed_from': self._resumed_from, **fields}
     self._ensure_started()
     self._append({'event': name, 'time_s': self._time_s(), **fields})
+    self._status = 'stopped' if name == 'stop' else self._status
     if self._mirror and name in _KEPT_AT_ONCE:
       self._mirror.push()
+
+  def show(self, step: int, call: Callable[[Guarded, int], None]) -> None:
+    """Calls a function with each tracker, for images or histograms, which are not in the record."""
+    for tracker in self._trackers if self._active else ():
+      call(tracker, step)
 
   def advance(self, step: int) -> None:
     """Updates the progress between rows."""
@@ -135,7 +146,7 @@ class Writer:
       self._progress.update(step, {})
 
   def close(self) -> None:
-    """Ends the progress bar and closes the files; it may be called twice."""
+    """Ends the progress bar and closes the files and trackers; it may be called twice, also while an error passes."""
     if not self._active:
       return
     self._active = False
@@ -143,8 +154,9 @@ class Writer:
     try:
       with self._writing():
         self._file.close()
-        self._board.close()
     finally:
+      for tracker in self._trackers:
+        tracker.close('failed' if sys.exc_info()[0] else self._status)
       if self._mirror:
         self._mirror.close()
 

@@ -15,7 +15,8 @@ from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIV
 from vit_jax.config.schema.vit import ViT
 from vit_jax.core.errors import UserError
 
-__all__ = ('Checkpoints', 'Config', 'EarlyStop', 'EmaWarmup', 'InitSettings', 'Mesh', 'OnNonfinite', 'Sam', 'Train')
+__all__ = ('Checkpoints', 'Config', 'EarlyStop', 'EmaWarmup', 'InitSettings', 'Mesh', 'OnNonfinite', 'Sam', 'Trackers',
+           'Train')
 
 MESH = Range(1, 2**20, also=(-1,))
 """Devices along an axis; -1 = the rest."""
@@ -135,6 +136,22 @@ class Mesh(Settings):
       yield from multiple(f'{name}.data', self.data, self.slices, f'{name}.slices={self.slices}, or -1')
 
 
+@dataclasses.dataclass
+class Trackers(Settings):
+  """Where the metrics of a run are shown beside its record. A tracker that fails is a warning; the run continues."""
+  tensorboard: bool = True  # event files in the run directory
+  wandb: str = ''   # PROJECT or ENTITY/PROJECT of Weights & Biases; '' = off
+  mlflow: str = ''  # experiment of MLflow, in the store of $MLFLOW_TRACKING_URI; '' = off
+  images: int = ranged(0, Range(0, 64))  # of the first batch, as the network receives them; 0 = none
+  histograms: str = duration('', off=True)  # interval of histograms of all parameters
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.wandb and (self.wandb.count('/') > 1 or not all(self.wandb.split('/'))):
+      yield problem(f'{name}.wandb', "PROJECT, ENTITY/PROJECT or ''", self.wandb)
+    if not self.tensorboard and not self.wandb:
+      yield from no_effect(self, name, ('images', 'histograms'), 'without TensorBoard and Weights & Biases')
+
+
 class InitSettings(enum.Enum):
   """Which settings come from the weights of `init_from` where neither the recipe nor the command line sets them.
 
@@ -162,6 +179,7 @@ class Config(Settings):
   evals: dict[str, Eval] = field(default_factory=dict)
   checkpoints: Checkpoints = field(default_factory=Checkpoints)
   mesh: Mesh = field(default_factory=Mesh)
+  trackers: Trackers = field(default_factory=Trackers)
   init_from: str = ''  # weights to begin with: a file, folder, run, address or known name; '' = random ones
   init_view: str = ''  # of a run given there: student, ema or teacher; '' = ema where there is one
   init_settings: InitSettings = InitSettings.WEIGHTS  # that are not set

@@ -1,4 +1,4 @@
-"""Writes scalars for TensorBoard to an event file, one for each start of a run.
+"""Writes scalars, images and histograms for TensorBoard to an event file, one for each start of a run.
 
 The format is encoded here, as the package that has it takes as long to import as jax does. An event file is a sequence
 of frames: u64 length, u32 checksum of the length, content, u32 checksum of the content (little endian; CRC-32C, rotated
@@ -7,19 +7,28 @@ framework/summary.proto) in the wire format of protocol buffers.
 """
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
 import socket
 import struct
 import time
+from collections.abc import Mapping, Sequence
+
+from PIL import Image
+
+from vit_jax.core.types import HostArray
+from vit_jax.record.trackers.tracker import Guarded, Histogram, Status
 
 FLUSH_S = 10.
 _VERSION = b'brain.Event:2'
 _START = b'\x08\x01'  # SessionLog { status (1): START (1) }
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # fields of Event
-_VALUE, _TAG, _SIMPLE_VALUE = 1, 1, 2  # of Summary; of its values
+_VALUE, _TAG, _SIMPLE_VALUE, _IMAGE, _HISTOGRAM = 1, 1, 2, 4, 5  # of Summary; of its values
+_HEIGHT, _WIDTH, _CHANNELS, _ENCODED = 1, 2, 3, 4  # of Summary.Image
+_MIN, _MAX, _NUM, _SUM, _SUM_SQUARES, _LIMITS, _COUNTS = 1, 2, 3, 4, 5, 6, 7  # of HistogramProto
 _NOT_IN_TAGS = re.compile(r'[^-/\w.]')
 _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
@@ -51,21 +60,51 @@ class Board:
 
     Characters that TensorBoard does not allow in a name become `_`.
     """
+    self._add_value(name, _key(_SIMPLE_VALUE, _FIXED32) + _float32(value), step)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Adds scalars by name."""
+    for name, value in values.items():
+      self.add_scalar(name, value, step)
+
+  def images(self, step: int, values: Mapping[str, HostArray]) -> None:
+    """Adds images `[B, H, W, 3]` u8, each as `NAME/NUMBER`, as PNG."""
+    for name, images in values.items():
+      for number, image in enumerate(images):
+        sides = b''.join(map(_varint, (_HEIGHT, _WIDTH, _CHANNELS), image.shape))
+        self._add_value(f'{name}/{number}', _bytes(_IMAGE, sides + _bytes(_ENCODED, _png(image))), step)
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    """Adds histograms by name."""
+    for name, one in values.items():
+      numbers = {_MIN: one.edges[0], _MAX: one.edges[-1], _NUM: one.counts.sum(), _SUM: one.sum,
+                 _SUM_SQUARES: one.sum_squares}
+      content = b''.join(_key(field, _FIXED64) + struct.pack('<d', float(number)) for field, number in numbers.items())
+      self._add_value(name, _bytes(_HISTOGRAM, content + _doubles(_LIMITS, one.edges[1:].tolist())
+                                   + _doubles(_COUNTS, one.counts.tolist())), step)
+
+  def _add_value(self, name: str, content: bytes, step: int) -> None:
     tag = _NOT_IN_TAGS.sub('_', name).lstrip('/').encode()
-    number = _bytes(_TAG, tag) + _key(_SIMPLE_VALUE, _FIXED32) + _float32(value)
-    self._add(_varint(_STEP, step) + _bytes(_SUMMARY, _bytes(_VALUE, number)))
+    self._add(_varint(_STEP, step) + _bytes(_SUMMARY, _bytes(_VALUE, _bytes(_TAG, tag) + content)))
     if time.monotonic() - self._flushed_s > FLUSH_S:
       self._file.flush()
       self._flushed_s = time.monotonic()
 
-  def close(self) -> None:
+  def close(self, status: Status = 'done') -> None:
     """Writes buffered values, and closes the file."""
+    del status
     self._file.close()
 
   def _add(self, event: bytes) -> None:
     event = _key(_WALL_TIME, _FIXED64) + struct.pack('<d', time.time()) + event
     size = struct.pack('<Q', len(event))
     self._file.write(size + _checksum(size) + event + _checksum(event))
+
+
+def opened(folder: str, resumed_from: int | None) -> Guarded:
+  """A tracker that writes event files to a local folder; `resumed_from` is the step of a resumed run, or None."""
+  purge_step = None if resumed_from is None else resumed_from + 1
+  return Guarded('trackers.tensorboard', lambda: Board(folder, purge_step=purge_step), background=False)
 
 
 def _key(field: int, wire_type: int) -> bytes:
@@ -87,6 +126,16 @@ def _varint(field: int, value: int) -> bytes:
 
 def _bytes(field: int, value: bytes) -> bytes:
   return _key(field, _BYTES) + _number(len(value)) + value
+
+
+def _doubles(field: int, values: Sequence[float]) -> bytes:
+  return _bytes(field, struct.pack(f'<{len(values)}d', *values))
+
+
+def _png(image: HostArray) -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, 'png')
+  return file.getvalue()
 
 
 def _float32(value: float) -> bytes:

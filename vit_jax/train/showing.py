@@ -1,0 +1,97 @@
+"""Hooks that show images and histograms of parameters in the trackers of a run."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.core import numerics, trees
+from vit_jax.core.contracts import Prepare
+from vit_jax.core.types import Array, Batch, HostArray, PyTree
+from vit_jax.parallel.mesh import replicated
+from vit_jax.record.trackers.tracker import Guarded, Histogram
+from vit_jax.train.loop import Done
+from vit_jax.train.state import TrainState
+
+BINS = 64
+Show = Callable[[int, Callable[[Guarded, int], None]], None]
+"""`Writer.show`."""
+
+
+class Images:
+  """Shows images of the first batch of a start as the network receives them: augmented, mixed and normalized.
+
+  Args:
+    num: of images, at most those of a batch.
+    prepare: of the train step; it is repeated with the keys of that step, so every process must call the hook.
+    mean, std: of the normalization, which is undone.
+    show: `Writer.show`.
+    mesh: of the batch.
+    seed: of the run.
+  """
+  every = 0
+
+  def __init__(self, num: int, prepare: Prepare, show: Show, *, mean: tuple[float, ...], std: tuple[float, ...],
+               mesh: Mesh, seed: int) -> None:
+    self._num, self._show, self._is_done = num, show, False
+    mean_C, std_C = (np.asarray(three, np.float32).reshape(1, 1, 1, 3) for three in (mean, std))
+
+    def pixels(batch: Batch, step: Array) -> Array:
+      with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
+        image = prepare(batch, keys['prepare'], step)['image'][:num].astype(jnp.float32)
+      return jnp.clip(jnp.round(255 * (image * std_C + mean_C)), 0, 255).astype(jnp.uint8)
+
+    self._pixels = jax.jit(pixels, out_shardings=replicated(mesh))
+
+  def on_metrics(self, done: Done) -> None:
+    if self._is_done:
+      return
+    self._is_done = True
+    images = np.asarray(self._pixels(done.batch, jnp.asarray(done.step - 1, jnp.int32)))
+    self._show(done.step, lambda tracker, step: tracker.images(step, {'train/images': images}))
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    raise AssertionError('never due')
+
+
+class Histograms:
+  """Shows a histogram of each parameter at intervals; those of all layers of a stack are one."""
+
+  def __init__(self, every: int, show: Show, *, mesh: Mesh) -> None:
+    self.every, self._show = every, show
+    self._count = jax.jit(_count, out_shardings=replicated(mesh))
+
+  def on_metrics(self, done: Done) -> None:
+    del done
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    found = histograms(jax.device_get(self._count(state.params)))
+    self._show(step, lambda tracker, step: tracker.histograms(step, found))
+
+
+def _count(params: PyTree) -> dict[str, tuple[Array, Array, Array, Array]]:
+  """Counts, edges, sum and sum of squares of the values of each parameter that are finite."""
+  found = {}
+  for name, leaf in trees.flatten(params).items():
+    values = leaf.astype(jnp.float32).ravel()
+    finite = jnp.isfinite(values)
+    low, high = (jnp.where(finite.any(), f(values, initial=start, where=finite), 0.) for f, start in (
+        (jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
+    spread = jnp.where(high > low, 0., .5)
+    edges = jnp.linspace(low - spread, high + spread, BINS + 1)
+    place = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
+    counts = jnp.zeros(BINS, jnp.int32).at[place].add(finite)
+    values = jnp.where(finite, values, 0.)
+    found[name] = counts, edges, values.sum(), (values ** 2).sum()
+  return found
+
+
+def histograms(counted: Mapping[str, tuple[HostArray, HostArray, HostArray, HostArray]]) -> dict[str, Histogram]:
+  """Histograms by name, `params/NAME`, from arrays on the host."""
+  return {f'params/{name}': Histogram(np.asarray(counts, np.float64), np.asarray(edges, np.float64), float(total),
+                                      float(squares))
+          for name, (counts, edges, total, squares) in counted.items()}
