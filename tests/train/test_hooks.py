@@ -12,7 +12,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean
 from vit_jax.record.clock import Clock
-from vit_jax.train import hooks, loop
+from vit_jax.train import hooks, loop, save_times
 from vit_jax.train.metrics import Norms, StepMetrics
 from vit_jax.train.state import TrainState
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_is_judged_by_metrics_of_its_own_step_and_made_once() -> No
   record, saver, latest = Record(), Saver(), {}
   clock = Clock(1, 0, None)
   evaluate = hooks.Evaluate(2, lambda state, step: {'test/top1': step / 10}, record, clock, latest)
-  save = hooks.Checkpoint(1, saver, record, clock, data={'seed': 1}, meta={}, latest=latest)
+  save = hooks.Checkpoint(save_times.EverySteps(1), saver, record, clock, data={'seed': 1}, meta={}, latest=latest)
   for step in (1, 2, 3):
     if step % 2 == 0:
       evaluate.on_state(step, STATE)

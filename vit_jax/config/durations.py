@@ -14,6 +14,10 @@ _PATTERN = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*(
                       re.ASCII)
 
 
+_WALL = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*(minutes?|hours?)\s*', re.ASCII)
+MOST_WALL_S = 3600. * 10_000
+
+
 class Duration(NamedTuple):
   """A number and its unit, one of `UNITS`."""
   value: float
@@ -34,6 +38,15 @@ def parse(text: str) -> Duration:
   if value > MOST[unit]:
     raise UserError(f'expected at most {MOST[unit]:,} {unit}, got {text[:60]!r}.')
   return Duration(value, unit)
+
+
+def parse_wall(text: str) -> float | None:
+  """Reads a wall time, such as `'20 minutes'` or `'1.5 hours'`, in seconds; None if it is none."""
+  found = _WALL.fullmatch(text)
+  if not found:
+    return None
+  seconds = float(found[1].replace('_', '')) * (60. if found[2].startswith('minute') else 3600.)
+  return seconds if 0. < seconds <= MOST_WALL_S else None
 
 
 def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> int:

@@ -27,7 +27,7 @@ from vit_jax.record import clock as clocks
 from vit_jax.record import goodput, progress, run_directory, stage, storage
 from vit_jax.record import writer as record
 from vit_jax.record.writer import Writer
-from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, stopping
+from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit, init_state
 from vit_jax.weights.loading import Weights
@@ -107,7 +107,7 @@ class Run:
                  device_kind=jax.devices()[0].device_kind, processes=jax.process_count(), lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
-    saving = self._saving_hook(writer, clock, latest)
+    saving = self._saving_hook(start, writer, clock, latest)
     early = self._early_stop(start, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     stage.begin('reading the first batch, compiling the train step' if start < total else 'evaluating')
@@ -239,10 +239,10 @@ class Run:
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
 
-  def _saving_hook(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
+  def _saving_hook(self, start: int, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
     return hooks.Checkpoint(
-        self.parts.lengths.steps(self.config.checkpoints.every), self.checkpointer, writer, clock,
-        data=self.loader.info._asdict(), meta=self._meta(), latest=latest)
+        save_times.of(self.config.checkpoints.every, self.parts.lengths.steps, start=start), self.checkpointer, writer,
+        clock, data=self.loader.info._asdict(), meta=self._meta(), latest=latest)
 
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
@@ -257,12 +257,12 @@ class Run:
     """Saves the last step, if this process can do so alone, and returns the error with what to do."""
     if jax.process_count() > 1 or ended.step == start:  # the other processes wait in their next step
       return error
-    saving.on_state(ended.step, ended.state)
+    saving.save(ended.step, ended.state)
     self.checkpointer.wait()
     return UserError(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
 
   def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
-    saving.on_state(ended.step, ended.state)
+    saving.save(ended.step, ended.state)
     self.checkpointer.wait()
     writer.event('stop', step=ended.step, reason=ended.reason)
     writer.close()
@@ -278,7 +278,7 @@ class Run:
     if start < total:
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
-      saving.on_state(total, state)
+      saving.save(total, state)
       self.checkpointer.wait()
     writer.event('goodput', step=total, **clock.goodput()._asdict())
     writer.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from vit_jax.config import schema
+from vit_jax.config import durations, schema
 from vit_jax.core import lazy, os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.record import checkpoint_files, storage
@@ -35,10 +35,11 @@ log = logging.getLogger('vit_jax.train')
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-  """Which checkpoints are kept. `best` is the name of a metric, or ''; `every` is in steps, 0 = off."""
+  """Which checkpoints are kept. `best` is the name of a metric, or ''; `every` is in steps, `every_s` in seconds."""
   latest: int
   every: int = 0
   best: str = ''
+  every_s: float = 0.
 
   @classmethod
   def of(cls, settings: schema.Checkpoints, steps: Callable[[str], int]) -> Keep:
@@ -47,7 +48,10 @@ class Keep:
     Raises:
       UserError: `keep_every` names steps at which no checkpoint is saved.
     """
-    every, keep_every = steps(settings.every), steps(settings.keep_every) if settings.keep_every else 0
+    if keep_every_s := durations.parse_wall(settings.keep_every):
+      return cls(settings.keep_latest, 0, settings.keep_best, keep_every_s)
+    every = 0 if durations.parse_wall(settings.every) else steps(settings.every)
+    keep_every = steps(settings.keep_every) if settings.keep_every else 0
     if keep_every and (not every or keep_every % every):
       raise UserError(f'checkpoints.keep_every: expected a multiple of checkpoints.every={settings.every!r}, {every} '
                       f'steps, got {settings.keep_every!r}, {keep_every} steps.')
@@ -57,6 +61,8 @@ class Keep:
     policies: list[managers.PreservationPolicy] = [managers.LatestN(self.latest)]
     if self.every:
       policies.append(managers.EveryNSteps(self.every))
+    if self.every_s:
+      policies.append(managers.EveryNSeconds(round(self.every_s)))
     if self.best:
       policies.append(managers.BestN(get_metric_fn=self._score, n=1, keep_checkpoints_without_metrics=False))
     return managers.AnyPreservationPolicy(policies)

@@ -17,6 +17,7 @@ from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
 from vit_jax.train.checkpoint import LOWER_IS_BETTER, Checkpointer
 from vit_jax.train.loop import Done
+from vit_jax.train.save_times import Times
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import nonfinite_paths
 
@@ -194,9 +195,10 @@ class EarlyStop:
 class Checkpoint:
   """Saves the state; the metrics of the same step determine the best checkpoint."""
 
-  def __init__(self, every: int, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
+  def __init__(self, times: Times, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
                data: Mapping[str, Any], meta: Mapping[str, Any], latest: Latest):
-    self.every, self._checkpointer, self._writer, self._clock = every, checkpointer, writer, clock
+    self.every, self._times = times.next, times
+    self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._data, self._meta, self._latest = data, meta, latest
     self.digest, self.saved = '', -1
 
@@ -204,6 +206,13 @@ class Checkpoint:
     self._checkpointer.check()
 
   def on_state(self, step: int, state: TrainState) -> None:
+    is_due = self._times.is_due(step)
+    self.every = self._times.next
+    if is_due:
+      self.save(step, state)
+
+  def save(self, step: int, state: TrainState) -> None:
+    """Saves the state, unless that of this step is saved."""
     if step == self.saved:
       return
     with self._clock.phase('checkpoint'):
@@ -211,6 +220,7 @@ class Checkpoint:
       self.digest = self._checkpointer.save(
           step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics)
     self.saved = step
+    self._times.saved()
     self._writer.event('checkpoint', step=step, params_digest=self.digest)
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 

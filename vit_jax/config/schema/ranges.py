@@ -51,19 +51,23 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-  """Lengths of time. `off`: '' switches off; `zero`: 0 is allowed; `percent`: a share of the run is allowed."""
+  """Lengths of time.
+
+  off: '' switches off.    zero: 0 is allowed.    percent: a share of the run is allowed.    wall: also minutes, hours.
+  """
   off: bool = False
   zero: bool = True
   percent: bool = True
+  wall: bool = False
 
   def problem(self, text: str) -> str | None:
     """What was expected instead of the text; None if it is one of them."""
-    if self.off and not text:
+    if (self.off and not text) or (self.wall and durations.parse_wall(text)):
       return None
     try:
       parsed = durations.parse(text)
     except UserError:
-      return durations.EXPECTED
+      return durations.EXPECTED + ", or '20 minutes' or '1.5 hours'" * self.wall
     if parsed.unit == '%' and not self.percent:
       return 'steps, epochs or examples, as a percentage is of the run itself'
     if parsed.value == 0 and not self.zero:
@@ -92,9 +96,10 @@ def ranged(default: Any, allowed: Range) -> Any:
   return dataclasses.field(default=default, metadata={'allowed': allowed})
 
 
-def duration(default: str | tuple[str, ...], *, off: bool = False, zero: bool = True, percent: bool = True) -> Any:
+def duration(default: str | tuple[str, ...], *, off: bool = False, zero: bool = True, percent: bool = True,
+             wall: bool = False) -> Any:
   """A field for a length of time, or a tuple of them."""
-  return dataclasses.field(default=default, metadata={'allowed': Span(off, zero, percent)})
+  return dataclasses.field(default=default, metadata={'allowed': Span(off, zero, percent, wall)})
 
 
 class Problem(typing.NamedTuple):

@@ -107,14 +107,22 @@ class Train(Settings):
 @dataclasses.dataclass
 class Checkpoints(Settings):
   """When checkpoints are made and which stay. The last one is always made, and always stays."""
-  every: str = duration('10 %')
+  every: str = duration('10 %', wall=True)  # or '20 minutes', by the clock of process 0
   keep_latest: int = ranged(2, COUNT)
-  keep_every: str = duration('', off=True)  # keep these for good; a multiple of `every`
+  # Keep these for good; a multiple of `every`. '12 hours': at least so far apart.
+  keep_every: str = duration('', off=True, wall=True)
   keep_best: str = ''  # name of a metric, such as test/top1; keeps its best one, and measures it at each
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if self.keep_best:
       yield from _metric_problems(f'{name}.keep_best', self.keep_best, config)
+    if not durations.parse_wall(self.every):
+      return
+    if self.keep_best:
+      yield problem(f'{name}.every', f'steps, epochs or a percentage with {name}.keep_best, which is measured at the '
+                    'steps of all checkpoints', self.every)
+    if self.keep_every and not durations.parse_wall(self.keep_every):
+      yield problem(f'{name}.keep_every', f"minutes or hours with {name}.every='{self.every}'", self.keep_every)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,99 @@
+"""When checkpoints are saved: at fixed steps, or after a wall time that all processes agree on.
+
+The step at which a checkpoint is saved does not change what it holds: a state is a function of its step, and a resumed
+run continues bit by bit whichever step it resumes from.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.config import durations
+
+FIRST_STEPS = 10
+"""Steps from the start of the process to the first look at the clock."""
+SHARE, PARTS = 0.9, 8
+"""The clock is looked at again after this part of the remaining time, and at least so often in an interval, as steps
+may become faster or slower."""
+_MOST_STEPS = 2**30
+
+
+class Times(Protocol):
+  """The steps at which a run may save."""
+
+  @property
+  def next(self) -> int:
+    """The step at which `is_due` is asked; 0 = never. With fixed steps also every multiple of it."""
+    ...
+
+  def is_due(self, step: int) -> bool:
+    """Whether to save at a step; all processes ask at the same steps and get the same answer."""
+    ...
+
+  def saved(self) -> None:
+    """Called after a save."""
+    ...
+
+
+class EverySteps:
+  """Every `steps` steps; 0 = never."""
+
+  def __init__(self, steps: int) -> None:
+    self.next = steps
+
+  def is_due(self, step: int) -> bool:
+    """Returns whether it is such a step."""
+    return bool(self.next) and step % self.next == 0
+
+  def saved(self) -> None:
+    """Changes nothing."""
+
+
+class EverySeconds:
+  """After `seconds` since the start or the last save, to the nearest step.
+
+  Process 0 looks at its clock, at few steps, and tells the others whether to save and at which step it looks again.
+  That step is estimated from the time of the steps since it looked last. Looking waits for the steps under way.
+  """
+
+  def __init__(self, seconds: float, *, start: int, clock: Callable[[], float] = time.monotonic,
+               agree: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
+    """Begins to count; `start` is the step that the run begins at. `agree` returns the value of process 0."""
+    self._seconds, self._clock, self._agree = seconds, clock, agree or _of_process_0
+    self._saved_s = self._looked_s = clock()
+    self._looked, self.next = start, start + FIRST_STEPS
+
+  def is_due(self, step: int) -> bool:
+    """Returns whether to save at `next`; sets the next step to look at."""
+    if step != self.next:
+      return False
+    now_s = self._clock()
+    step_s = (now_s - self._looked_s) / max(1, step - self._looked)
+    left_s = self._seconds - (now_s - self._saved_s)
+    is_due = left_s < step_s / 2
+    left_s = self._seconds if is_due else left_s
+    ahead = left_s / max(step_s, 1e-9)
+    ahead = min(left_s * SHARE, self._seconds / PARTS) / max(step_s, 1e-9) if ahead > FIRST_STEPS else ahead
+    answer = np.asarray([is_due, min(_MOST_STEPS, max(1, round(ahead)))], np.int32)
+    due, ahead_steps = self._agree(answer).tolist()
+    self._looked, self._looked_s, self.next = step, now_s, step + ahead_steps
+    return bool(due)
+
+  def saved(self) -> None:
+    """Counts from now; the time of the save does not count as that of steps."""
+    self._saved_s = self._looked_s = self._clock()
+
+
+def of(every: str, steps: Callable[[str], int], *, start: int) -> Times:
+  """Returns the times of `checkpoints.every`; `steps` converts a duration to steps, `start` is the first step."""
+  seconds = durations.parse_wall(every)
+  return EverySeconds(seconds, start=start) if seconds else EverySteps(steps(every))
+
+
+def _of_process_0(answer: np.ndarray) -> np.ndarray:
+  return np.asarray(multihost_utils.broadcast_one_to_all(answer)) if jax.process_count() > 1 else answer
