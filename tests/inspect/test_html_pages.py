@@ -31,3 +31,14 @@ def test_only_uint8_images_become_png_files() -> None:
   assert html_pages.to_png(np.zeros((2, 3, 3), np.uint8)).startswith(b'\x89PNG')
   with pytest.raises(ValueError, match=r'image: expected \[H, W, 3\] uint8, got \[2, 3\] float64'):
     html_pages.to_png(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize('name', ['top1', 'test/top5@ema', 'test/top1_k20', 'few/10shot_l2_0.5@ema', 'train/accuracy',
+                                  'test/top1.partial50', 'test/class_mean', 'test/ece', 'train/teacher_accuracy'])
+def test_shares_are_in_percent(name: str) -> None:
+  assert html_pages.format_metric(name, .9806) == '98.06 %' and html_pages.format_metric(name, 'nan') == 'nan'
+
+
+@pytest.mark.parametrize('name', ['test/nll', 'train/loss', 'topology', 'few/setting', 'test/topics1'])
+def test_other_metrics_are_numbers(name: str) -> None:
+  assert html_pages.format_metric(name, .25) == '0.25'

@@ -36,6 +36,12 @@ def test_a_short_curve_is_not_smoothed() -> None:
   assert chart is not None and 'mean over' not in chart.svg
 
 
+def test_an_evaluation_is_not_smoothed_however_often_it_is_made() -> None:
+  many = [{'step': float(i), 'test/nll': float(i % 2)} for i in range(100)]
+  chart = report_curves.draw(LOSS, [('a', many)])
+  assert chart is not None and '</i>test/nll <b>1</b>' in chart.svg and 'mean over' not in chart.svg and not chart.note
+
+
 def test_several_runs_are_labelled_by_their_names_and_shown_without_single_batches() -> None:
   chart = report_curves.draw(LOSS, [('a', rows(100)[:-1]), ('b', rows(100)[:-1])])
   assert chart is not None and 'b, mean over 50 steps' in chart.svg and 'class="line raw"' not in chart.svg
