@@ -45,7 +45,7 @@ def position_tiles(similarity: HostArray) -> bytes:
     ax.set_ylabel('input patch row')
     ax.spines[:].set_visible(False)
     figure.colorbar(image, ax=ax, label='cosine similarity', shrink=.8)
-    ax.set_title('Position embedding similarity', fontsize=9)
+    ax.set_title('Position embedding similarity', fontsize=10)
     return sheets.encode(figure)
 
 
@@ -65,15 +65,17 @@ def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, 
       ax.plot(np.repeat(depth, table.shape[1]), table.reshape(-1), 'o', color=color, markersize=3, alpha=.55,
               markeredgewidth=0)
       ax.plot(depth, table.mean(1), color=color, linewidth=1.4, label=name)
+    ax.locator_params(axis='x', integer=True)
     _finish(ax, xlabel='block', ylabel=ylabel, title=title, legend=len(values) > 1)
     ax.set_ylim(bottom=bottom)
     return sheets.encode(figure)
 
 
 def lines(curves: Mapping[str, tuple[HostArray, HostArray]], *, xlabel: str, ylabel: str, title: str) -> bytes:
-  """Draws curves `(x [n], y [n])` by name."""
+  """Draws curves `(x [n], y [n])` by name; x are whole numbers."""
   with _canvas((5.2, 3.4)) as (figure, axes):
     _plot(axes[0, 0], curves)
+    axes[0, 0].locator_params(axis='x', integer=True)
     _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=len(curves) > 1)
     return sheets.encode(figure)
 
@@ -100,7 +102,7 @@ def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str
         ax.plot(x[:len(row)], row, color=color, linewidth=1.2)
       _finish(ax, xlabel=xlabel, ylabel=ylabel, title=f'{title}: {name}' if len(tables) > 1 else title, legend=False)
       shade = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, len(table) - 1), _DEPTHS)
-      figure.colorbar(shade, ax=ax, label='after block (0: before the first)')
+      figure.colorbar(shade, ax=ax, label='after block (0: before the first)').ax.locator_params(axis='y', integer=True)
     return sheets.encode(figure)
 
 
@@ -110,6 +112,7 @@ def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, uni
     image = axes[0, 0].imshow(values, origin='lower', vmin=0, vmax=1, cmap=_DEPTHS, interpolation='nearest')
     _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=False)
     axes[0, 0].grid(False)
+    axes[0, 0].locator_params(integer=True)
     figure.colorbar(image, ax=axes[0, 0], label=unit)
     return sheets.encode(figure)
 
@@ -117,7 +120,7 @@ def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, uni
 def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
   """Draws images as points `[S, 2]`; each label has a colour, from the ninth label on with another marker."""
   names = list(dict.fromkeys(labels))
-  with _canvas((5.6, 4.6)) as (figure, axes):
+  with _canvas((5.6, 4.6), right_in=1.6 if 1 < len(names) <= 24 else .15) as (figure, axes):
     ax = axes[0, 0]
     for number, name in enumerate(names):
       own = np.array([label == name for label in labels])
@@ -125,9 +128,9 @@ def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
                  label=sheets.shorten(name, 24), linewidths=0)
     ax.set_xticks([])
     ax.set_yticks([])
-    ax.set_title(title, fontsize=9)
+    ax.set_title(title, fontsize=10)
     if 1 < len(names) <= 24:
-      ax.legend(frameon=False, fontsize=6.5, loc='center left', bbox_to_anchor=(1, .5))
+      ax.legend(frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, .5))
     return sheets.encode(figure)
 
 
@@ -203,13 +206,21 @@ def reconstruction_sheet(images: HostArray, found: Reconstruction, captions: Seq
 
 
 @contextlib.contextmanager
-def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1)) -> Iterator[tuple[Figure, Any]]:
-  """Yields a figure without a window, and its axes `[rows, columns]`."""
+def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1), *,
+            right_in: float = .15) -> Iterator[tuple[Figure, Any]]:
+  """Yields a figure without a window, and its axes `[rows, columns]`, with room for their labels.
+
+  The room is fixed, `right_in` inches at the right: matplotlib would draw every text several times to measure it.
+  """
   matplotlib = plotting.load()
   from matplotlib.figure import Figure
-  with matplotlib.rc_context({'font.size': 8, 'axes.linewidth': .6, 'axes.formatter.useoffset': False}):
-    figure = Figure(figsize=size, layout='constrained', dpi=sheets.DPI)
-    yield figure, figure.subplots(*shape, squeeze=False)
+  with matplotlib.rc_context({'font.size': 9, 'axes.linewidth': .6, 'axes.formatter.useoffset': False}):
+    figure = Figure(figsize=size, dpi=sheets.DPI)
+    axes = figure.subplots(*shape, squeeze=False)
+    (width, height), columns = size, shape[1]
+    figure.subplots_adjust(left=.72 / width, right=1 - right_in / width, bottom=.52 / height, top=1 - .32 / height,
+                           wspace=.85 / (width / columns - .9))
+    yield figure, axes
 
 
 def _plot(ax: Axes, curves: Mapping[str, tuple[HostArray, HostArray]]) -> None:
@@ -222,7 +233,7 @@ def _plot(ax: Axes, curves: Mapping[str, tuple[HostArray, HostArray]]) -> None:
 def _finish(ax: Axes, *, xlabel: str, ylabel: str, title: str, legend: bool) -> None:
   ax.set_xlabel(xlabel)
   ax.set_ylabel(ylabel)
-  ax.set_title(title, fontsize=9)
+  ax.set_title(title, fontsize=10)
   ax.grid(alpha=.25)
   ax.spines[['top', 'right']].set_visible(False)
   if legend:

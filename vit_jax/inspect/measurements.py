@@ -102,7 +102,7 @@ def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], p
   heads, rollout = _read_out(last, product, driver.readout_weights(layer.tokens), num_patches=num_patches)
   return {**{name: np.stack([np.asarray(row) for row in every]) for name, every in rows.items()},
           'pooled': np.asarray(features.pooled), 'tokens': np.asarray(features.tokens)[:num_maps],
-          'heads': np.asarray(heads)[:num_maps].reshape(num_maps, -1, *grid),
+          'heads': np.asarray(heads)[:num_maps].reshape(num_maps, heads.shape[1], *grid),
           'rollout': np.asarray(rollout).reshape(num_maps, *grid),
           **({} if logits is None else {'logits': np.asarray(logits(features))})}
 

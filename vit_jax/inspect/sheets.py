@@ -1,14 +1,16 @@
 """Sheets of images as PNG files: rows with captions, filters, images at points of a plane.
 
-Images are resized and pasted onto one array, which is drawn at once: an axis for each image costs far more than the
-image. The module knows nothing about models and files. matplotlib, which draws the texts, is imported when the first
-sheet is drawn.
+Images are resized and pasted onto one array, and Pillow writes the texts onto it, in a fraction of the time that
+matplotlib takes for one figure. The module knows nothing about models and files.
 """
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
+import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,10 +19,26 @@ from vit_jax.inspect import plotting
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
+  from PIL.ImageFont import FreeTypeFont
 
 DPI = 130
-Text = tuple[float, float, str, dict[str, Any]]
-"""A text in a figure: x and y in pixels from the lower left corner, and settings of matplotlib."""
+
+
+class Text(NamedTuple):
+  """A text on a sheet.
+
+  x, y: of its anchor, in pixels from the lower left corner of the sheet.
+  size: in points.
+  anchor: as in Pillow: l, m or r for the left end, middle or right end at x; a or d for the top or the bottom at y.
+  is_label: white on dark, as it lies on an image.
+  """
+  x: float
+  y: float
+  text: str
+  size: float
+  anchor: str
+  is_label: bool = False
+
 
 
 def filters(components: HostArray, share: HostArray) -> bytes:
@@ -28,9 +46,8 @@ def filters(components: HostArray, share: HostArray) -> bytes:
   columns = 7
   scaled = [(part - part.min()) / max(part.max() - part.min(), 1e-12) for part in components]
   wall = _Wall([scaled[i:i + columns] for i in range(0, len(scaled), columns)], side_in=0.85, above_in=0.1, top_in=0.3)
-  title = (wall.width / 2, wall.height - 8, f'First {len(components)} principal components of the patch embedding '
-           f'({share.sum():.0%} of the variance)', {'fontsize': 9, 'ha': 'center', 'va': 'top'})
-  return wall.draw([title])
+  title = f'First {len(components)} principal components of the patch embedding ({share.sum():.0%} of the variance)'
+  return wall.draw([Text(wall.width / 2, wall.height - 8, title, 9, 'ma')])
 
 
 def contact_sheet(rows: Sequence[Sequence[HostArray]], *, captions: Sequence[str], heads: Sequence[str]) -> bytes:
@@ -39,12 +56,10 @@ def contact_sheet(rows: Sequence[Sequence[HostArray]], *, captions: Sequence[str
   texts = []
   for i, caption in enumerate(captions):
     left, upper = wall.corner(i, 0)
-    texts.append((left, upper + 4, shorten(caption, 14 * len(rows[i])), {'fontsize': 6.5, 'va': 'bottom'}))
+    texts.append(Text(left, upper + 4, shorten(caption, 14 * len(rows[i])), 7, 'ld'))
   for j, title in enumerate(heads[:len(rows[0])]):
     left, upper = wall.corner(0, j)
-    texts.append((left + wall.cell[1] - 5, upper - 5, title, {
-        'fontsize': 6, 'ha': 'right', 'va': 'top', 'color': 'white',
-        'bbox': {'facecolor': '#0009', 'edgecolor': 'none', 'pad': 1.5}}))
+    texts.append(Text(left + wall.cell[1] - 5, upper - 5, title, 6.5, 'ra', is_label=True))
   return wall.draw(texts)
 
 
@@ -62,7 +77,7 @@ def image_map(points: HostArray, images: HostArray, *, title: str) -> bytes:
   tops = np.round(top + margin + (1 - places[:, 1]) * (height - top - 3 * margin - h)).astype(int)
   for left, upper, image in zip(lefts, tops, images, strict=True):
     canvas[upper:upper + h, left:left + w] = _resized(image, (h, w))
-  return _with_texts(canvas, [(width / 2, height - 6, title, {'fontsize': 9, 'ha': 'center', 'va': 'top'})])
+  return _with_texts(canvas, [Text(width / 2, height - 6, title, 9, 'ma')])
 
 
 class _Wall:
@@ -105,14 +120,27 @@ def _resized(image: HostArray, size: Sequence[int]) -> HostArray:
 
 def _with_texts(pixels: HostArray, texts: Sequence[Text]) -> bytes:
   """Returns `[H, W, 3]` uint8 with texts on it as a PNG file."""
-  plotting.load()
-  from matplotlib.figure import Figure
-  height, width = pixels.shape[:2]
-  figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-  figure.figimage(pixels)
-  for x, y, text, settings in texts:
-    figure.text(x / width, y / height, text, **settings)
-  return encode(figure)
+  from PIL import Image, ImageDraw
+  image, buffer = Image.fromarray(pixels), io.BytesIO()
+  pen = ImageDraw.Draw(image, 'RGBA')
+  for one in texts:
+    place, font = (one.x, image.height - one.y), _font(one.size)
+    if one.is_label:
+      left, top, right, bottom = pen.textbbox(place, one.text, font, one.anchor)
+      pen.rectangle((left - 3, top - 2, right + 3, bottom + 3), (0, 0, 0, 150))
+    pen.text(place, one.text, 'white' if one.is_label else 'black', font, one.anchor)
+  image.save(buffer, 'png', dpi=(DPI, DPI))
+  return buffer.getvalue()
+
+
+@functools.cache
+def _font(size: float) -> FreeTypeFont:
+  """Returns matplotlib's font, which has more letters than that of Pillow, without importing matplotlib."""
+  from PIL import ImageFont
+  found = importlib.util.find_spec('matplotlib')
+  assert found is not None and found.origin is not None
+  path = pathlib.Path(found.origin).parent / 'mpl-data' / 'fonts' / 'ttf' / 'DejaVuSans.ttf'
+  return ImageFont.truetype(path, size * DPI / 72)
 
 
 def encode(figure: Figure) -> bytes:
