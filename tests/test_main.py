@@ -299,3 +299,11 @@ def test_ctrl_c_while_loader_processes_start_prints_no_traceback(tmp_path: pathl
     time.sleep(0.5)
   _, error = process.communicate(timeout=30)
   assert (process.returncode, error) == (130, 'Interrupted.\n')
+
+
+def test_quiet_and_verbose_belong_to_every_job(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['list', '-q']) == 0 and 'digits' in capsys.readouterr().out
+  assert main.run(['-v', 'evaluat']) == 2
+  assert 'Traceback' in (said := capsys.readouterr().err) and 'Did you mean evaluate?' in said
+  assert main.run(['evaluat']) == 2 and 'Traceback' not in capsys.readouterr().err
+  assert main.run(['train', '-q', '-v']) == 2 and '-q, -v: expected one of them' in capsys.readouterr().err

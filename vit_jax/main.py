@@ -22,9 +22,8 @@ from typing import Any
 from vit_jax.commands import JOBS, Command, Flag, Job
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
+from vit_jax.record import console
 
-ELSEWHERE = {'learning_rate': 'lr', 'epochs': 'length', 'num_epochs': 'length', 'wd': 'weight_decay'}
-"""What other programs call a setting."""
 HELP_WORDS = ('-h', '--help', '-help')
 HELP = """Vision Transformers in JAX, from raw images to the tables of the paper.
 
@@ -42,10 +41,12 @@ Jobs (vit-jax JOB --help shows the flags of one; default: train):
 
 --config.NAME=VALUE overrides any setting of the config, for example --config.optimizer.lr=3e-4.
 The same command resumes a run that was stopped. --version shows the versions of vit_jax and of what it runs on.
+-q shows only warnings, errors and results; -v also messages of libraries, and the traceback of every error, as
+VIT_JAX_TRACEBACK=1 in the environment does.
 
 Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in this program, with a file to report;
 75 stopped by SIGTERM or SIGINT after saving: run the same command again to resume; 130 interrupted without saving;
-141 the reader of the output ended. VIT_JAX_TRACEBACK=1 in the environment shows the traceback of every error.
+141 the reader of the output ended.
 """
 OVERRIDES = """Settings of the config are overridden with --config.NAME=VALUE, for example
   --config.optimizer.lr=3e-4 --config.length='20 epochs'"""
@@ -139,6 +140,7 @@ def _value(flag: Flag, texts: list[str] | bool) -> Any:
 def _explain(word: str, job: Job, config: str) -> str:
   """The problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
   from vit_jax.config import files
+  from vit_jax.config.overrides import ELSEWHERE
   name, equals, value = word.partition('=')
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
@@ -222,7 +224,17 @@ def help_text(arguments: Sequence[str] = ()) -> str:
 
 def run(arguments: Sequence[str] | None = None) -> int:
   """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`."""
-  arguments = list(sys.argv[1:] if arguments is None else arguments)
+  words = list(sys.argv[1:] if arguments is None else arguments)
+  try:
+    words, how = console.take(words)
+  except UserError as error:
+    print(failures.explain(error, words).message, file=sys.stderr)
+    return failures.USER_ERROR
+  with console.chosen(how):
+    return _run(words)
+
+
+def _run(arguments: list[str]) -> int:
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text

@@ -38,6 +38,17 @@ def test_all_bad_overrides_are_listed_at_once() -> None:
     assert part in text, part
 
 
+@pytest.mark.parametrize(('override', 'suggested'), [
+    ('optimizer.learning_rate=1', 'config.optimizer.lr'), ('optimizer.wd=1', 'config.optimizer.weight_decay'),
+    ('lr=1', 'config.optimizer.lr'), ('model.num_layers=2', 'config.model.depth'), ('epochs=3', 'config.length'),
+    ('optimizer.warmup_steps=5', 'config.optimizer.schedule.warmup'), ('train.batch_size=8', 'config.batch_size or '),
+    ('model.hidden_size=8', 'config.model.width'), ('data.flip=true', 'config.data.recipe.flip'),
+    ('optimizer.weigth_decay=1', 'config.optimizer.weight_decay')])
+def test_an_unknown_setting_suggests_the_one_that_other_programs_call_so(override: str, suggested: str) -> None:
+  with pytest.raises(UserError, match=f' Did you mean {suggested}'):
+    files.load('digits', [override])
+
+
 def test_a_part_is_replaced_by_name_and_then_takes_overrides_in_any_order() -> None:
   changes = ['optimizer=sgd', 'optimizer.momentum=.8', 'model=Mixer-B/16', 'model.dropout=.1', 'objective=distill',
              'objective.teacher.model=S/16', 'objective.teacher.model.depth=2']

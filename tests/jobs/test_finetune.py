@@ -92,12 +92,13 @@ WORDS = ('finetune', '--weights=some weights.npz', '--data=folder:photos')
 
 @pytest.mark.usefixtures('here')
 def test_the_run_has_the_network_of_the_weights_and_the_size_of_the_data(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
   given: list[schema.Config] = []
   monkeypatch.setattr(finetune.train, 'run', lambda config, workdir, **_: given.append(config) or 75)
   assert main.run([*WORDS, '--config.model.drop_path=.2', '--config.evals.val.metrics=ece']) == 75
-  out, (config,), network = capsys.readouterr().out, given, made.network()
-  assert '16 images of 3 classes' in out and '150 steps of 8 images, 75.0 epochs' in out and 'Predict' not in out
+  (config,), network = given, made.network()
+  assert 'on 16 images of 3 classes, evaluated on 5.' in caplog.text and '--config.batch_size=8\n' in caplog.text
+  assert "--config.length='150 steps'" in caplog.text and 'Predict' not in capsys.readouterr().out
   assert config.model == dataclasses.replace(network.model, drop_path=.2) and config.evals['val'].metrics == ('ece',)
   assert config.image_px == network.preprocess.image_px and config.data.holdout == finetune.SMALL_HOLDOUT
   assert (config.batch_size, config.length, config.init_from) == (8, '150 steps', 'some weights.npz')

@@ -46,6 +46,46 @@ def test_without_a_terminal_there_is_a_first_line_one_now_and_then_and_a_last_on
   assert lines[1] == 'step 11/50  epoch 2.8  loss 0.09091  1,234 images/s  39 s left'
 
 
+def test_epoch_and_loss_are_of_the_step_that_is_shown_or_say_of_which() -> None:
+  stream, time = io.StringIO(), Time()
+  with progress_lib.Progress(60, start=0, shown=True, stream=stream, now=time) as progress:
+    for step in range(1, 46):
+      time.now += .5
+      progress.update(step, {'train/loss': 1 / step, 'train/epoch': step / 15} if step % 20 == 1 else {})
+      if step == 30:
+        progress.update(step, {'val/top1': .5})
+  lines = stream.getvalue().splitlines()
+  assert lines[1] == 'step 21/60  epoch 1.4  loss 0.04762  20 s left'
+  assert lines[2] == 'step 41/60  epoch 2.7  loss 0.02439  10 s left'
+  assert lines[3] == 'step 45/60  epoch 3.0  loss 0.02439 (step 41)  8 s left'  # an interval ends, or the run
+
+
+def test_other_units_are_counted_by_their_name() -> None:
+  stream = io.StringIO()
+  with progress_lib.Progress(340, start=0, shown=True, unit='images', stream=stream, now=Time()) as progress:
+    progress.update(64, {'train/images_per_s': 120.})
+  assert stream.getvalue() == '64 of 340 images  120 images/s\n'
+
+
+def test_the_display_shows_speed_time_left_accuracy_and_memory(terminal: Terminal) -> None:
+  time = Time()
+  with progress_lib.Progress(60, start=0, shown=True, stream=terminal, now=time, memory=lambda: 1.26) as progress:
+    assert terminal.getvalue() == ''  # until the first step, the stages of the start are shown
+    progress.update(1, {'train/loss': 2., 'train/epoch': .1, 'train/images_per_s': 80.})
+    progress.update(20, {'val/top1': .25, 'val/top1@ema': .5, 'val/nll': 3.})
+    time.now = 19.
+    progress.update(20, {})
+  last = terminal.getvalue().split('20/60')[-1]
+  assert '40 s left' in last and 'epoch 2.0  loss 2 (step 1)  80 images/s  val/top1@ema 50.0%  1.3 GiB' in last
+
+
+def test_quiet_shows_no_progress(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('VIT_JAX_LOG', 'quiet')
+  with progress_lib.Progress(9, start=0, shown=True, stream=terminal) as progress:
+    progress.update(1, {'train/loss': 1.})
+  assert terminal.getvalue() == ''
+
+
 def test_the_last_line_is_not_said_twice() -> None:
   stream = io.StringIO()
   with progress_lib.Progress(1, start=0, shown=True, stream=stream, now=Time()) as progress:

@@ -31,6 +31,17 @@ UNREADABLE = (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionErro
 """What `ml_collections` raises, beside `flags.Error`, for values that it cannot read; it evaluates tuples as Python."""
 
 
+ELSEWHERE = {
+    'learning_rate': 'lr', 'base_lr': 'lr', 'epochs': 'length', 'num_epochs': 'length', 'steps': 'length',
+    'total_steps': 'length', 'wd': 'weight_decay', 'warmup_steps': 'warmup', 'warmup_epochs': 'warmup',
+    'batch': 'batch_size', 'image_size': 'image_px', 'img_size': 'image_px', 'resolution': 'image_px',
+    'patch_size': 'patch', 'num_heads': 'heads', 'num_layers': 'depth', 'layers': 'depth', 'hidden_size': 'width',
+    'embed_dim': 'width', 'mlp_dim': 'mlp', 'drop_rate': 'dropout', 'drop_path_rate': 'drop_path',
+    'num_workers': 'workers', 'dataset': 'source', 'grad_clip': 'clip_norm', 'clip_grad': 'clip_norm',
+    'ema_decay': 'ema', 'pretrained': 'init_from'}
+"""What other programs call a setting, by the last part of its name."""
+
+
 class Setting(NamedTuple):
   """A setting that can be overridden: dotted name, value, and whether it is a tuple of any length."""
   name: str
@@ -157,8 +168,16 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-  """The end of a message about an unknown name: the nearest of the same part, or else of all."""
+  """The end of a message about an unknown name.
+
+  It suggests settings with the same last part, or what `ELSEWHERE` has for it, first those of the same part of the
+  config; or else the nearest name of the same part, or of all.
+  """
   part, dot, last = name.rpartition('.')
+  wanted = ELSEWHERE.get(last, last)
+  same = [one for one in known if one.rpartition('.')[2] == wanted]
+  if found := [one for one in same if one.startswith(f'{part}.')] or same:
+    return f' Did you mean config.{" or config.".join(found[:3])}?'
   if siblings := [one.rpartition('.')[2] for one in known if one.rpartition('.')[0] == part and dot]:
     return nearest(last, siblings, f'config.{part}.')
   hint = nearest(name, known, 'config.')

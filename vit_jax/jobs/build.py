@@ -108,7 +108,8 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   config = layout.reopen(config, hardware, overridden)
   config = layout.keep(config, before, hardware) if before else config
   found = lay_out(config, hardware, numbers)
-  (log.info if found.fits else log.warning)('%s', found.text)
+  log.log(logging.WARNING if not found.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
+          found.text)
   mesh, shard = open_mesh(found.config)
   return mesh, shard, parts(found.config, mesh=mesh, **numbers._asdict())
 
@@ -270,23 +271,6 @@ def abstract_batch(config: schema.Config) -> Batch:
   shapes |= kinds.of(config).batch_shapes()
   found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
   return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
-
-
-def describe(parts: Parts) -> str:
-  """Returns a description of the run: parameters, FLOPs and bytes, computed without devices."""
-  config, state = parts.config, parts.program.abstract_state
-  by_part: dict[str, int] = {}
-  for name, leaf in trees.flatten(state.params).items():
-    key = '/'.join(name.split('/')[:2])
-    by_part[key] = by_part.get(key, 0) + int(np.prod(leaf.shape, dtype=np.int64))
-  lines = [f'  {name:<28}{count:>14,}' for name, count in by_part.items()]
-  flops = train_flops(parts)
-  state_bytes = trees.num_bytes((state.params, state.opt, state.extra))
-  mesh = ' x '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
-  return '\n'.join([
-      f'{config.name}: {parts.lengths.total_steps:,} steps of {config.batch_size:,} images on {mesh}', *lines,
-      f'  {"all parameters":<28}{trees.num_elements(state.params):>14,}',
-      f'  {flops / 1e9:,.3g} GFLOP an image and training step; state {state_bytes / 2**20:,.1f} MiB over all devices'])
 
 
 def train_flops(parts: Parts) -> float:

@@ -8,6 +8,7 @@ the config's, and every setting but the network, the weights and the data can be
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import pathlib
 import shlex
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import jax
 
-from vit_jax.config import durations, files, overrides, schema
+from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, splits
@@ -26,6 +27,8 @@ from vit_jax.recipes import sizes
 from vit_jax.record import stage, storage
 from vit_jax.weights import loading
 from vit_jax.weights.loading import Weights
+
+log = logging.getLogger('vit_jax.jobs')
 
 CONFIG = 'finetune:B/16,own'
 """The config; its network is replaced."""
@@ -67,9 +70,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, changes: Seque
   view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
   network = loading.load(weights, view=view)
   config = apply(make(network, found), changes)
-  if not process_id:
-    stage.end()
-    print(describe(config, found), flush=True)
+  log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
   if not status and not process_id:
     where = workdir or train.default_workdir(config)
@@ -168,16 +169,14 @@ def _stem(where: str) -> str:
 
 
 def describe(config: schema.Config, found: Splits) -> str:
-  """Returns the settings that follow from the data and the weights, and how to set others."""
-  lengths = durations.lengths(config.length, num_examples=len(found.train), batch_size=config.batch_size)
+  """Returns the settings that follow from the number of images, as overrides to change them."""
+  chosen = {'batch_size': config.batch_size, 'length': f"'{config.length}'", 'optimizer.lr': f'{config.optimizer.lr:g}',
+            f'evals.{VAL}.every': f"'{config.evals[VAL].every}'"}
   return '\n'.join([
       f'Fine-tuning {config.init_from}',
-      f'  training  {len(found.train):,} images of {len(found.train.class_names):,} classes ({found.train.name})',
-      f'  {VAL:<10}{len(found.evaluated):,} images ({found.evaluated.name}), every {config.evals[VAL].every}',
-      f'  length    {lengths.total_steps:,} steps of {config.batch_size:,} images, '
-      f'{lengths.total_steps / lengths.steps_an_epoch:.1f} epochs',
-      f'  rate      {config.optimizer.lr:g} after a warm-up of {config.optimizer.schedule.warmup}',
-      "Others: --config.batch_size=32 --config.length='20 epochs' --config.optimizer.lr=0.003 …"])
+      f'on {len(found.train):,} images of {len(found.train.class_names):,} classes, evaluated on '
+      f'{len(found.evaluated):,}. Settings that follow from these numbers:',
+      *(f'  --config.{name}={value}' for name, value in chosen.items())])
 
 
 def predict_command(workdir: storage.Path, evaluated: Source) -> str:

@@ -72,7 +72,7 @@ def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str) -> bool:
   """Writes the splits with a progress bar; the names of examples are relative to `root`. False = they existed."""
   total, done, began = sum(len(s) for s in splits.values()), 0, time.monotonic()
-  with progress.Progress(total, start=0, shown=True) as bar:
+  with progress.Progress(total, start=0, shown=True, unit='images') as bar:
     def count(num: int) -> None:
       nonlocal done
       done += num

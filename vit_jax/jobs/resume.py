@@ -11,7 +11,8 @@ import jax
 from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import checkpoint_files, run_directory, storage
+from vit_jax.record import checkpoint_files, goodput, progress, run_directory, storage
+from vit_jax.record import writer as record
 
 log = logging.getLogger('vit_jax.jobs')
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'data.workers', 'data.threads')
@@ -51,6 +52,25 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
     raise UserError('\n'.join([
         f'--workdir: expected a name for this run, as {workdir} has one with other settings, got none:', *changed,
         f'Set --workdir=DIR to start another run, or --workdir={workdir} to resume that one with these settings.']))
+
+
+def find_lost(workdir: storage.Path, start: int) -> goodput.Lost:
+  """Returns what the previous start did after step `start`; only process 0 needs it."""
+  if not start or jax.process_index():
+    return goodput.Lost(0, 0.)
+  lost = goodput.find_lost(read_record(workdir).events, resumed_from=start)
+  if lost.steps:
+    log.info('%s steps after that checkpoint are lost, %s of work.', f'{lost.steps:,}',
+             progress.format_duration(lost.seconds))
+  return lost
+
+
+def read_record(workdir: storage.Path) -> record.Run:
+  """Returns the record of the previous starts; an empty one if it was removed."""
+  try:
+    return record.read(workdir)
+  except FileNotFoundError:
+    return record.Run([], [], 0, 0)
 
 
 def write_config(workdir: storage.Path, config: schema.Config) -> None:

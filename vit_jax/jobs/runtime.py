@@ -17,7 +17,7 @@ import jax
 from vit_jax import __version__
 from vit_jax.data.files import open_files
 from vit_jax.parallel import hardware, hosts
-from vit_jax.record import stage
+from vit_jax.record import console, stage
 
 THREADS_PER_DEVICE = 8
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -33,13 +33,7 @@ def start() -> int:
   root = logging.getLogger()
   # Some imports configure the root logger.
   root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]
-  logging.basicConfig(level=logging.WARNING)
-  for handler in root.handlers:
-    if type(handler) is logging.StreamHandler:
-      handler.setFormatter(logging.Formatter('%(message)s'))
-  logging.getLogger('vit_jax').setLevel(logging.INFO)
-  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs every wait for a save
-  quiet_abandoned_reads()
+  start_logging()
   if hardware.is_cpu_only():
     keep_freed_memory()
     if found := re.search(r'--xla_force_host_platform_device_count=(\d+)', os.environ.get('XLA_FLAGS', '')):
@@ -56,6 +50,21 @@ def start() -> int:
   if place:
     return place.process_id
   return jax.process_index() if jax.distributed.is_initialized() else 0
+
+
+def start_logging() -> None:
+  """Shows messages of this package from the level of the command line on, and those of libraries only with -v."""
+  level, root = console.level(), logging.getLogger()
+  logging.basicConfig(level=logging.WARNING)
+  for handler in root.handlers:
+    if type(handler) is logging.StreamHandler:
+      handler.setFormatter(console.Formatter(handler.stream, began_s=stage.began_s()))
+  logging.getLogger('vit_jax').setLevel(level)
+  if level == logging.DEBUG:
+    root.setLevel(logging.INFO)
+    return
+  logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs every wait for a save
+  quiet_abandoned_reads()
 
 
 def quiet_abandoned_reads() -> None:

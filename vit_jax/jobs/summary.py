@@ -1,7 +1,99 @@
-"""What a run says of itself at its end."""
+"""What a run says of itself: at its start, after each evaluation, and at its end."""
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
 from vit_jax.evaluate import final as results
+from vit_jax.evaluate.results import Result
+from vit_jax.jobs import build
+from vit_jax.record import storage
+from vit_jax.record.clock import STEP, Goodput
+from vit_jax.record.progress import format_duration
+from vit_jax.train.checkpoint import LOWER_IS_BETTER
+from vit_jax.weights import loading
+
+TRAINING = (STEP, 'data_wait')
+"""Phases of the clock in which the run trains."""
+NAMES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints'}
+
+
+def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
+  """Returns the summary at the start: network, data, layout, memory and schedule; computed without devices."""
+  config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
+  optimizer, num_params = config.optimizer, trees.num_elements(state.params)
+  mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
+  state_mib = trees.num_bytes((state.params, state.opt, state.extra)) / 2**20
+  evaluated = ', '.join(config.evals) or 'nothing'
+  return '\n'.join([
+      f'Run       {config.name}, in {workdir}',
+      f'Network   {loading.describe(config.model)}',
+      f'          {num_params:,} parameters, {build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
+      f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({data.train.name})'
+      + (', in memory' if data.in_memory else ''),
+      f'Evaluated {len(data.eval):,} images ({data.eval.name}): {evaluated}',
+      f'Schedule  {lengths.total_steps:,} steps of {config.batch_size:,} images, '
+      f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
+      f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
+      f'warm-up of {lengths.steps(optimizer.schedule.warmup):,} steps',
+      f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
+      f'{config.train.microbatches} microbatch{"es" * (config.train.microbatches > 1)} a step',
+      f'Memory    {state_mib:,.1f} MiB of state over all devices'])
+
+
+def _dtype(config: schema.Config) -> str:
+  dtype = getattr(config.model, 'dtype', None)
+  return dtype.value if isinstance(dtype, schema.DType) else 'float32'
+
+
+def parameters(parts: build.Parts) -> str:
+  """Returns the number of parameters by part of the network."""
+  by_part: dict[str, int] = {}
+  for name, leaf in trees.flatten(parts.program.abstract_state.params).items():
+    key = '/'.join(name.split('/')[:2])
+    by_part[key] = by_part.get(key, 0) + int(np.prod(leaf.shape, dtype=np.int64))
+  return '\n'.join(['Parameters:', *(f'  {name:<28}{count:>14,}' for name, count in by_part.items())])
+
+
+def evaluated(name: str, step: int, total: int, found: Mapping[str, Result]) -> str:
+  """Returns a line about an evaluation: its main metric by view, and the number of images."""
+  words = []
+  for view, result in found.items():
+    if result.headline:
+      words.append(f'{results.metric_name(name, result.headline, view)} {result.score:.2%}')
+    else:
+      metric, number = next(iter(result.metrics.items()))
+      words.append(f'{results.metric_name(name, metric, view)} {number:.4g}')
+  return f'step {step:,}/{total:,}  {"  ".join(words)}  of {next(iter(found.values())).num_examples:,} images'
+
+
+def best(final: results.Final, rows: Sequence[Mapping[str, float]]) -> str:
+  """Returns a line about the best value of the main metric in the record of the run; '' if it is the last one."""
+  if final.headline is None:
+    return ''
+  name = results.metric_name(final.name, final.headline.headline, final.view)
+  measured = [(row[name], int(row['step'])) for row in rows if name in row]
+  sign = -1. if final.headline.headline in LOWER_IS_BETTER else 1.
+  value, step = max(measured, key=lambda one: (sign * one[0], one[1]), default=(0., -1))
+  if not measured or sign * value <= sign * final.headline.score:
+    return ''
+  return f'The best {name} was {value:.2%}, at step {step:,}; the last one is that of the saved weights.'
+
+
+def spent(goodput: Goodput, *, num_steps: int, batch_size: int) -> str:
+  """Returns a line about the time of this process: by phase, the speed, and device-hours."""
+  shown = sorted(((seconds, NAMES.get(name, name)) for name, seconds in goodput.seconds.items() if seconds >= .5),
+                 reverse=True)
+  by_phase = ', '.join(f'{name} {format_duration(seconds)}' for seconds, name in shown)
+  training_s = sum(goodput.seconds.get(name, 0.) for name in TRAINING)
+  speed = f' {num_steps * batch_size / training_s:,.0f} images/s in training.' if num_steps and training_s > 0 else ''
+  hours = goodput.total_s / 3600 * jax.device_count()
+  return (f'Time: {format_duration(goodput.total_s)} ({by_phase}).{speed} {hours:.2g} device-hours on '
+          f'{jax.device_count()} x {jax.devices()[0].device_kind}.')
 
 
 def last_line(final: results.Final, seconds: float, page: str) -> str:

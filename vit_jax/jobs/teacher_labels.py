@@ -159,7 +159,7 @@ def _meet(place: str) -> None:
 def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
   """Shows a progress bar with images per second; yields a function of the number of images that are done."""
   began = time.monotonic()
-  with progress.Progress(total, start=0, shown=shown) as bar:
+  with progress.Progress(total, start=0, shown=shown, unit='images') as bar:
     yield lambda done: bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began)})
 
 

@@ -24,8 +24,7 @@ from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import goodput, progress, run_directory, stage, storage
-from vit_jax.record import writer as record
+from vit_jax.record import run_directory, stage, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
@@ -91,7 +90,8 @@ class Run:
                                        workdir=workdir)
     self.checkpointer = checkpoint.Checkpointer(
         workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps))
-    log.info('%s', build.describe(self.parts))
+    log.info('%s', summary.start(self.parts, self.data, workdir))
+    log.debug('%s', summary.parameters(self.parts))
 
   def run(self) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status."""
@@ -99,7 +99,7 @@ class Run:
     stage.begin('creating or restoring the state')
     held, start = self._begin()
     resume.write_config(self.workdir, self.config)
-    lost = self._find_lost(start)
+    lost = resume.find_lost(self.workdir, start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total,
                     trackers=trackers.opener(self.config, self.workdir, start or None))
@@ -152,23 +152,6 @@ class Run:
              'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return program.hold(restored.state), step
 
-  def _find_lost(self, start: int) -> goodput.Lost:
-    """Returns what the previous start did after step `start`; only process 0 needs it."""
-    if not start or jax.process_index():
-      return goodput.Lost(0, 0.)
-    lost = goodput.find_lost(self._read_record().events, resumed_from=start)
-    if lost.steps:
-      log.info('%s steps after that checkpoint are lost, %s of work.', f'{lost.steps:,}',
-               progress.format_duration(lost.seconds))
-    return lost
-
-  def _read_record(self) -> record.Run:
-    """Returns the record of the previous starts; an empty one if it was removed."""
-    try:
-      return record.read(self.workdir)
-    except FileNotFoundError:
-      return record.Run([], [], 0, 0)
-
   def _clock(self, startup_s: float) -> clocks.Clock:
     device = jax.devices()[0]
     clock = clocks.Clock(
@@ -200,9 +183,11 @@ class Run:
     views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
+      found = {view: one.measure(views[view].select(state.params, state.extra))
+               for view, one in self.evaluators[name].items()}
+      log.info('%s', summary.evaluated(name, step, self.parts.lengths.total_steps, found))
       return {results.metric_name(name, metric, view): number
-              for view, one in self.evaluators[name].items()
-              for metric, number in one.run(views[view].select(state.params, state.extra), step).items()}
+              for view, result in found.items() for metric, number in result.metrics.items()}
 
     return evaluate
 
@@ -214,7 +199,7 @@ class Run:
     hook = hooks.EarlyStop(settings.metric, patience=settings.patience, min_delta=settings.min_delta, every=every,
                            latest=latest)
     if every and start:
-      hook.recall(self._read_record().rows, up_to=start)
+      hook.recall(resume.read_record(self.workdir).rows, up_to=start)
     return hook
 
   def _profile(self, start: int, clock: clocks.Clock) -> profile.Profile:
@@ -280,8 +265,12 @@ class Run:
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state)
       self.checkpointer.wait()
-    writer.event('goodput', step=total, **clock.goodput()._asdict())
+    goodput_now = clock.goodput()
+    writer.event('goodput', step=total, **goodput_now._asdict())
     writer.close()
+    log.info('%s', '\n'.join(filter(None, [
+        summary.best(final, resume.read_record(self.workdir).rows) if not jax.process_index() else '',
+        summary.spent(goodput_now, num_steps=total - start, batch_size=self.config.batch_size)])))
     self._write_results(final, saving.digest or self._restored_digest, total)
     return 0
 

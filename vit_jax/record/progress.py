@@ -1,11 +1,14 @@
-"""Progress of a run: a bar on a terminal, otherwise a line at intervals.
+"""Progress of a run: a live display on a terminal, otherwise a line at intervals.
 
-Other output appears above the bar while it is shown.
+The display begins with the first step, as a job shows before it what it waits for (`stage.py`). It is a bar with the
+time left, and below it epoch, loss, speed, the newest accuracy and memory. Other output appears above it. A loss of
+another step than the one that is shown is shown with its step.
 """
 from __future__ import annotations
 
 import atexit
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,43 +16,48 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from vit_jax.core import lazy
-from vit_jax.record import stage
+from vit_jax.record import console, stage
 
 if TYPE_CHECKING:
   from rich import console as consoles
+  from rich import live as lives
   from rich import progress as bars
+  from rich import text as texts
 else:
-  consoles, bars = lazy.Module('rich.console'), lazy.Module('rich.progress')
+  consoles, lives = lazy.Module('rich.console'), lazy.Module('rich.live')
+  bars, texts = lazy.Module('rich.progress'), lazy.Module('rich.text')
 
 _LINE_EVERY_S = 10.
+_ACCURACY = re.compile(r'(?!train/)[^/]+/(top1|\d+shot)[^/]*')
 
 
 class Progress:
-  """A progress bar, or lines; use it in a `with` statement, or call `close()`.
+  """A live display, or lines; use it in a `with` statement, or call `close()`.
 
   Args:
-    total: number of steps of the run.
+    total: number of steps of the run, or of other units.
     start: number of steps done before.
     shown: False = print nothing.
+    unit: what is counted.
     stream: stream to print to; None = standard output.
     now: a monotonic clock, in seconds.
+    memory: returns the GiB in use, for the display; None = not shown.
   """
 
-  def __init__(self, total: int, *, start: int, shown: bool, stream: TextIO | None = None,
-               now: Callable[[], float] = time.monotonic) -> None:
-    self._total, self._start, self._step = total, start, start
-    self._shown, self._now = shown, now
+  def __init__(self, total: int, *, start: int, shown: bool, unit: str = 'steps', stream: TextIO | None = None,
+               now: Callable[[], float] = time.monotonic, memory: Callable[[], float | None] | None = None) -> None:
+    self._total, self._start, self._step, self._unit = total, start, start, unit
+    self._shown, self._now, self._memory = shown and console.is_talking(), now, memory
     self._first: tuple[int, float] | None = None  # step and time of the first update; time before it is mostly startup
     self._stream = sys.stdout if stream is None else stream
-    self._values: dict[str, float] = {}
+    self._values: dict[str, tuple[int, float]] = {}  # the newest of each name, with its step
     self._line_at_s: float | None = None
     self._line = ''
-    self._bar: bars.Progress | None = None
+    self._live: lives.Live | None = None
+    self._bar: bars.Progress
     self._task: bars.TaskID
     self._handlers: list[logging.StreamHandler[TextIO]] = []
     self._before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
-    if shown and self._stream.isatty():
-      self._open_bar()
 
   def __enter__(self) -> Progress:
     return self
@@ -59,20 +67,22 @@ class Progress:
     self.close()
 
   def update(self, step: int, values: Mapping[str, float]) -> None:
-    """Advances to `step` (number of updates) and shows the newest loss, images/s, time left and epoch."""
+    """Advances to `step` (number of updates) with the newest values by name; values of earlier steps stay."""
     self._step, self._first = step, self._first or (step, self._now())
-    self._values.update(values)
-    if self._bar is not None:
-      self._bar.update(self._task, completed=step, text=self._describe())
-    elif self._shown and values and self._is_line_due():
+    self._values.update({name: (step, value) for name, value in values.items()})
+    if self._shown and self._live is None and self._stream.isatty():
+      self._open_bar()
+    if self._live is not None:
+      self._bar.update(self._task, completed=step, left=self._describe_left())
+    elif self._shown and self._values and self._is_line_due():
       self._print_line()
 
   def close(self) -> None:
     """Restores the terminal; without a bar, prints the last line. It may be called twice."""
-    if self._bar is not None:
+    if self._live is not None:
       self._restore_logging()
-      self._bar.stop()
-      self._bar = None
+      self._live.stop()
+      self._live = None
       atexit.unregister(self.close)
     elif self._shown and self._values:
       self._print_line()
@@ -81,13 +91,13 @@ class Progress:
   def _open_bar(self) -> None:
     stage.end()
     before = self._before = (sys.stdout, sys.stderr)
-    console = consoles.Console(file=self._stream)
     self._bar = bars.Progress(
       bars.TextColumn('{task.completed:,.0f}/{task.total:,.0f}'), bars.BarColumn(None),
-      bars.TaskProgressColumn(), bars.TextColumn('{task.fields[text]}', markup=False),
-      console=console, refresh_per_second=4, expand=True)
-    self._task = self._bar.add_task('', total=max(self._total, 1), completed=self._start, text='starting')
-    self._bar.start()
+      bars.TaskProgressColumn(), bars.TextColumn('{task.fields[left]}', markup=False), expand=True)
+    self._task = self._bar.add_task('', total=max(self._total, 1), completed=self._start, left='')
+    self._live = lives.Live(get_renderable=self._render, console=consoles.Console(file=self._stream),
+                            refresh_per_second=4)
+    self._live.start()
     atexit.register(self.close)
     # Log handlers keep the stream that they were created with, and would write into the bar.
     for handler in _stream_handlers():
@@ -95,6 +105,12 @@ class Progress:
         redirected = sys.stdout if handler.stream is before[0] else sys.stderr
         handler.setStream(redirected)
         self._handlers.append(handler)
+
+  def _render(self) -> consoles.RenderableType:
+    """Returns the bar, and below it the newest values if there are any."""
+    words = self._describe(is_live=True)
+    return consoles.Group(self._bar, texts.Text('  '.join(words), overflow='ellipsis', no_wrap=True)) if words else (
+        self._bar)
 
   def _restore_logging(self) -> None:
     for handler in self._handlers:
@@ -105,30 +121,41 @@ class Progress:
     return self._line_at_s is None or self._now() - self._line_at_s >= _LINE_EVERY_S
 
   def _print_line(self) -> None:
-    line = f'step {self._step:,}/{self._total:,}  {self._describe()}'
+    counted = (f'step {self._step:,}/{self._total:,}' if self._unit == 'steps' else
+               f'{self._step:,} of {self._total:,} {self._unit}')
+    line = '  '.join(filter(None, [counted, *self._describe(is_live=False), self._describe_left()]))
     if line != self._line:
       print(line, file=self._stream, flush=True)
     self._line, self._line_at_s = line, self._now()
 
-  def _describe(self) -> str:
-    shown = [(name, _FORMATS[name](self._values[name])) for name in _FORMATS if name in self._values]
-    left_s = self._values.get('train/time_left_s', self._estimate_left_s())
-    words = [text for _, text in shown]
-    if left_s is not None and self._step < self._total:
-      words.append(f'{format_duration(left_s)} left')
-    return '  '.join(words)
+  def _describe(self, *, is_live: bool) -> list[str]:
+    """Returns the newest values as words; the accuracy and the memory only for the live display."""
+    words = []
+    if 'train/epoch' in self._values:
+      at, epoch = self._values['train/epoch']
+      words.append(f'epoch {epoch * self._step / max(1, at):.1f}')
+    if 'train/loss' in self._values:
+      at, loss = self._values['train/loss']
+      words.append(f'loss {loss:.4g}' + (f' (step {at:,})' if at != self._step else ''))
+    if 'train/images_per_s' in self._values:
+      words.append(f'{self._values["train/images_per_s"][1]:,.0f} images/s')
+    if is_live:
+      measured = {name: value for name, value in self._values.items() if _ACCURACY.fullmatch(name)}
+      name = max(measured, key=lambda one: (measured[one][0], '@ema' in one), default='')
+      words += [f'{name} {measured[name][1]:.1%}'] if name else []
+      used_gib = self._memory() if self._memory and words else None
+      words += [f'{used_gib:.1f} GiB'] if used_gib else []
+    return words
+
+  def _describe_left(self) -> str:
+    """Returns the time left, '' at the end or if it is not known yet."""
+    _, left_s = self._values.get('train/time_left_s', (0, self._estimate_left_s()))
+    return f'{format_duration(left_s)} left' if left_s is not None and self._step < self._total else ''
 
   def _estimate_left_s(self) -> float | None:
     first_step, first_s = self._first or (self._step, 0.)
     done = self._step - first_step
     return (self._now() - first_s) / done * (self._total - self._step) if done > 0 else None
-
-
-_FORMATS: dict[str, Callable[[float], str]] = {
-  'train/epoch': lambda x: f'epoch {x:.1f}',
-  'train/loss': lambda x: f'loss {x:.4g}',
-  'train/images_per_s': lambda x: f'{x:,.0f} images/s',
-}
 
 
 def format_duration(seconds: float) -> str:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from vit_jax.record import console
+
 REFRESH_S = 0.25
 _CLEAR = '\r\x1b[K'
 
@@ -30,6 +32,12 @@ def end() -> None:
   begin('')
 
 
+def began_s() -> float:
+  """Returns the start of the command on the clock `time.monotonic`; now, without the command line."""
+  display = _DISPLAY.get()
+  return display.began_s if display else time.monotonic()
+
+
 def hide() -> None:
   """Shows no more stages, as in processes of a run other than process 0."""
   end()
@@ -38,7 +46,10 @@ def hide() -> None:
 
 @contextlib.contextmanager
 def shown(stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> Iterator[None]:
-  """Shows the stages that begin inside, in this thread, on `stream`; None = standard error."""
+  """Shows the stages that begin inside, in this thread, on `stream`; None = standard error. With -q it shows none."""
+  if not console.is_talking():
+    yield
+    return
   display = Display(stream or sys.stderr, now=now)
   token = _DISPLAY.set(display)
   try:
@@ -52,7 +63,7 @@ class Display:
   """Writes stages to a stream; on a terminal, a thread keeps the seconds of the live line up to date."""
 
   def __init__(self, stream: TextIO, *, now: Callable[[], float]) -> None:
-    self._stream, self._now, self._began_s = stream, now, now()
+    self._stream, self._now, self.began_s = stream, now, now()
     self._is_live, self._text = stream.isatty(), ''
     self._lock, self._closing = threading.Lock(), threading.Event()
     self._thread: threading.Thread | None = None
@@ -82,7 +93,7 @@ class Display:
       other.removeFilter(self._make_room)
 
   def _describe(self, text: str) -> str:
-    return f'{self._now() - self._began_s:5.1f} s  {text} …'
+    return f'{console.elapsed(self._now() - self.began_s)}  {text} …'
 
   def _write(self, text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed

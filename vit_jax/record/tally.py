@@ -38,7 +38,7 @@ class Tally:
     self._bar: Progress | None = None
     if bar and active and sys.stdout.isatty():
       log.info('%s: %s %s', name, f'{total:,}', unit)
-      self._bar = Progress(total, start=0, shown=True, now=now)
+      self._bar = Progress(total, start=0, shown=True, unit=unit, now=now)
 
   def __enter__(self) -> Tally:
     return self

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import mirror, storage
+from vit_jax.record import memory, mirror, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
@@ -90,7 +90,8 @@ class Writer:
       self._file = open(self._path, 'a', encoding='utf-8')
     self._trackers = trackers(folder) if trackers else [tensorboard.opened(folder, resumed_from)]
     self._status: Status = 'done'
-    self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress)
+    self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress,
+                                           memory=memory.used_gib)
 
   def __enter__(self) -> Writer:
     return self

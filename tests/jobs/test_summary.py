@@ -1,0 +1,59 @@
+"""What a run says of itself at its start, after each evaluation and at its end."""
+from __future__ import annotations
+
+import pathlib
+
+from vit_jax.config import files
+from vit_jax.evaluate.final import Final
+from vit_jax.evaluate.results import Result
+from vit_jax.jobs import build, summary
+from vit_jax.record.clock import Goodput
+
+
+def result(score: float) -> Result:
+  return Result({'top1': score, 'nll': 1.5}, 1_360, None, 'top1')
+
+
+FINAL = Final({'test': {'student': result(.7), 'ema': result(.75)}}, result(.75), 'test', 'ema', {})
+
+
+def test_the_start_says_what_is_trained_on_what_for_how_long(tmp_path: pathlib.Path) -> None:
+  config = files.load('digits', ['length=4 epochs', 'model.dtype=bfloat16'])
+  data = build.open_data(config)
+  *_, parts = build.open_run(config, data)
+  text = summary.start(parts, data, tmp_path)
+  for said in (f'digits, in {tmp_path}', 'ViT of width 64, depth 3, 4 heads', '105,354 parameters, 0.0103 GFLOP',
+               '1,437 images of 10 classes (digits/train), in memory', '360 images (digits/test): test',
+               '45 steps of 128 images, 4.0 epochs', 'AdamW, learning rate 0.002, cosine, warm-up of 2 steps',
+               '8 x cpu: data=8 fsdp=1 tensor=1, bfloat16, 1 microbatch a step', '1.6 MiB of state'):
+    assert said in text, said
+  counted = [int(line.split()[-1].replace(',', '')) for line in summary.parameters(parts).splitlines()[1:]]
+  assert sum(counted) == 105_354
+
+
+def test_an_evaluation_is_a_line_with_its_main_metric_and_the_number_of_images() -> None:
+  assert summary.evaluated('test', 24, 1_150, FINAL.results['test']) == (
+      'step 24/1,150  test/top1 70.00%  test/top1@ema 75.00%  of 1,360 images')
+  loss = Result({'loss': .51234}, 7, None, '')
+  assert summary.evaluated('val', 1, 2, {'student': loss}) == 'step 1/2  val/loss 0.5123  of 7 images'
+
+
+def test_the_end_names_a_better_step_only_if_there_was_one() -> None:
+  rows = [{'step': 5., 'test/top1@ema': .8, 'test/top1': .9}, {'step': 6., 'test/top1@ema': .75}, {'step': 7.}]
+  assert 'The best test/top1@ema was 80.00%, at step 5;' in summary.best(FINAL, rows)
+  assert summary.best(FINAL, rows[1:]) == summary.best(FINAL, []) == ''
+  assert summary.best(FINAL._replace(headline=None), rows) == ''
+
+
+def test_the_end_says_what_the_time_was_spent_on() -> None:
+  spent = Goodput({'step': 80., 'data_wait': 20., 'evaluate': 260., 'checkpoint': .2}, 360.2, .2)
+  text = summary.spent(spent, num_steps=50, batch_size=16)
+  assert text.startswith('Time: 6 min 00 s (evaluation 4 min 20 s, steps 1 min 20 s, waiting for data 20 s). 8 images')
+  assert '0.8 device-hours on 8 x cpu.' in text
+  assert 'images/s' not in summary.spent(spent, num_steps=0, batch_size=16)
+
+
+def test_the_last_line_has_the_main_result() -> None:
+  assert summary.last_line(FINAL, 81.4, 'a/report.html') == (
+      'test/top1 of the ema weights: 75.00% of 1,360 images, 81 s. Report: a/report.html')
+  assert summary.last_line(FINAL._replace(headline=None), 3., 'r') == 'Done in 3 s, without an evaluation. Report: r'

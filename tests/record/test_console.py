@@ -1,0 +1,60 @@
+"""Messages: their time, their level, and how many of them -q and -v show."""
+from __future__ import annotations
+
+import io
+import logging
+import os
+
+import pytest
+
+from vit_jax.core.errors import UserError
+from vit_jax.record import console, stage
+
+
+class Terminal(io.StringIO):
+  def isatty(self) -> bool:
+    return True
+
+
+def formatted(text: str, level: int = logging.INFO, *, stream: io.StringIO | None = None, now: float = 9.44) -> str:
+  record = logging.LogRecord('vit_jax', level, 'a.py', 1, text, None, None)
+  return console.Formatter(stream or io.StringIO(), began_s=100., now=lambda: 100. + now).format(record)
+
+
+def test_a_message_begins_with_the_time_and_a_problem_with_its_level() -> None:
+  assert formatted('one\n  two') == '  9.4 s  one\n           two'
+  assert formatted('odd', logging.WARNING) == '  9.4 s  warning: odd'
+  assert formatted('bad', logging.ERROR, now=3661.) == '1:01:01  error: bad'
+  assert [len(console.elapsed(s)) for s in (0., 9.96, 999.9, 1000., 35_999.)] == [7] * 5
+
+
+def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones() -> None:
+  text = ' '.join(['word'] * 40)
+  assert '\n' not in formatted(text)
+  lines = formatted(f'short\n{text}', stream=Terminal()).split('\n')
+  assert lines[0] == '  9.4 s  short' and len(lines) > 3 and all(len(line) < 80 for line in lines)
+  assert ' '.join(' '.join(lines[1:]).split()) == text and lines[2].startswith(' ' * 11 + 'word')
+  path = '/' + 'a' * 90
+  assert path in formatted(f'see {path}', stream=Terminal())
+
+
+@pytest.mark.parametrize(('words', 'level', 'is_talking'), [
+    ([], logging.INFO, True), (['-q'], logging.WARNING, False), (['--quiet', '-q'], logging.WARNING, False),
+    (['--verbose'], logging.DEBUG, True)])
+def test_switches_are_taken_from_the_command_line_and_hold_for_its_job(
+    words: list[str], level: int, is_talking: bool) -> None:
+  rest, how = console.take(['train', *words, '--config=digits'])
+  before = dict(os.environ)
+  with console.chosen(how):
+    assert (console.level(), console.is_talking()) == (level, is_talking)
+    assert (os.environ.get('VIT_JAX_TRACEBACK') == '1') == (level == logging.DEBUG)
+    stream = io.StringIO()
+    with stage.shown(stream, now=lambda: 0.):
+      stage.begin('compiling')
+    assert stream.getvalue() == ('  0.0 s  compiling …\n' if is_talking else '')
+  assert rest == ['train', '--config=digits'] and dict(os.environ) == before
+
+
+def test_both_switches_are_refused() -> None:
+  with pytest.raises(UserError, match='-q, -v: expected one of them, got both'):
+    console.take(['-q', '--verbose'])

@@ -1,0 +1,103 @@
+"""What a job writes beside its results: how much, and in which form.
+
+`-q` shows warnings, errors and results alone; `-v` adds messages of libraries and tracebacks. They set `VIT_JAX_LOG`,
+which processes that a job starts inherit. Messages begin with the seconds since the start of the command.
+"""
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TextIO
+
+from vit_jax.core import failures
+from vit_jax.core.errors import UserError
+
+VARIABLE = 'VIT_JAX_LOG'
+QUIET, VERBOSE = 'quiet', 'verbose'
+SWITCHES = {'-q': QUIET, '--quiet': QUIET, '-v': VERBOSE, '--verbose': VERBOSE}
+_WIDTH = 80  # the narrowest terminal whose lines are not cut
+
+
+def level(environ: Mapping[str, str] = os.environ) -> int:
+  """Returns the lowest level of messages that are shown."""
+  return {QUIET: logging.WARNING, VERBOSE: logging.DEBUG}.get(environ.get(VARIABLE, ''), logging.INFO)
+
+
+def take(words: Sequence[str]) -> tuple[list[str], str]:
+  """Returns the words of a command line without `-q` and `-v`, and the one that was among them; '' = none.
+
+  Raises:
+    UserError: both were.
+  """
+  found = {SWITCHES[word] for word in words if word in SWITCHES}
+  if len(found) > 1:
+    raise UserError('-q, -v: expected one of them, got both. Remove one.')
+  return [word for word in words if word not in SWITCHES], next(iter(found), '')
+
+
+@contextlib.contextmanager
+def chosen(how: str) -> Iterator[None]:
+  """Sets the environment for `QUIET` or `VERBOSE`; '' changes nothing."""
+  wanted = {VARIABLE: how} if how else {}
+  wanted |= {failures.SHOW: '1'} if how == VERBOSE else {}
+  before = {name: os.environ.get(name) for name in wanted}
+  os.environ.update(wanted)
+  try:
+    yield
+  finally:
+    for name, value in before.items():
+      os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def is_talking() -> bool:
+  """Whether progress and stages are shown."""
+  return level() < logging.WARNING
+
+
+def elapsed(seconds: float) -> str:
+  """Returns a duration in a column of seven characters: `  9.4 s`, and from 1,000 s on `0:16:40`."""
+  if seconds < 1000:
+    return f'{seconds:5.1f} s'
+  whole = int(seconds)
+  return f'{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}'
+
+
+class Formatter(logging.Formatter):
+  """Formats a message with the time and, for warnings and errors, its level; on a terminal within its width.
+
+  Args:
+    stream: where messages go.
+    began_s: the start of the command on the clock `now`.
+    now: a monotonic clock, in seconds.
+  """
+
+  def __init__(self, stream: TextIO, *, began_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    super().__init__()
+    self._is_terminal, self._began_s, self._now = stream.isatty(), began_s, now
+
+  def format(self, record: logging.LogRecord) -> str:
+    """Returns the lines of a message; those after the first are indented."""
+    name = f'{record.levelname.lower()}: ' if record.levelno >= logging.WARNING else ''
+    first, *rest = f'{name}{super().format(record)}'.split('\n')
+    start = f'{elapsed(self._now() - self._began_s)}  '
+    lines = [f'{start}{first}', *(f'{" " * len(start)}{line}' for line in rest)]
+    return '\n'.join(line for one in lines for line in self._wrapped(one, indent=len(start) + 2))
+
+  def _wrapped(self, line: str, *, indent: int) -> list[str]:
+    width = max(_WIDTH, _columns()) if self._is_terminal else 0
+    if not self._is_terminal or len(line) < width:
+      return [line]
+    return textwrap.wrap(line, width - 1, subsequent_indent=' ' * indent, break_long_words=False,
+                         break_on_hyphens=False, drop_whitespace=True)
+
+
+def _columns() -> int:
+  try:
+    return os.get_terminal_size(sys.stderr.fileno()).columns
+  except (OSError, ValueError):  # no terminal, or a stream without a file
+    return _WIDTH
