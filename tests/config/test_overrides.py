@@ -29,7 +29,7 @@ def test_all_bad_overrides_are_listed_at_once() -> None:
   text = str(error.value)
   for part in ('9 overrides', 'config.modle.width: expected the name of a setting. Did you mean config.model.width?',
                "config.model.width: expected a whole number, got 'x'.",
-               "config.model.pool: expected one of cls, mean, patches, first, map, got 'middle'.",
+               'config.model.pool: expected one of cls, mean, patches, first, map, ', ", got 'middle'.",
                "config.optimizer.lr: expected a number, got 'fast'.", 'config.seed: expected a value, got none.',
                "config.train.progress: expected true or false, got 'maybe'.",
                'config.optimizer.momentum: expected the name of a setting.',
