@@ -8,10 +8,8 @@ import dataclasses
 import enum
 import importlib
 import inspect
-import io
 import pathlib
 import sys
-import tokenize
 import types
 import typing
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from vit_jax import commands
-from vit_jax.config import schema
+from vit_jax.config import describe, schema
 from vit_jax.config.schema import checks, ranges
 
 PYTHON = {'The package': ('vit_jax.api.load', 'vit_jax.inspect.model.Model', 'vit_jax.inspect.model.Guess'),
@@ -81,7 +79,7 @@ def settings() -> str:
            'from `vit_jax/config/schema/`.', '']
   for name, kind in sorted(dict.fromkeys(_parts(schema.Config, '')), key=lambda part: part[0]):
     title = f'{name}: {kind.__name__}' if name else 'The run: Config'
-    told = comments(kind)
+    told = describe.comments(kind)
     rows = [(f'`{f"{name}.{field.name}".lstrip(".")}`',
              '; '.join(filter(None, [type_text(field.type), range_text(field)])),
              f'`{_value(checks.default_of(field))}`', told.get(field.name) or _meaning(field.type))
@@ -157,36 +155,6 @@ def _value(value: Any) -> str:
   if isinstance(value, dict):
     return ', '.join(f'{name}: {_value(one)}' for name, one in value.items()) or '{}'
   return repr(value) if not isinstance(value, bool) else str(value).lower()
-
-
-def comments(kind: type) -> dict[str, str]:
-  """The comment of each field of a dataclass: at the end of its lines, or on the lines before it."""
-  found: dict[str, str] = {}
-  for one in reversed(kind.__mro__):
-    if dataclasses.is_dataclass(one) and one.__module__.startswith('vit_jax'):
-      found |= _own_comments(one)
-  return found
-
-
-def _own_comments(kind: type) -> dict[str, str]:
-  found: dict[str, str] = {}
-  before: list[str] = []
-  name, depth = '', 0
-  for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):
-    is_alone = token.type == tokenize.COMMENT and not token.line[:token.start[1]].strip()
-    if token.type == tokenize.COMMENT and is_alone and not depth:
-      before.append(token.string.lstrip('# '))
-    elif token.type == tokenize.COMMENT and name:
-      found[name] = ' '.join([found.get(name, ''), token.string.lstrip('# ')]).strip()
-    elif token.type == tokenize.OP:
-      depth += (token.string in '([{') - (token.string in ')]}')
-    elif token.type == tokenize.NAME and not depth and token.start[1] == 2 and token.line.lstrip().startswith(
-        f'{token.string}:'):
-      name = token.string
-      found[name], before = ' '.join(before), []
-    elif token.type == tokenize.NEWLINE:
-      name = ''
-  return found
 
 
 def python() -> str:

@@ -51,6 +51,10 @@ def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None
     assert row in text
 
 
+def test_every_setting_has_a_meaning() -> None:
+  assert re.findall(r'^\| `([^`]+)`.*\|  \|$', load('reference').settings(), re.M) == []
+
+
 class Fakes(dict[str, str]):
   """The files of a site, by their places."""
 

@@ -35,7 +35,7 @@ class Decode(enum.Enum):
 class Pseudo(Settings):
   """Images without labels, which a teacher labels before training begins (Noisy Student, arXiv 1911.04252)."""
   source: str = ''                        # like data.source; labels that it has are not used; '' = none
-  split: str = 'train'
+  split: str = 'train'  # of that source
   teacher: str = ''                       # its weights: like init_from
   labels: str = ''                        # directory of its answers: written where missing, used where there
   top: int = ranged(10, COUNT)            # classes of an answer that count, with their probabilities; 1 = hard labels
@@ -72,7 +72,7 @@ class Data(Settings):
   # mix:0.7*SOURCE,0.3*SOURCE
   source: str = 'digits'
   train_split: str = 'train'                       # TFDS syntax: train[:98%]
-  eval_split: str = 'test'
+  eval_split: str = 'test'  # that evaluations use
   data_dir: str = ''                               # of TFDS; '' = its default
   num_examples: int = ranged(0, Range(0, 10**12))  # of the training split; 0 = ask the source
   any_num_examples: bool = False  # train also if the source has more than 1 % more or fewer than num_examples
@@ -82,7 +82,7 @@ class Data(Settings):
   label_column: str = ''
   classes: str = ''  # file of the classes in the order of the network's outputs, a line each: n01440764 tench
   holdout: float = ranged(0.1, BELOW_1)            # part held out of a source that has a single split
-  holdout_seed: int = ranged(0, SEED)
+  holdout_seed: int = ranged(0, SEED)  # of the choice of held-out examples
   mix_classes: MixClasses = MixClasses.SAME
   pseudo: Pseudo = field(default_factory=Pseudo)
   recipe: Recipe = field(default_factory=Recipe)

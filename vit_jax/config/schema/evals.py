@@ -18,7 +18,7 @@ MORE_METRICS = ('ece', 'class_mean')
 @dataclasses.dataclass
 class Evaluation(Settings):
   """The settings that all evaluations share."""
-  every: str = duration('10 epochs')
+  every: str = duration('10 epochs')  # between two evaluations
   split: str = ''                          # '' = data.eval_split
   batch_size: int = ranged(0, COUNT_OR_0)  # 0 = the training batch size
   views: tuple[str, ...] = ()              # empty = all that the objective has
@@ -54,7 +54,7 @@ def _not_empty(name: str, values: tuple[float, ...]) -> Iterator[str]:
 @dataclasses.dataclass
 class TopK(Evaluation):
   """Top-1, top-5, NLL over a split, every example once."""
-  every: str = duration('1 epoch')
+  every: str = duration('1 epoch')  # between two evaluations
   metrics: tuple[str, ...] = ()  # in addition to top1, top5 and nll: ece, class_mean
   # A file that maps the classes of the source to those of the network, one line `source: class, class` each; any of
   # several classes is correct. '' = they have the same names or numbers.
@@ -85,9 +85,9 @@ class FewShot(FrozenEvaluation):
 
   For ImageNet `train_split='train[:65000]'` suffices.
   """
-  shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)
-  num_seeds: int = ranged(3, COUNT)
-  l2: float = ranged(1024., POSITIVE)
+  shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)  # examples of each class
+  num_seeds: int = ranged(3, COUNT)  # draws of examples, whose mean is reported
+  l2: float = ranged(1024., POSITIVE)  # penalty of the regression
   l2_sweep: tuple[float, ...] = ranged((), POSITIVE)  # other values, also chosen among by leave-one-out
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -98,8 +98,8 @@ class FewShot(FrozenEvaluation):
 @dataclasses.dataclass
 class Knn(FrozenEvaluation):
   """Weighted k nearest neighbours by cosine (DINO, arXiv 2104.14294)."""
-  neighbours: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)
-  temperature: float = ranged(.07, POSITIVE)
+  neighbours: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)  # values of k
+  temperature: float = ranged(.07, POSITIVE)  # of the votes
   headline: int = ranged(20, COUNT)  # the k of the single number that is reported
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -132,7 +132,7 @@ class Probe(FrozenEvaluation):
   train_batch_size: int = ranged(16_384, COUNT)       # DINO: 1024
   learning_rates: tuple[float, ...] = ranged((.1,), POSITIVE)  # to choose from
   base_batch_size: int = ranged(256, COUNT_OR_0)      # of the learning rates, which are scaled to the batch; 0 = off
-  momentum: float = ranged(.9, SHARE)
+  momentum: float = ranged(.9, SHARE)  # of SGD
   trust_coefficient: float = ranged(.001, NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
   batch_norm: bool = True                    # of the features, without scale and bias; DINO: no
   holdout: float = ranged(.1, INSIDE)        # part of the training examples that chooses, where there are several rates

@@ -50,14 +50,14 @@ class ResNet(checks.Settings):
 class Mixer(checks.Settings):
   """MLP-Mixer (arXiv 2105.01601). By name: `sizes.mixer('B/16')`."""
   patch: int = ranged(16, PX)              # px
-  width: int = ranged(768, COUNT)
-  depth: int = ranged(12, Range(1, 10_000))
+  width: int = ranged(768, COUNT)  # channels of a token
+  depth: int = ranged(12, Range(1, 10_000))  # number of blocks
   tokens_mlp: int = ranged(384, COUNT)     # hidden width of the MLP over tokens
   channels_mlp: int = ranged(3072, COUNT)  # hidden width of the MLP over channels
   dropout: float = ranged(0., BELOW_1)     # after MLP activation and output
   drop_path: float = ranged(0., BELOW_1)   # stochastic depth of the last block; grows linearly from 0
   gelu: Gelu = Gelu.TANH
-  norm_eps: float = ranged(1e-6, POSITIVE)
+  norm_eps: float = ranged(1e-6, POSITIVE)  # epsilon of LayerNorm
   dtype: DType = DType.F32
   execution: Execution = Execution.AUTO
   remat: Remat = Remat.AUTO
@@ -78,7 +78,7 @@ class EfficientNet(checks.Settings):
   dropout: float = ranged(0., BELOW_1)  # of the pooled features
   drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
   norm_momentum: float = ranged(.99, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
-  norm_eps: float = ranged(1e-3, POSITIVE)
+  norm_eps: float = ranged(1e-3, POSITIVE)  # epsilon of BatchNorm
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each block: none or full
   kernels: Kernels = Kernels.FAST
@@ -96,9 +96,9 @@ class AxialResNet(checks.Settings):
   """AxialResNet (arXiv 2003.07853): axial attention in place of 3 x 3 convolutions. By name: `Axial-ResNet50-S`."""
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # units a stage
   width: int = ranged(32, COUNT)  # channels of the root; stage i from 0 returns width * 4 * 2^i
-  heads: int = ranged(8, COUNT)
+  heads: int = ranged(8, COUNT)  # attention heads
   norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
-  norm_eps: float = ranged(1e-5, POSITIVE)
+  norm_eps: float = ranged(1e-5, POSITIVE)  # epsilon of BatchNorm
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each unit: none or full
   kernels: Kernels = Kernels.FAST

@@ -76,9 +76,9 @@ class Mae(ObjectiveSettings):
   needs_tokens: ClassVar[bool] = True
   mask_ratio: float = ranged(.75, INSIDE)  # share of the patches of each image that the encoder does not see
   norm_pix_loss: bool = True  # normalises the pixels of each target patch to mean 0 and standard deviation 1
-  decoder_width: int = ranged(512, COUNT)
-  decoder_depth: int = ranged(8, Range(1, 10_000))
-  decoder_heads: int = ranged(16, COUNT)
+  decoder_width: int = ranged(512, COUNT)  # channels of a token in the decoder
+  decoder_depth: int = ranged(8, Range(1, 10_000))  # blocks of the decoder
+  decoder_heads: int = ranged(16, COUNT)  # attention heads of the decoder
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """A share that leaves nothing to do, a decoder of an impossible width, and encoders that need all patches."""
@@ -172,11 +172,11 @@ class Dino(ObjectiveSettings):
   hidden_dim: int = ranged(2048, COUNT)     # width of its MLP
   bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer
   norm_last_layer: bool = True  # the rows of the last layer have norm 1, which is safer; False: their norms are learned
-  student_temperature: float = ranged(.1, POSITIVE)
+  student_temperature: float = ranged(.1, POSITIVE)  # of the softmax of the student
   teacher_temperature: Ramp = field(default_factory=lambda: Ramp(.04, .07, until='30 epochs', curve=Curve.LINEAR))
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # of the teacher
   centering: Centering = Centering.MEAN
-  center_momentum: float = ranged(.9, BELOW_1)
+  center_momentum: float = ranged(.9, BELOW_1)  # of the EMA of the center
   collapse: Collapse = field(default_factory=Collapse)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -258,10 +258,10 @@ class SoftMean(enum.Enum):
 class Teacher(checks.Settings):
   """A trained classifier. It sees the same images as the student, also mixed ones, with its own normalisation."""
   weights: str = ''                                             # a weight file; required when training starts
-  model: Model = field(default_factory=ViT)
+  model: Model = field(default_factory=ViT)  # network of the teacher
   head: Head = field(default_factory=Head)
   mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
-  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)
+  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)  # of RGB in [0, 1]
 
 
 @dataclasses.dataclass

@@ -41,7 +41,7 @@ class Decay(enum.Enum):
 class Schedule(Settings):
   """Learning rate over the run: linear warm-up from 0, then decay, then perhaps a linear cooldown to `end_lr`."""
   decay: Decay = Decay.CONSTANT
-  warmup: str = duration('0 steps')
+  warmup: str = duration('0 steps')  # linear rise of the learning rate from 0
   end_lr: float = ranged(0., NOT_NEGATIVE)               # of cosine, linear, and of a cooldown
   cooldown: str = duration('', off=True)  # last part of the run, after rsqrt, steps or constant; '' = none
   hold: str = duration('', off=True)      # last part of the run, at `end_lr` after cosine or linear; '' = none
@@ -76,17 +76,17 @@ class Curve(enum.Enum):
 @dataclasses.dataclass
 class Ramp(Settings):
   """A factor over the run: `start` up to the moment `begin`, `end` after the moment `until`, a curve between."""
-  start: float = ranged(1., NOT_NEGATIVE)
-  end: float = ranged(1., NOT_NEGATIVE)
-  begin: str = duration('0 steps')
-  until: str = duration('100 %')
+  start: float = ranged(1., NOT_NEGATIVE)  # factor before `begin`
+  end: float = ranged(1., NOT_NEGATIVE)  # factor after `until`
+  begin: str = duration('0 steps')  # start of the curve
+  until: str = duration('100 %')  # end of the curve
   curve: Curve = Curve.COSINE
 
 
 @dataclasses.dataclass
 class PathRule(Settings):
   """What is different for the parameters whose whole path name matches. The first rule that matches decides."""
-  paths: str
+  paths: str  # pattern of whole path names
   lr: float | Ramp = ranged(1., NOT_NEGATIVE)            # times the learning rate
   weight_decay: float | Ramp = ranged(1., NOT_NEGATIVE)  # times the weight decay
   # From the start to here no update, no decay, and moments stay; '100 %' = for good.
@@ -117,7 +117,7 @@ class Optimizer(Settings):
   lr: float = ranged(1e-3, NOT_NEGATIVE)  # at the peak of the schedule
   base_batch_size: int = ranged(0,
                                 COUNT_OR_0)  # examples a step that `lr` is for; it is scaled to the batch; 0 = as it is
-  weight_decay: float = ranged(0., NOT_NEGATIVE)
+  weight_decay: float = ranged(0., NOT_NEGATIVE)  # strength of the decay of the parameters
   weight_decay_ramp: Ramp = field(default_factory=Ramp)  # factor of it over the run
   weight_decay_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of whole path names
   schedule: Schedule = field(default_factory=Schedule)
@@ -127,7 +127,7 @@ class Optimizer(Settings):
   clip_adaptive: float = ranged(0., NOT_NEGATIVE)
   layer_decay: float = ranged(1., UP_TO_1)  # factor of the learning rate from a layer to the one below; 1 = off
   layer_groups: LayerGroups = LayerGroups.MAE
-  rules: tuple[PathRule, ...] = ()
+  rules: tuple[PathRule, ...] = ()  # exceptions for some parameters, the first that matches
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     clips = {clip: value for clip in ('clip_norm', 'clip_tensor', 'clip_adaptive') if (value := getattr(self, clip))}
@@ -162,9 +162,9 @@ class Optimizer(Settings):
 @dataclasses.dataclass
 class AdamW(Optimizer):
   """Adam with decoupled weight decay: each step takes off `lr * weight_decay * parameter`."""
-  b1: float = ranged(.9, BELOW_1)
-  b2: float = ranged(.999, BELOW_1)
-  eps: float = ranged(1e-8, POSITIVE)
+  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
+  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32  # first moment as it is kept; computed in f32
   decay_by: DecayBy = DecayBy.LR
 
@@ -172,19 +172,19 @@ class AdamW(Optimizer):
 @dataclasses.dataclass
 class Adam(Optimizer):
   """Adam with coupled decay: `weight_decay * parameter` is added to the gradient, before the moments."""
-  b1: float = ranged(.9, BELOW_1)
-  b2: float = ranged(.999, BELOW_1)
-  eps: float = ranged(1e-8, POSITIVE)
+  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
+  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32
 
 
 @dataclasses.dataclass
 class Adafactor(Optimizer):
   """Adafactor as Scaling ViT has it (section 3.4): a first moment, no relative step, capped second decay."""
-  b1: float = ranged(.9, BELOW_1)
+  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
   mu_dtype: DType = DType.BF16
   b2_power: float = ranged(.8, POSITIVE)  # decay of the second moment at update t from 1: 1 - t ** -power
-  b2_cap: float = ranged(.999, INSIDE)
+  b2_cap: float = ranged(.999, INSIDE)  # largest decay of the second moment
   eps: float = ranged(1e-30, POSITIVE)    # added to the squared gradient
   min_dim_size_to_factor: int = ranged(32, COUNT)  # smallest side of a matrix whose second moment is factored
   decay_by: DecayBy = DecayBy.LR
@@ -193,9 +193,9 @@ class Adafactor(Optimizer):
 @dataclasses.dataclass
 class Lamb(Optimizer):
   """LAMB: Adam's update with decay, scaled to the norm of the parameter (arXiv 1904.00962)."""
-  b1: float = ranged(.9, BELOW_1)
-  b2: float = ranged(.999, BELOW_1)
-  eps: float = ranged(1e-6, POSITIVE)
+  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
+  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-6, POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32
   trust_ratio_mask: tuple[str, ...] = ('.*',)  # patterns of what is scaled; the rest moves as by AdamW
 
@@ -203,9 +203,9 @@ class Lamb(Optimizer):
 @dataclasses.dataclass
 class Lars(Optimizer):
   """LARS: the gradient with decay, scaled to the norm of the parameter, then momentum (arXiv 1708.03888)."""
-  lr: float = ranged(.1, NOT_NEGATIVE)
-  momentum: float = ranged(.9, BELOW_1)
-  trust_coefficient: float = ranged(.001, POSITIVE)
+  lr: float = ranged(.1, NOT_NEGATIVE)  # at the peak of the schedule
+  momentum: float = ranged(.9, BELOW_1)  # decay of the sum of updates
+  trust_coefficient: float = ranged(.001, POSITIVE)  # factor of parameter norm over gradient norm
   mu_dtype: DType = DType.F32
   trust_ratio_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of what is scaled; the rest moves as by SGD
 
@@ -213,9 +213,9 @@ class Lars(Optimizer):
 @dataclasses.dataclass
 class Lion(Optimizer):
   """Lion: the sign of a moment, with decoupled decay (arXiv 2302.06675, Algorithm 2)."""
-  lr: float = ranged(1e-4, NOT_NEGATIVE)
-  b1: float = ranged(.9, BELOW_1)
-  b2: float = ranged(.99, BELOW_1)
+  lr: float = ranged(1e-4, NOT_NEGATIVE)  # at the peak of the schedule
+  b1: float = ranged(.9, BELOW_1)  # weight of the momentum in the update
+  b2: float = ranged(.99, BELOW_1)  # decay of the momentum
   mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.LR
 
@@ -223,9 +223,9 @@ class Lion(Optimizer):
 @dataclasses.dataclass
 class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
-  lr: float = ranged(.016, NOT_NEGATIVE)
+  lr: float = ranged(.016, NOT_NEGATIVE)  # at the peak of the schedule
   b2: float = ranged(.9, BELOW_1)              # decay of the mean of squares, which begins at `initial_scale`
-  initial_scale: float = ranged(1., NOT_NEGATIVE)
+  initial_scale: float = ranged(1., NOT_NEGATIVE)  # mean of squares at the start
   eps: float = ranged(1e-3, POSITIVE)          # added to the mean of squares, below the root
   momentum: float = ranged(.9, BELOW_1)        # of updates that are already multiplied by the learning rate
   mu_dtype: DType = DType.F32                    # momentum as it is kept
@@ -234,8 +234,8 @@ class RMSProp(Optimizer):
 @dataclasses.dataclass
 class Sgd(Optimizer):
   """SGD with momentum. Its weight decay is coupled, as in PyTorch, or decoupled: SGDW, and big_vision's `momentum`."""
-  lr: float = ranged(.01, NOT_NEGATIVE)
-  momentum: float = ranged(.9, BELOW_1)
+  lr: float = ranged(.01, NOT_NEGATIVE)  # at the peak of the schedule
+  momentum: float = ranged(.9, BELOW_1)  # decay of the sum of gradients
   mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.GRADIENT
 

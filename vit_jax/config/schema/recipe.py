@@ -93,9 +93,9 @@ class RandAugment(Settings):
 @dataclasses.dataclass
 class Jitter(Settings):
   """Colour jitter: four operations in random order, each with a factor uniform in [1 - x, 1 + x]."""
-  brightness: float = ranged(0., NOT_NEGATIVE)
-  contrast: float = ranged(0., NOT_NEGATIVE)
-  saturation: float = ranged(0., NOT_NEGATIVE)
+  brightness: float = ranged(0., NOT_NEGATIVE)  # largest relative change
+  contrast: float = ranged(0., NOT_NEGATIVE)  # largest relative change
+  saturation: float = ranged(0., NOT_NEGATIVE)  # largest relative change
   hue: float = ranged(0., Range(0, .5))   # turns of the colour circle, uniform in [-x, x]
   probability: float = ranged(1., SHARE)  # that an image is jittered at all
 
@@ -110,7 +110,7 @@ class Erase(Settings):
   """Random erasing (arXiv 1708.04896) after normalisation, with normal noise in each pixel."""
   probability: float = ranged(0., SHARE)                     # of an image; 0 = off
   area: tuple[float, float] = ranged((.02, 1 / 3), UP_TO_1)  # of the image's area
-  aspect: tuple[float, float] = ranged((.3, 1 / .3), POSITIVE)
+  aspect: tuple[float, float] = ranged((.3, 1 / .3), POSITIVE)  # range of the ratio of its sides
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if self.probability == 0:
@@ -126,11 +126,11 @@ class Views(Settings):
   Switched off by default. The other defaults are DINO's (arXiv 2104.14294); recipes state all of them. They stay as
   they are because `config.json` of every earlier run without views has them.
   """
-  on: bool = False
+  on: bool = False  # several crops of each image
   num_local: int = ranged(8, Range(0, 1000))  # local crops, besides the two global ones of `image_px`
   local_px: int = ranged(96, PX)                                      # side of a local crop
-  global_area: tuple[float, float] = ranged((.4, 1.), UP_TO_1)
-  local_area: tuple[float, float] = ranged((.05, .4), UP_TO_1)
+  global_area: tuple[float, float] = ranged((.4, 1.), UP_TO_1)  # range of the area of a global crop, of the image
+  local_area: tuple[float, float] = ranged((.05, .4), UP_TO_1)  # range of the area of a local crop, of the image
   # Probability: first and second global, local; sigma .1-2 px.
   blur: tuple[float, float, float] = ranged((1., .1, .5), SHARE)
   solarize: tuple[float, float, float] = ranged((0., .2, 0.), SHARE)  # probability: first and second global, local
@@ -185,7 +185,7 @@ class Recipe(Settings):
   crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
   antialias: bool = False  # the filter covers every stored pixel when shrinking (Pillow's)
   mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
-  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)
+  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)  # of RGB in [0, 1]
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)

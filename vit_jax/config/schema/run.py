@@ -80,7 +80,7 @@ class Train(Settings):
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
   sam: Sam = field(default_factory=Sam)
   early_stop: EarlyStop = field(default_factory=EarlyStop)
-  log_every: str = duration('50 steps', zero=False)
+  log_every: str = duration('50 steps', zero=False)  # between two lines of metrics
   on_nonfinite: OnNonfinite = OnNonfinite.STOP
   progress: bool = True  # progress bar on a terminal, a line now and then elsewhere
   profile: str = ''  # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
@@ -107,8 +107,8 @@ class Train(Settings):
 @dataclasses.dataclass
 class Checkpoints(Settings):
   """When checkpoints are made and which stay. The last one is always made, and always stays."""
-  every: str = duration('10 %', wall=True)  # or '20 minutes', by the clock of process 0
-  keep_latest: int = ranged(2, COUNT)
+  every: str = duration('10 %', wall=True)  # between two checkpoints; or '20 minutes', by the clock of process 0
+  keep_latest: int = ranged(2, COUNT)  # newest checkpoints that stay
   # Keep these for good; a multiple of `every`. '12 hours': at least so far apart.
   keep_every: str = duration('', off=True, wall=True)
   keep_best: str = ''  # name of a metric, such as test/top1; keeps its best one, and measures it at each
@@ -173,18 +173,18 @@ class InitSettings(enum.Enum):
 @dataclasses.dataclass
 class Config(Settings):
   """A run."""
-  name: str = 'unnamed'
-  seed: int = ranged(0, SEED)
-  length: str = duration('10 epochs', zero=False, percent=False)
+  name: str = 'unnamed'  # of the run, in its report
+  seed: int = ranged(0, SEED)  # of parameters, order of the data and augmentation
+  length: str = duration('10 epochs', zero=False, percent=False)  # of the training
   batch_size: int = ranged(128, COUNT)  # examples a step, over all devices
   image_px: tuple[int, int] = ranged((224, 224), PX)  # height, width
   data: Data = field(default_factory=Data)
-  model: Model = field(default_factory=ViT)
+  model: Model = field(default_factory=ViT)  # network
   head: Head = field(default_factory=Head)
-  objective: Objective = field(default_factory=Supervised)
-  optimizer: AnyOptimizer = field(default_factory=AdamW)
+  objective: Objective = field(default_factory=Supervised)  # what is learned
+  optimizer: AnyOptimizer = field(default_factory=AdamW)  # update rule, learning rate and weight decay
   train: Train = field(default_factory=Train)
-  evals: dict[str, Eval] = field(default_factory=dict)
+  evals: dict[str, Eval] = field(default_factory=dict)  # evaluations during training, by name
   checkpoints: Checkpoints = field(default_factory=Checkpoints)
   mesh: Mesh = field(default_factory=Mesh)
   trackers: Trackers = field(default_factory=Trackers)

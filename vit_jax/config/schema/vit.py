@@ -130,16 +130,16 @@ class ConvStem(checks.Settings):
 class ViT(checks.Settings):
   """Vision Transformer (arXiv 2010.11929, eqs. 1-4). Sizes by name: `sizes.vit('B/16')`."""
   patch: int = ranged(16, PX)              # px of the image a token, also where a stem makes the map smaller first
-  width: int = ranged(768, COUNT)
-  depth: int = ranged(12, Range(1, 10_000))
-  heads: int = ranged(12, COUNT)
+  width: int = ranged(768, COUNT)  # D, channels of a token
+  depth: int = ranged(12, Range(1, 10_000))  # L, number of blocks
+  heads: int = ranged(12, COUNT)  # A, attention heads
   mlp: int = ranged(3072, COUNT)           # hidden width of the MLP
   pool: Pool = Pool.CLS
   positions: Positions = Positions.LEARNED
   dropout: float = ranged(0., BELOW_1)     # after positions, attention output, MLP activation and output
   drop_path: float = ranged(0., BELOW_1)   # stochastic depth of the last block; grows linearly from 0
   gelu: Gelu = Gelu.TANH
-  norm_eps: float = ranged(1e-6, POSITIVE)
+  norm_eps: float = ranged(1e-6, POSITIVE)  # epsilon of the norms
   dtype: DType = DType.F32
   execution: Execution = Execution.AUTO
   unroll: int = ranged(1, COUNT)           # blocks an iteration of the scan
@@ -157,7 +157,7 @@ class ViT(checks.Settings):
   parallel: bool = False                      # attention and MLP side by side after one norm (ViT-22B)
   axial: bool = False  # a block in rows, then one in columns (ViT paper, Appendix D.6: Axial-ViT)
   distilled: bool = False                     # a distillation token after the class token, with its own position (DeiT)
-  stem: PatchStem | ResNetStem | ConvStem = field(default_factory=PatchStem)
+  stem: PatchStem | ResNetStem | ConvStem = field(default_factory=PatchStem)  # how the image becomes patches
   qkv_bias: bool = True                       # query, key and value have a bias
   branch_scale: float = ranged(1., POSITIVE)  # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
   norm_after_pool: bool = False       # the last norm is of the pooled mean (timm's fc_norm), not of each token
