@@ -93,6 +93,6 @@ def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh)
   if settings.images:
     found.append(showing.Images(settings.images, parts.prepare, writer.show, mean=recipe.mean, std=recipe.std,
                                 mesh=mesh, seed=config.seed))
-  if every := parts.lengths.steps(settings.histograms):
+  if settings.histograms and (every := parts.lengths.steps(settings.histograms)):
     found.append(showing.Histograms(every, writer.show, mesh=mesh))
   return found
