@@ -34,6 +34,12 @@ def test_a_curve_without_finite_values_has_a_chart() -> None:
   assert '<svg' in svg and '<circle' not in svg
 
 
+def test_a_ninth_curve_differs_from_the_first_by_dashes() -> None:
+  svg = charts.draw_curves([charts.Curve(f'{i}', [1., 2.], [i, i]) for i in range(9)], xlabel='x', ylabel='y', log=False)
+  assert svg.count('stroke-dasharray="6 3"') == 1 and svg.count('4px dashed #0a84c6') == 1
+  assert svg.count('4px solid #0a84c6') == 1
+
+
 def test_a_long_curve_is_thinned_to_what_can_be_seen() -> None:
   curve = charts.Curve('a', list(range(10_000)), list(range(10_000)))
   assert len(charts.draw_curves([curve], xlabel='step', ylabel='y', log=False)) < 12_000

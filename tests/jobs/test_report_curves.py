@@ -19,7 +19,7 @@ def rows(num: int) -> list[dict[str, float]]:
 def test_the_training_loss_is_smoothed_and_says_so_but_evaluations_are_not() -> None:
   chart = report_curves.draw(LOSS, [('a', rows(100))])
   assert chart is not None and 'train/loss, mean over 50 steps' in chart.svg and 'test/nll <b>0.5</b>' in chart.svg
-  assert 'class="line raw"' in chart.svg and 'evaluations are exact and not smoothed' in chart.note
+  assert 'class="line raw"' in chart.svg and 'Evaluations are exact and not smoothed' in chart.note
 
 
 def test_a_mean_covers_the_neighbours_of_each_value_and_leaves_out_what_is_not_finite() -> None:

@@ -20,8 +20,10 @@ from vit_jax.inspect.sheets import shorten
 
 WIDTH = 440  # of a chart, in units of 1/12 of the height of its text
 _HEIGHT = 250
-_LETTER = 6.4  # mean width of a letter of text, in the same units
+_LETTER = 7.  # mean width of a letter of text in a wide font, in the same units
 _MAX_POINTS = 600  # of a curve: more than the chart has pixels
+_DASHES = (('', 'solid'), ('6 3', 'dashed'), ('1.5 3', 'dotted'))
+"""Of lines whose colours are used again, in the chart and in its legend."""
 _FEW = 40  # points, up to which each has a mark with its value
 
 
@@ -66,7 +68,7 @@ def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool)
   down = _span(y, is_log=is_log, begin=_HEIGHT - 34., end=24.)
   left = 14 + _LETTER * max(len(text) for _, text in down.ticks())
   across = _span(x, is_log=False, begin=left, end=WIDTH - 12., pad=0.)
-  lines = [_Line(curve, COLORS[number % len(COLORS)], *pair, across, down).values
+  lines = [_Line(curve, number, *pair, across, down).values
            for number, (curve, pair) in enumerate(zip(curves, arrays, strict=True))]
   return _draw('curves.svg', f'{ylabel} over {xlabel}', height=_HEIGHT, left=left, right=WIDTH - 12, down=down.ticks(),
                across=across.ticks(whole=True), xlabel=xlabel, ylabel=ylabel, lines=lines)
@@ -75,12 +77,14 @@ def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool)
 class _Line:
   """A curve as the template draws it."""
 
-  def __init__(self, curve: Curve, color: str, smooth: tuple[HostArray, HostArray],
+  def __init__(self, curve: Curve, number: int, smooth: tuple[HostArray, HostArray],
                raw: tuple[HostArray, HostArray] | None, across: Span, down: Span):
     self._across, self._down = across, down
     pairs = [(x, y) for x, y in zip(*smooth, strict=True) if np.isfinite(y)]
+    dash, border = _DASHES[number // len(COLORS) % len(_DASHES)]
     self.values: dict[str, Any] = {
-        'label': curve.label, 'color': color, 'path': self._path(*smooth), 'raw': self._path(*raw) if raw else '',
+        'label': curve.label, 'color': COLORS[number % len(COLORS)], 'dash': dash, 'border': border,
+        'path': self._path(*smooth), 'raw': self._path(*raw) if raw else '',
         'last': html_pages.format_value(float(pairs[-1][1])) if pairs else '',
         'marks': [(across.at(x), down.at(y), f'{x:,.6g}: {html_pages.format_value(float(y))}') for x, y in pairs
                   ] if len(pairs) < _FEW else []}

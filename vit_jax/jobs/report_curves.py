@@ -33,10 +33,11 @@ class Kind(NamedTuple):
 
 KINDS = (
     Kind('Loss', 'nats', r'train/loss|[^/]+/(nll|loss)(@.*)?', smooths='train/loss', note=(
-        'train/loss is the objective of single batches, with augmentation and label smoothing if the run has them; '
-        'evaluations are exact and not smoothed.')),
+        'train/loss is the objective, with augmentation and label smoothing if the run has them; single batches are '
+        'drawn faintly. Evaluations are exact and not smoothed.')),
     Kind('Accuracy', '%', r'train/accuracy|.+/(top1(_k20)?|10shot)([.]partial\d+)?(@.*)?', 100.,
-         smooths='train/accuracy', note='train/accuracy is that of single batches; evaluations are not smoothed.'),
+         smooths='train/accuracy', note='train/accuracy is that of batches, faintly each, with their augmentation. '
+         'Evaluations are not smoothed.'),
     Kind('Learning rate', 'learning rate', r'train/lr'),
     Kind('Gradient norm', 'L2 norm', r'train/grad_norm', is_log=True),
     Kind('Speed', 'images/s', r'train/images_per_s'),
