@@ -35,7 +35,8 @@ def test_a_curve_without_finite_values_has_a_chart() -> None:
 
 
 def test_a_ninth_curve_differs_from_the_first_by_dashes() -> None:
-  svg = charts.draw_curves([charts.Curve(f'{i}', [1., 2.], [i, i]) for i in range(9)], xlabel='x', ylabel='y', log=False)
+  curves = [charts.Curve(f'{i}', [1., 2.], [i, i]) for i in range(9)]
+  svg = charts.draw_curves(curves, xlabel='x', ylabel='y', log=False)
   assert svg.count('stroke-dasharray="6 3"') == 1 and svg.count('4px dashed #0a84c6') == 1
   assert svg.count('4px solid #0a84c6') == 1
 

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,24 @@ def test_in_a_browser_images_are_classified_and_their_attention_opens(
     assert [one for one in page.errors() if '/classify' not in one] == []  # the refused file is one
     process.kill()
     page.wait('getComputedStyle(document.getElementById("lost")).display === "block"')
+
+
+@pytest.mark.slow(reason='about 25 s: a run, a server and a browser')
+@pytest.mark.skipif(browser.find() is None, reason='needs Chromium, which is not installed')
+def test_in_a_browser_the_report_grows_with_the_run_and_what_is_unfolded_stays_so(
+    workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  grown = pathlib.Path(shutil.copytree(workdir, tmp_path / 'run'))
+  with serving(f'--workdir={grown}') as (_, url), browser.Page(tmp_path / 'profile') as page:
+    page.show(width=390, dark=False)
+    page.open(f'{url}/report')
+    assert 'train/loss 0.125' not in page.run('document.body.innerText')
+    page.click('details summary')
+    page.run('window.same = document.documentElement')
+    with open(grown / 'metrics.jsonl', 'a') as file:
+      file.write('{"step": 7, "time_s": 9999.0, "train/loss": 0.125}\n')
+    page.wait('document.body.innerText.includes("train/loss 0.125")')
+    assert page.run('document.querySelector("details").open && window.same === document.documentElement')
+    assert page.errors() == []
 
 
 def check_look(page: browser.Page, width: int, dark: bool) -> None:
