@@ -17,7 +17,7 @@ from vit_jax.core.types import Array
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import bench, linear, logistic, probe
 from vit_jax.jobs import report_page
-from vit_jax.record import writer
+from vit_jax.record import reader
 
 CONFIG = '''
 """Tiny."""
@@ -78,7 +78,7 @@ def load(path: pathlib.Path) -> dict:
 @pytest.mark.slow(
     reason='13 s with the run that it reads; tests/jobs/test_evaluate_weights.py evaluates features by the job')
 def test_evaluations_run_now_and_then_and_at_the_end(done: pathlib.Path) -> None:
-  rows = writer.read(done).rows
+  rows = reader.read(done).rows
   assert [int(row['step']) for row in rows if 'knn/top1_k20@ema' in row] == [5, 10, 12]
   assert [int(row['step']) for row in rows if 'log/top1@ema' in row] == [12]
   final, evaluation = load(done / 'final.json'), load(done / 'evaluate.json')

@@ -24,7 +24,7 @@ from vit_jax.data.source import Record
 from vit_jax.data.sources import opening
 from vit_jax.jobs import build, teacher_labels, train
 from vit_jax.objectives import kinds
-from vit_jax.record import writer
+from vit_jax.record import reader
 from vit_jax.weights import loading
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
@@ -108,7 +108,7 @@ def test_a_student_is_given_the_label_maps_of_its_images(maps: pathlib.Path, tmp
 @pytest.mark.slow(reason='10 s: compiles a train step')
 def test_label_maps_train_a_student(maps: pathlib.Path, tmp_path: pathlib.Path) -> None:
   assert train.run(config(dataclasses.replace(TASK, maps=str(maps))), tmp_path / 'student') == 0
-  rows = [row for row in writer.read(tmp_path / 'student').rows if 'train/dense_loss' in row]
+  rows = [row for row in reader.read(tmp_path / 'student').rows if 'train/dense_loss' in row]
   assert len(rows) == 2 and all(np.isfinite(row['train/dense_loss']) for row in rows)
 
 
@@ -140,7 +140,7 @@ def test_a_student_begins_with_its_teacher_never_changes_it_and_its_alarms_are_h
       name.removeprefix('trained/') for name in saved}
   for name, leaf in saved.items():
     np.testing.assert_array_equal(leaf, want[name.removeprefix('trained/')])
-  record = writer.read(tmp_path / 'student')
+  record = reader.read(tmp_path / 'student')
   rows = [row for row in record.rows if 'train/agreement' in row]
   assert len(rows) == 2 and len({row['train/labels_loss'] for row in rows}) == 2
   assert [(e['step'], e['below']) for e in record.events if e['event'] == 'alarm'] == [(2, 2.)]
@@ -202,9 +202,9 @@ def test_a_collapse_is_watched_for_as_the_config_says() -> None:
 def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
   assert train.run(config(collapsed(), steps=40), tmp_path / 'heard') == 0
   assert 'ALARM at step 18: train/information=' in caplog.text and 'Try a lower objective.teacher_temp' in caplog.text
-  alarms = [e for e in writer.read(tmp_path / 'heard').events if e['event'] == 'alarm']
+  alarms = [e for e in reader.read(tmp_path / 'heard').events if e['event'] == 'alarm']
   assert [e['step'] for e in alarms] == [18] and alarms[0]['value'] < .05
-  rows = [row for row in writer.read(tmp_path / 'heard').rows if 'train/kl' in row]
+  rows = [row for row in reader.read(tmp_path / 'heard').rows if 'train/kl' in row]
   assert abs(rows[-1]['train/below_uniform']) < .05 and rows[-1]['train/teacher_entropy'] > .99 * np.log(8)
   with pytest.raises(UserError, match=r'ALARM at step 18'):
     train.run(config(collapsed(action=schema.OnCollapse.STOP), steps=40), tmp_path / 'stopped')
@@ -213,7 +213,7 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
   usual = config(well, steps=40, lr=1e-3)
   usual.data.train_split = 'train'  # on a tenth of the images there is less to tell apart
   assert train.run(usual, tmp_path / 'well') == 0
-  record = writer.read(tmp_path / 'well')
+  record = reader.read(tmp_path / 'well')
   assert 'alarm' not in {e['event'] for e in record.events}
   assert min(row['train/information'] for row in record.rows if 'train/information' in row) > .1
 

@@ -13,7 +13,7 @@ import pytest
 import runs
 
 from vit_jax import main
-from vit_jax.record import writer
+from vit_jax.record import reader
 from vit_jax.train import checkpoint_reader
 
 TINY = ['--config=digits', *runs.TINY, '--config.evals.test.every=5 steps', '--config.checkpoints.every=5 steps',
@@ -32,7 +32,7 @@ def test_a_run_on_object_storage_leaves_goes_on_and_reports_as_one_on_a_disk(
   assert {'config.json', 'metrics.jsonl', 'final.json', 'evaluate.json', 'predictions.npz', 'report.html'} <= found
   assert 'checkpoints/6/commit_success.txt' in found and '.lock' not in found
   assert main.run([*TINY, f'--workdir={WORKDIR}', '--config.length=8 steps']) == 0
-  final, record = json.loads(bucket.read(f'{WORKDIR}/final.json')), writer.read(WORKDIR)
+  final, record = json.loads(bucket.read(f'{WORKDIR}/final.json')), reader.read(WORKDIR)
   assert final['step'] == 8
   assert [int(row['step']) for row in record.rows if 'train/loss' in row] == list(range(1, 9))
   assert [e['resumed_from'] for e in record.events if e['event'] == 'start'] == [None, 6]
@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit_in_object_storage(
   assert '.lock' in bucket.names(WORKDIR)  # of a process that is no more: no reason to wait
   runs.finish(start(bucket, *train, f'--workdir={WORKDIR}'), timeout_s=600.)
   runs.finish(start(bucket, *train, f'--workdir={tmp_path}'), timeout_s=600.)
-  far, near = writer.read(WORKDIR), writer.read(tmp_path)
+  far, near = reader.read(WORKDIR), reader.read(tmp_path)
   assert {r['step']: r['train/loss'] for r in far.rows if 'train/loss' in r} == {
       r['step']: r['train/loss'] for r in near.rows if 'train/loss' in r}
   assert json.loads(bucket.read(f'{WORKDIR}/final.json'))['params_digest'] == runs.final(tmp_path)['params_digest']

@@ -18,7 +18,7 @@ from vit_jax.data.labels import label_maps
 from vit_jax.data.sources import opening
 from vit_jax.jobs import teacher_labels, train
 from vit_jax.recipes import noisy_student
-from vit_jax.record import progress, writer
+from vit_jax.record import progress, reader
 from vit_jax.weights import inference, loading
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
@@ -69,7 +69,7 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
   assert train.run(config, tmp_path / 'student') == 0
   assert seen[:5] == [200, 240, 280, 320, 360]
   check_labels(teacher, labels)
-  rows = writer.read(tmp_path / 'student').rows
+  rows = reader.read(tmp_path / 'student').rows
   assert [row['step'] for row in rows if 'train/loss' in row] == [1, 2]
   seen.clear()
   assert not teacher_labels.ensure(dataclasses.replace(config, length='3 steps'))

@@ -21,7 +21,7 @@ from vit_jax.core import types
 from vit_jax.core.errors import DataStopped
 from vit_jax.data.pipeline import loader
 from vit_jax.jobs import report_page, resume
-from vit_jax.record import run_directory, writer
+from vit_jax.record import reader, run_directory
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state
 
@@ -60,7 +60,7 @@ def test_a_run_leaves_what_it_promises(done: pathlib.Path) -> None:
   assert evaluation['top1'] == final['metrics']['test/top1@ema'] and set(final['metrics']) == {
       f'test/{m}{v}' for m in ('top1', 'top5', 'nll') for v in ('', '@ema')}
   assert load(done / 'config.json')['model']['width'] == 16
-  record = writer.read(done)
+  record = reader.read(done)
   logged = [int(row['step']) for row in record.rows if 'train/loss' in row]
   assert logged == [1, 4, 8, 12] and [int(r['step']) for r in record.rows if 'test/top1' in r] == [5, 10, 12]
   saved = [e for e in record.events if e['event'] == 'checkpoint']
@@ -139,7 +139,7 @@ def test_a_run_ends_early_as_if_done_and_one_stopped_by_sigterm_goes_on_to_the_s
     assert run(split, *EARLY) == 75
   out = capsys.readouterr().out
   assert 'Stopped by SIGTERM after step' in out and 'Run the same command again to resume' in out
-  [step] = [event['step'] for event in writer.read(split).events if event['event'] == 'stop']
+  [step] = [event['step'] for event in reader.read(split).events if event['event'] == 'stop']
   assert 5 <= step < 8 and (split / 'checkpoints' / str(step)).is_dir()
   for again in (whole, split, whole):  # the last finds a run that has ended
     caplog.clear()
@@ -148,7 +148,7 @@ def test_a_run_ends_early_as_if_done_and_one_stopped_by_sigterm_goes_on_to_the_s
     assert 'Ended at step 10 of 12 by early stopping: test/top1' in caplog.text
   a, b = (load(w / 'final.json') for w in (whole, split))
   assert a['step'] == b['step'] == 10 and a['params_digest'] == b['params_digest'] and a['metrics'] == b['metrics']
-  assert [e['resumed_from'] for e in writer.read(split).events if e['event'] == 'start'] == [None, step]
+  assert [e['resumed_from'] for e in reader.read(split).events if e['event'] == 'start'] == [None, step]
 
 
 @pytest.mark.slow(reason='15 s: a run is started twice')

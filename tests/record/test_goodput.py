@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from vit_jax.record import goodput
-from vit_jax.record.writer import Event
+from vit_jax.record.reader import Event
 
 
 def start(resumed_from: int | None = None) -> Event:

@@ -62,3 +62,15 @@ def test_a_full_disk_is_an_error_of_the_caller(tmp_path: pathlib.Path) -> None:
         one.add_scalar('train/loss', 1., step)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_has_grown_is_followed_by_another(tmp_path: pathlib.Path) -> None:
+  one = tensorboard.Board(str(tmp_path), purge_step=None, most_bytes=500)
+  for step in range(40):
+    one.add_scalar('train/loss', 1., step)
+  one.close()
+  paths = sorted(tmp_path.glob('events.out.tfevents.*'))
+  assert 2 < len(paths) < 10 and all(path.stat().st_size < 600 for path in paths)
+  found = [event for path in paths for event in events(path)]
+  assert [e.step for e in found if e.summary.value] == list(range(40))
+  assert all(events(path)[0].file_version == 'brain.Event:2' for path in paths)

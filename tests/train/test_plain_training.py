@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax import main
-from vit_jax.record import writer
+from vit_jax.record import reader
 
 
 def losses(workdir: pathlib.Path, *overrides: str) -> np.ndarray:
@@ -15,7 +15,7 @@ def losses(workdir: pathlib.Path, *overrides: str) -> np.ndarray:
                      '--config.evals.test.every=100 %', '--config.checkpoints.every=100 %', f'--workdir={workdir}',
                      *overrides])
   assert status == 0
-  return np.array([row['train/loss'] for row in writer.read(workdir).rows if 'train/loss' in row])
+  return np.array([row['train/loss'] for row in reader.read(workdir).rows if 'train/loss' in row])
 
 
 @pytest.mark.slow(reason='two runs of 200 steps: a minute')

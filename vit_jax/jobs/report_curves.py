@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
 from vit_jax.inspect import charts
-from vit_jax.record.writer import Row
+from vit_jax.record.reader import Row
 
 _PART = 25  # a mean covers 1 in so many rows of a curve
 _LEAST = 20  # rows, below which nothing is smoothed

@@ -24,7 +24,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import html_pages, norms, predictions
 from vit_jax.jobs import report_curves
-from vit_jax.record import goodput, run_directory, storage, writer
+from vit_jax.record import goodput, norms_file, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 
 log = logging.getLogger('vit_jax.jobs')
@@ -33,7 +33,8 @@ Json = dict[str, object]
 Values = dict[str, Any]
 """Values of a template."""
 
-_NOTHING = writer.Run([], [], 0, 0)
+_NOTHING = reader.Run([], [], 0, 0)
+_MOST_ROWS = 5_000  # of training metrics, which are more than the pixels of a curve
 
 class _Record(NamedTuple):
   """The files of a run directory; `missing` lists those that are not there or cannot be read.
@@ -46,7 +47,7 @@ class _Record(NamedTuple):
   config: Json
   final: Json
   evaluation: Json
-  run: writer.Run
+  run: reader.Run
   predictions: dict[str, HostArray]
   missing: list[str]
 
@@ -150,7 +151,9 @@ def _load(workdir: str, label: str) -> _Record:
   config, final, evaluation = (_load_json(workdir, name, missing)
                                for name in ('config.json', 'final.json', 'evaluate.json'))
   try:
-    run = writer.read(workdir)
+    run = reader.read(workdir, most_rows=_MOST_ROWS)
+    if run.stride > 1:
+      missing.append(f'metrics.jsonl: the curves of training show 1 in {run.stride} of the logged steps')
     if run.num_broken:
       missing.append(f'metrics.jsonl: {run.num_broken} lines could not be read')
   except FileNotFoundError:
@@ -252,7 +255,8 @@ def _predictions(r: _Record) -> predictions.Predictions | None:
 
 
 def _norms(r: _Record) -> norms.Norms | None:
-  events = [e for e in r.run.events if e['event'] == 'norms']
+  # Older runs have norms in metrics.jsonl.
+  events = norms_file.read(r.workdir) or [e for e in r.run.events if e['event'] == 'norms']
   rates = {int(row['step']): row['train/lr'] for row in r.run.rows if 'train/lr' in row and 'step' in row}
   return norms.summarize(events, rates) if events else None
 
@@ -268,7 +272,7 @@ def _phases(r: _Record) -> list[tuple[str, str, str]]:
           for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])]
 
 
-def _newest(rows: Sequence[writer.Row]) -> dict[str, float]:
+def _newest(rows: Sequence[reader.Row]) -> dict[str, float]:
   newest: dict[str, float] = {}
   for row in rows:
     newest.update(row)

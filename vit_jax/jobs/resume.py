@@ -3,18 +3,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 
 from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import checkpoint_files, goodput, progress, run_directory, storage
-from vit_jax.record import writer as record
+from vit_jax.record import checkpoint_files, goodput, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
+T = TypeVar('T')
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'data.workers', 'data.threads')
 """Settings that may differ when a run is resumed on other hardware."""
 _UNIMPORTANT = ('mesh.chosen', 'trackers.')
@@ -58,19 +58,24 @@ def find_lost(workdir: storage.Path, start: int) -> goodput.Lost:
   """Returns what the previous start did after step `start`; only process 0 needs it."""
   if not start or jax.process_index():
     return goodput.Lost(0, 0.)
-  lost = goodput.find_lost(read_record(workdir).events, resumed_from=start)
+  lost = goodput.find_lost(recall(lambda: reader.read_end(workdir, since=start)), resumed_from=start)
   if lost.steps:
     log.info('%s steps after that checkpoint are lost, %s of work.', f'{lost.steps:,}',
              progress.format_duration(lost.seconds))
   return lost
 
 
-def read_record(workdir: storage.Path) -> record.Run:
-  """Returns the record of the previous starts; an empty one if it was removed."""
+def evaluated(workdir: storage.Path) -> list[reader.Row]:
+  """Returns the rows of all evaluations, and few of those of training metrics, of the previous starts and this one."""
+  return recall(lambda: reader.read(workdir, most_rows=1).rows)
+
+
+def recall(read: Callable[[], list[T]]) -> list[T]:
+  """Returns what a function reads in the record of a run; nothing if the record was removed."""
   try:
-    return record.read(workdir)
+    return read()
   except FileNotFoundError:
-    return record.Run([], [], 0, 0)
+    return []
 
 
 def write_config(workdir: storage.Path, config: schema.Config) -> None:

@@ -199,7 +199,7 @@ class Run:
     hook = hooks.EarlyStop(settings.metric, patience=settings.patience, min_delta=settings.min_delta, every=every,
                            latest=latest)
     if every and start:
-      hook.recall(resume.read_record(self.workdir).rows, up_to=start)
+      hook.recall(resume.evaluated(self.workdir), up_to=start)
     return hook
 
   def _profile(self, start: int, clock: clocks.Clock) -> profile.Profile:
@@ -269,7 +269,7 @@ class Run:
     writer.event('goodput', step=total, **goodput_now._asdict())
     writer.close()
     log.info('%s', '\n'.join(filter(None, [
-        summary.best(final, resume.read_record(self.workdir).rows) if not jax.process_index() else '',
+        summary.best(final, resume.evaluated(self.workdir)) if not jax.process_index() else '',
         summary.spent(goodput_now, num_steps=total - start, batch_size=self.config.batch_size)])))
     self._write_results(final, saving.digest or self._restored_digest, total)
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.record.clock import LOST, ONCE, STEP, Goodput
-from vit_jax.record.writer import Event
+from vit_jax.record.reader import Event
 
 
 class Lost(NamedTuple):

@@ -1,6 +1,7 @@
-"""The record of a run: `metrics.jsonl`, the trackers that show it elsewhere, and the progress that is shown.
+"""The record of a run: `metrics.jsonl`, `norms.f32`, the trackers that show it elsewhere, and the progress.
 
-`metrics.jsonl` is the record; everything else can be derived from it. It has one JSON object per line:
+`metrics.jsonl` is the record (`reader.py` reads it), and `norms.f32` (`norms_file.py`) has the norms of all parameters;
+everything else can be derived from them. The record has one JSON object per line:
 
   {"step": 50, "time_s": 12.3, "train/loss": 1.5, …}      a row of metrics
   {"event": "start", "time_s": 0.0, "resumed_from": 40}   any other event
@@ -9,8 +10,8 @@
 continues from the last line after a resume. Numbers that are not finite are the strings 'nan', 'inf' and '-inf',
 because JSON does not support them.
 
-In object storage, which cannot append, the record and TensorBoard's events are copies of local files, updated
-every 30 s and at checkpoints (`mirror`); a kill loses later lines.
+In object storage, which cannot append, these files are copies of local files, updated every 30 s and at checkpoints
+(`mirror`); a kill loses later lines.
 
 Arrays are only accessed through `float()` and `tolist()`.
 """
@@ -22,37 +23,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple
 
 from vit_jax.core import os_errors
-from vit_jax.core.errors import UserError
-from vit_jax.record import memory, mirror, storage
+from vit_jax.record import memory, mirror, norms_file, reader, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
 
-FILE = 'metrics.jsonl'
+FILE = reader.FILE
 _KEPT_AT_ONCE = ('checkpoint', 'stop')  # events that a run can resume from; no earlier line may be lost
-_RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
-
-Row = dict[str, float]
-Event = dict[str, object]
-
-
-class Run(NamedTuple):
-  """The contents of `metrics.jsonl`, without steps that were lost and repeated.
-
-  rows: metrics by name, with `step` and `time_s`, in order.
-  events: with `event` and `time_s`, in order.
-  lost_steps: number of updates that were lost, over all resumes.
-  num_broken: number of lines that could not be read.
-  """
-  rows: list[Row]
-  events: list[Event]
-  lost_steps: int
-  num_broken: int
 
 
 class Writer:
@@ -78,18 +59,19 @@ class Writer:
     self._is_started = False
     if not self._active:
       return
-    self._mirror = None if storage.is_local(workdir) else mirror.Mirror(workdir)
+    self._mirror = None if storage.is_local(workdir) else mirror.Mirror(workdir, growing=(FILE, norms_file.FILE))
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
     if self._mirror:
-      self._mirror.fetch(FILE)
+      self._mirror.fetch(FILE, *(() if resumed_from is None else (norms_file.FILE,)))
     self._path = os.path.join(folder, FILE)
     with self._writing():
       os.makedirs(folder, exist_ok=True)
-      self._time_offset_s = _last_time_s(self._path) - time.monotonic()
+      self._time_offset_s = _started_s(self._path) - time.monotonic()
       _end_last_line(self._path)
       self._file = open(self._path, 'a', encoding='utf-8')
     self._trackers = trackers(folder) if trackers else [tensorboard.opened(folder, resumed_from)]
     self._status: Status = 'done'
+    self._norms = norms_file.NormsFile(os.path.join(folder, norms_file.FILE), is_new=resumed_from is None)
     self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress,
                                            memory=memory.used_gib)
 
@@ -121,7 +103,7 @@ class Writer:
     self._progress.update(step, numbers)
 
   def event(self, name: str, **fields: object) -> None:
-    """Adds an event: `start`, `checkpoint`, `norms`, `goodput`, …
+    """Adds an event: `start`, `checkpoint`, `goodput`, …
 
     Arrays become lists. `resumed_from` is added to `start`.
     """
@@ -141,6 +123,12 @@ class Writer:
     for tracker in self._trackers if self._active else ():
       call(tracker, step)
 
+  def norms(self, step: int, norms: norms_file.Norms) -> None:
+    """Adds the norms of all parameters after `step` updates, by kind and path, to `norms.f32`."""
+    if self._active:
+      with self._writing():
+        self._norms.write(step, norms)
+
   def advance(self, step: int) -> None:
     """Updates the progress between rows."""
     if self._active:
@@ -155,6 +143,7 @@ class Writer:
     try:
       with self._writing():
         self._file.close()
+        self._norms.close()
     finally:
       for tracker in self._trackers:
         tracker.close('failed' if sys.exc_info()[0] else self._status)
@@ -181,84 +170,6 @@ class Writer:
       raise os_errors.writing(self._path, error) from error
 
 
-def read(path: str | os.PathLike[str]) -> Run:
-  """Reads the record of a run: a run directory or its `metrics.jsonl`.
-
-  Lines that cannot be read are counted and skipped, and so are metrics that are not numbers. Rows and events of
-  steps after N that precede a start with `resumed_from` N were lost and are skipped too.
-
-  Raises:
-    FileNotFoundError: the file does not exist.
-    UserError: the file cannot be read.
-  """
-  path = os.fspath(path)
-  path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
-  try:
-    return _collect(path)
-  except FileNotFoundError:
-    raise
-  except OSError as error:
-    advice = os_errors.find(error) or 'Move away what is there.'
-    raise UserError(f'{path}: expected the record of a run, got {error.strerror}. {advice} Then run the same command '
-                    'again.') from error
-
-
-def _collect(path: str) -> Run:
-  entries: list[Event] = []
-  num_broken = lost_steps = 0
-  for entry in _parse_lines(path):
-    if entry is None:
-      num_broken += 1
-      continue
-    if entry.get('event') == 'start':
-      resumed_from = _to_step(entry.get('resumed_from'))
-      lost_steps += _count_lost(entries, resumed_from)
-      entries = [e for e in entries if not _is_lost(e, resumed_from)]
-    entries.append(entry)
-  rows = [_to_row(e) for e in entries if 'event' not in e]
-  return Run(rows, [e for e in entries if 'event' in e], lost_steps, num_broken)
-
-
-def _parse_lines(path: str) -> Iterator[Event | None]:
-  for line in storage.read_text(path).split('\n'):
-    if not line.strip():
-      continue
-    try:
-      entry = json.loads(line)
-    except (ValueError, RecursionError):
-      entry = None
-    is_entry = isinstance(entry, dict) and ('event' in entry or _to_step(entry.get('step')) is not None)
-    yield entry if is_entry else None
-
-
-def _to_step(value: object) -> int | None:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-  return int(value) if is_number else None  # type: ignore[call-overload]
-
-
-def _is_lost(entry: Event, resumed_from: int | None) -> bool:
-  """Whether a start from step `resumed_from` (None = a new run) makes the entry invalid."""
-  if entry.get('event') in _RECORDS_OF_TIME:
-    return False
-  step = _to_step(entry.get('step'))
-  return step is not None and (resumed_from is None or step > resumed_from)
-
-
-def _count_lost(entries: Iterable[Event], resumed_from: int | None) -> int:
-  steps = [_to_step(e['step']) or 0 for e in entries if _is_lost(e, resumed_from)]
-  return max(steps, default=resumed_from or 0) - (resumed_from or 0)
-
-
-def _to_row(entry: Event) -> Row:
-  row = {}
-  for name, value in entry.items():
-    try:
-      row[name] = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-      continue
-  return row
-
-
 def _to_json(value: object) -> object:
   """Returns the value with arrays as lists, keys as text, and 'nan', 'inf' or '-inf' for such floats."""
   if hasattr(value, 'tolist'):  # first, as most values are norms
@@ -278,13 +189,6 @@ def _to_json(value: object) -> object:
                   'numbers, text, arrays, lists and dicts can')
 
 
-def _last_time_s(path: str) -> float:
-  if not os.path.exists(path):
-    return 0.
-  times = [_to_row(entry).get('time_s', 0.) for entry in _parse_lines(path) if entry]
-  return max((t for t in times if math.isfinite(t)), default=0.)
-
-
 def _end_last_line(path: str) -> None:
   """Ends a line that was left incomplete by a kill, so that the next row starts on a new line."""
   if not os.path.exists(path) or not os.path.getsize(path):
@@ -293,3 +197,8 @@ def _end_last_line(path: str) -> None:
     file.seek(-1, os.SEEK_END)
     if file.read() != b'\n':
       file.write(b'\n')
+
+
+def _started_s(path: str) -> float:
+  """Returns the time at which a run goes on: that of its last line."""
+  return reader.last_time_s(path) if os.path.exists(path) else 0.

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from vit_jax.config import json_files, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
-from vit_jax.record import run_directory, writer
+from vit_jax.record import reader, run_directory
 from vit_jax.train.checkpoint import LOWER_IS_BETTER
 
 OUTPUT = 'output.txt'
@@ -73,7 +73,7 @@ class Task(NamedTuple):
     if not watched:
       return {}
     steps: dict[float, dict[str, float]] = {}
-    for row in writer.read(self.folder).rows:
+    for row in reader.read(self.folder).rows:
       steps.setdefault(row['step'], {}).update(row)
     seen = [row for row in steps.values() if watched in row]
     sign = -1. if watched.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.

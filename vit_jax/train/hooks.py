@@ -76,8 +76,7 @@ class Metrics:
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}
     values |= {name: number for name, number in speed.items() if number is not None}
     self._writer.write(step, {f'train/{name}': number for name, number in values.items()})
-    self._writer.event('norms', step=step, **{
-        kind: dict(norms) for kind, norms in metrics.norms._asdict().items()})
+    self._writer.norms(step, metrics.norms._asdict())
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   def on_state(self, step: int, state: TrainState) -> None:

@@ -1,4 +1,4 @@
-"""Writes scalars, images and histograms for TensorBoard to an event file, one for each start of a run.
+"""Writes scalars, images and histograms for TensorBoard to event files, at least one for each start of a run.
 
 The format is encoded here, as the package that has it takes as long to import as jax does. An event file is a sequence
 of frames: u64 length, u32 checksum of the length, content, u32 checksum of the content (little endian; CRC-32C, rotated
@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from PIL import Image
 
@@ -35,23 +36,22 @@ _POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
 
 
 class Board:
-  """An event file.
+  """Event files of one start.
 
   Args:
-    folder: an existing folder for the file.
+    folder: an existing folder for the files.
     purge_step: first step that this start repeats; TensorBoard drops earlier values of this and later steps. None for
       a new run.
+    most_bytes: after so many bytes, another file begins; object storage gets a complete one only once.
 
   Raises:
     OSError: the file cannot be written; every method can raise it.
   """
 
-  def __init__(self, folder: str, *, purge_step: int | None) -> None:
-    # The name is unique even for two starts within a second.
-    name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}'
-    self._file = open(os.path.join(folder, name), 'wb')
+  def __init__(self, folder: str, *, purge_step: int | None, most_bytes: int = 2**23) -> None:
+    self._folder, self._most_bytes = folder, most_bytes
     self._flushed_s = time.monotonic()
-    self._add(_bytes(_FILE_VERSION, _VERSION))
+    self._file = self._begin()
     if purge_step is not None:
       self._add(_varint(_STEP, purge_step) + _bytes(_SESSION_LOG, _START))
 
@@ -86,7 +86,10 @@ class Board:
   def _add_value(self, name: str, content: bytes, step: int) -> None:
     tag = _NOT_IN_TAGS.sub('_', name).lstrip('/').encode()
     self._add(_varint(_STEP, step) + _bytes(_SUMMARY, _bytes(_VALUE, _bytes(_TAG, tag) + content)))
-    if time.monotonic() - self._flushed_s > FLUSH_S:
+    if self._file.tell() > self._most_bytes:
+      self._file.close()
+      self._file = self._begin()
+    elif time.monotonic() - self._flushed_s > FLUSH_S:
       self._file.flush()
       self._flushed_s = time.monotonic()
 
@@ -95,10 +98,22 @@ class Board:
     del status
     self._file.close()
 
+  def _begin(self) -> IO[bytes]:
+    # The name is unique even for two starts within a second.
+    name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}'
+    file = open(os.path.join(self._folder, name), 'wb')
+    file.write(_frame(_bytes(_FILE_VERSION, _VERSION)))
+    return file
+
   def _add(self, event: bytes) -> None:
-    event = _key(_WALL_TIME, _FIXED64) + struct.pack('<d', time.time()) + event
-    size = struct.pack('<Q', len(event))
-    self._file.write(size + _checksum(size) + event + _checksum(event))
+    self._file.write(_frame(event))
+
+
+def _frame(event: bytes) -> bytes:
+  """Returns an event with its time, length and checksums."""
+  event = _key(_WALL_TIME, _FIXED64) + struct.pack('<d', time.time()) + event
+  size = struct.pack('<Q', len(event))
+  return size + _checksum(size) + event + _checksum(event)
 
 
 def opened(folder: str, resumed_from: int | None) -> Guarded:
