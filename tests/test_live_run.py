@@ -14,8 +14,8 @@ from vit_jax import main
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
-OFTEN = ('--config.length=160 steps', '--config.checkpoints.every=2 steps', '--config.checkpoints.keep_latest=1',
-         '--config.evals.test.every=160 steps', '--config.train.log_every=50 steps')
+OFTEN = ('--config.length=80 steps', '--config.checkpoints.every=2 steps', '--config.checkpoints.keep_latest=1',
+         '--config.evals.test.every=80 steps', '--config.train.log_every=40 steps')
 
 
 @pytest.fixture(scope='module')
@@ -63,7 +63,7 @@ def test_a_job_that_reads_a_run_changes_nothing_that_training_owns(
   assert changed == own
 
 
-@pytest.mark.slow(reason='about 60 s: a run that saves every other step, twice')
+@pytest.mark.slow(reason='about 30 s: a run that saves every other step, twice')
 def test_evaluating_again_and_again_beside_training_changes_nothing_of_it(
     tmp_path: pathlib.Path, image: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   runs.finish(runs.start(tmp_path / 'alone', *OFTEN), timeout_s=900.)
