@@ -13,15 +13,16 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Positions, PositionsAt
 from vit_jax.core import trees
 from vit_jax.models import backbones
-from vit_jax.weights import loading, names, tables
+from vit_jax.weights import loading, names, names_families, tables
 
 LAYERS = {'positions_at': PositionsAt.LAYERS}
 VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': True, 'swiglu': True}, {'pool': Pool.MAP},
         {'pool': Pool.MEAN, 'axial': True}, {'positions': Positions.LEARNED2D}, {'positions': Positions.RELATIVE},
         LAYERS, {**LAYERS, 'positions': Positions.LEARNED2D}, {'stem': schema.ResNetStem((2,))},
-        {'stem': schema.ConvStem()}]
+        {'stem': schema.ConvStem()}, {'norm_before': True, 'stem_norm': True, 'attn_norm': True, 'mlp_norm': True}]
 TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'TIMM_BIT', 'TIMM_EFFICIENTNET', 'BIT', 'VISION_TRANSFORMER',
-          'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE', 'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU')
+          'BIG_VISION', 'FLAX_MIXER', 'HUGGINGFACE', 'HUGGINGFACE_DINO', 'HUGGINGFACE_DINO_SWIGLU', 'HUGGINGFACE_TOWER',
+          'HUGGINGFACE_DINOV3', 'HUGGINGFACE_AIMV2')
 
 
 def paths() -> set[str]:
@@ -48,7 +49,7 @@ def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
 
 @pytest.mark.parametrize('table', TABLES)
 def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
-  entries = getattr(names, table)
+  entries = getattr(names, table, None) or getattr(names_families, table)
   ours = [entry.ours.format(s=1, u=1, t=2) for entry in entries]
   assert len(set(ours)) == len(ours) and len({(e.theirs, e.part) for e in entries}) == len(entries)
   assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in names.PATHS)] == []

@@ -43,7 +43,7 @@ def test_the_usual_of_a_family_is_a_warning() -> None:
 
 def test_geometry_is_that_of_the_familys_own_program() -> None:
   found = {family: decide([], family=family).geometry.value for family in preprocess.USUAL}
-  pillow = ('timm', 'mae', 'dino', 'dinov2', 'efficientnet')
+  pillow = ('timm', 'mae', 'dino', 'dinov2', 'efficientnet', 'clip', 'aimv2', 'dinov3', 'eva02', 'pe', 'tips')
   assert found == {**dict.fromkeys(('vision_transformer', 'big_vision', 'bit'), 'big_vision'),
                    **dict.fromkeys(pillow, 'torchvision'), 'huggingface': 'huggingface'}
   assert decide(preprocess.parse('geometry=torchvision'), family='huggingface').geometry is Geometry.TORCHVISION
@@ -68,7 +68,10 @@ def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherw
     ('hf://timm/vit_small_patch16_224.dino', .485, 256, 'bicubic'),
     ('dinov2_vits14_reg4_pretrain.pth', .485, 224, 'bicubic'), ('ViT-B_16.npz', .5, 0, 'bilinear'),
     ('R50+ViT-L_32.npz', .5, 0, 'bilinear'), ('mixer_b16_224', .5, 256, 'bicubic'),
-    ('vit_small_r26_s32_224', .5, 248, 'bicubic'),
+    ('vit_small_r26_s32_224', .5, 248, 'bicubic'), ('vit_base_patch16_dinov3.lvd1689m', .485, 224, 'bicubic'),
+    ('dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth', .430, 224, 'bicubic'), ('PE-Core-B16-224.pt', .5, 0, 'bilinear'),
+    ('vit_base_patch16_clip_224.openai', .48145466, 224, 'bicubic'), ('siglip2-base-patch16-224', .5, 0, 'bicubic'),
+    ('aimv2_large_patch14_224.apple_pt', .48145466, 224, 'bicubic'), ('tipsv2-b14', 0., 0, 'bilinear'),
     ('Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_224.npz', .5, 0,
      'bilinear')])
 def test_published_names_say_how(name: str, mean: float, resize: int, how: str) -> None:

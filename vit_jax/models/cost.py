@@ -19,7 +19,7 @@ def parameters(model: schema.Model, image_px: tuple[int, int], *, head: schema.H
   if not num_classes:
     return found.parameters
   pre_logits = (found.width + 1) * head.pre_logits
-  return {**found.parameters, 'head': pre_logits + ((head.pre_logits or found.width) + 1) * num_classes}
+  return {**found.parameters, 'head': pre_logits + ((head.pre_logits or found.width) + head.bias) * num_classes}
 
 
 def forward_flops(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head,

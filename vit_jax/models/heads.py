@@ -1,7 +1,8 @@
 """What is on top of a backbone: the classification head, and DINO's projection head.
 
 Parameters of the classification head, all f32: `kernel [D, C]` (zeros, so that logits are equal at initialization),
-`bias [C]`, and with `pre_logits` `pre_logits/{kernel, bias}` of the tanh layer before it (ViT paper, section 3.1).
+`bias [C]` (with `bias`; without, the head is a projection to an embedding, as that of CLIP), and with `pre_logits`
+`pre_logits/{kernel, bias}` of the tanh layer before it (ViT paper, section 3.1).
 
 Parameters of the projection head (arXiv 2104.14294, Appendix C), an MLP, a unit vector, and prototypes of unit length,
 all f32, for K prototypes, hidden width F and bottleneck E:
@@ -37,6 +38,7 @@ class _Classifier(nn.Module, kw_only=True):
   num_classes: int
   pre_logits: int
   bias_init: float
+  has_bias: bool
   forms: Forms
 
   @nn.compact
@@ -46,7 +48,8 @@ class _Classifier(nn.Module, kw_only=True):
                      name='pre_logits')
       x = jnp.tanh(hidden(x))
     kernel = self.param('kernel', initializers.zeros, (x.shape[-1], self.num_classes))
-    bias = self.param('bias', initializers.constant(self.bias_init), (self.num_classes,))
+    bias = (self.param('bias', initializers.constant(self.bias_init), (self.num_classes,)) if self.has_bias
+            else jnp.zeros(self.num_classes))
     return self.forms.dense(x, kernel, bias)
 
 
@@ -62,12 +65,12 @@ class Head:
 
   def apply(self, params: Params, pooled: Array) -> Array:
     """Logits `[B, C]` f32 of features `[B, D]`, any float dtype."""
-    network = self._network(params['bias'].shape[0])
+    network = self._network(params['kernel'].shape[-1])
     return applied(network, params, pooled.astype(jnp.float32))
 
   def _network(self, num_classes: int) -> _Classifier:
     return _Classifier(num_classes=num_classes, pre_logits=self.settings.pre_logits,
-                       bias_init=self.settings.bias_init, forms=select(self.kernels))
+                       bias_init=self.settings.bias_init, has_bias=self.settings.bias, forms=select(self.kernels))
 
 
 def normalize(x: Array, *, axis: int) -> Array:

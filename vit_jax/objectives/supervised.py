@@ -27,7 +27,7 @@ PRE_LOGITS: tuple[Rule, ...] = (
 
 def head_rules(head: schema.Head) -> list[Rule]:
   """Sharding rules of a classification head."""
-  return [*HEAD, *(PRE_LOGITS if head.pre_logits else ())]
+  return [*(rule for rule in HEAD if head.bias or 'bias' not in rule[0]), *(PRE_LOGITS if head.pre_logits else ())]
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.weights import tables
@@ -36,6 +37,7 @@ def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str]
                     'Nothing was kept:\n' + '\n'.join(tables.listed(sorted(wrong))))
   changed = [f'{field.name}={getattr(weights.model, field.name)} (read back: {getattr(again.model, field.name)})'
              for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
+             and field.name not in _unused(weights.model)
              and getattr(weights.model, field.name) != getattr(again.model, field.name)]
   if changed:
     raise UserError(f'--family: expected a format that can hold this network, got one that cannot say '
@@ -44,6 +46,14 @@ def compare(weights: Weights, again: Weights, *, leaves: Callable[[Weights, str]
            for name, value in weights.preprocess._asdict().items()
            if name != 'rule' and value != getattr(again.preprocess, name)]
   return lost + (['class names'] if weights.class_names != again.class_names else [])
+
+
+def _unused(model: schema.Model) -> set[str]:
+  """Settings that this network does not use: the GELU beside a gate, resizing of positions that are computed."""
+  if not isinstance(model, schema.ViT):
+    return set()
+  unused = {'gelu': model.swiglu and not model.pool.is_attention, 'position_resize': not model.positions.is_learned}
+  return {name for name, is_so in unused.items() if is_so}
 
 
 def _is_same(a: HostArray, b: HostArray) -> bool:

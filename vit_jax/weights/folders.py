@@ -6,14 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, Positions
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
+from vit_jax.weights import huggingface_families
 from vit_jax.weights.loading import Weights
 from vit_jax.weights.preprocess import Preprocess
 
-ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_pytorch_tanh'}
-TIMM_ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh'}
+ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_pytorch_tanh', Gelu.QUICK: 'quick_gelu'}
+TIMM_ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh', Gelu.QUICK: 'quick_gelu'}
 PILLOW = {Interpolation.BILINEAR: 2, Interpolation.BICUBIC: 3, Interpolation.AREA: 4}  # BOX: the mean over an area
 TIMM_HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_small_r26_s32_224',
                 ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
@@ -35,6 +36,8 @@ def transformers_type(weights: Weights) -> str:
   if not isinstance(m, schema.ViT):
     raise UserError(f'--family: expected one that has a {type(m).__name__}, got huggingface. Set --family=timm, or '
                     'write an .npz.')
+  if found := huggingface_families.kind(m, has_head=bool(weights.num_classes), is_projection=not weights.head.bias):
+    return found
   if m.pool is not Pool.CLS:
     problems.append(f'pool={m.pool.value}: its ViTs read the class token')
   if m.positions is not schema.Positions.LEARNED:
@@ -61,6 +64,8 @@ def transformers_config(weights: Weights) -> dict[str, Any]:
   """Returns the content of `config.json` for transformers."""
   kind, m, p = transformers_type(weights), weights.model, weights.preprocess
   assert isinstance(m, schema.ViT)
+  if kind in huggingface_families.KINDS:
+    return huggingface_families.config(m, kind, image_size=_side(p), projection=weights.num_classes)
   bare = {'vit': 'ViTModel', 'deit': 'DeiTModel', 'vit_mae': 'ViTMAEForPreTraining', 'dinov2': 'Dinov2Model',
           'dinov2_with_registers': 'Dinov2WithRegistersModel'}
   headed = {'vit': 'ViTForImageClassification', 'deit': 'DeiTForImageClassificationWithTeacher'}
@@ -195,8 +200,22 @@ def ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
       'gelu': m.gelu.value if isinstance(m, schema.ViT | schema.Mixer) else '',
       'norm_eps': getattr(m, 'norm_eps', 0.), 'heads': getattr(m, 'heads', 0),
       'position_resize': m.position_resize.value if isinstance(m, schema.ViT) else '',
+      'network': _network(m),
       'pool': m.pool.value if isinstance(m, schema.ViT) else '',
       'decoder_heads': weights.decoder.decoder_heads if weights.decoder else 0, 'image_px': list(p.image_px),
       'preprocess': {**p._asdict(), 'interpolation': p.interpolation.value, 'geometry': p.geometry.value},
       'class_names': list(weights.class_names),
       'report': weights.report.plain()}
+
+
+def _network(m: schema.Model) -> dict[str, Any]:
+  """Returns the settings of `sidecars.SETTINGS` that this network has."""
+  if not isinstance(m, schema.ViT):
+    return {}
+  found: dict[str, Any] = {'pool_heads': m.pool_heads} if m.pool_heads else {}
+  if m.positions is Positions.SINCOS2D_MAE:
+    found['positions'] = m.positions.value
+  if m.positions.is_rotary:
+    found |= {'rotary_base': m.rotary_base, 'rotary_places': m.rotary_places.value, 'rotary_grid': m.rotary_grid,
+              'rotary_offset': m.rotary_offset}
+  return found

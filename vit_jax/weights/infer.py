@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
+from vit_jax.config.schema import Gelu, Pool, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
+from vit_jax.weights import switches
 
 Leaves = dict[str, HostArray]
 LAYER_SCALE = 1e-5  # a value other than 0 means that LayerScale exists; its initial value no longer matters
@@ -36,13 +38,14 @@ class Hints(NamedTuple):
   position_resize: PositionResize | None = None
   pool: Pool | None = None
   norm_after_pool: bool = False
+  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by name; a `rotary_grid` of -1 is that of the positions
 
   def over(self, other: Hints) -> Hints:
     """Returns these hints, with unknown values replaced by those of `other`."""
     return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
                  self.norm_eps or other.norm_eps, self.image_px or other.image_px,
                  self.position_resize or other.position_resize, self.pool or other.pool,
-                 self.norm_after_pool or other.norm_after_pool)
+                 self.norm_after_pool or other.norm_after_pool, {**other.settings, **self.settings})
 
 
 def parse(text: str) -> Hints:
@@ -136,7 +139,7 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   found = schema.ViT(
       patch=leaves['backbone/stem/kernel'].shape[0] * stem.stride, width=width, depth=depth,
       mlp=mlp, pool=pool, swiglu=is_gated, stem=stem, distilled='backbone/dist' in leaves,
-      positions=Positions.LEARNED if 'backbone/positions' in leaves else Positions.SINCOS2D,
+      positions=switches.positions(leaves, hints.settings), **switches.of_parameters(leaves),
       registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
       layer_scale=LAYER_SCALE if 'backbone/blocks/scale1' in leaves else 0.,
       qk_norm='backbone/blocks/attn/query_norm/scale' in leaves,
@@ -144,9 +147,13 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   query = leaves['backbone/blocks/attn/query/kernel']
   heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(found)
   _check_heads(heads, width, said=hints.heads)
+  settings = switches.of_settings(found, hints.settings)
+  if settings.get('rotary_grid') == switches.OWN_GRID:
+    rows = leaves['backbone/positions'].shape[1] - found.pool.has_class_token
+    settings['rotary_grid'] = grid(rows, found.patch, hints.image_px)[0]
   return dataclasses.replace(found, heads=heads, gelu=hints.gelu or found.gelu,
                              position_resize=hints.position_resize or found.position_resize,
-                             norm_eps=hints.norm_eps or found.norm_eps)
+                             norm_eps=hints.norm_eps or found.norm_eps, **settings)
 
 
 def has_pool(leaves: Leaves) -> bool:
@@ -156,11 +163,14 @@ def has_pool(leaves: Leaves) -> bool:
 
 def _pool(leaves: Leaves, hints: Hints) -> Pool:
   if not has_pool(leaves):
-    if hints.pool in (Pool.CLS, Pool.PATCHES, Pool.MAP):
+    if hints.pool in (Pool.CLS, Pool.PATCHES, Pool.MAP, Pool.MAP_CLS):
       raise UserError(f'--model=pool: expected mean or first, got {hints.pool.value}. The file has neither a class '
                       'token nor an attention pool.')
     return hints.pool or Pool.MEAN
-  found = Pool.CLS if 'backbone/cls' in leaves else Pool.MAP
+  has_probe = 'backbone/pool/probe' in leaves
+  found = Pool.MAP if has_probe else Pool.CLS
+  if has_probe and 'backbone/cls' in leaves:
+    found = Pool.MAP_CLS
   if found is Pool.CLS and (hints.norm_after_pool or hints.pool is Pool.PATCHES):
     found = Pool.PATCHES  # only the name of the norm or --model distinguishes it from pooling by class token
   if hints.pool not in (None, found):
@@ -236,7 +246,7 @@ def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
   return schema.Mae(decoder_width=width, decoder_depth=depth, decoder_heads=heads)
 
 
-def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int) -> Leaves:
+def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int, pool_heads: int = 0) -> Leaves:
   """Returns the leaves with all attention kernels split into heads, `[…, D, A, K]`; split kernels stay unchanged.
 
   Raises:
@@ -245,6 +255,7 @@ def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int) -> Leaves:
   found = {}
   for name, leaf in leaves.items():
     count = decoder_heads if name.startswith('decoder/') else heads
+    count = pool_heads if pool_heads and name.startswith('backbone/pool/') else count
     place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
     lead = 1 if '/blocks/' in name else 0
     if not count:  # there is no such network: its tensors are reported as unused

@@ -19,7 +19,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
-from vit_jax.weights import addresses, families, files, infer, resize, runs, sidecars, tables
+from vit_jax.weights import addresses, families, families_timm, files, infer, resize, rotary, runs, sidecars, tables
 from vit_jax.weights import preprocess as preparing
 from vit_jax.weights.infer import Hints, Leaves
 from vit_jax.weights.preprocess import Preprocess
@@ -97,7 +97,10 @@ def describe(model: schema.Model) -> str:
       found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
                f'{model.patch}, pool {model.pool.value}, GELU {model.gelu.value}, epsilon {model.norm_eps:g}')
       options = {f'{model.registers} registers': model.registers, 'distillation token': model.distilled,
-                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm}
+                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm,
+                 'RMSNorm': model.norm is schema.Norm.RMS, 'norm before the blocks': model.norm_before,
+                 f'positions {model.positions.value}': model.positions is not schema.Positions.LEARNED,
+                 f'resized {model.position_resize.value}': model.positions.has_rows}
       stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
       return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
     case schema.Mixer():
@@ -115,17 +118,20 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
                 hints: Hints) -> Weights:
   """Returns weights from the named tensors of a file."""
   sidecar, known = sidecars.read(path), families.recognise(tensors)
-  hints = hints.over(sidecar.hints).over(known.hints)
+  hints = hints.over(sidecar.hints).over(families_timm.by_name((where, path.name, sidecar.architecture)))
+  hints = hints.over(known.hints)
   found = tables.read(known.tensors, known.table)
   hints = hints.over(Hints(position_resize=resize.convention(
       known.family, (path.name, where), has_registers='backbone/registers' in found.leaves)))
   _check_all_used(found)
   model = infer.model(found.leaves, hints)
-  doubts = _ambiguities(model, found.leaves, known.family, sidecar, (path.name, where))
+  doubts = _ambiguities(model, found.leaves, hints, known.family, sidecar, (path.name, where))
   doubts += _guessed_pool(model, found.leaves, hints, sidecar)
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
-                            decoder_heads=decoder.decoder_heads if decoder else 0)
+                            decoder_heads=decoder.decoder_heads if decoder else 0,
+                            pool_heads=getattr(model, 'pool_heads', 0))
+  leaves = rotary.reordered(leaves, rotary.order(model))
   leaves, lines, own_px = _placed(leaves, model, hints)
   head, num_classes = _head(leaves)
   if isinstance(model, schema.EfficientNet) and not hints.image_px:
@@ -161,7 +167,7 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
     raise UserError(f'image={new_px[0]}x{new_px[1]}: expected multiples of the patch side, {m.patch} px. Choose '
                     'another size of images.')
   old, new = ((px[0] // m.patch, px[1] // m.patch) for px in (old_px, new_px))
-  if m.positions is not schema.Positions.LEARNED:
+  if not m.positions.has_rows:
     return weights._replace(preprocess=preprocess)
   leaves, lines = resize.tables(trees.flatten(weights.params), old, new, how=m.position_resize,
                                 num_first=m.pool.has_class_token + m.distilled)
@@ -171,8 +177,8 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
                           report=weights.report._replace(lines=(*kept, *lines)))
 
 
-def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: sidecars.Sidecar,
-            names: tuple[str, ...]) -> list[str]:
+def _ambiguities(model: schema.Model, leaves: Leaves, hints: Hints, family: str, sidecar: sidecars.Sidecar,
+                 names: tuple[str, ...]) -> list[str]:
   """Returns warnings about networks whose tensors could also be those of another network.
 
   Raises:
@@ -186,7 +192,12 @@ def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: side
     is_known = sidecar != sidecars.Sidecar() or any(name.startswith('tf_efficientnet_') for name in named)
     return [] if is_known else ['it is assumed to be a tf_efficientnet_…; the efficientnet_… of timm have the same '
                                 'tensors, and other results']
-  if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves:
+  if not isinstance(model, schema.ViT):
+    return []
+  if model.norm_before and hints.gelu is None:
+    return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have another: '
+            'set --model=gelu=quick for these']
+  if 'backbone/positions' in leaves or model.positions is not schema.Positions.SINCOS2D:
     return []
   if family != 'big_vision':
     raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')
@@ -220,7 +231,7 @@ def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, 
     num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
     h, w = infer.grid(num_tokens, model.patch, hints.image_px)
     return leaves, (), (h * model.patch, w * model.patch)
-  if not isinstance(model, schema.ViT) or model.positions is not schema.Positions.LEARNED:
+  if not isinstance(model, schema.ViT) or not model.positions.has_rows:
     return leaves, (), None
   own = hints.image_px or (0, 0)
 
@@ -238,7 +249,8 @@ def _head(leaves: Leaves) -> tuple[schema.Head, int]:
   """Returns the settings of the head, and the number of its outputs."""
   hidden = leaves.get('head/pre_logits/kernel')
   kernel = leaves.get('head/kernel')
-  return (schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1]),
+  return (schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1],
+                      bias=kernel is None or 'head/bias' in leaves or 'backbone/norm_before/scale' not in leaves),
           0 if kernel is None else kernel.shape[-1])
 
 

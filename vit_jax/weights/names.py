@@ -32,7 +32,8 @@ PATHS = {
     'backbone/blocks/((row|column)/)?mlp/down/kernel': '[L, F, D]',
     'backbone/blocks/((row|column)/)?mlp/down/bias': '[L, D]',
     'backbone/blocks/((row|column)/)?scale[12]': '[L, D]',
-    'backbone/norm/(scale|bias)': '[D]',
+    'backbone/blocks/((row|column)/)?(attn|mlp)/norm/(scale|bias)': '[L, D], [L, F]',
+    'backbone/(norm|norm_before|stem_norm)/(scale|bias)': '[D]',
     'backbone/pool/probe': '[1, 1, D]',
     'backbone/pool/(attn/(query|key|value|out)|mlp/(up|down)|norm)/(kernel|scale|bias)': 'as in a block, without L',
     # the stem of LV-ViT

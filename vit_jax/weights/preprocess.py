@@ -69,6 +69,12 @@ USUAL: dict[str, dict[str, Any]] = {
     'dinov2': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
     'bit': {**NORMS['half'], **_TF, 'resize': 0},
     'efficientnet': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
+    'clip': {**NORMS['clip'], **_PILLOW, 'resize': 1.},
+    'aimv2': {**NORMS['clip'], **_PILLOW, 'resize': 1.},
+    'dinov3': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
+    'eva02': {**NORMS['clip'], **_PILLOW, 'resize': 1.},
+    'pe': {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 0},
+    'tips': {**NORMS['zero_one'], **_PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 0},
 }
 """The defaults of each family."""
 
@@ -79,6 +85,10 @@ _CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934,
           'l2': .96}
 
 BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r'.*dinov3.*sat493m.*', {**USUAL['dinov3'], 'mean': (.430, .411, .296), 'std': (.213, .156, .143)}),
+    (r'.*dinov3.*', USUAL['dinov3']), (r'.*tipsv2.*', USUAL['tips']), (r'pe-(core|lang|spatial).*', USUAL['pe']),
+    (r'aimv2_.*', USUAL['aimv2']), (r'vit_\w+_clip_\w*\.(openai|datacomp\w*|dfn\w*|metaclip\w*)', USUAL['clip']),
+    (r'siglip2?-.*', {**NORMS['half'], **_PILLOW, 'geometry': Geometry.HUGGINGFACE, 'resize': 0}),
     (r'.*(dinov2).*', USUAL['dinov2']),
     (r'(.*[./_-])?(mae|dino)([._-].*)?', USUAL['mae']),
     (r'deit_?3.*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),

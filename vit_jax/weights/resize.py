@@ -18,7 +18,8 @@ from vit_jax.weights.report import Line
 _BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': PositionResize.ALIGNED,
               'huggingface': PositionResize.BICUBIC, 'mae': PositionResize.BICUBIC,
               'dino': PositionResize.BICUBIC_OFFSET, 'dinov2': PositionResize.BICUBIC_OFFSET,
-              'pe': PositionResize.BILINEAR, 'tips': PositionResize.BILINEAR_ANTIALIAS}
+              'pe': PositionResize.BILINEAR, 'tips': PositionResize.BILINEAR_ANTIALIAS,
+              'clip': PositionResize.BICUBIC, 'aimv2': PositionResize.BICUBIC, 'eva02': PositionResize.BICUBIC}
 _BY_NAME = ((r'.*tips.*', PositionResize.BILINEAR_ANTIALIAS),
             (r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
             (r'deit.*|(.*[./_-])?mae([._-].*)?', PositionResize.BICUBIC))

@@ -18,13 +18,28 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import FIXED, sincos2d_mae
 from vit_jax.record import destination
-from vit_jax.weights import carried, files, folders, infer, names, preprocess, runs, tables
+from vit_jax.weights import (
+    carried,
+    files,
+    folders,
+    infer,
+    names,
+    names_families,
+    preprocess,
+    rotary,
+    runs,
+    tables,
+)
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights, load
 from vit_jax.weights.names import Table
 
 FAMILIES = (*names.FAMILIES, 'run')
 TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
+HUGGINGFACE = {'clip_vision_model': names_families.HUGGINGFACE_TOWER,
+               'siglip_vision_model': names_families.HUGGINGFACE_TOWER,
+               'dinov3_vit': names_families.HUGGINGFACE_DINOV3, 'aimv2_vision_model': names_families.HUGGINGFACE_AIMV2}
+"""Tables of transformers by kind of network, besides those for the older ones."""
 REPORT = 'weights.json'
 """Of a folder; beside a single file it is part of `FILE.json`."""
 
@@ -112,7 +127,7 @@ def choose_family(weights: Weights, path: pathlib.Path, family: str) -> str:
   suffix = path.suffix if path.suffix in ('.npz', *TORCH_SUFFIXES) else ''
   if not family:
     is_plain = not isinstance(weights.model, schema.ViT) or (
-        weights.model.pool is not schema.Pool.MAP and weights.model.positions is schema.Positions.LEARNED)
+        not weights.model.pool.is_attention and weights.model.positions is schema.Positions.LEARNED)
     if isinstance(weights.model, schema.ResNet) and suffix == '.npz':
       return 'bit'
     by_suffix = {'.npz': 'vision_transformer' if is_plain and weights.family != 'big_vision' else 'big_vision',
@@ -176,6 +191,7 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
   if family == 'big_vision':
     leaves = _without_class_row(leaves)
   if family in ('timm', 'huggingface'):
+    leaves = rotary.reordered(leaves, rotary.order(weights.model), back=True)
     leaves = infer.without_heads(leaves)
   if family == 'timm' and isinstance(weights.model, schema.ViT) and weights.model.registers:
     leaves = _with_register_rows(leaves, weights.model)
@@ -192,6 +208,8 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
       return {re.sub(r'^norm\.', 'fc_norm.', k): x for k, x in tensors.items()}
     case 'timm' if weights.decoder:
       return tensors | {'decoder_pos_embed': _decoder_positions(weights)}
+    case 'timm' if weights.num_classes and not weights.head.bias:
+      return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
   return tensors
 
 
@@ -216,10 +234,12 @@ def _table(weights: Weights, family: str) -> Table:
   is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
   match family:
     case 'timm':
-      return names.TIMM_MIXER if is_mixer else names.TIMM_SWIGLU if is_gated else names.TIMM
+      return names_families.timm(weights.model) if isinstance(weights.model, schema.ViT) else names.TIMM_MIXER
     case 'huggingface':
       kind = folders.transformers_type(weights)
-      if kind.startswith('dinov2'):
+      if kind in HUGGINGFACE:
+        return HUGGINGFACE[kind]
+      if kind.startswith(('dinov2', 'tipsv2')):
         return names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
       return names.HUGGINGFACE
     case 'bit':
@@ -256,9 +276,16 @@ def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, Host
   """Returns the tensors under the names of transformers: the backbone of a model with a head has a prefix."""
   kind = folders.transformers_type(weights)
   found = dict(tensors)
-  if kind.startswith('dinov2'):
+  if kind in HUGGINGFACE and weights.num_classes:
+    return {name if name.startswith('visual_projection.') else f'vision_model.{name}': x for name, x in found.items()}
+  if kind == 'tipsv2_vision_model':
+    for old, new in (('attention.attention.query', 'attention.q_proj'), ('attention.attention.key', 'attention.k_proj'),
+                     ('attention.attention.value', 'attention.v_proj'), ('attention.output.dense', 'attention.o_proj')):
+      found = {name.replace(f'.{old}.', f'.{new}.'): x for name, x in found.items()}
+  if kind.startswith(('dinov', 'tipsv2')):
     width = tensors['embeddings.cls_token'].shape[-1]
-    return found | {'embeddings.mask_token': np.zeros((1, width), np.float32)}
+    shape = (1, 1, width) if kind == 'dinov3_vit' else (1, width)
+    return found | {'embeddings.mask_token': np.zeros(shape, np.float32)}
   if weights.decoder:
     found['decoder.decoder_pos_embed'] = _decoder_positions(weights)
   if weights.num_classes or weights.decoder:

@@ -8,13 +8,14 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize, Positions, RotaryPlaces
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files
 from vit_jax.weights.infer import Hints
 from vit_jax.weights.preprocess import PreprocessRule
 
-ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH}
+ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH,
+               'quick_gelu': Gelu.QUICK, 'quickgelu': Gelu.QUICK}
 """Keys are the names of transformers and timm."""
 PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
 """Keys are the numbers of Pillow's filters; bilinear and bicubic are antialiased in Pillow."""
@@ -74,8 +75,22 @@ def _ours(content: Mapping[str, Any], name: str) -> Sidecar:
   return Sidecar(Hints(int(content['heads']), int(content['decoder_heads']),
                     Gelu(content['gelu']) if content['gelu'] else None, float(content['norm_eps']),
                     (image[0], image[1]) if image else None, _position_resize(content),
-                    Pool(content['pool']) if content.get('pool') else None),  # not in files of version 0.1
+                    Pool(content['pool']) if content.get('pool') else None,  # not in files of version 0.1
+                    settings=_settings(content.get('network', {}))),
               (PreprocessRule(name, values),), tuple(content['class_names']))
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    'rotary_base': float, 'rotary_places': RotaryPlaces, 'rotary_grid': int, 'rotary_offset': float, 'pool_heads': int,
+    'positions': Positions}
+"""Settings of our own files that tensors do not determine, besides those with a field of their own."""
+
+
+def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
+  found = {name: SETTINGS[name](value) for name, value in content.items()}
+  if found.get('rotary_grid', 0) < 0 or found.get('pool_heads', 0) < 0 or not 1 < found.get('rotary_base', 2.) < 1e9:
+    raise ValueError(f'settings of the network: {ascii(content)[:200]}')
+  return found
 
 
 def _config(content: Mapping[str, Any], name: str) -> Sidecar:
@@ -86,13 +101,31 @@ def _config(content: Mapping[str, Any], name: str) -> Sidecar:
 
 
 def _transformers(c: Mapping[str, Any]) -> Sidecar:
+  kind = str(c['model_type'])
+  tower = c.get('vision_config') if kind in TOWERS else None
+  c = {**c, **tower} if isinstance(tower, Mapping) else c
+  default = TOWERS.get(kind) or TOWERS.get(str(c.get('model_type')))
+  if default:
+    c = {**default, **c}
   size = _pair(c.get('image_size', 224))
+  eps = float(c.get('layer_norm_eps', c.get('rms_norm_eps', 0.)))
   hints = Hints(int(c['num_attention_heads']), int(c.get('decoder_num_attention_heads', 0)),
-                _activation(c.get('hidden_act', 'gelu')), float(c.get('layer_norm_eps', 0.)), size, _position_resize(c))
+                _activation(c.get('hidden_act', 'gelu')), eps, size,
+                _position_resize(c), settings={'rotary_base': float(c['rope_theta'])} if 'rope_theta' in c else {})
   labels = {int(key): str(value) for key, value in c.get('id2label', {}).items()}
   names = tuple(labels[i] for i in range(len(labels)))
   # The names that transformers gives to classes without names.
   return Sidecar(hints, (), () if all(x == f'LABEL_{i}' for i, x in enumerate(names)) else names)
+
+
+_CLIP = {'num_attention_heads': 0, 'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
+_SIGLIP = {'num_attention_heads': 0, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6}
+_TIPS = {'num_attention_heads': 0, 'image_size': 448, 'layer_norm_eps': 1e-6, 'position_resize': 'bilinear_antialias'}
+TOWERS: dict[str, dict[str, Any]] = {
+    'clip': _CLIP, 'clip_vision_model': _CLIP, 'siglip': _SIGLIP, 'siglip_vision_model': _SIGLIP,
+    'dinov3_vit': {'layer_norm_eps': 1e-5, 'rope_theta': 100.}, 'aimv2': {'hidden_act': 'silu'},
+    'aimv2_vision_model': {'hidden_act': 'silu'}, 'tipsv2': _TIPS, 'tipsv2_vision_model': _TIPS}
+"""What configs of these kinds may leave out, as it is the default of transformers; 0 heads: those of the width."""
 
 
 def _timm(c: Mapping[str, Any], name: str) -> Sidecar:
@@ -122,7 +155,10 @@ def _position_resize(c: Mapping[str, Any]) -> PositionResize | None:
   return PositionResize(c['position_resize']) if c.get('position_resize') else None
 
 
-def _activation(name: str) -> Gelu:
+def _activation(name: str) -> Gelu | None:
+  """Parses the name of an activation; None for that of a gate."""
+  if name in ('silu', 'swish'):
+    return None
   if name not in ACTIVATIONS:
     raise UserError(f'the activation {name!r} is not known here; known are {", ".join(ACTIVATIONS)}')
   return ACTIVATIONS[name]

@@ -134,11 +134,14 @@ class Head(checks.Settings):
   """Classification head."""
   pre_logits: int = ranged(0, COUNT_OR_0)  # width of a tanh layer before the logits; 0 = linear head
   bias_init: float = ranged(0., ANY)       # e.g. -10 for sigmoid losses with many classes
+  bias: bool = True                        # without: a projection to an embedding, as weights of CLIP have
   probe: bool = False                      # a linear probe: the backbone only evaluates, and no gradient reaches it
   features: FeatureLayers = field(default_factory=FeatureLayers)    # of a probe: what it sees
   batch_norm: bool = False                 # of a probe: of what it sees, without scale and bias (MAE)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    if not self.bias:
+      yield from checks.no_effect(self, name, ['bias_init'], f'with {name}.bias=False')
     if not self.probe:
       yield from checks.no_effect(self, name, ('features', 'batch_norm'), f'with {name}.probe=false',
                            f'Set {name}.probe=true.')
