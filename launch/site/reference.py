@@ -9,6 +9,7 @@ import enum
 import importlib
 import inspect
 import pathlib
+import re
 import sys
 import types
 import typing
@@ -36,8 +37,9 @@ def pages() -> dict[str, str]:
 
 
 def row(*cells: str) -> str:
-  """A row of a table."""
-  return '| ' + ' | '.join(cell.replace('|', '\\|').replace('\n', ' ') for cell in cells) + ' |'
+  """A row of a table, in which `|` separates no cells and brackets outside of code are no links."""
+  escaped = (re.sub(r'(`[^`]*`)|(?=[][])', lambda m: m[1] or '\\', cell) for cell in cells)
+  return '| ' + ' | '.join(cell.replace('|', '\\|').replace('\n', ' ') for cell in escaped) + ' |'
 
 
 def table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -32,6 +32,7 @@ def test_the_page_of_jobs_has_every_flag_with_its_range_and_default() -> None:
     for flag in job.flags.values():
       assert f'| `--{flag.name}` |' in part, (name, flag.name)
   assert '| `--turns` | `N`, 1 to 10,000 | `7` | repetitions of every measurement |' in text
+  assert r'tfds:NAME\[/CONFIG\]' in text  # no link
 
 
 @pytest.mark.parametrize('config', [
