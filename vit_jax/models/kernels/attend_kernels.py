@@ -14,6 +14,7 @@ nothing of parameters, positions or dropout.
 """
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -81,7 +82,23 @@ def is_fused(kernel: AttentionKernel, shape: fused.Shape, dtype: DTypeLike) -> b
   """Whether the fused kernel is chosen, and runs on the devices of the current mesh."""
   if kernel is not AttentionKernel.FUSED or numerics.mesh_platform() != kernel.platform:
     return False
-  return not fused_problem(jax.sharding.get_abstract_mesh(), shape, jnp.dtype(dtype).itemsize)
+  mesh, itemsize = jax.sharding.get_abstract_mesh(), jnp.dtype(dtype).itemsize
+  wrong_text = fused_problem(mesh, shape, itemsize)
+  if wrong_text and not fused_problem(mesh, shape._replace(tokens=1), itemsize):  # others `check_devices` logs
+    _log_once(f'attention=fused does not apply, and XLA computes attention, as with attention=xla: {wrong_text}.')
+  return not wrong_text
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+  """Logs a text that each block would log again while it is traced."""
+  log.info('%s', text)
+
+
+def fused_vmem_bytes(mesh: Mesh | AbstractMesh) -> int:
+  """On-chip memory of a mesh's TPUs that the fused kernel may use."""
+  device = mesh.abstract_mesh.abstract_device
+  return fused.SMALL_VMEM if device is None or 'v4' in device.device_kind.lower() else fused.LARGE_VMEM
 
 
 def fused_problem(mesh: Mesh | AbstractMesh, shape: fused.Shape, itemsize: int) -> str:
@@ -97,7 +114,7 @@ def fused_problem(mesh: Mesh | AbstractMesh, shape: fused.Shape, itemsize: int) 
     return f'heads have {shape.channels} channels, not {fewest}, {fewest + 8}, … {most}'
   if own.heads * own.channels % fused.LANES:
     return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {fused.LANES}'
-  if need > (fused.SMALL_VMEM if 'v4' in kind.lower() else fused.LARGE_VMEM):
+  if need > fused_vmem_bytes(mesh):
     return f'{shape.tokens} tokens need {need / 2**20:.0f} MiB on the chip, more than {kind} has'
   return ''
 
@@ -107,9 +124,10 @@ def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) ->
   mesh, (query, key, value) = jax.sharding.get_abstract_mesh(), inputs
   images, own = _dividing(mesh, numerics.BATCH_AXES, query.shape[0]), _dividing(mesh, HEAD_AXES, heads)
   spec, places = PartitionSpec(images, None, own), prod(mesh.shape[axis] for axis in own or ())
+  vmem_bytes = fused_vmem_bytes(mesh)
 
   def form(query: Array, key: Array, value: Array, biases: Array) -> Array:
-    return fused.attend(query, key, value, biases, heads // places)
+    return fused.attend(query, key, value, biases, heads // places, vmem_bytes)
 
   return jax.shard_map(form, in_specs=(spec,) * 3 + (PartitionSpec(None, own),), out_specs=spec,
                        check_vma=False)(query, key, value, biases)

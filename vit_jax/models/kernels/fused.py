@@ -2,8 +2,10 @@
 
 A grid step holds one image: queries, keys and values `[B, N, D]`, D being all heads after each other, so that nothing
 is transposed or padded in memory. The weights `[N, N]` of a head never leave the chip, neither forwards nor backwards:
-the backward kernel computes them again from queries and keys. It also sums the gradients of the biases of query, key
-and value, which XLA would do in three passes over memory.
+the backward kernel computes them again from queries, keys and the logarithm of the sum that softmax divided by, and
+takes `sum_k p dp` as `sum_k o do` (FlashAttention-2, arXiv 2307.08691, section 3.1): so no step of it waits for a sum
+over all keys, and it runs row by row. It also sums the gradients of the biases of query, key and value, which XLA would
+do in three passes over memory.
 
 A head of K channels rarely fills tiles of 128 lanes. Its window is the tiles that it lies in: for K = 64 one tile, with
 another head. Queries are zero outside the head's own lanes, so that a product over the window is one over the head; of
@@ -15,6 +17,7 @@ positions or dropout.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -31,9 +34,13 @@ ROWS = 16
 """Tokens in a tile of bf16, and a multiple of those in one of f32."""
 CORES = 2
 """Parts of the grid that a chip with two cores runs side by side; others run them one after the other."""
+FORWARD_GROUP, BACKWARD_GROUP = 4, 8
+"""Most heads that a kernel computes step by step together: the compiler fills the waits of one with work of others.
+By bundles of 64 images of L/16 on v6e: backward 437,082, 422,298, 351,194, 331,034, 341,338 for groups of 1, 2, 4, 8,
+16; forward 211,211, 263,947, 203,723 for 1, 2, 4."""
 LOWEST = -1e30
 SMALL_VMEM = 14 * 2**20
-"""On-chip memory that every TPU gives to a kernel by default, less what the compiler needs."""
+"""On-chip memory that every TPU gives to a kernel by default, less what the compiler needs; all that v4 has."""
 LARGE_VMEM = 64 * 2**20
 """What v5e, v5p and v6e give if a kernel asks for it."""
 
@@ -49,10 +56,15 @@ class Shape(NamedTuple):
     """Tokens with padding."""
     return -(-self.tokens // ROWS) * ROWS
 
-  def vmem_bytes(self, itemsize: int) -> int:
-    """On-chip memory that the backward kernel needs: seven images, each twice, and the weights of a head."""
+  def vmem_bytes(self, itemsize: int, group: int = 1) -> int:
+    """On-chip memory that the backward kernel needs: eight images, each twice, and the weights of a group of heads."""
     image = self.rows * -(-self.heads * self.channels // LANES) * LANES * itemsize
-    return 14 * image + 6 * 4 * self.rows * (-(-self.rows // LANES) * LANES)
+    return 16 * image + (3 + 3 * group) * 4 * self.rows * (-(-self.rows // LANES) * LANES)
+
+  def group(self, itemsize: int, vmem_bytes: int) -> int:
+    """Heads that the backward kernel computes together in so much memory on the chip."""
+    sizes = (BACKWARD_GROUP >> i for i in range(BACKWARD_GROUP.bit_length()))
+    return next((size for size in sizes if self.vmem_bytes(itemsize, size) <= vmem_bytes), 1)
 
   def window(self, head: int) -> tuple[int, int]:
     """The lanes of the tiles that a head lies in, from the first up to the last; of one tile if all heads fit in it."""
@@ -71,7 +83,7 @@ class Window(NamedTuple):
     x = ref[0, :, self.begin:self.end]
     if is_own:
       x = jnp.where(self.own, x, jnp.zeros((), x.dtype))
-    return x if real is None else jnp.where(real, x, jnp.zeros((), x.dtype))
+    return _filled(x, real, 0.)
 
 
 def _window(shape: Shape, head: int) -> Window:
@@ -81,11 +93,23 @@ def _window(shape: Shape, head: int) -> Window:
 
 
 def _real(shape: Shape, axis: int) -> Array | None:
-  """Which rows (axis 0, `[rows, 1]`) or columns (axis 1, `[1, rows]`) are tokens; None if all are."""
+  """Which rows (axis 0, `[n, 1]`) or columns (axis 1, `[1, n]`) of the last tile are tokens; None if all tokens are."""
   if shape.rows == shape.tokens:
     return None
-  sides = (shape.rows, 1) if axis == 0 else (1, shape.rows)
-  return lax.broadcasted_iota(jnp.int32, sides, axis) < shape.tokens
+  first = (shape.rows - 1) // (ROWS, LANES)[axis] * (ROWS, LANES)[axis]
+  sides = [1, 1]
+  sides[axis] = shape.rows - first
+  return first + lax.broadcasted_iota(jnp.int32, tuple(sides), axis) < shape.tokens
+
+
+def _filled(x: Array, real: Array | None, value: float) -> Array:
+  """`x` with a value in padding rows or columns, which are only in the last tile: others need no selection."""
+  if real is None:
+    return x
+  axis = 0 if real.shape[1] == 1 else 1
+  first, last = jnp.split(x, [x.shape[axis] - real.shape[axis]], axis)
+  last = jnp.where(real, last, jnp.full((), value, x.dtype))
+  return jnp.concatenate([first, last], axis) if first.size else last
 
 
 def _dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
@@ -99,10 +123,13 @@ def _scaled(x: Array, shape: Shape) -> Array:
 
 
 class _Tiles:
-  """Collects the results of heads in windows that may overlap, and stores each tile when no other head adds to it."""
+  """Collects the results of heads in windows that may overlap, and stores each tile when no other head adds to it.
 
-  def __init__(self, ref: Any, shape: Shape):
-    self._ref, self._shape = ref, shape
+  The tile is multiplied with `scale`. Its sums over tokens are added to row `row` of `sums [1, 3, D]`, if it is given.
+  """
+
+  def __init__(self, ref: Any, shape: Shape, *, scale: float = 1., sums: Any = None, row: int = 0):
+    self._ref, self._shape, self._scale, self._sums, self._row = ref, shape, scale, sums, row
     self._open: dict[int, Array] = {}
 
   def add(self, window: Window, values: Array, head: int) -> None:
@@ -113,84 +140,124 @@ class _Tiles:
       part = values[:, begin - window.begin:end - window.begin]
       total = self._open.pop(begin) + part if begin in self._open else part
       if begin < following or head + 1 == self._shape.heads:
-        self._ref[0, :, begin:end] = total.astype(self._ref.dtype)
+        self._store(begin, end, total if self._scale == 1. else total * self._scale)
       else:
         self._open[begin] = total
 
+  def _store(self, begin: int, end: int, total: Array) -> None:
+    self._ref[0, :, begin:end] = total.astype(self._ref.dtype)
+    if self._sums is not None:
+      self._sums[0, self._row:self._row + 1, begin:end] += total.sum(0, keepdims=True)
 
-def _forward_kernel(query: Any, key: Any, value: Any, out: Any, *, shape: Shape) -> None:
-  """`softmax(q k^T / sqrt K) v` of one image."""
+
+def _groups(shape: Shape, size: int) -> Iterator[tuple[range, list[Window]]]:
+  """Heads that are computed together, and their windows."""
+  for head in range(0, shape.heads, size):
+    heads = range(head, min(head + size, shape.heads))
+    yield heads, [_window(shape, one) for one in heads]
+
+
+def _forward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, *, shape: Shape, group: int) -> None:
+  """`softmax(q k^T / sqrt K) v` of one image, and `log sum_k exp(q k^T / sqrt K)`, `[1, A, rows]` f32."""
   tiles, real, real_key = _Tiles(out, shape), _real(shape, 0), _real(shape, 1)
-  for head in range(shape.heads):
-    window = _window(shape, head)
-    logits_QM = _dot(_scaled(window.load(query, real, is_own=True), shape), window.load(key, real), 1, 1)
-    if real_key is not None:
-      logits_QM = jnp.where(real_key, logits_QM, LOWEST)
-    weights_QM = jnp.exp(logits_QM - logits_QM.max(1, keepdims=True))
-    inverse_Q1 = 1. / weights_QM.sum(1, keepdims=True)
-    mixed_QW = _dot(weights_QM.astype(query.dtype), window.load(value, real), 1, 0) * inverse_Q1
-    tiles.add(window, jnp.where(window.own, mixed_QW, 0.), head)
+  lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+  largest_QA = sum_QA = jnp.ones((shape.rows, LANES), jnp.float32)
+  for heads, windows in _groups(shape, min(group, FORWARD_GROUP)):
+    queries = [_scaled(window.load(query, real, is_own=True), shape) for window in windows]
+    logits = [_filled(_dot(query_QW, window.load(key, real), 1, 1), real_key, LOWEST)
+              for query_QW, window in zip(queries, windows, strict=True)]
+    largest = [logits_QM.max(1, keepdims=True) for logits_QM in logits]
+    weights = [jnp.exp(logits_QM - largest_Q1) for logits_QM, largest_Q1 in zip(logits, largest, strict=True)]
+    sums = [weights_QM.sum(1, keepdims=True) for weights_QM in weights]
+    for i, head in enumerate(heads):
+      mixed_QW = _dot(weights[i].astype(query.dtype), windows[i].load(value, real, is_own=True), 1, 0)
+      tiles.add(windows[i], mixed_QW * (1. / sums[i]), head)
+      largest_QA = jnp.where(lane == head, largest[i], largest_QA)
+      sum_QA = jnp.where(lane == head, sums[i], sum_QA)
+  logsum[0] = _dot(_eye(shape.heads), largest_QA + jnp.log(sum_QA), 1, 1)
 
 
-def _backward_kernel(query: Any, key: Any, value: Any, dout: Any, dquery: Any, dkey: Any, dvalue: Any, dbias: Any, *,
-                     shape: Shape) -> None:
+def _eye(heads: int) -> Array:
+  """`[A, LANES]` f32; a product with it transposes exactly."""
+  row, lane = (lax.broadcasted_iota(jnp.int32, (heads, LANES), axis) for axis in (0, 1))
+  return (row == lane).astype(jnp.float32)
+
+
+def _backward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, dout: Any, dquery: Any, dkey: Any,
+                     dvalue: Any, dbias: Any, *, shape: Shape, group: int) -> None:
   """Gradients of one image; keys are the rows of the weights, so that only one product needs a transposed operand."""
-  results = [_Tiles(ref, shape) for ref in (dquery, dkey, dvalue)]
-  real = _real(shape, 0)
-  sums: list[Array] = []
-  for head in range(shape.heads):
-    window = _window(shape, head)
-    query_QW, dout_QW = (window.load(ref, real, is_own=True) for ref in (query, dout))
-    query_QW, key_MW, value_MW = _scaled(query_QW, shape), window.load(key, real), window.load(value, real)
-    logits_MQ = _dot(key_MW, query_QW, 1, 1)
-    if real is not None:
-      logits_MQ = jnp.where(real, logits_MQ, LOWEST)
-    weights_MQ = jnp.exp(logits_MQ - logits_MQ.max(0, keepdims=True))
-    weights_MQ = weights_MQ * (1. / weights_MQ.sum(0, keepdims=True))
-    dweights_MQ = _dot(value_MW, dout_QW, 1, 1)
-    shared_1Q = (weights_MQ * dweights_MQ).sum(0, keepdims=True)
-    dlogits_MQ = (weights_MQ * (dweights_MQ - shared_1Q)).astype(query.dtype)
-    found = (jnp.where(window.own, _dot(dlogits_MQ, key_MW, 0, 0) * shape.channels ** -.5, 0.),
-             _dot(dlogits_MQ, query_QW, 1, 0), _dot(weights_MQ.astype(query.dtype), dout_QW, 1, 0))
-    for tiles, values in zip(results, found, strict=True):
-      tiles.add(window, values, head)
-    sums.append(jnp.concatenate([x.sum(0, keepdims=True) for x in found], 0))
-  _add_biases(dbias, sums, shape)
-
-
-def _add_biases(dbias: Any, sums: list[Array], shape: Shape) -> None:
-  """Adds each head's `[3, w]` to the sums over the images before, `[1, 3, D]` f32, which begin with zeros."""
   @pl.when(pl.program_id(1) == 0)
   def _() -> None:
     dbias[...] = jnp.zeros(dbias.shape, dbias.dtype)
 
-  for head, part in enumerate(sums):
-    begin, end = shape.window(head)
-    dbias[0, :, begin:end] += part
+  scale = shape.channels ** -.5
+  results = [_Tiles(ref, shape, scale=one, sums=dbias, row=row) for row, (ref, one) in enumerate(
+      ((dquery, scale), (dkey, 1.), (dvalue, 1.)))]
+  real, shared_AQ = _real(shape, 0), _shared(out, dout, shape)
+  for heads, windows in _groups(shape, group):
+    queries, keys, douts = ([window.load(ref, real, is_own=True) for window in windows] for ref in (query, key, dout))
+    queries = [_scaled(query_QW, shape) for query_QW in queries]
+    logits = [_filled(_dot(key_MW, query_QW, 1, 1), real, LOWEST)
+              for key_MW, query_QW in zip(keys, queries, strict=True)]
+    dweights = [_dot(window.load(value, real), dout_QW, 1, 1) for window, dout_QW in zip(windows, douts, strict=True)]
+    weights = [jnp.exp(logits_MQ - logsum[0, head:head + 1]) for head, logits_MQ in zip(heads, logits, strict=True)]
+    dlogits = [(weights[i] * (dweights[i] - shared_AQ[head:head + 1])).astype(query.dtype)
+               for i, head in enumerate(heads)]
+    for i, head in enumerate(heads):
+      found = (_dot(dlogits[i], keys[i], 0, 0), _dot(dlogits[i], queries[i], 1, 0),
+               _dot(weights[i].astype(query.dtype), douts[i], 1, 0))
+      for tiles, values in zip(results, found, strict=True):
+        tiles.add(windows[i], values, head)
 
 
-def _call(kernel: Any, shape: Shape, arrays: tuple[Array, ...], results: int, *, has_biases: bool,
+def _shared(out: Any, dout: Any, shape: Shape) -> Array:
+  """`sum_k o do` of each head, `[A, rows]` f32: the product is summed, and transposed, by one with zeros and ones.
+
+  In bf16 what its first rounding leaves is summed, too, so that 16 bits of the product count.
+  """
+  real, width = _real(shape, 0), shape.heads * shape.channels
+  total_AQ = jnp.zeros((shape.heads, shape.rows), jnp.float32)
+  for begin in range(0, width, 2 * LANES):
+    window = Window(begin, min(begin + 2 * LANES, width), jnp.ones((), bool))
+    sides = (shape.heads, window.end - begin)
+    head, lane = (lax.broadcasted_iota(jnp.int32, sides, axis) for axis in (0, 1))
+    is_own = (begin + lane >= head * shape.channels) & (begin + lane < (head + 1) * shape.channels)
+    left_QW = window.load(out, real).astype(jnp.float32) * window.load(dout, real).astype(jnp.float32)
+    for _ in range(1 if out.dtype == jnp.float32 else 2):
+      part_QW = left_QW.astype(out.dtype)
+      total_AQ += _dot(is_own.astype(out.dtype), part_QW, 1, 1)
+      left_QW -= part_QW.astype(jnp.float32)
+  return total_AQ
+
+
+def _call(kernel: Any, shape: Shape, arrays: tuple[Array, ...], kinds: str, *, vmem_bytes: int,
           interpret: bool, name: str) -> list[Array]:
-  """Runs a kernel image by image on arrays `[B, N, D]`; `results` of its outputs have that shape too."""
+  """Runs a kernel image by image on `arrays`; returns its results.
+
+  `kinds` has a letter for each array, then each result: `i` `[B, N, D]` of images, `h` `[B, A, rows]` f32 of heads,
+  `b` `[cores, 3, D]` f32 of biases.
+  """
   num_images, tokens, width = arrays[0].shape
   cores = CORES if num_images % CORES == 0 else 1
   each = num_images // cores
-  limit = LARGE_VMEM if shape.vmem_bytes(arrays[0].dtype.itemsize) > SMALL_VMEM else None
-  block = pl.BlockSpec((1, shape.rows, width), lambda core, i: (core * each + i, 0, 0))
-  out_specs = [block] * results
-  out_shape = [jax.ShapeDtypeStruct((num_images, tokens, width), arrays[0].dtype)] * results
-  if has_biases:
-    out_specs.append(pl.BlockSpec((1, 3, width), lambda core, i: (core, 0, 0)))
-    out_shape.append(jax.ShapeDtypeStruct((cores, 3, width), jnp.float32))
+  group = shape.group(arrays[0].dtype.itemsize, vmem_bytes)
+  by_image = functools.partial(pl.BlockSpec, index_map=lambda core, i: (core * each + i, 0, 0))
+  known = {'i': (by_image((1, shape.rows, width)), (num_images, tokens, width), arrays[0].dtype),
+           'h': (by_image((1, shape.heads, shape.rows)), (num_images, shape.heads, shape.rows), jnp.float32),
+           'b': (pl.BlockSpec((1, 3, width), lambda core, i: (core, 0, 0)), (cores, 3, width), jnp.float32)}
+  blocks = [known[kind][0] for kind in kinds]
   return pl.pallas_call(
-      functools.partial(kernel, shape=shape), out_shape=out_shape, grid=(cores, each), in_specs=[block] * len(arrays),
-      out_specs=out_specs, interpret=interpret, name=name,
-      compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=limit)
+      functools.partial(kernel, shape=shape, group=group), grid=(cores, each), in_specs=blocks[:len(arrays)],
+      out_specs=blocks[len(arrays):], interpret=interpret, name=name,
+      out_shape=[jax.ShapeDtypeStruct(*known[kind][1:]) for kind in kinds[len(arrays):]],
+      compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'),
+                                           vmem_limit_bytes=vmem_bytes if vmem_bytes > SMALL_VMEM else None)
   )(*arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def attend(query: Array, key: Array, value: Array, biases: Array, heads: int, interpret: bool = False) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def attend(query: Array, key: Array, value: Array, biases: Array, heads: int, vmem_bytes: int = SMALL_VMEM,
+           interpret: bool = False) -> Array:
   """Attention of each image within its tokens. The result is named `attention` for rematerialisation.
 
   Args:
@@ -199,30 +266,32 @@ def attend(query: Array, key: Array, value: Array, biases: Array, heads: int, in
     value: `[B, N, D]`, same dtype.
     biases: `[3, D]`, same dtype: added to query, key and value first, which are then named after themselves.
     heads: A.
+    vmem_bytes: on-chip memory of the device that the kernels may use; with more, more heads are computed together.
     interpret: runs the kernel's Python on any device, slowly.
 
   Returns:
     `[B, N, D]`, same dtype.
   """
-  return _forward(query, key, value, biases, heads, interpret)[0]
+  return _forward(query, key, value, biases, heads, vmem_bytes, interpret)[0]
 
 
 def _shape(query: Array, heads: int) -> Shape:
   return Shape(query.shape[1], heads, query.shape[2] // heads)
 
 
-def _forward(query: Array, key: Array, value: Array, biases: Array, heads: int,
+def _forward(query: Array, key: Array, value: Array, biases: Array, heads: int, vmem_bytes: int,
              interpret: bool) -> tuple[Array, tuple[Array, ...]]:
   inputs = tuple(checkpoint_name(x + bias[None, None], name) for x, bias, name in zip(
       (query, key, value), biases, ('query', 'key', 'value'), strict=True))
-  out, = _call(_forward_kernel, _shape(query, heads), inputs, 1, has_biases=False, interpret=interpret,
-               name='fused_attention')
-  return checkpoint_name(out, 'attention'), inputs
+  found = _call(_forward_kernel, _shape(query, heads), inputs, 'iiiih', vmem_bytes=vmem_bytes, interpret=interpret,
+                name='fused_attention')
+  out, logsum = (checkpoint_name(x, 'attention') for x in found)
+  return out, (*inputs, out, logsum)
 
 
-def _backward(heads: int, interpret: bool, inputs: tuple[Array, ...], dout: Array) -> tuple[Array, ...]:
-  *dinputs, dbiases = _call(_backward_kernel, _shape(dout, heads), (*inputs, dout), 3, has_biases=True,
-                            interpret=interpret, name='fused_attention_backward')
+def _backward(heads: int, vmem_bytes: int, interpret: bool, saved: tuple[Array, ...], dout: Array) -> tuple[Array, ...]:
+  *dinputs, dbiases = _call(_backward_kernel, _shape(dout, heads), (*saved, dout), 'iiiihiiiib',
+                            vmem_bytes=vmem_bytes, interpret=interpret, name='fused_attention_backward')
   return (*dinputs, dbiases.sum(0).astype(dout.dtype))
 
 
