@@ -66,6 +66,7 @@ def test_random_masks_repeat_with_the_seed_and_differ_with_the_number_of_microba
   assert float(one[1]['loss'].sum) != float(split[1]['loss'].sum)
 
 
+@pytest.mark.slow(reason='1 s: another program')
 def test_running_statistics_reach_the_views() -> None:
   state, _ = after('ema of batchnorm', 'data=8')
   assert np.abs(state.extra['inner']['model_state']['mean']).max() > 0
@@ -77,6 +78,7 @@ def test_running_statistics_reach_the_views() -> None:
   assert not np.allclose(outs['student'].logits, outs['ema'].logits)
 
 
+@pytest.mark.slow(reason='1 s; tests/models/test_vit.py has blocks one by one')
 def test_attention_is_captured_block_by_block_and_changes_nothing() -> None:
   net = vit.build(schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=32, pool=schema.Pool.MEAN,
                              execution=schema.Execution.SCAN), (8, 8))

@@ -146,6 +146,7 @@ def made(settings: str) -> tuple[Program, TrainState]:
   return program, program.init_fn()
 
 
+@pytest.mark.slow(reason='5 s: two programs that make a state; tests/parallel/test_rules.py has the rules')
 def test_parameters_lie_where_the_rules_say_and_are_those_of_one_device() -> None:
   _, state = made(FULL)
   query = state.params['backbone']['blocks']['attn']['query']['kernel']

@@ -53,13 +53,14 @@ def test_gradients_agree_on_one_device_and_on_a_mesh_split_three_ways(name: str)
     programs.assert_reordered(found(name, SPLIT)[part], want, terms=144, operations=30)
 
 
+@pytest.mark.slow(reason='2 s: two programs')
 def test_the_statistics_of_a_split_batch_are_those_of_the_whole() -> None:
   moved = trees.flatten(found('lv', SPLIT)['extra'])
   still = programs.draw(moved)
   assert len(moved) == 6 and all(np.abs(leaf - still[k]).max() > 0 for k, leaf in moved.items()), moved.keys()
 
 
-@pytest.mark.dear('R50+B/16', 'R26+S/32', 'Mixer-B/16', reason='1 s of tracing')
+@pytest.mark.dear('R50+B/16', 'R26+S/32', 'Mixer-B/16', 'EfficientNet-B0', 'BiT-R50x1', reason='1 to 2 s of tracing')
 @pytest.mark.parametrize('name', NAMES)
 def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> None:
   model, mesh = sizes.model(name), programs.mesh(programs.MESHES[SPLIT])

@@ -167,6 +167,7 @@ def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
   assert seen[4:] == [('a', 5), ('b', 1)] * 2
 
 
+@pytest.mark.slow(reason='2 s: releases all that was compiled')
 def test_a_step_is_compiled_anew_and_then_read_from_the_cache() -> None:
   events: list[str] = []
   heard = {'/jax/compilation_cache/cache_misses': 'miss', '/jax/compilation_cache/cache_hits': 'hit'}

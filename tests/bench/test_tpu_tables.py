@@ -24,6 +24,7 @@ def test_rows_are_all_or_those_that_are_named() -> None:
     tpu_tables.rows(['v9', 'B/16', 'v6e'])
 
 
+@pytest.mark.slow(reason='1 s of tracing')
 def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None:
   config = tpu_tables._request(Row('H/14', 'v3:2x2', 'plain'), 2).config
   model = config.model

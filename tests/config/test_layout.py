@@ -152,6 +152,7 @@ def test_published_runs_fit_on_eight_cores_and_on_one_gpu_by_arithmetic(
   check.check(found.config)
 
 
+@pytest.mark.dear('ablations:positions', reason='2 s: networks are counted')
 @pytest.mark.parametrize('study', ['vtab', 'finetune_sweep', 'ablations:positions', 'study_data_size:i1k'])
 def test_the_runs_of_studies_fit_on_eight_cores_by_arithmetic(study: str) -> None:
   runs = {repr((one.model, one.image_px, one.batch_size)): one for one in files.load_study(study, []).runs.values()}

@@ -126,6 +126,7 @@ def test_penalties_that_do_not_fit_at_once_take_turns(monkeypatch: pytest.Monkey
     np.testing.assert_allclose(found.kernel[i], want.coef_.T, atol=2e-3 * np.abs(want.coef_).max())
 
 
+@pytest.mark.slow(reason='3 s: solves again')
 def test_one_penalty_holds_nothing_out() -> None:
   result = logistic_probe(16, 'data=2', (1e-2,)).measure(rows.weights())
   assert set(result.metrics) == {'top1', 'top5', 'l2'}

@@ -62,6 +62,7 @@ def test_onnx_gives_the_results_of_the_network(name: str, tmp_path: pathlib.Path
   np.testing.assert_allclose(export_onnx.run(path, images()), want, atol=1e-4 * max(1, np.abs(want).max()), rtol=0)
 
 
+@pytest.mark.slow(reason='1 s: an export')
 @needs_onnx
 def test_an_onnx_file_describes_itself(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   import onnx
@@ -120,6 +121,7 @@ def test_pixels_are_normalised_inside_on_request(suffix: str, tmp_path: pathlib.
   np.testing.assert_allclose(got, model.logits(pixels, prepared=True), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow(reason='1 s: an export')
 @pytest.mark.usefixtures('unchecked')
 def test_networks_without_a_head_give_features(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   job.write(loaded.weights('vit', num_classes=0), tmp_path / 'a.stablehlo', from_pixels=False)

@@ -108,6 +108,7 @@ def few(images: str) -> list[str]:
   return sorted(map(str, pathlib.Path(images).rglob('*.png')))[:2]
 
 
+@pytest.mark.slow(reason='4 s: a page; tests/inspect/test_model.py has the relevance of a class')
 def test_relevance_can_be_for_a_chosen_class(weights: list[str], images: str, tmp_path: pathlib.Path,
                                              monkeypatch: pytest.MonkeyPatch,
                                              capsys: pytest.CaptureFixture[str]) -> None:

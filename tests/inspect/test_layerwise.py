@@ -49,6 +49,7 @@ def test_attention_is_that_of_transformers(name: str, tmp_path: pathlib.Path) ->
   np.testing.assert_allclose(np.stack([layer.attention for layer in layers]), GOLDEN[name], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow(reason='2 s: a gradient in float64')
 def test_gradients_of_attention_equal_finite_differences() -> None:
   own, rng = driver(TINY), np.random.default_rng(4)
   head = rng.normal(size=(16, 5)).astype(np.float32)

@@ -55,6 +55,7 @@ def by_analysis(layers: list[layerwise.Layer], readout: Array) -> dict[str, Arra
           'rollout': maps.rollout(attentions, readout)[:4, -6:].reshape(4, 2, 3)}
 
 
+@pytest.mark.slow(reason='3 s: all measurements')
 def test_each_measurement_equals_the_analysis_on_its_own() -> None:
   found = measured(5)
   layers = list(driver().layers(jnp.asarray(IMAGES), capture=True))

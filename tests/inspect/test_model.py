@@ -40,7 +40,7 @@ def by_hand(image: np.ndarray) -> np.ndarray:
   return ((cut / 255. - np.array([[[.5, .4, .3]]])) / np.array([[[.2, .3, .4]]])).astype(np.float32)
 
 
-@pytest.mark.quick('vit', 'bit', reason='1 to 4 s: a network of its own')
+@pytest.mark.quick('vit', reason='1 to 4 s: a network of its own')
 @pytest.mark.parametrize('name', list(loaded.MODELS))
 def test_every_family_classifies_and_gives_features(name: str) -> None:
   found = loaded.weights(name)
@@ -153,6 +153,7 @@ def test_attention_is_that_of_the_block_and_rolls_out(name: str) -> None:
     np.testing.assert_allclose(rolled.reshape(2, 6), product[:, 0, 1:], rtol=1e-4)
 
 
+@pytest.mark.slow(reason='2 s: a gradient')
 def test_relevance_is_of_the_given_class(vit: Model) -> None:
   images = loaded.pictures(2)
   first = [vit.rank(row, top=2)[0].label for row in vit.logits(images)]

@@ -71,6 +71,7 @@ def maps(teacher: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
   return folder
 
 
+@pytest.mark.slow(reason='5 s: a teacher is built and asked')
 def test_label_maps_are_what_the_teacher_says_of_each_patch(teacher: pathlib.Path, maps: pathlib.Path) -> None:
   source = opening.open_split(schema.Data(source='digits'), 'train[:137]', image_px=(16, 16))
   stored = label_maps.LabelMaps(maps)
@@ -80,6 +81,7 @@ def test_label_maps_are_what_the_teacher_says_of_each_patch(teacher: pathlib.Pat
   _check_against(loading.load(str(teacher)), source[3].image, classes[1], scores[1])
 
 
+@pytest.mark.slow(reason='1 s, with the maps')
 def test_other_label_maps_than_the_config_says_are_refused(maps: pathlib.Path, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match="objective.maps: expected a directory of label maps, got ''"):
     train.run(config(TASK), tmp_path / 'none')
@@ -218,6 +220,7 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
   assert min(row['train/information'] for row in record.rows if 'train/information' in row) > .1
 
 
+@pytest.mark.slow(reason='5 s, with the teacher')
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match='objective: expected TokenLabel, got Supervised'):
     teacher_labels.run(config(schema.Supervised()), str(teacher), tmp_path / 'maps')

@@ -137,6 +137,7 @@ def test_names_come_from_a_file_if_the_weights_have_none(
   assert ' sort ' in capsys.readouterr().out
 
 
+@pytest.mark.slow(reason='1 s: another network')
 def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
     pictures: list[str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:

@@ -113,6 +113,7 @@ def test_several_processes_share_the_parts(tmp_path: pathlib.Path) -> None:
   assert label_maps.LabelMaps(tmp_path / 'maps').read(np.array([10]))[0].ravel().tolist() == [10, 10]
 
 
+@pytest.mark.slow(reason='2 s: a teacher is built')
 def test_a_teacher_of_other_classes_is_refused(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
   config = student(teacher)
   other = dataclasses.replace(config, data=dataclasses.replace(

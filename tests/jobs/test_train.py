@@ -97,6 +97,17 @@ def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
   assert 'test (ema, 360 images): top1' in capsys.readouterr().out
 
 
+def test_a_longer_run_goes_on_where_the_shorter_one_ended(
+    done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  shutil.copytree(done, tmp_path / 'b')
+  with caplog.at_level('INFO'):
+    assert run(tmp_path / 'b', '--config.length=13 steps') == 0
+  assert 'length: 12 steps -> 13 steps' in caplog.text and 'Resuming at step 12 of 13' in caplog.text
+  assert [e['resumed_from'] for e in writer.read(tmp_path / 'b').events if e['event'] == 'start'] == [None, 12]
+  assert load(tmp_path / 'b' / 'final.json')['step'] == 13
+
+
+@pytest.mark.slow(reason='9 s: a step is compiled and profiled; a longer run is above')
 def test_a_longer_run_resumes_in_a_relative_workdir_logs_what_changed_and_leaves_the_profile_it_was_asked_for(
     done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +220,7 @@ def test_a_config_that_is_not_the_checkpoints_is_refused_by_all_that_read_it(
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow(reason='2 s: builds the run twice; the config of another is refused above')
 def test_a_finished_run_is_not_measured_as_another_network(
     done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   for extra in ('--config.model.gelu=exact', '--config.data.recipe.mean=.4,.4,.4'):

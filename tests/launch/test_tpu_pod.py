@@ -51,6 +51,7 @@ def test_a_run_is_requested_started_on_all_hosts_shown_fetched_and_its_slice_del
   assert pod.count('queued-resources delete') == 1 and 'delete' in pod.calls[-1]
 
 
+@pytest.mark.slow(reason='5 s: three starts')
 def test_a_preempted_slice_is_requested_again_and_75_starts_the_job_again(pod: Machines) -> None:
   # Once preempted, a host does nothing more: the first one is the last to end, and the state changes in one step.
   preempted = ('if [ "$INDEX" = 0 ]; then until [ -e "$FAKE/host1/vit_jax_job/status" ]; do sleep .05; done; '
@@ -183,6 +184,7 @@ def test_another_job_on_the_slice_is_not_disturbed_and_the_same_one_is_taken_up(
   assert found[0] == 2 and 'another job runs on pod; end it with --stop' in found[2]
 
 
+@pytest.mark.slow(reason='2 s')
 def test_stopping_reaches_the_program_which_saves_and_is_not_started_again(pod: Machines) -> None:
   body = ('trap "echo saving; exit 75" TERM; if [ "$INDEX" = 0 ]; then '
           f'(sleep .3; bash {ROOT}/launch/tpu_pod.sh --name=pod --zone=here --stop) & fi; while :; do sleep .1; done')

@@ -60,7 +60,7 @@ def weights() -> tuple[PyTree, PyTree]:
 
 # The golden file was computed in float64. In evaluation 50 operations in f32 separate the two: 1e-5 of values up to
 # 3.4. In training BatchNorm divides by the deviation of 8 values: the program's own f32 differs by 4.1e-4 from its f64.
-@pytest.mark.dear('train-0.0015', reason='6 s of compilation')
+@pytest.mark.slow(reason='5 s of compilation; tests/models/test_options.py has axial attention')
 @pytest.mark.parametrize(('mode', 'tolerance'), [('eval', 2e-5), ('train', 1.5e-3)])
 def test_the_last_map_is_that_of_the_authors_program(weights: tuple[PyTree, PyTree], mode: str,
                                                      tolerance: float) -> None:

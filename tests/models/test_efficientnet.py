@@ -45,6 +45,7 @@ def trained() -> tuple[Params, PyTree, tuple[Array, Array, PyTree]]:
     return params, state, run(STILL, params, state, train=True)
 
 
+@pytest.mark.slow(reason='5 s of compilation; tests/models/test_convolution.py has its parts')
 def test_with_running_statistics_it_equals_numpy_and_they_stay(
     evaluated: tuple[Params, PyTree, tuple[Array, Array, PyTree]]) -> None:
   params, state, (tokens, pooled, after) = evaluated

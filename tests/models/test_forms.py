@@ -85,6 +85,7 @@ def test_plain_kernels_equal_the_fast_ones_and_permit_every_kind_of_differentiat
   assert dot(product, tangent) == pytest.approx(difference, rel=5e-2, abs=5e-2 * abs(dot(gradient, tangent)))
 
 
+@pytest.mark.slow(reason='1 s; tests/models/test_fast_forms.py has the kernels')
 def test_fast_kernels_refuse_forward_mode() -> None:
   fast, params = loss_of(MODELS[0].values[0], Kernels.FAST)
   with pytest.raises(TypeError, match='forward-mode autodiff'):

@@ -46,6 +46,7 @@ def test_blocks_count_from_the_start_or_the_end(blocks: tuple[int, ...], params:
   np.testing.assert_allclose(found, want, atol=1e-5)
 
 
+@pytest.mark.slow(reason='1 s: another program')
 def test_the_mean_patch_token_of_the_last_can_be_added(params: dict, layers: list) -> None:
   found = jax.jit(
       lambda p, x: intermediates.concatenate(intermediates.read(MODEL, p, x, (2,)), patches=True))(params, IMAGE)

@@ -36,7 +36,7 @@ MEANS = {'mean normed': {'pool': Pool.MEAN, 'norm_after_pool': True, 'registers'
          'patches normed': {'pool': Pool.PATCHES, 'norm_after_pool': True}}
 
 
-@pytest.mark.quick('mean normed', reason='1 s: a network')
+@pytest.mark.slow(reason='1 s each: networks')
 @pytest.mark.parametrize('name', MEANS)
 def test_the_mean_of_the_patches_can_be_normalised_and_stand_beside_a_class_token(name: str) -> None:
   settings, image = tiny(**MEANS[name]), some_image()
@@ -254,7 +254,7 @@ def test_parameters_are_counted_part_by_part(name: str) -> None:
   assert {k: v for k, v in analytic.items() if v} == real
 
 
-@pytest.mark.dear('axial', reason='1 s: compiles a network')
+@pytest.mark.slow(reason='1 s: compiles a network; tests/models/test_cost.py has the plain one')
 @pytest.mark.parametrize('name', MODELS)
 def test_flops_agree_with_those_that_xla_counts(name: str) -> None:
   settings = dataclasses.replace(MODELS[name], width=256, mlp=1024, execution=Execution.UNROLLED)

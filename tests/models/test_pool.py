@@ -48,6 +48,7 @@ def test_the_order_of_tokens_does_not_matter_to_pooling(inputs: tuple[Params, Ar
   np.testing.assert_allclose(backwards, pooled, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow(reason='3 s: draws a network')
 def test_the_probe_starts_xavier_uniform() -> None:
   pool = AttentionPool(heads=4, mlp=8, gelu=Gelu.TANH, norm_eps=1e-6)
   params = initial(pool, jax.random.key(0), jnp.zeros((1, 1, 256)))

@@ -33,6 +33,7 @@ def plain(params: dict) -> np.ndarray:
   return np.asarray(features, np.float64)
 
 
+@pytest.mark.slow(reason='3 s: two programs')
 def test_training_goes_by_the_batch_and_evaluation_by_the_running_statistics(params: dict, plain: np.ndarray) -> None:
   model = probe.Frozen(MODEL, schema.FeatureLayers(), True)
   shapes, state = jax.eval_shape(model.init, jax.random.key(1), IMAGE)

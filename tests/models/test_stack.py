@@ -134,6 +134,7 @@ def saved_rows(settings: schema.ViT) -> Counter[int]:
   return leaves(2) - leaves(1)
 
 
+@pytest.mark.quick('Remat.NAMES-rows3', reason='1 s: another program')
 @pytest.mark.parametrize('remat, rows', [
     (Remat.FULL, {32: 1}),             # the block's input
     (Remat.MLP, {32: 1, 48: 1}),       # and the MLP pre-activation

@@ -51,6 +51,7 @@ def test_a_hybrid_is_a_vit_on_the_map_of_its_resnet(settings: schema.ViT) -> Non
   np.testing.assert_allclose(features.pooled, np.stack(want), rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.slow(reason='1 s: a network')
 def test_the_stem_of_lv_vit_has_statistics_that_follow_the_batch() -> None:
   (params, state), image = networks.variables(LV, PX), networks.some_image(PX)
   p, s, x = networks.wide(params), networks.wide(state)['stem'], np.asarray(image, np.float64)

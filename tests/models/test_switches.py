@@ -59,6 +59,7 @@ def test_switched_off_parameters_do_not_exist() -> None:
   assert 'norm/scale' not in found['aim'] and {'stem_norm/scale', 'blocks/attn/key_norm/scale'} <= found['aim']
 
 
+@pytest.mark.slow(reason='2 s: three programs')
 def test_blocks_one_by_one_and_a_subset_of_patches_agree_with_all_at_once() -> None:
   settings, image = MODELS['clip'], vits.some_image()
   params, backbone = vits.parameters(settings), vit.build(settings, vits.PX)
@@ -79,6 +80,7 @@ def test_blocks_one_by_one_and_a_subset_of_patches_agree_with_all_at_once() -> N
   assert backbone.positions(params, (4, 2)).shape == (8, 32 + 8)
 
 
+@pytest.mark.slow(reason='2 s: another program')
 def test_attention_pooling_with_the_class_token_weighs_all_tokens() -> None:
   params, backbone = vits.parameters(MODELS['clip']), vit.build(MODELS['clip'], vits.PX)
   tokens = np.random.default_rng(0).normal(size=(2, 7, 32)).astype(np.float32)

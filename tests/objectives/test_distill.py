@@ -155,6 +155,7 @@ def test_consistent_teaching_leaves_the_labels_out() -> None:
   assert a == b > 0
 
 
+@pytest.mark.slow(reason='3 s: another network')
 def test_running_statistics_of_the_student_are_kept() -> None:
   teacher = Trained(fakes.BatchNormNet(), fakes.LinearHead(), mean=HALF[0], std=HALF[1], seen_mean=HALF[0],
                     seen_std=HALF[1])

@@ -90,6 +90,7 @@ def test_the_result_does_not_depend_on_the_mesh(alpha: float) -> None:
     programs.assert_close(after(wrapped(alpha), settings), want)
 
 
+@pytest.mark.slow(reason='2 s: two programs')
 def test_it_goes_around_an_average_or_into_it_and_views_pass_through() -> None:
   inside = Ema(Sam(classifier(), rho=lambda step: jnp.asarray(.5), alpha=.3), .9)
   programs.assert_close(after(inside), after_wrapped(.3), rtol=1e-6)

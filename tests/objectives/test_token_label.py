@@ -42,6 +42,7 @@ def numpy_xent(logits: np.ndarray, target: np.ndarray) -> float:
   return float(-(target * (logits - np.log(np.exp(logits).sum()))).sum())
 
 
+@pytest.mark.quick('True', reason='2 s: another program')
 @pytest.mark.parametrize('class_from_map', [True, False])
 def test_the_loss_is_that_of_numpy_with_tokens_exchanged_and_back(params: Any, class_from_map: bool) -> None:
   one, key = task(class_from_map=class_from_map), jax.random.key(4)

@@ -28,7 +28,7 @@ def state(spec: str) -> tuple[object, object]:
   return PARAMS[text], jax.eval_shape(optimizer.init, PARAMS[text])
 
 
-@pytest.mark.quick('none', reason='2 s of tracing')
+@pytest.mark.slow(reason='1 to 2 s of tracing')
 @pytest.mark.parametrize('change', CHANGES)
 def test_each_change_builds_with_as_many_moments_as_it_has(change: str) -> None:
   params, opt = state(f'optimizers_s16_i1k:change={change}')

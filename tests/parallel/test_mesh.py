@@ -111,7 +111,7 @@ def test_a_mesh_of_slices_has_the_same_axes_and_holds_rows_in_order() -> None:
   assert meshes.local_rows(mesh) == Shard(tuple(range(8)), 8)
 
 
-@pytest.mark.quick('settings1', reason='2 s: another program')
+@pytest.mark.slow(reason='2 s each: two programs')
 @pytest.mark.parametrize('settings', [schema.Mesh(4, 2, 1, slices=2), schema.Mesh(2, 2, 2, slices=2)])
 def test_a_step_over_two_slices_is_the_step_of_one_device(settings: schema.Mesh) -> None:
   data = programs.batch(size=24)
@@ -166,6 +166,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow(reason='2 s: starts a program')
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='libtpu is not installed')
 def test_the_fake_slices_are_those_that_the_tpu_compiler_knows() -> None:
   environment = os.environ | {'PYTHONPATH': ':'.join(path for path in sys.path if path)} | topologies.environment(

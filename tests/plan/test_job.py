@@ -211,6 +211,7 @@ def test_a_peak_above_the_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -
   assert not found.fits and '0.52 GiB too much, as compiled' in table.verdict(found)
 
 
+@pytest.mark.slow(reason='4 s: traces tens of layouts; one in which nothing fits is below')
 def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   """A compiler that only fits with accumulation, and is faster unrolled."""

@@ -223,7 +223,7 @@ def test_two_processes_share_the_runs_of_a_study(tmp_path: pathlib.Path) -> None
   assert [row['run'] for row in table(tmp_path)] == ['a', 'b']
 
 
-@pytest.mark.quick('15', reason='2 s: starts a program')
+@pytest.mark.slow(reason='2 s each: starts a program')
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_request_to_stop_is_passed_on_and_the_study_goes_on_later(
     tmp_path: pathlib.Path, number: signal.Signals) -> None:

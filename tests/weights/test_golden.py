@@ -65,7 +65,7 @@ SLOW = {'timm_efficientnet'}  # B0 of 16 blocks; `models/test_efficientnet.py` h
 
 
 @pytest.mark.quick(
-    'hf_vit', 'hf_dinov2', 'npz_vit', 'npz_bit', 'timm_mixer', 'timm_map', 'timm_deit_distilled',
+    'hf_vit', 'hf_dinov2', 'npz_vit', 'timm_map', 'timm_deit_distilled',
     reason='1 to 8 s: compiles a network')
 @pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.slow(reason='8 s of CPU to compile B0'))
                                   if name in SLOW else name for name in NAMES])

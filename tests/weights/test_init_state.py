@@ -165,6 +165,7 @@ def test_a_run_begins_with_the_view_of_another_that_it_names(done: pathlib.Path,
   assert not any(np.array_equal(a, b) for a, b in zip(student, ema, strict=True))
 
 
+@pytest.mark.slow(reason='6 s: a run')
 def test_a_checkpoint_of_a_run_can_be_named_by_its_step(done: pathlib.Path) -> None:
   steps = sorted(int(p.name) for p in (done / 'checkpoints').iterdir() if p.name.isdigit())
   found = loading.load(str(done / 'checkpoints' / str(steps[0])))

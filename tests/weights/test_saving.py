@@ -79,7 +79,7 @@ def test_a_mixer_comes_back(family: str, name: str, tmp_path: pathlib.Path) -> N
   assert again.model == found.model
 
 
-@pytest.mark.dear('model2-timm-a.safetensors', reason='3 s: an EfficientNet')
+@pytest.mark.dear('model2-timm-a.safetensors', 'model3-timm-folder', reason='3 s: an EfficientNet')
 @pytest.mark.parametrize(('model', 'family', 'name'), [
     (made.BIT, 'bit', 'a.npz'), (made.BIT, 'timm', 'a.pth'), (made.EFFICIENTNET, 'timm', 'a.safetensors'),
     (made.EFFICIENTNET, 'timm', 'folder')])
