@@ -56,6 +56,13 @@ def test_every_setting_has_a_meaning() -> None:
   assert re.findall(r'^\| `([^`]+)`.*\|  \|$', load('reference').settings(), re.M) == []
 
 
+def test_every_page_is_in_the_navigation() -> None:
+  listed = set(re.findall(r'[\w/]+\.md', (SITE / 'mkdocs.yml').read_text()))
+  docs = SITE.parents[1] / 'docs'
+  own = {str(path.relative_to(docs)) for path in docs.rglob('*.md')}
+  assert own <= listed and listed - own >= set(load('reference').pages()), own - listed
+
+
 class Fakes(dict[str, str]):
   """The files of a site, by their places."""
 
