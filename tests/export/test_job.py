@@ -97,6 +97,8 @@ def test_parameters_of_a_large_network_get_a_file_of_their_own(
 def test_stablehlo_runs_without_this_project(tmp_path: pathlib.Path) -> None:
   for name in ('vit', 'bit'):
     job.write(loaded.weights(name), tmp_path / f'{name}.stablehlo', from_pixels=False)
+  card = (tmp_path / 'vit.stablehlo.md').read_text()
+  assert "pathlib.Path('vit.stablehlo').read_bytes()" in card and 'largest difference from the network' in card
   np.save(tmp_path / 'in.npy', images())
   code = ('import sys, jax, numpy as np\nfrom jax import export\n'
           'for name in ("vit", "bit"):\n'

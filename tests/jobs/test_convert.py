@@ -42,6 +42,7 @@ def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: path
   again = loading.load(str(tmp_path / 'out.npz'))
   made.assert_same(again, made.network())
   assert again.class_names == made.CLASSES
+  assert '`net.safetensors` (format: timm)' in (tmp_path / 'out.npz.md').read_text()
   report = json.loads((tmp_path / 'out.npz.json').read_text())['report']
   assert len(report['tensors']) == 24 and {t['what'] for t in report['tensors']} == {'taken'}
 

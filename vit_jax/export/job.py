@@ -24,7 +24,7 @@ from vit_jax.data.device.prepare import normalize
 from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import destination, stage
-from vit_jax.weights import inference, loading
+from vit_jax.weights import card, inference, loading
 from vit_jax.weights.loading import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
@@ -90,6 +90,7 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
     else:
       part.write_bytes(to_stablehlo(subject))
       difference = compare(subject, from_stablehlo(part.read_bytes()))
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference)), part, to)
     destination.publish(pathlib.Path(folder), to)
   stage.end()
   shape = ', '.join(map(str, subject.image.shape[1:]))
@@ -98,6 +99,11 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
         f'{difference:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
   print('\n'.join(f'  {name}: {text if len(text) < 100 else text[:97] + "..."}' for name, text in about.items()),
         flush=True)
+
+
+def _checked(difference: float) -> str:
+  return (f'Exported by vit_jax in float32 for any batch size: the largest difference from the network is '
+          f'{difference:.0e} of the largest output.')
 
 
 def make_subject(weights: Weights, *, from_pixels: bool) -> Subject:

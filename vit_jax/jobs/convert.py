@@ -23,7 +23,7 @@ def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view
   startup.start()
   found = inference.load(weights, preprocess=preprocess, model=model, view=view, classes=classes)
   print(loading.text(found))
-  path, lost = saving.save(found, to, family=family, overwrite=overwrite)
+  path, lost = saving.save(found, to, family=family, overwrite=overwrite, with_card=True)
   for one in lost:
     log.warning('This format cannot store: %s', one)
   print(f'Written to {path} in the format of {saving.choose_family(found, path, family)}, and read back without a '

@@ -19,6 +19,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import FIXED, sincos2d_mae
 from vit_jax.record import destination
 from vit_jax.weights import (
+    card,
     carried,
     files,
     folders,
@@ -42,9 +43,11 @@ HUGGINGFACE = {'clip_vision_model': names_families.HUGGINGFACE_TOWER,
 """Tables of transformers by kind of network, besides those for the older ones."""
 REPORT = 'weights.json'
 """Of a folder; beside a single file it is part of `FILE.json`."""
+_CHECKED = 'Converted by vit_jax: the file was read back, and no bit of a parameter differs.'
 
 
-def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False) -> tuple[pathlib.Path, list[str]]:
+def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False,
+         with_card: bool = False) -> tuple[pathlib.Path, list[str]]:
   """Writes weights at the local path `to`.
 
   Args:
@@ -53,6 +56,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
     family: one of `FAMILIES`; '' = determined by `to`: vision_transformer for npz (big_vision if only that has the
       names), timm for a PyTorch file, Hugging Face for a folder.
     overwrite: replace an existing file or folder.
+    with_card: also write a model card; one that a person has written stays.
 
   Returns:
     The written path, and one sentence for each thing that the format cannot hold.
@@ -70,6 +74,9 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
     target = part / path.name
     _write(weights, target, family)
     lost = carried.compare(weights, load(str(target)), leaves=_comparable)
+    if with_card:
+      content = card.text(weights, path.name, written_as=family, how=_CHECKED, is_folder=target.is_dir())
+      card.place(content, target, path)
     destination.publish(part, path)
   except OSError as error:
     raise UserError(f'--to: expected a path that can be written, got {to}: {error.strerror or error}. Nothing was '

@@ -1,0 +1,212 @@
+"""Model cards: what a weight file is, where it is from, how its images are prepared, its license, and how to use it.
+
+A card is `README.md` in a folder, where hubs look for it, and `FILE.md` beside a single file. Its last line has a
+checksum of the rest, so that a card that a person has written or changed is recognized, and never overwritten.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data.labels import imagenet
+from vit_jax.models import cost
+from vit_jax.weights import addresses, catalog, known_weights
+from vit_jax.weights.loading import Weights
+
+_OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
+_LIBRARIES = {'huggingface': 'transformers', 'timm': 'timm'}
+_MOST_CLASSES = 20  # that are listed
+_METRICS = re.compile(r'(\w+)/(top1|top5|nll|map)(@\w+)?')
+USE = {
+    'huggingface': "from transformers import AutoImageProcessor, AutoModel{head}\n"
+                   "processor = AutoImageProcessor.from_pretrained('{path}')\n"
+                   "model = AutoModel{head}.from_pretrained('{path}')",
+    'timm': "import timm\nmodel = timm.create_model('local-dir:{path}', pretrained=True)",
+    'onnx': "import onnxruntime\nsession = onnxruntime.InferenceSession('{path}')\n"
+            "{output}, = session.run(None, {{session.get_inputs()[0].name: image}})",
+    'stablehlo': "import pathlib\nfrom jax import export\n"
+                 "network = export.deserialize(bytearray(pathlib.Path('{path}').read_bytes())).call\n"
+                 "{output} = network(image)"}
+"""How a format is used in Python; other formats are loaded with vit_jax."""
+
+
+def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: bool = False) -> str:
+  """Returns a card in Markdown, with the header that hubs read.
+
+  Args:
+    weights: as they were loaded.
+    name: of the file or folder.
+    written_as: the format: one of `saving.FAMILIES`, `onnx` or `stablehlo`.
+    how: a sentence on how the file was made and checked.
+    is_folder: whether it is a folder; a timm folder is loaded by its path.
+  """
+  license, metrics = find_license(weights.source), measured(weights.source)
+  stem = pathlib.PurePath(name).stem if not is_folder else name
+  parts = [header(stem, weights, license=license, library=_LIBRARIES.get(written_as, 'vit_jax'), metrics=metrics),
+           f'# {stem}', _about(weights), '## Source', f'`{_source(weights.source)}` (format: {weights.family}). {how}',
+           *(f'Note: {one}' for one in weights.report.warnings), '## Images', _images(weights), '## Classes',
+           _classes(weights), '## Use', _use(weights, name, written_as, is_folder), '## License',
+           f'{license}, the license of the source. Check it there.' if license else
+           'Not stated by the source.', '## Measured accuracy', _accuracy(metrics)]
+  return '\n\n'.join(parts) + '\n'
+
+
+def header(name: str, weights: Weights, *, license: str, library: str,
+           metrics: tuple[str, Mapping[str, float]] | None) -> str:
+  """The front matter: license, library, task, tags and results, as hubs read them; values are JSON, which is YAML."""
+  lines = {'license': license.lower() if license else 'other', 'library_name': library,
+           'pipeline_tag': 'image-classification' if weights.num_classes else 'image-feature-extraction',
+           'tags': ['vision', type(weights.model).__name__.lower()]}
+  if metrics:
+    dataset, numbers = metrics
+    lines['model-index'] = [{'name': name, 'results': [{
+        'task': {'type': 'image-classification'}, 'dataset': {'name': dataset, 'type': dataset},
+        'metrics': [{'type': metric, 'value': value} for metric, value in numbers.items()]}]}]
+  return '\n'.join(['---', *(f'{key}: {json.dumps(value)}' for key, value in lines.items()), '---'])
+
+
+def _source(source: str) -> str:
+  """The name of weights as others know it: without the folders of this machine."""
+  path = pathlib.Path(source)
+  return path.resolve().name if path.exists() else source
+
+
+def _about(weights: Weights) -> str:
+  m, px = weights.model, weights.preprocess.image_px
+  parameters = sum(cost.parameters(m, px, head=weights.head, num_classes=weights.num_classes).values())
+  flops = sum(cost.forward_flops(m, px, head=weights.head, num_classes=weights.num_classes).values())
+  sizes = [f'{key} {getattr(m, key)}' for key in ('patch', 'width', 'depth', 'heads', 'mlp', 'registers', 'layers')
+           if getattr(m, key, 0)]
+  kind = {schema.ViT: 'Vision Transformer'}.get(type(m), type(m).__name__)
+  return (f'{kind} ({", ".join(sizes)}): {parameters / 1e6:,.1f} million parameters, {flops / 1e9:,.2f} GFLOPs for an '
+          f'image of {px[0]} x {px[1]} px (two FLOPs per multiply-add).')
+
+
+def _images(weights: Weights) -> str:
+  p = weights.preprocess
+  height, width = p.image_px
+  resize = f'short side to {p.resize_px} px, then a center crop' if p.resize_px else 'both sides, without a crop'
+  rows = {'size': f'{height} x {width} px, RGB', 'resize': f'{resize} ({p.geometry.value})',
+          'interpolation': f'{p.interpolation.value}, {"" if p.antialias else "not "}antialiased',
+          'values': 'RGB / 255, minus mean, divided by standard deviation',
+          'mean': ', '.join(f'{x:g}' for x in p.mean), 'standard deviation': ', '.join(f'{x:g}' for x in p.std),
+          'known from': p.rule}
+  return _table(('preprocessing', 'value'), list(rows.items()))
+
+
+def _classes(weights: Weights) -> str:
+  if not weights.num_classes:
+    return 'No head: the network returns features.'
+  if not weights.class_names:
+    assumed = imagenet.by_count(weights.num_classes)
+    guess = f' The number is that of {assumed.title}.' if assumed else ''
+    return f'{weights.num_classes:,} outputs, whose names are not saved with the weights.{guess}'
+  shown = ', '.join(weights.class_names[:_MOST_CLASSES])
+  more = weights.num_classes - _MOST_CLASSES
+  return f'{weights.num_classes:,}: {shown}' + (f', … and {more:,} more.' if more > 0 else '.')
+
+
+def _use(weights: Weights, name: str, written_as: str, is_folder: bool) -> str:
+  blocks = []
+  if written_as in USE and (written_as != 'timm' or is_folder):
+    head = 'ForImageClassification' if weights.num_classes else ''
+    blocks.append(USE[written_as].format(path=name, head=head, output='logits' if weights.num_classes else 'features'))
+  if written_as not in ('onnx', 'stablehlo'):
+    call = "model.classify('image.jpg')" if weights.num_classes else "model.features('image.jpg')"
+    blocks.append(f"import vit_jax\nmodel = vit_jax.load('{name}')\n{call}")
+  return '\n\n'.join(f'```python\n{block}\n```' for block in blocks)
+
+
+def _accuracy(metrics: tuple[str, Mapping[str, float]] | None) -> str:
+  if not metrics:
+    return 'Not measured by this program. `vit-jax evaluate --weights=…` measures it.'
+  dataset, numbers = metrics
+  return f'On `{dataset}`, at the end of training:\n\n' + _table(
+      ('metric', 'value'), [(name, f'{value:.4f}') for name, value in numbers.items()])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  return '\n'.join(f'| {" | ".join(row)} |' for row in (head, ['---'] * len(head), *rows))
+
+
+def find_license(source: str) -> str:
+  """The license of weights by their known name, or by the card or config in their folder; '' if it is not known."""
+  if source.removesuffix('.npz') in known_weights.NAMES:
+    name = source.removesuffix('.npz')
+    return next(one.license for one in catalog.list_weights(name) if one.name == name)
+  try:
+    folder = addresses.local(source, opener=_offline)
+  except UserError:  # it is not in the cache
+    return ''
+  folder = folder if folder.is_dir() else folder.parent
+  card = _read(folder / 'README.md')
+  if card.startswith('---') and (found := re.search(r'^license: *"?([\w.-]+)"? *$', card, re.M)):
+    return '' if found[1] == 'other' else found[1]
+  try:
+    config = json.loads(_read(folder / 'config.json') or '{}').get('pretrained_cfg', {})
+    return str(config.get('license', ''))
+  except (ValueError, AttributeError):
+    return ''
+
+
+def _offline(*_: Any, **__: Any) -> Any:
+  raise OSError('not in the cache')
+
+
+def measured(source: str) -> tuple[str, dict[str, float]] | None:
+  """The dataset and the final metrics of a run directory; None for other weights, and for a run without an end."""
+  try:
+    final: Any = json.loads(_read(pathlib.Path(source) / 'final.json') or '{}')
+    config: Any = json.loads(_read(pathlib.Path(source) / 'config.json') or '{}')
+    numbers = {name: float(value) for name, value in final.get('metrics', {}).items() if _METRICS.fullmatch(name)}
+    return (f'{config["data"]["source"]} {config["data"]["eval_split"]}', numbers) if numbers else None
+  except (ValueError, AttributeError, LookupError, TypeError):
+    return None
+
+
+def _read(path: pathlib.Path) -> str:
+  try:
+    return path.read_text(encoding='utf-8')
+  except (OSError, ValueError):
+    return ''
+
+
+def path_of(target: pathlib.Path) -> pathlib.Path:
+  """The path of the card of a file or folder."""
+  return target / 'README.md' if target.is_dir() else target.with_name(f'{target.name}.md')
+
+
+def is_ours(path: pathlib.Path) -> bool:
+  """Whether a file is a card of this program that nobody has changed."""
+  content = _read(path)
+  found = _OURS.search(content)
+  return found is not None and hashlib.sha256(content[:found.start()].encode()).hexdigest() == found[1]
+
+
+def place(content: str, part: pathlib.Path, target: pathlib.Path) -> None:
+  """Writes the card of a file or folder that is not yet at its place.
+
+  Args:
+    content: of the card.
+    part: the new file or folder.
+    target: its place, where a card of a person stays as it is.
+
+  Raises:
+    UserError: the card of a person cannot be kept.
+  """
+  new, old = path_of(part), path_of(target)
+  if (old.exists() or old.is_symlink()) and not is_ours(old):
+    if part.is_dir():  # which replaces the folder with the old card
+      if not old.is_file():
+        raise UserError(f'{old}: expected a file, got something else. Move it away.')
+      shutil.copy2(old, new)
+    return
+  digest = hashlib.sha256(content.encode()).hexdigest()
+  new.write_text(f'{content}<!-- card written by vit-jax, SHA-256 of the lines above: {digest} -->\n', encoding='utf-8')
