@@ -61,7 +61,7 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
 def header(name: str, weights: Weights, *, license: str, library: str,
            metrics: tuple[str, Mapping[str, float]] | None) -> str:
   """The front matter: license, library, task, tags and results, as hubs read them; values are JSON, which is YAML."""
-  lines = {'license': license.lower() if license else 'other', 'library_name': library,
+  lines: dict[str, Any] = {'license': license.lower() if license else 'other', 'library_name': library,
            'pipeline_tag': 'image-classification' if weights.num_classes else 'image-feature-extraction',
            'tags': ['vision', type(weights.model).__name__.lower()]}
   if metrics:
@@ -84,7 +84,7 @@ def _about(weights: Weights) -> str:
   flops = sum(cost.forward_flops(m, px, head=weights.head, num_classes=weights.num_classes).values())
   sizes = [f'{key} {getattr(m, key)}' for key in ('patch', 'width', 'depth', 'heads', 'mlp', 'registers', 'layers')
            if getattr(m, key, 0)]
-  kind = {schema.ViT: 'Vision Transformer'}.get(type(m), type(m).__name__)
+  kind = 'Vision Transformer' if isinstance(m, schema.ViT) else type(m).__name__
   return (f'{kind} ({", ".join(sizes)}): {parameters / 1e6:,.1f} million parameters, {flops / 1e9:,.2f} GFLOPs for an '
           f'image of {px[0]} x {px[1]} px (two FLOPs per multiply-add).')
 
