@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import shutil
+from collections.abc import Callable
 
 import jax
 import pytest
@@ -65,6 +66,28 @@ def test_an_array_file_that_is_not_what_it_was_falls_back_to_the_checkpoint_befo
   saved.DAMAGES[how](largest(folder / '2' / 'params'))
   assert int(newest(folder, one).state.step) == 1
   assert 'checkpoint 2 is damaged: ' in caplog.text and 'set aside' not in caplog.text
+
+
+def test_each_item_is_verified_while_the_next_is_read(folder: pathlib.Path, one: Program,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+  done: list[str] = []
+  read, begin = checkpoint_reader.Reader._read_arrays, trees.begin_digest
+
+  def reading(self: checkpoint_reader.Reader, step: int, name: str, *rest: object) -> object:
+    done.append(f'read {name}')
+    return read(self, step, name, *rest)  # type: ignore[arg-type]
+
+  def beginning(tree: object) -> Callable[[], str]:
+    done.append('begin')
+    finish = begin(tree)
+    return lambda: (done.append('wait'), finish())[1]  # type: ignore[func-returns-value]
+
+  monkeypatch.setattr(checkpoint_reader.Reader, '_read_arrays', reading)
+  monkeypatch.setattr(trees, 'begin_digest', beginning)
+  assert newest(folder, one) is not None
+  names = [entry.removeprefix('read ') for entry in done if entry.startswith('read')]
+  assert done == [entry for name in names for entry in (f'read {name}', 'begin')] + ['wait'] * len(names)
+  assert len(names) > 1
 
 
 def test_a_step_that_is_damaged_or_absent_is_an_error_that_says_which(folder: pathlib.Path, one: Program) -> None:

@@ -186,13 +186,25 @@ def digest(tree: PyTree) -> str:
   The digest does not depend on the sharding, and changes with any flipped bit. Every process must call it. The sums of
   a small tree are computed on the host, which saves a compilation for each structure of a tree.
   """
-  named = flatten(tree)
+  return begin_digest(tree)()
+
+
+def begin_digest(tree: PyTree) -> Callable[[], str]:
+  """Starts to compute the `digest` of a tree on its devices, and returns a function that waits for it.
+
+  Several digests that are started before the first is waited for are computed together.
+  """
+  named = {name: (list(np.shape(leaf)), leaf.dtype) for name, leaf in flatten(tree).items()}
   leaves = jax.tree.leaves(tree)
   if _is_small_and_here(leaves):
-    sums = [_host_leaf_sums(x) for x in jax.device_get(leaves)]
+    started = [_host_leaf_sums(x) for x in jax.device_get(leaves)]
   else:
-    sums = jax.device_get(_jitted_leaf_sums(tree))
-  lines = sorted(
-      f'{name} {list(np.shape(leaf))} {leaf.dtype} {int(s.first):08x}{int(s.second):08x}'
-      for (name, leaf), s in zip(named.items(), sums, strict=True))
-  return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+    started = _jitted_leaf_sums(tree)
+
+  def finish() -> str:
+    sums = jax.device_get(started)
+    lines = sorted(f'{name} {shape} {dtype} {int(s.first):08x}{int(s.second):08x}'
+                   for (name, (shape, dtype)), s in zip(named.items(), sums, strict=True))
+    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+
+  return finish

@@ -129,7 +129,8 @@ class Checkpointer:
       UserError: this or the previous checkpoint could not be written.
     """
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
-    digests = {name: trees.digest(item) for name, item in items.items()}
+    started = {name: trees.begin_digest(item) for name, item in items.items()}
+    digests = {name: finish() for name, finish in started.items()}
     body = {**meta, 'version': checkpoint_files.VERSION, 'step': step, 'digests': digests,
             'data_sha256': checkpoint_files.sha256(data),
             'shapes': {name: checkpoint_reader.shapes(item) for name, item in items.items()}}

@@ -38,6 +38,16 @@ class Restored(NamedTuple):
   meta: dict[str, Any]
 
 
+class _Item(NamedTuple):
+  """A part of a state that was read, and the digest that is computed of it, if that has begun."""
+  tree: PyTree
+  begun: Callable[[], str] | None
+
+  def digest(self) -> Callable[[], str]:
+    """Returns what waits for the digest."""
+    return self.begun or trees.begin_digest(self.tree)
+
+
 class Reader:
   """The checkpoints of one folder. Every process creates one and calls the same methods.
 
@@ -99,11 +109,12 @@ class Reader:
   def _read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}
     meta, data, items = _all_or_none(lambda: self._load(step, wanted, shardings))
-    for name in wanted:
-      if trees.digest(items[name]) != meta['digests'][name]:
+    for name, finish in {name: items[name].digest() for name in wanted}.items():
+      if finish() != meta['digests'][name]:
         raise Damaged(f'the digest of {name} is not the one that was saved')
     count = jax.device_put(np.asarray(step, np.int32), shardings.step)
-    return Restored(TrainState(count, items['params'], items['opt'], items.get('extra', {})), data, meta)
+    found = {name: item.tree for name, item in items.items()}
+    return Restored(TrainState(count, found['params'], found['opt'], found.get('extra', {})), data, meta)
 
   def read_meta(self, step: int) -> dict[str, Any]:
     """Returns the `meta` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
@@ -115,16 +126,24 @@ class Reader:
     return checkpoint_files.read_meta(self.folder / str(step))
 
   def _load(self, step: int, wanted: Mapping[str, PyTree],
-            shardings: TrainState) -> tuple[dict[str, Any], dict[str, Any], dict[str, PyTree]]:
-    """Returns description, data and arrays; reads only what this process needs, without waiting for other processes."""
+            shardings: TrainState) -> tuple[dict[str, Any], dict[str, Any], dict[str, _Item]]:
+    """Returns description, data and arrays; reads only what this process needs, without waiting for other processes.
+
+    A process that is alone begins to verify each item while it reads the next; with several, a digest is a sum over all
+    of them, which begins when all have read everything.
+    """
     self.check_description(step)
     meta = self.read_meta(step)
     self._check_layout(step, meta, wanted)
     data = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
     if checkpoint_files.sha256(data) != meta['data_sha256']:
       raise Damaged('the digest of data is not the one that was saved')
-    return meta, data, {name: self._read_arrays(step, name, item, getattr(shardings, name), meta['shapes'][name])
-                        for name, item in wanted.items()}
+
+    def read(name: str) -> _Item:
+      tree = self._read_arrays(step, name, wanted[name], getattr(shardings, name), meta['shapes'][name])
+      return _Item(tree, trees.begin_digest(tree) if jax.process_count() == 1 else None)
+
+    return meta, data, {name: read(name) for name in wanted}
 
   def check_description(self, step: int) -> None:
     """Checks Orbax's own description of a checkpoint, which Orbax's manager reads on opening.
