@@ -116,7 +116,7 @@ export_place() {
     count=$((count * slices))
   fi
   if [ "$count" -gt 1 ]; then
-    export VIT_JAX_COORDINATOR="$first:8476" VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$index"
+    export VIT_JAX_COORDINATOR="$first:${VIT_JAX_PORT:-8476}" VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$index"
   fi
 }
 

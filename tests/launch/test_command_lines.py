@@ -7,13 +7,18 @@ step.
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
 import pathlib
 import re
 import shlex
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 
 import pytest
+import runs
 from launch.machines import CURL, GCLOUD, NOTE, ROOT, Machines
 from launch.test_tpu_pod import ACTIVE
 
@@ -93,7 +98,7 @@ def test_commands_for_hosts_name_their_data(line: str) -> None:
 
 
 @pytest.fixture
-def pod(machines: Machines) -> Machines:
+def pod(machines: Machines) -> Iterator[Machines]:
   """Two hosts on this machine, whose environment is the Python of these tests."""
   machines.add('gcloud', GCLOUD)
   machines.add('curl', CURL)
@@ -102,9 +107,15 @@ def pod(machines: Machines) -> Machines:
   machines.add('python', f'exec {sys.executable} "$@"')
   machines.add('venv-python', f'case "$*" in "-m pip"*) exit 0 ;; esac\nexec {sys.executable} "$@"')
   (machines.folder / 'new').write_text(ACTIVE)
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    machines.env['VIT_JAX_PORT'] = str(free.getsockname()[1])
   machines.env |= {'JAX_PLATFORMS': 'cpu', 'ADDRESS': '127.0.0.1', 'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo',
                    'PYTHONPATH': str(ROOT), 'XLA_FLAGS': '--xla_backend_optimization_level=0'}  # a device on each host
-  return machines
+  yield machines
+  for path in machines.folder.glob('host*/vit_jax_job/pid'):  # jobs that a test which failed has left
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(int(path.read_text()), signal.SIGKILL)
 
 
 SETUP = 'mkdir -p vit_jax/.venv/bin; cp "$FAKE/bin/venv-python" vit_jax/.venv/bin/python'
@@ -136,7 +147,8 @@ def test_every_line_of_a_launcher_passes_its_check_and_starts(pod: Machines, lin
 def test_a_pod_runs_the_real_program_to_the_end_of_its_steps(pod: Machines) -> None:
   found = pod.run('tpu_pod.sh', '--name=pod', '--type=v3-32', '--zone=here', '--poll_s=0', '--workdir=gs://b/r',
                   f'--setup={SETUP}', '--', 'python', '-m', 'vit_jax.main', '--config=digits',
-                  '--config.length=2 steps', '--config.batch_size=32', '--config.evals.test.batch_size=352')
+                  *(word for word in runs.TINY if 'batch_size' not in word), '--config.length=2 steps',
+                  '--config.batch_size=64', '--config.evals.test.batch_size=64')
   assert found.returncode == 0, found.stdout + found.stderr
   assert 'Checked: the train command of digits' in found.stderr and 'Layout for 32 x v3' in found.stderr
   assert 'process 0 of 2' in found.stdout and 'test/top1' in found.stdout
