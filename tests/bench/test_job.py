@@ -11,7 +11,7 @@ import pytest
 import single
 
 from vit_jax import main
-from vit_jax.bench import job
+from vit_jax.bench import child, job, results
 from vit_jax.bench import own as bench_own
 from vit_jax.bench import peers as bench_peers
 from vit_jax.config import files, schema
@@ -89,7 +89,13 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
     assert peer[ratio] == pytest.approx(sum(b / a for a, b in zip(step[of], peer[of], strict=True)) / 2)
   assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
   assert network['matmul_flops'] > 1e7 and found['versions']['jax'] and found['device_kind'] == 'cpu'
+  assert found['processor'] == results.processor() and found['processor'] in shown
   assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
+
+
+def test_a_peer_in_torch_names_its_matrix_library() -> None:
+  assert child.torch_blas('  - LAPACK\n  - Build settings: BLAS_INFO=mkl, BUILD_TYPE=Release') == ', BLAS: mkl'
+  assert child.torch_blas('PyTorch built with: GCC 13.3') == ''
 
 
 def test_flops_are_those_of_the_models_cost() -> None:

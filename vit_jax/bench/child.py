@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 import types
@@ -116,8 +117,15 @@ def torch_calls(name: str, s: dict[str, Any]) -> tuple[str, Calls, Callable[[], 
     return loss
 
   wait = torch.cuda.synchronize if device == 'cuda' else lambda: None
-  kind = 'compiled' if compiled else 'eager'
-  return (f'{label} ({kind}, torch {torch.__version__})', {'forward': infer, 'gradient': gradient, 'step': step}, wait)
+  kind, blas = 'compiled' if compiled else 'eager', torch_blas(torch.__config__.show())
+  label = f'{label} ({kind}, torch {torch.__version__}{blas})'
+  return label, {'forward': infer, 'gradient': gradient, 'step': step}, wait
+
+
+def torch_blas(built_with: str) -> str:
+  """', BLAS: ...' with the library that multiplies matrices on the CPU, from torch's own description; '' if unknown."""
+  found = re.search(r'BLAS_INFO=(\w+)', built_with)
+  return f', BLAS: {found[1]}' if found else ''
 
 
 def big_vision_calls(s: dict[str, Any]) -> tuple[str, Calls, Callable[[], None]]:
