@@ -19,6 +19,12 @@ def test_parameters_are_those_of_the_authors_programs() -> None:
   # of vision_transformer, timm (BiT, DeiT with one head, EfficientNet) and the Mixer paper's program
   known = {'B/16': 86_567_656, 'B/8': 86_576_872, 'Ti/16': 5_717_416, 'BiT-R50x1': 25_549_352,
            'EfficientNet-B0': 5_288_548, 'Mixer-B/16': 59_880_472}
+  # and of timm 1.0.31, for images of 224 px
+  known |= {'DINOv3-S/16': 21_981_160, 'DINOv3-H+/16': 841_872_360, 'DINOv3-7B/16': 6_720_127_976,
+            'CLIP-B/32': 88_225_000, 'OpenCLIP-bigG/14': 1_844_442_344, 'EVA02-S/14': 22_006_120,
+            'EVA02-L/14': 304_293_800, 'EVA02-CLIP-L/14': 304_342_952, 'PE-Core-L/14': 316_799_976,
+            'PE-Core-G/14': 1_880_423_912, 'PE-Lang-L/14': 291_653_608, 'AIMv2-1B/14': 1_237_007_336,
+            'AIMv2-H/14': 682_388_968, 'SigLIP2-So400m/16': 428_971_944, 'I-JEPA-g/16': 1_012_777_576}
   assert {name: catalog.model(name).parameters for name in known} == known
 
 

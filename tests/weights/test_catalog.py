@@ -51,3 +51,13 @@ def test_a_listed_name_is_asked_for_at_its_address() -> None:
     with pytest.raises((UserError, OSError)):
       addresses.local(one.name, opener=opener)  # type: ignore[arg-type]
   assert [address.rpartition('/')[2] for address in dict.fromkeys(asked)] == ['Mixer-B_16.npz', 'Mixer-L_16.npz']
+
+
+@pytest.mark.parametrize(('where', 'says'), [
+    ('facebook/dinov3-vits16-pretrain-lvd1689m', 'License of facebook/dinov3-vits16-pretrain-lvd1689m: DINOv3 License. '
+     'Its publisher gives it out on request only.'),
+    ('hf://google/siglip2-base-patch16-224', 'License of google/siglip2-base-patch16-224: Apache-2.0.'),
+    ('timm/eva02_base_patch14_224.mim_in22k', 'License of timm/eva02_base_patch14_224.mim_in22k: MIT.'),
+    ('mae_pretrain_vit_base', 'License of mae_pretrain_vit_base: CC-BY-NC-4.0.'), ('own.safetensors', '')])
+def test_the_license_of_a_known_name_is_said(where: str, says: str) -> None:
+  assert catalog.terms(where) == says

@@ -17,7 +17,7 @@ _I1K, _I21K, _BOTH = 'ImageNet-1k', 'ImageNet-21k', 'ImageNet-21k+1k'
 _APACHE = 'Apache-2.0'
 PATTERNS = (
     ('{R_Ti,R26_S,R50_L,Ti,S,B,L}_…-i21k-300ep-lr_…-aug_…', 'all files of AugReg (arXiv 2106.10270), by their names'),
-    ('timm/NAME, google/NAME, facebook/NAME', 'models of the hub, as hf://OWNER/NAME'))
+    ('timm/NAME, google/NAME, facebook/NAME, openai/NAME, laion/NAME, apple/NAME', 'models of the hub, as hf://OWNER/NAME'))
 """Names that are not listed one by one."""
 
 
@@ -101,6 +101,13 @@ def list_weights(pattern: str = '*') -> list[KnownWeights]:
   found = [name for name in known_weights.NAMES
            if globs.matches(name, pattern) or globs.matches(_rule(name)[1], pattern)]
   return [_entry(name) for name in found]
+
+
+def terms(where: str) -> str:
+  """Returns a sentence on the license of the weights at a name or address; '' if it is not known."""
+  if where in known_weights.NAMES:
+    return f'License of {where}: {_rule(where)[0].license}.'
+  return known_weights.terms(where)
 
 
 def _entry(name: str) -> KnownWeights:

@@ -50,6 +50,30 @@ NAMES: dict[str, str] = {
 """Known names and their addresses."""
 
 
+HUB: tuple[tuple[str, str, bool], ...] = (
+    (r'facebook/dinov3-.*', 'DINOv3 License', True), (r'timm/vit_\w+_dinov3.*', 'DINOv3 License', False),
+    (r'facebook/dinov2.*|timm/vit_\w+_dinov2.*', 'Apache-2.0', False),
+    (r'(google|timm)/\w*siglip.*', 'Apache-2.0', False), (r'openai/clip-.*|laion/CLIP-.*', 'MIT', False),
+    (r'timm/vit_\w+_clip_\w*\.(openai|laion).*', 'MIT', False),
+    (r'timm/vit_\w+_clip_\w*\.metaclip.*', 'CC-BY-NC-4.0', False),
+    (r'timm/eva02_.*', 'MIT', False), (r'facebook/PE-.*|timm/vit_pe_.*', 'Apache-2.0', False),
+    (r'(apple|timm)/aimv2.*', 'Apple ASCL or AMLR', False),
+    (r'(google/tipsv2-|timm/vit_\w+_tipsv2).*', 'CC-BY-4.0', False),
+    (r'facebook/ijepa_.*|timm/vit_\w+_ijepa.*|timm/vit_\w+[._]mae.*|facebook/vit-mae-.*', 'CC-BY-NC-4.0', False),
+    (r'timm/(vit|deit3?|tf_efficientnet|resnetv2|mixer)_\w+\.(augreg|orig|sam|fb|goog)\w*', 'Apache-2.0', False))
+"""Licenses of models of the hub, by `OWNER/NAME`, and whether their publisher gives them out on request only."""
+
+
+def terms(where: str) -> str:
+  """Returns a sentence on the license of weights at a name or address; '' if it is not known."""
+  name = where.removeprefix('hf://').removeprefix('hf-hub:')
+  found = next(((license, is_gated) for pattern, license, is_gated in HUB if re.fullmatch(pattern, name)), None)
+  if found is None:
+    return ''
+  gated = ' Its publisher gives it out on request only.' if found[1] else ''
+  return f'License of {name}: {found[0]}.{gated}'
+
+
 def address(name: str) -> str:
   """Returns the address of a known name, for `addresses.local`; '' for other names."""
   plain = name.removesuffix('.npz')
@@ -57,7 +81,7 @@ def address(name: str) -> str:
     return NAMES[plain]
   if _AUGREG.fullmatch(plain):
     return f'gs://vit_models/augreg/{plain}.npz'
-  if re.fullmatch(r'(timm|google|facebook)/[\w.+-]+', name):
+  if re.fullmatch(r'(timm|google|facebook|openai|laion|apple)/[\w.+-]+', name):
     return f'hf://{name}'
   return ''
 

@@ -19,7 +19,19 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
-from vit_jax.weights import addresses, families, families_timm, files, infer, resize, rotary, runs, sidecars, tables
+from vit_jax.weights import (
+    addresses,
+    catalog,
+    families,
+    families_timm,
+    files,
+    infer,
+    resize,
+    rotary,
+    runs,
+    sidecars,
+    tables,
+)
 from vit_jax.weights import preprocess as preparing
 from vit_jax.weights.infer import Hints, Leaves
 from vit_jax.weights.preprocess import Preprocess
@@ -143,7 +155,8 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  report = Report((*taken, *lines, *known.dropped), (), (*warnings, *doubts, *more, *_doubts(leaves)))
+  notes = tuple(filter(None, [catalog.terms(where)]))
+  report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *doubts, *more, *_doubts(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
   own = decided._replace(image_px=image_px)
