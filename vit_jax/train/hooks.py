@@ -66,8 +66,8 @@ class Metrics:
   def on_metrics(self, done: Done) -> None:
     step, metrics = done.step, done.metrics
     self._clock.tick()
-    self._writer.advance(step)
     if step % self._log_every and step not in (1, self._total):
+      self._writer.advance(step)
       return
     values = {name: value(mean) for name, mean in metrics.means.items()}
     values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.rates.at(step - 1),
