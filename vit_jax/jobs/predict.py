@@ -97,9 +97,10 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str) ->
   """
   found = inference.load(where, preprocess=preprocess, model=model, view=view, classes=classes)
   log.info('%s', loading.text(found))
-  if not found.num_classes:
-    raise UserError(f'--weights={where}: expected weights with a classification head, got weights without one. Use '
-                    'weights that were trained or fine-tuned on classes.')
+  if not found.num_classes or not found.head.bias:
+    got = f'a projection to {found.num_classes} numbers' if found.num_classes else 'weights without one'
+    raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
+                    'trained or fine-tuned on classes.')
   log.log(logging.INFO if found.class_names else logging.WARNING, '%s',
           inference.describe_class_names(found, classes=classes))
   return Model(found)
