@@ -46,20 +46,22 @@ setuptools.setup(
   package_data={'vit_jax': ['py.typed'], 'vit_jax.inspect': ['templates/*'],
                 'vit_jax.data.labels': ['imagenet_*.txt', 'LICENSE_WORDNET']},
   python_requires='>=3.11',
+  # Each bound is a version that exists; `bash launch/test.sh --lowest` installs exactly these. With jax 0.10.0 no step
+  # is compiled: abstract devices have no platform there.
   install_requires=[
     'absl-py>=2.1',
-    'array_record>=0.8',
+    'array_record>=0.8.1',
     'etils[epath]>=1.12',
     'flax>=0.12',
     'google-crc32c>=1.5',
     'grain>=0.2.18',
-    'protobuf>=5',
-    'jax>=0.10',
+    'protobuf>=5.28.3',
+    'jax>=0.10.1',
     'jinja2>=3.1',
     'matplotlib>=3.9',
     'ml-collections>=1.0',
     'numpy>=2.0',
-    'opencv-python-headless>=4.10',
+    'opencv-python-headless>=4.10.0.84',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'pillow>=11.0',
@@ -79,9 +81,9 @@ setuptools.setup(
     'wandb': ['wandb>=0.17'],  # trackers of runs
     'mlflow': ['mlflow-skinny>=2.14', 'sqlalchemy>=2.0', 'alembic>=1.10'],
     'gcs': ['gcsfs>=2025.2'],  # run directories on gs://
-    'tpu': ['jax[tpu]>=0.10', 'gcsfs>=2025.2'],
-    'gpu': ['jax[cuda13]>=0.10'],
-    'gpu12': ['jax[cuda12]>=0.10'],
+    'tpu': ['jax[tpu]>=0.10.1', 'gcsfs>=2025.2'],
+    'gpu': ['jax[cuda13]>=0.10.1'],
+    'gpu12': ['jax[cuda12]>=0.10.1'],
   },
   entry_points={'console_scripts': ['vit-jax = vit_jax.main:program']},
 )
