@@ -108,6 +108,12 @@ def test_boxes_of_cutmix_are_rectangles_of_the_drawn_area(betas: list[tuple[floa
   np.testing.assert_allclose(np.quantile(drawn, [.25, .5, .75, .95]), np.quantile(areas, [.25, .5, .75, .95]), atol=.06)
 
 
+def test_the_box_of_cutmix_has_the_area_that_lambda_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(jax.random, 'beta', lambda key, a, b, dtype: jnp.asarray(.75, dtype))
+  kept = jax.jit(jax.vmap(lambda key: mix.draw_kept(key, (8, 8), alpha=1.)))(jax.random.split(jax.random.key(0), 8))
+  assert int((kept == 0).sum((1, 2)).max()) == 16  # a quarter of 64, where the border cuts nothing off
+
+
 def weights(recipes: tuple[schema.Recipe, ...], num: int) -> list[tuple[np.ndarray, np.ndarray]]:
   """Of pairs of a black and a white image, for each recipe: whether pixels are mixed, and the label's weight."""
   batch = {'image': jnp.stack([jnp.zeros((6, 6, 3)), jnp.ones((6, 6, 3))]), 'label': jnp.array([0, 1])}

@@ -54,6 +54,11 @@ def test_a_hit_is_any_target_of_the_largest_weight() -> None:
   assert losses.hit(logits, targets).tolist() == [1, 0, 1, 0]
 
 
+def test_a_target_of_a_smaller_weight_is_no_hit() -> None:
+  targets = f32([[.7, .3, 0]] * 3)
+  assert losses.hit(f32(np.eye(3)), targets).tolist() == [1., 0., 0.]
+
+
 @pytest.mark.parametrize('targets', [SOFT, MULTI])
 def test_binary_cross_entropy_is_the_mean_over_classes(targets: np.ndarray) -> None:
   p = 1 / (1 + np.exp(-LOGITS))

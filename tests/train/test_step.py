@@ -126,6 +126,11 @@ def test_norms_are_a_number_a_leaf_and_one_a_layer_for_stacked_leaves() -> None:
       'b', 'c (layer 1)']
 
 
+def test_microbatches_take_turns_so_that_rows_stay_on_their_devices() -> None:
+  rows = step._split({'index': jnp.arange(12)}, 3)['index']
+  assert rows.tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]  # of two devices, each has half of every one
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not() -> None:
   states = [programs.run(programs.build(task(), fakes.normalise, ONE, rules=RULES, like=DATA, seed=seed), ONE, DATA)[0]
             for seed in (0, 0, 1)]
