@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from tests.evaluate import rows
 from vit_jax.core.errors import UserError
@@ -28,7 +28,9 @@ def standard(x: np.ndarray) -> np.ndarray:
   return (x - mean) / std
 
 
-def sklearn_fit(penalty: float, keep: np.ndarray) -> LogisticRegression:
+def sklearn_fit(penalty: float, keep: np.ndarray) -> Any:
+  from sklearn.linear_model import LogisticRegression  # a second, which every worker would wait
+
   return LogisticRegression(C=1 / (penalty * keep.sum()), tol=1e-9, max_iter=10_000).fit(
       standard(TRAIN[0])[keep], TRAIN[1][keep])
 

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.decomposition import PCA
-from sklearn.neighbors import KNeighborsClassifier
 
 from vit_jax.inspect import embeddings
 
@@ -12,6 +10,8 @@ FEATURES = RNG.normal(size=(37, 11))
 
 
 def test_filter_components_are_principal_components_of_filters() -> None:
+  from sklearn.decomposition import PCA
+
   kernel = RNG.normal(size=(4, 4, 3, 20)).astype(np.float32)
   found, share = embeddings.filter_components(kernel, 6)
   pca = PCA(6).fit(kernel.reshape(48, 20).T.astype(np.float64))
@@ -43,6 +43,8 @@ def test_cka_knows_rotations_and_scales_and_equals_its_formula() -> None:
 
 
 def test_token_colors_are_the_first_components_within_bounds() -> None:
+  from sklearn.decomposition import PCA
+
   tokens = RNG.normal(size=(3, 20, 7)) * np.array([9, 5, 3, .1, .1, .1, .1])
   colors = embeddings.token_colors(tokens)
   parts = PCA(3).fit_transform(tokens.reshape(60, 7))
@@ -61,6 +63,8 @@ def test_neighbours_come_nearest_first_and_never_the_image_itself() -> None:
 
 
 def test_leaving_one_out_equals_scikit_learn() -> None:
+  from sklearn.neighbors import KNeighborsClassifier
+
   labels = RNG.integers(0, 3, 37)
   features = FEATURES + 2 * np.eye(11)[labels]
   hits = 0

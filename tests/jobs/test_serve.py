@@ -17,7 +17,6 @@ import pytest
 import runs
 import saved
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from vit_jax import main
 from vit_jax.jobs import serve
@@ -84,6 +83,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope='module')
 def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  from sklearn.datasets import load_digits
+
   root, digits = tmp_path_factory.mktemp('digits'), load_digits()
   for i in range(20):
     path = root / str(digits.target[i]) / f'{i}.png'
