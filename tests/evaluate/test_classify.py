@@ -116,6 +116,12 @@ def test_a_network_that_is_sure_and_right_is_calibrated_and_a_boastful_one_is_no
   assert error([.99, .51], [0, 1]) == pytest.approx((.99 + .49) / 2, rel=1e-6)
 
 
+def test_bins_of_calibration_hold_their_upper_end() -> None:
+  p = jnp.array([0., .06, .07, .99, 1.])  # the ends are at 1/15 = .067, ..., 14/15 = .933, 1
+  examples, *_ = classify._count_bins(p, jnp.zeros(5), jnp.zeros((5, 1)), jnp.ones(5))
+  assert examples.tolist() == [2., 1., *[0.] * 12, 2.]
+
+
 def test_only_allowed_classes_are_guessed() -> None:
   allowed = np.array([True, False, True, False, False, False, False])
   result = evaluator(Loader(6), allowed=allowed).measure({})

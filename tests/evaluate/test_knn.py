@@ -47,6 +47,13 @@ def test_it_equals_numpy_for_any_batch_and_mesh(size: int, mesh: str, monkeypatc
   assert result.headline == 'top1_k20' and result.score == result.metrics['top1_k20']
 
 
+def test_bad_examples_and_padding_are_nobodys_neighbours() -> None:
+  one = evaluator(6, 'one', bad=(3, 50), ks=(101,))
+  similarity, _ = one.neighbours(rows.weights(), one._test.place(one._test.table(rows.weights()))['features'])
+  finite = np.isfinite(similarity[0, :len(TEST[1])])
+  assert finite[:, :99].all() and not finite[:, 99:].any()
+
+
 def test_similarities_and_votes_are_those_of_numpy() -> None:
   one = evaluator(6, 'one')
   test = one._test.place(one._test.table(rows.weights()))

@@ -90,6 +90,14 @@ def test_each_item_is_verified_while_the_next_is_read(folder: pathlib.Path, one:
   assert len(names) > 1
 
 
+def test_a_place_in_the_data_that_is_not_the_saved_one_falls_back_to_the_checkpoint_before(
+    folder: pathlib.Path, one: Program, caplog: pytest.LogCaptureFixture) -> None:
+  path = next(p for p in (folder / '2' / 'data').rglob('*') if p.is_file() and p.read_bytes()[:1] == b'{')
+  path.write_text('{"altered": 1}')
+  assert int(newest(folder, one).state.step) == 1
+  assert 'checkpoint 2 is damaged: the digest of data is not the one that was saved' in caplog.text
+
+
 def test_a_step_that_is_damaged_or_absent_is_an_error_that_says_which(folder: pathlib.Path, one: Program) -> None:
   largest(folder / '2' / 'opt').unlink()
   reader = checkpoint_reader.Reader(folder)
