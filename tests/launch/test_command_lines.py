@@ -97,13 +97,20 @@ def test_commands_for_hosts_name_their_data(line: str) -> None:
   assert main.run(words) == 0
 
 
+SHARED = NOTE + r"""
+case "${@: -1}" in  # the run directory is one bucket for both hosts
+  *workdir) mkdir -p "$FAKE/bucket"; rmdir "${@: -1}"; ln -s "$FAKE/bucket" "${@: -1}" ;;
+esac"""
+
+
 @pytest.fixture
 def pod(machines: Machines) -> Iterator[Machines]:
   """Two hosts on this machine, whose environment is the Python of these tests."""
   machines.add('gcloud', GCLOUD)
   machines.add('curl', CURL)
-  for name in ('gcsfuse', 'sudo', 'sbatch', 'kubectl', 'xpk'):
+  for name in ('sudo', 'sbatch', 'kubectl', 'xpk'):
     machines.add(name, NOTE)
+  machines.add('gcsfuse', SHARED)
   machines.add('python', f'exec {sys.executable} "$@"')
   machines.add('venv-python', f'case "$*" in "-m pip"*) exit 0 ;; esac\nexec {sys.executable} "$@"')
   (machines.folder / 'new').write_text(ACTIVE)
