@@ -20,7 +20,7 @@ WITHOUT_A_CONFIG = {
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'ViT.attention_dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
-        'Optimizer.layer_groups', 'PathRule.lr'},
+        'Optimizer.layer_groups', 'PathRule.lr', 'Head.bias'},
 }
 
 
