@@ -88,7 +88,7 @@ def test_parameters_of_a_large_network_get_a_file_of_their_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(export_onnx, 'MAX_BYTES', 1000)
   job.write(loaded.weights('vit'), tmp_path / 'a.onnx', from_pixels=False)
-  assert sorted(p.name for p in tmp_path.iterdir()) == ['a.onnx', 'a.onnx.data']
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['a.onnx', 'a.onnx.data', 'a.onnx.md']
   np.testing.assert_allclose(export_onnx.run(tmp_path / 'a.onnx', images()), reference('vit'), atol=1e-4)
 
 
