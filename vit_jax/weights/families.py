@@ -14,7 +14,8 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.weights import families_huggingface, families_timm, names, names_families, tables
-from vit_jax.weights.infer import Hints, Leaves
+from vit_jax.weights.hints import Hints
+from vit_jax.weights.infer import Leaves
 from vit_jax.weights.renaming import Recognised, Tensors, distinct, dropping, renamed, without_fixed
 from vit_jax.weights.report import Line
 

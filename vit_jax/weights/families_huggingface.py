@@ -7,7 +7,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.weights import names, names_families
-from vit_jax.weights.infer import Hints
+from vit_jax.weights.hints import Hints
 from vit_jax.weights.renaming import Recognised, Tensors, dropping, renamed, without_fixed
 
 HF = Hints(gelu=Gelu.EXACT, norm_eps=1e-12)    # ViTConfig's defaults

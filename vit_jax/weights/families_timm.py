@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.config.schema import Gelu, Pool, RotaryPlaces
 from vit_jax.core.types import HostArray
-from vit_jax.weights.infer import Hints
+from vit_jax.weights.hints import Hints
 from vit_jax.weights.report import Line
 
 Tensors = dict[str, HostArray]

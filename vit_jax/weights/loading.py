@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core import trees
@@ -22,6 +21,7 @@ from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import (
     addresses,
     catalog,
+    doubts,
     families,
     families_timm,
     files,
@@ -32,8 +32,10 @@ from vit_jax.weights import (
     sidecars,
     tables,
 )
+from vit_jax.weights import hints as model_hints
 from vit_jax.weights import preprocess as preparing
-from vit_jax.weights.infer import Hints, Leaves
+from vit_jax.weights.hints import Hints
+from vit_jax.weights.infer import Leaves
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Line, Report
 
@@ -80,7 +82,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
   Raises:
     UserError: the file does not exist, is not a weight file, or a tensor is missing or has no place.
   """
-  explicit, hints = preparing.parse(preprocess), infer.parse(model)
+  explicit, hints = preparing.parse(preprocess), model_hints.parse(model)
   path = addresses.local(where)
   if runs.is_run(path):
     return _of_run(path, where, view, explicit, hints)
@@ -137,8 +139,8 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
       known.family, (path.name, where), has_registers='backbone/registers' in found.leaves)))
   _check_all_used(found)
   model = infer.model(found.leaves, hints)
-  doubts = _ambiguities(model, found.leaves, hints, known.family, sidecar, (path.name, where))
-  doubts += _guessed_pool(model, found.leaves, hints, sidecar)
+  unsure = doubts.ambiguities(model, found.leaves, hints, known.family, sidecar, (path.name, where))
+  unsure += doubts.guessed_pool(model, found.leaves, hints, sidecar)
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0,
@@ -156,7 +158,7 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
   notes = tuple(filter(None, [catalog.terms(where)]))
-  report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *doubts, *more, *_doubts(leaves)))
+  report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *unsure, *more, *doubts.values(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
   own = decided._replace(image_px=image_px)
@@ -188,43 +190,6 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
   kept = tuple(line for line in weights.report.lines if line.name not in resized or line.what != 'taken')
   return weights._replace(params=trees.unflatten(leaves), preprocess=preprocess,
                           report=weights.report._replace(lines=(*kept, *lines)))
-
-
-def _ambiguities(model: schema.Model, leaves: Leaves, hints: Hints, family: str, sidecar: sidecars.Sidecar,
-                 names: tuple[str, ...]) -> list[str]:
-  """Returns warnings about networks whose tensors could also be those of another network.
-
-  Raises:
-    UserError: the file is of the other network.
-  """
-  if isinstance(model, schema.EfficientNet):
-    named = [name for one in (sidecar.architecture, *names) if (name := one.rpartition('/')[2].lower())]
-    if other := [name for name in named if name.startswith('efficientnet_')]:
-      raise UserError(f'expected a network of the authors, tf_efficientnet_…, got {other[0]}, which pads as PyTorch '
-                      'does and has another epsilon. Use the tf_ variant.')
-    is_known = sidecar != sidecars.Sidecar() or any(name.startswith('tf_efficientnet_') for name in named)
-    return [] if is_known else ['it is assumed to be a tf_efficientnet_…; the efficientnet_… of timm have the same '
-                                'tensors, and other results']
-  if not isinstance(model, schema.ViT):
-    return []
-  if model.norm_before and hints.gelu is None:
-    return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have another: '
-            'set --model=gelu=quick for these']
-  if 'backbone/positions' in leaves or model.positions is not schema.Positions.SINCOS2D:
-    return []
-  if family != 'big_vision':
-    raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')
-  return ['it has no position embeddings; they are assumed to be fixed (sincos2d), as in big_vision']
-
-
-def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints, sidecar: sidecars.Sidecar) -> list[str]:
-  """Returns a warning if neither the tensors, `--model` nor a sidecar determine how tokens are pooled."""
-  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or sidecar.architecture or (
-      model.norm_after_pool):
-    return []
-  return ['its pooling is a guess: the mean of the patch tokens. The same tensors may belong to a network that takes '
-          'the first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set '
-          '--model=pool=mean or --model=pool=first.']
 
 
 def _check_all_used(found: tables.Match) -> None:
@@ -306,15 +271,6 @@ def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], l
   return names, []
 
 
-def _doubts(leaves: Leaves) -> list[str]:
-  """Returns warnings about values that cannot be used."""
-  found = []
-  if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
-    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean nothing')
-  bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
-  return found + ([f'not finite: {", ".join(bad)}'] if bad else [])
-
-
 def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.PreprocessRule],
             hints: Hints) -> Weights:
   """Returns weights from the newest complete checkpoint of a run."""
@@ -329,7 +285,7 @@ def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.
   num_classes = leaves['head/bias'].shape[-1] if 'head/bias' in leaves else 0
   decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
   report = Report(tuple(Line(name, 'taken') for name in leaves),
-                  (f'Run: step {found.step:,}, view {found.view}',), tuple(_doubts(leaves)))
+                  (f'Run: step {found.step:,}, view {found.view}',), tuple(doubts.values(leaves)))
   names, more = _names(found.class_names, num_classes)
   return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
                          where, report._replace(warnings=(*report.warnings, *more))), decided)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
-from vit_jax.weights.infer import parse_px
+from vit_jax.weights.hints import parse_px
 
 
 class Preprocess(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import sincos2d_mae
-from vit_jax.weights.infer import Hints
+from vit_jax.weights.hints import Hints
 from vit_jax.weights.names import Table
 from vit_jax.weights.report import Line
 

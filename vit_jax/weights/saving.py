@@ -16,7 +16,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.models.vit.positions import FIXED, sincos2d_mae
+from vit_jax.models.vit.positions import FIXED
 from vit_jax.record import destination
 from vit_jax.weights import (
     card,
@@ -26,6 +26,7 @@ from vit_jax.weights import (
     infer,
     names,
     names_families,
+    prefixes,
     preprocess,
     rotary,
     runs,
@@ -37,10 +38,6 @@ from vit_jax.weights.names import Table
 
 FAMILIES = (*names.FAMILIES, 'run')
 TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
-HUGGINGFACE = {'clip_vision_model': names_families.HUGGINGFACE_TOWER,
-               'siglip_vision_model': names_families.HUGGINGFACE_TOWER,
-               'dinov3_vit': names_families.HUGGINGFACE_DINOV3, 'aimv2_vision_model': names_families.HUGGINGFACE_AIMV2}
-"""Tables of transformers by kind of network, besides those for the older ones."""
 REPORT = 'weights.json'
 """Of a folder; beside a single file it is part of `FILE.json`."""
 _CHECKED = 'Converted by vit_jax: the file was read back, and no bit of a parameter differs.'
@@ -208,13 +205,13 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
                     + '\n'.join(tables.listed(unmatched)) + f'\nWant another --family: {", ".join(FAMILIES)}')
   match family:
     case 'huggingface':
-      return _prefixed(tensors, weights)
+      return prefixes.add(tensors, weights)
     case 'timm' if _is_root_alone(weights.model):
       return {re.sub(r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.', k): x for k, x in tensors.items()}
     case 'timm' if getattr(weights.model, 'norm_after_pool', False):
       return {re.sub(r'^norm\.', 'fc_norm.', k): x for k, x in tensors.items()}
     case 'timm' if weights.decoder:
-      return tensors | {'decoder_pos_embed': _decoder_positions(weights)}
+      return tensors | {'decoder_pos_embed': prefixes.decoder_positions(weights)}
     case 'timm' if weights.num_classes and not weights.head.bias:
       return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
   return tensors
@@ -244,8 +241,8 @@ def _table(weights: Weights, family: str) -> Table:
       return names_families.timm(weights.model) if isinstance(weights.model, schema.ViT) else names.TIMM_MIXER
     case 'huggingface':
       kind = folders.transformers_type(weights)
-      if kind in HUGGINGFACE:
-        return HUGGINGFACE[kind]
+      if kind in prefixes.TABLES:
+        return prefixes.TABLES[kind]
       if kind.startswith(('dinov2', 'tipsv2')):
         return names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
       return names.HUGGINGFACE
@@ -277,35 +274,3 @@ def _with_register_rows(leaves: Leaves, model: schema.ViT) -> Leaves:
     return leaves
   rows = np.zeros((1, model.registers, table.shape[2]), np.float32)
   return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
-
-
-def _prefixed(tensors: dict[str, HostArray], weights: Weights) -> dict[str, HostArray]:
-  """Returns the tensors under the names of transformers: the backbone of a model with a head has a prefix."""
-  kind = folders.transformers_type(weights)
-  found = dict(tensors)
-  if kind in HUGGINGFACE and weights.num_classes:
-    return {name if name.startswith('visual_projection.') else f'vision_model.{name}': x for name, x in found.items()}
-  if kind == 'tipsv2_vision_model':
-    for old, new in (('attention.attention.query', 'attention.q_proj'), ('attention.attention.key', 'attention.k_proj'),
-                     ('attention.attention.value', 'attention.v_proj'), ('attention.output.dense', 'attention.o_proj')):
-      found = {name.replace(f'.{old}.', f'.{new}.'): x for name, x in found.items()}
-  if kind.startswith(('dinov', 'tipsv2')):
-    width = tensors['embeddings.cls_token'].shape[-1]
-    shape = (1, 1, width) if kind == 'dinov3_vit' else (1, width)
-    return found | {'embeddings.mask_token': np.zeros(shape, np.float32)}
-  if weights.decoder:
-    found['decoder.decoder_pos_embed'] = _decoder_positions(weights)
-  if weights.num_classes or weights.decoder:
-    found = {name if re.match(r'(\w*classifier|decoder)\.', name) else
-             f'{"deit" if kind == "deit" else "vit"}.{name}': x for name, x in found.items()}
-  if kind == 'deit':
-    found = {re.sub('^classifier', 'cls_classifier', name): x for name, x in found.items()}
-  return found
-
-
-def _decoder_positions(weights: Weights) -> HostArray:
-  """Returns the fixed position table of MAE's decoder, with zeros for the class token."""
-  assert weights.decoder and isinstance(weights.model, schema.ViT)
-  h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
-  table = sincos2d_mae((h, w), weights.decoder.decoder_width)
-  return np.concatenate([np.zeros((1, table.shape[1]), np.float32), table])[None]

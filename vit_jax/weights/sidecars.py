@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize, Positions, RotaryPlaces
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files
-from vit_jax.weights.infer import Hints
+from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import PreprocessRule
 
 ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH,

@@ -1,0 +1,75 @@
+"""Settings of a network that the shapes of its parameters do not determine: from `--model`, sidecars and names."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Pool, PositionResize
+from vit_jax.core.errors import UserError
+
+
+class Hints(NamedTuple):
+  """Settings that shapes do not determine; 0 and None: unknown."""
+  heads: int = 0
+  decoder_heads: int = 0
+  gelu: Gelu | None = None
+  norm_eps: float = 0.
+  image_px: tuple[int, int] | None = None
+  position_resize: PositionResize | None = None
+  pool: Pool | None = None
+  norm_after_pool: bool = False
+  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by name; a `rotary_grid` of -1 is that of the positions
+
+  def over(self, other: Hints) -> Hints:
+    """Returns these hints, with unknown values replaced by those of `other`."""
+    return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
+                 self.norm_eps or other.norm_eps, self.image_px or other.image_px,
+                 self.position_resize or other.position_resize, self.pool or other.pool,
+                 self.norm_after_pool or other.norm_after_pool, {**other.settings, **self.settings})
+
+
+def parse(text: str) -> Hints:
+  """Parses `--model=heads=6,decoder_heads=16,gelu=exact,norm_eps=1e-6,image=224x320,position_resize=bicubic`.
+
+  `pool` is one of `Pool`, or its name in other programs: token and tok, gap, 0.
+
+  Raises:
+    UserError: the text is not of this form.
+  """
+  found = schema.parse_arg(text, heads=(), decoder_heads=(), gelu=('', *(g.value for g in Gelu)), norm_eps=(), image=(),
+                           position_resize=('', *(p.value for p in PositionResize)), pool=())
+  try:
+    return Hints(int(found['heads'] or 0), int(found['decoder_heads'] or 0),
+                 Gelu(found['gelu']) if found['gelu'] else None, float(found['norm_eps'] or 0),
+                 parse_px(found['image']) if found['image'] else None,
+                 PositionResize(found['position_resize']) if found['position_resize'] else None,
+                 parse_pool(found['pool']))
+  except ValueError as error:
+    raise UserError(f'--model: expected settings such as heads=6,gelu=exact,norm_eps=1e-6, got {text}: {error}.'
+                    ) from None
+
+
+POOLS = {'token': Pool.CLS, 'tok': Pool.CLS, 'gap': Pool.MEAN, '0': Pool.FIRST, **{one.value: one for one in Pool}}
+UNPOOLED = ('unpooled', 'token_unpooled', 'none')  # names in vision_transformer and big_vision
+
+
+def parse_pool(text: str) -> Pool | None:
+  """Returns the pooling of a name; None for ''.
+
+  Raises:
+    UserError: the name is unknown, or means a network without pooling.
+  """
+  if text in UNPOOLED:
+    raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}. Such a network gives one answer '
+                    'for each token, and all that is computed here is of whole images. Set pool=mean or pool=cls; '
+                    '--job=inspect reads single tokens.')
+  if text and text not in POOLS:
+    raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}.')
+  return POOLS[text] if text else None
+
+
+def parse_px(text: str) -> tuple[int, int]:
+  """Parses `224` or `224x320` (height x width), px. Raises ValueError."""
+  height, _, width = text.partition('x')
+  return int(height), int(width or height)
