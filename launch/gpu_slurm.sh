@@ -13,7 +13,8 @@ usage() {
 bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
 
   bash launch/gpu_slurm.sh --nodes=4 --gpus=8 --time=24:00:00 --partition=gpu \
-    -- python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=/shared/runs/l16
+    -- python -m vit_jax.main --config=configs/vit_l16_jft.py \
+       --config.data.source=array_record:/shared/jft --workdir=/shared/runs/l16
 
   --nodes=N              number of nodes
   --gpus=G               GPUs per node

@@ -13,6 +13,7 @@ usage() {
   exit 2
 }
 
+if [ "${1:-}" = --help ]; then (usage 2>&1) || exit 0; fi
 count="${1:-}" devices="${2:-}"
 [[ "$count" =~ ^[1-9][0-9]*$ && "$devices" =~ ^[1-9][0-9]*$ && "${3:-}" = -- && $# -gt 3 ]] || usage
 shift 3

@@ -43,6 +43,12 @@ def test_hardware_that_only_the_provider_knows_is_not_refused_elsewhere(capsys: 
   assert 'Not checked: mesh, batch and memory, since plans do not know v5p-12288.' in text
 
 
+def test_a_run_that_needs_more_memory_than_the_devices_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+  text = checked(capsys, '--config=vit_22b_jft4b', '--config.data.source=array_record:/jft', '--elsewhere',
+                 '--topology=v4-8')
+  assert '--topology: expected hardware with the memory for this run, got v4-8. Use more' in text and 'GiB' in text
+
+
 def test_all_problems_of_a_command_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
   line = 'python -m vit_jax.main --config=digits --config.optimizer.lr=high --workdri=x --config.seeed=1'
   text = checked(capsys, f'--line={line}')

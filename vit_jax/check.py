@@ -97,7 +97,7 @@ def fit(config: schema.Config, topology: str, slices: int, *, elsewhere: bool = 
 
   Raises:
     UserError: the mesh or the batch does not divide over the devices, a schedule is longer than the run, or the
-      slices differ from those of the config.
+      slices differ from those of the config, or the memory of a device is too small by arithmetic.
   """
   from vit_jax.models.kernels import attend_kernels
   from vit_jax.objectives import kinds
@@ -109,11 +109,15 @@ def fit(config: schema.Config, topology: str, slices: int, *, elsewhere: bool = 
                     f'Add --config.mesh.slices={slices} to the command.')
   try:
     hardware = topologies.parse(topology, slices=config.mesh.slices)
-  except UserError:
+  except UserError as error:
     if not elsewhere:
       raise
-    return f'Not checked: mesh, batch and memory, since plans do not know {topology}.'
+    near = next((line for line in str(error).splitlines() if 'Did you mean' in line), '')
+    return f'Not checked: mesh, batch and memory, since plans do not know {topology}. {near}'
   subject = plans.lay_out(plans.Subject(config, hardware, *_numbers(config)))
+  if not subject.fits_by_arithmetic:
+    raise UserError(f'{subject.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '
+                    'Use more or larger devices, a smaller network, or a smaller batch_size.')
   mesh = _mesh_of(subject.config, hardware)
   _check_batches(subject.config, mesh)
   lengths = durations.lengths(config.length, num_examples=subject.num_examples, batch_size=config.batch_size)

@@ -121,6 +121,8 @@ def test_pixels_are_normalised_inside_on_request(suffix: str, tmp_path: pathlib.
   pixels = np.stack([model.prepare(picture) for picture in loaded.pictures(2)])
   got = export_onnx.run(path, pixels) if suffix == '.onnx' else job.from_stablehlo(path.read_bytes())(pixels)
   np.testing.assert_allclose(got, model.logits(pixels, prepared=True), atol=1e-4, rtol=1e-4)
+  card = path.with_name(f'{path.name}.md').read_text()
+  assert 'RGB from 0 to 255, u8' in card and f'image = np.zeros({(1, *pixels.shape[1:])}, np.uint8)' in card
 
 
 @pytest.mark.slow(reason='1 s: an export')

@@ -90,7 +90,8 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
     else:
       part.write_bytes(to_stablehlo(subject))
       difference = compare(subject, from_stablehlo(part.read_bytes()))
-    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference)), part, to)
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference),
+                         from_pixels=from_pixels), part, to)
     destination.publish(pathlib.Path(folder), to)
   stage.end()
   shape = ', '.join(map(str, subject.image.shape[1:]))

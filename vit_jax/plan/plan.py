@@ -31,13 +31,17 @@ GIB = topologies.GIB
 
 
 class Subject(NamedTuple):
-  """A config on a topology, and the numbers of its data; `layout` describes the layout that was chosen, and why."""
+  """A config on a topology, and the numbers of its data; `layout` describes the layout that was chosen, and why.
+
+  fits_by_arithmetic: whether that layout needs less than the memory of a device, before anything is compiled.
+  """
   config: schema.Config
   topology: topologies.Topology
   num_examples: int
   num_classes: int
   in_memory: bool
   layout: str = ''
+  fits_by_arithmetic: bool = True
 
   def request(self) -> compile.Request:
     return compile.Request(self.config, self.topology.name, self.num_examples, self.num_classes, self.in_memory)
@@ -203,7 +207,7 @@ def lay_out(subject: Subject) -> Subject:
   hardware = subject.topology.hardware
   found = build.lay_out(layout.reopen(subject.config, hardware), hardware, build.Numbers(
       subject.num_examples, subject.num_classes, subject.in_memory))
-  return subject._replace(config=found.config, layout=found.text)
+  return subject._replace(config=found.config, layout=found.text, fits_by_arithmetic=found.fits)
 
 
 def make(subject: Subject) -> Plan:

@@ -29,15 +29,17 @@ USE = {
                    "processor = AutoImageProcessor.from_pretrained('{path}')\n"
                    "model = AutoModel{head}.from_pretrained('{path}')",
     'timm': "import timm\nmodel = timm.create_model('local-dir:{path}', pretrained=True)",
-    'onnx': "import onnxruntime\nsession = onnxruntime.InferenceSession('{path}')\n"
+    'onnx': "import numpy as np\nimport onnxruntime\nimage = {image}\n"
+            "session = onnxruntime.InferenceSession('{path}')\n"
             "{output}, = session.run(None, {{session.get_inputs()[0].name: image}})",
-    'stablehlo': "import pathlib\nfrom jax import export\n"
+    'stablehlo': "import pathlib\nimport numpy as np\nfrom jax import export\nimage = {image}\n"
                  "network = export.deserialize(bytearray(pathlib.Path('{path}').read_bytes())).call\n"
                  "{output} = network(image)"}
 """How a format is used in Python; other formats are loaded with vit_jax."""
 
 
-def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: bool = False) -> str:
+def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: bool = False,
+         from_pixels: bool = False) -> str:
   """Returns a card in Markdown, with the header that hubs read.
 
   Args:
@@ -46,13 +48,16 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
     written_as: the format: one of `saving.FAMILIES`, `onnx` or `stablehlo`.
     how: a sentence on how the file was made and checked.
     is_folder: whether it is a folder; a timm folder is loaded by its path.
+    from_pixels: the file takes u8 images, and normalizes them.
   """
   license, metrics = find_license(weights.source), measured(weights.source)
   stem = pathlib.PurePath(name).stem if not is_folder else name
   parts = [header(stem, weights, license=license, library=_LIBRARIES.get(written_as, 'vit_jax'), metrics=metrics),
            f'# {stem}', _about(weights), '## Source', f'`{_source(weights.source)}` (format: {weights.family}). {how}',
-           *(f'Note: {one}' for one in weights.report.warnings), '## Images', _images(weights), '## Classes',
-           _classes(weights), '## Use', _use(weights, name, written_as, is_folder), '## License',
+           *(f'Note: {one}' for one in weights.report.warnings), '## Images', _images(weights, from_pixels),
+           '## Classes',
+           _classes(weights), '## Use', _use(weights, name, written_as, is_folder, from_pixels),
+           '## License',
            f'{license}, the license of the source. Check it there.' if license else
            'Not stated by the source.', '## Measured accuracy', _accuracy(metrics)]
   return '\n\n'.join(parts) + '\n'
@@ -89,13 +94,16 @@ def _about(weights: Weights) -> str:
           f'image of {px[0]} x {px[1]} px (two FLOPs per multiply-add).')
 
 
-def _images(weights: Weights) -> str:
+def _images(weights: Weights, from_pixels: bool) -> str:
   p = weights.preprocess
   height, width = p.image_px
   resize = f'short side to {p.resize_px} px, then a center crop' if p.resize_px else 'both sides, without a crop'
+  values = 'RGB / 255, minus mean, divided by standard deviation'
+  if from_pixels:
+    values = f'RGB from 0 to 255, u8; {values} inside of the file'
   rows = {'size': f'{height} x {width} px, RGB', 'resize': f'{resize} ({p.geometry.value})',
           'interpolation': f'{p.interpolation.value}, {"" if p.antialias else "not "}antialiased',
-          'values': 'RGB / 255, minus mean, divided by standard deviation',
+          'values': values,
           'mean': ', '.join(f'{x:g}' for x in p.mean), 'standard deviation': ', '.join(f'{x:g}' for x in p.std),
           'known from': p.rule}
   return _table(('preprocessing', 'value'), list(rows.items()))
@@ -113,11 +121,15 @@ def _classes(weights: Weights) -> str:
   return f'{weights.num_classes:,}: {shown}' + (f', … and {more:,} more.' if more > 0 else '.')
 
 
-def _use(weights: Weights, name: str, written_as: str, is_folder: bool) -> str:
+def _use(weights: Weights, name: str, written_as: str, is_folder: bool, from_pixels: bool) -> str:
   blocks = []
   if written_as in USE and (written_as != 'timm' or is_folder):
     head = 'ForImageClassification' if weights.num_classes else ''
-    blocks.append(USE[written_as].format(path=name, head=head, output='logits' if weights.num_classes else 'features'))
+    height, width = weights.preprocess.image_px
+    image = (f'np.zeros((1, {height}, {width}, 3), np.{"uint8" if from_pixels else "float32"})  # your images, '
+             'prepared as above')
+    blocks.append(USE[written_as].format(path=name, head=head, image=image,
+                                         output='logits' if weights.num_classes else 'features'))
   if written_as not in ('onnx', 'stablehlo'):
     call = "model.classify('image.jpg')" if weights.num_classes else "model.features('image.jpg')"
     blocks.append(f"import vit_jax\nmodel = vit_jax.load('{name}')\n{call}")

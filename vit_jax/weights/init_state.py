@@ -117,14 +117,15 @@ def check_order(found: Weights, class_names: tuple[str, ...], *, is_listed: bool
                     'trained on classes.')
   if found.num_classes != len(class_names):
     raise UserError(f'{found.source}: expected the {len(class_names):,} classes of the data, got '
-                    f'{found.num_classes:,}. Set data.classes=FILE, with one line for each output, in their order.')
+                    f'{found.num_classes:,}. Set --config.data.classes=FILE, with a line for each output, in '
+                    'their order, such as "n01440764 tench".')
   if not found.class_names and not is_listed:
     log.warning('%s does not name its classes; they are assumed to be in the order of the data: %s, %s, …',
                 found.source, *class_names[:2])
   in_order = tuple(range(len(class_names)))
   if found.class_names and classes.match(class_names, found.class_names, where=found.source) != in_order:
     raise UserError(f'{found.source}: expected the classes in the order of the data, got another order. Set '
-                    'data.classes=FILE, with one line for each output, in their order.')
+                    '--config.data.classes=FILE, with a line for each output, in their order.')
 
 
 def _replaced(tree: PyTree, leaves: Mapping[str, np.ndarray]) -> PyTree:
