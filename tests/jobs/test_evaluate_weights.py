@@ -124,7 +124,8 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
 
 @pytest.mark.parametrize(('file', 'words', 'says'), [
     ('nameless.npz', [], 'expected the 3 classes of the data, got 7. Set --config.data.classes=FILE, with a line for '
-     'each output'),
+     'each output, in their order, such as "n01440764 tench". For weights with other classes than the data, '
+     '--config.evals=knn,fewshot'),
     ('named.npz', ['--config.model.depth=3'], 'config.model.depth: expected the network of the weights'),
     ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt: expected a text file'),
     ('headless.npz', [], 'expected weights with a classification head')])
