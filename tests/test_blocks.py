@@ -52,7 +52,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT}/tests/forking.py {kind} {where} "$@"\n')
     path.chmod(0o755)
   found = environment() | {
-      'HOME': str(home), 'PATH': f'{home / "bin"}:{os.environ["PATH"]}', 'NO_COLOR': '1', 'COLUMNS': '120',
+      'HOME': str(home), 'PYTHON': sys.executable, 'PATH': f'{home / "bin"}:{os.environ["PATH"]}', 'NO_COLOR': '1',
+      'COLUMNS': '120',
       'JAX_COMPILATION_CACHE_DIR': os.environ.get('JAX_COMPILATION_CACHE_DIR', str(home / 'xla')),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
   server = subprocess.Popen([sys.executable, str(ROOT / 'tests' / 'forking.py'), 'serve', str(where)], env=found,

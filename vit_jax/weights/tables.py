@@ -109,13 +109,18 @@ def _stack(name: str) -> str:
   return f'{before}{found}' if found else ''
 
 
+_MOST_LAYERS = 12  # named in a message
+
+
 def _unlike(name: str, parts: Mapping[int, HostArray], origins: list[str], *, depth: int) -> list[str]:
   """Returns the problems with the layers of one leaf."""
   missing = [i for i in range(depth) if i not in parts]
   shapes = [parts[i].shape for i in sorted(parts)]
   odd = [f'{origin} gives {list(shape)}, others {list(_most(shapes))}, of {name}'
          for origin, shape in zip(origins, shapes, strict=False) if shape != _most(shapes)]
-  return odd + ([f'{name}: there is nothing for layers {", ".join(map(str, missing))} of {depth}'] if missing else [])
+  listed = ', '.join(map(str, missing[:_MOST_LAYERS])) + (
+      f' and {len(missing) - _MOST_LAYERS} more' if len(missing) > _MOST_LAYERS else '')
+  return odd + ([f'{name}: there is nothing for layers {listed} of {depth}'] if missing else [])
 
 
 def _most(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
