@@ -39,7 +39,7 @@ class NormsFile:
 
   Args:
     path: of the file; it is created with the first record.
-    is_new: whether the run begins; the contents of the file are then of a run that was given up.
+    is_new: whether the run begins at step 0; an existing file is then replaced.
   """
 
   def __init__(self, path: str, *, is_new: bool) -> None:

@@ -1,7 +1,7 @@
 """The published weights that are known by name, with what is known about them: `vit_jax.list_weights()`.
 
 Names and addresses are those of `known_weights.py`. What is said about a file follows from its name alone: nothing is
-downloaded. Licenses are those of the repositories that publish the files.
+downloaded. Licenses are those of the repositories that publish the files, as far as known; not all were looked up.
 """
 from __future__ import annotations
 
