@@ -42,7 +42,7 @@ class Page:
     timeout_s: for whatever is waited for.
   """
 
-  def __init__(self, folder: pathlib.Path, *, timeout_s: float = 60.):
+  def __init__(self, folder: pathlib.Path, *, timeout_s: float = 60.) -> None:
     command, self._timeout_s, self._number = find(), timeout_s, 0
     assert command is not None
     theirs, self._write = os.pipe()

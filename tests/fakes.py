@@ -32,7 +32,7 @@ def normalised(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 class FakeMae:
   """Hides three quarters of the patches of each image, reconstructs them with a linear encoder and decoder."""
 
-  def __init__(self, patch: int = 4):
+  def __init__(self, patch: int = 4) -> None:
     self.patch = patch
 
   def _patches(self, image: Array) -> Array:

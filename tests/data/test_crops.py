@@ -31,7 +31,7 @@ def philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, int, in
 class TensorflowDraws:
   """The numbers that TensorFlow's stateless operations draw with a seed, by the methods of a NumPy generator."""
 
-  def __init__(self, seed: tuple[int, int]):
+  def __init__(self, seed: tuple[int, int]) -> None:
     mixed = philox((seed[0], 0, seed[1], 0), (0x3EC8F720, 0x02461E29))  # its scrambling of seeds
     self._words = self._generate(mixed)
 
@@ -100,7 +100,7 @@ def test_where_nothing_fits_the_crop_is_the_whole_image() -> None:
 class Drawn:
   """A generator whose numbers are given."""
 
-  def __init__(self, numbers: list[float]):
+  def __init__(self, numbers: list[float]) -> None:
     self._numbers = iter(numbers)
 
   def uniform(self, low: float, high: float) -> float:

@@ -26,7 +26,7 @@ class Loader:
   """The logits as images `[B, 1, 1, C]`, padded with rows that are not finite."""
   num_examples, num_bad = SIZE, 0
 
-  def __init__(self, size: int, labels: np.ndarray | None = None):
+  def __init__(self, size: int, labels: np.ndarray | None = None) -> None:
     self.size, self.labels = size, labels
 
   def batches(self) -> Iterator[Batch]:

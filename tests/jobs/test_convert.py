@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -70,7 +71,8 @@ def evil(path: pathlib.Path) -> None:
     (lambda p: None, 'there is no such file or folder'),
 ], ids=['truncated', 'wrong shape', 'code', 'text', 'html', 'missing'])
 def test_bad_input_is_a_message_and_nothing_is_written(
-    write, says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write: Callable[[pathlib.Path], object], says: str, tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / 'in').mkdir()
   write(tmp_path / 'in' / 'a.npz')
   assert convert(f'--weights={tmp_path / "in" / "a.npz"}', f'--to={tmp_path / "out.npz"}') == 2

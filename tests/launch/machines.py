@@ -60,7 +60,7 @@ NOTE = r'printf "%s %s\n" "${0##*/}" "$*" >> "$FAKE/calls"'
 class Machines:
   """A folder of programs, put first on the PATH, and what they noted."""
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(self, folder: pathlib.Path) -> None:
     self.folder = folder
     (folder / 'bin').mkdir()
     self.env = {**os.environ, 'PATH': f'{folder / "bin"}:{os.environ["PATH"]}', 'FAKE': str(folder),

@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_numpy(teach: DistillType, soft_mean: SoftMean, *, d
 class Given:
   """A backbone whose features are given."""
 
-  def __init__(self, pooled: Any, distilled: Any = None):
+  def __init__(self, pooled: Any, distilled: Any = None) -> None:
     self._pooled, self._distilled = pooled, distilled
 
   def init(self, key: Any, image: Array) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import tempfile
+from typing import Any, TypeAlias
 
 from vit_jax.plan import bundles, topologies
 
@@ -25,6 +26,7 @@ from jax.experimental import pallas as pl  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
+Ref: TypeAlias = Any  # of a kernel: an array that can be written; JAX has no public name for its type
 HERE = pathlib.Path(__file__).parent
 KEPT = re.compile(r'iteration index, stage = \d|(scmp\.\w+\.s32\.totalorder [^,]+, [^ ]+ /\* )?loop exit test')
 
@@ -39,9 +41,9 @@ def cut(line: str) -> str | None:
   return head + brace + ' ' + ' ;; '.join(dict.fromkeys(found))
 
 
-def add(x_ref, y_ref, out_ref):  # type: ignore[no-untyped-def]
+def add(x_ref: Ref, y_ref: Ref, out_ref: Ref) -> None:
   """A kernel with a loop inside the loop over its grid."""
-  def rows(i, _):  # type: ignore[no-untyped-def]
+  def rows(i: jax.Array, _: int) -> int:
     some = pl.ds(i * 16, 16)
     out_ref[some] = x_ref[some] + y_ref[some]
     return 0

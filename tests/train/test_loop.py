@@ -24,7 +24,7 @@ class Text(str):
 
 
 class Recorder:
-  def __init__(self, calls: list[str], every: int = 0):
+  def __init__(self, calls: list[str], every: int = 0) -> None:
     self.calls, self.every = calls, every
 
   def on_metrics(self, done: loop.Done) -> None:

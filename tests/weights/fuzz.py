@@ -307,7 +307,7 @@ def case(number: int) -> tuple[str, str, bytes]:
 # The process.
 
 class _Response(io.BytesIO):
-  def __init__(self, content: bytes):
+  def __init__(self, content: bytes) -> None:
     super().__init__(content)
     self.headers = {'Content-Length': str(len(content))}
 

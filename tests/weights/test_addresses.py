@@ -32,7 +32,7 @@ CONTENT = made(a=2000)
 class Response(io.BytesIO):
   """A web server's answer."""
 
-  def __init__(self, content: bytes, headers: dict[str, str]):
+  def __init__(self, content: bytes, headers: dict[str, str]) -> None:
     super().__init__(content)
     self.headers = headers
 
@@ -40,7 +40,7 @@ class Response(io.BytesIO):
 class Web:
   """An opener of a few addresses; keeps what was asked for."""
 
-  def __init__(self, files: dict[str, bytes], headers: dict[str, str] | None = None):
+  def __init__(self, files: dict[str, bytes], headers: dict[str, str] | None = None) -> None:
     self.files, self.headers, self.asked = files, headers or {}, []
 
   def __call__(self, address: str) -> Response:

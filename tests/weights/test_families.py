@@ -1,6 +1,7 @@
 """The same network under every name its publishers have given it."""
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable
 
@@ -155,7 +156,7 @@ def test_unknown_names_show_what_they_are() -> None:
     families.recognise({'conv1.weight': np.ones(1), 'fc.weight': np.ones(1)})
 
 
-def test_a_bfloat16_file_of_big_vision_is_read_as_what_it_was(tmp_path) -> None:
+def test_a_bfloat16_file_of_big_vision_is_read_as_what_it_was(tmp_path: pathlib.Path) -> None:
   from vit_jax.weights import files
   found = tensors('big_vision')
   np.savez(tmp_path / 'a.npz', **{f'params/{k}': x.astype(ml_dtypes.bfloat16).view('V2') for k, x in found.items()})

@@ -31,14 +31,14 @@ REBUILD, PARAMETER, FLOATS, HALVES = (named(*where) for where in (
 class Tensor:
   """Pickles as a tensor does: a view of a storage."""
 
-  def __init__(self, storage: np.ndarray, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0):
+  def __init__(self, storage: np.ndarray, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> None:
     self.storage, self.shape, self.stride, self.offset = storage, shape, stride, offset
 
 
 class Pickler(pickle._Pickler):
   """Writes `Tensor` as PyTorch writes its own; classes go by name, whether they can be imported or not."""
 
-  def __init__(self, file: Any, *, old: bool):
+  def __init__(self, file: Any, *, old: bool) -> None:
     super().__init__(file, protocol=2)
     self.storages: dict[str, np.ndarray] = {}
     self._old = old
@@ -107,7 +107,7 @@ def test_of_several_networks_the_one_for_use_is_read_or_the_one_asked_for(tmp_pa
 class Evil:
   """Runs a command when it is unpickled by who trusts it."""
 
-  def __init__(self, mark: pathlib.Path):
+  def __init__(self, mark: pathlib.Path) -> None:
     self.mark = mark
 
   def __reduce__(self) -> Any:

@@ -47,7 +47,7 @@ class Compiled(NamedTuple):
 class Own:
   """A run of a config that is ready to be timed; holds its state on the devices."""
 
-  def __init__(self, config: schema.Config):
+  def __init__(self, config: schema.Config) -> None:
     self.data = build.open_data(config)
     self.num_classes = len(self.data.class_names)
     self.mesh, self.shard, self.run_parts = build.open_run(config, self.data)

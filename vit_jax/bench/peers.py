@@ -82,7 +82,7 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
 class Child:
   """The process of a peer. `label` is its name and version."""
 
-  def __init__(self, peer: Peer, config: schema.Config, *, num_classes: int):
+  def __init__(self, peer: Peer, config: schema.Config, *, num_classes: int) -> None:
     given = settings(config, num_classes) | {'device': jax.devices()[0].platform}
     is_checkout = peer.where and pathlib.Path(peer.where).is_dir()
     python = sys.executable if is_checkout or not peer.where else peer.where

@@ -85,7 +85,7 @@ def from_plain(value: Any, *, models: Models | None = None, old_names: bool = Fa
 class _Reader:
   """Turns plain values into settings, and collects what is wrong with them."""
 
-  def __init__(self, models: Models | None, old_names: bool):
+  def __init__(self, models: Models | None, old_names: bool) -> None:
     self._models, self._old_names = models, old_names
     self.problems: list[str] = []
 

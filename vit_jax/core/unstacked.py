@@ -21,7 +21,7 @@ from vit_jax.core.types import Array, PyTree
 class Layers:
   """A stacked leaf `[L, …]`, stored as L leaves `[1, …]`."""
 
-  def __init__(self, layers: Iterable[Any]):
+  def __init__(self, layers: Iterable[Any]) -> None:
     self.layers = tuple(layers)
 
   def tree_flatten_with_keys(self) -> tuple[tuple[tuple[trees.LayerKey, Any], ...], None]:

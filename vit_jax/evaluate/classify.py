@@ -62,7 +62,7 @@ class TopK:
 
   def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh, metrics: tuple[str, ...],
                num_classes: int, allowed: np.ndarray | None = None, limit: int = 0, name: str = 'the split',
-               bar: bool = False):
+               bar: bool = False) -> None:
     problems.check_size(name, loader.num_examples)
     self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
     self._rows, self._more = meshes.local_rows(mesh), metrics

@@ -46,7 +46,7 @@ class Split:
   """
 
   def __init__(self, reader: Reader, prepare: Prepare, loader: EvalLoader, *, batch_size: int, mesh: Mesh,
-               store: Store, identity: Mapping[str, str], name: str, bar: bool = False):
+               store: Store, identity: Mapping[str, str], name: str, bar: bool = False) -> None:
     problems.check_size(name, loader.num_examples)
     self.name, self.mesh, self.num_examples = name, mesh, loader.num_examples
     self._reader, self._prepare, self._loader, self._store = reader, prepare, loader, store

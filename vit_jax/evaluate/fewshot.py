@@ -80,7 +80,7 @@ class FewShot:
   """
 
   def __init__(self, train: Split, test: Split, *, whole: Split, examples: HostArray, draws: Sequence[Draw],
-               num_classes: int, penalty: float, sweep: Sequence[float] = (), limit: int = 0):
+               num_classes: int, penalty: float, sweep: Sequence[float] = (), limit: int = 0) -> None:
     self._whole = whole
     self._train, self._test, self._examples, self._draws = train, test, examples, draws
     self._num_classes, self._limit = num_classes, limit

@@ -43,7 +43,7 @@ class Knn:
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, neighbours: Sequence[int], temperature: float,
-               headline: int, limit: int = 0):
+               headline: int, limit: int = 0) -> None:
     self._train, self._test, self._num_classes = train, test, num_classes
     self._ks, self._temperature, self._limit = tuple(neighbours), temperature, limit
     self._headline = headline

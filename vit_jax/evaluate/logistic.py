@@ -115,7 +115,7 @@ class Logistic:
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
-               max_steps: int, tolerance: float, limit: int = 0):
+               max_steps: int, tolerance: float, limit: int = 0) -> None:
     self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
     self._penalties, self._holdout = tuple(penalties), holdout
     self._max_steps, self._tolerance = max_steps, tolerance

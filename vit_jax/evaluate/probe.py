@@ -153,7 +153,7 @@ class Probe:
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
-               holdout: float, limit: int = 0):
+               holdout: float, limit: int = 0) -> None:
     self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
     self._recipe, self._rates, self._holdout = recipe, tuple(rates), holdout
 

@@ -78,7 +78,7 @@ class _Line:
   """A curve as the template draws it."""
 
   def __init__(self, curve: Curve, number: int, smooth: tuple[HostArray, HostArray],
-               raw: tuple[HostArray, HostArray] | None, across: Span, down: Span):
+               raw: tuple[HostArray, HostArray] | None, across: Span, down: Span) -> None:
     self._across, self._down = across, down
     pairs = [(x, y) for x, y in zip(*smooth, strict=True) if np.isfinite(y)]
     dash, border = _DASHES[number // len(COLORS) % len(_DASHES)]

@@ -42,7 +42,7 @@ class Driver:
     UserError: the network has no transformer blocks.
   """
 
-  def __init__(self, backbone: LayeredBackbone, params: Params):
+  def __init__(self, backbone: LayeredBackbone, params: Params) -> None:
     if 'blocks' not in params or not hasattr(backbone, 'block'):
       raise UserError(f'weights: expected a Vision Transformer, got a {type(backbone).__name__} without transformer '
                       'blocks. Choose other weights.')

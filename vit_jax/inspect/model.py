@@ -54,7 +54,7 @@ class Model:
   num_layers: blocks; 0 for networks without blocks.
   """
 
-  def __init__(self, weights: Weights, *, batch_size: int = BATCH):
+  def __init__(self, weights: Weights, *, batch_size: int = BATCH) -> None:
     self.weights, self._batch_size = weights, batch_size
     self.image_px = weights.preprocess.image_px
     self._params = jax.device_put(inference.parameters(weights))

@@ -88,7 +88,8 @@ class _Wall:
     side_in: longer side of an image, in inches; above_in: space above each row; top_in: more space above the first.
   """
 
-  def __init__(self, rows: Sequence[Sequence[HostArray]], *, side_in: float, above_in: float, top_in: float = 0.):
+  def __init__(self, rows: Sequence[Sequence[HostArray]], *, side_in: float, above_in: float,
+               top_in: float = 0.) -> None:
     shape = np.array(rows[0][0].shape[:2])
     self.cell = np.maximum(1, np.round(side_in * DPI * shape / shape.max()).astype(int))
     self._gap, self._above, self._top = 6, round(above_in * DPI), round(top_in * DPI)

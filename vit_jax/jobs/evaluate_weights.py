@@ -48,7 +48,7 @@ class WeightsSpec(NamedTuple):
 class Network:
   """Loaded weights with views, as evaluations need them."""
 
-  def __init__(self, config: schema.Config, *, has_head: bool):
+  def __init__(self, config: schema.Config, *, has_head: bool) -> None:
     backbone = build.build_backbone(config)
     self._view: View = (distill.view(backbone, heads.Head(config.head, config.model.kernels)) if has_head
                         else NetworkView(backbone))

@@ -86,7 +86,7 @@ class Site:
     title: of the pages.
   """
 
-  def __init__(self, network: Network, workdir: storage.Path | None, folder: Folder | None, *, title: str):
+  def __init__(self, network: Network, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
     self._network, self._workdir, self._folder, self._title = network, workdir, folder, title
     self._lock = threading.Lock()
     self._seen: object = None

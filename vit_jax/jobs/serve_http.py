@@ -36,7 +36,7 @@ LOOPBACK = ('localhost', '127.0.0.1', '::1')
 class Refused(Exception):
   """A request that is not answered: the HTTP status and a sentence for the person."""
 
-  def __init__(self, status: int, text: str):
+  def __init__(self, status: int, text: str) -> None:
     super().__init__(text)
     self.status = status
 
@@ -66,7 +66,7 @@ class Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
   allow_reuse_address = True
 
-  def __init__(self, host: str, port: int, *, pages: Mapping[str, Page], actions: Mapping[str, Action]):
+  def __init__(self, host: str, port: int, *, pages: Mapping[str, Page], actions: Mapping[str, Action]) -> None:
     self.pages, self.actions = pages, actions
     self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
     try:

@@ -46,7 +46,7 @@ class Network:
       loaded again. None = there are none yet.
   """
 
-  def __init__(self, load: Callable[[], Model], newest: Callable[[], Hashable | None]):
+  def __init__(self, load: Callable[[], Model], newest: Callable[[], Hashable | None]) -> None:
     self._load, self._newest = load, newest
     self._lock, self._waiting = threading.Lock(), threading.BoundedSemaphore(MAX_WAITING)
     self._model: Model | None = None
@@ -148,7 +148,7 @@ class Folder:
     UserError: it is not a folder, or has no images.
   """
 
-  def __init__(self, root: str, network: Network, *, find: Callable[[Sequence[str]], Iterator[str]]):
+  def __init__(self, root: str, network: Network, *, find: Callable[[Sequence[str]], Iterator[str]]) -> None:
     self.root, self._network = pathlib.Path(root).resolve(), network
     if not self.root.is_dir():
       raise UserError(f'{root}: expected a folder of images, got no folder. Pass the folder that holds a subfolder for '

@@ -79,7 +79,7 @@ class Run:
   """The part of one process in a run, from opening the data to the report."""
 
   def __init__(self, config: schema.Config, workdir: storage.Path, began: float, found: Weights | None = None,
-               overridden: Collection[str] = ()):
+               overridden: Collection[str] = ()) -> None:
     self.workdir, self._began, self._found = workdir, began, found
     self._restored_digest = ''
     self.data = open_data(config)

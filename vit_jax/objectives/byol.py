@@ -88,7 +88,7 @@ class Byol:
   extra: `teacher/{backbone, projector}`, the target.
   """
 
-  def __init__(self, backbone: Backbone, projector: Mlp, predictor: Mlp, *, momentum: Schedule):
+  def __init__(self, backbone: Backbone, projector: Mlp, predictor: Mlp, *, momentum: Schedule) -> None:
     self._backbone, self._projector, self._predictor, self._momentum = backbone, projector, predictor, momentum
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:

@@ -60,7 +60,7 @@ class Dino:
   """
 
   def __init__(self, backbone: Backbone, projector: Projector, *, student_temperature: float, rates: Rates,
-               centering: Centering, center_momentum: float):
+               centering: Centering, center_momentum: float) -> None:
     self._backbone, self._projector, self._rates = backbone, projector, rates
     self._student_temperature, self._centering = student_temperature, centering
     self._center_momentum = center_momentum

@@ -48,7 +48,7 @@ class Trained:
   """The teacher of a run: a trained classifier, and the normalisation of images that it expects."""
 
   def __init__(self, backbone: Backbone, head: Head, *, mean: Pixels, std: Pixels, seen_mean: Pixels,
-               seen_std: Pixels):
+               seen_std: Pixels) -> None:
     """`seen_mean` and `seen_std` are what the student's images are normalised with."""
     self._backbone, self._head, self._view = backbone, head, supervised.view(backbone, head)
     self._mean, self._std, self._seen_mean, self._seen_std = (
@@ -82,7 +82,7 @@ class Distill:
   """
 
   def __init__(self, backbone: Backbone, head: Head, teacher: Trained, *, num_classes: int, teach: DistillType,
-               weight: float, temperature: float, label_smoothing: float, soft_mean: SoftMean):
+               weight: float, temperature: float, label_smoothing: float, soft_mean: SoftMean) -> None:
     self._backbone, self._head, self._teacher, self._num_classes = backbone, head, teacher, num_classes
     self._teach, self._weight, self._temperature, self._smoothing = teach, weight, temperature, label_smoothing
     self._soft_mean = soft_mean

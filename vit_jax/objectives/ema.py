@@ -14,7 +14,7 @@ AVERAGE, INNER = 'ema', 'inner'
 class _Wrapped:
   """A view of the inner objective in the state of this one, with its own parameters or with their average."""
 
-  def __init__(self, view: View, *, average: bool = False):
+  def __init__(self, view: View, *, average: bool = False) -> None:
     self._view, self._average = view, average
 
   def select(self, params: Params, extra: Extra) -> PyTree:
@@ -42,7 +42,7 @@ class Ema:
   `warmup` lowers the decay at the start, so that the initialization soon loses its weight.
   """
 
-  def __init__(self, inner: Objective, decay: float, warmup: schema.EmaWarmup = schema.EmaWarmup.RATIO):
+  def __init__(self, inner: Objective, decay: float, warmup: schema.EmaWarmup = schema.EmaWarmup.RATIO) -> None:
     self._inner, self._decay, self._warmup = inner, decay, warmup
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:

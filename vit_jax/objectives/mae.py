@@ -49,7 +49,7 @@ class Mae:
   image `int(N (1 - hidden))` patches are visible.
   """
 
-  def __init__(self, backbone: TokenBackbone, decoder: Decoder, *, patch: int, hidden: float, normalized: bool):
+  def __init__(self, backbone: TokenBackbone, decoder: Decoder, *, patch: int, hidden: float, normalized: bool) -> None:
     self._backbone, self._decoder, self._patch = backbone, decoder, patch
     self._hidden, self._normalized = hidden, normalized
 

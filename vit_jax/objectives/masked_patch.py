@@ -64,7 +64,7 @@ class MaskedPatch:
   """
 
   def __init__(self, backbone: TokenBackbone, *, patch: int, target: PatchTarget, corrupted: float, masked: float,
-               swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float]):
+               swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float]) -> None:
     """`mean` and `std` are what the images were normalised with."""
     self._backbone, self._patch, self._target, self._corrupted = backbone, patch, target, corrupted
     self._masked, self._swapped, self._mean, self._std = masked, swapped, mean, std

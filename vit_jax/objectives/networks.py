@@ -45,7 +45,7 @@ class NetworkView:
   """
 
   def __init__(self, backbone: Backbone, heads: Sequence[str] = (),
-               logits: Callable[[PyTree, Features], Array] | None = None, *, under: str = ''):
+               logits: Callable[[PyTree, Features], Array] | None = None, *, under: str = '') -> None:
     self._backbone, self._heads, self._under = backbone, heads, under
     self.logits = logits
 

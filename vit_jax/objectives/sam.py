@@ -28,7 +28,7 @@ class Sam:
   unlike for other objectives, the result then depends on the number of microbatches, but never on that of devices.
   """
 
-  def __init__(self, inner: Objective, *, rho: Schedule, alpha: float):
+  def __init__(self, inner: Objective, *, rho: Schedule, alpha: float) -> None:
     self._inner, self._rho, self._alpha = inner, rho, alpha
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:

@@ -46,7 +46,7 @@ class Supervised:
   """
 
   def __init__(self, backbone: Backbone, head: Head, *, num_classes: int, loss: schema.Loss,
-               label_smoothing: float, threshold: float = -1., class_weights: Sequence[float] = ()):
+               label_smoothing: float, threshold: float = -1., class_weights: Sequence[float] = ()) -> None:
     if class_weights and len(class_weights) != num_classes:
       raise UserError(f'objective.class_weights: expected a number for each of the {num_classes} classes, got '
                       f'{len(class_weights)}.')

@@ -43,7 +43,7 @@ class TokenLabel:
   """
 
   def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, *, patch: int, num_classes: int,
-               dense_weight: float, mix: bool, label_smoothing: float, class_from_map: bool):
+               dense_weight: float, mix: bool, label_smoothing: float, class_from_map: bool) -> None:
     self._backbone, self._head, self._aux, self._patch = backbone, head, aux, patch
     self._num_classes, self._dense_weight, self._mix = num_classes, dense_weight, mix
     self._smoothing, self._class_from_map = label_smoothing, class_from_map

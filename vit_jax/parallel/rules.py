@@ -48,7 +48,7 @@ def param_specs(params: PyTree, rules: Sequence[Rule], mesh: Mesh) -> PyTree:
 class _Spec:
   """The specs of a rule as one leaf, so that `jax.tree.map` does not enter them."""
 
-  def __init__(self, axes: Axes, instead: Axes | None = None):
+  def __init__(self, axes: Axes, instead: Axes | None = None) -> None:
     self.axes, self.instead = axes, instead
 
   def choose(self, shape: tuple[int, ...], mesh: Mesh) -> Axes:

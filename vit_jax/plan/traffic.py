@@ -22,7 +22,7 @@ _PARAMETER = re.compile(r' parameter\((\d+)\)')
 class Traffic:
   """Counts the bytes of the instructions of a program; remembers which parts of its arguments a fusion reads."""
 
-  def __init__(self, program: hlo.Program):
+  def __init__(self, program: hlo.Program) -> None:
     self._computations = {name: {one.name: one for one in rows} for name, rows in program.computations.items()}
     self._parts: dict[tuple[str, int], int | None] = {}
 

@@ -35,7 +35,7 @@ class Lease:
   """
 
   def __init__(self, workdir: storage.PathLike, *, renew_s: float = RENEW_S, expires_s: float = EXPIRES_S,
-               settle_s: float = SETTLE_S):
+               settle_s: float = SETTLE_S) -> None:
     self._workdir, self._path = workdir, storage.open_path(workdir) / FILE
     self._renew_s, self._expires_s = renew_s, expires_s
     self._own = {'host': _machine(), 'pid': os.getpid(), 'token': uuid.uuid4().hex}

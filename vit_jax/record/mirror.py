@@ -48,7 +48,7 @@ class Mirror:
     every_s: seconds between two copies.
   """
 
-  def __init__(self, target: storage.PathLike, *, growing: Sequence[str] = (), every_s: float = EVERY_S):
+  def __init__(self, target: storage.PathLike, *, growing: Sequence[str] = (), every_s: float = EVERY_S) -> None:
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_run_'))
     self._target, self._every_s = storage.open_path(target), every_s
     self._copied: dict[str, tuple[int, int]] = {}

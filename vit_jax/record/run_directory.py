@@ -37,7 +37,7 @@ class Lock:
     UserError: another process holds the lock, or the directory is not writable.
   """
 
-  def __init__(self, workdir: storage.PathLike):
+  def __init__(self, workdir: storage.PathLike) -> None:
     self._workdir = os.fspath(workdir)
     self._made = [path for path in (self._workdir, os.path.dirname(self._workdir)) if not os.path.exists(path)]
     try:

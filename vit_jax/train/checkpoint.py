@@ -82,7 +82,7 @@ class Checkpointer:
   No file is written before `restore` or `save` is called.
   """
 
-  def __init__(self, folder: storage.PathLike, *, keep: Keep):
+  def __init__(self, folder: storage.PathLike, *, keep: Keep) -> None:
     self.reader = checkpoint_reader.Reader(folder)
     self.folder = self.reader.folder
     self._keep = keep

@@ -55,7 +55,7 @@ class Reader:
     folder: `checkpoints` of a run directory; it may be missing.
   """
 
-  def __init__(self, folder: storage.PathLike):
+  def __init__(self, folder: storage.PathLike) -> None:
     self.folder = storage.open_path(folder)
 
   def steps(self) -> list[int]:

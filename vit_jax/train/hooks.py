@@ -59,7 +59,7 @@ class Metrics:
   every = 0
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
-               schedule: Schedule):
+               schedule: Schedule) -> None:
     self._writer, self._clock, self.rates = writer, clock, Rates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
 
@@ -87,7 +87,7 @@ class Finite:
   """Stops the run, or logs that a step was skipped, if loss or gradient were not finite."""
   every = 0
 
-  def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]):
+  def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]) -> None:
     self._policy, self._diagnose = policy, diagnose
     self.skipped = 0
 
@@ -127,7 +127,7 @@ class Evaluate:
   """Runs one evaluation at intervals, and stores its newest result; skips a step for which `metric` already exists."""
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
-               clock: Clock, latest: Latest, *, metric: str = ''):
+               clock: Clock, latest: Latest, *, metric: str = '') -> None:
     self.every, self._run, self._writer, self._clock = every, run, writer, clock
     self._latest, self._metric = latest, metric
 
@@ -150,7 +150,7 @@ class EarlyStop:
   from the record (`recall`), and then decides like an uninterrupted run.
   """
 
-  def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest):
+  def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest) -> None:
     self.every, self._metric, self._patience, self._min_delta = every, metric, patience, min_delta
     self._latest = latest
     self._sign = -1. if metric.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
@@ -195,7 +195,7 @@ class Checkpoint:
   """Saves the state; the metrics of the same step determine the best checkpoint."""
 
   def __init__(self, times: Times, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
-               data: Mapping[str, Any], meta: Mapping[str, Any], latest: Latest):
+               data: Mapping[str, Any], meta: Mapping[str, Any], latest: Latest) -> None:
     self.every, self._times = times.next, times
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._data, self._meta, self._latest = data, meta, latest
@@ -231,7 +231,7 @@ class Alarm:
   """
   every = 0
 
-  def __init__(self, watch: Watch, writer: Writer):
+  def __init__(self, watch: Watch, writer: Writer) -> None:
     self._watch, self._writer, self._low = watch, writer, 0
 
   def on_metrics(self, done: Done) -> None:

@@ -40,7 +40,7 @@ class Profile:
   """
 
   def __init__(self, folder: storage.PathLike, steps: tuple[int, int] | None, *, start: int, total: int,
-               process_index: int):
+               process_index: int) -> None:
     self._folder, self._tracing, self._next, self._done = str(folder), False, start + 1, start
     self._near = self._folder  # local folder that jax writes to
     self.every = 0

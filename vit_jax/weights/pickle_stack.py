@@ -85,7 +85,7 @@ def load(file: BinaryIO, kinds: dict[str, str] | None = None) -> Any:
 class _Bounded:
   """A file that ends after `MOST_BYTES`, so that a length inside a pickle cannot allocate more memory."""
 
-  def __init__(self, file: BinaryIO):
+  def __init__(self, file: BinaryIO) -> None:
     self._file, self._left = file, MOST_BYTES
 
   def read(self, size: int) -> bytes:
@@ -104,7 +104,7 @@ class _Bounded:
 class _Machine:
   """The state of the stack machine: the stack, the stacks below its marks, and the memorized objects."""
 
-  def __init__(self, kinds: dict[str, str]):
+  def __init__(self, kinds: dict[str, str]) -> None:
     self._kinds = kinds
     self._stack: list[Any] = []
     self._below: list[list[Any]] = []

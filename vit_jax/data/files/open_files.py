@@ -35,7 +35,7 @@ class Pool:
   Files that are being read stay open, so the limit may be exceeded by the number of threads.
   """
 
-  def __init__(self, max_open: int):
+  def __init__(self, max_open: int) -> None:
     self._max_open, self._lock = max_open, threading.Lock()
     self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
 

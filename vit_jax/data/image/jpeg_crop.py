@@ -30,7 +30,7 @@ _thread, _lock = threading.local(), threading.Lock()
 class JpegImage:
   """A JPEG file of which parts can be decoded."""
 
-  def __init__(self, encoded: bytes, stream: Any, orientation: int, options: DecodeOptions):
+  def __init__(self, encoded: bytes, stream: Any, orientation: int, options: DecodeOptions) -> None:
     self._encoded, self._stream, self._options = encoded, stream, options
     self._orientation = orientation if options.upright else 1
     stored: tuple[int, int] = (stream.height, stream.width)

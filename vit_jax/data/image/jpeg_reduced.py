@@ -45,7 +45,7 @@ class Opener:
 class ReducedJpeg:
   """A JPEG file whose crops are to be resized to `image_px`."""
 
-  def __init__(self, encoded: bytes, header: headers.Header, image_px: tuple[int, int], options: DecodeOptions):
+  def __init__(self, encoded: bytes, header: headers.Header, image_px: tuple[int, int], options: DecodeOptions) -> None:
     self._encoded, self._image_px, self._options = encoded, image_px, options
     self._orientation = header.orientation if options.upright else 1
     stored = header.height, header.width

@@ -48,7 +48,7 @@ class Info(NamedTuple):
 class LabelMaps:
   """The maps of a directory, memory-mapped."""
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(self, folder: pathlib.Path) -> None:
     """Raises UserError if the directory has no maps, or is incomplete."""
     self.folder, self.info = folder, read_info(folder)
     count = -(-self.info.num_examples // self.info.per_part)

@@ -71,7 +71,7 @@ def _prefetched(make: Callable[[int], Batch], numbers: range, *, threads: int,
 class RestartingIterator:
   """Batches of loader processes, which are restarted once from the next batch if one of them dies."""
 
-  def __init__(self, start: Callable[[range], ClosableIterator], numbers: range):
+  def __init__(self, start: Callable[[range], ClosableIterator], numbers: range) -> None:
     self._start, self._numbers, self._running = start, numbers, start(numbers)
     self._is_started = False
     self._done, self._died_s = 0, -math.inf

@@ -128,7 +128,7 @@ class _Tiles:
   The tile is multiplied with `scale`. Its sums over tokens are added to row `row` of `sums [1, 3, D]`, if it is given.
   """
 
-  def __init__(self, ref: Any, shape: Shape, *, scale: float = 1., sums: Any = None, row: int = 0):
+  def __init__(self, ref: Any, shape: Shape, *, scale: float = 1., sums: Any = None, row: int = 0) -> None:
     self._ref, self._shape, self._scale, self._sums, self._row = ref, shape, scale, sums, row
     self._open: dict[int, Array] = {}
 
