@@ -12,11 +12,9 @@ import pytest
 from PIL import Image
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import headers
 from vit_jax.data.image.headers import BadImage
-from vit_jax.inspect import model as module
 from vit_jax.inspect.model import Model
-from vit_jax.weights import inference
+from vit_jax.weights import inference, loading
 
 
 @functools.cache
@@ -71,34 +69,6 @@ def test_images_of_all_kinds_give_the_same(vit: Model, tmp_path: pathlib.Path) -
   np.testing.assert_array_equal(vit.logits(grey), vit.logits(Image.fromarray(grey[..., 0])))
 
 
-def test_a_file_its_bytes_and_what_pillow_makes_of_it_are_the_same_image(tmp_path: pathlib.Path) -> None:
-  deep = np.linspace(0, 65_535, 12 * 15).astype(np.uint16).reshape(12, 15)
-  exif = Image.Exif()
-  exif[headers.ORIENTATION] = 6
-  colours = Image.fromarray(loaded.pictures(1)[0])
-  for image, kind in ((Image.fromarray(deep), 'png'), (colours, 'webp'), (colours.convert('P'), 'gif'),
-                      (colours, 'tiff')):
-    path = tmp_path / f'image.{kind}'
-    image.save(path, **({'lossless': True} if kind == 'webp' else {}), **({} if kind == 'gif' else {'exif': exif}))
-    want = module.decode(path)
-    np.testing.assert_array_equal(module.decode(path.read_bytes()), want)
-    np.testing.assert_array_equal(module.decode(Image.open(path)), want)
-    np.testing.assert_array_equal(module.decode(want), want)
-    assert want.shape == ((image.height, image.width, 3) if kind == 'gif' else (image.width, image.height, 3))
-  np.testing.assert_array_equal(module.decode(tmp_path / 'image.png')[..., 0], np.rot90(deep >> 8, -1))
-
-
-def test_too_large_an_image_is_refused_whatever_it_comes_as(tmp_path: pathlib.Path,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
-  assert module.UPRIGHT == (178_956_970, True)  # as Pillow
-  monkeypatch.setattr(module, 'UPRIGHT', headers.DecodeOptions(max_pixels=899, upright=True))
-  path = tmp_path / 'large.png'
-  Image.new('RGB', (30, 30)).save(path)
-  for image in (path, path.read_bytes(), Image.open(path)):
-    with pytest.raises(BadImage, match='30 x 30 px: expected at most 899 pixels, got 900'):
-      module.decode(image)
-
-
 def test_the_rest_of_a_batch_does_not_matter(vit: Model) -> None:
   images = loaded.pictures(7)
   whole = vit.logits(images)
@@ -135,6 +105,46 @@ def test_features_of_a_layer_are_all_its_tokens(vit: Model) -> None:
   np.testing.assert_allclose(vit.features(images), normed, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.quick('dinov2', reason='1 s: a network of its own')
+@pytest.mark.parametrize('name', ['vit', 'dinov2', 'deit'])
+def test_grids_are_the_patch_tokens_in_their_places(name: str) -> None:
+  model, images, extra = network(name), loaded.pictures(2), {'vit': 1, 'dinov2': 3, 'deit': 2}[name]
+  depth = model.num_layers
+  both = model.features(images, layers=[0, -1], as_grid=True)
+  assert both.shape == (2, 2, 2, 3, 32)
+  for found, layer in zip(both, (0, depth), strict=True):
+    tokens = model.features(images, layer=layer)
+    assert tokens.shape == (2, extra + 6, 32)
+    for row, column in np.ndindex(2, 3):
+      np.testing.assert_array_equal(found[:, row, column], tokens[:, extra + 3 * row + column])
+  np.testing.assert_array_equal(model.features(images, layers=(depth, 0), as_grid=True), both[::-1])
+
+
+def test_the_norm_of_grids_is_the_last_one(vit: Model) -> None:
+  images, norm = loaded.pictures(2), vit.weights.params['backbone']['norm']
+  raw = vit.features(images, layers=[1, 2], as_grid=True).astype(np.float64)
+  want = (raw - raw.mean(-1, keepdims=True)) / np.sqrt(raw.var(-1, keepdims=True) + 1e-6) * norm['scale'] + norm['bias']
+  normed = vit.features(images, layers=[1, 2], as_grid=True, norm=True)
+  np.testing.assert_allclose(normed, want, rtol=1e-3, atol=1e-4)
+  np.testing.assert_allclose(vit.features(images, as_grid=True), normed[1], rtol=1e-3, atol=1e-4)
+  np.testing.assert_array_equal(vit.features(images, layer=1, as_grid=True, norm=True), normed[0])
+
+
+def test_a_network_without_blocks_gives_its_last_grid() -> None:
+  images = loaded.pictures(2)
+  assert network('mixer').features(images, as_grid=True).shape == (2, 2, 3, 32)
+  model = network('bit')
+  grid = model.features(images, as_grid=True)
+  assert grid.ndim == 4 and grid.shape[1:3] == (4, 6)  # 32 x 48 px at a stride of 8
+  np.testing.assert_allclose(grid.mean((1, 2)), model.features(images), rtol=1e-4, atol=1e-4)
+
+
+def test_grids_follow_the_size_of_the_images() -> None:
+  found = loaded.weights('vit')
+  wide = Model(loading.at_size(found, found.preprocess._replace(image_px=(48, 80))), batch_size=4)
+  assert wide.features(loaded.pictures(1), layers=[1], as_grid=True).shape == (1, 1, 3, 5, 32)
+
+
 @pytest.mark.quick('deit', reason='1 s: a network of its own')
 @pytest.mark.parametrize('name', ['vit', 'dinov2', 'map', 'deit', 'hybrid'])
 def test_attention_is_that_of_the_block_and_rolls_out(name: str) -> None:
@@ -166,6 +176,10 @@ def test_relevance_is_of_the_given_class(vit: Model) -> None:
 
 @pytest.mark.parametrize(('name', 'call', 'said'), [
     ('vit', lambda m: m.features(loaded.pictures(1), layer=3), 'expected 0 to 2, or -1 for the last block, got 3'),
+    ('vit', lambda m: m.features(loaded.pictures(1), layer=1, layers=[2]), 'expected layer or layers, and norm'),
+    ('vit', lambda m: m.features(loaded.pictures(1), layer=1, norm=True), 'and norm=True with as_grid=True only'),
+    ('vit', lambda m: m.features(loaded.pictures(1), layers=[]), 'layers: expected at least one block, got none'),
+    ('vit', lambda m: m.features(loaded.pictures(1), layers=[1, 3]), 'expected 0 to 2, or -1 .* got 3'),
     ('vit', lambda m: m.attention(loaded.pictures(1), layer=0), 'expected 1 to 2, or -1 for the last block, got 0'),
     ('bit', lambda m: m.attention(loaded.pictures(1)), 'layer: expected None, as ResNet has no blocks, got -1'),
     ('mixer', lambda m: m.rollout(loaded.pictures(1)), 'got a Mixer without transformer blocks'),

@@ -9,32 +9,29 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, HostArray, Outputs
 from vit_jax.data.device.prepare import normalize
-from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import headers
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
+from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
 from vit_jax.models import cost, counting
 from vit_jax.weights import inference
 from vit_jax.weights.loading import Weights
 
-ImageLike = Image.Image | HostArray | str | os.PathLike[str] | bytes
 BATCH = 32
-UPRIGHT = headers.DecodeOptions(upright=True)
 
 
 class Guess(NamedTuple):
@@ -107,7 +104,8 @@ class Model:
                       'Use features(), or weights that were trained on classes.')
     return self._over(images, lambda image: self._outputs(image).logits, prepared=prepared)
 
-  def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None) -> HostArray:
+  def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None,
+               layers: Sequence[int] | None = None, as_grid: bool = False, norm: bool = False) -> HostArray:
     """Returns features of each image, f32.
 
     Args:
@@ -115,15 +113,40 @@ class Model:
       layer: None = the pooled features that the head receives, `[B, D]`; else all tokens after block `layer`,
         `[B, M, D]`: class token and registers, if there are any, then the patches row by row. Blocks count from 1;
         0 is the input of the first block, and -1 the last block.
+      layers: as `layer`, for several blocks in one pass: `[n, B, M, D]`.
+      as_grid: return the patch tokens alone, in their places in the image: `[B, h, w, D]`, or `[n, B, h, w, D]` of
+        `layers`. Without a layer they are the tokens that the network ends with, after its last norm.
+      norm: of grids, apply the last norm to each layer, as DINOv2's programs do for dense tasks; otherwise the tokens
+        are those of the residual stream. A network whose norm follows pooling has none for its tokens.
 
     Raises:
-      UserError: there is no such block.
+      UserError: there is no such block, or the settings exclude each other.
     """
-    if layer is None:
-      return self._over(images, lambda image: self._outputs(image).features.pooled)
-    depth = self._depth(layer, least=0)
-    return self._over(images, lambda image: next(itertools.islice(
-        self.driver.layers(image, capture=False), depth, None)).tokens.astype(jnp.float32))
+    if layer is not None and layers is not None or norm and not as_grid:
+      raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others.')
+    if layer is None and layers is None:
+      return self._over(images, self._last_grid if as_grid else lambda image: self._outputs(image).features.pooled)
+    chosen = [layer] if layers is None else list(layers)
+    if not chosen:
+      raise UserError('layers: expected at least one block, got none.')
+    depths = [self._depth(one, least=0) for one in chosen if one is not None]
+    found = self._over(images, lambda image: self._tokens(image, depths, as_grid=as_grid, norm=norm))
+    return found[:, 0] if layers is None else found.swapaxes(0, 1)
+
+  def _last_grid(self, image: Array) -> Array:
+    """Returns the tokens that the network ends with, `[B, h, w, D]`."""
+    found = self._outputs(image).features
+    return found.tokens.reshape(image.shape[0], *map(int, found.grid), -1)
+
+  def _tokens(self, image: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
+    """Returns the tokens after each of `depths`, `[B, n, M, D]`, or as grids `[B, n, h, w, D]`."""
+    found = {}
+    for depth, tokens, _ in itertools.islice(self.driver.layers(image, capture=False), max(depths) + 1):
+      if depth in depths:
+        x = self.driver.finish(tokens, grid=self.grid).tokens if norm else tokens
+        h, w = self.grid
+        found[depth] = x[:, -h * w:].reshape(len(x), h, w, -1) if as_grid else x
+    return jnp.stack([found[depth] for depth in depths], 1).astype(jnp.float32)
 
   def attention(self, images: ImageLike | Sequence[ImageLike], *, layer: int = -1) -> HostArray:
     """Returns the attention of block `layer`, `[B, A, M, M]` f32: per head, the weight of each key in each row.
@@ -258,41 +281,6 @@ class Model:
     """`(h, w)` of the patch tokens."""
     patch = self.weights.model.patch  # type: ignore[union-attr]
     return self.image_px[0] // patch, self.image_px[1] // patch
-
-
-def listed(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
-  """Yields the images of one image, an array of several, or a nested list, one by one."""
-  if isinstance(images, np.ndarray) and images.ndim == 4:
-    yield from images
-  elif isinstance(images, Sequence) and not isinstance(images, str | bytes):
-    for image in images:
-      yield from listed(image)
-  else:
-    yield images
-
-
-def decode(image: ImageLike) -> HostArray:
-  """Returns `[H, W, 3]` u8 for any kind of image; a file, its bytes and its Pillow image give the same result.
-
-  Files and Pillow images are rotated by their EXIF orientation.
-
-  Raises:
-    BadImage: the image cannot be decoded, or is too large.
-    UserError: not an image, or an array of another shape or dtype.
-  """
-  match image:
-    case np.ndarray() if image.dtype == np.uint8 and (image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
-      return decoding.as_rgb(image[..., None] if image.ndim == 2 else image)
-    case Image.Image():
-      return decoding.from_pillow(image, UPRIGHT)
-    case bytes():
-      return decoding.decode(image, UPRIGHT)
-    case str() | os.PathLike():
-      with open(image, 'rb') as file:
-        return decoding.decode(file.read(), UPRIGHT)
-  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
-  raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
-                  f'of a file, got {what}.')
 
 
 def _room(num: int, most: int) -> int:

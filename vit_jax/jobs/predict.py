@@ -26,7 +26,8 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import figures
-from vit_jax.inspect.model import BATCH, UPRIGHT, Guess, Model
+from vit_jax.inspect.images import UPRIGHT
+from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import stage
 from vit_jax.weights import inference, loading

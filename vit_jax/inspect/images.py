@@ -1,0 +1,51 @@
+"""Images of any kind that the Python API takes: PIL images, NumPy arrays, paths, encoded bytes, and lists of them."""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.image import decode as decoding
+from vit_jax.data.image import headers
+
+ImageLike = Image.Image | HostArray | str | os.PathLike[str] | bytes
+UPRIGHT = headers.DecodeOptions(upright=True)
+
+
+def listed(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
+  """Yields the images of one image, an array of several, or a nested list, one by one."""
+  if isinstance(images, np.ndarray) and images.ndim == 4:
+    yield from images
+  elif isinstance(images, Sequence) and not isinstance(images, str | bytes):
+    for image in images:
+      yield from listed(image)
+  else:
+    yield images
+
+
+def decode(image: ImageLike) -> HostArray:
+  """Returns `[H, W, 3]` u8 for any kind of image; a file, its bytes and its Pillow image give the same result.
+
+  Files and Pillow images are rotated by their EXIF orientation.
+
+  Raises:
+    BadImage: the image cannot be decoded, or is too large.
+    UserError: not an image, or an array of another shape or dtype.
+  """
+  match image:
+    case np.ndarray() if image.dtype == np.uint8 and (image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
+      return decoding.as_rgb(image[..., None] if image.ndim == 2 else image)
+    case Image.Image():
+      return decoding.from_pillow(image, UPRIGHT)
+    case bytes():
+      return decoding.decode(image, UPRIGHT)
+    case str() | os.PathLike():
+      with open(image, 'rb') as file:
+        return decoding.decode(file.read(), UPRIGHT)
+  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
+  raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
+                  f'of a file, got {what}.')
