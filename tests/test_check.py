@@ -38,9 +38,10 @@ def test_what_does_not_divide_over_the_devices_is_refused(capsys: pytest.Capture
   assert message in checked(capsys, '--config=digits', *words)
 
 
-def test_hardware_that_only_the_provider_knows_is_not_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-  text = checked(capsys, '--config=digits', '--elsewhere', '--topology=v5p-12288')
-  assert 'Not checked: mesh, batch and memory, since plans do not know v5p-12288.' in text
+def test_unknown_hardware_is_refused_elsewhere_too_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
+  text = checked(capsys, '--config=digits', '--elsewhere', '--topology=v4-33')
+  assert "expected one of the topologies below, got 'v4-33'" in text and '16x16x16' in text
+  assert 'Did you mean v4-32?' in text and 'Checked:' not in text
 
 
 def test_a_run_that_needs_more_memory_than_the_devices_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     raise UserError('\n'.join(dict.fromkeys(problems)))
   text = ''
   if topology and job == 'train' and isinstance(subject, schema.Config):
-    text = fit(subject, topology, slices, elsewhere=elsewhere)
+    text = fit(subject, topology, slices)
   name = f' of {subject.name}' if subject else ''
   print('\n'.join(filter(None, [f'Checked: the {job} command{name} has no problem that can be seen here.', text])))
   return 0
@@ -90,14 +90,12 @@ def _problems(config: schema.Config, workdir: storage.Path | None, place: places
   return places.problems(config, workdir, place)
 
 
-def fit(config: schema.Config, topology: str, slices: int, *, elsewhere: bool = False) -> str:
+def fit(config: schema.Config, topology: str, slices: int) -> str:
   """Returns the layout of a run on hardware, as text.
 
-  A name of hardware that is not known is an error only without `elsewhere`, since a cloud provider may have others.
-
   Raises:
-    UserError: the mesh or the batch does not divide over the devices, a schedule is longer than the run, or the
-      slices differ from those of the config, or the memory of a device is too small by arithmetic.
+    UserError: the hardware is not known, the mesh or the batch does not divide over its devices, a schedule is longer
+      than the run, the slices differ from those of the config, or the memory of a device is too small by arithmetic.
   """
   from vit_jax.models.kernels import attend_kernels
   from vit_jax.objectives import kinds
@@ -107,13 +105,7 @@ def fit(config: schema.Config, topology: str, slices: int, *, elsewhere: bool = 
   if slices and slices != config.mesh.slices:
     raise UserError(f'mesh.slices: expected {slices}, the number of slices of the hardware, got {config.mesh.slices}. '
                     f'Add --config.mesh.slices={slices} to the command.')
-  try:
-    hardware = topologies.parse(topology, slices=config.mesh.slices)
-  except UserError as error:
-    if not elsewhere:
-      raise
-    near = next((line for line in str(error).splitlines() if 'Did you mean' in line), '')
-    return f'Not checked: mesh, batch and memory, since plans do not know {topology}. {near}'
+  hardware = topologies.parse(topology, slices=config.mesh.slices)
   subject = plans.lay_out(plans.Subject(config, hardware, *_numbers(config)))
   if not subject.fits_by_arithmetic:
     raise UserError(f'{subject.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '

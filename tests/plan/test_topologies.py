@@ -1,6 +1,10 @@
 """Hardware to plan for: names, numbers of devices, and error messages."""
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from vit_jax.core.errors import UserError
@@ -11,14 +15,19 @@ from vit_jax.plan import topologies
     ('v3:16x16', 'v3:16x16', 512, 512), ('v3-512', 'v3:16x16', 512, 512), ('v4-256', 'v4:4x4x8', 128, 256),
     ('v4:4x4x4', 'v4:4x4x4', 64, 128), ('v5litepod-16', 'v5e:4x4', 16, 16), ('v6e-256', 'v6e:16x16', 256, 256),
     ('V5P-8', 'v5p:2x2x1', 4, 8), ('cpu:7', 'cpu:7', 7, 7), ('h200:3', 'h200:3', 3, 3),
-    ('gpu:8', 'gpu:8', 8, 8)])
+    ('gpu:8', 'gpu:8', 8, 8), ('v4-4096', 'v4:8x16x16', 2048, 4096), ('v4-2048', 'v4:8x8x16', 1024, 2048),
+    ('v5p-12288', 'v5p:16x16x24', 6144, 12_288), ('v5p-17920', 'v5p:16x20x28', 8960, 17_920),
+    ('v5p-384', 'v5p:4x4x12', 192, 384), ('v5p:4x8x16', 'v5p:4x8x16', 512, 1024),
+    ('tpu7x-128', 'tpu7x:4x4x4', 128, 128), ('ironwood-18432', 'tpu7x:16x16x36', 18_432, 18_432),
+    ('trillium:8x16', 'v6e:8x16', 128, 128), ('v2-512', 'v2:16x16', 512, 512)])
 def test_a_slice_is_named_by_its_grid_or_by_cloud_providers(
     text: str, name: str, devices: int, cores: int) -> None:
   found = topologies.parse(text)
   assert (found.name, found.num_devices, found.num_cores) == (name, devices, cores)
 
 
-@pytest.mark.parametrize('text', ['v3:16x17', 'v9:2x2', 'cpu', 'cpu:0', 'cpu:-3', 'v3', '', 'v4:2x2'])
+@pytest.mark.parametrize('text', ['v3:16x17', 'v9:2x2', 'cpu', 'cpu:0', 'cpu:-3', 'v3', '', 'v4:2x2', 'v4-33', 'v4:4x4x20', 'v5p:8x4x4',
+                                  'v5p:4x4x6'])
 def test_an_unknown_topology_lists_the_known_ones(text: str) -> None:
   with pytest.raises(UserError) as error:
     topologies.parse(text)
@@ -31,6 +40,27 @@ def test_several_slices_have_the_devices_of_all(monkeypatch: pytest.MonkeyPatch)
   found = topologies.parse('v5e:16x16', slices=3)
   assert (found.num_devices, found.label) == (768, '3 slices of v5e:16x16')
   assert topologies.parse('v5e:16x16').label == 'v5e:16x16' and topologies.parse('cpu:8', slices=2).num_devices == 8
+
+
+def test_a_name_of_a_cloud_provider_is_that_of_the_most_compact_slice() -> None:
+  for kind in topologies.POD_SIDES:
+    for grid in topologies.GRIDS[kind]:
+      named = topologies.parse(f'{kind}-{2 * topologies.num_chips(grid)}').name.partition(':')[2]
+      sides = [int(side) for side in grid.split('x')]
+      assert topologies.num_chips(named) == topologies.num_chips(grid)
+      assert sum(int(side) for side in named.split('x')) <= sum(sides)
+
+
+@pytest.mark.slow(reason='libtpu describes whole pods in seconds; what it accepts changes with its version alone')
+@pytest.mark.parametrize(('text', 'slices'), [('v4-4096', 1), ('v5p-17920', 1), ('tpu7x-128', 1), ('v6e-256', 8)])
+def test_the_compiler_describes_whole_pods(text: str, slices: int) -> None:
+  pytest.importorskip('libtpu')
+  found = topologies.parse(text, slices=slices)
+  program = ('from vit_jax.plan import topologies\n'
+             f'print(len(topologies.open_devices(topologies.parse({text!r}, slices={slices}))))')
+  done = subprocess.run([sys.executable, '-c', program], env={**os.environ, **topologies.environment(found)}, check=True,
+                        capture_output=True, text=True)
+  assert int(done.stdout) == found.num_devices
 
 
 def test_gpus_are_planned_for_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from vit_jax.core.errors import UserError
 
-CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice': 'v5p', 'tpu-v6e-slice': 'v6e'}
+CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice': 'v5p', 'tpu-v6e-slice': 'v6e',
+         'tpu7x': 'tpu7x'}
 """The name of a chip by the value of the node label `cloud.google.com/gke-tpu-accelerator`."""
 PLACEHOLDERS = ('PROJECT/', 'REPOSITORY/', 'MY-DATA-BUCKET', 'MY-RUNS-BUCKET')
 SHARED_MEMORY = '/dev/shm'

@@ -1,6 +1,6 @@
 """Hardware that a run can be planned for: chips and slices, and descriptions of their devices.
 
-A device is a device of jax: a core on TPU v2 and v3, a chip elsewhere (two cores run as one on v4 and
+A device is a device of jax: a core on TPU v2, v3 and TPU7x, a chip elsewhere (two cores run as one on v4 and
 v5p). Imports jax only in `open_devices`, since the environment has to be set before.
 """
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import glob
 import importlib.util
+import itertools
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import layout
@@ -46,14 +47,17 @@ class Chip(NamedTuple):
 
 # Peaks, memory and its bandwidth, links: Cloud TPU documentation; v2, v3: Jouppi et al. 2020 (CACM 63(7)), half a
 # chip; links of v3 (70 GB/s) and v4 (50 GB/s): Jouppi et al. 2023, Table 4, a core getting half of its chip's. Between
-# slices: the documentation has 6.4 Tbit/s for 256 chips of v5e, 25.6 Tbit/s for 256 of v6e.
+# slices: the documentation has 6.4 Tbit/s for 256 chips of v5e, 25.6 Tbit/s for 256 of v6e, and for a chip 50 Gbit/s of
+# v5p and 100 Gbit/s of TPU7x. A device of TPU7x is half a chip, as libtpu presents it; its memory is half of the nominal
+# 192 GiB, of which the share that a program may use was not read off.
 CHIPS = {
     'v2': Chip('tpu', 7.48, 22.5e12, 350e9, 62e9, .70e9),
     'v3': Chip('tpu', 15.48, 61.5e12, 450e9, 70e9, .94e9),
     'v4': Chip('tpu', 30.75, 275e12, 1228e9, 100e9, 1.05e9, 2),
     'v5e': Chip('tpu', 15.75, 197e12, 819e9, 100e9, 1.5e9, between_bytes_s=3.125e9),
-    'v5p': Chip('tpu', 95.73, 459e12, 2765e9, 200e9, 1.75e9, 2),
+    'v5p': Chip('tpu', 95.73, 459e12, 2765e9, 200e9, 1.75e9, 2, between_bytes_s=6.25e9),
     'v6e': Chip('tpu', 31.24, 918e12, 1640e9, 200e9, 1.75e9, between_bytes_s=12.5e9),
+    'tpu7x': Chip('tpu', 96., 1153.5e12, 3690e9, 100e9, between_bytes_s=6.25e9),
     # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction.
     **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9)),  # `gpu`: the least of them
     'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9),
@@ -61,24 +65,40 @@ CHIPS = {
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
     'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
 }
-# Names of cloud providers -> names of the compiler. Numbers after v2 to v5p count cores, after v5e and v6e chips.
-ALIASES = {
-    **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v2', 'v3') for n, grid in (
-        (1, '2x2'), (4, '4x4'), (8, '4x8'), (16, '8x8'), (32, '8x16'), (64, '16x16'), (128, '16x32'),
-        (256, '32x32'))},
-    **{f'{chip}-{8 * n}': f'{chip}:{grid}' for chip in ('v4', 'v5p') for n, grid in (
-        (1, '2x2x1'), (2, '2x2x2'), (4, '2x2x4'), (8, '2x4x4'), (16, '4x4x4'), (32, '4x4x8'), (64, '4x8x8'),
-        (128, '8x8x8'))},
-    **{f'{name}-{n}': f'{chip}:{grid}' for chip, names in (('v5e', ('v5e', 'v5litepod')), ('v6e', ('v6e',)))
-       for name in names for n, grid in (
-           (1, '1x1'), (4, '2x2'), (8, '2x4'), (16, '4x4'), (32, '4x8'), (64, '8x8'), (128, '8x16'),
-           (256, '16x16'))},
-}
 _FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
-_CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8')
 _PODS = ('2x2', '4x4', '4x8', '8x8', '8x16', '16x16', '16x32', '32x32')
-GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v4': _CUBES, 'v5e': _FLAT, 'v5p': _CUBES, 'v6e': _FLAT}
-_DEVICES_A_CHIP = {'v2': 2, 'v3': 2}
+_PARTS = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
+"""Slices smaller than a cube of 4x4x4 chips."""
+POD_SIDES = {'v4': (16, 16, 16), 'v5p': (16, 20, 28), 'tpu7x': (16, 16, 36)}
+"""A whole pod in chips: 4,096, 8,960 and 9,216. Its slices are its parts, or consist of complete cubes."""
+NICKNAMES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'trillium': 'v6e', 'ironwood': 'tpu7x', 'v7x': 'tpu7x'}
+_DEVICES_A_CHIP = {'v2': 2, 'v3': 2, 'tpu7x': 2}
+_NUMBERED_BY_CORES = ('v2', 'v3', 'v4', 'v5p', 'tpu7x')
+"""Numbers in names of cloud providers count cores of these, two a chip, and chips of all others."""
+
+
+def _grids(sides: tuple[int, int, int]) -> tuple[str, ...]:
+  """The slices of a pod, each with its sides in ascending order, from small to large."""
+  cubes = sorted((math.prod(grid), sum(grid), grid) for grid in itertools.product(
+      *(range(4, side + 1, 4) for side in sides)) if list(grid) == sorted(grid))
+  return (*_PARTS, *('x'.join(map(str, grid)) for _, _, grid in cubes))
+
+
+GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v5e': _FLAT, 'v6e': _FLAT,
+         **{kind: _grids(sides) for kind, sides in POD_SIDES.items()}}
+"""Grids of chips that a slice of each chip may have."""
+
+
+def num_chips(grid: str) -> int:
+  """The chips of a grid such as `4x4x8`."""
+  return math.prod(map(int, grid.split('x')))
+
+
+# Names of cloud providers -> names of the compiler. Of several grids with as many chips a name is that of the most
+# compact one, in which neighbours are nearest.
+ALIASES = {f'{name}-{num_chips(grid) * (2 if kind in _NUMBERED_BY_CORES else 1)}': f'{kind}:{grid}'
+           for kind, grids in GRIDS.items() for grid in reversed(grids)
+           for name in (kind, *(nick for nick, chip in NICKNAMES.items() if chip == kind))}
 
 
 class Topology(NamedTuple):
@@ -117,19 +137,28 @@ def parse(text: str, *, slices: int = 1) -> Topology:
   name = text.strip().lower()
   name = ALIASES.get(name, name)
   kind, _, size = name.partition(':')
+  kind = NICKNAMES.get(kind, kind)
   if kind in GRIDS and size in GRIDS[kind]:
-    num_devices = math.prod(map(int, size.split('x'))) * _DEVICES_A_CHIP.get(kind, 1)
-    return Topology(name, kind, CHIPS[kind], num_devices * slices, slices)
+    num_devices = num_chips(size) * _DEVICES_A_CHIP.get(kind, 1)
+    return Topology(f'{kind}:{size}', kind, CHIPS[kind], num_devices * slices, slices)
   if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
     return Topology(name, kind, CHIPS[kind], int(size))
   names = [f'{k}:{grid}' for k, grids in GRIDS.items() for grid in grids]
   near = difflib.get_close_matches(name, [*names, *ALIASES], 1)
-  lines = [f'  {k + ":":<5}{"  ".join(grids)}' for k, grids in GRIDS.items()]
   numbered = '  '.join(f'{k}:N' for k in CHIPS if k not in GRIDS)
-  raise UserError('\n'.join([f'--topology: expected one of the topologies below, got {text!r}.', *lines,
+  raise UserError('\n'.join([f'--topology: expected one of the topologies below, got {text!r}.', *_known(),
                              f'  N devices: {numbered}',
-                             '  names of cloud providers, such as v3-512, v4-128, v5litepod-16, v6e-256',
+                             '  names of cloud providers, such as v3-512, v4-4096, v5litepod-16, v6e-256; several '
+                             'slices: --config.mesh.slices=N',
                              *([f'Did you mean {near[0]}?'] if near else [])]))
+
+
+def _known() -> Iterator[str]:
+  """A line on the grids of each chip."""
+  for kind, grids in GRIDS.items():
+    shown = '  '.join(_PARTS if kind in POD_SIDES else grids)
+    cubes = f'  and 4x4x4 to {grids[-1]}, each side a multiple of 4' if kind in POD_SIDES else ''
+    yield f'  {kind + ":":<7}{shown}{cubes}'
 
 
 def missing(topology: Topology) -> str:
