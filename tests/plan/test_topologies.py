@@ -26,8 +26,8 @@ def test_a_slice_is_named_by_its_grid_or_by_cloud_providers(
   assert (found.name, found.num_devices, found.num_cores) == (name, devices, cores)
 
 
-@pytest.mark.parametrize('text', ['v3:16x17', 'v9:2x2', 'cpu', 'cpu:0', 'cpu:-3', 'v3', '', 'v4:2x2', 'v4-33', 'v4:4x4x20', 'v5p:8x4x4',
-                                  'v5p:4x4x6'])
+@pytest.mark.parametrize('text', ['v3:16x17', 'v9:2x2', 'cpu', 'cpu:0', 'cpu:-3', 'v3', '', 'v4:2x2', 'v4-33',
+                                  'v4:4x4x20', 'v5p:8x4x4', 'v5p:4x4x6'])
 def test_an_unknown_topology_lists_the_known_ones(text: str) -> None:
   with pytest.raises(UserError) as error:
     topologies.parse(text)
@@ -58,8 +58,8 @@ def test_the_compiler_describes_whole_pods(text: str, slices: int) -> None:
   found = topologies.parse(text, slices=slices)
   program = ('from vit_jax.plan import topologies\n'
              f'print(len(topologies.open_devices(topologies.parse({text!r}, slices={slices}))))')
-  done = subprocess.run([sys.executable, '-c', program], env={**os.environ, **topologies.environment(found)}, check=True,
-                        capture_output=True, text=True)
+  environment = {**os.environ, **topologies.environment(found)}
+  done = subprocess.run([sys.executable, '-c', program], env=environment, check=True, capture_output=True, text=True)
   assert int(done.stdout) == found.num_devices
 
 

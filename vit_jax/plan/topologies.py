@@ -47,9 +47,9 @@ class Chip(NamedTuple):
 
 # Peaks, memory and its bandwidth, links: Cloud TPU documentation; v2, v3: Jouppi et al. 2020 (CACM 63(7)), half a
 # chip; links of v3 (70 GB/s) and v4 (50 GB/s): Jouppi et al. 2023, Table 4, a core getting half of its chip's. Between
-# slices: the documentation has 6.4 Tbit/s for 256 chips of v5e, 25.6 Tbit/s for 256 of v6e, and for a chip 50 Gbit/s of
-# v5p and 100 Gbit/s of TPU7x. A device of TPU7x is half a chip, as libtpu presents it; its memory is half of the nominal
-# 192 GiB, of which the share that a program may use was not read off.
+# slices: the documentation has 6.4 Tbit/s for 256 chips of v5e, 25.6 Tbit/s for 256 of v6e, and for one chip 50 Gbit/s
+# of v5p and 100 Gbit/s of TPU7x. A device of TPU7x is half a chip, as libtpu presents it; its memory is half of the
+# nominal 192 GiB, of which the share that a program may use was not read off.
 CHIPS = {
     'v2': Chip('tpu', 7.48, 22.5e12, 350e9, 62e9, .70e9),
     'v3': Chip('tpu', 15.48, 61.5e12, 450e9, 70e9, .94e9),
