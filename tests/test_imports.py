@@ -34,7 +34,7 @@ ONLY_IN = {
     'cv2': ('data/',),
     'orbax': ('train/checkpoint.py', 'train/checkpoint_reader.py', 'weights/runs.py'),
     'absl': ('main.py', 'config/', 'data/'),
-    'tensorflow': (),
+    'tensorflow': ('bench/loader_tf.py',),  # a process of its own
     'torch': ('bench/child.py',),  # a process of its own
 }
 FILES = sorted(PACKAGE.rglob('*.py'))

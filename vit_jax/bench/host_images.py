@@ -87,10 +87,11 @@ def measure(sets: Mapping[str, Source], *, rounds: int, chunk: int,
         if turn:  # the first round warms up
           rates[name][one].append(chunk / max(1e-9, time.process_time() - started_s))
   first = next(iter(sets))
-  return {one: {name: _speed(found[one], found[first]) for name, found in rates.items()} for one in sets}
+  return {one: {name: speed(found[one], found[first]) for name, found in rates.items()} for one in sets}
 
 
-def _speed(rates: Sequence[float], first: Sequence[float]) -> Speed:
+def speed(rates: Sequence[float], first: Sequence[float]) -> Speed:
+  """Summarizes the rates of some rounds; `first` has those of the first dataset."""
   ratios = [a / b for a, b in zip(rates, first, strict=True)]
   return Speed(statistics.median(rates), min(rates), max(rates), statistics.median(ratios))
 
@@ -119,8 +120,8 @@ def main(arguments: Sequence[str]) -> int:
     return 2
   for where, speeds in measure(sets, rounds=ROUNDS, chunk=CHUNK).items():
     print(f'{where}\n{"images/s and core, to 224 px":<38}{"median":>8}{"min":>8}{"max":>8}{"ratio":>8}')
-    for name, speed in speeds.items():
-      print(f'{name:<38}' + ''.join(f'{x:>8,.0f}' for x in speed[:3]) + f'{speed.ratio:>8.2f}')
+    for name, found in speeds.items():
+      print(f'{name:<38}' + ''.join(f'{x:>8,.0f}' for x in found[:3]) + f'{found.ratio:>8.2f}')
   return 0
 
 
