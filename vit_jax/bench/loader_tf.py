@@ -18,7 +18,7 @@ sys.path[:] = [path for path in sys.path if os.path.abspath(path or '.') != os.p
 
 
 def dataset(tf: Any, s: dict[str, Any]) -> Any:
-  """Returns endless batches `[B, H, W, 3] u8`: random crops of 5 to 100 % of each JPEG, resized and flipped at random."""
+  """Returns endless batches `[B, H, W, 3] u8`: random crops of 5 to 100 %, resized and flipped at random."""
   with tf.io.TFRecordWriter(s['record']) as writer:
     for path in s['files']:
       with open(path, 'rb') as f:
