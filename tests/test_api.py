@@ -56,3 +56,9 @@ def test_an_unknown_attribute_of_the_package_lists_the_known_ones() -> None:
   with pytest.raises(AttributeError, match="no attribute 'loda'; it has load, Model, list_models, list_weights"):
     vit_jax.loda  # type: ignore[attr-defined]  # noqa: B018
   assert 'load' in dir(vit_jax)
+
+
+def test_weights_that_do_not_exist_are_an_error_of_both_kinds(tmp_path: pathlib.Path) -> None:
+  for kind in (FileNotFoundError, UserError):
+    with pytest.raises(kind, match=r'none\.npz: expected weights as a path, .* got a path where there is no file'):
+      vit_jax.load(tmp_path / 'none.npz')

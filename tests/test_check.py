@@ -8,6 +8,7 @@ import pytest
 from vit_jax import check, main
 from vit_jax.commands import Command
 from vit_jax.core.errors import UserError
+from vit_jax.jobs import check as places
 
 
 def checked(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -78,3 +79,27 @@ def test_other_jobs_and_studies_are_checked_too(capsys: pytest.CaptureFixture[st
   line = 'vit-jax study --config=study_data_size:scale=small,source=digits'
   assert 'the study command' in checked(capsys, f'--line={line}')
   assert 'the evaluate command' in checked(capsys, '--line=vit-jax evaluate --weights=ViT-B_16-i21k --config=digits')
+
+
+def test_a_batch_with_more_images_than_there_are_is_refused_unless_counting_takes_long(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  for name in ('a/1.png', 'a/2.png', 'b/1.png', 'b/2.png', 'b/3.png'):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+  words = ['--config=from_folder', f'--config.data.source=folder:{tmp_path}']
+  message = f'batch_size: expected at most 4, the number of training images of folder:{tmp_path}, got 6.'
+  assert f'{message} Set --config.batch_size=4.' in checked(capsys, *words, '--config.batch_size=6')
+  assert 'Checked: ' in checked(capsys, *words, '--config.batch_size=4')  # one of five is held out
+  monkeypatch.setattr(places, 'FEW_FILES', 4)
+  assert 'Checked: ' in checked(capsys, *words, '--config.batch_size=6')
+  counted = [*words, '--config.batch_size=10', '--config.data.num_examples=8']
+  assert 'expected at most 8, the number' in checked(capsys, *counted)
+
+
+def test_images_are_counted_for_training_only(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'test' / 'a').mkdir(parents=True)
+  (tmp_path / 'test' / 'a' / '1.png').touch()
+  line = f'vit-jax evaluate --weights=x.npz --config.data.source=folder:{tmp_path}'
+  assert 'Checked: the evaluate command' in checked(capsys, f'--line={line}')
+  line = f'vit-jax train --config=from_folder --config.data.source=folder:{tmp_path}'
+  assert "got 'train'" in checked(capsys, f'--line={line}')

@@ -47,6 +47,8 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
     (['--job=trian'], ['--job: expected one of train, finetune, evaluate', 'got trian. Did you mean train?']),
     (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
     (['evaluat'], ["'evaluat': expected a job or a flag --NAME=VALUE, got neither. Did you mean evaluate?"]),
+    (['train', 'digits'], ["'digits': expected a job or a flag --NAME=VALUE, got neither. Did you mean --conf"]),
+    (['finetune:B/16,own'], ['got neither. Did you mean --config=finetune:B/16,own?']),
     (['--lr', '3e-4'], ['--lr: expected a flag of this job, got an unknown one. Did you mean the setting '
                         '--config.optimizer.lr?\n']),
     (['--config=digits', '--batch-size=4'], ['the setting --config.batch_size or --config.evals.test.batch_size?']),

@@ -32,7 +32,7 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
     classes: names of the outputs in their order, or a file with one name per line; () = those of the weights.
 
   Raises:
-    UserError: there are no weights, or they cannot be read.
+    UserError: the weights cannot be read, or there are none; then the error is a FileNotFoundError too.
   """
   if (platforms := hardware.platforms()) and not getattr(jax.config, 'jax_platforms', None):
     jax.config.update('jax_platforms', platforms)  # otherwise libtpu logs that this machine has no TPU

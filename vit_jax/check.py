@@ -53,6 +53,8 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
   place = places.Place(elsewhere, data, pathlib.Path.cwd())
   configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
   problems = [problem for one in configs for problem in _problems(one, workdir, place)]
+  if job == 'train' and not problems:
+    problems += [problem for one in configs for problem in places.training_problems(one, place)]
   if problems:
     raise UserError('\n'.join(dict.fromkeys(problems)))
   text = ''

@@ -13,6 +13,7 @@ import difflib
 import io
 import multiprocessing
 import os
+import pathlib
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -71,6 +72,7 @@ def parse(arguments: Sequence[str]) -> Command:
       problems.append(str(error))
   problems += [_explain(word, job, str(values.get('config') or job.base)) for word in unknown]
   meant = {near for word in unknown for near in difflib.get_close_matches(word, list(job.flags), 1)}
+  meant |= {'config'} if any(_as_config(job, word) for word in files) else set()
   problems += [f'--{flag.name}: expected a value, got none. --job={name} needs it: {flag.help}.'
                for flag in job.needs if flag.name not in meant and not hasattr(texts, flag.name)]
   problems += _word_problems(job, files)
@@ -162,7 +164,15 @@ def _word_problems(job: Job, words: list[str]) -> list[str]:
   """Problems of the arguments that are not flags."""
   if job.words:
     return [] if words or job.words.startswith('[') else [f'Expected {job.words}, got none.']
-  return [f'{word!r}: expected a job or a flag --NAME=VALUE, got neither.{_nearest(word, JOBS)}' for word in words]
+  return [f'{word!r}: expected a job or a flag --NAME=VALUE, got neither.'
+          f'{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
+
+
+def _as_config(job: Job, word: str) -> str:
+  """Returns a hint if the job takes a config, and the word names one; else ''."""
+  from vit_jax.config import files
+  is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in files.list_names()
+  return f' Did you mean --config={word}?' if is_config else ''
 
 
 def _config_problems(config: str | None, overrides: list[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """The list of configs."""
 from __future__ import annotations
 
+import pytest
+
 import vit_jax
 from vit_jax.config import files
 
@@ -13,3 +15,8 @@ def test_configs_are_listed_with_their_arguments() -> None:
 
 def test_a_pattern_chooses_configs() -> None:
   assert {one.name for one in vit_jax.list_configs('mae*i1k')} == {'mae_i1k', 'mae_scratch_i1k'}
+
+
+def test_an_empty_list_of_configs_is_explained_by_a_warning() -> None:
+  with pytest.warns(UserWarning, match="list_configs: .* got 'digts'. Did you mean digits"):
+    assert vit_jax.list_configs('digts') == []

@@ -13,7 +13,7 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, title
 from vit_jax.data.sources import opening
 
 
@@ -73,6 +73,11 @@ def test_a_single_folder_is_split_in_proportion_whatever_the_file_system_says(
   assert first.train.digest == second.train.digest
   assert paths(open_all(tmp_path / 'one', holdout_seed=1).eval) != paths(first.eval)
   assert len(open_all(tmp_path / 'one', holdout=.5, eval_split='val').eval) == 70
+  assert (title(first.train), title(first.eval)) == (f'folder:{tmp_path}/one, all but the 10 % held out',
+                                                     f'folder:{tmp_path}/one, the 10 % held out')
+  part = open_all(tmp_path / 'one', train_split='train[:50%]').train
+  assert (part.name, title(part)) == (f'folder:{tmp_path}/one/train[:50%]',
+                                      f'folder:{tmp_path}/one, split train[:50%]')
 
 
 def test_a_changed_file_changes_the_digest(tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:

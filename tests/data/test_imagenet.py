@@ -27,3 +27,22 @@ def test_known_classes_have_their_numbers() -> None:
 
 def test_other_numbers_of_classes_have_no_names() -> None:
   assert imagenet.by_count(10) is None and imagenet.by_count(0) is None
+
+
+NAMES = imagenet.by_count(1_000)
+
+
+def test_outputs_are_those_of_the_set_if_the_data_have_wordnet_ids_and_names_agree() -> None:
+  assert NAMES is not None and NAMES.lines()[0] == 'n01440764 tench'
+  published = tuple(f'{name.partition(" (")[0]}, a synonym' for name in NAMES.names)
+  own = ('n01440764', 'n02123045')
+  assert imagenet.by_ids(own, 1_000, ()) == imagenet.by_ids(own, 1_000, published) == NAMES
+  assert imagenet.by_ids((*own, 'cat'), 1_000, ()) == NAMES  # who matches the classes refuses cat by its name
+
+
+@pytest.mark.parametrize(('own', 'count', 'names'), [
+    (('cat', 'dog'), 1_000, ()), (('n01440764',), 10, ()), (('n01440764',), 1_000, [str(i) for i in range(1_000)]),
+    (('n01440764',), 1_000, NAMES and NAMES.names[::-1]), (('n01440764',), 1_000, NAMES and NAMES.lines())],
+    ids=['names', 'other outputs', 'other classes', 'other order', 'ids of its own'])
+def test_other_outputs_are_not_taken_for_those_of_the_set(own: tuple[str, ...], count: int, names: list[str]) -> None:
+  assert imagenet.by_ids(own, count, names) is None

@@ -68,7 +68,7 @@ def evil(path: pathlib.Path) -> None:
     (evil, 'expected weights alone, got a pickle that asks to run posix.system'),
     (lambda p: p.write_text('These are my notes.'), "got text: 'These are my notes.'"),
     (lambda p: p.write_text('<!DOCTYPE html><title>404</title>'), 'got a web page'),
-    (lambda p: None, 'there is no such file or folder'),
+    (lambda p: None, 'got a path where there is no file or folder'),
 ], ids=['truncated', 'wrong shape', 'code', 'text', 'html', 'missing'])
 def test_bad_input_is_a_message_and_nothing_is_written(
     write: Callable[[pathlib.Path], object], says: str, tmp_path: pathlib.Path,

@@ -13,9 +13,11 @@ import pytest
 from tests.data import images
 from tests.weights import made
 from vit_jax import main
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, geometry
 from vit_jax.jobs import evaluate as job
+from vit_jax.jobs import evaluate_weights
 from vit_jax.weights import inference, loading, saving
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
@@ -151,3 +153,21 @@ def test_evaluate_needs_a_run_or_weights_and_reads_flags_of_weights_for_weights_
   assert '--workdir: expected the directory of a run, got none. Set --workdir=DIR or --we' in capsys.readouterr().err
   with pytest.raises(UserError, match='--weights: expected weights for --preprocess, --model and --view, got none'):
     job.run(None, here, preprocess='half', source='', overridden=())
+
+
+def test_folders_with_wordnet_ids_are_outputs_of_imagenet(tmp_path: pathlib.Path,
+                                                          caplog: pytest.LogCaptureFixture) -> None:
+  ids = {'n01440764': 0, 'n02123045': 281, 'n15075141': 999}
+  for name in ids:
+    (tmp_path / name).mkdir()
+    for k in range(2):
+      (tmp_path / name / f'{k}.png').touch()
+  found, data = made.network(num_classes=1_000, class_names=()), schema.Data(source=f'folder:{tmp_path}', holdout=.5)
+  config = schema.Config(data=data, evals={'test': schema.TopK()})
+  with caplog.at_level('INFO'):
+    opened = evaluate_weights.open_data(config, found).eval
+  assert {pathlib.Path(opened.describe(i)).parent.name: opened.label(i) for i in range(3)} == ids
+  assert '3 classes of the data are WordNet ids, and are evaluated as outputs of the 1,000 classes of Im' in caplog.text
+  (tmp_path / 'n01440764').rename(tmp_path / 'n99999999')
+  with pytest.raises(UserError, match=r'expected classes of ImageNet-1k, got 1 of 3 that are not there: n99999999\.'):
+    evaluate_weights.open_data(config, found)

@@ -50,5 +50,9 @@ def test_json_has_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-  assert main.run(['list', '--models=x16']) == 2
-  assert "--models: expected a pattern that matches a name, such as *b16*, got 'x16'" in capsys.readouterr().err
+  assert main.run(['list', '--configs=digts', '--weights=augreg']) == 2
+  *_, configs, weights = capsys.readouterr().err.splitlines()
+  assert configs.endswith(
+      "got 'digts'. Did you mean digits or deit3_s16_i1k? List all names with vit-jax list --configs.")
+  assert weights.startswith('--weights: expected a pattern such as *b16* that matches one of')
+  assert 'Other names that work: ' in weights

@@ -44,6 +44,18 @@ def test_a_network_has_the_source_of_its_sizes(name: str, family: str, source: s
 
 def test_a_pattern_chooses_names_and_any_size_can_be_looked_up() -> None:
   assert [one.name for one in vit_jax.list_models('mixer*16')] == ['Mixer-S/16', 'Mixer-B/16', 'Mixer-L/16']
-  assert vit_jax.list_models('nothing') == [] and catalog.model('B/20').parameters > 0
+  assert catalog.model('B/20').parameters > 0
   with pytest.raises(UserError, match='expected SIZE/PATCH'):
     catalog.model('X/16')
+
+
+@pytest.mark.parametrize(('pattern', 'name'), [('*vit_tiny*', 'Ti/16'), ('vit_base_patch16_224', 'B/16'),
+                                               ('vit_giant*', 'g/14'), ('vit_gigantic*', 'G/14')])
+def test_a_plain_vit_is_found_by_its_name_in_timm(pattern: str, name: str) -> None:
+  assert [one.name for one in vit_jax.list_models(pattern)] == [name]
+
+
+def test_an_empty_list_of_networks_is_explained_by_a_warning() -> None:
+  with pytest.warns(UserWarning, match="list_models: .* got 'dinov2_vitb14'. Did you mean DINOv2-B/14") as caught:
+    assert vit_jax.list_models('dinov2_vitb14') == []
+  assert caught[0].filename == __file__  # the line of the caller

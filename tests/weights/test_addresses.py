@@ -251,7 +251,7 @@ def test_what_a_server_or_the_network_says_is_passed_on(error: Exception, says: 
 
 
 def test_an_unknown_name_shows_the_nearest_ones() -> None:
-  with pytest.raises(UserError, match=r'^ViT-B_16-i21: expected a path, .* Did you mean ViT-B_16-i21k or'):
+  with pytest.raises(UserError, match=r'^ViT-B_16-i21: expected weights as a path, .* Did you mean ViT-B_16-i21k or'):
     addresses.local('ViT-B_16-i21')
   with pytest.raises(UserError, match='hf://owner: expected hf://OWNER/NAME'):
     addresses.local('hf://owner')

@@ -61,3 +61,9 @@ def test_a_listed_name_is_asked_for_at_its_address() -> None:
     ('mae_pretrain_vit_base', 'License of mae_pretrain_vit_base: CC-BY-NC-4.0.'), ('own.safetensors', '')])
 def test_the_license_of_a_known_name_is_said(where: str, says: str) -> None:
   assert catalog.terms(where) == says
+
+
+def test_an_empty_list_of_weights_is_explained_by_a_warning() -> None:
+  with pytest.warns(UserWarning, match=r"list_weights: .* got 'clip'.* Other names that work: .*AugReg.*timm/NAME"):
+    assert vit_jax.list_weights('clip') == []
+  assert 'deit_tiny_patch16_224' in [one.name for one in vit_jax.list_weights('*vit_tiny*')]  # by its network

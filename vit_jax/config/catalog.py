@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import warnings
 from typing import NamedTuple
 
 from vit_jax.config import files
@@ -24,8 +25,14 @@ class ConfigFile(NamedTuple):
 
 
 def list_configs(pattern: str = '*') -> list[ConfigFile]:
-  """The project's configs whose names match a pattern such as `*i1k`."""
-  return [_read(name) for name in files.list_names() if globs.matches(name, pattern)]
+  """The project's configs whose names match a pattern such as `*i1k`.
+
+  Without a match the list is empty, and a warning has the most similar names.
+  """
+  found = [_read(name) for name in files.list_names() if globs.matches(name, pattern)]
+  if not found:
+    warnings.warn(f'list_configs: {globs.no_match(pattern, files.list_names())}', stacklevel=2)
+  return found
 
 
 def _read(name: str) -> ConfigFile:

@@ -1,10 +1,13 @@
 """Finds names by a pattern with wildcards, as a person types it."""
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
+from collections.abc import Iterable
 
 _SEPARATORS = re.compile(r'[-_/+ .]')
+_NEAR = 0.5  # of 1, the least similarity of a name that is suggested
 _WILD = ('*', '?', '[')
 
 
@@ -18,6 +21,16 @@ def matches(name: str, pattern: str) -> bool:
     pattern = f'*{pattern}*'
   return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(_SEPARATORS.sub('', name),
                                                                    _squeezed(pattern))
+
+
+def no_match(pattern: str, names: Iterable[str]) -> str:
+  """Returns a sentence for a pattern that matches none of these names, with the most similar ones."""
+  names = list(names)
+  keys = {_SEPARATORS.sub('', name.lower()): name for name in reversed(names)}
+  wanted = _SEPARATORS.sub('', re.sub(r'[*?[\]]', '', pattern.lower()))
+  near = [keys[key] for key in difflib.get_close_matches(wanted, keys, 3, _NEAR)]
+  return (f'expected a pattern such as *b16* that matches one of {len(names)} names, got {pattern!r}.'
+          + (f' Did you mean {" or ".join(near)}?' if near else ''))
 
 
 def _squeezed(pattern: str) -> str:

@@ -58,6 +58,11 @@ class Source(Protocol):
     ...
 
 
+def title(source: Source) -> str:
+  """Returns what a person reads of a source: where its images are, and which part of them; `name` is its identity."""
+  return getattr(source, 'title', '') or source.name
+
+
 def most_labels(source: Source) -> int:
   """Returns 0 if every image has one class; else the largest number of classes of an image, or `UNKNOWN`."""
   return getattr(source, 'most_labels', 0)
@@ -73,8 +78,8 @@ class Part(NamedTuple):
 class ConcatSource:
   """Parts of sources, one after the other, as one source."""
 
-  def __init__(self, parts: Sequence[Part], *, name: str) -> None:
-    self.name, self._parts = name, tuple(parts)
+  def __init__(self, parts: Sequence[Part], *, name: str, title: str = '') -> None:
+    self.name, self.title, self._parts = name, title, tuple(parts)
     self.class_names = parts[0].source.class_names
     self._starts = [sum(p.stop - p.start for p in parts[:i]) for i in range(len(parts) + 1)]
     text = ' '.join(f'{p.source.digest}[{p.start}:{p.stop}]' for p in parts)
@@ -142,7 +147,7 @@ class Relabeled:
   """A source whose class c has the number `labels[c]`, `labels [C] i32`, among other class names."""
 
   def __init__(self, source: Source, labels: HostArray, class_names: tuple[str, ...]) -> None:
-    self.name, self.class_names = source.name, class_names
+    self.name, self.title, self.class_names = source.name, title(source), class_names
     self._source, self._labels = source, labels
     self.digest = hashlib.sha256(f'{source.digest} {labels.tolist()}'.encode()).hexdigest()
 

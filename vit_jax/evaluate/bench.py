@@ -15,7 +15,7 @@ from vit_jax.core.types import Array, PyTree, Shard
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import Source, most_labels, take_first
+from vit_jax.data.source import Source, most_labels, take_first, title
 from vit_jax.data.sources import opening
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
@@ -131,7 +131,7 @@ class Bench:
     return Split(
         self._reader(name, settings.features, view), self.prepare, self.loader(source, size, in_memory=in_memory),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
-        name=f'evals.{name} ({source.name}, {view})', bar=self.bar)
+        name=f'evals.{name} ({title(source)}, {view})', bar=self.bar)
 
   def _reader(self, name: str, tap: schema.FeatureLayers, view: str) -> Reader:
     key = (view, repr(tap))
@@ -178,7 +178,7 @@ def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) 
 
 def check_single(where: str, source: Source) -> None:
   if most_labels(source):
-    raise UserError(f'{where}: expected a source whose images have one class each, got {source.name}, which has '
+    raise UserError(f'{where}: expected a source whose images have one class each, got {title(source)}, which has '
                     'several for an image. Use TopK, or another source.')
 
 

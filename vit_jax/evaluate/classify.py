@@ -25,7 +25,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
 from vit_jax.data.labels import classes, real
-from vit_jax.data.source import read_labels
+from vit_jax.data.source import read_labels, title
 from vit_jax.evaluate import problems, targets
 from vit_jax.evaluate.bench import Bench, Make, check_single
 from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
@@ -226,6 +226,6 @@ def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
   def make(view: str) -> Measuring:
     return TopK(
         bench.views[view].predict, bench.prepare, loader, mesh=bench.mesh, metrics=settings.metrics,
-        num_classes=len(network), allowed=allowed, limit=settings.limit, name=f'{where} ({source.name}, {view})',
+        num_classes=len(network), allowed=allowed, limit=settings.limit, name=f'{where} ({title(source)}, {view})',
         bar=bench.bar)
   return make

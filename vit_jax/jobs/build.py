@@ -24,7 +24,7 @@ from vit_jax.core.types import Batch, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, title
 from vit_jax.data.sources import opening, pseudo
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate.bench import Bench
@@ -167,8 +167,8 @@ def check_size(data: schema.Data, train: Source) -> None:
   if not wanted or wanted == own or data.source == 'synthetic':
     return
   if abs(own - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
-    log.warning('data.num_examples=%s, by which epochs are counted, but %s has %s examples.', f'{wanted:,}', train.name,
-                f'{own:,}')
+    log.warning('data.num_examples=%s, by which epochs are counted, but %s has %s examples.', f'{wanted:,}',
+                title(train), f'{own:,}')
     return
   raise UserError(
       f'data.num_examples: expected {own:,}, the size of {data.train_split} of {data.source}, got {wanted:,}. Epochs '

@@ -1,11 +1,12 @@
 """Problems of a run that are known before it starts: where its data, weights and run directory are.
 
 A run starts here, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not known here.
-Opens no dataset and imports no jax. What follows from the config alone is in `config/check.py`; what follows from the
+Reads no image. What follows from the config alone is in `config/check.py`; what follows from the
 devices is in `vit_jax/check.py`, which is the job.
 """
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.sources import mixture, prepared, tfds, vtab
+from vit_jax.data.sources import mixture, opening, prepared, tfds, vtab
 from vit_jax.record import storage
 
 DATA, WORKDIR = '{data}', '{workdir}'
@@ -22,6 +23,8 @@ DATA, WORKDIR = '{data}', '{workdir}'
 SETTINGS = {'folder': 'source=folder:{data}', 'array_record': 'source=array_record:{data}',
             'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
 """The setting of `data` in which a config names a folder, by the kind of its source."""
+FEW_FILES = 20_000
+"""Folders with more files are not listed, since that takes seconds to minutes; few batches are as large."""
 
 
 class Place(NamedTuple):
@@ -45,6 +48,44 @@ def problems(config: schema.Config, workdir: storage.Path | None, place: Place) 
   if workdir is not None and not place.elsewhere:
     found += _workdir_problems(workdir)
   return list(dict.fromkeys(found))
+
+
+def training_problems(config: schema.Config, place: Place) -> list[str]:
+  """Returns the problems of a training run with its images: a batch with more of them than there are."""
+  try:
+    num_images = _count(config, place)
+  except UserError as error:
+    return [str(error)]
+  if not 0 < num_images < config.batch_size:
+    return []
+  return [f'batch_size: expected at most {num_images:,}, the number of training images of {config.data.source}, got '
+          f'{config.batch_size:,}. Set --config.batch_size={_round_down(num_images)}.']
+
+
+def _count(config: schema.Config, place: Place) -> int:
+  """Returns the number of training images; 0 if it is not known without a long listing."""
+  data = config.data
+  kind, _, where = data.source.partition(':')
+  if data.pseudo.source:
+    return 0
+  if place.elsewhere or not (kind in ('digits', 'array_record') or (kind == 'folder' and _has_few(where))):
+    return data.num_examples
+  data = dataclasses.replace(data, verify_shards=False)
+  return len(opening.open_split(data, data.train_split, image_px=config.image_px))
+
+
+def _has_few(where: str) -> bool:
+  num_files = 0
+  for _, _, files in os.walk(access.resolve(where, 'data.source')):
+    num_files += len(files)
+    if num_files > FEW_FILES:
+      return False
+  return True
+
+
+def _round_down(number: int) -> int:
+  """Returns the largest power of two that is not larger."""
+  return 1 << (number.bit_length() - 1)
 
 
 def sources(config: schema.Config) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import classes
+from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
@@ -125,8 +125,13 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
       opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
   if not needs_head(config):
     return build.Data(source, source, source.class_names, in_memory=False)
+  known = None if config.data.classes else imagenet.by_ids(source.class_names, found.num_classes, found.class_names)
   try:
-    if not config.data.classes and found.class_names and source.class_names != found.class_names:
+    if known:
+      log.info('The %s classes of the data are WordNet ids, and are evaluated as outputs of the %s classes of %s.',
+               f'{len(source.class_names):,}', f'{found.num_classes:,}', known.title)
+      source = classes.renumbered(source, known.lines(), where=known.title)
+    elif not config.data.classes and found.class_names and source.class_names != found.class_names:
       source = classes.renumbered(source, found.class_names, where=found.source)
     else:
       init_state.check_order(found, source.class_names, is_listed=bool(config.data.classes))

@@ -9,9 +9,11 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from typing import NamedTuple
 
 from vit_jax.config import catalog as configs
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import stage
 
@@ -48,12 +50,12 @@ def run(*, models: str, weights: str, configs: str, format: str) -> int:
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
   with contextlib.nullcontext() if [*given] == ['configs'] else stage.shown():
     stage.begin('importing jax')
-    tables = {kind: table(kind, pattern) for kind, pattern in given.items()}
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # of an empty list, which is an error here
+      tables = {kind: table(kind, pattern) for kind, pattern in given.items()}
     stage.end()
-  for kind, found in tables.items():
-    if not found.rows:
-      raise UserError(f'--{kind}: expected a pattern that matches a name, such as *b16*, got {given[kind]!r}. '
-                      f'List all names with vit-jax list --{kind}.')
+  if problems := [_no_match(kind, given[kind]) for kind, found in tables.items() if not found.rows]:
+    raise UserError('\n'.join(problems))
   if format == 'json':
     print(json.dumps({kind: found.entries for kind, found in tables.items()}, indent=1, ensure_ascii=False))
   else:
@@ -132,6 +134,15 @@ def _weights(pattern: str) -> Table:
       [(one.name, _millions(one.parameters), str(one.px), one.license, one.data, one.model, f'{one.num_classes:,}',
         _billions(one.flops), one.source) for one in found],
       [one._asdict() for one in found])
+
+
+def _no_match(kind: str, pattern: str) -> str:
+  names = [row[0] for row in table(kind).rows]
+  text = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
+  if kind != 'weights':
+    return text
+  from vit_jax.weights import catalog
+  return f'{text} {catalog.others()}'
 
 
 def _millions(number: int) -> str:

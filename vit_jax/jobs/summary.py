@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core import trees
+from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
@@ -33,9 +34,9 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'Run       {config.name}, in {workdir}',
       f'Network   {loading.describe(config.model)}',
       f'          {num_params:,} parameters, {build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
-      f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({data.train.name})'
+      f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({title(data.train)})'
       + (', in memory' if data.in_memory else ''),
-      f'Evaluated {len(data.eval):,} images ({data.eval.name}): {evaluated}',
+      f'Evaluated {len(data.eval):,} images ({title(data.eval)}): {evaluated}',
       f'Schedule  {lengths.total_steps:,} steps of {config.batch_size:,} images, '
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '

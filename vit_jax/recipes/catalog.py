@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from typing import NamedTuple
 
 from vit_jax.config import schema
@@ -20,6 +21,8 @@ _SIZES = {  # sizes of plain ViTs that are not from the ViT paper
     'mu': 'big_vision', 'M': 'big_vision', 'g-opt': 'big_vision', 'G-opt': 'big_vision', 'Ti': 'arXiv 2012.12877',
     'S': 'arXiv 2012.12877', 'So400m': 'arXiv 2305.13035', 'g': 'arXiv 2106.04560', 'G': 'arXiv 2106.04560',
     'e': 'arXiv 2209.06794', '22B': 'arXiv 2302.05442'}
+_WORDS = {'Ti': 'tiny', 'S': 'small', 'B': 'base', 'L': 'large', 'H': 'huge', 'g': 'giant', 'G': 'gigantic'}
+"""Words for sizes in the names of timm."""
 _FAMILIES = (  # pattern of the name, family, source; the first match counts
     (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'),
     (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
@@ -69,9 +72,21 @@ class Model(NamedTuple):
 def list_models(pattern: str = '*') -> list[Model]:
   """Networks whose names match a pattern such as `*b16*`; case and separators may be left out.
 
-  ViTs and Mixers with any other patch side, and BiTs with any other factor, can be named too.
+  Plain ViTs are found by their names in timm too, such as `vit_tiny*`. ViTs and Mixers with any other patch side, and
+  BiTs with any other factor, can be named but are not listed. Without a match the list is empty, and a warning has the
+  most similar names.
   """
-  return [model(name) for name in sizes.names() if globs.matches(name, pattern)]
+  found = [model(name) for name in sizes.names() if matches(name, pattern)]
+  if not found:
+    warnings.warn(f'list_models: {globs.no_match(pattern, sizes.names())}', stacklevel=2)
+  return found
+
+
+def matches(name: str, pattern: str) -> bool:
+  """Whether the name of a network, or its name in timm if it is a plain ViT, matches a pattern."""
+  size, _, patch = name.partition('/')
+  return globs.matches(name, pattern) or (
+      size in _WORDS and globs.matches(f'vit_{_WORDS[size]}_patch{patch}_{PX}', pattern))
 
 
 @functools.cache

@@ -26,6 +26,10 @@ MOST_SHARDS = 1000  # of one model
 _MOST_NAME = 200  # bytes; the limit of file systems is 255, and temporary names are longer
 
 
+class NoWeights(UserError, FileNotFoundError):
+  """There is neither a file nor known weights of a name."""
+
+
 def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
   """Returns the local file or folder for `where`, downloaded first if it is remote and not in the cache.
 
@@ -34,7 +38,8 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
     opener: opens addresses.
 
   Raises:
-    UserError: the file does not exist, or its name would lead out of the cache.
+    NoWeights: the file does not exist.
+    UserError: the download failed, or its name would lead out of the cache.
   """
   try:
     path = pathlib.Path(where).expanduser()
@@ -56,9 +61,10 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
       if address:
         return local(address, opener=opener)
   near = known_weights.nearest(where)
-  raise UserError(f'{where}: expected a path, gs://…, https://…, hf://OWNER/NAME or a known name (ViT-B_16-i21k, '
-                  'timm/vit_…, or the name of an AugReg file), got something else: there is no such file or folder.'
-                  + (f' Did you mean {" or ".join(near)}?' if near else ' Check the path.'))
+  raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
+                  '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
+                  'folder.' + (f' Did you mean {" or ".join(near)}?' if near else
+                               ' Check the path, or list the known names with vit-jax list --weights.'))
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:

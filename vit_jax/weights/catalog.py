@@ -6,6 +6,7 @@ downloaded. Licenses are those of the repositories that publish the files, as fa
 from __future__ import annotations
 
 import re
+import warnings
 from typing import NamedTuple
 
 from vit_jax.core import globs
@@ -97,10 +98,20 @@ class KnownWeights(NamedTuple):
 
 
 def list_weights(pattern: str = '*') -> list[KnownWeights]:
-  """Published weights whose names or models match a pattern such as `*dino*`; see `PATTERNS` for further names."""
+  """Published weights whose names or models match a pattern such as `*dino*`; see `PATTERNS` for further names.
+
+  Without a match the list is empty, and a warning has the most similar names.
+  """
   found = [name for name in known_weights.NAMES
-           if globs.matches(name, pattern) or globs.matches(_rule(name)[1], pattern)]
+           if globs.matches(name, pattern) or catalog.matches(_rule(name)[1], pattern)]
+  if not found:
+    warnings.warn(f'list_weights: {globs.no_match(pattern, known_weights.NAMES)} {others()}', stacklevel=2)
   return [_entry(name) for name in found]
+
+
+def others() -> str:
+  """Returns a sentence on names that work and are not listed."""
+  return f'Other names that work: {"; ".join(f"{names} ({what})" for names, what in PATTERNS)}.'
 
 
 def terms(where: str) -> str:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
+_ID = re.compile(r'n\d{8}')
+_ENOUGH = 0.9  # of the outputs; the names of others differ by synonyms and spelling
 SETS = {1_000: ('ImageNet-1k', 'imagenet_1k.txt'), 21_843: ('ImageNet-21k', 'imagenet_21k.txt')}
 """Name and list of a set by its number of classes. 21,843 outputs in this order: BiT, ViT, AugReg and Mixer."""
 
@@ -18,6 +22,10 @@ class Names(NamedTuple):
   title: str
   ids: tuple[str, ...]
   names: tuple[str, ...]
+
+  def lines(self) -> tuple[str, ...]:
+    """Returns the classes as lines of a class file, such as `n01440764 tench`."""
+    return tuple(f'{one} {name}' for one, name in zip(self.ids, self.names, strict=True))
 
 
 @functools.cache
@@ -30,3 +38,28 @@ def by_count(num_classes: int) -> Names | None:
   rows = [line.split(' ', 1) for line in text.splitlines() if not line.startswith('#')]
   assert len(rows) == num_classes, f'{file}: {len(rows)} classes'
   return Names(title, tuple(row[0] for row in rows), tuple(row[1] for row in rows))
+
+
+def by_ids(own: Sequence[str], num_classes: int, class_names: Sequence[str]) -> Names | None:
+  """The set that gives the outputs of a network for a dataset whose classes are WordNet ids such as `n01440764`.
+
+  Args:
+    own: classes of the dataset.
+    num_classes: outputs of the network.
+    class_names: its own names of its outputs; () = none.
+
+  Returns:
+    None if no class of the dataset is a WordNet id, no set has this number of classes, or the network names its outputs
+    otherwise or by WordNet ids of its own.
+  """
+  found = by_count(num_classes)
+  if found is None or not any(_ID.fullmatch(name) for name in own):
+    return None
+  alike = sum(name.partition(' (')[0].casefold() in _synonyms(given)
+              for name, given in zip(found.names, class_names, strict=True)) if class_names else num_classes
+  return found if alike >= _ENOUGH * num_classes else None
+
+
+def _synonyms(name: str) -> set[str]:
+  """The names in a text such as `tench, Tinca tinca`."""
+  return {one.strip().casefold().replace('_', ' ') for one in name.split(',')}

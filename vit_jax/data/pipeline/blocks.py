@@ -18,7 +18,7 @@ from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform, eval_shapes
 from vit_jax.data.pipeline import order
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, title
 
 MAX_TRIES = 1_000  # bad images in a row
 _CHUNK = 64        # examples that a thread decodes at a time
@@ -72,7 +72,7 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
       reason = error
     except (OSError, MemoryError) as error:
       raise access.user_error(error, source.describe((index + ahead) % len(source))) from error
-  raise UserError(f'{source.name}: expected images that can be decoded, got {tries} bad images in a row, starting at '
+  raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
                   f'{source.describe(index)}. The last reason: {reason}')
 
 

@@ -22,7 +22,7 @@ from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
 from vit_jax.data.pipeline import blocks, order, prefetch
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
 
@@ -67,7 +67,7 @@ class BadImages:
     if len(self.found) > limit:
       named = ', '.join(self._source.describe(i) for i in sorted(self.found)[:_NUM_NAMED])
       rest = len(self.found) - _NUM_NAMED
-      raise UserError(f'{self._source.name}: expected at most data.max_bad_images={limit} images that cannot be '
+      raise UserError(f'{title(self._source)}: expected at most data.max_bad_images={limit} images that cannot be '
                       f'decoded, got {len(self.found)}: {named}{f" and {rest} more" if rest > 0 else ""}.')
 
 
@@ -178,7 +178,7 @@ def _labels(source: Source, maps: label_maps.LabelMaps | None) -> Labels | None:
 
 def _check_source(source: Source, *, batch_size: int, seed: int) -> None:
   if batch_size > len(source):
-    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {source.name}, got '
+    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
                     f'{batch_size}.')
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}.')
@@ -191,7 +191,7 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
   Arguments are those of `train_loader`; `in_memory` decodes once for all passes and does not change results.
   """
   if len(source) > _MOST_EVALUATED:
-    raise UserError(f'{source.name}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
+    raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
   check_memory('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
   shard.rows(batch_size)

@@ -25,8 +25,10 @@ LAYOUT = 'PATH/train/CLASS/*.jpg and PATH/test/CLASS/*.jpg, or PATH/CLASS/*.jpg'
 class FolderSource:
   """Image files below `root`, read on access; their class is their group in the listing."""
 
-  def __init__(self, root: str, files: listing.Selection, *, name: str, class_names: tuple[str, ...]) -> None:
+  def __init__(self, root: str, files: listing.Selection, *, name: str, class_names: tuple[str, ...],
+               title: str = '') -> None:
     self.name, self.class_names, self._root, self._files, self.digest = name, class_names, root, files, files.digest
+    self.title = title
 
   def __len__(self) -> int:
     return len(self._files)
@@ -98,7 +100,8 @@ def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
   if not len(files):
     raise UserError(f'{root}: expected at least two images in some class, so that data.holdout={holdout} leaves images '
                     f'to test on, got {len(found)} images.')
-  return FolderSource(root, files, name=f'folder:{root}/{split}', class_names=class_names)
+  return FolderSource(root, files, name=f'folder:{root}/{split}', class_names=class_names,
+                      title=splits.part_title(f'folder:{root}', split, holdout))
 
 
 def _class_names(root: str, split: str) -> tuple[str, ...]:

@@ -44,8 +44,9 @@ class Image(NamedTuple):
 class LabelledFiles:
   """Image files below `root`, each with any number of classes, read on access."""
 
-  def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...]) -> None:
-    self.name, self.class_names, self._root = name, class_names, root
+  def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...],
+               title: str = '') -> None:
+    self.name, self.title, self.class_names, self._root = name, title, class_names, root
     numbers = {c: i for i, c in enumerate(class_names)}
     encoded = [os.fsencode(image.path) for image in images]
     # Blocks of bytes and integers: many Python objects would pickle slowly to a loader process.
@@ -131,12 +132,15 @@ def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...],
     raise UserError(f'data.holdout: expected a fraction that leaves images to train and to test on, of the '
                     f'{len(images)} in {os.path.join(root, file)}, got {holdout}. Set another one.')
   chosen = order[num_held:] if name == 'train' else order[:num_held]
-  return _source(root, [images[i] for i in sorted(chosen)], name, class_names, seed=seed)
+  return _source(root, [images[i] for i in sorted(chosen)], name, class_names, seed=seed,
+                 title=splits.part_title(f'folder:{root}/{file}', name, holdout))
 
 
-def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[str, ...], *, seed: int) -> Source:
+def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[str, ...], *, seed: int,
+            title: str = '') -> Source:
   order = splits.scattered([image.path for image in images], seed=seed)
-  return LabelledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names)
+  return LabelledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names,
+                       title=title)
 
 
 def _class_names(root: str, file: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.source import ConcatSource, Part, Source
+from vit_jax.data.source import ConcatSource, Part, Source, title
 
 log = logging.getLogger('vit_jax.data')
 
@@ -98,7 +98,14 @@ def select(open_named: Callable[[str], Source], split: str) -> Source:
            for term in terms for source in [open_named(term.name)]]
   if len(parts) == 1 and not (terms[0].lower or terms[0].upper):
     return parts[0].source
-  return ConcatSource(parts, name=f'{parts[0].source.name.rpartition("/")[0]}/{split}')
+  where = parts[0].source.name.rpartition('/')[0]
+  is_part = title(parts[0].source) != parts[0].source.name  # `where` has no folders for splits
+  return ConcatSource(parts, name=f'{where}/{split}', title=f'{where}, split {split}' if is_part else '')
+
+
+def part_title(where: str, split: str, holdout: float) -> str:
+  """Returns what a person reads of `train` or `test`, where a fraction of the images is held out as `test`."""
+  return f'{where}, {"all but the" if split == "train" else "the"} {100 * holdout:.3g} % held out'
 
 
 def scattered(names: Sequence[str], *, seed: int) -> list[int]:
