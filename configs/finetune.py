@@ -15,6 +15,8 @@ Run:      python -m vit_jax.main --config=configs/finetune.py:B/16,cifar10 --con
           --config=configs/finetune.py:B/16,imagenet2012,protocol=mae, or
           --config=configs/finetune.py:Ti/16,own --config.data.source=folder:PATH --config.length='500 steps'
           …,phase=tune holds out part of the training examples, to choose settings: --config.optimizer.lr=0.003
+LoRA:     own,lora=8 trains adapters of rank 8 and the head, by AdamW (adapters begin at zero, where the gradient of
+          SGD is small); the rate is that of `LORA_LR`. Dropout, alpha, DoRA and layers: --config.lora.NAME=VALUE
 Plan:     B/16 at 384 px is 111 GFLOP an image forward; 10k steps of 512 are 1.7 exaFLOPs of training
 Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 %, CIFAR-100 91.67 %, ImageNet 83.97 %, Pets 94.43 %, Flowers 99.38 %
           (the paper's Table 5). Measurements of our own are in docs/explanation/results.md.
@@ -28,6 +30,7 @@ LENGTH_RATE = {  # steps, warm-up steps, learning rate
     'cifar10': (10_000, 500, .01), 'cifar100': (10_000, 500, .01), 'imagenet2012': (20_000, 500, .03),
     'pets': (500, 100, .01), 'flowers': (500, 100, .01), 'resisc45': (2_500, 200, .01), 'kitti': (500, 100, .01),
     'own': (500, 100, .01)}
+LORA_LR = 1e-3  # chosen here, see docs/guides/lora.md; no paper fine-tunes ViTs so on small sets of images
 OWN_PX = 224  # the side that most published weights are for; 384 px of the papers take 3 times as long
 EMA_PX = 512  # from this side on ImageNet runs of protocol=vit are averaged
 
@@ -35,12 +38,16 @@ EMA_PX = 512  # from this side on ImageNet runs of protocol=vit are averaged
 def get_config(arguments: str = '') -> s.Config:
   """The run: model and dataset, then protocol=… phase=… px=…; examples=… for `own`."""
   given = s.parse_arg(arguments, model=finetune.MODELS, dataset=tuple(LENGTH_RATE), protocol=finetune.PROTOCOLS,
-                      phase=finetune.PHASES, px=('',), examples=('',))
+                      phase=finetune.PHASES, px=('',), examples=('',), lora=('',))
   name, dataset, protocol, phase = given['model'], given['dataset'], given['protocol'], given['phase']
   num_examples = studies.number('examples', given['examples'])
   if num_examples and (dataset != 'own' or protocol not in finetune.SCALED):
     raise UserError(f'examples: expected none for {dataset} and protocol={protocol}, got {num_examples}. Remove it, or '
                     f'use the dataset own and protocol={finetune.SCALED[0]}.')
+  rank = studies.number('lora', given['lora'])
+  if rank and (dataset != 'own' or protocol != 'vit'):
+    raise UserError(f'lora: expected none for {dataset} and protocol={protocol}, which trains all weights, got {rank}. '
+                    'Remove it, or use the dataset own.')
   if protocol not in finetune.SCALED:
     other = {'mae': 'mae_finetune', 'hyperrule': 'bit_hyperrule'}[protocol]
     return files.load(f'{other}:{name},dataset={dataset},phase={phase},px={given["px"]}', [])
@@ -55,10 +62,17 @@ def get_config(arguments: str = '') -> s.Config:
           flip=True)),
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
-      optimizer=s.Sgd(lr=scale.lr, momentum=.9, weight_decay=0., mu_dtype=s.DType.BF16, clip_norm=1.,
-                      schedule=s.Schedule(s.Decay.COSINE, warmup=scale.warmup, end_lr=0.)),
+      lora=s.Lora(rank=rank), optimizer=_optimizer(scale, rank),
       train=s.Train(ema=.9999 if is_averaged else 0., log_every=scale.log_every),
       evals={'test' if phase == 'final' else 'val': s.TopK(every=scale.every)},
       checkpoints=s.Checkpoints(every='10 %'),
       # The paper resizes images without preserving the aspect ratio; one's own are resized as the weights expect.
       init_settings=s.InitSettings.WEIGHTS if dataset == 'own' else s.InitSettings.NETWORK)
+
+
+def _optimizer(scale: finetune.Scale, rank: int) -> s.AnyOptimizer:
+  """The optimizer of the papers; for adapters AdamW, with the same schedule."""
+  schedule = s.Schedule(s.Decay.COSINE, warmup=scale.warmup, end_lr=0.)
+  if rank:
+    return s.AdamW(lr=LORA_LR, weight_decay=0., clip_norm=1., schedule=schedule)
+  return s.Sgd(lr=scale.lr, momentum=.9, weight_decay=0., mu_dtype=s.DType.BF16, clip_norm=1., schedule=schedule)

@@ -205,7 +205,9 @@ JOBS = {
     'finetune': Job('Fine-tune weights on your images; everything else follows from both.', 'jobs.finetune', (
         WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
-             'runs/finetune_WEIGHTS_DATA'),), base='finetune:B/16,own'),
+             'runs/finetune_WEIGHTS_DATA'),
+        Flag('lora', whole(1, 1024), 'rank of adapters to train in place of the weights (LoRA)', 0,
+             'all weights are trained', alone='8')), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS, CONFIG, *READING)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (

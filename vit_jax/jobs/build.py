@@ -32,7 +32,7 @@ from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import attend_kernels
-from vit_jax.objectives import ema, kinds, sam
+from vit_jax.objectives import adapters, ema, kinds, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -239,8 +239,8 @@ def build_backbone(config: schema.Config) -> Backbone:
 
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
                     lengths: durations.Lengths) -> Objective:
-  """Returns the objective of a config, with an EMA of the parameters if configured."""
-  objective = kinds.of(config).build(backbone, num_classes, lengths=lengths)
+  """Returns the objective of a config, with adapters and with an EMA of the parameters if configured."""
+  objective = adapters.around(kinds.of(config).build(backbone, num_classes, lengths=lengths), config.lora)
   return ema.Ema(objective, config.train.ema, config.train.ema_warmup) if config.train.ema else objective
 
 
@@ -256,7 +256,7 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
 
 def build_rules(config: schema.Config) -> list[sharding.Rule]:
   """Returns the sharding rules of the parameters of a config."""
-  return [*backbones.rules(config.model), *kinds.of(config).rules()]
+  return [*backbones.rules(config.model), *adapters.rules(config), *kinds.of(config).rules()]
 
 
 def abstract_batch(config: schema.Config) -> Batch:
@@ -275,5 +275,6 @@ def abstract_batch(config: schema.Config) -> Batch:
 
 def train_flops(parts: Parts) -> float:
   """Returns the FLOPs of one image in one training step; SAM doubles them."""
-  flops = kinds.of(parts.config).train_flops(parts.num_classes)
+  spec = kinds.of(parts.config)
+  flops = spec.train_flops(parts.num_classes) + adapters.train_flops(parts.config, spec)
   return flops * (2 if parts.config.train.sam.rho else 1)

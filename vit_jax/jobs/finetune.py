@@ -48,7 +48,7 @@ class Splits(NamedTuple):
   evaluated: Source
 
 
-def run(weights: str, data: str, workdir: storage.Path | None, *, changes: Sequence[str],
+def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, changes: Sequence[str],
         overridden: Collection[str]) -> int:
   """Fine-tunes until the end (exit status 0) or until a signal to stop, as `train.run` does.
 
@@ -56,20 +56,21 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, changes: Seque
     weights: what to fine-tune, see `weights.loading.load`.
     data: the images, as `data.source`.
     workdir: of the run; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
+    lora: rank of adapters to train in place of all weights; 0 = train all.
     changes: overrides of the config, `NAME=VALUE` each.
     overridden: their names.
 
   Raises:
     UserError: the weights, the images or an override cannot be used.
   """
-  check_changes(changes)
+  check_changes(changes, lora)
   process_id = startup.start()
   stage.begin('opening the data')
   found = choose_splits(open_settings(data, changes))
   stage.begin('loading the weights')
   view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
   network = loading.load(weights, view=view)
-  config = apply(make(network, found), changes)
+  config = apply(make(network, found, lora), changes)
   log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
   if not status and not process_id:
@@ -78,17 +79,18 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, changes: Seque
   return status
 
 
-def check_changes(changes: Sequence[str]) -> None:
+def check_changes(changes: Sequence[str], lora: int = 0) -> None:
   """Raises UserError for overrides that cannot be applied, before anything is read."""
   for name in (one.partition('=')[0] for one in changes):
     if name in FLAGS:
       raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
-  apply(load_config(), [one for one in changes if not one.startswith(('model.', 'head.'))])
+  apply(load_config(lora=lora), [one for one in changes if not one.startswith(('model.', 'head.'))])
 
 
-def load_config(num_examples: int = 0) -> schema.Config:
-  """Returns the config for a number of training images, or before it is known."""
-  config = files.load(f'{CONFIG},examples={num_examples}' if num_examples else CONFIG, [])
+def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
+  """Returns the config for a number of training images, or before it is known; `lora` is the rank of adapters."""
+  numbers = {'examples': num_examples, 'lora': lora}
+  config = files.load(','.join([CONFIG, *(f'{name}={number}' for name, number in numbers.items() if number)]), [])
   evaluation, = config.evals.values()
   return dataclasses.replace(config, evals={VAL: evaluation})
 
@@ -153,9 +155,9 @@ def _share(data: schema.Data, num_images: int) -> float:
   return SMALL_HOLDOUT if num_images < SMALL and data.holdout == schema.Data().holdout else data.holdout
 
 
-def make(network: Weights, found: Splits) -> schema.Config:
+def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   """Returns the config for a network and images; the batch size is a multiple of the number of devices."""
-  config = load_config(len(found.train))
+  config = load_config(len(found.train), lora=lora)
   devices = jax.device_count()
   return dataclasses.replace(
       config, name=f'finetune {_stem(network.source)} {_stem(found.data.source)}', init_from=network.source,

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config.schema import Norm
 from vit_jax.core.types import Array, Key, Params, PyTree
+from vit_jax.models import adapters
 from vit_jax.models.kernels.forms import FAST, Forms
 
 Initializer = Callable[..., Array]
@@ -113,7 +114,7 @@ class Dense(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    return self.forms.dense(*self._operands(x))
+    return adapters.product(self.forms.dense, *self._operands(x), self._adapter())
 
   def _operands(self, x: Array) -> tuple[Array, Array, Array]:
     """Input, kernel and bias in the compute dtype."""
@@ -128,6 +129,10 @@ class Dense(nn.Module, kw_only=True):
       x, kernel, bias = x.reshape(*x.shape[:-len(inputs)], -1), kernel.reshape(prod(inputs), -1), bias.reshape(-1)
     return x.astype(self.dtype), kernel.astype(self.dtype), bias.astype(self.dtype)
 
+  def _adapter(self) -> Params:
+    """The adapter that the given parameters hold beside the kernel; {} in `init`, which makes none."""
+    return {name: self.get_variable('params', name) for name in adapters.USED if self.has_variable('params', name)}
+
 
 class Projection(Dense, kw_only=True):
   """A flat dense layer that leaves the bias to its user: `[R, prod(features)]` without it, and it."""
@@ -136,4 +141,4 @@ class Projection(Dense, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> tuple[Array, Array]:  # type: ignore[override]
     x, kernel, bias = self._operands(x)
-    return self.forms.dense(x, kernel, jnp.zeros_like(bias)), bias
+    return adapters.product(self.forms.dense, x, kernel, jnp.zeros_like(bias), self._adapter()), bias

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from vit_jax.config.schema import Execution, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Key, Params, PyTree
+from vit_jax.models import adapters
 
 Layer = Callable[[Params, Array, Array | None, Key | None], Array]
 """`(params of this layer, activations, its drop-path rate, its key) -> activations`."""
@@ -43,8 +44,10 @@ def unstack(tree: PyTree) -> list[PyTree]:
 
 
 def cast(dtype: DTypeLike) -> Ready:
-  """To the compute dtype, but for norms."""
-  return lambda params: trees.map_named(lambda name, leaf: leaf if 'norm' in name else leaf.astype(dtype), params)
+  """To the compute dtype, but for norms, and for what is no weight: gains, and keys of dropout."""
+  kept = ('norm', *adapters.NOT_CAST)
+  return lambda params: trees.map_named(
+      lambda name, leaf: leaf if any(part in name for part in kept) else leaf.astype(dtype), params)
 
 
 def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:

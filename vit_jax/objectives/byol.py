@@ -142,6 +142,10 @@ class Spec(spec.Spec[schema.Byol]):
     online = target + 2 * s.hidden_dim * 2 * s.out_dim
     return 2 * (cost.TRAIN_FACTOR * online + target)
 
+  @property
+  def num_encoded(self) -> float:
+    return 2.
+
   def watches(self, lengths: Lengths) -> list[Watch]:
     c = self.settings.collapse
     advice = 'All projections are the same. Try a lower optimizer.lr, or objective.momentum closer to 1'

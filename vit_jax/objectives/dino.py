@@ -179,6 +179,11 @@ class Spec(spec.Spec[schema.Dino]):
                     for size in (px, (views.local_px,) * 2))
     return cost.TRAIN_FACTOR * (2 * large + views.num_local * small) + 2 * large
 
+  @property
+  def num_encoded(self) -> float:
+    views, (h, w) = self.config.data.recipe.views, self.config.image_px
+    return 2. + views.num_local * views.local_px ** 2 / (h * w)
+
   def watches(self, lengths: Lengths) -> list[Watch]:
     c = self.settings.collapse
     return [Watch(INFORMATION, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),

@@ -140,6 +140,10 @@ class Spec(spec.Spec[schema.Mae]):
   def train_flops(self, num_classes: int) -> int:
     return cost.TRAIN_FACTOR * (self.encoder_flops() + self._decoder_flops())
 
+  @property
+  def num_encoded(self) -> float:
+    return self._num_visible / self.num_patches
+
   def encoder_flops(self) -> int:
     """FLOPs of a forward pass of the encoder: as on an image of the visible patches in a row."""
     return self.forward_flops(image_px=(self.vit.patch, self._num_visible * self.vit.patch), head=schema.Head())

@@ -63,6 +63,11 @@ class Spec(abc.ABC, Generic[S]):
     del lengths
     return []
 
+  @property
+  def num_encoded(self) -> float:
+    """Inputs of the trained backbone for one image of a training step, in images of full size."""
+    return 1.
+
   def forward_flops(self, *, model: schema.Model | None = None, image_px: tuple[int, int] | None = None,
                     head: schema.Head | None = None, num_classes: int = 0) -> int:
     """FLOPs of a forward pass of one image: by default of the model, without its head."""

@@ -29,8 +29,19 @@ LANES = 128
 """Entries of the last axis in one tile of a TPU."""
 MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
 
+FROZEN = 'frozen'
+"""Part of `extra` with parameters that are not trained; the rules of the parameters lay them out."""
 TRAINED = 'trained'
 """Part of `extra` that never changes, such as a teacher of another shape; it may be replicated."""
+
+
+def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
+  """The parameters, trained and not: those of `params` and those below `FROZEN` anywhere in `extra`."""
+  leaves = trees.flatten(params)
+  for name, leaf in trees.flatten(extra).items():
+    _, is_frozen, rest = f'/{name}'.partition(f'/{FROZEN}/')
+    leaves |= {rest: leaf} if is_frozen else {}
+  return trees.unflatten(leaves) if len(leaves) > len(trees.flatten(params)) else params
 
 
 def param_specs(params: PyTree, rules: Sequence[Rule], mesh: Mesh) -> PyTree:

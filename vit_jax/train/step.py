@@ -86,12 +86,11 @@ def _hold_apart(state: TrainState) -> TrainState:
 
 def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
   """Returns a sharding for each leaf of the state: for parameters from the rules, for other leaves from theirs."""
-  specs = sharding.param_specs(abstract.params, rules, mesh)
-  return TrainState(
-      meshes.replicated(mesh),  # type: ignore[arg-type]
-      sharding.shardings(specs, mesh),
-      sharding.shardings(sharding.follow_specs(abstract.opt, abstract.params, specs), mesh),
-      sharding.shardings(sharding.follow_specs(abstract.extra, abstract.params, specs), mesh))
+  network = sharding.with_frozen(abstract.params, abstract.extra)
+  specs = sharding.param_specs(network, rules, mesh)
+  placed = (sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
+            for tree in (abstract.params, abstract.opt, abstract.extra))
+  return TrainState(meshes.replicated(mesh), *placed)  # type: ignore[arg-type]
 
 
 def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Optimizer, prepare: Prepare,

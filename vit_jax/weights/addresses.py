@@ -18,8 +18,8 @@ from vit_jax.weights.download import Opener, open_address
 
 HUB = 'https://huggingface.co'
 STORAGE = 'https://storage.googleapis.com'
-MODEL_FILES = ('model.safetensors', 'pytorch_model.bin')
-SIDE_FILES = ('config.json', 'preprocessor_config.json')
+MODEL_FILES = ('model.safetensors', 'pytorch_model.bin', 'adapter_model.safetensors')
+SIDE_FILES = ('config.json', 'preprocessor_config.json', 'adapter_config.json')
 INDEX = 'model.safetensors.index.json'
 SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
 MOST_SHARDS = 1000  # of one model

@@ -13,6 +13,8 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.data.labels import classes
+from vit_jax.models import adapters
+from vit_jax.parallel.rules import with_frozen
 from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
@@ -22,10 +24,12 @@ from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.weights')
 
-COPIES = ('ema', 'teacher', 'inner/teacher')
-"""Parts of `extra` that are initialized as copies of the parameters."""
-STATES = ('model_state', 'inner/model_state')
-TRAINED = ('trained', 'inner/trained')
+WRAPPED = ('', 'inner/', 'inner/inner/')
+"""Prefixes of the parts of `extra` of an objective, without and with others (EMA, adapters) around it."""
+COPIES = tuple(f'{prefix}{name}' for prefix in WRAPPED for name in ('ema', 'teacher', 'frozen'))
+"""Parts of `extra` that are initialized as copies of the parameters, or hold those that are not trained."""
+STATES = tuple(f'{prefix}model_state' for prefix in WRAPPED)
+TRAINED = tuple(f'{prefix}trained' for prefix in WRAPPED)
 """Parts of `extra` that hold the teacher of distillation."""
 
 
@@ -68,10 +72,12 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
   log.info('%s', loading.text(found))
   for text in adapt.preprocessing_differs(found, config.data.recipe):
     log.warning('%s', text)
-  target = Target(config.model, config.image_px, program.abstract_state.params, class_names)
+  shapes = program.abstract_state
+  target = Target(config.model, config.image_px, adapters.plain(with_frozen(shapes.params, shapes.extra)), class_names)
   fitted = adapt.adapt(found, target)
   log.info('Into this run:\n%s', fitted.report.text())
   params, statistics = _leaves(fitted.params), _leaves(fitted.state)
+  params |= adapters.magnitudes(trees.flatten(shapes.params), params)
   extra = {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()}
   extra |= {f'{place}/{name}': leaf for place in STATES for name, leaf in statistics.items()}
   return InitArrays(params, extra, _record(found, fitted))
@@ -89,7 +95,9 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
     if not np.allclose(own, value, atol=1e-3):
       log.warning('objective.teacher.%s: expected %s, as for its weights, got %s', name, own, tuple(value))
   extra = program.abstract_state.extra
-  trained = extra.get('inner', extra)['trained']
+  while 'trained' not in extra:
+    extra = extra['inner']
+  trained = extra['trained']
   like = {name: trained[name] for name in ('backbone', 'head')}
   fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None))
   leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}

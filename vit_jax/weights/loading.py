@@ -26,6 +26,7 @@ from vit_jax.weights import (
     families_timm,
     files,
     infer,
+    peft,
     resize,
     rotary,
     runs,
@@ -72,7 +73,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
   """Loads the weights at `where`.
 
   Args:
-    where: a file, a folder, a run directory, `gs://…`, `https://…`, `hf://owner/name`, or a known name.
+    where: a file, a folder (also of PEFT adapters, which are merged), a run directory, `gs://…`, `https://…`, `hf://owner/name`, or a known name.
     preprocess: overrides the file, its sidecars and its name: `half`, `imagenet`, `clip` or `zero_one` for
       mean and deviation, and `resize=248,image=224,interpolation=bicubic,antialias=true`; '' = nothing.
     model: settings that tensors do not determine: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
@@ -86,9 +87,11 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
   path = addresses.local(where)
   if runs.is_run(path):
     return _of_run(path, where, view, explicit, hints)
-  shards = addresses.weight_files(path)
+  adapter = peft.read(path) if peft.is_adapter(path) else None
+  shards = addresses.weight_files(addresses.local(adapter.base) if adapter else path)
   tensors = {name: x for shard in shards for name, x in files.read(shard, branch=view).items()}
   try:
+    tensors = peft.merge(tensors, adapter) if adapter else tensors
     return _of_tensors(tensors, shards[0], where, explicit, hints)
   except UserError as error:
     raise UserError(f'{where} cannot be used: {error}') from None

@@ -23,6 +23,8 @@ from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import Params, PyTree
+from vit_jax.models import adapters
+from vit_jax.parallel.rules import FROZEN
 from vit_jax.record import checkpoint_files
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
   provenance.check(body, config, said=str(folder.parents[1] / 'config.json'))
   params = _item(folder, body, 'params')
   extra = _item(folder, body, 'extra') if 'extra' in body['shapes'] else {}
-  chosen, network, state = select(params, extra, view, where=str(folder))
+  chosen, network, state = select(params, extra, view, where=str(folder), lora=config.lora)
   p = body['preprocessing']
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
@@ -132,20 +134,27 @@ def _memory_bytes() -> int:
   return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
-def select(params: Params, extra: PyTree, view: str, *, where: str) -> tuple[str, Params, PyTree]:
-  """Returns the network of a view: its name, parameters and running statistics.
+def select(params: Params, extra: PyTree, view: str, *, where: str, lora: schema.Lora) -> tuple[str, Params, PyTree]:
+  """Returns the network of a view: its name, parameters with merged adapters, and running statistics.
 
   Raises:
     UserError: there is no such view.
   """
-  inner = extra.get('inner', extra)
-  state = inner.get('model_state', {})
-  views = {'student': params, **{name: found for name, found in (('ema', extra.get('ema')),
-                                                                 ('teacher', inner.get('teacher'))) if found}}
+  parts = _unwrapped(extra)
+  state, frozen = parts.get('model_state', {}), parts.get(FROZEN)
+  views = {'student': params, **({'ema': parts['ema']} if 'ema' in parts else {})}
+  views = {name: adapters.merge(found, frozen, lora) for name, found in views.items()} if frozen else views
+  views |= {'teacher': parts['teacher']} if 'teacher' in parts else {}
   view = view or ('ema' if 'ema' in views else 'student')
   if view not in views:
     raise UserError(f'{where} has no view {view!r}; it has {", ".join(views)}')
   return view, dict(views[view]), state
+
+
+def _unwrapped(extra: PyTree) -> dict[str, Any]:
+  """Returns the parts of `extra` of an objective and of those around it, such as `ema`."""
+  own = {name: part for name, part in extra.items() if name != 'inner'}
+  return own | _unwrapped(extra['inner']) if 'inner' in extra else own
 
 
 def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTree, *, class_names: tuple[str, ...],

@@ -12,6 +12,7 @@ from vit_jax.config.schema.arguments import parse_arg as parse_arg
 from vit_jax.config.schema.data import *  # noqa: F403
 from vit_jax.config.schema.evals import *  # noqa: F403
 from vit_jax.config.schema.layers import *  # noqa: F403
+from vit_jax.config.schema.lora import *  # noqa: F403
 from vit_jax.config.schema.model import *  # noqa: F403
 from vit_jax.config.schema.objective import *  # noqa: F403
 from vit_jax.config.schema.optim import *  # noqa: F403

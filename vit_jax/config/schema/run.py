@@ -8,6 +8,7 @@ from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import TOP_K_METRICS, Eval, TopK
+from vit_jax.config.schema.lora import Lora
 from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective import Objective, Supervised
 from vit_jax.config.schema.optim import AdamW, AnyOptimizer, Decay
@@ -181,6 +182,7 @@ class Config(Settings):
   data: Data = field(default_factory=Data)
   model: Model = field(default_factory=ViT)  # network
   head: Head = field(default_factory=Head)
+  lora: Lora = field(default_factory=Lora)  # adapters that are trained in place of the backbone
   objective: Objective = field(default_factory=Supervised)  # what is learned
   optimizer: AnyOptimizer = field(default_factory=AdamW)  # update rule, learning rate and weight decay
   train: Train = field(default_factory=Train)

@@ -1,0 +1,148 @@
+"""LoRA and DoRA: the merged network is the unmerged one, at every layer and for every kind of network."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import vits
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.models import adapters, mixer
+from vit_jax.models.vit import vit
+
+PLAIN = schema.ViT(**vits.PLAIN)
+MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=16, channels_mlp=48)
+ROUNDING = 4 * 2 ** -23
+"""Relative to the largest entry: two orders of about 200 f32 terms, whose errors add like sqrt(200) eps / 2."""
+
+
+def backbone_of(model: schema.Model) -> Any:
+  return mixer.build(model, vits.PX) if isinstance(model, schema.Mixer) else vit.build(model, vits.PX)
+
+
+def drawn(model: schema.Model, lora: schema.Lora) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Adapters with nothing zero, and the frozen backbone."""
+  shapes, _ = jax.eval_shape(backbone_of(model).init, jax.random.key(0), vits.some_image())
+  frozen = {'backbone': vits.drawn(shapes, deviation=.2)}
+  new = adapters.init(jax.random.key(0), frozen['backbone'], lora)
+  rng = np.random.default_rng(1)
+  new = {name: jnp.asarray(x + .1 * rng.normal(size=x.shape), jnp.float32) for name, x in new.items()}
+  return trees.unflatten(new), frozen
+
+
+def outputs(model: schema.Model, params: dict[str, Any], **how: Any) -> jax.Array:
+  how = {'train': False, 'key': None, **how}
+  return backbone_of(model).apply(params['backbone'], {}, vits.some_image(), **how)[0].tokens
+
+
+@pytest.mark.parametrize('dora', [False, True])
+@pytest.mark.parametrize('model', [PLAIN, vits.MODELS['gated'], vits.MODELS['axial'], MIXER],
+                         ids=['plain', 'gated', 'axial', 'mixer'])
+def test_the_merged_network_is_the_unmerged_one(model: schema.Model, dora: bool) -> None:
+  lora = schema.Lora(rank=3, alpha=5., dora=dora)
+  params, frozen = drawn(model, lora)
+  layers = adapters.kernels(trees.flatten(frozen), lora)
+  assert {layer.removeprefix(adapters.BLOCKS) for layer in layers} == set(schema.adapted_layers(model))
+  unmerged = outputs(model, adapters.network(params, frozen, lora, key=None))
+  merged = outputs(model, adapters.merge(params, frozen, lora))
+  plain = outputs(model, frozen)
+  scale = float(jnp.abs(merged).max())
+  assert float(jnp.abs(merged - plain).max()) > 1000 * ROUNDING * scale
+  assert float(jnp.abs(merged - unmerged).max()) / scale < ROUNDING
+
+
+def test_new_adapters_leave_the_network_as_it_is() -> None:
+  lora = schema.Lora(rank=3, dora=True)
+  _, frozen = drawn(PLAIN, lora)
+  new = trees.unflatten(adapters.init(jax.random.key(0), frozen['backbone'], lora))
+  plain, adapted = outputs(PLAIN, frozen), outputs(PLAIN, adapters.network(new, frozen, lora, key=None))
+  np.testing.assert_allclose(adapted, plain, atol=ROUNDING * float(jnp.abs(plain).max()))
+
+
+def test_a_begins_uniform_within_the_bound_of_pytorch_and_b_at_zero() -> None:
+  lora = schema.Lora(rank=8, targets=('attn/out', 'mlp/down'))
+  _, frozen = drawn(PLAIN, lora)
+  new = adapters.init(jax.random.key(0), frozen['backbone'], lora)
+  out, down = (new[f'backbone/blocks/{name}/lora_a'] for name in ('attn/out', 'mlp/down'))
+  assert out.shape == (2, 4, 8, 8) and down.shape == (2, 48, 8)
+  assert .95 * 32 ** -.5 < float(jnp.abs(out).max()) <= 32 ** -.5
+  assert .95 * 48 ** -.5 < float(jnp.abs(down).max()) <= 48 ** -.5
+  assert not any(bool(x.any()) for name, x in new.items() if name.endswith('lora_b')) and len(new) == 4
+
+
+@pytest.mark.parametrize(('lora', 'scale'), [
+    (schema.Lora(rank=4), 1.), (schema.Lora(rank=4, alpha=8.), 2.), (schema.Lora(rank=4, alpha=8., rslora=True), 4.)])
+def test_the_scale_is_alpha_over_the_rank_or_its_root(lora: schema.Lora, scale: float) -> None:
+  assert lora.scale == scale
+  rng = np.random.default_rng(0)
+  w, a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 6, 5), (2, 6, 4), (2, 4, 5)))
+  got = adapters.merged(w, a, b, None, scale=lora.scale)
+  np.testing.assert_allclose(got, w + scale * np.einsum('lir,lro->lio', a, b), rtol=1e-5, atol=1e-5)
+  assert isinstance(got, np.ndarray)
+
+
+def test_doras_outputs_have_the_norm_of_the_magnitude() -> None:
+  rng = np.random.default_rng(0)
+  w, a, b, m = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 6, 5), (2, 6, 4), (2, 4, 5), (2, 5)))
+  got = adapters.merged(w, a, b, np.abs(m), scale=2.)
+  np.testing.assert_allclose(np.linalg.norm(got, axis=1), np.abs(m), rtol=1e-5)
+
+
+def test_no_gradient_flows_through_doras_norm() -> None:
+  rng = np.random.default_rng(0)
+  w, a, b, m = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((1, 6, 5), (1, 6, 4), (1, 4, 5), (1, 5)))
+  lora = schema.Lora(rank=4, dora=True)
+  path = 'backbone/blocks/mlp/up/'
+
+  def total(a: jax.Array, weight: jax.Array) -> jax.Array:
+    params = trees.unflatten({f'{path}lora_a': a, f'{path}lora_b': b, f'{path}lora_magnitude': m})
+    leaves = trees.flatten(adapters.network(params, trees.unflatten({f'{path}kernel': w}), lora, key=None))
+    return ((w + leaves[f'{path}lora_a'] @ leaves[f'{path}lora_b']) * leaves[f'{path}lora_gain'][:, None] * weight).sum()
+
+  weight = jnp.asarray(rng.normal(size=w.shape), jnp.float32)
+  gain = m / jnp.linalg.norm(w + a @ b, axis=1)
+  want = (weight * gain[:, None]) @ b.swapaxes(1, 2)
+  np.testing.assert_allclose(jax.grad(total)(a, weight), want, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_acts_on_the_adapters_alone_and_depends_on_the_key() -> None:
+  lora = schema.Lora(rank=3, dropout=.5)
+  params, frozen = drawn(PLAIN, lora)
+  first, again, other = (outputs(PLAIN, adapters.network(params, frozen, lora, key=jax.random.key(i)))
+                         for i in (0, 0, 1))
+  without = outputs(PLAIN, adapters.network(params, frozen, lora, key=None))
+  assert bool((first == again).all()) and not bool((first == other).all()) and not bool((first == without).all())
+  zero = jax.tree.map(jnp.zeros_like, params)
+  np.testing.assert_array_equal(outputs(PLAIN, adapters.network(zero, frozen, lora, key=jax.random.key(0))),
+                                outputs(PLAIN, adapters.network(zero, frozen, lora, key=None)))
+
+
+@pytest.mark.parametrize('dora', [False, True])
+def test_dropout_is_that_of_the_formula(dora: bool) -> None:
+  rng = np.random.default_rng(0)
+  x, w, a, b, bias, gain = (jnp.asarray(rng.normal(size=s), jnp.float32)
+                            for s in ((7, 6), (6, 5), (6, 3), (3, 5), (5,), (5,)))
+  key = jax.random.key(3)
+  adapter = {'lora_a': a, 'lora_b': b, 'lora_key': jax.random.key_data(key), 'lora_rate': jnp.float32(.25)}
+  adapter |= {'lora_gain': gain} if dora else {}
+  got = adapters.product(lambda x, w, b: x @ w + b[None], x, w, bias, adapter)
+  kept = jnp.where(jax.random.bernoulli(key, .75, x.shape), x / .75, 0.)
+  want = x @ w + bias[None] + (((gain - 1.)[None] * (kept @ w) + gain[None] * (kept @ a @ b)) if dora
+                               else kept @ a @ b)  # PEFT: DoraLinearLayer.forward without a base result
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_run_in_the_compute_dtype_and_under_scan_and_remat() -> None:
+  lora = schema.Lora(rank=3, dora=True, dropout=.2)
+  params, frozen = drawn(PLAIN, lora)
+  network = adapters.network(params, frozen, lora, key=jax.random.key(0))
+  want = outputs(PLAIN, network)
+  unrolled = dataclasses.replace(PLAIN, execution=schema.Execution.UNROLLED, remat=schema.Remat.NAMES)
+  np.testing.assert_allclose(outputs(unrolled, network), want, atol=ROUNDING * float(jnp.abs(want).max()))
+  half = outputs(dataclasses.replace(PLAIN, dtype=schema.DType.BF16), network)
+  assert 0 < float(jnp.abs(half - want).max()) < .1 * float(jnp.abs(want).max())

@@ -1,0 +1,156 @@
+"""Adapters of PEFT: outputs and gradients are those of transformers and timm, and written files are PEFT's.
+
+golden_peft.npz is made by make_golden_peft.py.
+"""
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.models import adapters
+from vit_jax.weights import files, inference, loading, peft
+
+GOLDEN = np.load(pathlib.Path(__file__).with_name('golden_peft.npz'))
+CASES = ('hf_lora', 'hf_dora', 'timm_lora', 'timm_dora')
+CLOSE = 2e-5
+"""Of logits of about 3: two blocks of sums of up to 24 terms in f32, in two programs, after GELU and softmax."""
+OURS = {'attention.q_proj': 'attn/query', 'attention.k_proj': 'attn/key', 'attention.v_proj': 'attn/value',
+        'attention.o_proj': 'attn/out', 'attn.proj': 'attn/out', 'mlp.fc1': 'mlp/up', 'mlp.fc2': 'mlp/down'}
+
+
+def part(case: str, kind: str) -> dict[str, np.ndarray]:
+  prefix = f'{case}/{kind}/'
+  return {name.removeprefix(prefix): GOLDEN[name] for name in GOLDEN if name.startswith(prefix)}
+
+
+def folder(case: str, where: pathlib.Path, **changed: Any) -> pathlib.Path:
+  """A folder of PEFT as its users have it, with the base beside it."""
+  base, own = where / 'base', where / 'adapter'
+  base.mkdir()
+  own.mkdir()
+  files.write_safetensors(base / 'model.safetensors', part(case, 'base'))
+  if case.startswith('hf'):
+    (base / 'config.json').write_text(str(GOLDEN[f'{case}/base_config']))
+  config = {**json.loads(str(GOLDEN[f'{case}/config'])), 'base_model_name_or_path': str(base), **changed}
+  (own / 'adapter_config.json').write_text(json.dumps(config))
+  files.write_safetensors(own / 'adapter_model.safetensors', part(case, 'adapter'))
+  return own
+
+
+def hints(case: str) -> str:
+  return 'heads=2' if case.startswith('timm') else ''
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_a_folder_of_peft_is_read_merged_with_the_outputs_of_peft(case: str, tmp_path: pathlib.Path) -> None:
+  found = loading.load(str(folder(case, tmp_path)), model=hints(case))
+  logits = inference.function(found)(inference.parameters(found), jnp.asarray(GOLDEN[f'{case}/image'])).logits
+  np.testing.assert_allclose(logits, GOLDEN[f'{case}/logits'], atol=CLOSE)
+  plain = loading.load(str(tmp_path / 'base'), model=hints(case))
+  without = inference.function(plain)(inference.parameters(plain), jnp.asarray(GOLDEN[f'{case}/image'])).logits
+  assert np.abs(np.asarray(without) - GOLDEN[f'{case}/logits']).max() > 100 * CLOSE
+
+
+def settings(case: str) -> schema.Lora:
+  config = json.loads(str(GOLDEN[f'{case}/config']))
+  return schema.Lora(rank=config['r'], alpha=config['lora_alpha'], dora=config['use_dora'], rslora=config['use_rslora'],
+                     targets=('query', 'value') if case == 'hf_lora' else ('query', 'key', 'value', 'out', 'mlp/.*'))
+
+
+def split(case: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """PEFT's adapters, or their gradients, as our leaves `[L, ...]`; those of a joined qkv are in three."""
+  found: dict[str, list[np.ndarray]] = {}
+  for name, x in sorted(tensors.items()):
+    if 'lora_' not in name:
+      continue
+    layer, leaf = name.removesuffix('.weight').rsplit('.', 1)
+    kind = {'lora_A': 'lora_a', 'lora_B': 'lora_b', 'lora_magnitude_vector': 'lora_magnitude'}[leaf]
+    end = '.'.join(layer.split('.')[-2:])
+    if end == 'attn.qkv':
+      thirds = [x] * 3 if kind == 'lora_a' else np.split(x, 3)
+      pieces = dict(zip(('attn/query', 'attn/key', 'attn/value'), thirds, strict=True))
+    else:
+      pieces = {OURS[end]: x}
+    for ours, piece in pieces.items():
+      piece = piece.T
+      if ours == 'attn/out' and kind == 'lora_a':
+        piece = piece.reshape(2, 8, -1)
+      elif ours in ('attn/query', 'attn/key', 'attn/value') and kind != 'lora_a':
+        piece = piece.reshape(*piece.shape[:-1], 2, 8)
+      found.setdefault(f'backbone/blocks/{ours}/{kind}', []).append(piece)
+  return {name: np.stack(pieces) for name, pieces in found.items()}
+
+
+@pytest.mark.parametrize('case', ['hf_lora', 'hf_dora', 'timm_dora'])
+def test_the_unmerged_network_has_the_outputs_and_gradients_of_peft(case: str, tmp_path: pathlib.Path) -> None:
+  folder(case, tmp_path)
+  base = loading.load(str(tmp_path / 'base'), model=hints(case))
+  head = {'classifier': 'head', 'head': 'head'}
+  tensors = part(case, 'adapter')
+  trained = trees.unflatten(split(case, tensors))
+  name = next(one for one in head if f'base_model.model.{one}.weight' in tensors)
+  trained['head'] = {'kernel': tensors[f'base_model.model.{name}.weight'].T, 'bias':
+                     tensors[f'base_model.model.{name}.bias']}
+  weights = jnp.asarray(GOLDEN[f'{case}/weights'])
+
+  def total(trained: Any) -> tuple[jax.Array, jax.Array]:
+    network = adapters.network(trained, {'backbone': base.params['backbone']}, settings(case), key=None)
+    logits = inference.function(base)({**network, 'state': {}}, jnp.asarray(GOLDEN[f'{case}/image'])).logits
+    return (logits * weights).sum(), logits
+
+  got, logits = jax.grad(total, has_aux=True)(jax.tree.map(jnp.asarray, trained))
+  np.testing.assert_allclose(logits, GOLDEN[f'{case}/logits'], atol=CLOSE)
+  wanted = part(case, 'gradient')
+  np.testing.assert_allclose(got['head']['kernel'], wanted[f'base_model.model.{name}.weight'].T, rtol=1e-4, atol=1e-4)
+  ours, theirs = trees.flatten({'backbone': got['backbone']}), split(case, wanted)
+  assert ours.keys() == theirs.keys()
+  for path, x in theirs.items():
+    if case.startswith('timm') and '/lora_a' in path and path.split('/')[3] in ('query', 'key', 'value'):
+      if 'query' not in path:
+        continue  # the A of a joined qkv is one: its gradient is the sum of those of the three
+      x_ours = sum(ours[path.replace('query', one)] for one in ('query', 'key', 'value'))
+    else:
+      x_ours = ours[path]
+    np.testing.assert_allclose(x_ours, x, atol=1e-5 * np.abs(x).max() * 24, err_msg=path)
+
+
+def test_patterns_decide_the_scale_of_single_layers(tmp_path: pathlib.Path) -> None:
+  found = peft.read(folder('timm_lora', tmp_path))
+  assert {layer.rsplit('.', 1)[1]: low.scale for layer, low in found.layers.items()} == {
+      'qkv': 4 / 3, 'proj': 3., 'fc1': 3., 'fc2': 3.}
+
+
+@pytest.mark.parametrize(('changed', 'message'), [
+    ({'peft_type': 'IA3'}, 'expected peft_type LORA .*, got IA3. Merge the adapters in PEFT'),
+    ({'fan_in_fan_out': True}, 'expected fan_in_fan_out false, got True'),
+    ({'base_model_name_or_path': None}, 'expected the weights that the adapters are for .*, got none. Set it to')])
+def test_other_adapters_are_refused(changed: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=message):
+    loading.load(str(folder('timm_lora', tmp_path, **changed)), model='heads=2')
+
+
+def test_adapters_of_other_weights_are_named(tmp_path: pathlib.Path) -> None:
+  own = folder('timm_lora', tmp_path)
+  tensors = {name: x for name, x in part('timm_lora', 'base').items() if 'blocks.1.attn.qkv' not in name}
+  files.write_safetensors(tmp_path / 'base' / 'model.safetensors', tensors)
+  with pytest.raises(UserError, match=r'blocks.1.attn.qkv: expected a matrix \[48, 16\], got none'):
+    loading.load(str(own), model='heads=2')
+
+
+def test_a_convolution_has_no_place(tmp_path: pathlib.Path) -> None:
+  own = folder('timm_lora', tmp_path)
+  tensors = part('timm_lora', 'adapter') | {
+      'base_model.model.patch_embed.proj.lora_A.weight': np.zeros((2, 3, 8, 8), np.float32),
+      'base_model.model.patch_embed.proj.lora_B.weight': np.zeros((16, 2, 1, 1), np.float32)}
+  files.write_safetensors(own / 'adapter_model.safetensors', tensors)
+  with pytest.raises(UserError, match='patch_embed.proj: expected lora_A .* of a dense layer, got lora_A'):
+    loading.load(str(own), model='heads=2')

@@ -1,0 +1,136 @@
+"""Training of low-rank adapters (LoRA, DoRA) in place of the backbone, with any objective.
+
+The parameters of the run are the adapters and what the objective has beside the backbone (heads, a decoder, a
+projector). The backbone is a part of `extra` that never changes: it has no gradient and no optimizer state. All views
+are of plain networks with merged adapters, so that evaluations do not depend on how the network was trained.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from vit_jax.config import schema
+from vit_jax.core import trees, unstacked
+from vit_jax.core.contracts import Objective, View
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
+from vit_jax.models import adapters, backbones, cost
+from vit_jax.objectives.spec import Spec
+from vit_jax.parallel.rules import FROZEN, Rule
+
+INNER = 'inner'
+RULES: dict[str, tuple[Rule, ...]] = {
+    '(query|key|value)': (('backbone/blocks/(.*/)?attn/(query|key|value)/lora_a', (None, 'fsdp', None)),  # [L, D, r]
+                          ('backbone/blocks/(.*/)?attn/(query|key|value)/lora_b',
+                           (None, None, 'tensor', None)),                                             # [L, r, A, K]
+                          ('backbone/blocks/(.*/)?attn/(query|key|value)/lora_magnitude',
+                           (None, 'tensor', None))),                                                  # [L, A, K]
+    'out': (('backbone/blocks/(.*/)?attn/out/lora_a', (None, 'tensor', None, None)),                  # [L, A, K, r]
+            ('backbone/blocks/(.*/)?attn/out/lora_b', (None, None, 'fsdp')),                          # [L, r, D]
+            ('backbone/blocks/(.*/)?attn/out/lora_magnitude', ())),                                   # [L, D]
+    '(up|gate)': (('backbone/blocks/.*/(up|gate)/lora_a', (None, 'fsdp', None)),                      # [L, D, r]
+                  ('backbone/blocks/.*/(up|gate)/lora_b', (None, None, 'tensor')),                    # [L, r, F]
+                  ('backbone/blocks/.*/(up|gate)/lora_magnitude', (None, 'tensor'))),                 # [L, F]
+    'down': (('backbone/blocks/.*/down/lora_a', (None, 'tensor', None)),                              # [L, F, r]
+             ('backbone/blocks/.*/down/lora_b', (None, None, 'fsdp')),                                # [L, r, D]
+             ('backbone/blocks/.*/down/lora_magnitude', ())),                                         # [L, D]
+}
+"""Sharding rules of the adapters of these layers: each side of A and B as the same side of the kernel."""
+
+
+class Adapters:
+  """Objective: another one, of which only the adapters and what is not the backbone are trained.
+
+  extra: `frozen/backbone`, the backbone; `inner`, the extra of the other objective, if it has any. Objectives whose
+  teacher is an EMA of the parameters take the merged ones for it.
+  """
+
+  def __init__(self, inner: Objective, settings: schema.Lora):
+    self._inner, self._settings = inner, settings
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    params, extra = self._inner.init(key, batch)
+    backbone = params['backbone']
+    new = adapters.init(jax.random.fold_in(key, self._settings.rank), backbone, self._settings)
+    trained = {**{name: part for name, part in params.items() if name != 'backbone'}, **trees.unflatten(new)}
+    return trained, {FROZEN: {'backbone': backbone}, **({INNER: extra} if extra else {})}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    drop = jax.random.fold_in(key, self._settings.rank) if self._settings.dropout else None
+    network = adapters.network(params, extra[FROZEN], self._settings, key=drop)
+    return self._inner.loss(network, extra.get(INNER, {}), batch, key, step)
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    whole = adapters.merge(unstacked.join(params), unstacked.join(extra[FROZEN]), self._settings)
+    if any(unstacked.is_layers(x) for x in jax.tree.leaves(params, is_leaf=unstacked.is_layers)):
+      whole = unstacked.split(whole)
+    inner = self._inner.after_update(whole, extra.get(INNER, {}), stats, step)
+    return {FROZEN: extra[FROZEN], **({INNER: inner} if inner else {})}
+
+  def views(self) -> dict[str, View]:
+    return {name: _Merged(view, self._settings) for name, view in self._inner.views().items()}
+
+
+class _Merged:
+  """A view of the inner objective, with merged parameters."""
+
+  def __init__(self, view: View, settings: schema.Lora):
+    self._view = view
+    self._merge = jax.jit(lambda params, frozen: adapters.merge(params, frozen, settings))
+
+  def select(self, params: Params, extra: Extra) -> PyTree:
+    return self._view.select(self._merge(params, extra[FROZEN]), extra.get(INNER, {}))
+
+  def predict(self, selected: PyTree, image: Array) -> Outputs:
+    return self._view.predict(selected, image)
+
+
+def around(objective: Objective, settings: schema.Lora) -> Objective:
+  """Returns the objective with adapters if they are configured, else unchanged."""
+  return Adapters(objective, settings) if settings.rank else objective
+
+
+def rules(config: schema.Config) -> list[Rule]:
+  """Returns the sharding rules of the adapters of a config; none without adapters."""
+  s = config.lora
+  if not s.rank:
+    return []
+  targets = [layer for layer in schema.adapted_layers(config.model) if s.is_target(layer)]
+  found = [rule for names, some in RULES.items() if any(_ends(layer, names) for layer in targets) for rule in some]
+  return [rule for rule in found if s.dora or not rule[0].endswith(adapters.MAGNITUDE)]
+
+
+def _ends(layer: str, names: str) -> bool:
+  return layer.rsplit('/', 1)[-1] in names.strip('()').split('|')
+
+
+def train_flops(config: schema.Config, spec: Spec[Any]) -> int:
+  """Returns the FLOPs of one image that adapters add to those of a training step; below 0, as they save more.
+
+  No gradient of the frozen kernels is computed: one of three products of each. A and B add three each. DoRA's norms,
+  which do not depend on the number of images, are left out.
+  """
+  if not config.lora.rank:
+    return 0
+  image = jax.ShapeDtypeStruct((1, *config.image_px, 3), 'float32')
+  backbone = jax.eval_shape(backbones.build(config.model, config.image_px).init, jax.random.key(0), image)[0]
+  leaves = trees.flatten({'backbone': backbone})
+  macs = 0
+  for layer in adapters.kernels(leaves, dataclasses.replace(config.lora, targets=('.*',))):
+    depth, *shape = leaves[f'{layer}/kernel'].shape
+    cut = adapters.num_inputs(layer)
+    inputs, outputs = math.prod(shape[:cut]), math.prod(shape[cut:])
+    own = config.lora.is_target(layer.removeprefix(adapters.BLOCKS)) * config.lora.rank * (inputs + outputs)
+    macs += depth * _num_rows(config, layer) * (cost.TRAIN_FACTOR * own - inputs * outputs)
+  return round(2 * spec.num_encoded * macs)
+
+
+def _num_rows(config: schema.Config, layer: str) -> int:
+  """Rows of one image that a dense layer is applied to."""
+  if isinstance(config.model, schema.ViT):
+    return cost.num_tokens(config.model, config.image_px)[1]
+  assert isinstance(config.model, schema.Mixer), config.model
+  patches = math.prod(px // config.model.patch for px in config.image_px)
+  return config.model.width if '/tokens/' in layer else patches
