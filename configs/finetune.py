@@ -15,8 +15,9 @@ Run:      python -m vit_jax.main --config=configs/finetune.py:B/16,cifar10 --con
           --config=configs/finetune.py:B/16,imagenet2012,protocol=mae, or
           --config=configs/finetune.py:Ti/16,own --config.data.source=folder:PATH --config.length='500 steps'
           …,phase=tune holds out part of the training examples, to choose settings: --config.optimizer.lr=0.003
-LoRA:     own,lora=8 trains adapters of rank 8 and the head, by AdamW (adapters begin at zero, where the gradient of
-          SGD is small); the rate is that of `LORA_LR`. Dropout, alpha, DoRA and layers: --config.lora.NAME=VALUE
+          configs/finetune.py:B/16,own,lora=8 trains adapters of rank 8 and the head in place of all weights, by
+          AdamW, as the gradient of adapters is small at their start; --config.lora.alpha=16 --config.lora.dropout=0.1
+          --config.lora.targets=query,value --config.lora.rslora=true --config.lora.dora=true
 Plan:     B/16 at 384 px is 111 GFLOP an image forward; 10k steps of 512 are 1.7 exaFLOPs of training
 Expected: B/16 from ImageNet-21k: CIFAR-10 98.95 %, CIFAR-100 91.67 %, ImageNet 83.97 %, Pets 94.43 %, Flowers 99.38 %
           (the paper's Table 5). Measurements of our own are in docs/explanation/results.md.

@@ -32,7 +32,7 @@ ONLY_WITH: dict[str, Callable[[Any], bool]] = {
 """Settings that are in use, whatever their value, where another one of their part says so."""
 
 OFF = (schema.RandAugment, schema.Jitter, schema.Erase, schema.Views, schema.Sam, schema.EarlyStop, schema.Ramp,
-       schema.Pseudo)
+       schema.Pseudo, schema.Lora)
 """Parts that do nothing as they are by default: all settings of one that is switched on are in use."""
 
 

@@ -102,7 +102,8 @@ def test_no_gradient_flows_through_doras_norm() -> None:
   def total(a: jax.Array, weight: jax.Array) -> jax.Array:
     params = trees.unflatten({f'{path}lora_a': a, f'{path}lora_b': b, f'{path}lora_magnitude': m})
     leaves = trees.flatten(adapters.network(params, trees.unflatten({f'{path}kernel': w}), lora, key=None))
-    return ((w + leaves[f'{path}lora_a'] @ leaves[f'{path}lora_b']) * leaves[f'{path}lora_gain'][:, None] * weight).sum()
+    changed = w + leaves[f'{path}lora_a'] @ leaves[f'{path}lora_b']
+    return (changed * leaves[f'{path}lora_gain'][:, None] * weight).sum()
 
   weight = jnp.asarray(rng.normal(size=w.shape), jnp.float32)
   gain = m / jnp.linalg.norm(w + a @ b, axis=1)

@@ -73,7 +73,8 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
   """Loads the weights at `where`.
 
   Args:
-    where: a file, a folder (also of PEFT adapters, which are merged), a run directory, `gs://…`, `https://…`, `hf://owner/name`, or a known name.
+    where: a file, a folder (of adapters of PEFT, too: they are merged), a run directory, `gs://…`, `https://…`,
+      `hf://owner/name`, or a known name.
     preprocess: overrides the file, its sidecars and its name: `half`, `imagenet`, `clip` or `zero_one` for
       mean and deviation, and `resize=248,image=224,interpolation=bicubic,antialias=true`; '' = nothing.
     model: settings that tensors do not determine: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.

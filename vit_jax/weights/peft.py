@@ -10,7 +10,6 @@ one adapter of the same rank.
 """
 from __future__ import annotations
 
-import json
 import logging
 import pathlib
 import re
@@ -121,7 +120,9 @@ def _base(config: Mapping[str, Any], path: pathlib.Path) -> str:
                     'none. Set it to a file, a folder, or OWNER/NAME.')
   if pathlib.Path(base).exists() or '://' in base:
     return str(base)
-  return str(path / base) if (path / base).exists() else f'hf://{base}' if re.fullmatch(r'[\w.-]+/[\w.-]+', base) else base
+  if (path / base).exists():
+    return str(path / base)
+  return f'hf://{base}' if re.fullmatch(r'[\w.-]+/[\w.-]+', base) else str(base)
 
 
 def merge(tensors: Mapping[str, HostArray], adapter: Adapter) -> dict[str, HostArray]:

@@ -10,6 +10,8 @@ from vit_jax.config.schema.vit import ViT
 
 __all__ = ('Lora', 'adapted_layers')
 
+EVERY = ('query', 'key', 'value', 'out', 'mlp/.*', 'tokens/.*', 'channels/.*')
+"""All dense layers in the blocks of all networks."""
 ATTENTION, MLP = ('attn/query', 'attn/key', 'attn/value', 'attn/out'), ('mlp/up', 'mlp/down')
 
 
@@ -20,7 +22,7 @@ class Lora(Settings):
   alpha: float = ranged(0., NOT_NEGATIVE)   # scale is alpha / rank; 0 = alpha is the rank, so the scale is 1
   dropout: float = ranged(0., BELOW_1)      # of the input of A, while training
   # Layers of the blocks, by the end of their path or a pattern of it: query, value, mlp/.*
-  targets: tuple[str, ...] = ('query', 'key', 'value', 'out', 'mlp/.*', 'tokens/.*', 'channels/.*')
+  targets: tuple[str, ...] = EVERY
   dora: bool = False    # DoRA (arXiv 2402.09353): the norm of each output's weights is a parameter of its own
   rslora: bool = False  # rsLoRA (arXiv 2312.03732): scale is alpha / sqrt(rank)
 
@@ -45,9 +47,8 @@ class Lora(Settings):
       yield problem(f'{name}.rank', f'0 for {type(config.model).__name__}, which has no blocks of dense layers',
                     self.rank)
       return
-    defaults = set(Lora.__dataclass_fields__['targets'].default)  # name the layers of all networks
     for target in self.targets:
-      if target not in defaults and not any(re.fullmatch(f'(.*/)?({target})', layer) for layer in layers):
+      if target not in EVERY and not any(re.fullmatch(f'(.*/)?({target})', layer) for layer in layers):
         yield problem(f'{name}.targets', f'the ends of {", ".join(layers)}, or patterns', target)
     if not any(self.is_target(layer) for layer in layers):
       yield problem(f'{name}.targets', f'one of {", ".join(layers)} at least', self.targets)
