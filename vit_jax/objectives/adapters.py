@@ -47,7 +47,7 @@ class Adapters:
   teacher is an EMA of the parameters take the merged ones for it.
   """
 
-  def __init__(self, inner: Objective, settings: schema.Lora):
+  def __init__(self, inner: Objective, settings: schema.Lora) -> None:
     self._inner, self._settings = inner, settings
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
@@ -76,7 +76,7 @@ class Adapters:
 class _Merged:
   """A view of the inner objective, with merged parameters."""
 
-  def __init__(self, view: View, settings: schema.Lora):
+  def __init__(self, view: View, settings: schema.Lora) -> None:
     self._view = view
     self._merge = jax.jit(lambda params, frozen: adapters.merge(params, frozen, settings))
 
