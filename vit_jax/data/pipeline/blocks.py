@@ -64,14 +64,15 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
   Raises:
     UserError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
   """
-  tries = min(len(source), MAX_TRIES)
+  num = len(source)
+  tries = min(num, MAX_TRIES)
   for ahead in range(tries):
     try:
-      return DecodedExample(transform((index + ahead) % len(source)), ahead > 0)
+      return DecodedExample(transform((index + ahead) % num), ahead > 0)
     except BadImage as error:
       reason = error
     except (OSError, MemoryError) as error:
-      raise access.user_error(error, source.describe((index + ahead) % len(source))) from error
+      raise access.user_error(error, source.describe((index + ahead) % num)) from error
   raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
                   f'{source.describe(index)}. The last reason: {reason}')
 
@@ -94,9 +95,10 @@ class TrainBlocks:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
     indexes = self.visit(positions)
     batch = _empty(len(indexes), self.shapes) | {'index': indexes}
+    rngs, source, transform = order.ExampleRngs(self.seed), self.source, self.transform
     for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
-      decoded = decode_or_next(self.source, index, lambda i, p=position: self.transform(  # type: ignore[misc]
-          self.source[i], order.example_rng(self.seed, p)))
+      decoded = decode_or_next(source, index, lambda i, p=position: transform(  # type: ignore[misc]
+          source[i], rngs.at(p)))
       _write(batch, row, decoded)
     return batch
 

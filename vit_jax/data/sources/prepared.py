@@ -47,19 +47,19 @@ class PreparedSource:
     return len(self._records)
 
   def __getitem__(self, index: int) -> Record:
-    found = records.parse(self._records[index])
+    found = records.pick(self._records[index], 'image', 'labels' if self.most_labels else 'label')
     image = records.first(found, 'image')
     if self.most_labels:
       return Record.multilabel(image, records.integers(found, 'labels'))  # type: ignore[arg-type]
     return Record(image, int(records.first(found, 'label')))  # type: ignore[arg-type]
 
   def label(self, index: int) -> int:
-    return int(records.first(records.parse(self._records[index]), 'label'))
+    return int(records.first(records.pick(self._records[index], 'label'), 'label'))
 
   def describe(self, index: int) -> str:
     place = f'{self.name}[{index}]'
     try:
-      name = records.first(records.parse(self._records[index]), 'name')
+      name = records.first(records.pick(self._records[index], 'name'), 'name')
     except (records.BadRecord, OSError):  # the caller describes this record in its error message
       return place
     return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) else place

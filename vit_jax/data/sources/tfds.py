@@ -53,8 +53,9 @@ class TfdsSource:
     return len(self._records)
 
   def __getitem__(self, index: int) -> Record:
-    found = records.parse(self._records[index])
-    image, column = records.first(found, self._columns.image), self._columns.label
+    column = self._columns.label
+    found = records.pick(self._records[index], self._columns.image, column)
+    image = records.first(found, self._columns.image)
     if self._columns.several:  # objects of one class may be several
       return Record.multilabel(image, list(dict.fromkeys(records.integers(found, column))))  # type: ignore[arg-type]
     return Record(image, int(records.first(found, column)))  # type: ignore[arg-type]
