@@ -30,8 +30,8 @@ def write(folder: pathlib.Path) -> None:
   """Writes the records of each set."""
   from array_record.python import array_record_module
 
-  from vit_jax.data.files import records
-  rng = np.random.default_rng(0)
+  from vit_jax.data.files import records, tfrecord_index
+  mask, rng = tfrecord_index.mask, np.random.default_rng(0)
   made = [records.encode({'image': rng.bytes(IMAGE_BYTES), 'label': i % 1_000, 'name': b'n0144/%08d.jpg' % i})
           for i in range(NUM)]
   for size in filter(None, SETS.values()):
@@ -43,7 +43,7 @@ def write(folder: pathlib.Path) -> None:
   with open(folder / 'tfrecord', 'wb') as file:
     for record in made:
       head = struct.pack('<Q', len(record))
-      file.write(head + records.mask(head) + record + records.mask(record))
+      file.write(head + mask(head) + record + mask(record))
 
 
 def measure(folder: pathlib.Path) -> dict[str, float]:

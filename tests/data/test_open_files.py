@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from vit_jax.data.files import open_files, records
+from vit_jax.data.files import open_files, records, tfrecord_index
 
 SCRIPT = """
 import os, pathlib, resource, sys
@@ -36,14 +36,14 @@ def write_shards(folder: pathlib.Path, num: int) -> list[str]:
 
   from array_record.python import array_record_module
 
-  from vit_jax.data.files import records
   for number in range(num):
     record = str(number).encode()
     writer = array_record_module.ArrayRecordWriter(str(folder / f'{number:04d}.array_record'), 'group_size:1')
     writer.write(record)
     writer.close()
     head = struct.pack('<Q', len(record))
-    (folder / f'{number:04d}.tfrecord').write_bytes(head + records.mask(head) + record + records.mask(record))
+    mask = tfrecord_index.mask
+    (folder / f'{number:04d}.tfrecord').write_bytes(head + mask(head) + record + mask(record))
   return sorted(map(str, folder.iterdir()))
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import records
+from vit_jax.data.files import tfrecord_index
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNKNOWN, Source, most_labels
@@ -141,7 +141,7 @@ def converted(data_dir: pathlib.Path, tmp_path: pathlib.Path, name: str = 'anima
   folder = set_format(tmp_path / 'sets', 'tfrecord', name)
   for path in folder.glob('*.array_record-*'):
     reader = array_record.ArrayRecordReader(str(path))
-    frames = [head + records.mask(head) + r + records.mask(r)
+    frames = [head + tfrecord_index.mask(head) + r + tfrecord_index.mask(r)
               for r in reader.read_all() for head in (struct.pack('<Q', len(r)),)]
     pathlib.Path(str(path).replace('array_record', 'tfrecord')).write_bytes(b''.join(frames))
     path.unlink()
@@ -158,9 +158,9 @@ def test_tfrecord_gives_the_same_examples_in_the_same_order(data_dir: pathlib.Pa
   assert two.train.describe(4) == 'tfds:animals/1.2.0/train[4]' and two.train.label(4) == one.train.label(4)
 
 
-def test_the_index_of_tfrecord_files_is_made_once(tfrecord_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_index_of_tfrecord_files_is_made_once(tfrecord_dir: pathlib.Path) -> None:
   open_all(tfrecord_dir)
-  kept = sorted((tmp_path / 'cache' / 'vit_jax' / 'tfrecord').iterdir())
+  kept = sorted((tfrecord_dir / 'animals' / '1.2.0' / tfrecord_index.FOLDER).iterdir())
   assert len(kept) == 2 and all(p.suffix == '.npy' for p in kept)
   made = [p.stat().st_mtime_ns for p in kept]
   open_all(tfrecord_dir)

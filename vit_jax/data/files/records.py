@@ -2,20 +2,15 @@
 
 `array_record` reads ArrayRecord files and protobuf parses the messages; their schema is declared here, as TensorFlow,
 which has it, is not needed to read data. TFRecord files have no library for random access without TensorFlow (readers
-such as Grain's are sequential), so they are read here, by an index of their frames. A frame is u64 length, u32 CRC of
-the length, data, u32 CRC of the data (little endian). Both checksums are compared: CRC-32C, rotated right by 15 bits,
-plus a constant. The index is made once per file and kept in the user's cache.
+such as Grain's are sequential), so they are read here, by an index of their frames (`tfrecord_index.py`).
 """
 from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import itertools
-import logging
 import os
 import pathlib
-import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,25 +18,17 @@ import numpy as np
 
 from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import HostArray
-from vit_jax.data.files import access, open_files
+from vit_jax.data.files import access, open_files, tfrecord_index
 from vit_jax.data.image.headers import BadImage
 
 if TYPE_CHECKING:
-  import google_crc32c
   from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 else:
-  google_crc32c = lazy.Module('google_crc32c')
   descriptor_pb2, descriptor_pool, message, message_factory = (
       lazy.Module(f'google.protobuf.{name}') for name in ('descriptor_pb2', 'descriptor_pool', 'message',
                                                           'message_factory'))
 
-log = logging.getLogger('vit_jax.data')
-
 Values = list[bytes] | list[int] | list[float]
-HEADER_BYTES, FOOTER_BYTES = 12, 4
-_MASK_DELTA = 0xA282EAD8  # of TFRecord files
-_LOST = -1                # offset of a record that cannot be found, since the file is damaged before it
 # No threads in the reader: they would read ahead from a record, which is useless in a random order.
 _OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
 _BUFFER_BYTES = 32_768
@@ -62,9 +49,10 @@ class ArrayRecords:
     """Takes absolute paths, and the number of records of each file. Opens no file."""
     self._paths, self._counts = tuple(paths), tuple(counts)
     self._ends = list(itertools.accumulate(counts))
+    self._num = self._ends[-1] if self._ends else 0
 
   def __len__(self) -> int:
-    return self._ends[-1] if self._ends else 0
+    return self._num
 
   def __getitem__(self, number: int) -> bytes:
     """Returns a record.
@@ -74,8 +62,8 @@ class ArrayRecords:
       OSError: its file cannot be read.
       UserError: the file has another number of records.
     """
-    if not 0 <= number < len(self):
-      raise IndexError(f'expected a number below {len(self):,}, the number of records, got {number}')
+    if not 0 <= number < self._num:
+      raise IndexError(f'expected a number below {self._num:,}, the number of records, got {number}')
     file = bisect.bisect_right(self._ends, number)
     path, count = self._paths[file], self._counts[file]
     place = number - (self._ends[file] - count)
@@ -114,7 +102,7 @@ class TfRecords:
     Args:
       paths: of the files.
       counts: the number of records of each.
-      cache: the folder for indexes, None for the user's.
+      cache: the folder for indexes where the folder of the files cannot be written, None for the user's.
 
     Raises:
       UserError: a file is missing, cannot be read, or has more records.
@@ -135,13 +123,14 @@ class TfRecords:
     """
     file, offset, size = self._index[number].tolist()
     path = self._paths[file]
-    if offset == _LOST:
+    if offset == tfrecord_index.LOST:
       raise BadRecord(f'the record is lost: {path} is damaged before it, or truncated')
     with open_files.pool().use(('tfrecord', path), lambda: os.open(path, os.O_RDONLY), os.close) as opened:
-      frame = os.pread(opened, size + FOOTER_BYTES, offset)
-    if len(frame) < size + FOOTER_BYTES or mask(frame[:size]) != frame[size:]:
+      frame = os.pread(opened, size + tfrecord_index.FOOTER_BYTES, offset)
+    record = frame[:size]
+    if len(frame) < size + tfrecord_index.FOOTER_BYTES or tfrecord_index.mask(record) != frame[size:]:
       raise BadRecord(f'the record at byte {offset:,} of {path} does not match its checksum')
-    return frame[:size]
+    return record
 
   def __getstate__(self) -> dict[str, Any]:
     return {'_paths': self._paths, '_counts': self._counts, '_cache': self._cache}
@@ -151,58 +140,8 @@ class TfRecords:
     self._start()
 
   def _start(self) -> None:
-    self._index = load_index(self._paths, self._counts, self._cache)
-
-
-def mask(data: bytes) -> bytes:
-  """Returns the checksum of `data` as a frame has it, 4 bytes."""
-  crc = google_crc32c.value(data)
-  return struct.pack('<I', ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)
-
-
-def load_index(paths: Sequence[str], counts: Sequence[int], cache: pathlib.Path) -> HostArray:
-  """Returns file number, offset and size `[S, 3] i64` of each record; from the cache if the files are unchanged.
-
-  Raises:
-    UserError: a file is missing, cannot be read, or has more records than expected.
-  """
-  try:
-    stats = [os.stat(p) for p in paths]
-    key = repr([(p, n, s.st_size, s.st_mtime_ns) for p, n, s in zip(paths, counts, stats, strict=True)])
-    kept = cache / f'{hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]}.npy'
-    if kept.exists():
-      return np.load(kept, mmap_mode='r')
-    index = np.concatenate([_scan(p, number, count) for number, (p, count) in enumerate(
-        zip(paths, counts, strict=True))])
-  except OSError as error:
-    raise access.user_error(error, f'the TFRecord file {error.filename}') from error
-  cache.mkdir(parents=True, exist_ok=True)
-  part = kept.with_name(f'{kept.stem}.{os.getpid()}.npy')
-  np.save(part, index)
-  part.replace(kept)  # atomic: several loader processes may do this at the same time
-  return index
-
-
-def _scan(path: str, number: int, count: int) -> HostArray:
-  """Returns `count` rows of the index for one file; records that cannot be found are marked."""
-  rows: list[tuple[int, int, int]] = []
-  place, end = 0, os.path.getsize(path)
-  with open(path, 'rb', buffering=0) as file:
-    while place < end:
-      header = os.pread(file.fileno(), HEADER_BYTES, place)
-      is_complete = len(header) == HEADER_BYTES and mask(header[:8]) == header[8:]
-      size = struct.unpack('<Q', header[:8])[0] if is_complete else end
-      if place + HEADER_BYTES + size + FOOTER_BYTES > end:
-        lost = max(0, count - len(rows))
-        log.warning('%s is damaged at byte %s of %s: %s of its %s records are lost and count as bad images. Copy it '
-                    'again, or prepare the dataset again.', path, f'{place:,}', f'{end:,}', f'{lost:,}', f'{count:,}')
-        break
-      rows.append((number, place + HEADER_BYTES, size))
-      place += HEADER_BYTES + size + FOOTER_BYTES
-  if len(rows) > count:
-    raise UserError(f'{path}: expected {count:,} records, as in dataset_info.json, got {len(rows):,}. Copy or '
-                    'prepare the dataset again.')
-  return np.array(rows + [(number, _LOST, 0)] * (count - len(rows)), np.int64).reshape(-1, 3)
+    index = tfrecord_index.load(self._paths, self._counts, self._cache)
+    self._index = index.view(np.ndarray)  # reading a row of a memory map takes longer
 
 
 def parse(record: bytes) -> dict[str, Values]:

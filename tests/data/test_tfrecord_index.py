@@ -1,0 +1,96 @@
+"""The index of TFRecord files: made in parallel, kept where the files are, and made again if one of them changes."""
+from __future__ import annotations
+
+import os
+import pathlib
+import struct
+
+import numpy as np
+import pytest
+
+from vit_jax.data.files import records, tfrecord_index
+from vit_jax.data.files.tfrecord_index import FOLDER, File
+
+COUNTS = [3, 0, 5, 1]
+
+
+def write(folder: pathlib.Path) -> list[str]:
+  """Files of some records, which are their number and another number of bytes each."""
+  folder.mkdir(parents=True)
+  number = 0
+  for place, count in enumerate(COUNTS):
+    frames = []
+    for _ in range(count):
+      record = b'%03d' % number + bytes(number * 7)
+      head = struct.pack('<Q', len(record))
+      frames.append(head + tfrecord_index.mask(head) + record + tfrecord_index.mask(record))
+      number += 1
+    (folder / f'{place}.tfrecord').write_bytes(b''.join(frames))
+  return sorted(map(str, folder.glob('*.tfrecord')))
+
+
+@pytest.fixture
+def paths(tmp_path: pathlib.Path) -> list[str]:
+  return write(tmp_path / 'set')
+
+
+def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
+  stored = records.TfRecords(paths, COUNTS, cache=cache)
+  return [int(stored[i][:3]) for i in range(len(stored))]
+
+
+def test_the_index_is_kept_beside_the_files_and_moves_with_them(
+    paths: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  assert numbers(paths, tmp_path / 'cache') == list(range(9))
+  assert len(list((tmp_path / 'set' / FOLDER).iterdir())) == 1 and not list((tmp_path / 'cache').glob('*.npy'))
+  (tmp_path / 'set').rename(tmp_path / 'moved')
+  monkeypatch.setattr(tfrecord_index, '_scan', None)
+  assert numbers([p.replace('/set/', '/moved/') for p in paths], tmp_path / 'other') == list(range(9))
+
+
+def test_the_index_of_a_set_that_cannot_be_written_is_in_the_cache(
+    paths: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture) -> None:
+  (tmp_path / 'set' / FOLDER).write_text('no folder')
+  assert numbers(paths, tmp_path / 'cache') == list(range(9))
+  assert len(list((tmp_path / 'cache').glob('*.npy'))) == 1
+  with monkeypatch.context() as patch:
+    patch.setattr(tfrecord_index, '_scan', None)
+    assert numbers(paths, tmp_path / 'cache') == list(range(9))
+  (tmp_path / 'full').write_text('no folder')
+  assert numbers(paths, tmp_path / 'full') == list(range(9))
+  assert f'{tmp_path / "full"}: expected to keep the index' in caplog.text
+
+
+def test_a_changed_file_and_a_damaged_index_are_noticed(paths: list[str], tmp_path: pathlib.Path) -> None:
+  numbers(paths, tmp_path / 'cache')
+  [kept] = (tmp_path / 'set' / FOLDER).iterdir()
+  kept.write_bytes(kept.read_bytes()[:150])
+  assert numbers(paths, tmp_path / 'cache') == list(range(9))
+  content = pathlib.Path(paths[2]).read_bytes()
+  first, second = 12 + 24 + 4, 12 + 31 + 4  # the frames of the first two records, which are exchanged
+  pathlib.Path(paths[2]).write_bytes(content[first:first + second] + content[:first] + content[first + second:])
+  os.utime(paths[2], ns=(1, 1))
+  assert numbers(paths, tmp_path / 'cache') == [0, 1, 2, 4, 3, 5, 6, 7, 8]
+
+
+def test_processes_give_the_same_index_and_threads_do_where_there_are_none(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+  files = [File(number, path, count) for number, (path, count) in enumerate(zip(paths, COUNTS, strict=True))]
+  expected = np.concatenate(tfrecord_index.scan_all(files))
+  monkeypatch.setattr(tfrecord_index, 'PROCESSES_FROM', 1)
+  monkeypatch.setattr(tfrecord_index.open_files, 'num_threads', lambda _: 3)
+  shares = [tfrecord_index.scan_all(files[i::3]) for i in range(3)]
+  for found in (shares, None):
+    monkeypatch.setattr(tfrecord_index, '_in_processes', lambda given, cores, found=found: found)
+    np.testing.assert_array_equal(tfrecord_index._make(files), expected)
+
+
+@pytest.mark.slow(reason='3 s: starts two processes')
+def test_processes_are_started_and_index(paths: list[str], tmp_path: pathlib.Path) -> None:
+  files = [File(number, path, count) for number, (path, count) in enumerate(zip(paths, COUNTS, strict=True))]
+  shares = tfrecord_index._in_processes(files, 2)
+  assert shares is not None
+  for found, expected in zip(shares, [tfrecord_index.scan_all(files[i::2]) for i in range(2)], strict=True):
+    for one, two in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(one, two)
