@@ -239,7 +239,8 @@ JOBS = {
         Flag('to', LOCAL, 'directory to write'),), (
         Flag('data', TEXT, 'images to write: folder:PATH or tfds:NAME[/CONFIG][:VERSION]', ''),
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
-        Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB'),
+        Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),
+        Flag('processes', whole(1, 1024), 'processes that write shards', 0, 'one per 8 cores'),
         Flag('quality', whole(1, 100), 'JPEG quality of resized images', None, '90'),
         Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', 0),
         Flag('splits', NAMES, 'splits to write', [], 'train,test'),

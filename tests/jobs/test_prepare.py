@@ -1,10 +1,17 @@
 """The job that writes ArrayRecord shards: bytes and labels, kills, and what is refused."""
 from __future__ import annotations
 
+import concurrent.futures
+import fcntl
 import hashlib
 import json
+import os
 import pathlib
+import signal
 import subprocess
+import sys
+import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +26,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, headers
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import blocks
-from vit_jax.data.sources import opening, prepared, shards, tfds_build
+from vit_jax.data.sources import opening, prepared, shard_jobs, shards, tfds_build
 from vit_jax.jobs import prepare
 
 CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
@@ -154,15 +161,15 @@ def test_shrinking_keeps_the_orientation(images: pathlib.Path, tmp_path: pathlib
 def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tmp_path: pathlib.Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
   run(images, tmp_path / 'whole', shards=4)
-  write, calls = shards._write_records, []
+  write, calls = shard_jobs.write_records, []
 
-  def dying(path: pathlib.Path, job: shards._Job, on_written: Callable[[int], None]) -> None:
+  def dying(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> None:
     calls.append(path.name)
     if len(calls) == 3:
       path.write_bytes(b'half a shard')
       raise KeyboardInterrupt
-    write(path, job, on_written)
-  monkeypatch.setattr(shards, '_write_records', dying)
+    write(path, job, on_written, threads)
+  monkeypatch.setattr(shard_jobs, 'write_records', dying)
   with pytest.raises(KeyboardInterrupt):
     run(images, tmp_path / 'set', shards=4)
   assert not (tmp_path / 'set').exists()
@@ -175,6 +182,69 @@ def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tm
   one, two = open_all(tmp_path / 'whole').train, open_all(tmp_path / 'set').train
   assert [one[i] for i in range(37)] == [two[i] for i in range(37)] and one.digest == two.digest
   assert not (tmp_path / 'set.part').exists()
+
+
+def content(folder: pathlib.Path) -> dict[str, bytes]:
+  return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_shards_are_bounded_in_records_and_bytes(images: pathlib.Path, tmp_path: pathlib.Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(shards, 'SHARD_RECORDS', 10)
+  run(images, tmp_path / 'set')
+  splits = prepared.read_info(tmp_path / 'set')['splits']
+  assert [s['num_examples'] for s in splits['train']] == [10, 9, 9, 9] and len(splits['val']) == 2
+  monkeypatch.setattr(shards, 'SHARD_BYTES', 2_000)
+  run(images, tmp_path / 'bytes')
+  assert len(prepared.read_info(tmp_path / 'bytes')['splits']['train']) > 4
+
+
+def test_the_same_command_joins_and_both_end_with_the_dataset(
+    images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  run(images, tmp_path / 'alone', shards=6)
+  write, writers, both, met = shard_jobs.write_records, dict[str, int](), threading.Barrier(2), list[bool]()
+
+  def slowly(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> None:
+    assert job.path.name not in writers  # no shard is written twice
+    writers[job.path.name] = threading.get_ident()
+    if not met:
+      both.wait(10)
+      met.append(True)
+    write(path, job, on_written, threads)
+  monkeypatch.setattr(shard_jobs, 'write_records', slowly)
+  monkeypatch.setattr(shard_jobs, 'POLL_S', 0.01)
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    assert [one.result() for one in [pool.submit(run, images, tmp_path / 'set', shards=6) for _ in range(2)]] == [0, 0]
+  assert len(writers) == 12 and len(set(writers.values())) == 2
+  assert content(tmp_path / 'set') == content(tmp_path / 'alone') and not (tmp_path / 'set.part').exists()
+
+
+def test_another_process_with_other_settings_is_no_partner(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  part = tmp_path / 'set.part'
+  part.mkdir()
+  (part / 'plan.json').write_text('{"seed": 5}')
+  with open(part / '.lock', 'w') as lock:
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    with pytest.raises(UserError, match='set.part: expected no other process to write it, got one with other settings'):
+      run(images, tmp_path / 'set')
+  assert run(images, tmp_path / 'set') == 0  # it has ended: its plan is dropped
+
+
+@pytest.mark.slow(reason='30 s: starts processes four times')
+def test_processes_that_are_killed_leave_what_another_start_completes(images: pathlib.Path,
+                                                                      tmp_path: pathlib.Path) -> None:
+  run(images, tmp_path / 'alone', shards=9)
+  command = [sys.executable, '-m', 'vit_jax.main', '--job=prepare', f'--data=folder:{images}', f'--to={tmp_path}/set',
+             '--shards=9', '--processes=2']
+  running = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+  while running.poll() is None and not list((tmp_path / 'set.part').glob('*.done')):
+    time.sleep(0.01)
+  os.killpg(running.pid, signal.SIGKILL)
+  running.wait()
+  assert not (tmp_path / 'set').exists()
+  done = subprocess.run(command, check=True, capture_output=True, text=True)
+  assert 'Written to' in done.stdout and '48 of 48 images' in done.stdout
+  assert content(tmp_path / 'set') == content(tmp_path / 'alone')
 
 
 def test_other_settings_start_over(images: pathlib.Path, tmp_path: pathlib.Path,

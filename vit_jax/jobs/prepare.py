@@ -1,6 +1,7 @@
 """`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or label maps of a teacher."""
 from __future__ import annotations
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,8 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 
 
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
-        seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', config: schema.Config | None = None,
-        weights: str = '', preprocess: str = '', model: str = '', view: str = '',
+        seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', processes: int = 0,
+        config: schema.Config | None = None, weights: str = '', preprocess: str = '', model: str = '', view: str = '',
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
@@ -30,6 +31,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     short_px, shards, quality, seed: see `shards.Settings`; None = 90.
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
+    processes: that write shards; 0 = by the cores of this machine.
     config, weights, preprocess, model, view: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
@@ -37,7 +39,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     UserError: lists the flags that cannot be combined; or the data or `to` cannot be used.
   """
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
-               'splits': splits, 'data_dir': data_dir}
+               'splits': splits, 'data_dir': data_dir, 'processes': processes}
   if config is not None or weights:
     if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
                     for name, value in of_shards.items() if value]:
@@ -52,33 +54,44 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards, seed=seed)
-  return write_shards(schema.Data(source=data, data_dir=data_dir), to, settings, splits=splits or SPLITS, build=build)
+  return write_shards(schema.Data(source=data, data_dir=data_dir), to, settings, splits=splits or SPLITS, build=build,
+                      processes=processes)
 
 
 def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings, *, splits: Sequence[str],
-                 build: Callable[..., None]) -> int:
+                 build: Callable[..., None], processes: int = 0) -> int:
   """Prepares a dataset if it is missing, writes its splits as shards, and prints how to use them."""
   kind, _, where = data.source.partition(':')
   if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
   found = _open(data, splits)
-  is_new = write(found, to, settings, root=access.resolve(where, '--data') if kind == 'folder' else '')
+  is_new = write(found, to, settings, root=access.resolve(where, '--data') if kind == 'folder' else '',
+                 processes=processes)
   counts = ', '.join(f'{split} {len(source):,}' for split, source in found.items())
   print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '
         f'--config.data.source=array_record:{to}')
   return 0
 
 
-def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str) -> bool:
+def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str,
+          processes: int = 0) -> bool:
   """Writes the splits with a progress bar; the names of examples are relative to `root`. False = they existed."""
-  total, done, began = sum(len(s) for s in splits.values()), 0, time.monotonic()
+  total, done, first, began = sum(len(s) for s in splits.values()), 0, -1, 0.
   with progress.Progress(total, start=0, shown=True, unit='images') as bar:
     def count(num: int) -> None:
-      nonlocal done
+      nonlocal done, first, began
       done += num
-      bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began)})
-    return writing.write(splits, folder, settings, name_of=lambda name: name.removeprefix(root).lstrip('/'),
-                        on_written=count)
+      if first < 0:  # what an earlier process has written does not count for the speed
+        first, began = done, time.monotonic()
+        bar.update(done, {})
+      else:
+        bar.update(done, {'train/images_per_s': (done - first) / max(1e-9, time.monotonic() - began)})
+    return writing.write(splits, folder, settings, name_of=functools.partial(_shorten, root=root), on_written=count,
+                         processes=processes)
+
+
+def _shorten(name: str, *, root: str) -> str:
+  return name.removeprefix(root).lstrip('/')
 
 
 def _is_prepared(name: str, data_dir: str) -> bool:

@@ -116,5 +116,9 @@ def raise_limit() -> None:
 
 def num_threads(threads: int) -> int:
   """Returns `threads`, or for 0 one per core that this process may use, at most 16."""
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-  return threads or min(MAX_THREADS, cores)
+  return threads or min(MAX_THREADS, num_cores())
+
+
+def num_cores() -> int:
+  """Returns the number of cores that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -47,7 +47,7 @@ class File(NamedTuple):
   """A file to index: its place among the files of the dataset, its path, and the number of records it should have."""
   number: int
   path: str
-  count: int
+  num_records: int
 
 
 def mask(data: bytes) -> bytes:
@@ -123,7 +123,7 @@ def _keep(index: HostArray, places: Sequence[pathlib.Path]) -> HostArray:
 
 def _make(files: Sequence[File]) -> HostArray:
   """Indexes the files in parallel."""
-  num, began_s = sum(file.count for file in files), time.monotonic()
+  num, began_s = sum(file.num_records for file in files), time.monotonic()
   cores = min(open_files.num_threads(0), len(files))
   is_long = num >= PROCESSES_FROM
   if is_long:

@@ -85,7 +85,7 @@ class ExampleRngs:
     words = np.random.SeedSequence([_AUGMENT, seed]).generate_state(1, np.uint64)
     self._bits = np.random.Philox(key=np.array([words[0], 0], np.uint64))
     self._state, self._generator = self._bits.state, np.random.Generator(self._bits)
-    self._key = self._state['state']['key']  # type: ignore[index]
+    self._key = self._state['state']['key']
 
   def at(self, position: int) -> np.random.Generator:
     """Returns the generator for the example at a global position; it is valid until the next call."""

@@ -1,0 +1,165 @@
+"""The shards of a prepared dataset as jobs, which any number of processes on any number of hosts share.
+
+A process that writes a shard holds its lock, which the system releases when the process ends, however it ends. A
+finished shard has a note beside it with its checksum. The bytes of a shard do not depend on who writes it.
+"""
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from vit_jax.core import lazy
+from vit_jax.core.types import HostArray
+from vit_jax.data.files import checksums, open_files, records
+from vit_jax.data.image import decode, headers
+from vit_jax.data.source import Source
+from vit_jax.data.sources import prepared
+
+if TYPE_CHECKING:
+  import cv2
+else:
+  cv2 = lazy.Module('cv2')
+
+NOTE, HALF, LOCK = '.done', '.half', '.lock'
+POLL_S = 0.5
+_CHUNK = 64  # examples converted at a time
+log = logging.getLogger('vit_jax.data')
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One shard to write: examples `indexes` of a source; `short_px` and `quality` as in `shards.Settings`. Pickles."""
+  path: pathlib.Path
+  source: Source
+  indexes: HostArray
+  short_px: int
+  quality: int
+  name_of: Callable[[str], str]
+
+  def record(self, index: int) -> bytes:
+    """Returns the record of an example."""
+    image, label, labels = self.source[index]
+    several = {} if labels is None else {'labels': labels}
+    name = self.name_of(self.source.describe(index))
+    return records.encode({'image': stored(image, short_px=self.short_px, quality=self.quality), 'label': label,
+                           'name': os.fsencode(name), **several})
+
+  def written(self) -> prepared.Shard | None:
+    """Returns the note of a finished shard; None if it is missing or damaged, so that the shard is written again."""
+    note = self.path.with_name(f'{self.path.name}{NOTE}')
+    try:
+      return prepared.Shard(**json.loads(note.read_text()))
+    except FileNotFoundError:
+      return None
+    except (ValueError, TypeError) as error:
+      log.warning('%s is damaged (%s); the shard is written again.', note, error)
+      return None
+
+
+OnWritten = Callable[[Job, int], None]
+
+
+def run_all(jobs: Sequence[Job], on_written: OnWritten, *, threads: int = 0) -> None:
+  """Writes the shards that no other process has written or is writing, and waits until all are written.
+
+  Returns early if the folder is gone, since another process has then completed the dataset.
+
+  Args:
+    jobs: all shards.
+    on_written: called with a job and the number of its examples of each part that is found or written.
+    threads: that convert images; 0 = one per core, at most 16.
+  """
+  left = list(jobs)
+  while left and left[0].path.parent.is_dir():
+    waiting = []
+    for job in left:
+      if job.written():
+        on_written(job, len(job.indexes))
+        continue
+      with _claim(job.path) as is_mine:
+        if not is_mine:
+          waiting.append(job)
+        elif job.written():
+          on_written(job, len(job.indexes))
+        else:
+          _finish(job, on_written, threads)
+    if len(waiting) == len(left):
+      time.sleep(POLL_S)
+    left = waiting
+
+
+@contextlib.contextmanager
+def _claim(path: pathlib.Path) -> Iterator[bool]:
+  """Yields whether this process may write the shard; nobody else does meanwhile, where the file system has locks."""
+  with contextlib.ExitStack() as stack:
+    try:
+      file = stack.enter_context(open(path.with_name(f'{path.name}{LOCK}'), 'wb'))
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):  # written by another process; or the dataset is complete
+      yield False
+      return
+    except OSError:  # no locks here: two processes may write the same bytes
+      pass
+    yield True
+
+
+def _finish(job: Job, on_written: OnWritten, threads: int) -> None:
+  """Writes a shard and its note."""
+  half = job.path.with_name(f'{job.path.name}.{socket.gethostname()}-{os.getpid()}{HALF}')
+  write_records(half, job, lambda num: on_written(job, num), threads)
+  with open(half, 'rb') as file:
+    os.fsync(file.fileno())
+  shard = prepared.Shard(job.path.name, len(job.indexes), half.stat().st_size, checksums.sha256(half))
+  half.replace(job.path)
+  half.write_text(json.dumps(shard._asdict()))
+  half.replace(job.path.with_name(f'{job.path.name}{NOTE}'))
+
+
+def write_records(path: pathlib.Path, job: Job, on_written: Callable[[int], None], threads: int) -> None:
+  """Writes the records of a shard."""
+  from array_record.python import array_record_module as array_record
+  writer = array_record.ArrayRecordWriter(str(path), 'group_size:1')  # one record per group, for random access
+  with concurrent.futures.ThreadPoolExecutor(open_files.num_threads(threads)) as pool:
+    for start in range(0, len(job.indexes), _CHUNK):
+      found = list(pool.map(job.record, job.indexes[start:start + _CHUNK].tolist()))
+      for record in found:
+        writer.write(record)
+      on_written(len(found))
+  writer.close()
+
+
+def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
+  """Returns the bytes to store: the file if the image is not resized, a JPEG if it is, a PNG of an array.
+
+  The JPEG of a resized image keeps only the orientation of its EXIF data.
+  A file that cannot be decoded is kept unchanged: it is reported when the dataset is read.
+  """
+  if isinstance(image, bytes) and not short_px:
+    return image
+  try:
+    pixels = decode.as_rgb(image)
+  except decode.BadImage:
+    return bytes(image)
+  height, width = pixels.shape[:2]
+  factor = short_px / min(height, width)
+  if not short_px or factor >= 1:
+    return image if isinstance(image, bytes) else _encoded(pixels, '.png', [])
+  size = (max(1, round(width * factor)), max(1, round(height * factor)))
+  small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+  made = _encoded(small, '.jpg', [cv2.IMWRITE_JPEG_QUALITY, quality])
+  orientation = decode.find_orientation(image) if isinstance(image, bytes) else 1
+  return headers.write_orientation(made, orientation) if orientation != 1 else made
+
+
+def _encoded(pixels: HostArray, extension: str, options: list[int]) -> bytes:
+  return cv2.imencode(extension, pixels[..., ::-1], options)[1].tobytes()
