@@ -63,10 +63,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   names = [part.strip() for part in (weights or str(workdir)).split(',') if part.strip()]
   networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes))
               for name in names]
-  for network in networks:
-    log.info('%s', inference.describe_class_names(network.weights, classes=classes))
-  numbers = [network.find_class(of_class) if of_class else None for network in networks]
-  log.info('Attention is computed explicitly, for %d images and one layer at a time.', BATCH)
+  numbers = [_describe(network, of_class, classes) for network in networks]
   to.mkdir(parents=True, exist_ok=True)
   stage.begin('compiling and measuring')
   inspections, num_bad = [], 0
@@ -80,6 +77,13 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   stage.end()
   print(f'Report: {report}', flush=True)
   return 2 if num_bad else 0
+
+
+def _describe(network: Model, of_class: str, classes: str) -> int | None:
+  """Logs where the class names are from, and returns the number of the class that relevance is computed for."""
+  log.info('%s', inference.describe_class_names(network.weights, classes=classes))
+  log.info('Attention is computed explicitly, for %d images and one layer at a time.', BATCH)
+  return network.find_class(of_class) if of_class else None
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

@@ -23,6 +23,12 @@ class Done(NamedTuple):
   state: TrainState
 
 
+class _Late(NamedTuple):
+  step: int
+  metrics: Packed
+  batch: Batch
+
+
 class Hook(Protocol):
   """A callback of the training loop. It may read states but must not keep them: the next step donates their buffers."""
   every: int
@@ -60,18 +66,8 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
   `step_fn` takes a held state (see `step.Program`); `join` converts it to the stacked form for hooks and callers.
   If no more batches can be loaded, for training or for a hook, the loop ends with this error and a valid state.
   """
-  late: tuple[int, Packed, Batch] | None = None
-
-  def hand_over() -> None:
-    nonlocal late
-    if late:
-      number, metrics, batch = late
-      done = Done(number, metrics.unpack(), batch, state)
-      for hook in hooks:
-        hook.on_metrics(done)
-    late = None
-
   step, reason, error = start, '', None
+  late: _Late | None = None
   while step < total and not reason:
     try:
       with clock.phase('data_wait'):
@@ -81,11 +77,12 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
       break
     with clock.phase('compile') if step == start else contextlib.nullcontext():
       state, metrics = step_fn(state, batch)  # returns before the device has finished
-    hand_over()
-    step, late = step + 1, (step + 1, metrics, batch)
+    _hand_over(late, state, hooks)
+    step, late = step + 1, _Late(step + 1, metrics, batch)
     due = [h for h in hooks if h.every and step % h.every == 0 and step < total]
     if due:
-      hand_over()
+      _hand_over(late, state, hooks)
+      late = None
       joined = join(state)
       try:
         for hook in due:
@@ -95,5 +92,13 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
         break
       del joined
     reason = should_stop(step) if step < total else ''
-  hand_over()
+  _hand_over(late, state, hooks)
   return Ended(join(state), step, reason, error)
+
+
+def _hand_over(late: _Late | None, state: TrainState, hooks: Sequence[Hook]) -> None:
+  """Passes the metrics of the step before to the hooks, once they are on the host."""
+  if late:
+    done = Done(late.step, late.metrics.unpack(), late.batch, state)
+    for hook in hooks:
+      hook.on_metrics(done)

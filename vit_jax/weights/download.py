@@ -90,9 +90,7 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
   except urllib.error.HTTPError as error:
     if error.code == 404:
       raise FileNotFoundError(f'{address} does not exist') from error
-    advice = 'Fetch it with your account and give its path.' if error.code in (401, 403) else 'Try again later.'
-    raise UserError(f'{_shown(address)}: expected a file, got status {error.code} {_shown(str(error.reason))} from its '
-                    f'server. {advice}') from error
+    raise UserError(_refused(address, error)) from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
     raise UserError(_unreachable(address, path, error)) from error
   finally:
@@ -100,6 +98,12 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
       part.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
       path.parent.rmdir()  # if it is empty
+
+
+def _refused(address: str, error: urllib.error.HTTPError) -> str:
+  advice = 'Fetch it with your account and give its path.' if error.code in (401, 403) else 'Try again later.'
+  return (f'{_shown(address)}: expected a file, got status {error.code} {_shown(str(error.reason))} from its server. '
+          f'{advice}')
 
 
 def _unreachable(address: str, path: pathlib.Path, error: Exception) -> str:
