@@ -229,7 +229,8 @@ JOBS = {
         *READING, CLASSES, Flag('overwrite', None, 'replace what is at --to')), on_cpu=True),
     'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
         WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
-        *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside')),
+        *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),
+        Flag('any_size', None, 'the input has any height and width that patches tile')),
         on_cpu=True),  # so that the file does not depend on this machine
     'average': Job('Average checkpoints of a run, for --job=evaluate.', 'jobs.average', (
         RUN, Flag('to', STORED, 'directory of the averaged run')), (

@@ -201,7 +201,7 @@ def test_a_missing_package_is_reported_with_install_instructions() -> None:
 def test_equal_tensors_are_stored_once_and_have_the_names_of_parameters() -> None:
   params = {'a': {'blocks': {'w': np.arange(6.).reshape(2, 3)}}, 'b': np.ones(4)}
   names = export_onnx.names_of(params)
-  writer = graph.Writer(None, None, names, rules.RULES)
+  writer = graph.Writer(None, names, rules.RULES)
   assert writer.tensor(params['a']['blocks']['w'][1]) == 'a/blocks/1/w' == writer.tensor(np.arange(3., 6.))
   assert writer.tensor(np.arange(3., 6.)[None]) != 'a/blocks/1/w' and writer.tensor(np.ones((2, 2))) == 'b'
   assert len(writer.stored) == 3 and names[graph.digest(np.arange(6.))] == 'a/blocks/w'
@@ -217,7 +217,7 @@ def test_constants_are_moved_as_jax_moves_them() -> None:
   x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
   traced = jax.make_jaxpr(function)(x)
   assert {equation.primitive.name for equation in traced.eqns} == set(graph.MOVES)
-  found = graph.Writer(None, None, {}, rules.RULES).write(traced.jaxpr, traced.consts, [x])
+  found = graph.Writer(None, {}, rules.RULES).write(traced.jaxpr, traced.consts, [x])
   for ours, want in zip(found, function(jnp.asarray(x)), strict=True):
     np.testing.assert_array_equal(ours, want)
 

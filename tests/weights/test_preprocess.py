@@ -55,6 +55,20 @@ def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherw
   assert decide([], px=None).image_px == (224, 224)
 
 
+@pytest.mark.parametrize(('given', 'resize', 'expected'), [
+    ('image=336', 256, 384),            # as 256 to 224
+    ('image=112', 256, 128),
+    ('image=224x320', 256, 320),        # at least as large as the crop
+    ('image=336', .875, 384),
+    ('image=320x480', .875, 480),
+    ('image=336', 0, 0),                # without preserving the aspect ratio
+    ('image=336,resize=400', 256, 400)])
+def test_the_short_side_follows_the_size_of_images_that_a_person_sets(
+    given: str, resize: int | float, expected: int) -> None:
+  beside = PreprocessRule('config.json', {'image_px': (224, 224), 'resize': resize})
+  assert decide([*preprocess.parse(given), beside], px=(224, 224)).resize_px == expected
+
+
 @pytest.mark.parametrize(('name', 'mean', 'resize', 'how'), [
     ('vit_tiny_patch16_224.safetensors', .5, 248, 'bicubic'),
     ('deit_tiny_patch16_224-a1311bcf.pth', .485, 256, 'bicubic'),

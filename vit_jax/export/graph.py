@@ -1,8 +1,8 @@
 """Converts a traced function to the nodes of an ONNX graph.
 
-The network is traced once with a symbolic number of images, and each operation of the trace becomes ONNX nodes.
-Values that depend only on parameters (standardised kernels, summed positions, slices of stacked blocks) are computed
-here and stored. All families therefore use the same rules, and no model is written twice.
+The network is traced once with a symbolic number of images, and on request with symbolic sides, and each operation of
+the trace becomes ONNX nodes. Values that depend only on parameters (standardised kernels, summed positions, slices of
+stacked blocks) are computed here and stored. All families therefore use the same rules, and no model is written twice.
 
 The package jax2onnx is not used. Version 0.17.1, tried with jax 0.10.2 and onnxruntime 1.31.1 on the eight networks of
 the tests, requires orbax-checkpoint < 0.11.37, and this project >= 0.12; it has no rule for `lax.platform_dependent`
@@ -22,6 +22,7 @@ from jax.extend import core
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.export.sides import Sides
 
 INLINED = {'jit': 'jaxpr', 'remat2': 'jaxpr', 'checkpoint': 'jaxpr', 'closed_call': 'call_jaxpr',
            'core_call': 'call_jaxpr', 'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
@@ -63,25 +64,26 @@ class Writer:
 
   Args:
     helper: `onnx.helper`.
-    batch: the symbolic side of the trace.
     names: of parameters, by `digest`; a stored tensor with the elements of a parameter gets its name.
     rules: how each operation is converted.
   """
 
-  def __init__(self, helper: Any, batch: Any, names: Mapping[str, str], rules: Rules) -> None:
-    self.helper, self._batch, self._names, self._rules = helper, batch, names, rules
+  def __init__(self, helper: Any, names: Mapping[str, str], rules: Rules) -> None:
+    self.helper, self._names, self._rules = helper, names, rules
     self.nodes: list[Any] = []
     self.stored: dict[str, HostArray] = {}
     self._counts: dict[str, int] = {}
     self._known: dict[tuple[str, str, tuple[int, ...]], str] = {}
-    self._num_images = ''
+    self.sides = Sides(self._side, self.tensor)
 
   def write(self, jaxpr: core.Jaxpr, constants: Sequence[Any], arguments: Sequence[Value | HostArray]) -> list[Any]:
     """Adds a trace and returns its results; those that do not depend on the input are arrays."""
     values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
 
     def read(variable: Any) -> Any:
-      return np.asarray(variable.val) if isinstance(variable, core.Literal) else values[variable]
+      if isinstance(variable, core.Literal):
+        return np.asarray(variable.val, variable.aval.dtype)  # type: ignore[attr-defined]
+      return values[variable]
 
     for equation in jaxpr.eqns:
       operands = [read(variable) for variable in equation.invars]
@@ -105,7 +107,8 @@ class Writer:
     if name == 'cond' and not isinstance(operands[0], Value):
       chosen = equation.params['branches'][int(operands[0])]
       return self.write(chosen.jaxpr, chosen.consts, operands[1:])
-    is_open = any(not isinstance(side, int) for variable in equation.outvars for side in variable.aval.shape)
+    is_open = name == 'dim_as_value' or any(
+        not isinstance(side, int) for variable in equation.outvars for side in variable.aval.shape)
     if not is_open and not any(isinstance(operand, Value) for operand in operands):
       if name in MOVES:
         moved = MOVES[name](np.asarray(operands[0]), equation.params)
@@ -145,18 +148,12 @@ class Writer:
     array = np.asarray(operand)
     return Value(self.tensor(array), array.shape)
 
-  def _sides(self, shape: Sequence[Any]) -> list[int]:
-    """Returns a shape for Reshape: -1 for the side that depends on the number of images."""
-    sides = [side if isinstance(side, int) else -1 for side in shape]
-    if sides.count(-1) > 1:
-      raise UserError(f'--to: expected tensors with one side that depends on the number of images, got {tuple(shape)}. '
-                      'Export this network as .stablehlo.')
-    return sides
-
   def reshaped(self, value: Value, shape: Sequence[Any]) -> Value:
     if value.shape == tuple(shape):
       return value
-    return self.node('Reshape', value.name, self.tensor(np.array(self._sides(shape), np.int64)), shape=shape)
+    is_one = sum(not isinstance(side, int) for side in shape) == 1
+    sides = [-1 if is_one and not isinstance(side, int) else side for side in shape]  # one unknown side: Reshape's own
+    return self.node('Reshape', value.name, self.sides.shape(sides), shape=shape)
 
   def transposed(self, value: Value, order: Sequence[int]) -> Value:
     if list(order) == sorted(order):
@@ -168,29 +165,11 @@ class Writer:
     value = self.value(operand)
     if value.shape == tuple(shape):
       return value
-    open_ = [i for i, side in enumerate(shape) if not isinstance(side, int) and value.shape[i] == 1]
-    target = np.array([side if isinstance(side, int) else 1 for side in shape], np.int64)
-    if not open_:
-      return self.node('Expand', value.name, self.tensor(target), shape=shape)
-    parts = [self.tensor(target[:open_[0]]), self._open_side(shape[open_[0]]), self.tensor(target[open_[0] + 1:])]
-    sides = self.node('Concat', *parts, shape=(len(target),), axis=0)
-    return self.node('Expand', value.name, sides.name, shape=shape)
+    target = [1 if not isinstance(side, int) and value.shape[i] == side else side for i, side in enumerate(shape)]
+    return self.node('Expand', value.name, self.sides.shape(target), shape=shape)
 
-  def _open_side(self, side: Any) -> str:
-    """Returns a side that is a multiple of the number of images, `[1]` i64."""
-    factor = side // self._batch
-    if not isinstance(factor, int) or factor * self._batch != side:
-      raise UserError(f'--to: expected a multiple of the number of images, {self._batch}, got a side of {side}. Export '
-                      'this network as .stablehlo.')
-    number = self._num_images
-    if factor != 1:
-      return self.node('Mul', number, self.tensor(np.array([factor], np.int64)), shape=(1,)).name
-    return number
-
-  def count_images(self, image: Value) -> None:
-    """Adds the nodes that compute the number of images from the input."""
-    shape = self.node('Shape', image.name, shape=(len(image.shape),))
-    self._num_images = self.node('Gather', shape.name, self.tensor(np.array([0], np.int64)), shape=(1,), axis=0).name
+  def _side(self, kind: str, *inputs: str, **settings: Any) -> str:
+    return self.node(kind, *inputs, shape=(1,), **settings).name
 
   def arithmetic(self, kind: str, operands: Sequence[Any], **settings: Any) -> Value:
     values = [self.value(operand) for operand in operands]

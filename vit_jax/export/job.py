@@ -38,9 +38,11 @@ class Subject(NamedTuple):
   function: Callable[[Array], Array]
   image: jax.ShapeDtypeStruct
   output: str
+  multiple: int = 0  # px, of any height and width that the function takes; 0 = those of `image` alone
 
 
-def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: str, from_pixels: bool) -> int:
+def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: str, from_pixels: bool,
+        any_size: bool) -> int:
   """Exports weights, given as for `weights.loading.load`; exit status 0."""
   check(to)
   startup.start()
@@ -49,7 +51,7 @@ def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: st
   stage.end()
   print(loading.text(found))
   stage.begin('exporting, running the result beside the network')
-  write(found, to, from_pixels=from_pixels)
+  write(found, to, from_pixels=from_pixels, any_size=any_size)
   return 0
 
 
@@ -68,33 +70,36 @@ def check(to: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
+def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bool = False) -> None:
   """Exports weights, and prints a description of the file.
 
   Args:
     weights: loaded.
     to: a new file; its suffix selects the format.
     from_pixels: the input is uint8 of the network's size, and is normalised inside.
+    any_size: the input may have any height and width that the patches tile.
 
   Raises:
-    UserError: as `check`, or the results of the file differ from those of the network; then no file is kept.
+    UserError: as `check`, the network takes one size of images only, or the results of the file differ from those of
+      the network; then no file is kept.
   """
   to = check(to)
-  subject, about = make_subject(weights, from_pixels=from_pixels), describe(weights, from_pixels=from_pixels)
+  subject = make_subject(weights, from_pixels=from_pixels, any_size=any_size)
+  about = describe(weights, from_pixels=from_pixels, multiple=subject.multiple)
   with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder:
     part = pathlib.Path(folder) / to.name
     if to.suffix == '.onnx':
       onnx.write(part, subject.function, inference.parameters(weights), subject.image, output=subject.output,
-                        about=about)
+                        about=about, multiple=subject.multiple)
       difference = compare(subject, lambda image: onnx.run(part, image))
     else:
       part.write_bytes(to_stablehlo(subject))
       difference = compare(subject, from_stablehlo(part.read_bytes()))
-    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference),
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference, subject.multiple),
                          from_pixels=from_pixels), part, to)
     destination.publish(pathlib.Path(folder), to)
   stage.end()
-  shape = ', '.join(map(str, subject.image.shape[1:]))
+  shape = ', '.join(map(str, ('height', 'width', 3) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
         f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '
         f'{difference:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
@@ -102,13 +107,18 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool) -> None:
         flush=True)
 
 
-def _checked(difference: float) -> str:
-  return (f'Exported by vit_jax in float32 for any batch size: the largest difference from the network is '
+def _checked(difference: float, multiple: int) -> str:
+  sizes = f', and any height and width that are multiples of {multiple} px' if multiple else ''
+  return (f'Exported by vit_jax in float32 for any batch size{sizes}: the largest difference from the network is '
           f'{difference:.0e} of the largest output.')
 
 
-def make_subject(weights: Weights, *, from_pixels: bool) -> Subject:
-  """Returns the inference function of weights, with their parameters inside."""
+def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False) -> Subject:
+  """Returns the inference function of weights, with their parameters inside.
+
+  Raises:
+    UserError: `any_size`, and the network takes one size of images only.
+  """
   plain = {'dtype': schema.DType.F32} | ({'execution': schema.Execution.UNROLLED} if hasattr(
       weights.model, 'execution') else {})
   weights = weights._replace(model=dataclasses.replace(weights.model, **plain))  # type: ignore[arg-type]
@@ -119,10 +129,26 @@ def make_subject(weights: Weights, *, from_pixels: bool) -> Subject:
     return found.features.pooled if found.logits is None else found.logits
 
   image = jax.ShapeDtypeStruct((1, *weights.preprocess.image_px, 3), jnp.uint8 if from_pixels else jnp.float32)
-  return Subject(function, image, 'logits' if weights.num_classes else 'features')
+  return Subject(function, image, 'logits' if weights.num_classes else 'features',
+                 _multiple(weights) if any_size else 0)
 
 
-def describe(weights: Weights, *, from_pixels: bool) -> dict[str, str]:
+def _multiple(weights: Weights) -> int:
+  """Returns the px of which sides of images are multiples.
+
+  Raises:
+    UserError: the network takes one size of images only.
+  """
+  m = weights.model
+  if isinstance(m, schema.ViT) and isinstance(m.stem, schema.PatchStem) and m.positions.is_resizable:
+    return m.patch
+  what = f'positions {m.positions.value}' if isinstance(m, schema.ViT) and not m.positions.is_resizable else \
+      'a stem of convolutions' if isinstance(m, schema.ViT) else f'the network {type(m).__name__}'
+  raise UserError(f'--any_size: expected a Vision Transformer of patches whose positions can be resized, got {what}. '
+                  'Export it for one size, which --preprocess=image=HEIGHTxWIDTH sets where it can be set.')
+
+
+def describe(weights: Weights, *, from_pixels: bool, multiple: int = 0) -> dict[str, str]:
   """Returns what a user of the file needs to know, as properties."""
   how = weights.preprocess
   height, width = how.image_px
@@ -131,6 +157,7 @@ def describe(weights: Weights, *, from_pixels: bool) -> dict[str, str]:
   filtered = f'{how.interpolation.value}{", antialiased" if how.antialias else ""}'
   mean, std = (', '.join(f'{x:g}' for x in three) for three in (how.mean, how.std))
   values = 'RGB from 0 to 255; normalised inside' if from_pixels else f'(RGB / 255 - [{mean}]) / [{std}]'
+  resize = f'any height and width that are multiples of {multiple} px; of the weights: {resize}' if multiple else resize
   return {'source': weights.source, 'resize': f'{resize}, {filtered}', 'values': values,
           'classes': json.dumps(list(weights.class_names)) if weights.class_names else 'not known'}
 
@@ -142,25 +169,36 @@ def compare(subject: Subject, runner: Callable[[HostArray], HostArray]) -> float
     UserError: the shapes differ, or the difference is above `TOLERANCE`.
   """
   rng, worst = np.random.default_rng(0), 0.
-  pixels = rng.integers(0, 256, (max(NUM_IMAGES), *subject.image.shape[1:]), dtype=np.uint8)
-  image = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
-  whole = np.asarray(jax.jit(subject.function)(image))  # compiled once, as results do not depend on the batch
-  for num in NUM_IMAGES:
-    expected, got = whole[:num], np.asarray(runner(image[:num]))
-    if expected.shape != got.shape:
-      raise UserError(f'--to: expected {subject.output} {expected.shape} for {num} images, got {got.shape} from the '
-                      'file. The file was not kept.')
-    worst = float(np.maximum(worst, np.abs(expected - got).max() / max(1., np.abs(expected).max())))  # keeps nan
+  function = jax.jit(subject.function)
+  for side in sizes(subject):
+    pixels = rng.integers(0, 256, (max(NUM_IMAGES), *side, 3), dtype=np.uint8)
+    image = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
+    whole = np.asarray(function(image))  # compiled once a size, as results do not depend on the batch
+    for num in NUM_IMAGES:
+      expected, got = whole[:num], np.asarray(runner(image[:num]))
+      if expected.shape != got.shape:
+        raise UserError(f'--to: expected {subject.output} {expected.shape} for {num} images, got {got.shape} from the '
+                        'file. The file was not kept.')
+      worst = float(np.maximum(worst, np.abs(expected - got).max() / max(1., np.abs(expected).max())))  # keeps nan
   if not worst <= TOLERANCE:
     raise UserError(f'--to: expected a file whose {subject.output} differ from those of the network by at most '
                     f'{TOLERANCE:.0e} of the largest value, got {worst:.1e}. The file was not kept.')
   return worst
 
 
+def sizes(subject: Subject) -> list[tuple[int, int]]:
+  """Returns the image sizes (height, width) of the check: the own one, and with free sides a wider and a higher one."""
+  height, width = subject.image.shape[1:3]
+  if not subject.multiple:
+    return [(height, width)]
+  rows, columns = (side // subject.multiple for side in (height, width))
+  grids = [(rows, columns), (max(1, rows // 2), columns + 1), (rows + 1, max(1, columns // 2 + 1))]
+  return [(h * subject.multiple, w * subject.multiple) for h, w in grids]
+
+
 def to_stablehlo(subject: Subject) -> bytes:
   """Serialises the function with `jax.export`, for any batch size and all `PLATFORMS`."""
-  batch, = export.symbolic_shape('batch')
-  image = jax.ShapeDtypeStruct((batch, *subject.image.shape[1:]), subject.image.dtype)
+  image = onnx.free(subject.image, subject.multiple)
   return bytes(export.export(jax.jit(subject.function), platforms=PLATFORMS)(image).serialize())
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,12 @@ from vit_jax.export import graph as export_graph
 from vit_jax.export import rules
 
 IR_VERSION = 9  # of the file format, as in the ONNX release of OPSET
+SIDES = ('rows', 'columns')  # symbols of the trace: the number of multiples in height and width
 MAX_BYTES = 1_900_000_000  # of parameters inside the file; larger ones get a file of their own (protobuf limit: 2 GiB)
 
 
 def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params, image: jax.ShapeDtypeStruct, *,
-          output: str, about: Mapping[str, str]) -> None:
+          output: str, about: Mapping[str, str], multiple: int = 0) -> None:
   """Writes the function of an image as ONNX.
 
   Args:
@@ -31,23 +32,24 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
     image: one image, `[1, H, W, 3]` of the input's dtype; the file accepts any batch size.
     output: name of the result.
     about: properties to store in the file.
+    multiple: px, the file accepts images of any height and width that are multiples of it; 0 = those of `image` alone.
 
   Raises:
     UserError: onnx is not installed, or the network has an operation without a rule.
   """
   onnx = need('onnx')
-  batch, = export.symbolic_shape('batch')
-  traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((batch, *image.shape[1:]), image.dtype))
-  writer = export_graph.Writer(onnx.helper, batch, names_of(params), rules.RULES)
-  start = export_graph.Value('image', (batch, *image.shape[1:]))
-  writer.count_images(start)
+  image = free(image, multiple)
+  traced = jax.make_jaxpr(function)(image)
+  writer = export_graph.Writer(onnx.helper, names_of(params), rules.RULES)
+  start = export_graph.Value('image', image.shape)
+  writer.sides.read(start.name, start.shape, {'batch': 1, **(dict.fromkeys(SIDES, multiple) if multiple else {})})
   found, = writer.write(traced.jaxpr, traced.consts, [start])
   writer.nodes.append(onnx.helper.make_node('Identity', [found.name], [output], name='result'))
   shape = traced.out_avals[0].shape
   kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(image.dtype))
   graph = onnx.helper.make_graph(
-      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info('image', kind, ['batch', *image.shape[1:]])],
-      [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ['batch', *shape[1:]])],
+      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info('image', kind, _named(image.shape))],
+      [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, _named(shape))],
       [onnx.numpy_helper.from_array(array, name) for name, array in writer.stored.items()])
   model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
                                  opset_imports=[onnx.helper.make_opsetid('', rules.OPSET)])
@@ -55,6 +57,18 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
   is_large = sum(array.nbytes for array in writer.stored.values()) > MAX_BYTES
   onnx.save_model(model, str(path), save_as_external_data=is_large, location=beside(path) if is_large else None)
   onnx.checker.check_model(str(path), full_check=True)
+
+
+def free(image: jax.ShapeDtypeStruct, multiple: int) -> jax.ShapeDtypeStruct:
+  """Returns the input with symbols for the number of images, and with `multiple` for sides that are multiples of it."""
+  sides = [f'{multiple}*{name}' for name in SIDES] if multiple else [str(side) for side in image.shape[1:3]]
+  return jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(['batch', *sides, '3'])), image.dtype)
+
+
+def _named(shape: Sequence[Any]) -> list[int | str]:
+  """Returns a shape as the file declares it: unknown sides have a name."""
+  names = {0: 'batch', 1: 'height', 2: 'width'}
+  return [side if isinstance(side, int) else names[axis] for axis, side in enumerate(shape)]
 
 
 def beside(path: pathlib.Path) -> str:

@@ -13,7 +13,8 @@ from vit_jax.export.graph import Rules, Value, Writer
 OPSET = 20  # the first with GELU; supported by onnxruntime 1.17 and later
 SAME_NAME = {
     'add': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'neg': 'Neg', 'exp': 'Exp', 'tanh': 'Tanh',
-    'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf'}
+    'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf', 'min': 'Min', 'abs': 'Abs', 'sin': 'Sin', 'cos': 'Cos',
+    'eq': 'Equal', 'lt': 'Less'}
 """Operations without settings that broadcast over sides of 1."""
 
 
@@ -36,6 +37,30 @@ def _integer_pow(w: Writer, equation: Any, x: Value) -> list[Value]:
 def _convert_element_type(w: Writer, equation: Any, x: Value) -> list[Value]:
   kind = w.helper.np_dtype_to_tensor_dtype(np.dtype(equation.params['new_dtype']))
   return [w.arithmetic('Cast', [x], to=kind)]
+
+
+def _rem(w: Writer, equation: Any, x: Any, y: Any) -> list[Value]:
+  return [w.arithmetic('Mod', [x, y], fmod=1)]  # the sign of the dividend, as in the trace
+
+
+def _dim_as_value(w: Writer, equation: Any) -> list[Value]:
+  side = w.reshaped(Value(w.sides.value(equation.params['dim']), (1,)), ())
+  return [w.node('Cast', side.name, shape=(), to=_kind(w, equation))]
+
+
+def _iota(w: Writer, equation: Any) -> list[Value]:
+  shape = equation.outvars[0].aval.shape
+  if len(shape) > 1:
+    raise UserError(f'--to: expected ranges along one axis, got one of {shape}. Export this network as .stablehlo.')
+  first, step = w.tensor(np.zeros((), np.int64)), w.tensor(np.ones((), np.int64))
+  stop = w.reshaped(Value(w.sides.value(shape[0]), (1,)), ())
+  numbers = w.node('Range', first, stop.name, step, shape=shape)
+  return [w.node('Cast', numbers.name, shape=shape, to=_kind(w, equation))]
+
+
+def _kind(w: Writer, equation: Any) -> int:
+  """Returns the number of the dtype of the result."""
+  return int(w.helper.np_dtype_to_tensor_dtype(np.dtype(equation.outvars[0].aval.dtype)))
 
 
 def _reshape(w: Writer, equation: Any, x: Any) -> list[Value]:
@@ -73,7 +98,7 @@ def _cut(w: Writer, x: Value, starts: Sequence[Any], stops: Sequence[Any], strid
   axes = [i for i, side in enumerate(x.shape) if (starts[i], stops[i], strides[i]) != (0, side, 1)]
   if not axes:
     return x
-  bounds = [w.tensor(np.array([values[i] for i in axes], np.int64)) for values in (starts, stops)]
+  bounds = [w.sides.shape([values[i] for i in axes]) for values in (starts, stops)]
   steps = w.tensor(np.array([strides[i] for i in axes], np.int64))
   return w.node('Slice', x.name, *bounds, w.tensor(np.array(axes, np.int64)), steps, shape=shape)
 
@@ -243,6 +268,9 @@ RULES = Rules(SAME_NAME, {
     'rsqrt': _rsqrt,
     'erfc': _erfc,
     'integer_pow': _integer_pow,
+    'rem': _rem,
+    'dim_as_value': _dim_as_value,
+    'iota': _iota,
     'convert_element_type': _convert_element_type,
     'reshape': _reshape,
     'broadcast_in_dim': _broadcast_in_dim,

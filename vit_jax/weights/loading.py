@@ -177,11 +177,12 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
     UserError: the network is for one size of images only, or its patches do not cover this one.
   """
   m, old_px, new_px = weights.model, weights.preprocess.image_px, preprocess.image_px
-  if old_px == new_px or not isinstance(m, schema.ViT | schema.Mixer):
+  if old_px == new_px or isinstance(m, schema.ResNet | schema.EfficientNet):
     return weights._replace(preprocess=preprocess)
-  if isinstance(m, schema.Mixer) or m.positions is schema.Positions.RELATIVE:
-    raise UserError(f'image={new_px[0]}x{new_px[1]}: expected {old_px[0]}x{old_px[1]}, as this {type(m).__name__} '
-                    'takes one size of images only. Leave the size of images out.')
+  if not isinstance(m, schema.ViT) or not m.positions.is_resizable:
+    what = f'{type(m).__name__} with positions {m.positions.value}' if isinstance(m, schema.ViT) else type(m).__name__
+    raise UserError(f'image={new_px[0]}x{new_px[1]}: expected {old_px[0]}x{old_px[1]}, as this {what} takes one size '
+                    'of images only. Leave the size of images out.')
   if any(px % m.patch or not px for px in new_px):
     raise UserError(f'image={new_px[0]}x{new_px[1]}: expected multiples of the patch side, {m.patch} px. Choose '
                     'another size of images.')

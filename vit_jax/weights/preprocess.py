@@ -178,8 +178,14 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   for name, rule in chosen.items():
     by_rule.setdefault(rule.rule, []).append(name)
   origin = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
-  found = Preprocess(values['geometry'], _short_side(values['resize'], values['image_px']), values['image_px'],
-                     values['interpolation'], values['antialias'], tuple(values['mean']), tuple(values['std']), origin)
+  image_px = values['image_px']
+  if chosen['image_px'] in first and chosen['resize'] not in first:  # the short side is for another size of images
+    usual = next(rule.values['image_px'] for rule in order if 'image_px' in rule.values and rule not in first)
+    resize_px = _rescaled(values['resize'], usual, image_px)
+  else:
+    resize_px = _short_side(values['resize'], image_px)
+  found = Preprocess(values['geometry'], resize_px, image_px, values['interpolation'], values['antialias'],
+                     tuple(values['mean']), tuple(values['std']), origin)
   return found, _guesses(found, [name for name, rule in chosen.items() if rule is last], last.rule)
 
 
@@ -194,12 +200,19 @@ def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
           '--preprocess=half, imagenet or clip, and resize=, geometry=, interpolation=.',)
 
 
+def _rescaled(resize: int | float, old_px: tuple[int, int], new_px: tuple[int, int]) -> int:
+  """Returns the short side for images of `new_px`, of a part of it or of px for images of `old_px`; 0 stays."""
+  if old_px == new_px or not resize:
+    return _short_side(resize, new_px)
+  small_px = _short_side(resize, new_px) if isinstance(resize, float) else resize * min(new_px) // min(old_px)
+  return max(small_px, *new_px)
+
+
 def scaled(p: Preprocess, image_px: tuple[int, int]) -> Preprocess:
   """Returns the preprocessing for another image size (height, width); the crop keeps its part of the short side."""
   if p.image_px == image_px:
     return p
-  small_px = p.resize_px * min(image_px) // min(p.image_px)
-  return p._replace(image_px=image_px, resize_px=max(small_px, *image_px) if p.resize_px else 0)
+  return p._replace(image_px=image_px, resize_px=_rescaled(p.resize_px, p.image_px, image_px))
 
 
 def recipe_values(p: Preprocess) -> dict[str, Any]:

@@ -63,6 +63,11 @@ class Positions(enum.Enum):
     return self in (Positions.ROTARY2D, Positions.LEARNED_ROTARY2D)
 
   @property
+  def is_resizable(self) -> bool:
+    """Whether images of other sizes have positions."""
+    return self is not Positions.RELATIVE
+
+  @property
   def is_fixed(self) -> bool:
     """Whether vectors that are not learned are added to the tokens."""
     return self in (Positions.SINCOS2D, Positions.SINCOS2D_MAE)

@@ -13,6 +13,8 @@ import numpy as np
 
 from vit_jax.config.schema import PositionResize
 from vit_jax.core.types import Array, ArrayLike
+from vit_jax.models.vit import free_sizes
+from vit_jax.models.vit.free_sizes import ANTIALIASED, OFFSET, PLAIN
 
 
 def interpolation(old: int, new: int) -> np.ndarray:
@@ -28,10 +30,6 @@ def interpolation(old: int, new: int) -> np.ndarray:
   matrix[np.arange(new), whole] = 1. - fraction
   matrix[np.arange(new), np.minimum(whole + 1, old - 1)] += fraction
   return matrix.astype(np.float32)
-
-
-PLAIN, ANTIALIASED = -.75, -.5  # a of Keys' kernel (1981) in PyTorch, without and with antialiasing; Pillow has -1/2
-OFFSET = .1  # DINO, vision_transformer.py: added to the number of new tokens, against rounding errors of its library
 
 
 def cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -110,6 +108,16 @@ def matrix(old: int, new: int, how: PositionResize) -> np.ndarray:
       return bilinear_antialias(old, new)
 
 
+def matrices(old: tuple[int, int], new: tuple[int, int], how: PositionResize) -> tuple[Array, Array]:
+  """Matrices `[h', h]` and `[w', w]` f32 for both sides of a grid; new sides may be symbols of `jax.export`."""
+  if not free_sizes.is_free(new):
+    rows, columns = (jnp.asarray(matrix(o, n, how), jnp.float32) for o, n in zip(old, new, strict=True))
+    return rows, columns
+  is_own = free_sizes.same(old, new)
+  rows, columns = (free_sizes.matrix(o, n, how, is_own=is_own) for o, n in zip(old, new, strict=True))
+  return rows, columns
+
+
 def resize(positions: ArrayLike, old_grid: tuple[int, int], new_grid: tuple[int, int], how: PositionResize) -> Array:
   """Resizes positions to another grid, by a constant matrix for each axis.
 
@@ -127,7 +135,7 @@ def resize(positions: ArrayLike, old_grid: tuple[int, int], new_grid: tuple[int,
   assert positions.shape[0] == old_grid[0] * old_grid[1], (positions.shape, old_grid)
   if old_grid == new_grid:
     return positions
-  rows, columns = (jnp.asarray(matrix(o, n, how), jnp.float32) for o, n in zip(old_grid, new_grid, strict=True))
+  rows, columns = matrices(old_grid, new_grid, how)
   grid_hwD = positions.reshape(*old_grid, -1)
   resized_hwD = jnp.einsum('ih,jw,hwd->ijd', rows, columns, grid_hwD, precision=jax.lax.Precision.HIGHEST)
   return resized_hwD.reshape(-1, positions.shape[-1])
@@ -146,8 +154,9 @@ def joined(row: Array, column: Array, grid: tuple[int, int], how: PositionResize
     `[h * w, D]` f32, the column's half first.
   """
   if grid != (row.shape[0], column.shape[0]):
-    row, column = (jnp.matmul(jnp.asarray(matrix(a.shape[0], new, how), jnp.float32), a,
-                              precision=jax.lax.Precision.HIGHEST) for a, new in zip((row, column), grid, strict=True))
+    resized = matrices((row.shape[0], column.shape[0]), grid, how)
+    row, column = (jnp.matmul(one, a, precision=jax.lax.Precision.HIGHEST)
+                   for one, a in zip(resized, (row, column), strict=True))
   halves = (jnp.broadcast_to(column[None], (*grid, column.shape[1])),
             jnp.broadcast_to(row[:, None], (*grid, row.shape[1])))
   return jnp.concatenate(halves, axis=-1).reshape(grid[0] * grid[1], -1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Positions, PositionsAt, RotaryPlaces
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
+from vit_jax.models.vit import free_sizes
 from vit_jax.models.vit.interpolate import joined, resize
 
 STDDEV = .02           # of learned and relative positions: vision_transformer, models_vit.py; the paper does not say
@@ -40,11 +42,17 @@ def sincos2d_mae(grid: tuple[int, int], width: int) -> np.ndarray:
 
 
 def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
+  xp = _library(grid)
   omega = TEMPERATURE ** -exponents
-  y, x = np.meshgrid(np.arange(grid[0]), np.arange(grid[1]), indexing='ij')
+  y, x = xp.meshgrid(xp.arange(grid[0]), xp.arange(grid[1]), indexing='ij')
   angle_x, angle_y = x.reshape(-1, 1) * omega[None], y.reshape(-1, 1) * omega[None]
-  parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]
-  return np.concatenate(parts, axis=1).astype(np.float32)
+  parts = [xp.sin(angle_x), xp.cos(angle_x), xp.sin(angle_y), xp.cos(angle_y)]
+  return xp.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _library(grid: tuple[int, int]) -> Any:
+  """NumPy, or where sides are symbols `jax.numpy`."""
+  return jnp if free_sizes.is_free(grid) else np
 
 
 FIXED = {Positions.SINCOS2D: sincos2d, Positions.SINCOS2D_MAE: sincos2d_mae}
@@ -57,11 +65,12 @@ def rotation(grid: tuple[int, int], settings: schema.ViT) -> np.ndarray:
   are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`. What x and y are is
   `places` below.
   """
+  xp = _library(grid)
   head_width = settings.width // settings.heads
   theta = settings.rotary_base ** -(np.arange(head_width // 4) / (head_width // 4))
-  y, x = np.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
-  angles = np.concatenate([x.reshape(-1, 1) * theta[None], y.reshape(-1, 1) * theta[None]], axis=1)
-  return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+  y, x = xp.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
+  angles = xp.concatenate([x.reshape(-1, 1) * theta[None], y.reshape(-1, 1) * theta[None]], axis=1)
+  return xp.concatenate([xp.cos(angles), xp.sin(angles)], axis=1).astype(np.float32)
 
 
 def places(side: int, settings: schema.ViT) -> np.ndarray:
@@ -71,9 +80,10 @@ def places(side: int, settings: schema.ViT) -> np.ndarray:
   them in images of any size, and otherwise the same share of the image has. In the unit interval (DINOv3, arXiv
   2508.10104, section 3.2) `2 pi c` with `c = 2 (i + 1/2) / side - 1`.
   """
+  number = _library((side, side)).arange(side)
   if settings.rotary_places is RotaryPlaces.UNIT:
-    return 2 * np.pi * (2 * (np.arange(side) + .5) / side - 1)
-  return (np.arange(side) + settings.rotary_offset) * (settings.rotary_grid / side if settings.rotary_grid else 1.)
+    return 2 * np.pi * (2 * (number + .5) / side - 1)
+  return (number + settings.rotary_offset) * (settings.rotary_grid / side if settings.rotary_grid else 1.)
 
 
 def rotated(x: Array, positions: Array) -> Array:

@@ -1,0 +1,102 @@
+"""Files for images of any size: one file gives the results of the network at every size that its patches tile."""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import jax
+import loaded
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Norm, Pool, PositionResize, Positions, PositionsAt, RotaryPlaces
+from vit_jax.core.errors import UserError
+from vit_jax.export import job
+from vit_jax.export import onnx as export_onnx
+
+needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in __import__('pkgutil').iter_modules()},
+                                reason='onnx and onnxruntime are not installed')
+SMALL = schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=48)
+SIZES = ((32, 48), (16, 16), (64, 40), (8, 72), (128, 128))
+"""The own one, a square one, a higher one, a single row of patches, and one that is larger on both sides."""
+NETWORKS = {
+    **{one.value: {'position_resize': one} for one in PositionResize},
+    'learned2d': {'positions': Positions.LEARNED2D, 'position_resize': PositionResize.BICUBIC_OFFSET},
+    'in the blocks': {'positions_at': PositionsAt.LAYERS},
+    'sincos': {'positions': Positions.SINCOS2D_MAE, 'pool': Pool.MAP, 'registers': 2},
+    'sincos of big_vision': {'positions': Positions.SINCOS2D, 'pool': Pool.MEAN, 'axial': True},
+    'rotary in the unit interval': {'positions': Positions.ROTARY2D, 'rotary_places': RotaryPlaces.UNIT,
+                                    'layer_scale': .5},
+    'rotary and learned': {'positions': Positions.LEARNED_ROTARY2D, 'rotary_grid': 4, 'pool': Pool.MAP_CLS,
+                           'norm': Norm.RMS, 'swiglu': True, 'mlp_norm': True},
+    'rotary by number': {'positions': Positions.ROTARY2D, 'rotary_base': 10_000., 'pool': Pool.PATCHES,
+                         'norm_after_pool': True},
+    'none': {'positions': Positions.NONE, 'qk_norm': True},
+}
+
+
+def subject(monkeypatch: pytest.MonkeyPatch, name: str) -> job.Subject:
+  monkeypatch.setitem(loaded.MODELS, f'any size {name}', dataclasses.replace(SMALL, **NETWORKS[name]))
+  return job.make_subject(loaded.weights(f'any size {name}'), from_pixels=False, any_size=True)
+
+
+def write(found: job.Subject, path: pathlib.Path) -> pathlib.Path:
+  export_onnx.write(path, found.function, {}, found.image, output='logits', about={}, multiple=found.multiple)
+  return path
+
+
+@needs_onnx
+@pytest.mark.quick('bicubic_offset', reason='3 s of CPU each: five programs')
+@pytest.mark.parametrize('name', NETWORKS)
+def test_one_onnx_file_gives_the_results_of_the_network_at_five_sizes(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  found = subject(monkeypatch, name)
+  path, function = write(found, tmp_path / 'a.onnx'), jax.jit(found.function)
+  for px in SIZES:
+    image = np.random.default_rng(0).normal(size=(2, *px, 3)).astype(np.float32)
+    want = np.asarray(function(image))
+    np.testing.assert_allclose(export_onnx.run(path, image), want, atol=1e-4 * max(1, np.abs(want).max()), rtol=0,
+                               err_msg=f'{px}')
+
+
+@pytest.mark.slow(reason='4 s: five programs, twice')
+def test_one_stablehlo_file_gives_the_results_of_the_network_at_five_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = subject(monkeypatch, 'bicubic_antialias')
+  run, function = job.from_stablehlo(job.to_stablehlo(found)), jax.jit(found.function)
+  for px in SIZES:
+    image = np.random.default_rng(0).normal(size=(2, *px, 3)).astype(np.float32)
+    want = np.asarray(function(image))
+    np.testing.assert_allclose(run(image), want, atol=1e-4 * max(1, np.abs(want).max()), rtol=0, err_msg=f'{px}')
+
+
+@needs_onnx
+@pytest.mark.slow(reason='3 s: an export and its check')
+def test_a_file_of_any_size_says_so_and_is_checked_at_three_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  import onnx
+  monkeypatch.setitem(loaded.MODELS, 'any size', SMALL)
+  job.write(loaded.weights('any size'), tmp_path / 'a.onnx', from_pixels=True, any_size=True)
+  said = capsys.readouterr().out
+  assert 'image [batch, height, width, 3] uint8 to logits' in said
+  assert 'any height and width that are multiples of 8 px' in said
+  assert 'any height and width that are multiples of 8 px' in (tmp_path / 'a.onnx.md').read_text()
+  graph = onnx.load(str(tmp_path / 'a.onnx')).graph
+  named = [[side.dim_param or side.dim_value for side in one.type.tensor_type.shape.dim]
+           for one in (*graph.input, *graph.output)]
+  assert named == [['batch', 'height', 'width', 3], ['batch', loaded.CLASSES]]
+
+
+def test_the_check_is_at_the_own_size_and_at_one_wider_and_one_higher() -> None:
+  image = jax.ShapeDtypeStruct((1, 32, 48, 3), np.float32)
+  assert job.sizes(job.Subject(lambda x: x, image, 'logits')) == [(32, 48)]
+  assert job.sizes(job.Subject(lambda x: x, image, 'logits', 8)) == [(32, 48), (16, 56), (40, 32)]
+
+
+@pytest.mark.parametrize('name, said', [
+    ('mixer', 'got the network Mixer'), ('hybrid', 'got a stem of convolutions'),
+    ('relative', 'got positions relative')])
+def test_networks_of_one_size_are_refused_by_name(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(loaded.MODELS, 'relative', dataclasses.replace(SMALL, positions=Positions.RELATIVE))
+  with pytest.raises(UserError, match=f'--any_size: expected a Vision Transformer of patches .* {said}'):
+    job.make_subject(loaded.weights(name), from_pixels=False, any_size=True)

@@ -1,0 +1,30 @@
+"""Matrices for an unknown number of tokens are those for a known one."""
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.config.schema import PositionResize
+from vit_jax.models.vit import free_sizes, interpolate
+
+
+@pytest.mark.parametrize('how', PositionResize)
+def test_each_convention_has_the_matrix_of_known_sizes(how: PositionResize) -> None:
+  for old, new in ((14, 9), (7, 30), (16, 1), (37, 16)):
+    found = free_sizes.matrix(old, new, how, is_own=jnp.zeros((), jnp.int32))
+    # weights up to 1 in f32, sums of at most 10 products, and antialiased a quotient
+    np.testing.assert_allclose(found, interpolate.matrix(old, new, how), rtol=0, atol=2e-6)
+
+
+def test_the_offset_of_dino_leaves_a_grid_of_its_own_size_alone() -> None:
+  own = free_sizes.same((14, 9), (14, 9))
+  assert int(own) == 1 and int(free_sizes.same((14, 9), (14, 8))) == 0
+  found = free_sizes.matrix(14, 14, PositionResize.BICUBIC_OFFSET, is_own=own)
+  np.testing.assert_array_equal(found, np.eye(14))
+  other = free_sizes.matrix(14, 14, PositionResize.BICUBIC_OFFSET, is_own=jnp.zeros((), jnp.int32))
+  assert np.abs(other - np.eye(14)).max() > .01
+
+
+def test_a_grid_is_free_if_a_side_is_no_integer() -> None:
+  assert not free_sizes.is_free((3, 4)) and free_sizes.is_free((3, jnp.arange(2)))
