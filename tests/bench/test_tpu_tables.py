@@ -5,10 +5,11 @@ import pathlib
 
 import pytest
 
-from vit_jax.bench import tpu_tables
+from vit_jax.bench import tpu_block, tpu_tables
 from vit_jax.bench.tpu_tables import Figures, Row
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.plan import compile, compiled, schedule
 
 PLAIN, FUSED = Row('L/16', 'v6e:4x4', 'plain'), Row('L/16', 'v6e:4x4', 'fused')
 OTHER = Row('L/16', 'v6e:4x4', 'big_vision')
@@ -37,9 +38,27 @@ def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None
 
 
 def test_figures_at_the_complete_depth_lie_on_a_line() -> None:
-  # 1 + 2 depth, 3 + depth, 5, and depth / 2
-  at_two, at_four = Figures(5., 5., 5., 1.), Figures(9., 7., 5., 2.)
-  assert at_two.at(24, own_depth=2, other=at_four, other_depth=4) == Figures(49., 27., 5., 12.)
+  # 1 + 2 depth, 3 + depth, 5, depth / 2, 2 depth, and depth
+  at_two, at_four = Figures(5., 5., 5., 1., 4., 2.), Figures(9., 7., 5., 2., 8., 4.)
+  assert at_two.at(24, own_depth=2, other=at_four, other_depth=4) == Figures(49., 27., 5., 12., 48., 24.)
+  # From one depth alone: the same times, collectives in proportion, memory as it is.
+  assert at_two.scaled(24, 2) == Figures(49., 27., 60., 1., 48., 24.)
+
+
+def test_figures_have_kernels_by_schedule_and_know_what_blocks_and_the_update_take(
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  operations = [compiled.Operation('forward', 'Block/mlp/up/dot_general', 4, 400, 100),
+                compiled.Operation('backward', 'Transformer/encoderblock_1/dot_general', 1, 40, 10),
+                compiled.Operation('forward', 'Block/attn/fused_attention', 4, 0, 7),
+                compiled.Operation('update', 'sqrt', 1, 2, 1), compiled.Operation('forward', 'Dense/dot', 1, 8, 3)]
+  sent = [compiled.Collective('all-gather', 1, 10, 400), compiled.Collective(compiled.BETWEEN_SLICES, 1, 1, 10**9)]
+  answer = compile.Answer(costs=compiled.NOTHING._replace(cycles=450, collectives=sent), peak_bytes=2**31,
+                          operations=operations, schedule=schedule.Schedule(121, 0, 0, 0, 0, []))
+  monkeypatch.setattr(compile, 'ask', lambda _: answer)
+  monkeypatch.setattr(tpu_tables, '_request', lambda row, depth: None)
+  cycles, chip = 1e3 / 1.75e9, 200e9
+  assert tpu_tables.measure(FUSED, 4, checkout='') == pytest.approx(Figures(
+      457 * cycles, 121 * cycles, 1e3 * 400 / chip, 2., 449 * cycles, 118 * cycles))
 
 
 def test_only_what_is_missing_is_compiled_and_tables_have_what_is_there(
@@ -49,22 +68,22 @@ def test_only_what_is_missing_is_compiled_and_tables_have_what_is_there(
   def measure(row: Row, depth: int, *, checkout: str) -> Figures:
     compiled.append((row, depth))
     each = {'plain': 3., 'fused': 2., 'big_vision': 4., 'big_vision, scanned': 6.}[row.program]
-    return Figures(10. + depth * each, depth * each, 1., 1.)
+    return Figures(10. + depth * each, depth * each, 1., 1., depth * each, depth * each)
 
   monkeypatch.setattr(tpu_tables, 'measure', measure)
-  assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,plain,fused,big_vision']) == 0
+  assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,plain,fused,big_vision', '--depths=2,4']) == 0
   assert compiled == [(row, depth) for row in (PLAIN, FUSED) for depth in (2, 4)]
   shown = capsys.readouterr().out
   assert '| plain' in shown and '| big_vision' not in shown.replace('best big_vision', '') and '| –' in shown
   words = '--only=L/16,v6e,plain,fused,big_vision,big_vision, scanned'.replace(', scanned', '')
-  assert tpu_tables.main([str(tmp_path), words, '--big_vision=/checkout']) == 0
+  assert tpu_tables.main([str(tmp_path), words, '--big_vision=/checkout', '--depths=2,4']) == 0
   assert compiled[4:] == [(OTHER, 2), (OTHER, 4)]
   text = (tmp_path / 'tables.md').read_text()
   # 24 blocks: 10 + 72 and 10 + 96 by the estimate, 72 and 96 by schedule.
   plain = next(line for line in text.splitlines() if '| plain' in line)
   assert [cell.strip() for cell in plain.split('|')][1:-1] == [
       'v6e:4x4, 64', 'plain', '82.0', '72.0', '1.0', '1.00', '1.29, 1.33', '2, 4']
-  assert '58.0 without the kernels' in text and text.startswith('L/16, 24 blocks, 224 px:')
+  assert '58.0' in text and text.startswith('L/16, 24 blocks, 224 px:')
 
 
 def test_a_program_that_fails_is_told_and_what_was_found_before_is_kept(
@@ -72,9 +91,53 @@ def test_a_program_that_fails_is_told_and_what_was_found_before_is_kept(
   def measure(row: Row, depth: int, *, checkout: str) -> Figures:
     if depth == 4:
       raise UserError('temporaries need 40.00 GiB')
-    return Figures(1., 1., 1., 1.)
+    return Figures(1., 1., 1., 1., 1., 1.)
 
   monkeypatch.setattr(tpu_tables, 'measure', measure)
-  assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,plain']) == 2
+  assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,plain', '--depths=2,4']) == 2
   assert 'error: temporaries need 40.00 GiB' in capsys.readouterr().err
-  assert len(list(tmp_path.glob('*.json'))) == 1 and tpu_tables.complete(PLAIN, tmp_path) is None
+  assert [*tpu_tables.found(PLAIN, tmp_path)] == [2] and tpu_tables.complete(FUSED, tmp_path) is None
+
+
+def test_tables_of_what_is_known_are_put_between_the_comments_of_a_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(tpu_tables, 'measure', lambda row, depth, checkout: Figures(9., 8., 1., 2.5, 8., 7.))
+  assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,plain']) == 0
+  page = tmp_path / 'page.md'
+  page.write_text(f'before\n{tpu_tables.BEGIN}\nold\n{tpu_tables.END}\nafter\n')
+  monkeypatch.setattr(tpu_tables, 'measure', None)
+  assert tpu_tables.main([str(tmp_path), '--known', f'--into={page}']) == 0
+  text = page.read_text()
+  assert text.startswith('before\n') and text.endswith('\nafter\n') and 'old' not in text
+  # 24 of 4 blocks: 1 + 6 * 8 and 1 + 6 * 7 ms; memory is that of 4.
+  assert '| 49.0 ' in text and '| 43.0 ' in text and '2.50 with 4 blocks' in text
+  (tmp_path / 'other.md').write_text('text')
+  assert tpu_tables.main([str(tmp_path), '--known', f'--into={tmp_path}/other.md']) == 2
+  assert '--into: expected a file with' in capsys.readouterr().err
+
+
+def test_one_block_alone_is_compiled_once_for_each_network_and_has_a_table_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  asked = []
+
+  def ask(request: tpu_block.Request) -> compile.Answer:
+    asked.append(request)
+    cycles = {'xla': 1_750_000, 'fused': 1_050_000}[request.attention] * (2 if request.checkout else 1)
+    return compile.Answer(costs=compiled.NOTHING._replace(cycles=cycles), peak_bytes=2**32, temp_bytes=2**31,
+                          schedule=schedule.Schedule(cycles // 2, 0, 0, 0, 0, []))
+
+  monkeypatch.setattr(tpu_block, 'ask', ask)
+  words = '--only=H/14,v6e,v3,plain,fused,big_vision,big_vision'
+  assert tpu_tables.main([str(tmp_path), words, '--depths=0', '--big_vision=/checkout']) == 0
+  wide = {'tokens': 256, 'width': 1280, 'heads': 16, 'mlp': 5120}
+  assert asked == [
+      tpu_block.Request('v6e:1x1', 32, **wide), tpu_block.Request('v6e:1x1', 32, **wide, attention='fused'),
+      tpu_block.Request('v6e:1x1', 32, **wide, checkout='/checkout'),
+      tpu_block.Request('v3:2x2', 16, **wide), tpu_block.Request('v3:2x2', 16, **wide, checkout='/checkout')]
+  text = (tmp_path / 'tables.md').read_text()
+  assert text.startswith('One block of H/14, 224 px, on one device:') and 'compiled blocks' not in text
+  assert '| v6e, 32      | fused      | 0.60         | 0.30            | 2.00                 | 3.33, 3.33' in text
+  assert tpu_tables.complete(Row('H/14', 'v6e:4x4', 'plain'), tmp_path) is None
+  every = [row for row in tpu_tables.rows(['H/14', 'v6e']) if row.program.startswith('big_vision')]
+  tpu_tables.collect(every, [tpu_tables.BLOCK], tmp_path, checkout='/checkout')
+  assert len(every) == 4 and len(asked) == 5, 'settings of sharding make no other block'

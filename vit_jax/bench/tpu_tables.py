@@ -1,11 +1,14 @@
 """Tables of train steps on TPUs by the compiler, ours beside big_vision's, from one command.
 
-  python -m vit_jax.bench.tpu_tables DIR --big_vision=CHECKOUT [--only=v6e,L/16,fused] [--depths=2,4]
+  python -m vit_jax.bench.tpu_tables DIR --big_vision=CHECKOUT [--only=v6e,L/16,fused] [--depths=4] [--into=FILE]
 
-Each row is a program that is compiled with two small numbers of unrolled blocks; its times and memory at the complete
-depth follow from `a + b depth`. All rows have the same batch per device, dtype, optimizer and no rematerialization.
-Both times of `plan` are given, without collectives. DIR keeps the figures of each program in a file of its own, so that
-a later call compiles only what is missing, and has the tables in `tables.md`. Nothing runs on a TPU.
+Each row is a program that is compiled with a small number of unrolled blocks. At the complete depth its operations
+within blocks and the update of parameters take as much longer as there are more blocks, the others once; with two
+numbers of blocks all figures, memory too, follow from `a + b depth`. `--depths=0` compiles one block alone, forward and
+backward, on one device (`tpu_block.py`), in a third of the time. All rows have the same batch per device, dtype,
+optimizer and no rematerialization. Both times of `plan` are given, without collectives. DIR has the figures of each
+program as a line of `figures.jsonl`, so that a later call compiles only what is missing, and the tables in `tables.md`,
+or with `--into` between the two comments of that Markdown file. Nothing runs on a TPU.
 """
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vit_jax.bench import rival
+from vit_jax.bench import rival, tpu_block
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.plan import compile, compiled, plan, table, topologies
@@ -32,6 +35,11 @@ IMAGES = {'L/16': 64, 'H/14': 32, 'G/14': 16}
 """Images of a device; half as many on a core of v3, which has half of the memory."""
 TOPOLOGIES = ('v6e:4x4', 'v5e:4x4', 'v4:2x2x4', 'v3:2x2')
 """16 devices; of v3 8 cores."""
+FILE = 'figures.jsonl'
+BEGIN, END = '<!-- tables of tpu_tables, begin -->', '<!-- tables of tpu_tables, end -->'
+ONE_DEVICE = {'v6e': 'v6e:1x1', 'v5e': 'v5e:1x1', 'v4': 'v4:2x2x1', 'v3': 'v3:2x2'}
+BLOCK = 0
+"""Number of blocks that stands for one block alone, on one device."""
 NUM_EXAMPLES, NUM_CLASSES, IMAGE_PX = 1_281_167, 1_000, 224
 OVERRIDES = (
     'train.accumulate=1', 'data.recipe.mixup=0', 'model.dropout=0', 'model.pool=mean', 'model.dtype=bf16',
@@ -54,27 +62,40 @@ class Row(NamedTuple):
   program: str
 
   @property
+  def images(self) -> int:
+    """Of one device."""
+    return IMAGES[self.model] // (2 if self.topology.startswith('v3') else 1)
+
+  @property
   def batch(self) -> int:
     """Images of all devices."""
-    images = IMAGES[self.model]
-    return topologies.parse(self.topology).num_devices * (images // 2 if self.topology.startswith('v3') else images)
-
-  def name(self, depth: int) -> str:
-    """Of the file with its figures."""
-    return re.sub(r'\W+', '_', f'{self.model} {self.topology} {self.program} {depth}')
-
+    return topologies.parse(self.topology).num_devices * self.images
 
 class Figures(NamedTuple):
-  """What the tables have of a program: both times and that of collectives in ms, and memory of a device in GiB."""
+  """What the tables have of a program: both times and that of collectives in ms, and memory of a device in GiB.
+
+  estimate_ms: the compiler's, which has nothing of kernels; their time by schedule is added.
+  blocks_estimate_ms, blocks_scheduled_ms: the parts of both times that blocks and the update take.
+  """
   estimate_ms: float
   scheduled_ms: float
   collectives_ms: float
   peak_gib: float
+  blocks_estimate_ms: float
+  blocks_scheduled_ms: float
 
   def at(self, depth: int, *, own_depth: int, other: Figures, other_depth: int) -> Figures:
     """Figures at another depth, on the line through these and those of another depth."""
     share = (depth - own_depth) / (other_depth - own_depth)
     return Figures(*(a + (b - a) * share for a, b in zip(self, other, strict=True)))
+
+  def scaled(self, depth: int, own_depth: int) -> Figures:
+    """Figures at another depth: blocks, the update and collectives in proportion, the rest and memory as they are."""
+    times = depth / own_depth
+    blocks = self.blocks_estimate_ms * times, self.blocks_scheduled_ms * times
+    return Figures(self.estimate_ms - self.blocks_estimate_ms + blocks[0],
+                   self.scheduled_ms - self.blocks_scheduled_ms + blocks[1], self.collectives_ms * times, self.peak_gib,
+                   *blocks)
 
 
 def rows(only: Sequence[str] = ()) -> list[Row]:
@@ -93,7 +114,9 @@ def rows(only: Sequence[str] = ()) -> list[Row]:
 def measure(row: Row, depth: int, *, checkout: str) -> Figures:
   """Compiles a row with so many blocks."""
   topology = topologies.parse(row.topology)
-  if row.program in RIVALS:
+  if depth == BLOCK:
+    answer = tpu_block.ask(_block_request(row, checkout))
+  elif row.program in RIVALS:
     whole_mib, scan = RIVALS[row.program]
     network = {**SIZES[row.model], 'depth': depth, 'px': IMAGE_PX, 'classes': NUM_CLASSES}
     answer = rival.ask(rival.Request(checkout, row.topology, network, row.batch, whole_mib, scan))
@@ -103,9 +126,25 @@ def measure(row: Row, depth: int, *, checkout: str) -> Figures:
     raise UserError(f'{row}: {plan.overflow_text(answer.overflow)}.')
   assert answer.schedule, 'every TPU program has a schedule'
   sent = sum(one.sent_bytes for one in answer.costs.collectives if one.kind != compiled.BETWEEN_SLICES)
-  ms = 1e3 / topology.chip.clock_hz
-  return Figures(answer.costs.cycles * ms, answer.schedule.cycles * ms, 1e3 * sent / topology.chip.ring_bytes_s,
-                 answer.peak_bytes / plan.GIB)
+  ms, kernels = 1e3 / topology.chip.clock_hz, sum(one.scheduled or 0 for one in answer.operations if not one.cycles)
+  repeated = [one for one in answer.operations if _is_repeated(one)]
+  return Figures((answer.costs.cycles + kernels) * ms, answer.schedule.cycles * ms,
+                 1e3 * sent / topology.chip.ring_bytes_s,
+                 (answer.temp_bytes if depth == BLOCK else answer.peak_bytes) / plan.GIB,
+                 sum(one.cycles or one.scheduled or 0 for one in repeated) * ms,
+                 sum(one.scheduled or 0 for one in repeated) * ms)
+
+
+def _is_repeated(one: compiled.Operation) -> bool:
+  """Whether a step has as much more of an operation as it has more blocks; all but a few parameters are of blocks."""
+  return one.phase == 'update' or re.search('Block|encoderblock', one.place) is not None
+
+
+def _block_request(row: Row, checkout: str) -> tpu_block.Request:
+  sizes, chip = SIZES[row.model], row.topology.partition(':')[0]
+  return tpu_block.Request(ONE_DEVICE[chip], row.images, (IMAGE_PX // sizes['patch'])**2, sizes['width'],
+                           sizes['heads'], sizes['mlp'], OURS.get(row.program, 'xla'),
+                           checkout if row.program in RIVALS else '')
 
 
 def _request(row: Row, depth: int) -> compile.Request:
@@ -120,79 +159,116 @@ def collect(asked: Sequence[Row], depths: Sequence[int], folder: pathlib.Path, *
   """Compiles what the folder lacks, and keeps the figures there."""
   for row in asked:
     for depth in depths if checkout or row.program in OURS else ():
-      path = folder / f'{row.name(depth)}.json'
-      if not path.exists():
+      is_double = depth == BLOCK and row.program in RIVALS and row.program != 'big_vision'  # it differs in sharding
+      if not is_double and depth not in found(row, folder):
         began = time.monotonic()
         figures = measure(row, depth, checkout=checkout)
-        path.write_text(json.dumps({'row': row, 'depth': depth, **figures._asdict(), 'versions': plan.versions(),
-                                    'date': time.strftime('%Y-%m-%d'), 'seconds': round(time.monotonic() - began)}))
-        print(path.name, {name: round(value, 3) for name, value in figures._asdict().items()}, flush=True)
+        content = {'row': row, 'depth': depth, **figures._asdict(), 'versions': plan.versions(),
+                   'date': time.strftime('%Y-%m-%d'), 'seconds': round(time.monotonic() - began)}
+        with (folder / FILE).open('a') as lines:
+          lines.write(json.dumps(content) + '\n')
+        print(row, depth, {name: round(value, 3) for name, value in figures._asdict().items()}, flush=True)
 
 
 def found(row: Row, folder: pathlib.Path) -> dict[int, Figures]:
-  """The figures of a row that the folder has, by depth."""
-  result = {}
-  for path in folder.glob('*.json'):
-    content = json.loads(path.read_text())
+  """The figures of a row that the folder has, by depth; the last of several lines counts."""
+  result, path = {}, folder / FILE
+  for line in path.read_text().splitlines() if path.exists() else ():
+    content = json.loads(line)
     if tuple(content['row']) == row:
       result[content['depth']] = Figures(*(content[name] for name in Figures._fields))
   return dict(sorted(result.items()))
 
 
 def complete(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:
-  """The figures of a row at its complete depth and the depths that they are from; None if there are not two."""
-  by_depth = found(row, folder)
-  if len(by_depth) < 2:
-    return None
-  (one, first), *_, (two, last) = by_depth.items()
-  return first.at(SIZES[row.model]['depth'], own_depth=one, other=last, other_depth=two), f'{one}, {two}'
+  """The figures of a row at its complete depth and the depths that they are from; None if there are none."""
+  by_depth, depth = found(row, folder), SIZES[row.model]['depth']
+  by_depth.pop(BLOCK, None)
+  match [*by_depth.items()]:
+    case []:
+      return None
+    case [(one, only)]:
+      return only.scaled(depth, one), str(one)
+    case [(one, first), *_, (two, last)]:
+      return first.at(depth, own_depth=one, other=last, other_depth=two), f'{one}, {two}'
 
 
 def render(folder: pathlib.Path) -> str:
   """The tables of all rows that the folder has, as Markdown."""
-  return '\n\n'.join(_of_model(model, folder) for model in SIZES if any(
-      complete(row, folder) for row in rows([model]))) + '\n'
-
-
-def _of_model(model: str, folder: pathlib.Path) -> str:
-  lines = [line for topology in TOPOLOGIES for line in _of_topology(model, topology, folder)]
   head = ('topology, images a device', 'program', 'estimate, ms', 'by schedule, ms', 'collectives, ms', 'peak GiB',
-          'best big_vision / this', 'from depths')
-  return f'{model}, {SIZES[model]["depth"]} blocks, {IMAGE_PX} px:\n\n' + table.table(head, lines)
+          'best big_vision / this', 'compiled blocks')
+  parts = []
+  for model, sizes in SIZES.items():
+    steps = [line for topology in TOPOLOGIES for line in _of_topology(model, topology, folder)]
+    if steps:
+      parts.append(f'{model}, {sizes["depth"]} blocks, {IMAGE_PX} px:\n\n' + table.table(head, steps))
+    blocks = [line for topology in TOPOLOGIES for line in _of_topology(model, topology, folder, of_block=True)]
+    if blocks:
+      parts.append(f'One block of {model}, {IMAGE_PX} px, on one device:\n\n' + table.table(
+          ('chip, images', *head[1:4], 'GiB beside arguments', 'big_vision / this'), blocks))
+  return '\n\n'.join(parts) + '\n'
 
 
-def _of_topology(model: str, topology: str, folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
+def _of_topology(model: str, topology: str, folder: pathlib.Path, *,
+                 of_block: bool = False) -> Iterator[tuple[str, ...]]:
   every = [row for row in rows([model]) if row.topology == topology]
-  known = {row: figures for row in every if (figures := complete(row, folder))}
+  known = {row: figures for row in every if (figures := (_block if of_block else complete)(row, folder))}
   others = [figures for row, (figures, _) in known.items() if row.program in RIVALS]
   for row, (own, depths) in known.items():
     ratios = '–'
     if row.program in OURS and others:
       ratios = (f'{min(x.estimate_ms for x in others) / own.estimate_ms:.2f}, '
                 f'{min(x.scheduled_ms for x in others) / own.scheduled_ms:.2f}')
-    estimate = f'{own.estimate_ms:.1f}' + ' without the kernels' * (row.program == 'fused')
-    yield (f'{topology}, {row.batch // topologies.parse(topology).num_devices}', row.program, estimate,
-           f'{own.scheduled_ms:.1f}', f'{own.collectives_ms:.1f}', f'{own.peak_gib:.2f}', ratios, depths)
+    if of_block:
+      yield (f'{topology.partition(":")[0]}, {row.images}', row.program, f'{own.estimate_ms:.2f}',
+             f'{own.scheduled_ms:.2f}', f'{own.peak_gib:.2f}', ratios)
+      continue
+    peak = f'{own.peak_gib:.2f}' + f' with {depths} blocks' * depths.isdecimal()
+    yield (f'{topology}, {row.images}', row.program, f'{own.estimate_ms:.1f}', f'{own.scheduled_ms:.1f}',
+           f'{own.collectives_ms:.1f}', peak, ratios, depths)
+
+
+def _block(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:
+  own = found(row, folder).get(BLOCK)
+  return None if own is None else (own, '')
+
+
+def put(text: str, path: pathlib.Path) -> None:
+  """Writes the tables between the two comments of a file.
+
+  Raises:
+    UserError: the file has no such comments.
+  """
+  before, begin, rest = path.read_text().partition(BEGIN)
+  _, end, after = rest.partition(END)
+  if not (begin and end):
+    raise UserError(f'--into: expected a file with {BEGIN} and {END}, got {path}. Add both where the tables belong.')
+  path.write_text(f'{before}{BEGIN}\n\n{text}\n{END}{after}')
 
 
 def main(arguments: Sequence[str]) -> int:
   """Compiles what is missing, prints the tables, and writes them into the folder."""
   parser = argparse.ArgumentParser(prog='tpu_tables', description='Tables of train steps on TPUs by the compiler.')
-  parser.add_argument('folder', help='keeps the figures of each program, and tables.md')
+  parser.add_argument('folder', help='keeps figures.jsonl and tables.md')
   parser.add_argument('--big_vision', default='', help='a checkout of big_vision; without it, its rows are left out')
   parser.add_argument('--only', default='', help='words with commas: models, chips, programs')
-  parser.add_argument('--depths', default='2,4', help='two numbers of blocks to compile')
+  parser.add_argument('--depths', default='4', help='numbers of blocks to compile, with commas; 0: one block alone')
+  parser.add_argument('--into', default='', help='a Markdown file with comments around its tables, to renew them')
+  parser.add_argument('--known', action='store_true', help='compiles nothing: tables of what the folder has')
   given = parser.parse_args(arguments)
   folder = pathlib.Path(given.folder)
   folder.mkdir(parents=True, exist_ok=True)
   try:
-    collect(rows(list(filter(None, given.only.split(',')))), [int(depth) for depth in given.depths.split(',')], folder,
-            checkout=given.big_vision)
+    asked = [] if given.known else rows(list(filter(None, given.only.split(','))))
+    collect(asked, [int(depth) for depth in given.depths.split(',')], folder, checkout=given.big_vision)
+    text = render(folder)
+    if given.into:
+      put(text, pathlib.Path(given.into))
+    else:
+      (folder / 'tables.md').write_text(text)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  text = render(folder)
-  (folder / 'tables.md').write_text(text)
   print(text)
   return 0
 
