@@ -46,6 +46,24 @@ def test_a_run_that_fits_on_one_device_runs_as_it_is_written() -> None:
   assert way(found.config) == (1, 1, 1, 'none', 'unrolled')
 
 
+@pytest.mark.parametrize('name, platform, model, expected', [
+    ('TPU v4', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(width=1408, heads=16), 'fused'),
+    ('TPU v3', 'tpu', s.ViT(), 'xla'), ('v2', 'tpu', s.ViT(), 'xla'), ('h100', 'gpu', s.ViT(), 'xla'),
+    ('v6e', 'tpu', s.ViT(width=768, heads=16), 'xla'), ('v6e', 'tpu', s.ViT(attention_dropout=.1), 'xla'),
+    ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'), ('cpu', 'cpu', s.ViT(), 'xla')])
+def test_attention_is_chosen_by_chip_and_model_where_it_is_auto(
+    name: str, platform: str, model: s.ViT, expected: str) -> None:
+  config = s.Config(model=dataclasses.replace(model, attention=s.AttentionKernel.AUTO))
+  check.check(config)
+  found = layout.choose(config, layout.Hardware(name, platform, 8, 30.), needs(1., .01))
+  assert isinstance(found.config.model, s.ViT) and found.config.model.attention.value == expected
+  assert (', attention=fused' in found.text) == (expected == 'fused') and 'model.attention' in found.config.mesh.chosen
+  again = layout.unchosen(found.config).model
+  assert isinstance(again, s.ViT) and again.attention is s.AttentionKernel.AUTO
+  plain = layout.choose(s.Config(model=model), layout.Hardware(name, platform, 8, 30.), needs(1., .01)).config
+  assert isinstance(plain.model, s.ViT) and plain.model.attention is s.AttentionKernel.XLA, 'only where it is asked for'
+
+
 @pytest.mark.parametrize('state_gib, fsdp', [(1.9, 1), (2., 8), (15.4, 8), (15.6, 16), (31.5, 32), (900., 32)])
 def test_the_state_is_split_until_an_eighth_of_the_memory_holds_it(state_gib: float, fsdp: int) -> None:
   hardware = layout.Hardware('v3', 'tpu', 32, 15.48)

@@ -3,8 +3,8 @@
 A setting that is `auto` (0 for a number) is chosen here. `choose` is a pure function of the config, the hardware and
 the run's sizes. Its rules, in order:
 
-1.  Settings with a value keep it. Only `mesh.fsdp`, `mesh.tensor`, `train.accumulate`, `model.remat` and
-    `model.execution` can be auto; `mesh.data` takes the remaining devices.
+1.  Settings with a value keep it. Only `mesh.fsdp`, `mesh.tensor`, `train.accumulate`, `model.remat`,
+    `model.execution` and `model.attention` can be auto; `mesh.data` takes the remaining devices.
 2.  On CPUs, and where the memory of a device is not known, nothing is split or recomputed: all devices share the
     batch, everything is saved, and there is one microbatch.
 3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
@@ -19,6 +19,8 @@ the run's sizes. Its rules, in order:
     BatchNorm, SAM, or objective that mixes the images of a batch).
 7.  If no pair fits, `fsdp` is doubled. If nothing fits at all, the layout that needs the least memory is used, with a
     warning.
+8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times); `xla` elsewhere.
+    It is not auto by default: the results of both differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -33,7 +35,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import Execution, Remat
+from vit_jax.config.schema import AttentionKernel, Execution, Kernels, Remat
 
 GIB = 2**30
 STATE_SHARE = 1 / 8
@@ -42,9 +44,13 @@ USABLE = .9
 """Part of a device's memory that a layout may fill by arithmetic."""
 FIRST_FSDP = 8
 MOST_UNROLLED = 32
+FUSED_CHANNELS = range(64, 129, 8)
+"""Channels of a head that `fused` is for."""
+OLD_TPUS = ('v2', 'v3')
+"""TPUs that it is not for."""
 ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)
 AUTO: dict[str, Any] = {'mesh.fsdp': 0, 'mesh.tensor': 0, 'train.accumulate': 0, 'model.remat': Remat.AUTO,
-                        'model.execution': Execution.AUTO}
+                        'model.execution': Execution.AUTO, 'model.attention': AttentionKernel.AUTO}
 """Settings that can be chosen, and their values that ask for it."""
 
 # Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
@@ -119,7 +125,15 @@ def _fill(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
 def plain(config: schema.Config) -> schema.Config:
   """The config with rule 2 for everything that is auto."""
   return _fill(config, {'mesh.fsdp': 1, 'mesh.tensor': 1, 'train.accumulate': 1, 'model.remat': Remat.NONE,
-                        'model.execution': _execution(config.model)})
+                        'model.execution': _execution(config.model), 'model.attention': AttentionKernel.XLA})
+
+
+def _attention(model: schema.Model, hardware: Hardware) -> AttentionKernel:
+  """Rule 8."""
+  is_new = hardware.platform == 'tpu' and not any(old in hardware.name.lower() for old in OLD_TPUS)
+  is_for = (isinstance(model, schema.ViT) and model.width // model.heads in FUSED_CHANNELS
+            and not model.attention_dropout and model.kernels is Kernels.FAST)
+  return AttentionKernel.FUSED if is_new and is_for else AttentionKernel.XLA
 
 
 def _execution(model: schema.Model) -> Execution:
@@ -211,7 +225,8 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
   remats = tuple(REMAT_TIME) if config.model.remat is Remat.AUTO else (config.model.remat,)
   for accumulate, remat in itertools.product(counts, remats):
     one = _fill(config, {'mesh.fsdp': fsdp, 'mesh.tensor': tensor, 'train.accumulate': accumulate,
-                         'model.remat': remat, 'model.execution': _execution(config.model)})
+                         'model.remat': remat, 'model.execution': _execution(config.model),
+                         'model.attention': _attention(config.model, hardware)})
     is_first = (accumulate, remat) == (counts[0], remats[0])
     if is_first or (_may_accumulate(config, shards, accumulate) and not check.problems(one)):
       images = math.ceil(config.batch_size / shards / accumulate)
@@ -235,7 +250,7 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
   """The layout, with two lines on what was chosen and why."""
   config, have = way.config, hardware.memory_gib
   state, share = (sizes.state + sizes.gradients) / GIB, config.mesh.fsdp * config.mesh.tensor
-  given = [name for name in AUTO if name not in names and _value(config, name) is not None]
+  given = [name for name in AUTO if name not in names and _value(config, name) not in (None, AttentionKernel.XLA)]
   lines = [f'Layout for {hardware}: {_shown(config, hardware)}.'
            + f' Set in the config: {", ".join(given)}.' * bool(given),
            f'  State and gradients take {state / share:.2f} GiB a device'
@@ -255,5 +270,7 @@ def _shown(config: schema.Config, hardware: Hardware) -> str:
   data = mesh.data if mesh.data != -1 else max(1, hardware.num_devices // split)
   images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
   run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
+  if isinstance(model, schema.ViT) and model.attention.platform:
+    run += f', attention={model.attention.value}'
   return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
           f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')

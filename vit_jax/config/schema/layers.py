@@ -60,11 +60,12 @@ class AttentionKernel(enum.Enum):
   CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
   SPLASH = 'splash'  # jax's own in Pallas: TPUs; bf16 from v4 on
   FUSED = 'fused'    # `models/kernels/fused.py`: TPUs from v4 on, heads of 64 to 128; XLA's where it does not apply
+  AUTO = 'auto'      # fused on TPUs from v4 on, else xla (config/layout.py); a network built without that uses xla
 
   @property
   def platform(self) -> str:
     """What jax calls the devices that it is for; '' = all."""
-    return {AttentionKernel.XLA: '', AttentionKernel.CUDNN: 'gpu'}.get(self, 'tpu')
+    return {AttentionKernel.XLA: '', AttentionKernel.AUTO: '', AttentionKernel.CUDNN: 'gpu'}.get(self, 'tpu')
 
 
 BLOCK_REMATS = (Remat.NONE, Remat.NAMES, Remat.QKV, Remat.MLP, Remat.FULL)

@@ -215,7 +215,7 @@ class ViT(checks.Settings):
                            f'Set {name}.pool=cls: the distillation token follows the class token.')
     yield from self._switch_problems(name)
     yield from self._axial_problems(name) if self.axial else ()
-    yield from self._kernel_problems(name) if self.attention is not AttentionKernel.XLA else ()
+    yield from self._kernel_problems(name) if self.attention.platform else ()
 
   def _position_problems(self, name: str) -> Iterator[str]:
     with_kind = f'with {name}.positions={self.positions.value}'

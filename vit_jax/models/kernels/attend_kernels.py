@@ -61,7 +61,7 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
   if numerics.mesh_platform() != kernel.platform:
     return by_xla.attend(query, key, value)
   match kernel:
-    case AttentionKernel.XLA:
+    case AttentionKernel.XLA | AttentionKernel.AUTO:
       return by_xla.attend(query, key, value)
     case AttentionKernel.CUDNN:
       return on_each_device(cudnn, query, key, value)
@@ -220,7 +220,7 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
     UserError: the kernel is for such devices, but not for these.
   """
   device = mesh.abstract_mesh.abstract_device
-  if not isinstance(model, schema.ViT) or model.attention is AttentionKernel.XLA or device is None:
+  if not isinstance(model, schema.ViT) or not model.attention.platform or device is None:
     return
   if device.platform != model.attention.platform:
     log.info('%s.attention=%s is for %ss; on %s XLA computes attention, as with attention=xla.', name,

@@ -26,7 +26,7 @@ class Forms(NamedTuple):
 
 
 def _plain_attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -> Array:
-  assert kernel is AttentionKernel.XLA, kernel
+  assert not kernel.platform, kernel
   return checkpoint_name(attend.plain_attend(query, key, value), 'attention')
 
 

@@ -116,12 +116,27 @@ def slope_of_gelu(x: Array, kind: Gelu) -> Array:
   return .5 * (1. + t) + .5 * x * (1. - t * t) * SLOPE * (1. + 3. * CUBIC * x * x)
 
 
+def _short_slope(x: Array) -> Array:
+  """`slope_of_gelu` of TANH with fewer operations: `(1 + t) (1/2 + x / 2 u' (1 - t))`, where `1 - t^2` is a product.
+
+  The vector unit of a TPU computes the slope after the matrix product that it is fused with, so that each operation on
+  it counts: 8 multiplications and 5 additions for each of 13 and 5.
+  """
+  x = x.astype(jnp.float32)
+  square = x * x
+  t = jnp.tanh(x * (SLOPE * CUBIC * square + SLOPE))
+  return (1. + t) * (.5 + x * (1.5 * SLOPE * CUBIC * square + .5 * SLOPE) * (1. - t))
+
+
 def _gelu_forward(x: Array, kind: Gelu) -> tuple[Array, Array]:
   return plain_gelu(x, kind), x
 
 
 def _gelu_backward(kind: Gelu, x: Array, dy: Array) -> tuple[Array]:
-  return ((slope_of_gelu(x, kind) * dy.astype(jnp.float32)).astype(x.dtype),)
+  slope = functools.partial(slope_of_gelu, kind=kind)
+  if kind is Gelu.TANH:
+    slope = functools.partial(jax.lax.platform_dependent, tpu=_short_slope, default=slope)
+  return ((slope(x) * dy.astype(jnp.float32)).astype(x.dtype),)
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)
