@@ -12,9 +12,12 @@ bash launch/plans.sh [DIR] [FLAGS]
   --only=v6e,L/16,fused  rows of the step tables: models, chips and programs
   --parts=steps,runs     steps: L/16, H/14 and G/14 on v6e, v5e, v4 and v3, by both times of `plan`;  runs: core-days
                          of complete runs, with and without collectives
+  --rows=L/16,22B@v4     rows of the runs: L/16, H/14, G/14 and 22B, or one of them on a chip
+  --quick                plan runs of unrolled networks from programs of 2 and 4 blocks, in minutes; the table says so
+  --write                write the runs into docs/guides/read_a_plan.md and the docstrings of their configs
 
-Writes DIR/steps/tables.md and DIR/runs.md. A program takes 2 to 8 minutes of one core, and up to 4 GiB. Exit status: 0
-all parts succeeded, 1 a part failed, 2 invalid input.
+Writes DIR/steps/tables.md and DIR/runs.md. A program takes 2 to 8 minutes of one core, and up to 4 GiB; what DIR has is
+not compiled again. Exit status: 0 all parts succeeded, 1 a part failed, 2 invalid input.
 TEXT
 }
 
@@ -23,34 +26,56 @@ fail() {
   exit 2
 }
 
-# run_plan CONFIG TOPOLOGY OVERRIDES…: plans a complete run, unless its folder has a plan.
+# Name, config and topology of each complete run.
+RUNS=(
+  'L/16@v3 vit_l16_jft v3:16x16' 'L/16@v5e vit_l16_jft v5e:16x16' 'L/16@v4 vit_l16_jft v4:4x4x8'
+  'H/14@v3 vit_h14_jft v3:16x16' 'H/14@v5e vit_h14_jft v5e:16x16' 'H/14@v4 vit_h14_jft v4:4x4x8'
+  'G/14@v5e configs/vit_g14_jft3b.py:G/14 v5e:16x16' '22B@v4 vit_22b_jft4b v4:8x8x8'
+)
+
+# is_asked NAME: whether --rows has this row, or the model of it.
+is_asked() {
+  [ -z "$rows" ] || [[ ",$rows," = *",$1,"* ]] || [[ ",$rows," = *",${1%%@*},"* ]]
+}
+
+# run_plan CONFIG TOPOLOGY: plans a complete run, unless its folder has a plan.
 run_plan() {
   local config="$1" topology="$2" folder
-  shift 2
-  folder="$to/runs/$(basename "${config%%:*}" .py)-${topology//[:x]/_}"
+  folder="$to/runs/$(basename "${config%%:*}" .py)-${topology//[:x]/_}${quick:+-quick}"
   if [ ! -f "$folder/plan.json" ]; then
-    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --workdir="$folder" "$@" \
+    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --workdir="$folder" $quick \
       > "$folder.log" 2>&1 || { echo "$config on $topology failed; see $folder.log" >&2; failures=$((failures + 1)); }
   fi
 }
 
 runs() {
-  local scanned=(--config.model.execution=scan --config.model.remat=names) config topology
+  local name config topology
   mkdir -p "$to/runs"
-  for config in vit_l16_jft vit_h14_jft; do
-    for topology in v3:16x16 v5e:16x16 v4:4x4x8; do
-      run_plan "$config" "$topology" "${scanned[@]}"
-    done
+  for row in "${RUNS[@]}"; do
+    read -r name config topology <<< "$row"
+    if is_asked "$name"; then run_plan "$config" "$topology"; fi
   done
-  run_plan configs/vit_g14_jft3b.py:G/14 v5e:16x16
   "$python" -m vit_jax.bench.tpu_runs "$to/runs" | tee "$to/runs.md"
+  if [ "$write" = 1 ]; then "$python" -m vit_jax.bench.plan_docs "$to/runs" || failures=$((failures + 1)); fi
 }
 
-to=runs/plans python='' parts=steps,runs failures=0 flags=()
+# check_rows: refuses rows that are none.
+check_rows() {
+  local word names=()
+  for row in "${RUNS[@]}"; do names+=("${row%% *}" "${row%%@*}"); done
+  for word in ${rows//,/ }; do
+    [[ " ${names[*]} " = *" $word "* ]] || fail "--rows: expected some of $(printf '%s\n' "${names[@]}" | sort -u | xargs), got $word"
+  done
+}
+
+to=runs/plans python='' parts=steps,runs rows='' quick='' write=0 failures=0 flags=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --python=*) python="${1#*=}" ;;
     --parts=*) parts="${1#*=}" ;;
+    --rows=*) rows="${1#*=}" ;;
+    --quick) quick=--quick ;;
+    --write) write=1 ;;
     --big_vision=* | --only=*) flags+=("$1") ;;
     --help | -h) usage; exit 0 ;;
     -*) fail "$1: no such flag; see --help" ;;
@@ -64,6 +89,7 @@ for part in ${parts//,/ }; do
     *) fail "--parts: expected some of steps,runs, got $part" ;;
   esac
 done
+check_rows
 mkdir -p "$to" || fail "$to: expected a folder that can be created"
 to="$(cd "$to" && pwd)"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2

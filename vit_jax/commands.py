@@ -128,7 +128,8 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:
-    load = files.load_study if command.job in ('study', 'settings') else files.load
+    loads = {'study': files.load_study, 'settings': files.load_study, 'plan': files.load_any}
+    load = loads.get(command.job, files.load)
     return load(name, overrides, models=sizes.model), f'--config={name}'
   if workdir is None:
     return None, ''
@@ -257,7 +258,8 @@ JOBS = {
         Flag('port', whole(0, 65_535), 'port to listen on; 0 = any free one', 8471)), '[FOLDER of images]'),
     'plan': Job('Compile the train step for other hardware: memory, speed and cost.', 'plan.job', (
         CONFIG, Flag('topology', TEXT, 'hardware: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8')), (
-        Flag('workdir', STORED, 'directory for plan.md and plan.json'),
+        Flag('workdir', STORED, 'directory for plan.md and plan.json; of a study, what it has is not compiled again'),
+        Flag('quick', None, 'compile unrolled networks with 2 and 4 blocks, and extend the figures to all blocks'),
         Flag('search', None, 'also search for settings that fit, and the fastest of them')), on_cpu=True),
     'study': Job('Run several configs, in order or in parallel, and write one table; resumes.', 'study.job', (
         CONFIG,), (

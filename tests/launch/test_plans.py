@@ -40,16 +40,29 @@ def test_steps_are_compiled_with_the_rows_and_the_checkout_that_are_given(tmp_pa
 def test_runs_are_planned_once_and_one_that_fails_is_told(tmp_path: pathlib.Path) -> None:
   done, calls = run(tmp_path, '--parts=runs')
   assert done.returncode == 1 and done.stderr.count('vit_h14_jft on ') == 3
-  assert len(calls) == 8 and calls[-1] == f'-m vit_jax.bench.tpu_runs {tmp_path}/out/runs'
-  assert '--config=vit_l16_jft --topology=v3:16x16' in calls[0]
+  assert len(calls) == 9 and calls[-1] == f'-m vit_jax.bench.tpu_runs {tmp_path}/out/runs'
+  assert '--config=vit_l16_jft --topology=v3:16x16' in calls[0] and '--quick' not in calls[0]
   assert f'{tmp_path}/out/runs/vit_l16_jft-v3_16_16' in calls[0]
   assert '--config=configs/vit_g14_jft3b.py:G/14 --topology=v5e:16x16' in calls[6]
   _, again = run(tmp_path, '--parts=runs')
   assert [('vit_h14_jft' in call) for call in again] == [True] * 3 + [False]
 
 
+@pytest.mark.parametrize(('rows', 'planned'), [('22B', ['v4:8x8x8']), ('L/16@v5e,G/14', ['v5e:16x16', 'v5e:16x16'])])
+def test_rows_are_selected_and_quick_plans_have_folders_of_their_own(tmp_path: pathlib.Path, rows: str,
+                                                                     planned: list[str]) -> None:
+  done, calls = run(tmp_path, '--parts=runs', f'--rows={rows}', '--quick', '--write')
+  assert done.returncode == 0, done.stderr
+  assert [word.partition('=')[2] for call in calls for word in call.split() if '--topology' in word] == planned
+  assert all(call.endswith('--quick') and '-quick --quick' in call for call in calls[:-2])
+  assert calls[-1] == f'-m vit_jax.bench.plan_docs {tmp_path}/out/runs'
+  _, complete = run(tmp_path, '--parts=runs', f'--rows={rows}')
+  assert len(complete) == len(planned) + 1 and '--quick' not in complete[0]
+
+
 @pytest.mark.parametrize(('flag', 'said'), [('--parts=step', 'expected some of steps,runs, got step'),
-                                            ('--part=steps', '--part=steps: no such flag; see --help')])
+                                            ('--part=steps', '--part=steps: no such flag; see --help'),
+                                            ('--rows=L/17', 'G/14@v5e H/14'), ('--rows=L/16@v9', 'got L/16@v9')])
 def test_wrong_input_is_refused(tmp_path: pathlib.Path, flag: str, said: str) -> None:
   done, calls = run(tmp_path, flag)
   assert done.returncode == 2 and said in done.stderr and not calls

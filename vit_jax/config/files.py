@@ -91,6 +91,12 @@ def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -
   return overrides.apply({'': found}, changes, models=models)['']
 
 
+def load_any(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config | schema.Study:
+  """What a file has: the config of a run, as of `load`, or a study, as of `load_study`."""
+  load_one = load if isinstance(read(spec, models=models), schema.Config) else load_study
+  return load_one(spec, changes, models=models)
+
+
 def load_study(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Study:
   """The study of a file, with overrides applied to each of its runs; a config of one run is a study of one.
 

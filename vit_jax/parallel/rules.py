@@ -27,6 +27,8 @@ Axes = tuple[str | tuple[str, ...] | None, ...]
 Rule = tuple[str, Axes] | tuple[str, Axes, Axes]
 LANES = 128
 """Entries of the last axis in one tile of a TPU."""
+TILE_ROWS = 8
+"""Rows of one tile of a TPU: a shard of whole tiles can be gathered as it lies in memory."""
 MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
 
 FROZEN = 'frozen'

@@ -20,7 +20,7 @@ from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
-from vit_jax.plan import compile, compiled, topologies
+from vit_jax.plan import compile, compiled, quick, topologies
 
 ASSUMED_MFU = .4
 """Used if the compiler counts no cycles; published pre-training of ViT on TPUv3 reaches 32 to 43 %."""
@@ -49,11 +49,13 @@ class Subject(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A planned run. `answer` is the compiler's report; None = not compiled, for this `reason`."""
+  """A planned run. `answer` is the compiler's report; None = not compiled, for this `reason`; `is_quick`: see `quick`.
+  """
   subject: Subject
   parts: build.Parts
   answer: compile.Answer | None
   reason: str
+  is_quick: bool = False
 
   @property
   def memory(self) -> dict[str, int]:
@@ -175,6 +177,7 @@ class Plan:
         'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape), 'measured': False,
         'layout': self.subject.layout, 'dtype': self.parts.config.model.dtype.value,
         'compiled': answer is not None, 'reason': self.reason, 'fits': self.fits,
+        'quick': self.is_quick and quick.is_shorter(self.parts.config),
         'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': topology.chip.hbm_gib,
         'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.whole_bytes,
         'argument_bytes': answer.argument_bytes if answer else None,
@@ -210,11 +213,12 @@ def lay_out(subject: Subject) -> Subject:
   return subject._replace(config=found.config, layout=found.text, fits_by_arithmetic=found.fits)
 
 
-def make(subject: Subject) -> Plan:
-  """Plans a subject, and compiles it if the compiler for its hardware is installed."""
+def make(subject: Subject, *, is_quick: bool = False) -> Plan:
+  """Plans a subject, and compiles it if the compiler for its hardware is installed; `is_quick`: see `quick`."""
   parts = abstract_parts(subject)
   reason = topologies.missing(subject.topology)
-  return Plan(subject, parts, None if reason else compile.ask(subject.request()), reason)
+  ask = quick.ask if is_quick else compile.ask
+  return Plan(subject, parts, None if reason else ask(subject.request()), reason, is_quick)
 
 
 def abstract_parts(subject: Subject) -> build.Parts:

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.plan import compile, compiled, schedule
+from vit_jax.plan import compile, compiled, quick, schedule, warn
 from vit_jax.plan import plan as plans
 
 GIB = 2**30
@@ -34,8 +35,9 @@ def render(plan: plans.Plan) -> str:
       f'{config.batch_size:,} images a step on {axes}; {plan.rows} a device and microbatch; '
       f'{config.model.dtype.value}, {_execution(config.model)}{_remat(config.model)}. {made}, '
       f'{plan.to_json()["date"]}.',
-      *filter(None, (plan.subject.layout, _precision(plan))),
-      verdict(plan), *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
+      *filter(None, (plan.subject.layout, _precision(plan), _quick(plan))),
+      verdict(plan), *(f'**Warning**: {one}' for one in warn.find(plan)),
+      *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
       *_section(plan, 'Time and cost', table(('figure', 'value', 'how known'), list(time_rows(plan))))]
   if plan.answer and not plan.answer.overflow:
     if plan.has_cycles:
@@ -51,6 +53,20 @@ def _precision(plan: plans.Plan) -> str:
     return ''
   return ('**This plan is for float32**, the dtype of the config. The MFU is relative to the bfloat16 peak; '
           '--config.model.dtype=bfloat16 plans a faster step that needs less memory.')
+
+
+def to_json(plan: plans.Plan) -> dict[str, Any]:
+  """The content of `plan.json`: the figures of the plan, and its warnings."""
+  return {**plan.to_json(), 'warnings': warn.find(plan), 'ideal_sent_bytes': warn.ideal_bytes(plan)}
+
+
+def _quick(plan: plans.Plan) -> str:
+  """A note on figures that are not of the complete program."""
+  if not plan.is_quick or not quick.is_shorter(plan.parts.config):
+    return ''
+  low, high = quick.DEPTHS
+  return (f'**This plan is quick**: programs of {low} and {high} blocks were compiled; time, memory and collectives '
+          'are on the line through their figures.')
 
 
 def _section(plan: plans.Plan, title: str, text: str) -> list[str]:
@@ -209,6 +225,7 @@ def collectives(plan: plans.Plan) -> str:
     rows.append((row.kind, f'{row.calls:,}', f'{row.num_bytes / 2**20:,.1f}', f'{row.sent_bytes / 2**20:,.1f}',
                  f'{1e3 * row.sent_bytes / rate:.2f}' if rate else '-'))
   shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms'), rows) if rows else 'None.'
+  shown += f'\n\nThis layout needs {warn.ideal_bytes(plan) / 2**20:,.1f} MiB sent within a slice.'
   if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
     shown += '\n\nTransfers between slices use the data-centre network; no sum here includes their time.'
   return f'{shown}\n\n{TRUST}' if plan.has_cycles else shown

@@ -1,0 +1,164 @@
+"""The cost of a complete study on hardware that is not here: one compiled program for all runs that share it.
+
+Runs that differ in seed, learning rate, schedule, length or data run the same program; so the 3 final runs and the 4
+learning rates of a dataset are compiled once. Stages whose runs depend on results are planned as if each first choice
+were the best.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from vit_jax.config import check, durations, schema
+from vit_jax.core.errors import UserError
+from vit_jax.plan import plan as plans
+from vit_jax.plan import table, topologies
+from vit_jax.record import run_directory, storage
+
+HEAD = ('program of', 'runs', 'px', 'batch', 'steps in total', 'peak GiB', 'step ms', 'collectives ms', 'core-days',
+        'with collectives')
+
+
+SAME_CLASSES = 1_000
+"""Heads of up to so many classes are planned with as many: they are below 2 % of a network, and one program."""
+
+
+class Program(NamedTuple):
+  """A program that some runs share: the config that is compiled, its numbers, and the steps of each run."""
+  config: schema.Config
+  numbers: tuple[int, int, bool]
+  steps: dict[str, int]
+
+
+class Row(NamedTuple):
+  """A planned program: the figures of one step, and the cost of all of its runs; None where it cannot run."""
+  program: Program
+  plan: dict[str, Any] | None
+  problem: str
+
+  @property
+  def total_steps(self) -> int:
+    return sum(self.program.steps.values())
+
+  def core_days(self, step: str) -> float | None:
+    """Of all runs, by the plan's figure of this name for one step."""
+    if self.plan is None or self.plan[step] is None:
+      return None
+    return self.plan[step] / 1e3 * self.total_steps * self.plan['num_cores'] / plans.SECONDS_A_DAY
+
+
+def expand(study: schema.Study) -> tuple[dict[str, schema.Config], str]:
+  """All runs of a study, and a note on the stages that are not known before there are results."""
+  found: dict[str, schema.Config] = {}
+  for number, stage in enumerate((lambda results: study.runs, *study.then)):
+    results = {name: schema.Result(one, f'runs/{name}', 0, 0., 0, 0., collections.defaultdict(float), 0.)
+               for name, one in found.items()}
+    try:
+      found |= stage(results)
+    except UserError as error:
+      return found, f'Stage {number + 1} is only known when the runs before it are finished: {error}'
+  return found, ''
+
+
+def key(config: schema.Config, numbers: tuple[int, int, bool]) -> str:
+  """A text that is equal for runs of the same program: the config without what changes only numbers in it."""
+  data = dataclasses.replace(config.data, source='', train_split='', eval_split='', data_dir='', num_examples=0,
+                             num_classes=0)
+  schedule = dataclasses.replace(config.optimizer.schedule, warmup='', cooldown='', timescale='', end_lr=0.)
+  optimizer = dataclasses.replace(config.optimizer, lr=0., schedule=schedule)
+  train = dataclasses.replace(config.train, log_every='')
+  same = dataclasses.replace(config, name='', length='', seed=0, init_from='', data=data, optimizer=optimizer,
+                             train=train, evals={}, checkpoints=schema.Checkpoints())
+  return repr((same, *numbers[1:]))
+
+
+def _numbers(config: schema.Config) -> tuple[int, int, bool]:
+  """Examples, classes that the head is planned with, and whether images come from memory."""
+  num_examples, num_classes, in_memory = plans.numbers(config)
+  return num_examples, max(num_classes, SAME_CLASSES), in_memory
+
+
+def programs(configs: dict[str, schema.Config]) -> list[Program]:
+  """The distinct programs of these runs, in the order of their first runs."""
+  found: dict[str, Program] = {}
+  for name, config in configs.items():
+    check.check(config)
+    numbers = _numbers(config)
+    steps = durations.lengths(config.length, num_examples=numbers[0], batch_size=config.batch_size).total_steps
+    found.setdefault(key(config, numbers), Program(config, numbers, {})).steps[name] = steps
+  return list(found.values())
+
+
+def make(study: schema.Study, topology: str, *, workdir: storage.Path | None,
+         is_quick: bool) -> tuple[str, dict[str, Any]]:
+  """Plans a study: its table as text, and its content for `plan.json`.
+
+  Args:
+    study: its runs are checked.
+    topology: name of the hardware that each of its runs gets in turn.
+    workdir: keeps the plan of each program in `programs`; a program that is there is not compiled again.
+    is_quick: see `quick`.
+  """
+  configs, note = expand(study)
+  there = topologies.parse(topology)
+  rows = []
+  for program in programs(configs):
+    rows.append(_row(program, topology, workdir, is_quick=is_quick))
+    print(f'  {next(iter(program.steps))}: {rows[-1].problem or "planned"}', flush=True)
+  text = '\n\n'.join(filter(None, [
+      f'# Plan: {study.name}, {len(configs)} runs of {len(rows)} programs on {there.label}',
+      table.table(HEAD, [*map(_cells, rows), _total(rows)]), *_problems(rows),
+      'Not measured. Core-days are those of the steps of all runs, one run at a time on all devices, without '
+      'collectives and with all of them; evaluation and start are not in them.', note]))
+  return text, {'study': study.name, 'topology': there.name, 'note': note, 'programs': [
+      {'runs': row.program.steps, 'plan': row.plan, 'problem': row.problem,
+       'core_days': row.core_days('estimated_step_ms'),
+       'core_days_with_collectives': row.core_days('step_ms_with_collectives')} for row in rows]}
+
+
+def _row(program: Program, topology: str, workdir: storage.Path | None, *, is_quick: bool) -> Row:
+  """The plan of a program: the one that `workdir` has, else a new one."""
+  name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick)).encode()).hexdigest()[:16]
+  path = None if workdir is None else workdir / 'programs' / f'{name}.json'
+  if path is not None and path.is_file():
+    return Row(program, json.loads(path.read_text()), '')
+  try:
+    there = topologies.parse(topology, slices=program.config.mesh.slices)
+    subject = plans.lay_out(plans.Subject(program.config, there, *program.numbers))
+    content = table.to_json(plans.make(subject, is_quick=is_quick))
+  except UserError as error:
+    return Row(program, None, str(error))
+  if path is not None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run_directory.write_json(path, content)
+  return Row(program, content, '')
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+  def number(value: float | None, digits: int) -> str:
+    return '–' if value is None else f'{value:,.{digits}f}'
+
+  plan, config = row.plan or {}, row.program.config
+  return (next(iter(row.program.steps)), str(len(row.program.steps)), str(config.image_px[0]),
+          f'{config.batch_size:,}', f'{row.total_steps:,}', number(plan.get('peak_gib_per_device'), 2),
+          number(plan.get('estimated_step_ms'), 1), number(plan.get('collectives_ms'), 1),
+          number(row.core_days('estimated_step_ms'), 1), number(row.core_days('step_ms_with_collectives'), 1))
+
+
+def _total(rows: list[Row]) -> tuple[str, ...]:
+  """The sum over all runs that have a plan and fit."""
+  step, both = ([row.core_days(name) or 0. for row in rows] for name in ('estimated_step_ms',
+                                                                         'step_ms_with_collectives'))
+  return ('all', str(sum(len(row.program.steps) for row in rows)), '', '', f'{sum(row.total_steps for row in rows):,}',
+          '', '', '', f'{sum(step):,.1f}', f'{sum(both):,.1f}')
+
+
+def _problems(rows: list[Row]) -> list[str]:
+  """What the sum does not have, and the warnings of all programs, each once."""
+  missing = [f'**Not in the sum**: {", ".join(row.program.steps)}. {row.problem or "It does not fit."}' for row in rows
+             if row.core_days('estimated_step_ms') is None]
+  warned = {one: None for row in rows if row.plan for one in row.plan['warnings']}
+  return [*missing, *(f'**Warning**: {one}' for one in warned)]

@@ -1,0 +1,129 @@
+"""Warnings of a plan whose parameters are split over `fsdp`, or whose devices send more than they have to.
+
+FSDP gathers every kernel before it is used, twice a microbatch (forward and backward), and sums its gradient with a
+reduce-scatter; what is left to `data` is an all-reduce of the part of one device. Around a ring each of them sends
+`(n - 1) / n` of the array. A compiled program that sends much more does something else, and a plan without a warning is
+one in which the compiler did what the layout asks for.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import jax
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.parallel.rules import TILE_ROWS
+from vit_jax.plan import compiled
+from vit_jax.plan import plan as plans
+
+EXCESS = 1.5
+"""Bytes sent, as a multiple of the ideal, above which a plan has a warning."""
+GATHERS, SUMS = 2, 1  # of a kernel in a microbatch: forward and backward; its gradient
+_SHOWN = 3  # parameters that a warning names
+
+
+def find(plan: plans.Plan) -> list[str]:
+  """The warnings of a plan, in full sentences; none if it is not compiled or does not fit."""
+  return [*_row_problems(plan), *_gather_problems(plan), *_excess_problems(plan)]
+
+
+def sent_bytes(plan: plans.Plan) -> int:
+  """What a device sends within its slice in one step, as compiled."""
+  rows = plan.answer.costs.collectives if plan.answer else []
+  return sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
+
+
+def ideal_bytes(plan: plans.Plan) -> int:
+  """What a device has to send in one step with this layout: kernels and gradients in the compute dtype.
+
+  With `tensor`, each block also sums its activations over that axis: twice forward, twice backward, and twice more
+  where they are computed again.
+  """
+  mesh, config = plan.parts.mesh, plan.parts.config
+  item = 2 if config.model.dtype is not schema.DType.F32 else 4
+  total = 0.
+  for _, leaf, spec in _leaves(plan):
+    fsdp, tensor = (_places(spec, axis, mesh.shape[axis]) for axis in ('fsdp', 'tensor'))
+    size = math.prod(leaf.shape) * item / tensor
+    total += (GATHERS + SUMS) * size * _share(fsdp)
+    rest = mesh.shape['data'] * mesh.shape['fsdp'] // fsdp  # devices that hold the same part
+    total += 2 * size / fsdp * _share(rest)
+  if mesh.shape['tensor'] > 1 and isinstance(config.model, schema.ViT | schema.Mixer):
+    tokens = math.prod(side // config.model.patch for side in config.image_px) + 1
+    sums = config.model.depth * (4 if config.model.remat.saves_everything else 6)
+    total += sums * 2 * _share(mesh.shape['tensor']) * plan.rows * tokens * config.model.width * item
+  return round(config.train.microbatches * total)
+
+
+def _share(places: int) -> float:
+  return (places - 1) / places
+
+
+def _leaves(plan: plans.Plan) -> Iterator[tuple[str, jax.ShapeDtypeStruct, jax.sharding.PartitionSpec]]:
+  program = plan.parts.program
+  named = trees.flatten(program.abstract_state.params)
+  for (name, leaf), placed in zip(named.items(), jax.tree.leaves(program.shardings.params), strict=True):
+    yield name, leaf, placed.spec
+
+
+def _places(spec: jax.sharding.PartitionSpec, axis: str, size: int) -> int:
+  """The parts into which a mesh axis of this size cuts a parameter: all, or 1 if it is not in the spec."""
+  return size if any(axis in (entry if isinstance(entry, tuple) else (entry,)) for entry in spec) else 1
+
+
+def _row_problems(plan: plans.Plan) -> Iterator[str]:
+  """Shards that are no whole tiles of a TPU, which it cannot gather."""
+  fsdp = plan.parts.mesh.shape['fsdp']
+  if plan.subject.topology.chip.platform != 'tpu' or fsdp == 1:
+    return
+  found = {name: rows for name, rows in _rows(plan).items() if rows % TILE_ROWS}
+  if found:
+    named = ', '.join(f'{name} ({rows})' for name, rows in list(found.items())[:_SHOWN])
+    more = f' and {len(found) - _SHOWN} more' if len(found) > _SHOWN else ''
+    yield (f'mesh.fsdp={fsdp} splits {len(found)} large parameters into shards whose number of rows is not a multiple '
+           f'of {TILE_ROWS}: {named}{more}. The TPU compiler then sums arrays of zeros in place of gathering, which '
+           f'sends twice as much. {_advice(plan)}')
+
+
+def _rows(plan: plans.Plan) -> dict[str, int]:
+  """The rows of a shard of each large parameter along the dimension that `fsdp` splits."""
+  mesh, found = plan.parts.mesh, {}
+  for name, leaf, spec in _leaves(plan):
+    for entry, size in zip(spec, leaf.shape, strict=False):
+      axes = entry if isinstance(entry, tuple) else (entry,)
+      if 'fsdp' in axes and trees.num_bytes(leaf) > plans.LARGE_BYTES:
+        found[name] = size // math.prod(mesh.shape[axis] for axis in axes if axis)
+  return found
+
+
+def _advice(plan: plans.Plan) -> str:
+  """The largest smaller `fsdp` of complete tiles; the rest of the devices goes to `data`."""
+  fsdp, rows = plan.parts.mesh.shape['fsdp'], _rows(plan).values()
+  better = next((f for f in range(fsdp // 2, 1, -1) if fsdp % f == 0
+                 and all(size * (fsdp // f) % TILE_ROWS == 0 for size in rows)), 0)
+  return f'Set --config.mesh.fsdp={better} --config.mesh.data=-1.' if better else 'Set a smaller mesh.fsdp.'
+
+
+def _gather_problems(plan: plans.Plan) -> Iterator[str]:
+  """A program with sharded parameters that gathers none."""
+  is_sharded = plan.parts.mesh.shape['fsdp'] > 1
+  if plan.answer is None or plan.answer.overflow or not is_sharded:
+    return
+  kinds = {row.kind: row.calls for row in plan.answer.costs.collectives}
+  if not kinds.get('all-gather') and not kinds.get('collective-permute'):
+    yield (f'mesh.fsdp={plan.parts.mesh.shape["fsdp"]}, but the compiled step gathers no parameter: it has '
+           f'{kinds.get("all-reduce", 0):,} all-reduces. Its kernels are exchanged or its activations are split in '
+           'another way than planned.')
+
+
+def _excess_problems(plan: plans.Plan) -> Iterator[str]:
+  """A program that sends much more than its layout needs."""
+  if plan.answer is None or plan.answer.overflow:
+    return
+  sent, ideal = sent_bytes(plan), ideal_bytes(plan)
+  if sent > EXCESS * ideal + plans.LARGE_BYTES:
+    yield (f'A device sends {sent / 1e9:,.2f} GB in a step, {sent / max(ideal, 1):.1f} times the {ideal / 1e9:,.2f} GB '
+           'that this layout needs (two gathers of each kernel and one reduce-scatter of its gradient in a microbatch, '
+           'and the all-reduce over data). See the table of collectives.')
