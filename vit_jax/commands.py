@@ -225,7 +225,7 @@ JOBS = {
         '[FILES and folders]'),
     'convert': Job('Convert weights between formats, with a report of every tensor.', 'jobs.convert', (
         WEIGHTS, Flag('to', FILE, 'file or folder to write')), (
-        Flag('family', choice('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit', 'run'),
+        Flag('family', choice('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit', 'run', 'peft'),
              'format to write', '', 'by the suffix of --to'),
         *READING, CLASSES, Flag('overwrite', None, 'replace what is at --to')), on_cpu=True),
     'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import adapters
-from vit_jax.weights import files, inference, loading, peft
+from vit_jax.weights import files, inference, loading, peft, peft_saving, runs
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('golden_peft.npz'))
 CASES = ('hf_lora', 'hf_dora', 'timm_lora', 'timm_dora')
@@ -121,6 +122,79 @@ def test_the_unmerged_network_has_the_outputs_and_gradients_of_peft(case: str, t
     else:
       x_ours = ours[path]
     np.testing.assert_allclose(x_ours, x, atol=1e-5 * np.abs(x).max() * 24, err_msg=path)
+
+
+def run_of(case: str, where: pathlib.Path, family: str, *, lora: schema.Lora | None = None) -> pathlib.Path:
+  """A run directory, as training leaves it, whose adapters are those of PEFT, at 24 px and with names of classes."""
+  folder(case, where)
+  base = loading.load(str(where / 'base'), model=hints(case))
+  tensors = part(case, 'adapter')
+  name = 'classifier' if case.startswith('hf') else 'head'
+  trained = trees.unflatten(split(case, tensors))
+  trained['head'] = {'kernel': np.ascontiguousarray(tensors[f'base_model.model.{name}.weight'].T),
+                     'bias': tensors[f'base_model.model.{name}.bias']}
+  recipe = inference.eval_recipe(base)
+  config = schema.Config(model=base.model, lora=lora or settings(case), image_px=(16, 16),
+                         init_from=str(where / 'base'), data=schema.Data(recipe=recipe))
+  runs.write(where / 'run', config, trained, {}, class_names=tuple('abcde'), image_px=(16, 16),
+             frozen={'backbone': base.params['backbone']})
+  (where / 'run' / 'init.json').write_text(json.dumps({'init_from': {'source': str(where / 'base'), 'family': family}}))
+  return where / 'run'
+
+
+@pytest.mark.parametrize('case', ['hf_lora', 'hf_dora', 'timm_dora'])
+def test_a_written_folder_has_the_tensors_of_peft(case: str, tmp_path: pathlib.Path) -> None:
+  run = run_of(case, tmp_path, 'huggingface' if case.startswith('hf') else 'timm')
+  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  got, want = files.read(path / 'adapter_model.safetensors'), part(case, 'adapter')
+  assert got.keys() == want.keys()
+  for name, x in want.items():
+    np.testing.assert_array_equal(got[name], x, err_msg=name)
+  config, theirs = (json.loads(text) for text in ((path / 'adapter_config.json').read_text(),
+                                                  str(GOLDEN[f'{case}/config'])))
+  assert all(config[name] == theirs[name] for name in ('peft_type', 'r', 'lora_alpha', 'use_dora', 'use_rslora',
+                                                      'modules_to_save', 'rank_pattern', 'alpha_pattern'))
+  assert loading.load(str(path), model=hints(case)).class_names == tuple('abcde')
+
+
+@pytest.mark.parametrize(('targets', 'rank'), [(('query', 'value'), 4), (('query', 'key', 'value'), 6)])
+@pytest.mark.parametrize('rslora', [False, True])
+def test_adapters_of_their_own_for_query_and_value_are_joined_for_timm(
+    targets: tuple[str, ...], rank: int, rslora: bool, tmp_path: pathlib.Path) -> None:
+  lora = schema.Lora(rank=2, alpha=6., targets=(*targets, 'out', 'mlp/.*'), dora=True, rslora=rslora)
+  run = run_of('timm_dora', tmp_path, 'timm', lora=lora)
+  found = runs.read(run, view='')
+  rng = np.random.default_rng(0)
+  leaves = {name: (x + .1 * rng.normal(size=x.shape)).astype(np.float32)
+            for name, x in trees.flatten(found.trained).items() if 'key' in targets or '/key' not in name}
+  shutil.rmtree(run / 'checkpoints')
+  runs.write(run, found.config, trees.unflatten(leaves), {}, class_names=tuple('abcde'), image_px=(16, 16),
+             frozen=found.frozen)
+  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  low = peft.read(path).layers['blocks.1.attn.qkv']
+  assert low.a.shape == (rank, 16) and low.b.shape == (48, rank) and low.scale == pytest.approx(lora.scale)
+  assert (low.b[16:32] == 0).all() == ('key' not in targets)
+  again, merged = (trees.flatten(loading.load(str(one), model=hint).params)
+                   for one, hint in ((path, 'heads=2'), (run, '')))
+  for name, x in merged.items():
+    np.testing.assert_allclose(again[name], x, atol=1e-6 * np.abs(x).max(), err_msg=name)
+
+
+def test_only_runs_with_adapters_are_written(tmp_path: pathlib.Path) -> None:
+  folder('timm_lora', tmp_path)
+  with pytest.raises(UserError, match='expected a run with --family=peft, got .*base. Train adapters with'):
+    peft_saving.save(str(tmp_path / 'base'), str(tmp_path / 'written'))
+  run = run_of_plain(tmp_path)
+  with pytest.raises(UserError, match='expected a run that trained adapters, got .*, which trained all weights'):
+    peft_saving.save(str(run), str(tmp_path / 'written'))
+  assert not (tmp_path / 'written').exists()
+
+
+def run_of_plain(where: pathlib.Path) -> pathlib.Path:
+  found = loading.load(str(where / 'base'), model='heads=2')
+  runs.write(where / 'plain', schema.Config(model=found.model, image_px=(16, 16)), found.params, {},
+             class_names=(), image_px=(16, 16))
+  return where / 'plain'
 
 
 def test_patterns_decide_the_scale_of_single_layers(tmp_path: pathlib.Path) -> None:

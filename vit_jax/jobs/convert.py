@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 
 from vit_jax.jobs import runtime as startup
-from vit_jax.weights import inference, loading, saving
+from vit_jax.weights import inference, loading, peft_saving, saving
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -16,9 +16,15 @@ def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view
   Args:
     weights, preprocess, model, view, classes: see `weights.inference.load`.
     to: a local path, see `saving.save`.
-    family: one of `saving.FAMILIES`; '' = by the suffix of `to`.
+    family: one of `saving.FAMILIES`, or peft for the adapters of a run; '' = by the suffix of `to`.
     overwrite: replace what is at `to`.
   """
+  if family == peft_saving.FAMILY:
+    startup.start()
+    path = peft_saving.save(weights, to, view=view, overwrite=overwrite)
+    print(f'Written to {path} in the format of PEFT, and read back: the merged weights are those of the run.',
+          flush=True)
+    return 0
   saving.check(to, family=family, overwrite=overwrite)
   startup.start()
   found = inference.load(weights, preprocess=preprocess, model=model, view=view, classes=classes)

@@ -12,6 +12,7 @@ from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
+from vit_jax.parallel.rules import with_frozen
 from vit_jax.record import storage
 from vit_jax.record.clock import STEP, Goodput
 from vit_jax.record.progress import format_duration
@@ -27,13 +28,15 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
   """Returns the summary at the start: network, data, layout, memory and schedule; computed without devices."""
   config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
+  frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params
   mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
   state_mib = trees.num_bytes((state.params, state.opt, state.extra)) / 2**20
   evaluated = ', '.join(config.evals) or 'nothing'
   return '\n'.join([
       f'Run       {config.name}, in {workdir}',
       f'Network   {loading.describe(config.model)}',
-      f'          {num_params:,} parameters, {build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
+      f'          {num_params:,} parameters{f" to train, {frozen:,} frozen" * bool(frozen)}, '
+      f'{build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
       f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({title(data.train)})'
       + (', in memory' if data.in_memory else ''),
       f'Evaluated {len(data.eval):,} images ({title(data.eval)}): {evaluated}',
@@ -43,7 +46,8 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'warm-up of {lengths.steps(optimizer.schedule.warmup):,} steps',
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
       f'{config.train.microbatches} microbatch{"es" * (config.train.microbatches > 1)} a step',
-      f'Memory    {state_mib:,.1f} MiB of state over all devices'])
+      f'Memory    {state_mib:,.1f} MiB of state over all devices, of which {trees.num_bytes(state.opt) / 2**20:,.1f} MiB '
+      'are of the optimizer'])
 
 
 def _dtype(config: schema.Config) -> str:

@@ -92,8 +92,10 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
   shards = addresses.weight_files(addresses.local(adapter.base) if adapter else path)
   tensors = {name: x for shard in shards for name, x in files.read(shard, branch=view).items()}
   try:
-    tensors = peft.merge(tensors, adapter) if adapter else tensors
-    return _of_tensors(tensors, shards[0], where, explicit, hints)
+    if not adapter:
+      return _of_tensors(tensors, shards[0], where, explicit, hints)
+    found = _of_tensors(peft.merge(tensors, adapter), shards[0], where, [*explicit, *adapter.rules], hints)
+    return found._replace(class_names=adapter.class_names or found.class_names)
   except UserError as error:
     raise UserError(f'{where} cannot be used: {error}') from None
 

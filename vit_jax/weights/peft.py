@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
 from vit_jax.weights import files
+from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
 
 log = logging.getLogger('vit_jax.weights')
 
+SIDE = 'weights.json'
 CONFIG, TENSORS = 'adapter_config.json', ('adapter_model.safetensors', 'adapter_model.bin')
 PREFIX = 'base_model.model.'
 _LEAF = re.compile(r'(?P<layer>.+)\.(?P<leaf>lora_A|lora_B|lora_magnitude_vector)(\.weight)?')
@@ -47,10 +50,15 @@ class Layer(NamedTuple):
 
 
 class Adapter(NamedTuple):
-  """A folder of PEFT: the weights that it is for, adapters by layer, and the tensors that replace others, by name."""
+  """A folder of PEFT: the weights that it is for, adapters by layer, and the tensors that replace others, by name.
+
+  class_names, rules: of the outputs and of the images, where this project wrote the folder; else empty.
+  """
   base: str
   layers: dict[str, Layer]
   replaced: dict[str, HostArray]
+  class_names: tuple[str, ...]
+  rules: list[PreprocessRule]
 
 
 def is_adapter(path: pathlib.Path) -> bool:
@@ -86,7 +94,7 @@ def read(path: pathlib.Path) -> Adapter:
     layers[layer] = Layer(a, b, None if m is None else m.reshape(-1), _scale(config, layer, len(a)))
   if problems:
     raise UserError(f'{file}: expected adapters of dense layers, got others:\n' + '\n'.join(problems))
-  return Adapter(_base(config, path), layers, replaced)
+  return Adapter(_base(config, path), layers, replaced, *_beside(path))
 
 
 def _read_config(path: pathlib.Path) -> Mapping[str, Any]:
@@ -104,6 +112,21 @@ def _read_config(path: pathlib.Path) -> Mapping[str, Any]:
       raise UserError(f'{path / CONFIG}: expected {name} false, got {config[name]}. Merge the adapters in PEFT '
                       '(merge_and_unload), and save the model.')
   return config
+
+
+def _beside(path: pathlib.Path) -> tuple[tuple[str, ...], list[PreprocessRule]]:
+  """Returns class names and preprocessing, which PEFT does not save, as `peft_saving` writes them."""
+  if not (path / SIDE).is_file():
+    return (), []
+  try:
+    content = files.read_json(path / SIDE)
+    p = content['preprocess']
+    values = {'mean': tuple(map(float, p['mean'])), 'std': tuple(map(float, p['std'])), 'resize': int(p['resize']),
+              'image_px': (int(p['image_px'][0]), int(p['image_px'][1])), 'antialias': bool(p['antialias']),
+              'interpolation': Interpolation(p['interpolation']), 'geometry': Geometry(p['geometry'])}
+    return tuple(map(str, content['class_names'])), [PreprocessRule(ADAPTERS, values)]
+  except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    raise UserError(f'{path / SIDE}: expected class names and preprocessing, got {error!r}. Remove the file.') from None
 
 
 def _scale(config: Mapping[str, Any], layer: str, rank: int) -> float:

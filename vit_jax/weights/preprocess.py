@@ -156,6 +156,11 @@ def parse(text: str) -> list[PreprocessRule]:
   return [PreprocessRule('--preprocess', values)]
 
 
+ADAPTERS = 'the adapters'
+FIRST = ('--preprocess', ADAPTERS)
+"""Rules that decide the size of the images against the position embeddings, which are resized for it."""
+
+
 def decide(rules: Sequence[PreprocessRule], *, family: str,
            own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
   """Takes each value from the first of `rules` that has it, or else from the family's defaults, with a warning.
@@ -163,14 +168,14 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   Args:
     rules: in order of priority.
     family: whose defaults complete the rules.
-    own_px: image size of the network's position embeddings, if it has any; only `--preprocess` overrides it.
+    own_px: image size of the network's position embeddings, if it has any; only rules of `FIRST` override it.
 
   Returns:
     The preprocessing, and warnings.
   """
   last = PreprocessRule(f'what is usual for {family}', USUAL[family])
   own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
-  first = [rule for rule in rules if rule.rule == '--preprocess']
+  first = [rule for rule in rules if rule.rule in FIRST]
   order = [*first, *own, *rules, last, PreprocessRule('the usual size', {'image_px': (224, 224)})]
   chosen = {name: next(rule for rule in order if name in rule.values) for name in _NAMES}
   values = {name: rule.values[name] for name, rule in chosen.items()}

@@ -37,7 +37,10 @@ _SHAPE = re.compile(r'(\w+)\[([\d, ]*)\]')
 
 
 class Found(NamedTuple):
-  """A network of a run, on the host; `preprocess` has the form of `preprocess.PreprocessRule.values`."""
+  """A network of a run, on the host; `preprocess` has the form of `preprocess.PreprocessRule.values`.
+
+  trained, frozen: of a run with adapters, what it trains for this view (adapters, heads) and what it does not; else {}.
+  """
   config: schema.Config
   step: int
   view: str
@@ -45,6 +48,8 @@ class Found(NamedTuple):
   state: PyTree
   preprocess: dict[str, Any]
   class_names: tuple[str, ...]
+  trained: Params
+  frozen: Params
 
 
 def is_run(path: pathlib.Path) -> bool:
@@ -102,7 +107,9 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
             'antialias': bool(p['antialias']),
             'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # not in runs of version 0.1
-  return Found(config, int(body['step']), chosen, network, state, values, tuple(body['class_names']))
+  frozen = _unwrapped(extra).get(FROZEN, {}) if chosen != 'teacher' else {}
+  trained = {'student': params, 'ema': extra.get('ema', {})}[chosen] if frozen else {}
+  return Found(config, int(body['step']), chosen, network, state, values, tuple(body['class_names']), trained, frozen)
 
 
 def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
@@ -158,9 +165,13 @@ def _unwrapped(extra: PyTree) -> dict[str, Any]:
 
 
 def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTree, *, class_names: tuple[str, ...],
-          image_px: tuple[int, int]) -> None:
-  """Writes a run directory with one checkpoint, at step 0, that holds a network without optimizer state."""
-  extra = {'model_state': state} if state else {}
+          image_px: tuple[int, int], frozen: Params | None = None) -> None:
+  """Writes a run directory with one checkpoint, at step 0, that holds a network without optimizer state.
+
+  With `frozen`, `params` are adapters and heads, as a run with `config.lora` has them.
+  """
+  inner = {'model_state': state} if state else {}
+  extra = inner if frozen is None else {FROZEN: frozen, **({'inner': inner} if inner else {})}
   items = {'params': params, **({'extra': extra} if extra else {})}
   r = config.data.recipe
   body = {'version': checkpoint_files.VERSION, 'step': 0,

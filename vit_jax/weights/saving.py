@@ -191,7 +191,7 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
     UserError: lists the parameters that the family cannot hold.
   """
   leaves = _leaves(weights)
-  table = _table(weights, family)
+  table = table_for(weights, family)
   if family == 'big_vision':
     leaves = _without_class_row(leaves)
   if family in ('timm', 'huggingface'):
@@ -228,7 +228,7 @@ def _comparable(weights: Weights, family: str) -> Leaves:
   return _without_class_row(_leaves(weights)) if family == 'big_vision' else _leaves(weights)
 
 
-def _table(weights: Weights, family: str) -> Table:
+def table_for(weights: Weights, family: str) -> Table:
   """Returns the table of a family for this kind of network."""
   if isinstance(weights.model, schema.ResNet):
     return names.TIMM_BIT if family == 'timm' else names.BIT

@@ -1,0 +1,223 @@
+"""Writes the adapters of a run as a folder of PEFT, for the weights that the run began with (see `peft.py`)."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.models import adapters
+from vit_jax.record import destination
+from vit_jax.weights import addresses, files, folders, loading, peft, runs, saving
+from vit_jax.weights.loading import Weights
+from vit_jax.weights.names import Entry
+from vit_jax.weights.peft import Layer
+
+FAMILY = 'peft'
+TIMM = ('timm', 'mae', 'dino', 'dinov2')
+"""Families whose files have the names of timm."""
+TOLERANCE = 1e-6
+"""Of a merged kernel, relative to its largest entry: a sum of `rank` products in f32, in another order."""
+_MODULES = (('attention.attention.query', 'attention.q_proj'), ('attention.attention.key', 'attention.k_proj'),
+            ('attention.attention.value', 'attention.v_proj'), ('attention.output.dense', 'attention.o_proj'),
+            ('intermediate.dense', 'mlp.fc1'), ('output.dense', 'mlp.fc2'))
+"""From files of transformers to its modules, as of version 5."""
+
+
+class Run(NamedTuple):
+  """A run with adapters: its merged weights, adapters and heads, the frozen backbone, and the family of its weights."""
+  found: runs.Found
+  merged: Weights
+  base: str
+  family: str
+
+
+def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pathlib.Path:
+  """Writes the adapters and the head of the run at `where` into the folder `to`, and returns its path.
+
+  Raises:
+    UserError: the run has no adapters, began with weights whose program PEFT does not adapt, or `to` exists.
+  """
+  path = saving.check(to, family='run', overwrite=overwrite)
+  run = _read(where, view)
+  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
+  try:
+    part.mkdir()
+    target = part / path.name
+    target.mkdir()
+    _write(run, target)
+    _check(run, peft.read(target))
+    destination.publish(part, path)
+  except OSError as error:
+    raise UserError(f'--to: expected a path that can be written, got {to}: {error.strerror or error}. Nothing was '
+                    'kept. Free some space, or choose another path.') from error
+  finally:
+    shutil.rmtree(part, ignore_errors=True)
+  return path
+
+
+def _read(where: str, view: str) -> Run:
+  path = addresses.local(where)
+  if not runs.is_run(path):
+    raise UserError(f'--weights: expected a run with --family={FAMILY}, got {where}. Train adapters with vit-jax '
+                    'finetune --lora.')
+  found = runs.read(path, view=view)
+  if not found.frozen:
+    raise UserError(f'--weights: expected a run that trained adapters, got {where}, which trained all weights. Choose '
+                    'another --family.')
+  folder = path if (path / 'config.json').is_file() else path.parents[1]
+  try:
+    record = json.loads((folder / 'init.json').read_text())['init_from']
+    base, family = str(record['source']), str(record['family'])
+  except (OSError, ValueError, KeyError) as error:
+    raise UserError(f'{folder / "init.json"}: expected the weights that the run began with, got {error!r}. PEFT writes '
+                    'the names of their program.') from None
+  family = 'timm' if family in TIMM else family
+  merged = loading.load(where, view=view)
+  model = merged.model
+  if family not in ('timm', 'huggingface') or not isinstance(model, schema.ViT):
+    raise UserError(f'--weights: expected a run on a ViT of timm or transformers with --family={FAMILY}, got one on '
+                    f'{base} ({family}). Choose another --family, which writes merged weights.')
+  kind = folders.transformers_type(merged) if family == 'huggingface' else ''
+  if model.positions.is_rotary or model.swiglu or kind not in ('', 'vit', 'deit'):
+    raise UserError(f'--weights: expected a ViT without rotary positions and SwiGLU with --family={FAMILY}, got '
+                    f'{loading.describe(model)}. Choose another --family, which writes merged weights.')
+  return Run(found, merged, base, family)
+
+
+def _write(run: Run, target: pathlib.Path) -> None:
+  layers, heads = to_layers(run), _heads(run)
+  tensors: dict[str, HostArray] = {}
+  for layer, low in layers.items():
+    tensors |= {f'{peft.PREFIX}{layer}.lora_A.weight': low.a, f'{peft.PREFIX}{layer}.lora_B.weight': low.b}
+    tensors |= {} if low.m is None else {f'{peft.PREFIX}{layer}.lora_magnitude_vector': low.m}
+  tensors |= {f'{peft.PREFIX}{name}': x for name, x in heads.items()}
+  files.write_safetensors(target / peft.TENSORS[0], {name: np.ascontiguousarray(x) for name, x in tensors.items()})
+  local = pathlib.Path(run.base)
+  base = str(local.resolve()) if local.exists() else run.base.removeprefix('hf://')
+  (target / peft.CONFIG).write_text(json.dumps(_config(run, layers, heads, base), indent=2) + '\n')
+  p = run.found.preprocess
+  (target / saving.REPORT).write_text(json.dumps({
+      'source': run.merged.source, 'class_names': list(run.merged.class_names),
+      'preprocess': {name: getattr(value, 'value', value) for name, value in p.items()}}, indent=2) + '\n')
+
+
+def _config(run: Run, layers: Mapping[str, Layer], heads: Mapping[str, HostArray], base: str) -> dict[str, Any]:
+  """Returns `adapter_config.json`; layers of another rank than the run's are in `rank_pattern`."""
+  lora = run.found.config.lora
+  ranks = {re.sub(r'\.\d+\.', r'\\.\\d+\\.', layer): (len(low.a), low.scale) for layer, low in layers.items()
+           if len(low.a) != lora.rank}
+  return {
+      'peft_type': 'LORA', 'base_model_name_or_path': base, 'task_type': None, 'inference_mode': True, 'bias': 'none',
+      'r': lora.rank, 'lora_alpha': lora.alpha or lora.rank, 'lora_dropout': lora.dropout, 'use_dora': lora.dora,
+      'use_rslora': lora.rslora, 'fan_in_fan_out': False, 'init_lora_weights': True, 'target_modules': list(layers),
+      'modules_to_save': sorted({name.rpartition('.')[0] for name in heads}) or None,
+      'rank_pattern': {pattern: rank for pattern, (rank, _) in ranks.items()},
+      'alpha_pattern': {pattern: scale * (rank ** .5 if lora.rslora else rank)
+                        for pattern, (rank, scale) in ranks.items()}}
+
+
+def to_layers(run: Run) -> dict[str, Layer]:
+  """Returns the adapters of each matrix of the other program, by the names of its modules."""
+  lora, leaves = run.found.config.lora, trees.flatten(run.found.trained)
+  tensors = _tensors(run, merged=False)
+  found: dict[str, Layer] = {}
+  groups: dict[str, list[Entry]] = {}
+  for entry in saving.table_for(run.merged, run.family):
+    if entry.ours.startswith(adapters.BLOCKS) and entry.ours.endswith('/kernel'):
+      groups.setdefault(entry.theirs, []).append(entry)
+  for theirs, entries in groups.items():
+    names = [entry.ours.removesuffix('/kernel') for entry in sorted(entries, key=lambda one: one.part[0])]
+    parts = [_stacked(leaves, name, lora.scale) for name in names]
+    present = [one for one in parts if one]
+    if not present:
+      continue
+    is_one = len(present) == len(parts) and all((one.a == present[0].a).all() for one in present)
+    for i in range(len(present[0].a)):
+      name = _tensor(theirs.replace('{i}', str(i)), tensors)
+      each = [None if one is None else Layer(one.a[i], one.b[i], None if one.m is None else one.m[i], one.scale)
+              for one in parts]
+      found[_module(name.removesuffix('.weight'), run.family)] = _joined(each, tensors[name], is_one=is_one)
+  return found
+
+
+def _stacked(leaves: Mapping[str, HostArray], name: str, scale: float) -> Layer | None:
+  """Returns the adapters of all layers, `a [L, r, in]`, `b [L, out, r]`, `m [L, out]`; None without adapters."""
+  if f'{name}/{adapters.A}' not in leaves:
+    return None
+  b = leaves[f'{name}/{adapters.B}']
+  m = leaves.get(f'{name}/{adapters.MAGNITUDE}')
+  b_LRO = b.reshape(*b.shape[:2], -1)
+  a_LIR = leaves[f'{name}/{adapters.A}'].reshape(len(b), -1, b.shape[1])
+  return Layer(a_LIR.swapaxes(1, 2), b_LRO.swapaxes(1, 2), None if m is None else m.reshape(len(m), -1), scale)
+
+
+def _joined(parts: list[Layer | None], weight: HostArray, *, is_one: bool) -> Layer:
+  """Returns one adapter for a matrix `[out, in]` whose equal parts of outputs have adapters of their own, or none."""
+  present = [one for one in parts if one]
+  if len(parts) == 1:
+    return present[0]
+  if is_one:
+    a, b = present[0].a, np.concatenate([one.b for one in present])
+  else:
+    size, a = len(weight) // len(parts), np.concatenate([one.a for one in present])
+    b, column = np.zeros((len(weight), len(a)), np.float32), 0
+    for i, one in enumerate(parts):
+      if one:
+        b[i * size:(i + 1) * size, column:column + len(one.a)] = one.b
+        column += len(one.a)
+  norms = np.split(np.linalg.norm(weight, axis=1), len(parts))
+  m = None if present[0].m is None else np.concatenate(
+      [norm if one is None or one.m is None else one.m for one, norm in zip(parts, norms, strict=True)])
+  return Layer(a, b, m, present[0].scale)
+
+
+def _tensors(run: Run, *, merged: bool) -> dict[str, HostArray]:
+  """Returns the tensors of the network under the names of the other program, with or without adapters."""
+  weights = run.merged
+  if not merged:
+    weights = weights._replace(params={**weights.params, **run.found.frozen})
+  return saving.to_tensors(weights, run.family)
+
+
+def _tensor(theirs: str, tensors: Mapping[str, HostArray]) -> str:
+  """Returns the name of a tensor of a table, which may have a prefix."""
+  return next(name for name in tensors if name == theirs or name.endswith(f'.{theirs}'))
+
+
+def _module(name: str, family: str) -> str:
+  if family == 'timm':
+    return name
+  name = name.replace('.encoder.layer.', '.layers.')
+  return next((f'{name.removesuffix(old)}{new}' for old, new in _MODULES if name.endswith(old)), name)
+
+
+def _heads(run: Run) -> dict[str, HostArray]:
+  """Returns the tensors of the heads, which are trained whole."""
+  tensors, found = _tensors(run, merged=True), {}
+  for entry in saving.table_for(run.merged, run.family):
+    if entry.ours.startswith('head') and entry.ours in trees.flatten(run.merged.params):
+      theirs = 'cls_classifier' if run.family == 'huggingface' and run.merged.model.distilled and (  # type: ignore
+          entry.theirs.startswith('classifier.')) else entry.theirs.rpartition('.')[0]
+      name = f'{theirs}.{entry.theirs.rpartition(".")[2]}'
+      found[name] = tensors[name]
+  return found
+
+
+def _check(run: Run, adapter: peft.Adapter) -> None:
+  """Raises UserError unless the written adapters, read again and merged, give the kernels of the run."""
+  again, wanted = peft.merge(_tensors(run, merged=False), adapter), _tensors(run, merged=True)
+  for name, x in wanted.items():
+    off = float(np.abs(again[name] - x).max())
+    if off > TOLERANCE * max(float(np.abs(x).max()), 1e-30):
+      raise UserError(f'--to: expected adapters with the weights of the run, got {name} that differs by {off:.3g}. '
+                      'Nothing was kept. Please report this.')
