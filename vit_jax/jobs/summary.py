@@ -31,6 +31,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
   frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params
   mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
   state_mib = trees.num_bytes((state.params, state.opt, state.extra)) / 2**20
+  opt_mib = trees.num_bytes(state.opt) / 2**20
   evaluated = ', '.join(config.evals) or 'nothing'
   return '\n'.join([
       f'Run       {config.name}, in {workdir}',
@@ -46,8 +47,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'warm-up of {lengths.steps(optimizer.schedule.warmup):,} steps',
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
       f'{config.train.microbatches} microbatch{"es" * (config.train.microbatches > 1)} a step',
-      f'Memory    {state_mib:,.1f} MiB of state over all devices, of which {trees.num_bytes(state.opt) / 2**20:,.1f} MiB '
-      'are of the optimizer'])
+      f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
 
 
 def _dtype(config: schema.Config) -> str:
