@@ -34,6 +34,8 @@ ONLY_IN = {
     'cv2': ('data/',),
     'orbax': ('train/checkpoint.py', 'train/checkpoint_reader.py', 'weights/runs.py'),
     'absl': ('main.py', 'config/', 'data/'),
+    'tokenizers': ('data/text/',),
+    'sentencepiece': ('data/text/',),
     'tensorflow': ('bench/loader_tf.py',),  # a process of its own
     'torch': ('bench/child.py',),  # a process of its own
 }
@@ -110,6 +112,7 @@ def test_no_module_is_a_place_for_everything() -> None:
 
 
 SLOW = ('cv2', 'tensorboardX', 'grain', 'sklearn', 'matplotlib', 'tensorflow_datasets', 'ml_collections', 'orbax',
+        'tokenizers', 'sentencepiece',
         'google.protobuf', 'google_crc32c', 'tensorflow', 'jax.experimental.pallas.ops')
 """Packages that only the code that uses them imports."""
 STARTS = {

@@ -213,6 +213,11 @@ JOBS = {
         RUN, WEIGHTS, CONFIG, *READING)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES,
+        Flag('names', NAMES, 'names of classes in words, for weights with a text tower (CLIP, SigLIP, TIPS)', [],
+             'the classes of the head'),
+        Flag('prompts', TEXT, 'with --names: a template, or clip_best, clip_paper, class_name_only', '',
+             "'a photo of a {}.'"),
+        Flag('tokenizer', FILE, 'with --names: the file of the tokenizer', '', 'beside the weights'),
         Flag('top', whole(1), 'classes per image', 5),
         Flag('json', None, 'print one line of JSON per image'),
         Flag('overlay', None, 'also save each image with its attention overlay, in --to'),

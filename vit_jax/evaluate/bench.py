@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from jax.sharding import Mesh
@@ -11,7 +11,7 @@ from vit_jax import __version__
 from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, PyTree, Shard
+from vit_jax.core.types import Array, HostArray, PyTree, Shard
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
 from vit_jax.data.pipeline import loader as loaders
@@ -22,6 +22,20 @@ from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.models import intermediates
 from vit_jax.parallel import mesh as meshes
+
+
+class Encoder(Protocol):
+  """Maps texts and features of images to vectors of unit length in one space; `rule` is how texts are simplified."""
+  rule: schema.TextRule
+
+  def embed(self, prompts: Sequence[str]) -> HostArray:
+    """Returns vectors of texts, `[T, E]` f32."""
+    ...
+
+  def project(self, pooled: Array) -> Array:
+    """Returns vectors of images, `[…, E]` f32, of pooled features `[…, D]`; traceable."""
+    ...
+
 
 Make = Callable[[str], Measuring]
 """Maps the name of a view to its evaluator."""
@@ -75,13 +89,14 @@ class Bench:
     shard: the rows of each batch that this process feeds.
     store: where features are stored.
     bar: whether progress may be shown as a bar.
+    encoder: returns the text tower of an evaluation with texts, by its name and settings.
   """
 
   def __init__(self, config: schema.Config, data: Data, *, views: Mapping[str, View], backbone: Backbone, mesh: Mesh,
-               shard: Shard, store: Store, bar: bool) -> None:
+               shard: Shard, store: Store, bar: bool, encoder: Callable[[str, schema.ZeroShot], Encoder]) -> None:
     self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
     self.prepare, self.store, self.bar = prepare_eval(config.data.recipe), store, bar
-    self._data, self._backbone, self._shard = data, backbone, shard
+    self._data, self._backbone, self._shard, self.encoder = data, backbone, shard, encoder
     self._loaders: dict[tuple[str, int], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str], Reader] = {}
 
@@ -118,18 +133,20 @@ class Bench:
     return (self.split(name, settings, train, view, in_memory=False),
             self.split(name, settings, test, view, in_memory=True))
 
-  def split(self, name: str, settings: schema.FrozenEvaluation, source: Source, view: str, *, in_memory: bool) -> Split:
+  def split(self, name: str, settings: schema.FeatureEvaluation, source: Source, view: str, *,
+            in_memory: bool) -> Split:
     """Returns the features of a view on a source."""
     size = self.batch_size(name, settings)
     recipe = self.config.data.recipe
+    layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
     pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
                 *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
                 recipe.exif_orientation)
     identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
                 'network': repr((self.config.model, self.config.head)), 'view': view,
-                'features': repr(settings.features), 'code': __version__}
+                'features': repr(layers), 'code': __version__}
     return Split(
-        self._reader(name, settings.features, view), self.prepare, self.loader(source, size, in_memory=in_memory),
+        self._reader(name, layers, view), self.prepare, self.loader(source, size, in_memory=in_memory),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
         name=f'evals.{name} ({title(source)}, {view})', bar=self.bar)
 
@@ -152,8 +169,8 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
   if settings is None:
     return data.eval
   found = data.eval
-  # Evaluations that train on features do not use the classes of loaded weights.
-  is_own = isinstance(settings, schema.FrozenEvaluation) and data.train is data.eval
+  # Evaluations of features do not use the classes of loaded weights.
+  is_own = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
   if settings.split or settings.source or is_own:
     found = _open_split(config, settings, settings.split or config.data.eval_split)
   return take_first(found, settings.limit)

@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +23,17 @@ from vit_jax.data.image import headers
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
+from vit_jax.data.text.prompts import PLAIN
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
 from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
+from vit_jax.inspect.zeroshot import Guess, ZeroShot, rank
 from vit_jax.models import cost, counting
-from vit_jax.weights import inference
+from vit_jax.weights import inference, text_encoder
 from vit_jax.weights.loading import Weights
 
 BATCH = 32
-
-
-class Guess(NamedTuple):
-  """A predicted class of an image."""
-  label: int
-  name: str
-  probability: float
 
 
 class Model:
@@ -59,6 +54,7 @@ class Model:
     self._apply = jax.jit(inference.function(weights))
     named = len(weights.class_names) == weights.num_classes
     assumed = not named and imagenet.by_count(weights.num_classes)
+    self._encoder: text_encoder.TextEncoder | None = None
     self.assumed_classes = assumed.title if assumed else ''
     self._names = assumed.names if assumed else weights.class_names if named else ()
     self.class_names = self._names or tuple(f'class {i}' for i in range(weights.num_classes))
@@ -74,20 +70,32 @@ class Model:
     flops = cost.forward_flops(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
     return counting.table(w.params, flops)
 
-  def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5) -> list[list[Guess]]:
+  def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5, names: Sequence[str] = (),
+               prompts: str | Sequence[str] = PLAIN) -> list[list[Guess]]:
     """Returns the `top` most probable classes of each image, best first.
 
+    Classes are those of the head or, with `names` in words, found by texts; `prompts` are those of `zero_shot`.
+
     Raises:
-      UserError: the weights have no head.
+      UserError: the weights have no head, or with `names` no text tower.
     """
+    if names:
+      return self.zero_shot(names, prompts=prompts).classify(images, top=top)
     return [self.rank(row, top=top) for row in self.logits(images)]
+
+  def zero_shot(self, names: Sequence[str], *, prompts: str | Sequence[str] = PLAIN, tokenizer: str = '') -> ZeroShot:
+    """Returns a classifier by names of classes in words, which embeds their texts once.
+
+    `prompts` is a template with `{}` for the name, several, or `clip_paper`, `clip_best` or `class_name_only`;
+    `tokenizer` is its file, '' = beside the weights. Raises UserError if there is no text tower or no tokenizer.
+    """
+    if self._encoder is None or tokenizer:
+      self._encoder = text_encoder.load(self.weights.source, self.weights, tokenizer_file=tokenizer)
+    return ZeroShot(self._pooled, self._encoder, names, prompts)
 
   def rank(self, logits: HostArray, *, top: int) -> list[Guess]:
     """Returns the `top` largest of `logits [C]` with names and probabilities, largest first, ties in class order."""
-    powers = np.exp(logits - logits.max())
-    probabilities = powers / powers.sum()
-    order = np.argsort(-probabilities, kind='stable')[:top]
-    return [Guess(int(i), self.class_names[i], float(probabilities[i])) for i in order]
+    return rank(logits, self.class_names, top=top)
 
   def logits(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
     """`[B, C]` f32.
@@ -248,6 +256,9 @@ class Model:
     except headers.BadImage as error:
       raise headers.BadImage(f'{os.fspath(image)}: {error}' if isinstance(image, str | os.PathLike)
                                else str(error)) from error
+
+  def _pooled(self, images: ImageLike | Sequence[ImageLike], is_prepared: bool) -> HostArray:
+    return self._over(images, lambda image: self._outputs(image).features.pooled, prepared=is_prepared)
 
   def _outputs(self, image: Array) -> Outputs:
     return self._apply(self._params, image)

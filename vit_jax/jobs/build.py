@@ -5,6 +5,7 @@ All jobs use these functions, so training, planning and evaluation cannot differ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import pathlib
@@ -30,6 +31,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate.bench import Bench
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
+from vit_jax.jobs import text_towers
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import attend_kernels
 from vit_jax.objectives import adapters, ema, kinds, sam
@@ -39,6 +41,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.record import stage, storage
 from vit_jax.train import step as steps
+from vit_jax.weights.loading import Weights
 
 SIZE_TOLERANCE = .01
 """Relative difference that is allowed between the size of a dataset and `data.num_examples`."""
@@ -177,7 +180,8 @@ def check_size(data: schema.Data, train: Source) -> None:
 
 
 def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
-               workdir: storage.Path | None = None, bar: bool = False) -> dict[str, dict[str, Measuring]]:
+               workdir: storage.Path | None = None, bar: bool = False,
+               weights: Weights | None = None) -> dict[str, dict[str, Measuring]]:
   """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights.
 
   Args:
@@ -188,11 +192,13 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
     shard: the rows of each batch that this process feeds.
     workdir: features are stored in its folder `features` if it is local, otherwise in memory.
     bar: whether progress may be shown as a bar.
+    weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
   """
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
   bench = Bench(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
-                shard=shard, store=Store(folder), bar=bar)
+                shard=shard, store=Store(folder), bar=bar,
+                encoder=functools.partial(text_towers.find, config, weights, mesh=mesh))
   return evaluation.build(bench)
 
 

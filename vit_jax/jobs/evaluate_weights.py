@@ -90,7 +90,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   attend_kernels.check_devices(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
-                                bar=config.train.progress)
+                                bar=config.train.progress, weights=found)
   stage.begin('evaluating')
   final = results.measure(evaluators, network, _state(found, mesh))
   stage.end()

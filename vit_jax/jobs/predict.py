@@ -25,9 +25,11 @@ from vit_jax.data.files import image_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import prefetch
+from vit_jax.data.text.prompts import PLAIN
 from vit_jax.inspect import figures
 from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
+from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import stage
 from vit_jax.weights import inference, loading
@@ -44,13 +46,14 @@ class Prepared(NamedTuple):
   problem: str = ''
 
 
-def run(weights: str, files: Sequence[str], *, top: int, json: bool, overlay: bool, to: pathlib.Path | None,
-        preprocess: str, model: str, view: str, classes: str) -> int:
+def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
+        overlay: bool, to: pathlib.Path | None, preprocess: str, model: str, view: str, classes: str) -> int:
   """Classifies files and all images in folders.
 
   Args:
     weights, preprocess, model, view, classes: see `weights.inference.load`.
     files: files and folders.
+    names, prompts, tokenizer: classify by texts, see `Model.zero_shot`; no names = by the head.
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
@@ -62,22 +65,28 @@ def run(weights: str, files: Sequence[str], *, top: int, json: bool, overlay: bo
   if to is not None and not overlay:
     raise UserError(f'--to: expected --overlay as well, got --to={to} alone. Predictions are printed; only overlays '
                     'are files.')
+  check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
   paths = list(find(files))
   startup.start()
   prefetch.quieten_cv2()
   stage.begin('loading the weights')
-  network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes)
+  network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names))
+  classifier: Model | ZeroShot = network
+  if names:
+    classifier = network.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
+    log.info('%s', classifier.probability)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
-  properties = describe(network)
+  properties = {**describe(network), **({'class_names': 'given', 'probability': classifier.probability} if isinstance(
+      classifier, ZeroShot) else {})}
   num_bad = 0
   stage.begin('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
     images = [one.image for one in good if one.image is not None]
-    logits = iter(network.logits(images, prepared=True) if images else [])
+    logits = iter(classifier.logits(images, prepared=True) if images else [])
     stage.end()
     for one in batch:
-      found = [] if one.image is None else network.rank(next(logits), top=top)
+      found = [] if one.image is None else classifier.rank(next(logits), top=top)
       print(_as_json(one, found, properties) if json else _as_text(one, found), flush=True,
             file=sys.stdout if json or one.image is not None else sys.stderr)
     num_bad += len(batch) - len(good)
@@ -90,18 +99,30 @@ def run(weights: str, files: Sequence[str], *, top: int, json: bool, overlay: bo
   return 2 if num_bad else 0
 
 
-def load(where: str, *, preprocess: str, model: str, view: str, classes: str) -> Model:
-  """Loads a network with a classification head.
+def check_names(names: Sequence[str], *, prompts: str, tokenizer: str, classes: str) -> None:
+  """Raises UserError if flags do not fit together: those of texts need names, and names replace the classes."""
+  for flag, value in (('prompts', prompts), ('tokenizer', tokenizer)):
+    if value and not names:
+      raise UserError(f'--{flag}: expected --names as well, got --{flag}={value} alone. It is for classification '
+                      'by texts.')
+  if names and classes:
+    raise UserError(f'--classes: expected none with --names, got {classes}. The names are the classes.')
+
+
+def load(where: str, *, preprocess: str, model: str, view: str, classes: str, has_names: bool = False) -> Model:
+  """Loads a network with a classification head, or any network if names of classes are given.
 
   Raises:
     UserError: the weights cannot be read, have no head, or have another number of classes than the file of names.
   """
   found = inference.load(where, preprocess=preprocess, model=model, view=view, classes=classes)
   log.info('%s', loading.text(found))
+  if has_names:
+    return Model(found)
   if not found.num_classes or not found.head.bias:
     got = f'a projection to {found.num_classes} numbers' if found.num_classes else 'weights without one'
     raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
-                    'trained or fine-tuned on classes.')
+                    'trained or fine-tuned on classes, or, for weights with a text tower, --names=cat,dog.')
   log.log(logging.INFO if found.class_names else logging.WARNING, '%s',
           inference.describe_class_names(found, classes=classes))
   return Model(found)

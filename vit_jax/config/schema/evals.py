@@ -1,5 +1,6 @@
 """Settings of evaluations."""
 import dataclasses
+import enum
 from collections.abc import Iterator
 from dataclasses import field
 
@@ -7,7 +8,8 @@ from vit_jax.config.schema.checks import Run, Settings, problem
 from vit_jax.config.schema.model import FeatureLayers
 from vit_jax.config.schema.ranges import COUNT, COUNT_OR_0, INSIDE, NOT_NEGATIVE, POSITIVE, SHARE, duration, ranged
 
-__all__ = ('Eval', 'Evaluation', 'FewShot', 'FrozenEvaluation', 'Knn', 'Logistic', 'Probe', 'Real', 'TopK')
+__all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FrozenEvaluation', 'Knn', 'Logistic', 'Probe', 'Real',
+           'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
@@ -35,7 +37,12 @@ class Evaluation(Settings):
 
 
 @dataclasses.dataclass
-class FrozenEvaluation(Evaluation):
+class FeatureEvaluation(Evaluation):
+  """The settings of evaluations that read features, and have the classes of the data for themselves."""
+
+
+@dataclasses.dataclass
+class FrozenEvaluation(FeatureEvaluation):
   """The settings that evaluations which learn from frozen features share."""
   train_split: str = ''  # '' = data.train_split
   features: FeatureLayers = field(default_factory=FeatureLayers)
@@ -144,4 +151,32 @@ class Probe(FrozenEvaluation):
       yield problem(f'{name}.warmup_epochs', f'at most {name}.epochs={self.epochs}', self.warmup_epochs)
 
 
-Eval = TopK | Real | FewShot | Knn | Logistic | Probe
+class TextRule(enum.Enum):
+  """How names of classes and templates of prompts are simplified before they are tokenized."""
+  AUTO = 'auto'            # canonical for SigLIP and SigLIP 2, lower for CLIP and TIPS
+  CANONICAL = 'canonical'  # lower case without punctuation, spaces for underscores (big_vision)
+  LOWER = 'lower'          # lower case, spaces for underscores
+  NONE = 'none'            # unchanged
+
+
+@dataclasses.dataclass
+class ZeroShot(FeatureEvaluation):
+  """Zero-shot classification by texts (CLIP, arXiv 2103.00020, section 3.1.4), for weights with a text tower.
+
+  An image belongs to the class whose vector is most similar. The vector of a class is the mean of those of its prompts.
+  """
+  weights: str = ''             # with the text tower; '' = those that are evaluated, or init_from of a run
+  tokenizer: str = ''           # its file; '' = beside the weights
+  # class_name_only, clip_paper (81 templates), clip_best (8), or a template such as 'a photo of a {}.'
+  prompts: str = 'clip_best'
+  names: str = ''               # '' = of the data; clip_imagenet; or a file with one name of a class per line
+  synonyms: bool = False        # of several names with commas, all are used, and not only the first
+  text_rule: TextRule = TextRule.AUTO
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if '{}' in self.prompts and self.prompts.count('{}') != 1:
+      yield problem(f'{name}.prompts', 'one {} for the name of the class', self.prompts)
+
+
+Eval = TopK | Real | FewShot | Knn | Logistic | Probe | ZeroShot

@@ -17,6 +17,8 @@ from vit_jax.models.kernels.forms import FAST, Forms
 from vit_jax.models.layers import Dense, Projection, dropout, norm, xavier_uniform
 from vit_jax.models.vit.positions import in_attention
 
+HIDDEN = -1e30  # logit of a key that a query does not attend to: finite, and its weight is 0
+
 
 class Attention(nn.Module, kw_only=True):
   """Multi-head attention; biases of query, key and value with `qkv_bias`, of the key also needs `key_bias`.
@@ -51,7 +53,8 @@ class Attention(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array, context: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
-               positions: Array | None = None, attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
+               positions: Array | None = None, attn_delta: Array | None = None,
+               mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Attends within each sequence.
 
     Args:
@@ -62,13 +65,15 @@ class Attention(nn.Module, kw_only=True):
       capture: computes the weights explicitly and returns them too, before dropout.
       positions: of the tokens, for kinds that need them here, `[1, M, D]` or `[B, M, D]`.
       attn_delta: `[B, A, Q, M]` f32, added to the weights, which are then explicit; None = nothing.
+      mask: bool, broadcasts to `[B, A, Q, M]`: which keys each query attends to, and then the weights are explicit;
+        None = all.
 
     Returns:
       The shape of `x`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
     """
     split = (self.heads, x.shape[-1] // self.heads)
     is_dropping = self.dropout > 0. and dropout_key is not None
-    is_explicit = capture or is_dropping or attn_delta is not None
+    is_explicit = capture or is_dropping or attn_delta is not None or mask is not None
     if not is_explicit and self._is_fused(x, context, num_sequences):
       return self._fused(x, context, num_sequences), {}
 
@@ -88,6 +93,7 @@ class Attention(nn.Module, kw_only=True):
     query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
                                         param=self.param)
     if is_explicit or relative is not None:
+      relative = relative if mask is None else jnp.where(mask, 0. if relative is None else relative, HIDDEN)
       weights_BAQM = attention_weights(query, key, relative=relative)
       weights_BAQM = weights_BAQM if attn_delta is None else weights_BAQM + attn_delta
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)

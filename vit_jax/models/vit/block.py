@@ -26,10 +26,11 @@ class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`, or with `swiglu` `W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202).
 
   Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`. Without `has_bias` there is no b or c. With
-  `inner_norm` what W2 is applied to is normed (arXiv 2110.09456); its epsilon is `norm_eps`.
+  `inner_norm` what W2 is applied to is normed (arXiv 2110.09456); its epsilon is `norm_eps`. Without a GELU the
+  activation is `max(x, 0)`.
   """
   hidden: int
-  gelu: Gelu
+  gelu: Gelu | None
   dtype: DTypeLike
   swiglu: bool = False
   has_bias: bool = True
@@ -52,7 +53,7 @@ class Mlp(nn.Module, kw_only=True):
       return checkpoint_name(dense(self.hidden, name)(x), 'mlp')
 
     hidden_F = (jax.nn.silu(project('gate')) * project('up') if self.swiglu
-                else self.forms.gelu(project('up'), self.gelu))
+                else jax.nn.relu(project('up')) if self.gelu is None else self.forms.gelu(project('up'), self.gelu))
     hidden_F = dropout(hidden_F, self.dropout, key)
     if self.inner_norm:
       hidden_F = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(hidden_F).astype(self.dtype)
@@ -70,7 +71,7 @@ class Block(nn.Module, kw_only=True):
   """
   heads: int
   mlp: int
-  gelu: Gelu
+  gelu: Gelu | None
   norm_eps: float
   dtype: DTypeLike
   dropout: float = 0.
@@ -95,7 +96,7 @@ class Block(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array, *, num_images: int, num_sequences: int, rate: Array | None,
                dropout_key: Key | None, capture: bool, positions: Array | None = None,
-               attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
+               attn_delta: Array | None = None, mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """One block.
 
     Args:
@@ -107,6 +108,7 @@ class Block(nn.Module, kw_only=True):
       capture: also return the attention weights.
       positions: `[1, m, D]` or `[num_sequences, m, D]`, for kinds that act inside attention.
       attn_delta: `[num_sequences, A, m, m]` f32, added to these weights before they are used; None = nothing.
+      mask: bool, broadcasts to `[num_sequences, A, m, m]`: which keys each query attends to; None = all.
 
     Returns:
       The shape of `x`, and `{}` or `{'attention': [num_sequences, A, m, m] f32}`.
@@ -123,7 +125,7 @@ class Block(nn.Module, kw_only=True):
               forms=self.forms, name='mlp')
     normed = self._norm('norm1')(x)
     y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, positions=positions,
-                       attn_delta=attn_delta, dropout_key=keys[5] if self.attention_dropout > 0. else None)
+                       attn_delta=attn_delta, mask=mask, dropout_key=keys[5] if self.attention_dropout > 0. else None)
     y = self._scaled(dropout(y, self.dropout, keys[0]), 'scale1')
     if self.parallel:
       y = y + self._scaled(dropout(mlp(normed, keys[2]), self.dropout, keys[3]), 'scale2')

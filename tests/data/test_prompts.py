@@ -1,0 +1,63 @@
+"""Prompts against those of big_vision, and the names of classes."""
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+
+import pytest
+
+from tests.data import make_golden_prompts as golden
+from vit_jax.config.schema import TextRule
+from vit_jax.core.errors import UserError
+from vit_jax.data.text import prompts
+
+FOUND = json.loads(pathlib.Path(__file__).with_name('golden_prompts.json').read_text())
+IDS = tuple(f'n{i:08d}' for i in range(1000))
+
+
+def test_prompts_are_those_of_big_vision() -> None:
+  assert prompts.build(golden.NAMES, golden.TEMPLATES, TextRule.CANONICAL) == FOUND['own']
+  assert [prompts.simplify(name, TextRule.CANONICAL) for name in golden.NAMES] == FOUND['canonical']
+
+
+@pytest.mark.parametrize('name', ['class_name_only', 'clip_paper', 'clip_best'])
+def test_all_prompts_of_imagenet_are_those_of_big_vision(name: str) -> None:
+  templates = prompts.find_templates(name, setting='x')
+  found = prompts.build(prompts.clip_imagenet_names(), templates, TextRule.CANONICAL)
+  assert hashlib.sha256(json.dumps(found).encode()).hexdigest() == FOUND[name]
+
+
+def test_synonyms_are_all_used_when_asked_for() -> None:
+  every = prompts.build(['T-shirt, Tee'], ['a {}.'], TextRule.CANONICAL, synonyms=True)
+  assert every == [['a tshirt', 'a tee']]
+
+
+def test_other_rules_keep_punctuation_and_case() -> None:
+  assert prompts.simplify('A_Big T-shirt.', TextRule.LOWER) == 'a big t-shirt.'
+  assert prompts.simplify('A_Big T-shirt.', TextRule.NONE) == 'A_Big T-shirt.'
+
+
+def test_names_are_those_of_the_data_or_of_clip_for_the_ids_of_imagenet() -> None:
+  assert prompts.class_names(['b', 'a'], '', setting='x') == ('b', 'a')
+  assert prompts.class_names(IDS, '', setting='x')[:2] == ('tench', 'goldfish')
+  assert prompts.class_names(['c'] * 1000, 'clip_imagenet', setting='x')[0] == 'tench'
+
+
+def test_names_of_a_file_replace_those_of_the_data(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'names.txt').write_text('cat\ndog\n')
+  assert prompts.class_names(['n1', 'n2'], str(tmp_path / 'names.txt'), setting='x') == ('cat', 'dog')
+  with pytest.raises(UserError, match=r'evals.z.names: expected 3 names, one for each class of the data, got 2\.'):
+    prompts.class_names(['a', 'b', 'c'], str(tmp_path / 'names.txt'), setting='evals.z.names')
+
+
+def test_wordnet_ids_of_other_classes_are_refused() -> None:
+  with pytest.raises(UserError, match='x: expected names in words, got WordNet ids such as n00000001'):
+    prompts.class_names(['n00000001', 'n00000002'], '', setting='x')
+
+
+def test_a_template_needs_one_place_for_the_name() -> None:
+  assert prompts.find_templates('a {}', setting='x') == ('a {}',)
+  for wrong in ('a photo', '{} and {}', ()):
+    with pytest.raises(UserError, match=r'x: expected one of class_name_only, clip_paper, clip_best, or a template'):
+      prompts.find_templates(wrong, setting='x')

@@ -1,0 +1,93 @@
+"""Ids of texts against those of transformers, by the same tokenizer files."""
+from __future__ import annotations
+
+import builtins
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.weights import make_golden_text, text_models
+from vit_jax.config.schema import TextRule
+from vit_jax.core.errors import UserError
+from vit_jax.data.text import prompts, tokenizer
+from vit_jax.data.text.tokenizer import Tokenizer
+
+pytest.importorskip('tokenizers')
+pytest.importorskip('sentencepiece')
+
+FILES = text_models.HERE / 'text_files'
+KINDS = {'clip': tokenizer.CLIP, 'siglip': tokenizer.SIGLIP, 'siglip2': tokenizer.SIGLIP, 'tips': tokenizer.TIPS}
+RULES = {'siglip': TextRule.CANONICAL}  # transformers' tokenizer removes punctuation for the first SigLIP alone
+
+
+def opened(family: str, length: int = 0) -> Tokenizer:
+  path = tokenizer.find(FILES / family, KINDS[family], source='the model')
+  return Tokenizer(path, family=KINDS[family], length=length or make_golden_text.LENGTHS[family])
+
+
+@pytest.mark.parametrize('family', text_models.FAMILIES)
+def test_ids_are_those_of_transformers(family: str) -> None:
+  texts = [prompts.simplify(text, RULES.get(family, TextRule.LOWER)) for text in text_models.TEXTS]
+  np.testing.assert_array_equal(opened(family)(texts).ids, text_models.golden()[f'{family}/ids'])
+
+
+def test_a_long_text_is_cut_before_its_end() -> None:
+  long = ['a photo of the old wooden house ' * 9]
+  clip, siglip, tips = (opened(family, 7)(long) for family in ('clip', 'siglip', 'tips'))
+  end = opened('clip')(['x']).ids[0, -1]
+  assert clip.ids[0, -1] == end and clip.ids[0, 0] == end - 1 and (clip.ids[0, 1:-1] < end - 1).all()
+  assert siglip.ids[0, -1] == 1 and (siglip.ids[0, :-1] > 1).all()
+  assert tips.mask.all() and (tips.ids > 1).all()
+
+
+def test_padding_is_not_part_of_the_mask() -> None:
+  found = opened('tips')(['a cat', ''])
+  np.testing.assert_array_equal(found.mask, found.ids > 0)
+  assert found.mask[0].sum() == 3 and not found.mask[1].any()
+
+
+def test_a_missing_tokenizer_is_reported_with_the_file_to_put(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError) as caught:
+    tokenizer.find(tmp_path, tokenizer.CLIP, source='hf://a/b')
+  assert str(caught.value) == (
+      'tokenizer: expected the tokenizer of hf://a/b beside its weights, got none. Put tokenizer.json, or vocab.json '
+      f'and merges.txt of the published model into {tmp_path}, or set the path of the file.')
+  with pytest.raises(UserError, match='tokenizer: expected the tokenizer file of x, got nowhere, which does not exi'):
+    tokenizer.find(tmp_path, tokenizer.CLIP, given='nowhere', source='x')
+
+
+def test_a_given_file_or_folder_is_used(tmp_path: pathlib.Path) -> None:
+  file = FILES / 'siglip' / 'spiece.model'
+  assert tokenizer.find(tmp_path, tokenizer.SIGLIP, given=str(file), source='x') == file
+  assert tokenizer.find(tmp_path, tokenizer.SIGLIP, given=str(file.parent), source='x') == file
+
+
+def test_the_tokenizer_of_another_family_is_refused() -> None:
+  with pytest.raises(UserError, match=r'expected the tokenizer of a clip model, got one without the token <\|start'):
+    Tokenizer(FILES / 'siglip2' / 'tokenizer.json', family=tokenizer.CLIP, length=7)
+
+
+def test_damaged_and_incomplete_files_are_reported(tmp_path: pathlib.Path) -> None:
+  for name in ('tokenizer.json', 'spiece.model'):
+    (tmp_path / name).write_text('no tokenizer')
+    with pytest.raises(UserError, match='expected a tokenizer, got a file that cannot be read'):
+      Tokenizer(tmp_path / name, family=tokenizer.SIGLIP, length=7)
+  shutil.copy(FILES / 'clip' / 'vocab.json', tmp_path)
+  with pytest.raises(UserError, match=r'expected merges\.txt beside it'):
+    Tokenizer(tmp_path / 'vocab.json', family=tokenizer.CLIP, length=7)
+
+
+def test_a_missing_package_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+  real = builtins.__import__
+
+  def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+    if name == 'sentencepiece':
+      raise ModuleNotFoundError(name='sentencepiece')
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, '__import__', refuse)
+  with pytest.raises(UserError, match=r'expected the package sentencepiece to read it, got none\. Run pip install'):
+    opened('siglip')

@@ -1,0 +1,69 @@
+"""Text towers: shapes, rules of sharding, causality, padding and sinusoids, by hand."""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+
+from vit_jax.config.schema import Gelu
+from vit_jax.core import trees
+from vit_jax.models.text import cost, rules, tower
+from vit_jax.models.text.tower import TextPool, TextTower
+from vit_jax.parallel import rules as sharding
+
+CLIP = TextTower(vocabulary=37, length=6, width=8, depth=2, heads=2, mlp=12, gelu=Gelu.QUICK, norm_eps=1e-5,
+                 pool=TextPool.END, is_causal=True, out_width=4, projection_bias=False)
+SIGLIP = dataclasses.replace(CLIP, gelu=Gelu.TANH, pool=TextPool.LAST, is_causal=False, projection_bias=True)
+TIPS = dataclasses.replace(CLIP, gelu=None, pool=TextPool.MEAN, is_causal=False, is_sinusoidal=True, out_width=0)
+IDS = jnp.array([[3, 9, 36, 1, 1, 1], [5, 36, 2, 2, 2, 2]], jnp.int32)
+ALL = jnp.ones(IDS.shape, bool)
+
+
+def vectors(one: TextTower, ids: jax.Array, mask: jax.Array = ALL) -> np.ndarray:
+  params = one.init(jax.random.key(1))
+  return np.asarray(jax.jit(one.apply)(params, ids, mask))
+
+
+@pytest.mark.parametrize('one', [CLIP, SIGLIP, TIPS], ids=['clip', 'siglip', 'tips'])
+def test_every_parameter_has_a_rule_and_is_counted(one: TextTower) -> None:
+  params = jax.eval_shape(one.init, jax.random.key(0))
+  specs = sharding.param_specs(params, rules.rules(one), programs.mesh(programs.MESHES['data=2,tensor=4']))
+  assert jax.tree.structure(params) == jax.tree.structure(specs)
+  assert sum(cost.parameters(one).values()) == trees.num_elements(params)
+
+
+def test_flops_are_those_of_xla() -> None:
+  unrolled = dataclasses.replace(SIGLIP, depth=1)  # XLA counts the body of a scan once
+  params = unrolled.init(jax.random.key(0))
+  counted = jax.jit(unrolled.apply).lower(params, IDS[:1], ALL[:1]).compile().cost_analysis()['flops']
+  products = cost.forward_flops(unrolled)
+  assert products < counted < 1.6 * products  # XLA also counts norms, softmax and activations
+
+
+def test_what_follows_the_end_of_a_text_does_not_matter_to_clip() -> None:
+  other = IDS.at[0, 3:].set(7).at[1, 2:].set(30)
+  np.testing.assert_allclose(vectors(CLIP, other), vectors(CLIP, IDS), rtol=1e-6, atol=1e-6)
+  assert np.abs(vectors(CLIP, IDS.at[0, 1].set(8))[0] - vectors(CLIP, IDS)[0]).max() > 1e-3
+
+
+def test_padding_matters_to_siglip_and_not_to_tips() -> None:
+  other, mask = IDS.at[0, 4:].set(7), ALL.at[:, 4:].set(False)
+  assert np.abs(vectors(SIGLIP, other)[0] - vectors(SIGLIP, IDS)[0]).max() > 1e-3
+  np.testing.assert_allclose(vectors(TIPS, other, mask), vectors(TIPS, IDS, mask), rtol=1e-6, atol=1e-6)
+  assert np.abs(vectors(TIPS, other)[0] - vectors(TIPS, IDS)[0]).max() > 1e-3
+
+
+def test_an_empty_text_has_a_finite_vector() -> None:
+  assert np.isfinite(vectors(TIPS, IDS, jnp.zeros_like(ALL))).all()
+
+
+def test_sinusoids_are_those_of_the_formula() -> None:
+  table = tower.sinusoids(5, 8)
+  for position in range(5):
+    for i in range(4):
+      angle = position * 10_000. ** (-i / 3)
+      np.testing.assert_allclose(table[position, [i, 4 + i]], [np.sin(angle), np.cos(angle)], atol=1e-6)

@@ -1,0 +1,119 @@
+"""Prompts of zero-shot classification: templates with names of classes, and the rules by which texts are simplified.
+
+The templates (`templates.json`) and the names of the classes of ImageNet-1k (`clip_imagenet_names.txt`) belong to the
+protocol of CLIP (arXiv 2103.00020, section 3.1.4) in the form that big_vision evaluates SigLIP with. Both files name
+their source.
+"""
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import re
+import string
+from collections.abc import Sequence
+
+from vit_jax.config.schema import TextRule
+from vit_jax.core.errors import UserError
+from vit_jax.data.labels import classes
+
+PLACE = '{}'
+NAMES_FILE = 'clip_imagenet_names.txt'
+PLAIN = 'a photo of a {}.'  # CLIP, section 3.1.4
+_NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
+_WORDNET = re.compile(r'n\d{8}\b')
+
+
+@functools.cache
+def template_sets() -> dict[str, tuple[str, ...]]:
+  """Returns the lists of templates by name."""
+  content = json.loads(importlib.resources.files(__package__).joinpath('templates.json').read_text())
+  return {name: tuple(found) for name, found in content.items() if name != 'source'}
+
+
+def find_templates(prompts: str | Sequence[str], *, setting: str) -> tuple[str, ...]:
+  """Returns the templates of a named list, or the given templates themselves.
+
+  Raises:
+    UserError: a template does not have exactly one place for the name; the message names `setting`.
+  """
+  if isinstance(prompts, str) and prompts in template_sets():
+    return template_sets()[prompts]
+  found = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+  if not found or any(one.count(PLACE) != 1 for one in found):
+    wrong = next((one for one in found if one.count(PLACE) != 1), 'none')
+    raise UserError(f'{setting}: expected one of {", ".join(template_sets())}, or a template with one {PLACE} for the '
+                    f'name of the class, got {wrong!r}. An example is {PLAIN!r}.')
+  return found
+
+
+def clip_imagenet_names() -> tuple[str, ...]:
+  """Returns the names of the classes of ImageNet-1k, in the order of its labels."""
+  lines = importlib.resources.files(__package__).joinpath(NAMES_FILE).read_text().splitlines()
+  return tuple(line for line in lines if not line.startswith('#'))
+
+
+def class_names(own: Sequence[str], choice: str, *, setting: str) -> tuple[str, ...]:
+  """Returns the names to fill in for the classes of a dataset.
+
+  Args:
+    own: the names of the dataset.
+    choice: '' = these names, but those of CLIP where they are the 1,000 WordNet ids of ImageNet-1k; `clip_imagenet` =
+      those of CLIP; else a file with one name per line.
+    setting: names the choice in messages.
+
+  Raises:
+    UserError: there is another number of names than classes, or the names are WordNet ids of other classes.
+  """
+  has_ids = [bool(_WORDNET.match(name)) for name in own]
+  is_imagenet = len(own) == len(clip_imagenet_names()) and all(has_ids) and list(own) == sorted(own)
+  if choice == 'clip_imagenet' or not choice and is_imagenet:
+    found = clip_imagenet_names()
+  elif choice:
+    found = classes.read(choice, setting=setting)
+  else:
+    found = tuple(own)
+    if any(has_ids):
+      raise UserError(f'{setting}: expected names in words, got WordNet ids such as {own[has_ids.index(True)]}. Set a '
+                      'file with one name per line, in the order of the classes.')
+  if len(found) != len(own):
+    raise UserError(f'{setting}: expected {len(own):,} names, one for each class of the data, got {len(found):,}. Set '
+                    'a file with one name per line, in the order of the classes.')
+  return found
+
+
+def simplify(text: str, rule: TextRule, *, keep: str = '') -> str:
+  """Returns a text as a family of models saw texts in its training.
+
+  Args:
+    text: any text.
+    rule: CANONICAL = underscores become spaces, punctuation is removed, letters become lower case, and white space is
+      one space; LOWER = underscores become spaces, and letters lower case; NONE = unchanged.
+    keep: punctuation that stays where it occurs in exactly this form.
+  """
+  match rule:
+    case TextRule.NONE:
+      return text
+    case TextRule.LOWER:
+      return text.replace('_', ' ').lower()
+  parts = text.replace('_', ' ').split(keep) if keep else [text.replace('_', ' ')]
+  bare = keep.join(part.translate(_NO_PUNCTUATION) for part in parts)
+  return re.sub(r'\s+', ' ', bare.lower()).strip()
+
+
+def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, synonyms: bool = False) -> list[list[str]]:
+  """Returns the prompts of each class.
+
+  Args:
+    names: one entry for each class; commas separate synonyms.
+    templates: each with one place for a name.
+    rule: by which names and templates are simplified.
+    synonyms: whether all names of a class are used, and not only the first.
+  """
+  simple = [simplify(one, rule, keep=PLACE) for one in templates]
+  found = []
+  for entry in names:
+    every = [one.strip() for one in simplify(entry, rule, keep=',').split(',')]
+    every = [one for one in every if one] or ['']
+    found.append([one.replace(PLACE, name) for name in (every if synonyms else every[:1]) for one in simple])
+  return found

@@ -1,0 +1,172 @@
+"""Tokenizers from the files that models are published with: texts become ids of a fixed length.
+
+A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece` (`*.model`),
+which `pip install vit-jax[text]` installs. The special tokens of a family are added here, because files differ in
+whether they add them:
+
+  CLIP      start, text, end; padded with the end; a long text is cut before the end
+  SigLIP    text, end; padded with the end, or with `<pad>` if the vocabulary is Gemma's (SigLIP 2)
+  TIPS      text; padded with 0
+"""
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+
+CLIP, SIGLIP, TIPS = 'clip', 'siglip', 'tips'
+FAMILIES = (CLIP, SIGLIP, TIPS)
+FILES = {CLIP: ('tokenizer.json', 'vocab.json'), SIGLIP: ('spiece.model', 'tokenizer.json', 'tokenizer.model'),
+         TIPS: ('tokenizer.model', 'tokenizer.json')}
+"""Names of tokenizer files by family, the first found is used. `vocab.json` needs `merges.txt` beside it."""
+INSTALL = "Run pip install 'vit-jax[text]'."
+_CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
+"""How CLIP splits texts: a fact of its vocabulary."""
+
+
+class _Encoder(NamedTuple):
+  """ids: of a text, without special tokens.    find: the id of a piece, or None."""
+  ids: Callable[[str], list[int]]
+  find: Callable[[str], int | None]
+
+
+class Tokens(NamedTuple):
+  """`ids [T, N]` i32, and `mask [T, N]` bool, False for padding."""
+  ids: HostArray
+  mask: HostArray
+
+
+class Tokenizer:
+  """The tokenizer of a family.
+
+  Args:
+    path: its file.
+    family: one of `FAMILIES`.
+    length: N.
+
+  Raises:
+    UserError: the file cannot be read, lacks the special tokens of the family, or its package is not installed.
+  """
+
+  def __init__(self, path: pathlib.Path, *, family: str, length: int) -> None:
+    assert family in FAMILIES, family
+    self.path, self._family, self._length = path, family, length
+    self._encoder = _read(path)
+    self._start = self._end = self._pad = 0
+    if family == CLIP:
+      self._start, self._end = self._special('<|startoftext|>'), self._special('<|endoftext|>')
+      self._pad = self._end
+    elif family == SIGLIP:
+      is_gemma = self._encoder.find('<eos>') is not None
+      self._end = self._special('<eos>' if is_gemma else '</s>')
+      self._pad = self._special('<pad>') if is_gemma else self._end
+
+  def __call__(self, texts: Sequence[str]) -> Tokens:
+    """Returns the ids of texts, padded or cut to the length."""
+    ids = np.full((len(texts), self._length), self._pad, np.int32)
+    mask = np.zeros((len(texts), self._length), bool)
+    for row, text in enumerate(texts):
+      found = self._framed(self._encoder.ids(text))
+      ids[row, :len(found)], mask[row, :len(found)] = found, True
+    return Tokens(ids, mask)
+
+  def _framed(self, ids: list[int]) -> list[int]:
+    match self._family:
+      case 'clip':
+        return [self._start, *ids[:self._length - 2], self._end]
+      case 'siglip':
+        return [*ids[:self._length - 1], self._end]
+      case _:
+        return ids[:self._length]
+
+  def _special(self, piece: str) -> int:
+    found = self._encoder.find(piece)
+    if found is None:
+      raise UserError(f'{self.path}: expected the tokenizer of a {self._family} model, got one without the token '
+                      f'{piece}. Use the file that was published with the weights.')
+    return found
+
+
+def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> pathlib.Path:
+  """Returns the tokenizer file beside weights, or the one that is given.
+
+  Raises:
+    UserError: there is none; the message says which file to put where.
+  """
+  if given:
+    path = pathlib.Path(given).expanduser()
+    path = path / next((name for name in FILES[family] if (path / name).is_file()), FILES[family][0]) if (
+        path.is_dir()) else path
+    if not path.is_file():
+      raise UserError(f'tokenizer: expected the tokenizer file of {source}, got {given}, which does not exist. Check '
+                      'the path.')
+    return path
+  for name in FILES[family]:
+    if (folder / name).is_file():
+      return folder / name
+  raise UserError(f'tokenizer: expected the tokenizer of {source} beside its weights, got none. Put {_told(family)} of '
+                  f'the published model into {folder}, or set the path of the file.')
+
+
+def _told(family: str) -> str:
+  names = [f'{name} and merges.txt' if name == 'vocab.json' else name for name in FILES[family]]
+  return ', or '.join(names)
+
+
+def _read(path: pathlib.Path) -> _Encoder:
+  try:
+    if path.suffix == '.model':
+      return _sentencepiece(path)
+    return _tokenizers(path)
+  except ModuleNotFoundError as error:
+    raise UserError(f'{path}: expected the package {error.name} to read it, got none. {INSTALL}') from None
+  except UserError:
+    raise
+  except Exception as error:  # `tokenizers` raises the bare class for a damaged file
+    raise UserError(f'{path}: expected a tokenizer, got a file that cannot be read: {str(error)[:200]}. Fetch it again.'
+                    ) from error
+
+
+def _sentencepiece(path: pathlib.Path) -> _Encoder:
+  import sentencepiece
+  model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+
+  def piece(name: str) -> int | None:
+    found = model.piece_to_id(name)
+    return found if model.id_to_piece(found) == name else None
+
+  return _Encoder(lambda text: list(model.encode(text)), piece)
+
+
+def _tokenizers(path: pathlib.Path) -> _Encoder:
+  import tokenizers
+  found: Any = _clip_bpe(path) if path.name == 'vocab.json' else tokenizers.Tokenizer.from_file(str(path))
+  found.no_padding()
+  found.no_truncation()
+  return _Encoder(lambda text: list(found.encode(text, add_special_tokens=False).ids), functools.partial(_id, found))
+
+
+def _id(tokenizer: Any, name: str) -> int | None:
+  return tokenizer.token_to_id(name)
+
+
+def _clip_bpe(path: pathlib.Path) -> Any:
+  """Returns the tokenizer of a vocabulary of CLIP and its merges."""
+  from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+  merges = path.with_name('merges.txt')
+  if not merges.is_file():
+    raise UserError(f'{path}: expected merges.txt beside it, got none. Put that file of the published model there.')
+  found = Tokenizer(models.BPE.from_file(str(path), str(merges), continuing_subword_prefix='',
+                                         end_of_word_suffix='</w>', unk_token='<|endoftext|>'))
+  found.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r'\s+'), ' '),
+                                           normalizers.Lowercase()])
+  found.pre_tokenizer = pre_tokenizers.Sequence([
+      pre_tokenizers.Split(Regex(_CLIP_WORDS), behavior='removed', invert=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False)])
+  return found

@@ -1,0 +1,103 @@
+"""Zero-shot classification by texts (CLIP, arXiv 2103.00020, section 3.1.4), in the protocol of big_vision.
+
+The vector of a class is the mean of the vectors of its prompts, each of unit length, which is then given unit length
+itself. An image is assigned to the class whose vector has the largest inner product with its own. Names of metrics hold
+the protocol: the list of templates, and the rule by which texts were simplified.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import TextRule
+from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data.text import prompts as prompting
+from vit_jax.evaluate import linear, problems
+from vit_jax.evaluate.bench import Bench, Encoder, Make, check_single
+from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.results import Measuring, Result, mark, named
+
+log = logging.getLogger('vit_jax.evaluate')
+EPS = 1e-8  # added to a length before it divides (big_vision, discriminative_classifier.py)
+
+
+def class_vectors(encoder: Encoder, prompts: Sequence[Sequence[str]]) -> HostArray:
+  """Returns the vector of each class, `[C, E]` f32 of unit length, from the prompts of each class."""
+  vectors_TE = encoder.embed([one for every in prompts for one in every])
+  ends = np.cumsum([len(every) for every in prompts])
+  means_CE = np.stack([part.mean(0, dtype=np.float32) for part in np.split(vectors_TE, ends[:-1])])
+  return means_CE / (EPS + np.linalg.norm(means_CE, axis=1, keepdims=True))
+
+
+class ZeroShot:
+  """Evaluator of one view: `top1` and `top5` with the protocol in their names.
+
+  Args:
+    test: split to classify.
+    encoder: of texts, and of the features.
+    prompts: of each class, in the order of the labels.
+    protocol: for the names of the metrics.
+    limit: number of examples to which the split was truncated; 0 = not truncated.
+  """
+
+  def __init__(self, test: Split, encoder: Encoder, prompts: Sequence[Sequence[str]], *, protocol: str,
+               limit: int = 0) -> None:
+    self._test, self._encoder, self._prompts = test, encoder, prompts
+    self._protocol, self._limit = protocol, limit
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """Returns the accuracies of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Returns the accuracies and the number of examples."""
+    placed = self._test.place(self._test.table(selected))
+    vectors_GRE = _projected(self._encoder.project, placed['features'])
+    right, top, total = jax.device_get(
+        linear.count_right(self._classes, vectors_GRE, placed['label'], placed['mask'])).tolist()
+    problems.check_counted(self._test.name, total, self._test.num_examples)
+    names = {metric: f'{metric}_{self._protocol}' for metric in ('top1', 'top5')}
+    return Result(named({names['top1']: right / total, names['top5']: top / total}, self._limit), total, None,
+                  mark(names['top1'], self._limit), self._test.spent_s)
+
+  @functools.cached_property
+  def _classes(self) -> linear.Linear:
+    """The vectors of the classes as a classifier without a bias."""
+    vectors_CE = class_vectors(self._encoder, self._prompts)
+    return linear.Linear(jnp.asarray(vectors_CE.T), jnp.zeros(len(vectors_CE)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _projected(project: Callable[[Array], Array], features: Array) -> Array:
+  return project(features)
+
+
+def build(bench: Bench, name: str, settings: schema.ZeroShot) -> Make:
+  """Builds the evaluator for each view; all views share one text tower."""
+  where, test = f'evals.{name}', bench.eval_source(name)
+  check_single(where, test)
+  encoder = bench.encoder(name, settings)
+  rule = encoder.rule if settings.text_rule is TextRule.AUTO else settings.text_rule
+  words = prompting.class_names(test.class_names, settings.names, setting=f'{where}.names')
+  templates = prompting.find_templates(settings.prompts, setting=f'{where}.prompts')
+  prompts = prompting.build(words, templates, rule, synonyms=settings.synonyms)
+  log.info('%s: %s classes, %s prompts such as %r.', where, f'{len(prompts):,}', f'{sum(map(len, prompts)):,}',
+           prompts[0][0])
+
+  def make(view: str) -> Measuring:
+    return ZeroShot(bench.split(name, settings, test, view, in_memory=True), encoder, prompts,
+                    protocol=protocol(settings, rule), limit=settings.limit)
+  return make
+
+
+def protocol(settings: schema.ZeroShot, rule: TextRule) -> str:
+  """Returns the protocol as a part of a metric's name, such as `clip_best_canonical`."""
+  templates = settings.prompts if settings.prompts in prompting.template_sets() else 'template'
+  return '_'.join([templates, rule.value, *(['synonyms'] if settings.synonyms else [])])

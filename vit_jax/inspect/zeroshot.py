@@ -1,0 +1,76 @@
+"""Classification of images by names of classes in words, with a text tower: zero-shot (arXiv 2103.00020)."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.text import prompts as prompting
+from vit_jax.evaluate.zeroshot import class_vectors
+from vit_jax.weights.text_encoder import TextEncoder
+
+
+class Guess(NamedTuple):
+  """A predicted class of an image."""
+  label: int
+  name: str
+  probability: float
+
+
+def rank(logits: HostArray, names: Sequence[str], *, top: int, is_sigmoid: bool = False) -> list[Guess]:
+  """Returns the `top` largest of `logits [C]` with names and probabilities, largest first, ties in class order.
+
+  A probability is the softmax over all classes, or the sigmoid of the logit alone.
+  """
+  if is_sigmoid:
+    probabilities = 1. / (1. + np.exp(-logits.astype(np.float64)))
+  else:
+    powers = np.exp(logits - logits.max())
+    probabilities = powers / powers.sum()
+  order = np.argsort(-probabilities, kind='stable')[:top]
+  return [Guess(int(i), names[i], float(probabilities[i])) for i in order]
+
+
+class ZeroShot:
+  """Classifies images by names, whose texts are embedded once.
+
+  class_names: as given.    probability: what the probabilities are, a sentence.
+
+  Args:
+    pooled: maps images, and whether they are prepared, to pooled features `[B, D]`.
+    encoder: of texts and features.
+    names: of the classes.
+    prompts: of the names, see `Model.zero_shot`.
+  """
+
+  def __init__(self, pooled: Callable[[Any, bool], HostArray], encoder: TextEncoder, names: Sequence[str],
+               prompts: str | Sequence[str]) -> None:
+    if isinstance(names, str) or not names or not all(name.strip() for name in names):
+      raise UserError(f'names: expected a list of names of classes in words, got {names!r}.')
+    self.class_names = tuple(names)
+    templates = prompting.find_templates(prompts, setting='prompts')
+    self._pooled, self._encoder = pooled, encoder
+    # A comma is part of a name here; in lists of classes it separates synonyms.
+    words = [name.replace(',', ' ') for name in names]
+    self._vectors_CE = class_vectors(encoder, prompting.build(words, templates, encoder.rule))
+    self._project = jax.jit(encoder.project)
+    self.probability = ('Each probability is the sigmoid of one name alone; they need not add up to 1.'
+                        if encoder.is_sigmoid else 'Probabilities are a softmax over the given names.')
+
+  def classify(self, images: Any, *, top: int = 5) -> list[list[Guess]]:
+    """Returns the `top` most similar names of each image, best first."""
+    return [self.rank(row, top=top) for row in self.logits(images)]
+
+  def logits(self, images: Any, *, prepared: bool = False) -> HostArray:
+    """Returns `scale * similarity + bias` of each image and name, `[B, C]` f32; `prepared` is that of `Model`."""
+    vectors_BE = np.asarray(self._project(jnp.asarray(self._pooled(images, prepared))))
+    return vectors_BE @ self._vectors_CE.T * np.float32(self._encoder.scale) + np.float32(self._encoder.bias)
+
+  def rank(self, logits: HostArray, *, top: int) -> list[Guess]:
+    """Returns the `top` largest of `logits [C]` with names and probabilities, largest first."""
+    return rank(logits, self.class_names, top=top, is_sigmoid=self._encoder.is_sigmoid)

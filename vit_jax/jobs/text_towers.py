@@ -1,0 +1,48 @@
+"""The text tower of an evaluation with texts: of the evaluated weights, or of those that a run began with."""
+from __future__ import annotations
+
+import logging
+
+from jax.sharding import Mesh
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.models import cost
+from vit_jax.record import stage
+from vit_jax.weights import loading
+from vit_jax.weights import text as texts
+from vit_jax.weights.loading import Weights
+from vit_jax.weights.text_encoder import TextEncoder
+
+log = logging.getLogger('vit_jax.jobs')
+
+
+def find(config: schema.Config, weights: Weights | None, name: str, settings: schema.ZeroShot, *,
+         mesh: Mesh) -> TextEncoder:
+  """Returns the encoder of texts of an evaluation.
+
+  Args:
+    config: of the run.
+    weights: that are evaluated; None = those of the run.
+    name: of the evaluation.
+    settings: of the evaluation.
+    mesh: for the parameters of the tower.
+
+  Raises:
+    UserError: no weights are set, they have no text tower, or the network has features of another width.
+  """
+  stage.begin('loading the text tower')
+  image = weights if weights is not None and not settings.weights else None
+  where = settings.weights or (weights.source if weights else config.init_from)
+  if not where:
+    raise UserError(f'evals.{name}.weights: expected weights with a text tower, got none. Set '
+                    f'--config.evals.{name}.weights=FILE, or begin the run with such weights (init_from).')
+  image = image or loading.load(where)
+  own, width = (cost.feature_width(model, px) for model, px in (
+      (config.model, config.image_px), (image.model, image.preprocess.image_px)))
+  if own != width:
+    raise UserError(f'evals.{name}.weights: expected weights of a network with {own} features, as that of the run, got '
+                    f'{width} in {where}. Use the text tower that belongs to this image tower.')
+  found = texts.load(where, image=image)
+  log.info('%s', texts.describe(found))
+  return TextEncoder(found, image, tokenizer_file=settings.tokenizer, mesh=mesh)

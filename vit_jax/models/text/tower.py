@@ -1,0 +1,162 @@
+"""Text towers: transformers that map token ids to one vector a text, as CLIP, SigLIP and TIPS have them.
+
+CLIP (arXiv 2103.00020, section 2.4): causal attention, the output at the end-of-text token, a projection without bias.
+SigLIP (arXiv 2303.15343) and SigLIP 2: every token attends to all, the last token, a projection with bias.
+TIPS (arXiv 2410.16512) and TIPSv2: fixed sinusoidal positions, embeddings times sqrt(D), ReLU, the mean over tokens
+that are not padding, no projection.
+
+Parameters, all f32 (a public format; leaves under `blocks` are stacked, and are those of a block of `models/vit`):
+
+  tokens [V, D]                          one row for each entry of the vocabulary
+  positions [1, N, D]                    (learned ones)
+  blocks/{norm1,norm2}/{scale,bias}, blocks/attn/{query,key,value,out}/{kernel,bias}, blocks/mlp/{up,down}/{kernel,bias}
+  norm/{scale,bias} [D]
+  projection/{kernel [D, E], bias [E]}   (`out_width`; no bias without `projection_bias`)
+
+Knows no file format, no tokenizer and no image.
+"""
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import assert_never
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.nn import initializers
+
+from vit_jax.config.schema import Execution, Gelu, Remat
+from vit_jax.core.numerics import split_key
+from vit_jax.core.types import Array, HostArray, Key, Params
+from vit_jax.models import stack
+from vit_jax.models.layers import LayerNorm, applied, initial, lecun_normal
+from vit_jax.models.vit.block import Block
+
+SLOWEST = 10_000.  # the longest period of a sinusoid is 2 pi times this, the shortest 2 pi (TIPS)
+
+
+class TextPool(enum.Enum):
+  """Which output of the blocks becomes the vector of a text."""
+  LAST = 'last'  # of the last token, padding or not (SigLIP)
+  END = 'end'    # of the first token with the highest id, which ends the text (CLIP)
+  MEAN = 'mean'  # the mean over the tokens that are not padding (TIPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTower:
+  """A text tower.
+
+  Attributes:
+    vocabulary: V.
+    length: N, tokens of a text with its padding.
+    width: D.
+    depth: L.
+    heads: A.
+    mlp: F.
+    gelu: form of the activation; None = `max(x, 0)`.
+    norm_eps: of all norms.
+    pool: how the tokens become one vector.
+    is_causal: whether a token attends only to itself and to those before it.
+    is_sinusoidal: whether positions are fixed sinusoids, and embeddings are multiplied by sqrt(D).
+    out_width: E, of the projection; 0 = there is none, and E = D.
+    projection_bias: whether the projection has a bias.
+  """
+  vocabulary: int
+  length: int
+  width: int
+  depth: int
+  heads: int
+  mlp: int
+  gelu: Gelu | None
+  norm_eps: float
+  pool: TextPool
+  is_causal: bool = False
+  is_sinusoidal: bool = False
+  out_width: int = 0
+  projection_bias: bool = True
+
+  def init(self, key: Key) -> Params:
+    """Returns new parameters."""
+    keys = split_key(key, 'tokens', 'positions', 'blocks', 'projection')
+    normal = initializers.normal(self.width ** -.5)  # big_vision, text_transformer.py, of positions
+
+    def block(key: Key) -> Params:
+      x_BND = jnp.zeros((1, 1, self.width))
+      return initial(self._block, key, x_BND, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False)
+
+    params: Params = {
+        'tokens': normal(keys['tokens'], (self.vocabulary, self.width)),
+        'blocks': jax.vmap(block)(jax.random.split(keys['blocks'], self.depth)),
+        'norm': initial(self._norm, keys['tokens'], jnp.zeros((1, self.width)))}
+    if not self.is_sinusoidal:
+      params['positions'] = normal(keys['positions'], (1, self.length, self.width))
+    if self.out_width:
+      params['projection'] = {'kernel': lecun_normal(keys['projection'], (self.width, self.out_width))}
+      params['projection'] |= {'bias': jnp.zeros(self.out_width)} if self.projection_bias else {}
+    return params
+
+  def apply(self, params: Params, tokens: Array, mask: Array) -> Array:
+    """Returns one vector a text, `[B, E]` f32, not normalized.
+
+    Args:
+      params: of this tower.
+      tokens: ids `[B, N]` i32.
+      mask: `[B, N]` bool, False for padding; only `TextPool.MEAN` reads it.
+    """
+    x_BND = jnp.take(params['tokens'], tokens, axis=0)
+    if self.is_sinusoidal:
+      x_BND = x_BND * self.width ** .5 + jnp.asarray(sinusoids(self.length, self.width))[None]
+    else:
+      x_BND = x_BND + params['positions']
+    seen = self._seen(mask)
+
+    def layer(params: Params, x_BND: Array, rate: Array | None, key: Key | None) -> Array:
+      return applied(self._block, params, x_BND, num_images=x_BND.shape[0], num_sequences=x_BND.shape[0], rate=rate,
+                     dropout_key=key, capture=False, mask=seen)[0]
+
+    x_BND = stack.run(layer, params['blocks'], x_BND, ready=lambda params: params, rates=None, keys=None,
+                      execution=Execution.SCAN, remat=Remat.NONE)
+    pooled_BD = self._pooled(applied(self._norm, params['norm'], x_BND), tokens, mask)
+    if not self.out_width:
+      return pooled_BD
+    found_BE = jnp.dot(pooled_BD, params['projection']['kernel'])
+    return found_BE + params['projection']['bias'][None] if self.projection_bias else found_BE
+
+  def _seen(self, mask_BN: Array) -> Array | None:
+    """Which keys each query attends to, `[1 or B, 1, N or 1, N]` bool; None = all."""
+    if self.is_causal:
+      return jnp.tril(jnp.ones((self.length, self.length), bool))[None, None]
+    return mask_BN[:, None, None] if self.pool is TextPool.MEAN else None
+
+  def _pooled(self, x_BND: Array, tokens_BN: Array, mask_BN: Array) -> Array:
+    match self.pool:
+      case TextPool.LAST:
+        return x_BND[:, -1]
+      case TextPool.END:
+        end_B = jnp.argmax(tokens_BN, axis=1)
+        return jnp.take_along_axis(x_BND, end_B[:, None, None], axis=1)[:, 0]
+      case TextPool.MEAN:
+        weight_BN = mask_BN.astype(jnp.float32)
+        return (x_BND * weight_BN[:, :, None]).sum(1) / jnp.maximum(weight_BN.sum(1, keepdims=True), 1.)
+      case _:
+        assert_never(self.pool)
+
+  @property
+  def _block(self) -> Block:
+    return Block(heads=self.heads, mlp=self.mlp, gelu=self.gelu, norm_eps=self.norm_eps, dtype=jnp.float32)
+
+  @property
+  def _norm(self) -> LayerNorm:
+    return LayerNorm(self.norm_eps)
+
+
+def sinusoids(length: int, width: int) -> HostArray:
+  """Returns fixed positions `[N, D]` f32: sines in the first half of the channels, cosines in the second.
+
+  Position n has the angles `n w_i` with `w_i = 10000^(-i / (D/2 - 1))` for i = 0 … D/2 - 1, as in TIPS.
+  """
+  half = width // 2
+  rates = SLOWEST ** (-np.arange(half) / max(half - 1, 1))
+  angles = np.arange(length)[:, None] * rates[None]
+  return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((length, width % 2))], axis=1).astype(np.float32)

@@ -1,0 +1,167 @@
+"""Text towers of weight files, read as strictly as image towers: each tensor has a place, each parameter a tensor.
+
+`load` reads the part of a file that `loading.load` leaves out. TIPS has its text tower in a file of its own, which is
+found beside that of the images by its name.
+"""
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from vit_jax.config.schema import Gelu
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Params
+from vit_jax.data.text import tokenizer
+from vit_jax.models.text.tower import TextPool, TextTower
+from vit_jax.weights import addresses, files, infer, sidecars, tables, text_families
+from vit_jax.weights.loading import Weights
+from vit_jax.weights.report import Line, Report
+from vit_jax.weights.text_families import Found
+
+TIPS_SCALE = 1 / 0.005065968260169029  # transformers' Tipsv2Config, for files without a temperature
+TIPS_LENGTH = 64  # its positions are not in the file
+_HEADS = {1152: 16}  # So400m; the other published towers have heads of 64 channels
+_ACTIVATIONS = {**sidecars.ACTIVATIONS, 'relu': None}
+
+
+class TextWeights(NamedTuple):
+  """A text tower with all that is needed to use it.
+
+  tower: its settings.
+  params: f32 numpy arrays.
+  family: one of `data.text.tokenizer.FAMILIES`.
+  scale, bias: logits are `scale * similarity + bias`.
+  is_sigmoid: whether a probability is the sigmoid of its logit (SigLIP), and not a softmax over texts.
+  folder: in which the tokenizer is expected.
+  source: path, address or name of the weights.
+  report: how every tensor was used.
+  """
+  tower: TextTower
+  params: Params
+  family: str
+  scale: float
+  bias: float
+  is_sigmoid: bool
+  folder: pathlib.Path
+  source: str
+  report: Report
+
+
+def load(where: str, *, image: Weights) -> TextWeights:
+  """Loads the text tower of the weights at `where`, whose image tower is `image`.
+
+  Raises:
+    UserError: the weights have no text tower, a tensor is missing or has no place, or both towers do not fit.
+  """
+  path = addresses.local(where)
+  if path.is_dir() and (path / 'checkpoints').is_dir():
+    raise UserError(f'{where}: expected weights with a text tower, got a run, which has none. Use the weights that the '
+                    'run began with.')
+  shards = addresses.weight_files(path)
+  tensors = {name: x for shard in shards for name, x in files.read(shard).items()}
+  if not text_families.has_text(tensors) and (beside := _beside(shards[0])):
+    tensors, shards = files.read(beside), [beside]
+  try:
+    return _of_tensors(tensors, shards[0], where, image)
+  except UserError as error:
+    raise UserError(f'{where}, text tower: {error}') from None
+
+
+def _beside(path: pathlib.Path) -> pathlib.Path | None:
+  """Returns the text file that is published beside a file of an image tower (TIPS); None if there is none."""
+  other = path.with_name(path.name.replace('vision', 'text'))
+  return other if other != path and other.is_file() else None
+
+
+def _of_tensors(tensors: text_families.Tensors, path: pathlib.Path, where: str, image: Weights) -> TextWeights:
+  found = text_families.recognise(tensors)
+  match = tables.read(found.tensors, found.table)
+  if match.left or match.problems:
+    raise UserError('\n'.join([*match.problems, *(['tensors without a place in a text tower:'] if match.left else []),
+                               *tables.listed(match.left)]))
+  config = _config(path)
+  tower = _tower(match.leaves, found, config, image)
+  leaves = infer.with_heads(match.leaves, heads=tower.heads, decoder_heads=0)
+  params = trees.unflatten({name.removeprefix('text/'): x for name, x in leaves.items()})
+  if differences := trees.difference(params, jax.eval_shape(tower.init, jax.random.key(0)), found_name='the file',
+                                     wanted_name='the network'):
+    raise UserError('the tensors do not make a complete network:\n' + '\n'.join(
+        tables.listed(line.strip() for line in differences.splitlines())))
+  _check_width(tower, image)
+  scale = found.scale if found.scale is not None else TIPS_SCALE if found.family == tokenizer.TIPS else None
+  if scale is None:
+    raise UserError('expected a scale of the logits, got none. Use the complete file of the model.')
+  report = Report((*(Line(name, 'taken') for name in leaves), *found.dropped), (), ())
+  return TextWeights(tower, params, found.family, scale, found.bias or 0., found.is_sigmoid, path.parent, where, report)
+
+
+def _tower(leaves: infer.Leaves, found: Found, config: Mapping[str, Any], image: Weights) -> TextTower:
+  """Returns the settings of a tower, by the shapes of its leaves, its family and a config beside the file."""
+  wanted = ('text/tokens', 'text/blocks/norm1/scale', 'text/blocks/mlp/up/kernel', 'text/blocks/attn/query/kernel')
+  if missing := [name for name in wanted if name not in leaves]:
+    raise UserError('expected the tensors of a text tower, got none for ' + ', '.join(missing))
+  vocabulary, width = leaves['text/tokens'].shape
+  query = leaves['text/blocks/attn/query/kernel']
+  heads = query.shape[-2] if query.ndim == 4 else int(config.get('heads', 0)) or _HEADS.get(width, width // 64)
+  if not heads or width % heads:
+    raise UserError(f'heads of the text tower: expected a divisor of its width {width}, got {heads}. Put the '
+                    'config.json of the model beside its weights.')
+  is_tips, is_clip = found.family == tokenizer.TIPS, found.family == tokenizer.CLIP
+  kernel = leaves.get('text/projection/kernel')
+  gelu = found.gelu if is_tips or found.gelu else getattr(image.model, 'gelu', Gelu.EXACT)
+  return TextTower(
+      vocabulary, leaves['text/positions'].shape[1] if 'text/positions' in leaves else TIPS_LENGTH, width,
+      depth=len(leaves['text/blocks/norm1/scale']), heads=heads, mlp=leaves['text/blocks/mlp/up/kernel'].shape[-1],
+      gelu=config.get('activation', gelu), norm_eps=config.get('norm_eps', found.norm_eps),
+      pool=TextPool.MEAN if is_tips else TextPool.END if is_clip else TextPool.LAST, is_causal=is_clip,
+      is_sinusoidal=is_tips, out_width=0 if kernel is None else kernel.shape[-1],
+      projection_bias='text/projection/bias' in leaves)
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+  """Returns `heads`, `activation` and `norm_eps` of the text tower in the config beside a file, where it has them.
+
+  Raises:
+    UserError: the config cannot be understood.
+  """
+  for name, keys in (('config.json', ('text_config',)), ('open_clip_config.json', ('model_cfg', 'text_cfg'))):
+    config = path.with_name(name)
+    if not config.is_file():
+      continue
+    try:
+      content = files.read_json(config)
+      for key in keys:
+        content = content.get(key) or {}
+      heads = content.get('num_attention_heads', content.get('heads'))
+      found: dict[str, Any] = {'heads': int(heads)} if heads is not None else {}
+      if 'hidden_act' in content:
+        found['activation'] = _ACTIVATIONS[content['hidden_act']]
+      if 'layer_norm_eps' in content:
+        found['norm_eps'] = float(content['layer_norm_eps'])
+      return found
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+      raise UserError(f'{config}: expected the settings of a text tower, got {str(error) or type(error).__name__}. Fix '
+                      'it, or move it away from the weights.') from error
+  return {}
+
+
+def _check_width(tower: TextTower, image: Weights) -> None:
+  """Raises UserError unless both towers have vectors of the same width."""
+  own = tower.out_width or tower.width
+  width = image.num_classes or getattr(image.model, 'width', own)
+  if own != width:
+    raise UserError(f'expected vectors of {width} numbers, as those of the images, got {own}. Use both towers of one '
+                    'model.')
+
+
+def describe(text: TextWeights) -> str:
+  """Returns one line about a text tower."""
+  t = text.tower
+  kind = 'sigmoid' if text.is_sigmoid else 'softmax'
+  return (f'Text tower of {text.source} ({text.family}): width {t.width}, depth {t.depth}, {t.heads} heads, '
+          f'{t.vocabulary:,} tokens, {t.length} of a text, {trees.num_elements(text.params):,} parameters; logits '
+          f'{text.scale:.4g} x similarity {text.bias:+.4g}, {kind}')
