@@ -80,6 +80,39 @@ def test_blocks_one_by_one_and_a_subset_of_patches_agree_with_all_at_once() -> N
   assert backbone.positions(params, (4, 2)).shape == (8, 32 + 8)
 
 
+@pytest.mark.parametrize('kind', [Positions.ROTARY2D, pytest.param(Positions.LEARNED_ROTARY2D, marks=pytest.mark.slow(
+    reason='2 s: two programs'))])
+def test_mixed_rotary_positions_with_the_frequencies_of_the_axial_form_are_these(kind: Positions) -> None:
+  axial = schema.ViT(**vits.PLAIN, positions=kind, rotary_base=10., rotary_offset=1., registers=1)
+  mixed, image = dataclasses.replace(axial, rotary_mixed=True), vits.some_image()
+  params = vits.parameters(axial)
+  theta = 10. ** -(np.arange(2) / 2)  # heads of 8 channels
+  one = np.stack([np.concatenate([theta, 0 * theta]), np.concatenate([0 * theta, theta])])
+  frequencies = jnp.asarray(np.broadcast_to(one[None, :, None], (2, 2, 4, 4)), jnp.float32)
+  learned = {**params, 'blocks': {**params['blocks'], 'attn': {**params['blocks']['attn'], 'frequencies': frequencies}}}
+  assert trees.flatten(learned).keys() == trees.flatten(vits.shapes_of(mixed)).keys()
+  whole, other = vits.forward(axial, params, image).pooled, vits.forward(mixed, learned, image).pooled
+  np.testing.assert_allclose(other, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_mixed_frequencies_begin_as_the_axial_ones_turned_in_each_head() -> None:
+  found = np.asarray(positions.mixed_frequencies(10.)(jax.random.key(3), (2, 5, 6)))
+  first, second = np.split(found, 2, axis=-1)
+  sizes = 10. ** -(np.arange(3) / 3)
+  np.testing.assert_allclose(np.hypot(*first), np.broadcast_to(sizes, (5, 3)), rtol=1e-5)
+  np.testing.assert_allclose((first * second).sum(0), 0., atol=1e-6)  # at a right angle
+  assert len(np.unique(first[0, :, 0].round(4))) == 5
+
+
+def test_a_layer_scale_of_attention_alone_leaves_the_mlp_as_it_is() -> None:
+  both = schema.ViT(**vits.PLAIN, layer_scale=.5)
+  one, image, params = dataclasses.replace(both, mlp_scale=False), vits.some_image(), vits.parameters(both)
+  blocks = dict(params['blocks'], scale2=jnp.ones_like(params['blocks']['scale2']))
+  whole = vits.forward(both, {**params, 'blocks': blocks}, image).pooled
+  del blocks['scale2']
+  np.testing.assert_allclose(vits.forward(one, {**params, 'blocks': blocks}, image).pooled, whole, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow(reason='2 s: another program')
 def test_attention_pooling_with_the_class_token_weighs_all_tokens() -> None:
   params, backbone = vits.parameters(MODELS['clip']), vit.build(MODELS['clip'], vits.PX)
@@ -110,6 +143,8 @@ def test_rms_norm_neither_centres_nor_adds() -> None:
     ({'pool_heads': 2}, 'model.pool_heads: expected its default 0 with model.pool=cls'),
     ({'pool': Pool.MAP, 'pool_heads': 5}, 'model.width: expected a multiple of model.pool_heads=5, got 32'),
     ({'pool': Pool.MEAN, 'norm_after_pool': True, 'final_norm': False}, 'model.final_norm: expected True with model.'),
+    ({'rotary_mixed': True}, 'model.rotary_mixed: expected its default False with model.positions=learned'),
+    ({'mlp_scale': False}, 'model.mlp_scale: expected its default True with model.layer_scale=0'),
     ({'rotary_places': RotaryPlaces.UNIT}, 'model.rotary_places: expected its default index with model.positions=le'),
     ({'positions': Positions.ROTARY2D, 'rotary_places': RotaryPlaces.UNIT, 'rotary_grid': 4},
      'model.rotary_grid: expected its default 0 with model.rotary_places=unit'),

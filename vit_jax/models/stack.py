@@ -44,8 +44,8 @@ def unstack(tree: PyTree) -> list[PyTree]:
 
 
 def cast(dtype: DTypeLike) -> Ready:
-  """To the compute dtype, but for norms, and for what is no weight: gains, and keys of dropout."""
-  kept = ('norm', *adapters.NOT_CAST)
+  """To the compute dtype, but for norms, frequencies of positions, and what is no weight: gains and keys of dropout."""
+  kept = ('norm', 'frequencies', *adapters.NOT_CAST)
   return lambda params: trees.map_named(
       lambda name, leaf: leaf if any(part in name for part in kept) else leaf.astype(dtype), params)
 

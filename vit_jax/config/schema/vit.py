@@ -173,6 +173,7 @@ class ViT(checks.Settings):
   rotary_places: RotaryPlaces = RotaryPlaces.INDEX
   rotary_grid: int = ranged(0, COUNT_OR_0)  # of index: a side of any grid counts as so many patches; 0 = as it is
   rotary_offset: float = ranged(0., ANY)    # of index: the number of the first row and column
+  rotary_mixed: bool = False   # frequencies of row and column are learned, in each head (RoPE-ViT, mixed)
   norm: Norm = Norm.LAYER      # of all norms
   norm_before: bool = False    # a norm of all tokens before the first block (CLIP)
   stem_norm: bool = False      # a norm of the patch tokens before positions (AIMv2)
@@ -183,6 +184,7 @@ class ViT(checks.Settings):
   key_bias: bool = True        # where query and value have a bias, keys have one too (DINOv3, EVA-02: none)
   out_bias: bool = True        # the output matrix of attention has a bias
   mlp_bias: bool = True        # the matrices of the MLP have a bias (AIMv2: none)
+  mlp_scale: bool = True       # `layer_scale` is of the MLP too (Sapiens 2: of attention alone)
   pool_heads: int = ranged(0, COUNT_OR_0)  # of a pool with attention; 0 = those of the blocks (Perception Encoder: 8)
   pool_mlp: int = ranged(0, COUNT_OR_0)    # hidden width of a pool with attention; 0 = that of the blocks
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
@@ -225,7 +227,7 @@ class ViT(checks.Settings):
       head = f'4 channels for each of {name}.heads={self.heads} {with_kind}'
       yield from checks.multiple(f'{name}.width', self.width, 4 * self.heads, head)
     else:
-      rotary = ['rotary_base', 'rotary_places', 'rotary_grid', 'rotary_offset']
+      rotary = ['rotary_base', 'rotary_places', 'rotary_grid', 'rotary_offset', 'rotary_mixed']
       yield from checks.no_effect(self, name, rotary, with_kind)
     if self.rotary_places is RotaryPlaces.UNIT:
       yield from checks.no_effect(self, name, ['rotary_grid', 'rotary_offset'], f'with {name}.rotary_places=unit')
@@ -238,6 +240,8 @@ class ViT(checks.Settings):
   def _switch_problems(self, name: str) -> Iterator[str]:
     if not self.qkv_bias:
       yield from checks.no_effect(self, name, ['key_bias'], f'with {name}.qkv_bias=False')
+    if not self.layer_scale:
+      yield from checks.no_effect(self, name, ['mlp_scale'], f'with {name}.layer_scale=0')
     if not self.final_norm and self.norm_after_pool:
       yield checks.problem(f'{name}.final_norm', f'True with {name}.norm_after_pool=True, which moves it', False)
     if not self.pool.is_attention:

@@ -32,6 +32,7 @@ class Attention(nn.Module, kw_only=True):
     inner_norm: a norm of what is mixed, over all D entries, before the output matrix (arXiv 2210.06423).
     dropout: probability that a weight is dropped.
     positions: kind of positions that act inside attention.
+    mixed_base: of rotary positions with learned frequencies, the ratio that these start with; 0 = fixed ones.
     num_patches: N that relative positions are made for.
     kernel: what computes the weighted sum where the weights themselves are not needed.
     forms: of the operations.
@@ -47,6 +48,7 @@ class Attention(nn.Module, kw_only=True):
   out_bias: bool = True
   dropout: float = 0.
   positions: Positions = Positions.NONE
+  mixed_base: float = 0.
   num_patches: int = 0
   kernel: AttentionKernel = AttentionKernel.XLA
   forms: Forms = FAST
@@ -71,27 +73,15 @@ class Attention(nn.Module, kw_only=True):
     Returns:
       The shape of `x`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
     """
-    split = (self.heads, x.shape[-1] // self.heads)
     is_dropping = self.dropout > 0. and dropout_key is not None
     is_explicit = capture or is_dropping or attn_delta is not None or mask is not None
     if not is_explicit and self._is_fused(x, context, num_sequences):
       return self._fused(x, context, num_sequences), {}
 
-    def dense(features: tuple[int, ...], name: str, *, has_bias: bool = True) -> Dense:
-      return Dense(features=features, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=has_bias, num_batch_dims=2,
-                   forms=self.forms, name=name)
-
-    def project(name: str, source: Array) -> Array:
-      source_BMD = source.reshape(num_sequences, -1, source.shape[-1])
-      projected_BMAK = checkpoint_name(dense(split, name, has_bias=self._has_bias(name))(source_BMD), name)
-      if self.qk_norm and name != 'value':
-        projected_BMAK = norm(self.norm_kind, self.norm_eps, self.forms, name=f'{name}_norm')(projected_BMAK)
-        projected_BMAK = projected_BMAK.astype(self.dtype)
-      return projected_BMAK
-
-    query, key, value = project('query', x), project('key', context), project('value', context)
+    query, key, value = (self._projected(name, source, num_sequences)
+                         for name, source in (('query', x), ('key', context), ('value', context)))
     query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
-                                        param=self.param)
+                                        param=self.param, mixed_base=self.mixed_base)
     if is_explicit or relative is not None:
       relative = relative if mask is None else jnp.where(mask, 0. if relative is None else relative, HIDDEN)
       weights_BAQM = attention_weights(query, key, relative=relative)
@@ -100,12 +90,29 @@ class Attention(nn.Module, kw_only=True):
       mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
       mixed_BQAK = self.forms.attend(query, key, value, kernel=self.kernel)
-    if self.inner_norm:
-      mixed_BQD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(mixed_BQAK.reshape(num_sequences, -1,
-                                                                                                  x.shape[-1]))
-      mixed_BQAK = mixed_BQD.astype(self.dtype).reshape(mixed_BQAK.shape)
-    y_BQD = dense((x.shape[-1],), 'out', has_bias=self.out_bias)(mixed_BQAK)
+    y_BQD = self._dense((x.shape[-1],), 'out', has_bias=self.out_bias)(self._inner_normed(mixed_BQAK))
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
+
+  def _dense(self, features: tuple[int, ...], name: str, *, has_bias: bool) -> Dense:
+    return Dense(features=features, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=has_bias, num_batch_dims=2,
+                 forms=self.forms, name=name)
+
+  def _projected(self, name: str, source: Array, num_sequences: int) -> Array:
+    """Query, key or value `[B, M, A, K]`, with its norm if it has one."""
+    source_BMD = source.reshape(num_sequences, -1, source.shape[-1])
+    split = (self.heads, source.shape[-1] // self.heads)
+    projected_BMAK = checkpoint_name(self._dense(split, name, has_bias=self._has_bias(name))(source_BMD), name)
+    if not self.qk_norm or name == 'value':
+      return projected_BMAK
+    normed_BMAK = norm(self.norm_kind, self.norm_eps, self.forms, name=f'{name}_norm')(projected_BMAK)
+    return normed_BMAK.astype(self.dtype)
+
+  def _inner_normed(self, mixed_BQAK: Array) -> Array:
+    if not self.inner_norm:
+      return mixed_BQAK
+    mixed_BQD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(
+        mixed_BQAK.reshape(*mixed_BQAK.shape[:2], -1))
+    return mixed_BQD.astype(self.dtype).reshape(mixed_BQAK.shape)
 
   def _has_bias(self, name: str) -> bool:
     return self.qkv_bias and (self.key_bias or name != 'key')

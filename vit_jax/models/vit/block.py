@@ -65,9 +65,9 @@ class Block(nn.Module, kw_only=True):
 
   With `parallel` instead `z = MSA(LN(z)) + MLP(LN(z)) + z`, one norm for both (ViT-22B, arXiv 2302.05442,
   section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
-  multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), and with `branch_scale`
-  by this number. `positions`, `num_patches` and the biases are those of `Attention`, `attention` its kernel;
-  `attn_norm` and `mlp_norm` are the inner norms of both branches.
+  multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), without `mlp_scale` the first
+  alone, and with `branch_scale` by this number. `positions`, `num_patches`, `mixed_base` and the biases are those of
+  `Attention`, `attention` its kernel; `attn_norm` and `mlp_norm` are the inner norms of both branches.
   """
   heads: int
   mlp: int
@@ -85,9 +85,11 @@ class Block(nn.Module, kw_only=True):
   attn_norm: bool = False
   mlp_norm: bool = False
   positions: Positions = Positions.NONE
+  mixed_base: float = 0.
   num_patches: int = 0
   swiglu: bool = False
   layer_scale: float = 0.
+  mlp_scale: bool = True
   branch_scale: float = 1.
   parallel: bool = False
   attention: AttentionKernel = AttentionKernel.XLA
@@ -118,8 +120,8 @@ class Block(nn.Module, kw_only=True):
     attn = Attention(
         heads=self.heads, dtype=self.dtype, norm_eps=self.norm_eps, norm_kind=self.norm_kind, qk_norm=self.qk_norm,
         inner_norm=self.attn_norm, qkv_bias=self.qkv_bias, key_bias=self.key_bias, out_bias=self.out_bias,
-        dropout=self.attention_dropout, positions=self.positions, num_patches=self.num_patches, kernel=self.attention,
-        forms=self.forms, name='attn')
+        dropout=self.attention_dropout, positions=self.positions, mixed_base=self.mixed_base,
+        num_patches=self.num_patches, kernel=self.attention, forms=self.forms, name='attn')
     mlp = Mlp(hidden=self.mlp, gelu=self.gelu, swiglu=self.swiglu, has_bias=self.mlp_bias, inner_norm=self.mlp_norm,
               norm_kind=self.norm_kind, norm_eps=self.norm_eps, dropout=self.dropout, dtype=self.dtype,
               forms=self.forms, name='mlp')
@@ -140,7 +142,7 @@ class Block(nn.Module, kw_only=True):
 
   def _scaled(self, y: Array, name: str) -> Array:
     y = y if self.branch_scale == 1. else y * self.branch_scale
-    if not self.layer_scale:
+    if not self.layer_scale or (name == 'scale2' and not self.mlp_scale):
       return y
     scale = self.param(name, initializers.constant(self.layer_scale), (y.shape[-1],))
     return y * jnp.expand_dims(scale.astype(y.dtype), range(y.ndim - 1))

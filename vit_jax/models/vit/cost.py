@@ -137,7 +137,8 @@ def _block_parameters(model: schema.ViT, image_px: tuple[int, int]) -> int:
   mlp = (2 if model.swiglu else 1) * (width + model.mlp_bias) * hidden + (hidden + model.mlp_bias) * width
   norms = ((1 if model.parallel else 2) + model.attn_norm) * _of_norm(model, width) + (
       _of_norm(model, hidden) * model.mlp_norm)
-  return attn + relative + mlp + norms + (2 * width if model.layer_scale else 0)
+  scales = (1 + model.mlp_scale) * width if model.layer_scale else 0
+  return attn + relative + mlp + norms + scales + width * model.rotary_mixed
 
 
 def _layer_bytes(model: schema.ViT, image_px: tuple[int, int]) -> int:

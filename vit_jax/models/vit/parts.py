@@ -64,7 +64,8 @@ class Parts:
           heads=s.heads, mlp=s.mlp, gelu=s.gelu, norm_eps=s.norm_eps, dtype=self.dtype, dropout=s.dropout,
           attention_dropout=s.attention_dropout, qk_norm=s.qk_norm, qkv_bias=s.qkv_bias, key_bias=s.key_bias,
           out_bias=s.out_bias, mlp_bias=s.mlp_bias, norm_kind=s.norm, attn_norm=s.attn_norm, mlp_norm=s.mlp_norm,
-          positions=s.positions, num_patches=h * w, swiglu=s.swiglu, layer_scale=s.layer_scale,
+          positions=s.positions, mixed_base=s.rotary_base if s.rotary_mixed else 0., num_patches=h * w,
+          swiglu=s.swiglu, layer_scale=s.layer_scale, mlp_scale=s.mlp_scale,
           branch_scale=s.branch_scale, parallel=s.parallel, attention=s.attention, forms=self.forms)
 
     return AxialBlock(one(), one()) if s.axial else one()

@@ -63,9 +63,12 @@ def rotation(grid: tuple[int, int], settings: schema.ViT) -> np.ndarray:
 
   The axial form of RoPE-ViT (arXiv 2403.13298, section 3.2, eq. 6 to 8): the angles of the token in column x and row y
   are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`. What x and y are is
-  `places` below.
+  `places` below. With `rotary_mixed` x and y themselves, `[h * w, 2]`, as each block has frequencies of its own.
   """
   xp = _library(grid)
+  if settings.rotary_mixed:
+    y, x = xp.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
+    return xp.stack([x.reshape(-1), y.reshape(-1)], axis=1).astype(np.float32)
   head_width = settings.width // settings.heads
   theta = settings.rotary_base ** -(np.arange(head_width // 4) / (head_width // 4))
   y, x = xp.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
@@ -86,6 +89,35 @@ def places(side: int, settings: schema.ViT) -> np.ndarray:
   return (number + settings.rotary_offset) * (settings.rotary_grid / side if settings.rotary_grid else 1.)
 
 
+def turns(places: Array, frequencies: Array) -> Array:
+  """Cosines and sines `[.., M, A, K]` f32 of the angles `x f_x + y f_y` (RoPE-ViT, arXiv 2403.13298, eq. 9, mixed).
+
+  Args:
+    places: `[.., M, 2]` f32, column and row of each token; zeros for tokens without a place.
+    frequencies: `[2, A, K / 2]`, those of the columns first.
+  """
+  f32 = frequencies.astype(jnp.float32)
+  x_M11, y_M11 = (part[..., None] for part in jnp.split(places, 2, axis=-1))
+  lead = (1,) * (places.ndim - 1)
+  angles_MAk = x_M11 * f32[0].reshape(*lead, *f32.shape[1:]) + y_M11 * f32[1].reshape(*lead, *f32.shape[1:])
+  return jnp.concatenate([jnp.cos(angles_MAk), jnp.sin(angles_MAk)], axis=-1)
+
+
+def mixed_frequencies(base: float) -> Callable[..., Array]:
+  """An initializer of frequencies `[2, A, K / 2]`: those of the axial form, in each head turned by a random angle.
+
+  `f = base^(-t / (K / 4)) (cos a, sin a)` for the first half, with a the angle of the head, and at a right angle to it
+  for the second half, so that all directions of the image occur (RoPE-ViT, section 3.2, and its program).
+  """
+  def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    _, heads, half = shape
+    sizes_k = base ** -(jnp.arange(half // 2, dtype=dtype) / (half // 2))
+    angles_A1 = jax.random.uniform(key, (heads, 1), dtype, 0., 2 * np.pi)
+    parts = [[sizes_k[None] * f(angles_A1 + turn) for turn in (0., np.pi / 2)] for f in (jnp.cos, jnp.sin)]
+    return jnp.stack([jnp.concatenate(one, axis=-1) for one in parts])
+  return init
+
+
 def rotated(x: Array, positions: Array) -> Array:
   """Rotates pairs of channels: `(a, b)` becomes `(a cos - b sin, b cos + a sin)`.
 
@@ -94,11 +126,11 @@ def rotated(x: Array, positions: Array) -> Array:
 
   Args:
     x: `[B, M, A, K]`, any float dtype; computed in f32 and rounded to it.
-    positions: `[1, M, K]` or `[B, M, K]` f32, rows of `rotation`.
+    positions: `[1, M, K]` or `[B, M, K]` f32, rows of `rotation`; with `[.., M, A, K]` each head has its own.
   """
-  cos_BM1k, sin_BM1k = jnp.split(positions[:, :, None], 2, axis=-1)
+  cos_BMAk, sin_BMAk = jnp.split(positions if positions.ndim == 4 else positions[:, :, None], 2, axis=-1)
   a_BMAk, b_BMAk = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  parts = [a_BMAk * cos_BM1k - b_BMAk * sin_BM1k, b_BMAk * cos_BM1k + a_BMAk * sin_BM1k]
+  parts = [a_BMAk * cos_BMAk - b_BMAk * sin_BMAk, b_BMAk * cos_BMAk + a_BMAk * sin_BMAk]
   return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
 
@@ -160,8 +192,8 @@ class PositionEmbedding:
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens of `grid`; tables are resized if it is another one.
 
-    Of rotary positions the rows of `rotation`, `[N, K]`; with learned ones before them `[N, D + K]`. Zeros for relative
-    ones, which need none, and without a table.
+    Of rotary positions the rows of `rotation`, `[N, K]` or `[N, 2]`, after learned ones if there are some. Zeros for
+    relative ones, which need none, and without a table.
     """
     if self.settings.positions.is_rotary:
       turns_NK = jnp.asarray(rotation(grid, self.settings))
@@ -196,6 +228,8 @@ class PositionEmbedding:
       positions: `[n, D]` or `[B, n, D]` f32, of the patch tokens, as `of_patches` returns them.
     """
     positions = positions[None] if positions.ndim == 2 else positions
+    if self.settings.rotary_mixed:  # zeros: angles of 0
+      return jnp.pad(positions[..., -2:], ((0, 0), (self.num_first + self.settings.registers, 0), (0, 0)))
     if self.settings.positions.is_rotary:  # cosine 1 and sine 0: tokens without a place are not rotated
       positions = positions[..., -(self.settings.width // self.settings.heads):]
       shape = positions.shape[0], self.num_first + self.settings.registers, positions.shape[2] // 2
@@ -224,7 +258,7 @@ class PositionEmbedding:
 
 
 def in_attention(kind: Positions, query: Array, key: Array, positions: Array | None, *, num_patches: int,
-                 param: Callable[..., Array]) -> tuple[Array, Array, Array | None]:
+                 param: Callable[..., Array], mixed_base: float = 0.) -> tuple[Array, Array, Array | None]:
   """Applies positions inside attention.
 
   Args:
@@ -234,10 +268,15 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
     positions: those of the tokens, as `PositionEmbedding.of_sequence` returns them, where blocks get some.
     num_patches: N that relative positions are made for.
     param: makes a parameter of the attention module from `(name, initializer, shape)`.
+    mixed_base: of learned frequencies, see `mixed_frequencies`; 0 = positions are rows of `rotation`.
 
   Returns:
     Query, key, and what is added to the logits before they are divided by `sqrt(K)`, `[B, A, M, M]` f32 or None.
   """
+  if mixed_base:
+    heads, width = query.shape[2:]
+    frequencies = param('frequencies', mixed_frequencies(mixed_base), (2, heads, width // 2))
+    positions = None if positions is None else turns(positions, frequencies)
   match kind:
     case Positions.ROTARY2D | Positions.LEARNED_ROTARY2D if positions is not None:  # None: parameters are being made
       return rotated(query, positions), rotated(key, positions), None

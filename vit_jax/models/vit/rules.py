@@ -31,6 +31,7 @@ REGISTERS: Rule = ('backbone/registers', ())
 POSITIONS_2D: Rule = ('backbone/positions/(row|column)', ())
 POSITIONS_IN_BLOCKS: Rule = ('backbone/blocks/positions(/(row|column))?', ())
 RELATIVE: Rule = ('backbone/blocks/attn/relative', (None, None, 'tensor', None))  # [L, 2N - 1, A, K]
+FREQUENCIES: Rule = ('backbone/blocks/attn/frequencies', (None, None, 'tensor', None))  # [L, 2, A, K / 2]
 QK_NORM: Rule = ('backbone/blocks/(.*/)?attn/(query|key)_norm/(scale|bias)', ())
 LAYER_SCALE: Rule = ('backbone/blocks/(.*/)?scale[12]', ())
 POOL: tuple[Rule, ...] = (
@@ -53,6 +54,7 @@ def rules(model: schema.ViT) -> list[Rule]:
       **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
       REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
       POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
-      RELATIVE: model.positions is Positions.RELATIVE, **dict.fromkeys(POOL, model.pool.is_attention),
+      FREQUENCIES: model.rotary_mixed, RELATIVE: model.positions is Positions.RELATIVE,
+      **dict.fromkeys(POOL, model.pool.is_attention),
       **dict.fromkeys(resnet.STEM_RULES, isinstance(model.stem, schema.ResNetStem))}
   return [*ALL, *(rule for rule, is_used in optional.items() if is_used)]

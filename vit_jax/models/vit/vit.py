@@ -16,10 +16,11 @@ Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth f
   blocks/attn/{query_norm,key_norm}/{scale,bias} [L, K]             (`qk_norm`)
   blocks/attn/norm/{scale,bias} [L, D], blocks/mlp/norm/{scale,bias} [L, F]   (`attn_norm`, `mlp_norm`)
   blocks/attn/relative [L, 2N-1, A, K]                              (relative positions)
+  blocks/attn/frequencies [L, 2, A, K/2]                            (`rotary_mixed`: of columns, of rows)
   blocks/attn/out/{kernel [L, A, K, D], bias [L, D]}
   blocks/mlp/up/{kernel [L, D, F], bias [L, F]}, and such a blocks/mlp/gate (`swiglu`)
   blocks/mlp/down/{kernel [L, F, D], bias [L, D]}
-  blocks/{scale1,scale2} [L, D]                                     (`layer_scale`: of attention, of MLP)
+  blocks/{scale1,scale2} [L, D]                                     (`layer_scale`: of attention, of MLP; `mlp_scale`)
   blocks/positions [L, 1, M, D], or blocks/positions/{column [L, w, D/2], row [L, h, D/2]}
                                (learned positions at `layers`; then there is no `positions`)
   norm/{scale,bias} [D]                                             (`final_norm`)
