@@ -184,13 +184,12 @@ def complete(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:
   """The figures of a row at its complete depth and the depths that they are from; None if there are none."""
   by_depth, depth = found(row, folder), SIZES[row.model]['depth']
   by_depth.pop(BLOCK, None)
-  match [*by_depth.items()]:
-    case []:
-      return None
-    case [(one, only)]:
-      return only.scaled(depth, one), str(one)
-    case [(one, first), *_, (two, last)]:
-      return first.at(depth, own_depth=one, other=last, other_depth=two), f'{one}, {two}'
+  if not by_depth:
+    return None
+  (one, first), (two, last) = [*by_depth.items()][0], [*by_depth.items()][-1]
+  if one == two:
+    return first.scaled(depth, one), str(one)
+  return first.at(depth, own_depth=one, other=last, other_depth=two), f'{one}, {two}'
 
 
 def render(folder: pathlib.Path) -> str:
