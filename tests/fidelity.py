@@ -180,6 +180,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row('clipping on ImageNet alone', 'ViT paper, Table 3', 'settings',
             'recipes/test_table_3.py::test_other_networks_on_jft_have_their_head_and_no_clipping'),
         Row('fine-tuning', 'ViT paper, Table 4', 'settings', 'recipes/test_finetune.py::test_table_4_of_the_vit_paper'),
+        Row('fine-tuning, 12 steps on the same batches', 'timm', 'loss and norm of the gradient of each step',
+            'jobs/test_finetune.py::test_fine_tuning_on_the_same_batches_is_timms'),
         Row('BiT-HyperRule', 'BiT paper', 'settings', 'recipes/test_finetune.py::test_bit_hyperrule'),
         Row('MAE fine-tuning', 'mae', 'settings by size',
             'recipes/test_finetune.py::test_mae_by_the_size_of_the_model'),

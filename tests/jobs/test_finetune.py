@@ -6,15 +6,19 @@ import json
 import pathlib
 import shlex
 
+import numpy as np
 import pytest
 
 from tests.data import images
-from tests.weights import made
+from tests.weights import made, test_golden
 from vit_jax import main
 from vit_jax.config import schema
+from vit_jax.config.schema import Geometry
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import finetune
-from vit_jax.weights import saving
+from vit_jax.core.types import Shard
+from vit_jax.jobs import build, finetune
+from vit_jax.parallel import mesh as meshes
+from vit_jax.weights import inherit, init_state, saving
 
 pytestmark = [pytest.mark.xdist_group('test_finetune'),  # in one worker, for what the tests share
               pytest.mark.usefixtures('one_device', 'no_page')]
@@ -130,3 +134,43 @@ def test_a_batch_is_a_multiple_of_the_devices(tmp_path: pathlib.Path, monkeypatc
   monkeypatch.setattr(finetune.jax, 'device_count', lambda: 3)
   config = finetune.make(made.network(), found)
   assert config.batch_size == 9 and isinstance(config.model, schema.ViT)
+
+
+@pytest.mark.parametrize(('geometry', 'sampler'), [
+    ('torchvision', 'torchvision'), ('huggingface', 'torchvision'), ('big_vision', 'tensorflow')])
+def test_random_crops_are_those_of_the_program_of_the_weights(geometry: str, sampler: str) -> None:
+  network = made.network(preprocess=made.HOW._replace(geometry=Geometry(geometry)))
+  found = finetune.choose_splits(finetune.open_settings('synthetic', ['data.num_classes=5']))
+  config = finetune.make(network, found)
+  assert config.data.recipe.crop_sampler.value == sampler
+  assert f'--config.data.recipe.crop_sampler={sampler}' in finetune.describe(config, found)
+  changed = finetune.apply(config, ['data.recipe.crop_sampler=clipped'])
+  assert 'crop_sampler=clipped' in finetune.describe(changed, found)
+
+
+@pytest.mark.slow(reason='12 s: compiles a train step')
+def test_fine_tuning_on_the_same_batches_is_timms(tmp_path: pathlib.Path) -> None:
+  """Position embeddings and blocks of timm's file, the new head, gradients, clipping and momentum of each step."""
+  golden = json.loads(pathlib.Path(__file__).with_name('golden_finetuning.json').read_text())
+  num_steps, rng = len(golden['loss']), np.random.default_rng(0)
+  network = test_golden.load('timm_vit', tmp_path)
+  changes = [f'length={num_steps} steps', 'optimizer.schedule.warmup=2 steps', 'batch_size=8', 'optimizer.lr=.1',
+             'optimizer.mu_dtype=float32', 'data.recipe.crop=resize', 'data.recipe.flip=false', 'data.num_classes=5']
+  found = finetune.choose_splits(finetune.open_settings('synthetic', changes))
+  config = finetune.apply(finetune.make(network, found), changes)
+  config, *_ = inherit.resolve(config, [one.partition('=')[0] for one in changes], tmp_path, network)
+  mesh = meshes.make(config.mesh)
+  program = build.parts(config, mesh=mesh, num_examples=1_000, num_classes=5, in_memory=False).program
+  names = found.train.class_names
+  state = program.hold(init_state.begin(config, program, names, tmp_path, network))
+  losses, norms = [], []
+  for step in range(num_steps):
+    batch = {'image': rng.integers(0, 256, (8, 32, 32, 3), dtype=np.uint8),
+             'label': rng.integers(0, 5, 8).astype(np.int32), 'index': np.arange(8) + step}
+    state, packed = program.step_fn(state, meshes.put_batch(batch, mesh, Shard((0,), 1)))
+    metrics = packed.unpack()
+    losses.append(metrics.means['loss'].sum / metrics.means['loss'].weight)
+    norms.append(metrics.grad_norm)
+  # f32 has 24 bits; the deepest sums are of some 1,000 terms, and 12 updates add up.
+  np.testing.assert_allclose(losses, golden['loss'], rtol=1e-5)
+  np.testing.assert_allclose(norms, golden['grad_norm'], rtol=1e-4)

@@ -1,9 +1,10 @@
 """`--job=finetune`: fine-tunes weights on images: `train` with the config `finetune:…,own` and the weights' network.
 
 The network, the form of its GELU, the normalization, the resolution and the resizing of images are those of the
-weights. Batch size, length and warm-up follow from the number of training images by the rules of
-`recipes.finetune.scale`, and the evaluated split by those of `choose_splits`; both are printed. Every other setting is
-the config's, and every setting but the network, the weights and the data can be overridden with `--config.NAME=VALUE`.
+weights, and random crops are those of the program that they are from. Batch size, length and warm-up follow from the
+number of training images by the rules of `recipes.finetune.scale`, and the evaluated split by those of `choose_splits`;
+all are printed. Every other setting is the config's, and every setting but the network, the weights and the data can be
+overridden with `--config.NAME=VALUE`.
 """
 from __future__ import annotations
 
@@ -159,10 +160,22 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   """Returns the config for a network and images; the batch size is a multiple of the number of devices."""
   config = load_config(len(found.train), lora=lora)
   devices = jax.device_count()
+  recipe = dataclasses.replace(config.data.recipe, crop_sampler=choose_sampler(network))
   return dataclasses.replace(
       config, name=f'finetune {_stem(network.source)} {_stem(found.data.source)}', init_from=network.source,
       batch_size=-(-config.batch_size // devices) * devices, model=network.model,
-      image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=config.data.recipe))
+      image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
+
+
+def choose_sampler(network: Weights) -> schema.CropSampler:
+  """Returns whose random crops are used: those of the program whose resizing the weights expect.
+
+  TensorFlow's for weights of vision_transformer, big_vision and BiT, as in the protocol of the ViT paper; torchvision's
+  for all others, as in timm and transformers. Crops of torchvision are larger (a mean of 0.47 of the image instead of
+  0.38).
+  """
+  is_tensorflow = network.preprocess.geometry is schema.Geometry.BIG_VISION
+  return schema.CropSampler.TENSORFLOW if is_tensorflow else schema.CropSampler.TORCHVISION
 
 
 def _stem(where: str) -> str:
@@ -171,13 +184,15 @@ def _stem(where: str) -> str:
 
 
 def describe(config: schema.Config, found: Splits) -> str:
-  """Returns the settings that follow from the number of images, as overrides to change them."""
+  """Returns the settings that follow from the number of images and the weights, as overrides to change them."""
   chosen = {'batch_size': config.batch_size, 'length': f"'{config.length}'", 'optimizer.lr': f'{config.optimizer.lr:g}',
             f'evals.{VAL}.every': f"'{config.evals[VAL].every}'"}
+  if config.data.recipe.crop is schema.Crop.INCEPTION:
+    chosen['data.recipe.crop_sampler'] = config.data.recipe.crop_sampler.value
   return '\n'.join([
       f'Fine-tuning {config.init_from}',
       f'on {len(found.train):,} images of {len(found.train.class_names):,} classes, evaluated on '
-      f'{len(found.evaluated):,}. Settings that follow from these numbers:',
+      f'{len(found.evaluated):,}. Settings that follow from these numbers and the weights:',
       *(f'  --config.{name}={value}' for name, value in chosen.items())])
 
 
