@@ -17,7 +17,8 @@ WITHOUT_A_CONFIG = {
         'Mesh.tensor', 'Mesh.slices', 'Config.mesh', 'Config.trackers', 'Trackers.tensorboard', 'Trackers.wandb',
         'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms', 'ZeroShot.weights', 'ZeroShot.tokenizer',
         'ZeroShot.prompts', 'ZeroShot.names', 'ZeroShot.synonyms', 'ZeroShot.text_rule'},
-    'for research on networks, which no recipe here needs': {'ViT.kernels', 'ViT.rotary_base'},
+    'for research on networks, which no recipe here needs': {
+        'ViT.kernels', 'ViT.rotary_base', 'ViT.rotary_mixed', 'ViT.mlp_scale'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'ViT.attention_dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
