@@ -23,7 +23,7 @@ def test_a_good_config_passes() -> None:
      'layer_decay: expected 1 for ResNet, which'),
     ({'data': D(data_dir='/x')},
      "data.data_dir: expected '' with data.source='digits', which is not a TFDS dataset, got '/x'"),
-    ({'data': D(in_memory=schema.InMemory.YES, workers=2)}, 'data.workers: expected its default 0 with data.in_me'),
+    ({'data': D(in_memory=schema.InMemory.YES, workers=2)}, 'data.workers: expected auto or 0 with data.in_me'),
     ({'checkpoints': schema.Checkpoints(keep_best='test/ece')},
      "checkpoints.keep_best: expected one of the metrics of evals.test, top1, top5, nll, got 'test/ece'. Others are "),
     ({'checkpoints': schema.Checkpoints(keep_best='test/top1@student')},

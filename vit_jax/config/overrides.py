@@ -143,6 +143,8 @@ def _by_name(config: schema.Config, override: str) -> str:
   now = next((setting.value for setting in fields(config) if setting.name == name), None)
   if isinstance(now, enum.Enum):
     value = next((choice.name for choice in type(now) if choice.value == value.lower()), value)
+  elif name == 'data.workers' and value.lower() == 'auto':
+    value = str(schema.AUTO_WORKERS)
   return f'{name}{equals}{value}'
 
 

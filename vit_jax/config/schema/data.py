@@ -8,13 +8,17 @@ from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, swit
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
-__all__ = ('Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo')
+__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo')
 
 
 class MixClasses(enum.Enum):
   """How the classes of a mixture of sources are numbered."""
   SAME = 'same'          # all sources have the same class names
   SEPARATE = 'separate'  # the classes of each source follow those of the sources before it
+
+
+AUTO_WORKERS = -1
+"""`data.workers=auto`."""
 
 
 class InMemory(enum.Enum):
@@ -88,8 +92,9 @@ class Data(Settings):
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
   decode: Decode = Decode.FULL                    # of a JPEG that is cropped at random; full and crop: same pixels
-  workers: int = ranged(0, THREADS)                # loader processes; 0 = threads of this process
-  threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16
+  # Loader processes; 0 = threads of this process; -1 or auto = by cores, dataset, and what the first steps show.
+  workers: int = ranged(AUTO_WORKERS, Range(0, 1024, also=(AUTO_WORKERS,)))
+  threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16 in a process
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
   verify_shards: bool = True                       # compare SHA-256 of the shards of array_record:DIR, of each once
 
@@ -112,7 +117,8 @@ class Data(Settings):
       crop = self.recipe.crop.value
       yield problem(f'{name}.in_memory', f'no or auto with {name}.recipe.crop={crop}, which crops the stored image',
                     self.in_memory, f'Set {name}.recipe.crop=resize, or in_memory=no.')
-    yield from no_effect(self, name, ('workers',), f'with {name}.in_memory=yes')
+    if self.workers > 0:
+      yield problem(f'{name}.workers', f'auto or 0 with {name}.in_memory=yes', self.workers)
     for augmentation in self.recipe.on_host():
       yield problem(f'{name}.in_memory', f'no or auto with {name}.recipe.{augmentation}, which is applied on the host',
                     self.in_memory)

@@ -17,7 +17,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform, eval_shapes
-from vit_jax.data.pipeline import order
+from vit_jax.data.pipeline import order, shared
 from vit_jax.data.source import Source, title
 
 MAX_TRIES = 1_000  # bad images in a row
@@ -91,10 +91,10 @@ class TrainBlocks:
   batch_size: int
   shard: Shard
 
-  def __call__(self, number: int) -> Batch:
+  def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
     indexes = self.visit(positions)
-    batch = _empty(len(indexes), self.shapes) | {'index': indexes}
+    batch = _empty(len(indexes), self.shapes, allocate, zero=False) | {'index': indexes}
     rngs, source, transform = order.ExampleRngs(self.seed), self.source, self.transform
     for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
       decoded = decode_or_next(source, index, lambda i, p=position: transform(  # type: ignore[misc]
@@ -111,9 +111,9 @@ class EvalBlocks:
   batch_size: int
   shard: Shard
 
-  def __call__(self, number: int) -> Batch:
+  def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
-    batch = _empty(len(positions), _shapes(self.transform))
+    batch = _empty(len(positions), _shapes(self.transform), allocate)
     batch['index'], batch['mask'] = _eval_rows(positions, num_examples=len(self.source))
     for row in np.flatnonzero(batch['mask']).tolist():
       index = int(batch['index'][row])
@@ -193,9 +193,10 @@ def _shapes(transform: EvalTransform) -> Shapes:
   return eval_shapes(transform.image_px, max_labels=transform.max_labels)
 
 
-def _empty(num: int, shapes: Shapes) -> Batch:
-  return {name: np.zeros((num, *shape), dtype) for name, (shape, dtype) in shapes.items()} | {
-      'bad': np.zeros(num, bool)}
+def _empty(num: int, shapes: Shapes, allocate: shared.Allocate = shared.new, *, zero: bool = True) -> Batch:
+  """Returns the arrays of a batch of `num` examples, and `bad [num] bool`; they are 0 if `zero`."""
+  specs = {name: ((num, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+  return allocate(specs | {'bad': ((num,), bool)}, zero=zero)
 
 
 def _write(batch: Batch, row: int, decoded: DecodedExample) -> None:

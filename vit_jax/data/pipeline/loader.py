@@ -5,10 +5,9 @@ examples, `blocks.py` makes the rows of one process. The step number is enough t
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-import os
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -21,7 +20,8 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import blocks, order, prefetch
+from vit_jax.data.pipeline import blocks, memory, order, prefetch
+from vit_jax.data.pipeline import workers as processes
 from vit_jax.data.source import Source, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
@@ -32,7 +32,6 @@ MEMORY_LIMIT_BYTES = 2 * 2**30  # schema.InMemory.AUTO
 _LAST_BATCH = 2**62             # training has no end
 _MOST_EVALUATED = 2**31 - 1     # examples of an evaluation: their indexes are i32, also on devices
 _NUM_NAMED = 5                  # bad images in the error message
-_LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
 
 Start = Callable[[range], Iterator[Batch]]
 
@@ -75,8 +74,9 @@ class TrainLoader:
   """Endless training batches; a `core.contracts.Loader`."""
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
-               max_bad_images: int, labels: Labels | None = None) -> None:
+               max_bad_images: int, labels: Labels | None = None, supply: Supply | None = None) -> None:
     self.info, self.bad, self.describe, self._visit = info, bad, source.describe, visit
+    self.supply = supply
     self._start, self._max_bad_images, self._labels = start, max_bad_images, labels
     self._running: list[Iterator[Batch]] = []
 
@@ -98,6 +98,21 @@ class TrainLoader:
   def close(self) -> None:
     """Stops workers and frees their resources."""
     _stop(self._running)
+
+
+@dataclasses.dataclass
+class Supply:
+  """Starts threads or processes. `workers`, the number of processes, may be changed while they run: the batches of
+  another number of them follow, and are the same. `batch_bytes` are those of this host's part of a batch."""
+  make: blocks.TrainBlocks
+  threads: int
+  workers: int
+  batch_bytes: int
+
+  def __call__(self, numbers: range) -> Iterator[Batch]:
+    def start(left: range, workers: int) -> prefetch.ClosableIterator:
+      return prefetch.prefetched(self.make, left, threads=self.threads, workers=workers, batch_bytes=self.batch_bytes)
+    return prefetch.AdjustingIterator(start, numbers, lambda: self.workers)
 
 
 class EvalLoader:
@@ -136,8 +151,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     image_px, batch_size: height and width; examples of a global batch.
     seed: of order and host augmentation.
     shard: the rows of the batch that this process makes.
-    workers: loader processes; 0 = threads.
-    threads: 0 = one per core, at most 16.
+    workers: loader processes; 0 = threads; `schema.AUTO_WORKERS` = by the machine.
+    threads: 0 = one per core, at most 16 in a process.
     in_memory: see `fits_in_memory`.
     max_bad_images: number of distinct bad images, on this host, above which the run stops.
     decode: which part of a JPEG that is cropped.
@@ -149,11 +164,12 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   """
   _check_source(source, batch_size=batch_size, seed=seed)
   shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels)
-  check_memory('batch_size', batch_size, shard, shapes)
+  memory.check('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   visit = _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size)
   start: Start
+  supply = None
   if in_memory:
     _check_crop(recipe)
     decoded = blocks.decode_all(source, fit, threads=open_files.num_threads(threads))
@@ -161,12 +177,14 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   else:
     transform = transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels)
     make = blocks.TrainBlocks(source, transform, visit, shapes, seed, batch_size, shard)
-    start = functools.partial(prefetch.prefetched, make, threads=threads, workers=workers)
+    size = memory.batch_bytes(batch_size, shard, shapes)
+    workers = processes.at_start(workers, num_examples=len(source), batch_bytes=size, here=processes.machine())
+    start = supply = Supply(make, threads, workers, size)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
   labels = _labels(source, maps)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
   return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
-                     labels=labels)
+                     labels=labels, supply=supply)
 
 
 def _labels(source: Source, maps: label_maps.LabelMaps | None) -> Labels | None:
@@ -193,7 +211,8 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
   if len(source) > _MOST_EVALUATED:
     raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
-  check_memory('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
+  fit_shapes = transforms.eval_shapes(image_px, max_labels=max_labels)
+  memory.check('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
   shard.rows(batch_size)
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   start: Start
@@ -202,7 +221,7 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
     start = functools.partial(map, blocks.MemoryEvalBlocks(decoded, batch_size, shard))
   else:
     start = functools.partial(prefetch.prefetched, blocks.EvalBlocks(source, fit, batch_size, shard), threads=threads,
-                              workers=workers)
+                              workers=workers, batch_bytes=memory.batch_bytes(batch_size, shard, fit_shapes))
   return EvalLoader(source, start, batch_size=batch_size, bad=BadImages(source, fit))
 
 
@@ -255,37 +274,3 @@ def _stop(running: list[Iterator[Batch]]) -> None:
     iterator = running.pop()
     if hasattr(iterator, 'close'):
       iterator.close()
-
-
-def memory_bytes(root: pathlib.Path = pathlib.Path('/')) -> int:
-  """Returns the memory that this process may use: that of the machine, or of its container if that is less."""
-  found = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  for name in _LIMITS:
-    try:
-      text = (root / name).read_text().strip()
-    except OSError:
-      continue
-    found = min(found, int(text)) if text.isdecimal() else found
-  return found
-
-
-def check_memory(name: str, batch_size: int, shard: Shard, shapes: transforms.Shapes, *,
-                 memory: int | None = None) -> None:
-  """Raises UserError if this process's part of one batch is larger than its memory.
-
-  Args:
-    name: of the setting.
-    batch_size: examples per step, over all processes.
-    shard: the rows that this process holds.
-    shapes: shape and dtype of the arrays of an example.
-    memory: bytes; None = `memory_bytes()`.
-  """
-  memory = memory_bytes() if memory is None else memory
-  sizes = [int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize for shape, kind in shapes.values()]
-  per_example = 8 + sum(sizes)
-  rows = batch_size * len(shard.parts) // shard.count
-  if rows * per_example > memory:
-    raise UserError(
-        f'{name}: expected a batch that fits into {memory / 2**30:,.1f} GiB of memory, at most '
-        f'{memory // per_example * shard.count // max(1, len(shard.parts)):,} examples, got {batch_size:,}, which are '
-        f'{rows * per_example / 2**30:,.1f} GiB on this machine. Set a smaller {name}.')

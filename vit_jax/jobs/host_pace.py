@@ -1,0 +1,40 @@
+"""Tells once, after the first steps, whether the host makes the images that the step takes; adapts `data.workers`."""
+from __future__ import annotations
+
+import logging
+
+from vit_jax.config import schema
+from vit_jax.core.contracts import Loader
+from vit_jax.core.types import Shard
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.pipeline import workers as processes
+from vit_jax.record.clock import Clock
+from vit_jax.train import pace
+
+log = logging.getLogger('vit_jax.data')
+WAITING = 0.05
+"""The step waits for the host if this share of the training time, or more, is spent waiting for data."""
+
+
+def hook(config: schema.Config, loader: Loader, shard: Shard, clock: Clock) -> pace.Pace:
+  """Returns the hook that measures; for data in memory, it tells nothing."""
+  supply = loader.supply if isinstance(loader, loaders.TrainLoader) else None
+  images = config.batch_size * len(shard.parts) / shard.count
+
+  def tell(found: pace.Found) -> None:
+    if supply is not None:
+      decide(found, images, supply, setting=config.data.workers, here=processes.machine())
+
+  return pace.Pace(clock.goodput, tell)
+
+
+def decide(found: pace.Found, images: float, supply: loaders.Supply, *, setting: int, here: processes.Machine) -> None:
+  """Logs what was measured, for `images` of this host in a step; with `data.workers=auto`, sets the processes."""
+  step = images / found.alone_s
+  host = min(step, images / found.step_s) if found.waiting >= WAITING else step
+  measured = processes.Measured(host, step, found.busy_cores)
+  wanted = processes.after(measured, supply.workers, batch_bytes=supply.batch_bytes, here=here)
+  log.log(logging.DEBUG if measured.keeps_up else logging.INFO, '%s', processes.sentence(
+      measured, supply.workers, wanted, setting=setting, here=here))
+  if setting == schema.AUTO_WORKERS:
+    supply.workers = wanted
