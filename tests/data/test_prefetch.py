@@ -84,6 +84,33 @@ def test_processes_that_die_are_started_once_more_from_the_same_batch(caplog: py
   assert 'A loader process ended with exit status -9; all are restarted from the same batch' in caplog.text
 
 
+def test_another_number_of_processes_goes_on_with_the_next_batch() -> None:
+  workers, started = [0], list[tuple[range, int]]()
+
+  def start(numbers: range, num: int) -> Iterator[int]:
+    started.append((numbers, num))
+    return iter_closable(numbers)
+  made = prefetch.AdjustingIterator(start, range(4, 20, 2), lambda: workers[0])
+  assert [next(made), next(made)] == [4, 6]
+  workers[0] = 3
+  assert list(made) == [8, 10, 12, 14, 16, 18]
+  assert started == [(range(4, 20, 2), 0), (range(8, 20, 2), 3)]
+
+
+def iter_closable(numbers: range) -> Iterator[int]:
+  yield from numbers
+
+
+@pytest.mark.parametrize(('threads', 'workers', 'batch_bytes', 'cores', 'expected'), [
+    (0, 0, 10, 4, (4, 4)), (0, 0, 10, 112, (16, 16)), (0, 7, 10, 112, (16, 16)), (0, 10, 10, 112, (12, 12)),
+    (6, 4, 10, 112, (2, 2)), (40, 0, 0, 4, (40, 40)),
+    (0, 0, 1_000, 112, (16, 9)),  # a quarter of 100,000 bytes: 25 batches
+    (0, 2, 1_000, 112, (9, 1)), (0, 2, 4_000, 112, (1, 1)), (0, 0, 10**9, 112, (1, 1))])
+def test_batches_ahead_take_a_quarter_of_the_memory(threads: int, workers: int, batch_bytes: int, cores: int,
+                                                    expected: tuple[int, int]) -> None:
+  assert prefetch.sizes(threads, workers, batch_bytes=batch_bytes, limit=100_000, cores=cores) == expected
+
+
 def test_a_second_death_soon_after_stops_with_the_usual_causes(monkeypatch: pytest.MonkeyPatch) -> None:
   made = prefetch.RestartingIterator(Dying({2: death(), 3: death(-7)}), range(9))
   assert [next(made) for _ in range(3)] == [0, 1, 2]

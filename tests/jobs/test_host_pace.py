@@ -1,0 +1,36 @@
+"""A run whose step waits for the host says so, and takes more processes if it may choose."""
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.data.pipeline import loader
+from vit_jax.data.pipeline.workers import Machine
+from vit_jax.jobs import host_pace
+from vit_jax.train.pace import Found
+
+HERE = Machine(112, 2**38)
+
+
+def decide(found: Found, setting: int, caplog: pytest.LogCaptureFixture) -> tuple[int, str]:
+  """The number of processes afterwards, and the log."""
+  made: Any = None
+  supply = loader.Supply(made, threads=0, workers=max(0, setting), batch_bytes=2**20)
+  with caplog.at_level(logging.INFO):
+    host_pace.decide(found, 1_024., supply, setting=setting, here=HERE)
+  return supply.workers, caplog.text
+
+
+def test_a_step_that_waits_gets_processes_or_is_told_their_number(caplog: pytest.LogCaptureFixture) -> None:
+  waits = Found(alone_s=1_024 / 16_000, step_s=1_024 / 8_400, waiting=.45, busy_cores=14.)
+  workers, text = decide(waits, schema.AUTO_WORKERS, caplog)
+  assert workers == 3 and 'The host makes 8.4k of the 16k images/s that the step takes: ' in text
+  workers, text = decide(waits, 0, caplog)
+  assert workers == 0 and '; set data.workers=3.' in text
+
+
+def test_a_step_that_does_not_wait_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+  assert decide(Found(alone_s=.1, step_s=.12, waiting=.04, busy_cores=14.), schema.AUTO_WORKERS, caplog) == (0, '')
