@@ -25,10 +25,12 @@ class Record(NamedTuple):
   """A stored example: encoded bytes or `[H, W, 3 or 1] u8`, and its class.
 
   If the images of a source have any number of classes, `labels` has all of them, and `label` is the first, or -1.
+  If they have masks (`has_masks`), `mask` is the encoded mask, and `label` is -1.
   """
   image: bytes | HostArray
   label: int
   labels: tuple[int, ...] | None = None
+  mask: bytes | None = None
 
   @classmethod
   def multilabel(cls, image: bytes | HostArray, labels: Sequence[int]) -> Record:
@@ -66,6 +68,11 @@ def title(source: Source) -> str:
 def most_labels(source: Source) -> int:
   """Returns 0 if every image has one class; else the largest number of classes of an image, or `UNKNOWN`."""
   return getattr(source, 'most_labels', 0)
+
+
+def has_masks(source: Source) -> bool:
+  """Returns whether the images of a source have masks, which give each pixel a class, in place of classes."""
+  return hasattr(find_origin(source, 0)[0] if len(source) else source, 'describe_mask')
 
 
 class Part(NamedTuple):

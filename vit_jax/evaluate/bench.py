@@ -15,7 +15,7 @@ from vit_jax.core.types import Array, HostArray, PyTree, Shard
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import Source, most_labels, take_first, title
+from vit_jax.data.source import Source, has_masks, most_labels, take_first, title
 from vit_jax.data.sources import opening
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
@@ -100,13 +100,21 @@ class Bench:
     self._loaders: dict[tuple[str, int], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str], Reader] = {}
 
+  @property
+  def backbone(self) -> Backbone:
+    """The network of all views, without head."""
+    return self._backbone
+
   def eval_source(self, name: str) -> Source:
-    """Returns the test source of an evaluation."""
-    return eval_source(self.config, self._data, name)
+    """Returns the test source of an evaluation. Raises UserError if it has masks and the evaluation needs classes."""
+    found = eval_source(self.config, self._data, name)
+    check_masks(f'evals.{name}', found, self.config.evals[name])
+    return found
 
   def sources(self, name: str) -> tuple[Source, Source]:
     """Returns the training and the test source of an evaluation. Raises UserError if their classes differ."""
     train, test = train_source(self.config, self._data, name), self.eval_source(name)
+    check_masks(f'evals.{name}', train, self.config.evals[name])
     check_same(name, train, test)
     return train, test
 
@@ -197,6 +205,16 @@ def check_single(where: str, source: Source) -> None:
   if most_labels(source):
     raise UserError(f'{where}: expected a source whose images have one class each, got {title(source)}, which has '
                     'several for an image. Use TopK, or another source.')
+
+
+def check_masks(where: str, source: Source, settings: schema.Evaluation) -> None:
+  """Raises UserError unless a source has masks exactly if the evaluation is one of masks."""
+  if has_masks(source) and not isinstance(settings, schema.Segmentation):
+    raise UserError(f'{where}: expected a source whose images have classes, got {source.name}, whose images have '
+                    f'masks. Leave this evaluation out with --config.evals=…, or set {where}.source.')
+  if not has_masks(source) and isinstance(settings, schema.Segmentation):
+    raise UserError(f'{where}: expected a source whose images have masks, got {source.name}. Set {where}.source='
+                    'masks:PATH or masks:tfds:NAME.')
 
 
 def check_same(name: str, train: Source, test: Source) -> None:

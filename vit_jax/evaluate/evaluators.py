@@ -5,7 +5,7 @@ from typing import assert_never
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import classify, fewshot, knn, logistic, probe, zeroshot
+from vit_jax.evaluate import classify, fewshot, knn, logistic, probe, segmentation, zeroshot
 from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.results import Measuring
 
@@ -34,6 +34,8 @@ def _build(bench: Bench, name: str, settings: schema.Eval) -> Make:
       return logistic.build(bench, name, settings)
     case schema.Probe():
       return probe.build(bench, name, settings)
+    case schema.Segmentation():
+      return segmentation.build(bench, name, settings)
     case schema.ZeroShot():
       return zeroshot.build(bench, name, settings)
     case _:

@@ -132,18 +132,23 @@ class Split:
   def _begin(self, selected: PyTree, batch: Batch) -> tuple[Array, Array, Batch]:
     placed = meshes.put_batch({name: batch[name] for name in ('image', 'mask')}, self.mesh, self._shard)
     try:
-      features, counts = _read(self._reader, self._prepare, self.mesh, selected, placed)
+      features, counts = read(self._reader, self._prepare, self.mesh, selected, placed)
     except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self.name}: {error}') from None
     return features, counts, batch
 
   def _fetch(self, features: Array, batch: Batch) -> Rows:
     """Returns this process's rows of one batch, part by part."""
-    by_start = {shard.index[0].start or 0: shard for shard in features.addressable_shards}
-    own = np.stack([np.asarray(by_start[start].data) for start in sorted(by_start)])
+    own = local_parts(features)
     size = self._layout.size
     other = [np.asarray(batch[name]).reshape(-1, size) for name in ('label', 'index', 'mask')]
     return Rows(own, *other)
+
+
+def local_parts(x: Array) -> HostArray:
+  """Returns this process's parts of an array `[B, …]` that is split over the mesh by batch: `[P, b, …]`."""
+  by_start = {shard.index[0].start or 0: shard for shard in x.addressable_shards}
+  return np.stack([np.asarray(by_start[start].data) for start in sorted(by_start)])
 
 
 def gather(placed: dict[str, Array], mesh: jax.sharding.Mesh) -> dict[str, HostArray]:
@@ -158,7 +163,7 @@ def _digest(selected: PyTree) -> str:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _read(reader: Reader, prepare: Prepare, mesh: Mesh, selected: PyTree, batch: Batch) -> tuple[Array, Array]:
+def read(reader: Reader, prepare: Prepare, mesh: Mesh, selected: PyTree, batch: Batch) -> tuple[Array, Array]:
   """Returns features `[B, D]` f32, split as the batch, and the numbers of non-finite and of valid rows, `[2]` i32."""
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from PIL import Image
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Viewed
@@ -53,9 +54,9 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
 
 
 def is_telling(metric: str, num_classes: float) -> bool:
-  """Whether to show a metric: not top-5 with few classes, which is nearly always 1, and not single seeds."""
+  """Whether to show a metric: not top-5 with few classes, which is nearly always 1, no single seed, no IoU by class."""
   is_sure = num_classes <= TOP and re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
-  return not is_sure and not re.search(r'_seed\d+', metric)
+  return not is_sure and not re.search(r'_seed\d+|(^|/)iou\.', metric)
 
 
 def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
@@ -86,7 +87,7 @@ def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
 
 def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform, source: Source,
           class_names: tuple[str, ...]) -> None:
-  """Writes `evaluate.json` and `predictions.npz`.
+  """Writes `evaluate.json`, `predictions.npz`, and the figures of evaluations as `figures/EVALUATION/NAME.png`.
 
   Args:
     workdir: the run directory.
@@ -98,6 +99,7 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
   """
   _write_evaluation(workdir, final, step, fit=fit)
   _write_predictions(workdir, final, source, class_names, fit)
+  _write_figures(workdir, final)
 
 
 def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schema.Recipe) -> None:
@@ -120,13 +122,25 @@ def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: tr
   headline = final.headline
   content: dict[str, Any] = {
       'step': step, 'evaluation': final.name, 'view': final.view,
-      'metric': headline.headline if headline else None, 'top1': headline.score if headline else None,
+      'metric': headline.headline if headline else None,
+      'top1': headline.score if headline and not headline.headline.startswith('miou') else None,
       'top5': headline.metrics.get('top5') if headline else None,
       'num_examples': headline.num_examples if headline else 0,
       'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
       'metrics': final.metrics, 'seconds': final.seconds, 'feature_seconds': final.feature_seconds,
       'preprocessing': transforms.eval_summary(fit.recipe, fit.image_px)}
   run_directory.write_json(workdir / 'evaluate.json', content)
+
+
+def _write_figures(workdir: storage.Path, final: Final) -> None:
+  for name, views in final.results.items():
+    for view, result in views.items() if jax.process_index() == 0 else ():
+      for figure, image in result.figures.items():
+        folder = workdir / 'figures' / metric_name(name, '', view).rstrip('/').replace('/@', '@')
+        folder.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        Image.fromarray(image).save(content, 'png')
+        run_directory.write_bytes(folder / f'{figure}.png', content.getvalue())
 
 
 def _write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],

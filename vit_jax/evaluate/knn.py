@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from vit_jax.evaluate import problems
 from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.results import Measuring, Result, mark, named
+from vit_jax.record.tally import Tally
 
 log = logging.getLogger('vit_jax.evaluate')
 
@@ -72,18 +73,36 @@ class Knn:
 
     Missing neighbors have similarity -inf.
     """
-    table, k = self._train.table(selected), max(self._ks)
-    best = _begin(features, k)
-    features = _normalize(features)
-    layout = self._train.layout
+    table, layout = self._train.table(selected), self._train.layout
     stride = min(max(1, BLOCK // layout.batch_size) * layout.size, layout.num_rows)
     starts = range(0, layout.num_rows, stride)
-    with self._train.count('blocks', len(starts)) as tally:
+
+    def blocks(tally: Tally) -> Iterator[tuple[Array, Array, Array]]:
       for number, start in enumerate(starts):
         block = self._train.place(table, start, start + stride)
-        best = _visit(best, features, block['features'], block['label'], block['mask'], self._train.mesh, layout.size)
+        yield block['features'], block['label'], block['mask']
         tally.update(number + 1)
-    return best
+
+    with self._train.count('blocks', len(starts)) as tally:
+      return search(features, blocks(tally), max(self._ks), mesh=self._train.mesh, size=layout.size)
+
+
+def search(features: Array, blocks: Iterable[tuple[Array, Array, Array]], k: int, *, mesh: jax.sharding.Mesh,
+           size: int) -> tuple[Array, Array]:
+  """Returns similarity and label of the k best neighbors of `features [G, R, D]`: `[G, R, k]` each, best first.
+
+  Args:
+    features: split over the mesh by G.
+    blocks: of the training examples: features `[G', r, D]`, label and mask `[G', r]`, in the order of the examples.
+    k: missing neighbors have similarity -inf.
+    mesh: of the features.
+    size: number of consecutive rows of a part that are of one batch.
+  """
+  best = _begin(features, k)
+  features = _normalize(features)
+  for block in blocks:
+    best = _visit(best, features, *block, mesh, size)
+  return best
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -66,16 +66,16 @@ Rank = Callable[[Sequence[float], Scores], int]
 """Maps settings and their scores to the index of the best one."""
 
 
-def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings: Sequence[float], *, split: Split,
-           holdout: float, rank: Rank, extend: bool = False) -> Choice:
+def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings: Sequence[float], *, name: str,
+           hold: Callable[[], HostArray], rank: Rank, extend: bool = False) -> Choice:
   """Trains a classifier on all training examples with the setting that is best on held-out ones.
 
   Args:
     fit: maps data and settings to classifiers, one for each setting.
     data: the complete training split.
     settings: to choose from; for a single setting no examples are held out.
-    split: the training split.
-    holdout: fraction of held-out examples.
+    name: of the training split, for messages.
+    hold: returns which examples are held out, `[S]` bool by their positions in the source.
     rank: chooses the best setting.
     extend: whether to extend the grid while its smallest or largest setting is the best.
 
@@ -84,19 +84,23 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
   """
   setting, held_out, nll = settings[0], math.nan, math.nan
   if len(settings) > 1:
-    held = hold_out(*_labels(data, split), part=holdout, name=split.name)
-    kept, chooses = _divide(data.weight, data.example, held)
+    kept, chooses = _divide(data.weight, data.example, hold())
 
     def score(some: Sequence[float]) -> Scores:
       fitted = fit(data._replace(weight=kept), some)
       return _score([Linear(fitted.kernel[i], fitted.bias[i]) for i in range(len(some))],
                     data._replace(weight=chooses))
 
-    grid, scores = _search(score, settings, rank=rank, extend=extend, name=split.name)
+    grid, scores = _search(score, settings, rank=rank, extend=extend, name=name)
     best = rank(grid, scores)
-    setting, held_out, nll = grid[best], float(scores.right[best] / held.sum()), float(scores.nll[best])
+    setting, held_out, nll = grid[best], float(scores.right[best] / int((chooses > 0).sum())), float(scores.nll[best])
   fitted = fit(data, [setting])
   return Choice(Linear(fitted.kernel[0], fitted.bias[0]), setting, held_out, nll)
+
+
+def holder(data: Data, split: Split, part: float) -> Callable[[], HostArray]:
+  """Returns what holds out this fraction of the examples of a split, the same one of every class."""
+  return lambda: hold_out(*_labels(data, split), part=part, name=split.name)
 
 
 def by_nll(settings: Sequence[float], scores: Scores) -> int:
@@ -242,20 +246,22 @@ def place(train_split: Split, test_split: Split, selected: PyTree, *, standardiz
     found.append(Data(placed['features'], placed['label'], placed['mask'], placed['example']))
   train_data, test_data = found
   if standardize:
-    mean, std = _moments(train_data.features, train_data.weight)
-    train_data, test_data = (x._replace(features=_standardize(x.features, mean, std)) for x in found)
+    mean, std = moments(train_data.features, train_data.weight)
+    train_data, test_data = (x._replace(features=standardized(x.features, mean, std)) for x in found)
   return train_data, test_data
 
 
 @jax.jit
-def _moments(features: Array, weight: Array) -> tuple[Array, Array]:
+def moments(features: Array, weight: Array) -> tuple[Array, Array]:
+  """Returns mean and deviation `[D]` of the examples `[G, R, D]` with weights `[G, R]`."""
   w, total = weight[..., None], weight.sum()
   mean = (features * w).sum((0, 1)) / total
   return mean, jnp.sqrt((jnp.square(features - mean[None, None]) * w).sum((0, 1)) / total) + STD_FLOOR
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _standardize(features: Array, mean: Array, std: Array) -> Array:
+def standardized(features: Array, mean: Array, std: Array) -> Array:
+  """Returns features `[G, R, D]` with this mean 0 and deviation 1; the argument's memory is used again."""
   return (features - mean[None, None]) / std[None, None]
 
 

@@ -128,19 +128,24 @@ class Logistic:
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
     data, test = linear.place(self._train, self._test, selected)
-    best = linear.choose(self._fit, data, self._penalties, split=self._train, holdout=self._holdout,
-                         rank=linear.by_nll, extend=True)
+    best = linear.choose(self._fit, data, self._penalties, name=self._train.name,
+                         hold=linear.holder(data, self._train, self._holdout), rank=linear.by_nll, extend=True)
     return linear.result(self._train, self._test, test, best, 'l2', self._limit)
 
   def _fit(self, data: linear.Data, penalties: Sequence[float]) -> Linear:
-    """Fits classifiers for all penalties, as many at once as `SOLVER_BYTES` allows."""
-    room = 4 * data.features.shape[-1] * self._num_classes * (2 * MEMORY + 5)
-    size = max(1, SOLVER_BYTES // room)
-    found = [fit(
-        data.features, data.label, data.weight, np.asarray(penalties[at:at + size], np.float32),
-        num_classes=self._num_classes, max_steps=self._max_steps, tolerance=self._tolerance).linear
-        for at in range(0, len(penalties), size)]
-    return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
+    return fit_all(data, penalties, num_classes=self._num_classes, max_steps=self._max_steps,
+                   tolerance=self._tolerance)
+
+
+def fit_all(data: linear.Data, penalties: Sequence[float], *, num_classes: int, max_steps: int,
+            tolerance: float) -> Linear:
+  """Fits classifiers for all penalties, as many at once as `SOLVER_BYTES` allows; arguments as of `fit`."""
+  room = 4 * data.features.shape[-1] * num_classes * (2 * MEMORY + 5)
+  size = max(1, SOLVER_BYTES // room)
+  found = [fit(data.features, data.label, data.weight, np.asarray(penalties[at:at + size], np.float32),
+               num_classes=num_classes, max_steps=max_steps, tolerance=tolerance).linear
+           for at in range(0, len(penalties), size)]
+  return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
 
 
 def build(bench: Bench, name: str, settings: schema.Logistic) -> Make:

@@ -165,8 +165,8 @@ class Probe:
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
     data, test = linear.place(self._train, self._test, selected, standardize=False)
-    best = linear.choose(self._fit, data, self._rates, split=self._train, holdout=self._holdout,
-                         rank=linear.by_accuracy)
+    best = linear.choose(self._fit, data, self._rates, name=self._train.name,
+                         hold=linear.holder(data, self._train, self._holdout), rank=linear.by_accuracy)
     return linear.result(self._train, self._test, test, best, 'lr', self._limit)
 
   def _fit(self, data: linear.Data, rates: Sequence[float]) -> Linear:

@@ -33,12 +33,14 @@ class Result(NamedTuple):
   guesses: predictions by row, of evaluators that return them.
   headline: name of the main metric; '' = no metric is an accuracy.
   features_s: seconds spent on computing features; 0 = no features were needed, or they were stored.
+  figures: images to save, `[H, W, 3]` u8 by name.
   """
   metrics: dict[str, float]
   num_examples: int
   guesses: Guesses | None
   headline: str
   features_s: float = 0.
+  figures: Mapping[str, np.ndarray] = {}
 
   @property
   def score(self) -> float:

@@ -29,16 +29,49 @@ def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequen
   Raises:
     UserError: there is no such block.
   """
-  depth = jax.tree.leaves(params['blocks'])[0].shape[0]
+  return [backbone.finish(params, tokens, grid=(0, 0)) for tokens in _after(backbone, params, image, blocks)]
+
+
+def grids(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int], *, grid: tuple[int, int],
+          norm: bool) -> Array:
+  """Patch tokens after each of `blocks` in their places, with concatenated channels: `[B, h, w, n * D]` f32.
+
+  Args:
+    backbone, params, image, blocks: as of `read`.
+    grid: (h, w) of the patch tokens of the image.
+    norm: applies the last norm to each layer; otherwise the tokens are those of the residual stream.
+
+  Raises:
+    UserError: there is no such block.
+  """
+  found = _after(backbone, params, image, blocks)
+  if norm:
+    found = [backbone.finish(params, tokens, grid=grid).tokens for tokens in found]
+  h, w = grid
+  parts = [x[:, -h * w:].reshape(len(x), h, w, -1).astype(jnp.float32) for x in found]
+  return jnp.concatenate(parts, -1)
+
+
+def numbers(blocks: Sequence[int], depth: int) -> list[int]:
+  """The numbers of blocks from 1, of numbers that may count from the end.
+
+  Raises:
+    UserError: there is no such block, or they do not rise.
+  """
   places = [block if block > 0 else depth + 1 + block for block in blocks]
   if sorted(set(places)) != places or not 1 <= places[0] <= places[-1] <= depth:
     raise UserError(f'blocks: expected ascending numbers from 1 to {depth}, or from -{depth} to -1, for a network of '
                     f'{depth} blocks, got {", ".join(map(str, blocks))}.')
+  return places
+
+
+def _after(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int]) -> list[Array]:
+  """All tokens after each of `blocks`, `[B, M, D]`."""
   tokens, before, found = backbone.begin(params, image), 0, []
-  for place in places:
+  for place in numbers(blocks, jax.tree.leaves(params['blocks'])[0].shape[0]):
     tokens = jax.lax.fori_loop(
         before, place, lambda i, x: backbone.block(params, x, layer=i, capture=False)[0], tokens)
-    found.append(backbone.finish(params, tokens, grid=(0, 0)))
+    found.append(tokens)
     before = place
   return found
 

@@ -4,12 +4,24 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
-from vit_jax.config.schema.checks import Run, Settings, problem
+from vit_jax.config.schema.checks import Run, Settings, no_effect, problem
 from vit_jax.config.schema.model import FeatureLayers
-from vit_jax.config.schema.ranges import COUNT, COUNT_OR_0, INSIDE, NOT_NEGATIVE, POSITIVE, SHARE, duration, ranged
+from vit_jax.config.schema.ranges import (
+    COUNT,
+    COUNT_OR_0,
+    INSIDE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PX_OR_0,
+    SEED,
+    SHARE,
+    Range,
+    duration,
+    ranged,
+)
 
 __all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FrozenEvaluation', 'Knn', 'Logistic', 'Probe', 'Real',
-           'TextRule', 'TopK', 'ZeroShot')
+           'Segmentation', 'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
@@ -179,4 +191,43 @@ class ZeroShot(FeatureEvaluation):
       yield problem(f'{name}.prompts', 'one {} for the name of the class', self.prompts)
 
 
-Eval = TopK | Real | FewShot | Knn | Logistic | Probe | ZeroShot
+@dataclasses.dataclass
+class Segmentation(FrozenEvaluation):
+  """Semantic segmentation of `masks:…` by classifiers of frozen tokens, whose scores are resized to the masks: mIoU.
+
+  The window of `resize_px` is `image_px` of the run. `features.blocks=()` is the last block.
+  """
+  norm: bool = True  # applies the last norm to each of features.blocks, as DINOv2's programs do
+  # Short side of an image that windows cover; 0 = one window, to which the image is resized without its aspect ratio.
+  resize_px: int = ranged(0, PX_OR_0)
+  stride_px: int = ranged(0, PX_OR_0)  # between windows; 0 = their sides, so that they do not overlap
+  tokens_per_image: int = ranged(0, COUNT_OR_0)  # drawn of a training image; 0 = all
+  token_seed: int = ranged(0, SEED)  # of the draw
+  # Of logistic regression, as in Logistic: to choose from by the NLL on held-out images; () = no linear classifier.
+  l2: tuple[float, ...] = ranged((1e-4, 1e-3, 1e-2, 1e-1), POSITIVE)
+  holdout: float = ranged(.1, INSIDE)            # part of the training images that chooses among them
+  max_steps: int = ranged(500, COUNT)            # of L-BFGS
+  tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
+  neighbours: tuple[int, ...] = ranged((30,), COUNT)  # values of k, of tokens by cosine; () = no k-NN
+  temperature: float = ranged(.07, POSITIVE)  # of their votes
+  ignore: int = ranged(255, Range(-1, 65_535))  # value of pixels that do not count; -1 = none
+  first_class: int = ranged(-1, Range(-1, 65_535))  # value of class 0; lower values do not count; -1 = of the source
+  num_classes: int = ranged(0, COUNT_OR_0)  # 0 = those that the source names
+  overlays: int = ranged(0, Range(0, 1000))  # test images that are saved with their masks, true and predicted
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if self.features.patches:
+      yield problem(f'{name}.features.patches', 'false, as every token is classified', True)
+    if not self.l2 and not self.neighbours:
+      yield problem(f'{name}.neighbours', f'at least one number with {name}.l2=()', self.neighbours)
+    if not self.resize_px:
+      yield from no_effect(self, name, ('stride_px',), f'with {name}.resize_px=0, where one window is the whole image')
+    elif self.resize_px < min(config.image_px) or self.stride_px > min(config.image_px):
+      yield problem(f'{name}.resize_px', f'at least image_px={config.image_px}, the window, and a stride_px of at most '
+                    'that', (self.resize_px, self.stride_px))
+    if not self.tokens_per_image:
+      yield from no_effect(self, name, ('token_seed',), f'with {name}.tokens_per_image=0, which takes all')
+
+
+Eval = TopK | Real | FewShot | Knn | Logistic | Probe | Segmentation | ZeroShot

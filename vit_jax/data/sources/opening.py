@@ -1,8 +1,9 @@
 """Opens sources by name: `open_split` has the only `match` on the kinds of sources.
 
 Kinds: `digits`, `synthetic` (`builtin.py`), `folder:PATH` (`folder.py`, `label_file.py`),
-`tfds:NAME[/CONFIG][:VERSION]` (`tfds.py`), `vtab:TASK` (`vtab.py`), `array_record:DIR` (`prepared.py`), and
-`mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`). To add a kind, write its module, and add a `case` and its form to `KINDS`.
+`tfds:NAME[/CONFIG][:VERSION]` (`tfds.py`), `vtab:TASK` (`vtab.py`), `array_record:DIR` (`prepared.py`),
+`mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`), and for segmentation `masks:PATH` (`masked.py`). To add a kind, write its
+module, and add a `case` and its form to `KINDS`.
 """
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from typing import NamedTuple
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.labels import classes
-from vit_jax.data.source import Source, most_labels
-from vit_jax.data.sources import builtin, folder, label_file, mixture, prepared, pseudo, splits, tfds, vtab
+from vit_jax.data.source import Source, has_masks, most_labels
+from vit_jax.data.sources import builtin, folder, label_file, masked, mixture, prepared, pseudo, splits, tfds, vtab
 
 KINDS = ('digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION], vtab:TASK, array_record:DIR, '
-         'mix:WEIGHT*SOURCE,WEIGHT*SOURCE')
+         'mix:WEIGHT*SOURCE,WEIGHT*SOURCE, masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]')
 
 
 class Sources(NamedTuple):
@@ -34,6 +35,9 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
     UserError: the source, a split or a class is missing, or `data.num_classes` has another value.
   """
   train = check_labels(open_split(data, data.train_split, image_px=image_px), data)
+  if has_masks(train):
+    raise UserError(f'data.source: expected images with classes to train on, got {train.name}, whose images have '
+                    'masks. Set it as the source of an evaluation: --config.evals.NAME.source.')
   evaluation = check_labels(open_split(data, data.eval_split, image_px=image_px), data)
   if data.num_classes not in (0, len(train.class_names)):
     raise UserError(f'data.num_classes: expected {len(train.class_names)}, the number of classes of {train.name}, got '
@@ -76,6 +80,9 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
       return open_named(vtab.opener(where, data_dir=data.data_dir))
     case 'array_record', True:
       return open_named(prepared.opener(where, verify=data.verify_shards))
+    case 'masks', True:
+      return splits.select(masked.opener(where, data_dir=data.data_dir, mask_column=data.label_column,
+                                         holdout=data.holdout, seed=data.holdout_seed), split)
     case 'mix', True:
       terms = mixture.parse(where)
       found = [open_split(dataclasses.replace(data, source=term.source), split, image_px=image_px) for term in terms]

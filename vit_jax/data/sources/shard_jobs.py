@@ -48,7 +48,7 @@ class Job:
 
   def record(self, index: int) -> bytes:
     """Returns the record of an example."""
-    image, label, labels = self.source[index]
+    image, label, labels, _ = self.source[index]
     several = {} if labels is None else {'labels': labels}
     name = self.name_of(self.source.describe(index))
     return records.encode({'image': stored(image, short_px=self.short_px, quality=self.quality), 'label': label,

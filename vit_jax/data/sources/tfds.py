@@ -182,10 +182,15 @@ def _versions(folder: str) -> list[str]:
   return [v for v in _entries(folder) if _VERSION.fullmatch(v)]
 
 
-def _columns(builder: DatasetBuilder, folder: str, label_column: str) -> Columns:
+def image_columns(builder: DatasetBuilder) -> list[str]:
+  """Returns the names of the features that are images."""
   import tensorflow_datasets as tfds
+  return [name for name, feature in dict(builder.info.features).items() if isinstance(feature, tfds.features.Image)]
+
+
+def _columns(builder: DatasetBuilder, folder: str, label_column: str) -> Columns:
   features = dict(builder.info.features)
-  image = _the_one([k for k, f in features.items() if isinstance(f, tfds.features.Image)], 'image', folder)
+  image = _the_one(image_columns(builder), 'image', folder)
   found = {column.path: column for column in class_columns(features)}
   if label_column and label_column not in found:
     known = ', '.join(sorted(found)) or 'none'

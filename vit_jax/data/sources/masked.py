@@ -1,0 +1,216 @@
+"""`masks:PATH` and `masks:tfds:NAME`: images with masks, which give each pixel a class, for semantic segmentation.
+
+In a folder the images are `PATH/images/[train|val|test/]…/NAME.jpg`, their masks `PATH/masks/…/NAME.png` with the same
+relative name (or `PATH/annotations/…`, as ADE20K has it), and `PATH/classes.txt`, if it exists, has the name of a class
+a line. Of a dataset prepared by TFDS, the mask is the image feature that is not `image`.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import access, image_files, records
+from vit_jax.data.labels import classes
+from vit_jax.data.source import Record, Source
+from vit_jax.data.sources import splits, tfds
+
+if TYPE_CHECKING:
+  from tensorflow_datasets.core import DatasetBuilder
+
+log = logging.getLogger('vit_jax.data')
+
+LAYOUT = 'PATH/images/train/NAME.jpg with PATH/masks/train/NAME.png, or PATH/images/NAME.jpg with PATH/masks/NAME.png'
+MASKS = ('masks', 'annotations')
+_SPLITS = {'training': 'train', **{name: name for name in ('train', 'val', 'valid', 'validation', 'test')}}
+_EXTENSIONS = ('.png', '.tif', '.tiff', '.bmp', '.gif')  # of masks; decoded in `image/masks.py`
+_SHOWN = 5
+
+
+class Known(NamedTuple):
+  """The masks of a dataset: the value of the first class (lower ones are ignored), and the names of the classes."""
+  first_class: int
+  class_names: tuple[str, ...]
+
+
+KNOWN = {
+    'oxford_iiit_pet': Known(1, ('pet', 'background', 'border')),  # trimaps: Parkhi et al. 2012, section 2
+    'scene_parse150': Known(1, tuple(f'class {i}' for i in range(1, 151)))}  # ADE20K benchmark: 0 = other
+"""TFDS datasets whose description does not have this."""
+
+
+class FolderMasks:
+  """Image files with a mask file each; paths are relative to `root`."""
+
+  first_class = 0
+
+  def __init__(self, root: str, pairs: Sequence[tuple[str, str]], *, name: str, class_names: tuple[str, ...]) -> None:
+    self.name, self.class_names, self._root, self._pairs = name, class_names, root, tuple(pairs)
+    sizes = [(*pair, *(os.path.getsize(os.path.join(root, one)) for one in pair)) for pair in pairs]
+    self.digest = hashlib.sha256(repr((sizes, class_names)).encode(errors='surrogateescape')).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._pairs)
+
+  def __getitem__(self, index: int) -> Record:
+    with open(self.describe(index), 'rb') as image, open(self.describe_mask(index), 'rb') as mask:
+      return Record(image.read(), -1, mask=mask.read())
+
+  def label(self, index: int) -> int:
+    del index
+    return -1
+
+  def describe(self, index: int) -> str:
+    return os.path.join(self._root, self._pairs[index][0])
+
+  def describe_mask(self, index: int) -> str:
+    """Returns the path of the mask."""
+    return os.path.join(self._root, self._pairs[index][1])
+
+
+class TfdsMasks:
+  """A split of a dataset prepared by TFDS with images and masks."""
+
+  def __init__(self, builder: DatasetBuilder, split: str, *, mask: str) -> None:
+    info = builder.info.splits[split]
+    known = KNOWN.get(builder.info.name, Known(0, ()))
+    self.name, self.first_class, self.class_names = f'masks:tfds:{builder.info.full_name}/{split}', *known
+    self._mask, self._records = mask, tfds.open_records(builder, split)
+    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {mask}'
+    self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> Record:
+    found = records.parse(self._records[index])
+    image, mask = (records.first(found, name) for name in ('image', self._mask))
+    return Record(image, -1, mask=mask)  # type: ignore[arg-type]
+
+  def label(self, index: int) -> int:
+    del index
+    return -1
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+  def describe_mask(self, index: int) -> str:
+    """Returns the name of the mask."""
+    return f'{self.describe(index)}, {self._mask}'
+
+
+def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed: int) -> Callable[[str], Source]:
+  """Returns what opens a split.
+
+  Args:
+    where: the folder, or `tfds:NAME[/CONFIG][:VERSION]`.
+    data_dir: the folder of TFDS datasets.
+    mask_column: the TFDS feature with the masks; '' = the only image feature beside `image`.
+    holdout: fraction held out as `test` of a folder without splits.
+    seed: selects the held-out images.
+
+  Raises:
+    UserError: there is no such dataset; or, when opening, an image has no mask.
+  """
+  kind, _, name = where.partition(':')
+  if kind == 'tfds' and name:
+    return _open_tfds(name, data_dir=data_dir, mask_column=mask_column)
+  root = access.resolve(where, 'masks:PATH')
+  if not os.path.isdir(os.path.join(root, 'images')):
+    raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
+  found = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images')) if name.lower() in _SPLITS}
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    if not found:
+      return _open_single(root, split, holdout=holdout, seed=seed)
+    own = found[splits.resolve(split, found, source=f'masks:{root}')]
+    pairs = _list(root, own)
+    order = splits.scattered([image for image, _ in pairs], seed=0)
+    return FolderMasks(root, [pairs[i] for i in order], name=f'masks:{root}/{own}', class_names=_class_names(root))
+  return open_named
+
+
+def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
+  """Opens `train` or `test` of a folder without split folders."""
+  split = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'masks:{root}')
+  pairs = _list(root, '')
+  order = splits.scattered([image for image, _ in pairs], seed=seed)
+  num = max(1, round(holdout * len(order)))
+  if num >= len(order):
+    raise UserError(f'{root}: expected at least two images, so that data.holdout={holdout} leaves some to train on, '
+                    f'got {len(order)}.')
+  chosen = order[num:] if split == 'train' else order[:num]
+  return FolderMasks(root, [pairs[i] for i in chosen], name=f'masks:{root}/{split}', class_names=_class_names(root))
+
+
+def _list(root: str, split: str) -> list[tuple[str, str]]:
+  """Returns the paths of images and masks of a split, relative to the root, in the order of the images.
+
+  Raises:
+    UserError: there are no images, or one has no mask.
+  """
+  images = _by_name(root, os.path.join('images', split), image_files.EXTENSIONS)
+  folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
+  masks = _by_name(root, os.path.join(folder, split), _EXTENSIONS)
+  if not images:
+    raise UserError(f'{os.path.join(root, "images", split)}: expected images, got none. Expected {LAYOUT}.')
+  if missing := [path for name, path in images.items() if name not in masks]:
+    named = ', '.join(os.path.join(root, path) for path in missing[:_SHOWN])
+    more = f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else ''
+    raise UserError(f'{os.path.join(root, folder, split)}: expected a mask (NAME.png) for every image, got none for '
+                    f'{len(missing):,} of {len(images):,}: {named}{more}.')
+  if unused := len(masks.keys() - images.keys()):
+    log.warning('%s: %s masks have no image and are not used.', os.path.join(root, folder, split), f'{unused:,}')
+  return [(path, masks[name]) for name, path in sorted(images.items())]
+
+
+def _by_name(root: str, folder: str, extensions: Sequence[str]) -> Mapping[str, str]:
+  """Returns the paths of images in and below `root/folder`, relative to the root, by their names without extension.
+
+  Raises:
+    UserError: two files have the same name.
+  """
+  found: dict[str, str] = {}
+  if not os.path.isdir(os.path.join(root, folder)):
+    return found
+  for file in image_files.Finder().find(root, folder.rstrip('/')):
+    name, extension = os.path.splitext(os.path.relpath(file.path, folder))
+    if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
+      raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
+                      f'{file.path}.')
+  return found
+
+
+def _class_names(root: str) -> tuple[str, ...]:
+  """Returns the lines of `classes.txt`; () without such a file."""
+  path = os.path.join(root, 'classes.txt')
+  return classes.read(path, setting='classes.txt') if os.path.isfile(path) else ()
+
+
+def _open_tfds(name: str, *, data_dir: str, mask_column: str) -> Callable[[str], Source]:
+  folder = tfds.find(name, data_dir=data_dir)
+
+  @functools.cache
+  def builder() -> DatasetBuilder:
+    return tfds.open_builder(folder)
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    found = splits.resolve(split, builder().info.splits, source=f'masks:tfds:{name}')
+    return TfdsMasks(builder(), found, mask=_mask_column(builder(), folder, mask_column))
+  return open_named
+
+
+def _mask_column(builder: DatasetBuilder, folder: str, wanted: str) -> str:
+  """Returns the feature with the masks."""
+  images = tfds.image_columns(builder)
+  others = [name for name in images if name != 'image']
+  if 'image' not in images or wanted not in ('', *others) or not (wanted or len(others) == 1):
+    raise UserError(f'{folder}: expected the features image and {wanted or "one other with the mask"}, got '
+                    f'{", ".join(images) or "none"}. Set data.label_column to the feature with the masks.')
+  return wanted or others[0]
