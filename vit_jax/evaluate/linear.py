@@ -247,7 +247,7 @@ def place(train_split: Split, test_split: Split, selected: PyTree, *, standardiz
   train_data, test_data = found
   if standardize:
     mean, std = moments(train_data.features, train_data.weight)
-    train_data, test_data = (x._replace(features=standardized(x.features, mean, std)) for x in found)
+    train_data, test_data = (x._replace(features=_standardize(x.features, mean, std)) for x in found)
   return train_data, test_data
 
 
@@ -260,8 +260,7 @@ def moments(features: Array, weight: Array) -> tuple[Array, Array]:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def standardized(features: Array, mean: Array, std: Array) -> Array:
-  """Returns features `[G, R, D]` with this mean 0 and deviation 1; the argument's memory is used again."""
+def _standardize(features: Array, mean: Array, std: Array) -> Array:
   return (features - mean[None, None]) / std[None, None]
 
 

@@ -80,7 +80,7 @@ class Segmentation:
     """Returns the logistic regression with the best penalty, and the penalty."""
     s = self._settings
     mean, std = linear.moments(data.features, data.weight)
-    x = linear.standardized(jnp.copy(data.features) if s.neighbours else data.features, mean, std)
+    x = _standardized(data.features, mean, std)
     fit = functools.partial(logistic.fit_all, num_classes=self._num_classes, max_steps=s.max_steps,
                             tolerance=s.tolerance)
     best = linear.choose(fit, data._replace(features=x), s.l2, name=self._train.name, hold=self._hold,
@@ -146,8 +146,13 @@ class Segmentation:
 
 
 @jax.jit
+def _standardized(features: Array, mean: Array, std: Array) -> Array:
+  return (features - mean[None, None]) / std[None, None]
+
+
+@jax.jit
 def _linear_scores(classifier: linear.Linear, mean: Array, std: Array, tokens: Array) -> Array:
-  return linear.predict(classifier, (tokens - mean[None, None]) / std[None, None])
+  return linear.predict(classifier, _standardized(tokens, mean, std))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

@@ -15,6 +15,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.pipeline.masked_images import starts
 
 _BLOCK_ELEMENTS = 2**24  # scores that are interpolated at a time
+_RESOLUTION = 2**16      # of scores, steps of 1
 
 
 class Span(NamedTuple):
@@ -49,7 +50,10 @@ def spans(mask_size: int, size: int, window: int, stride: int, num_tokens: int) 
 
 
 def predict(scores: HostArray, rows: list[Span], columns: list[Span], mask_size: tuple[int, int]) -> HostArray:
-  """Returns the class with the highest score of each pixel of a mask, `[H, W]` i32; the lowest of equal ones.
+  """Returns the class with the highest score of each pixel of a mask, `[H, W]` i32.
+
+  Scores are compared in steps of 2^-16, and the lowest class is chosen among equal ones: halfway between two tokens,
+  the votes of few neighbors are often equal but for rounding, which depends on the devices.
 
   Args:
     scores: `[n, h, w, C]` f32 of the windows, row by row.
@@ -73,5 +77,5 @@ def predict(scores: HostArray, rows: list[Span], columns: list[Span], mask_size:
         place = slice(start - top, stop - top), slice(column.start, column.stop)
         total[place] += column.weights @ np.tensordot(weights, window, 1)
         covered[place] += 1
-    found[top:bottom] = (total / covered).argmax(-1)
+    found[top:bottom] = np.round(total / covered * _RESOLUTION).argmax(-1)
   return found
