@@ -51,6 +51,7 @@ def test_a_program_that_sends_what_it_has_to_has_no_warning() -> None:
 def test_a_program_that_gathers_nothing_and_sends_twice_as_much_is_reported() -> None:
   found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp=24576', all_reduce=(932, 5_600_000_000))
   assert 'mesh.fsdp=128, but the compiled step gathers no parameter: it has 932 all-reduces.' in text(found)
+  assert 'fsdp is over all devices of a slice' in text(found) and 'Set --config.mesh.fsdp=64 --config' in text(found)
   assert 'A device sends 5.60 GB in a step, 2.0 times the 2.77 GB that this layout needs' in text(found)
   assert table.render(found).count('**Warning**: ') == 2 == len(table.to_json(found)['warnings'])
 

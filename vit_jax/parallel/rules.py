@@ -28,7 +28,7 @@ Rule = tuple[str, Axes] | tuple[str, Axes, Axes]
 LANES = 128
 """Entries of the last axis in one tile of a TPU."""
 TILE_ROWS = 8
-"""Rows of one tile of a TPU: a shard of whole tiles can be gathered as it lies in memory."""
+"""Rows of one tile of a TPU: a shard of other numbers of rows is padded before it is sent (libtpu 0.0.52)."""
 MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
 
 FROZEN = 'frozen'

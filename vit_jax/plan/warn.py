@@ -74,7 +74,7 @@ def _places(spec: jax.sharding.PartitionSpec, axis: str, size: int) -> int:
 
 
 def _row_problems(plan: plans.Plan) -> Iterator[str]:
-  """Shards that are no whole tiles of a TPU, which it cannot gather."""
+  """Shards that are no whole tiles of a TPU."""
   fsdp = plan.parts.mesh.shape['fsdp']
   if plan.subject.topology.chip.platform != 'tpu' or fsdp == 1:
     return
@@ -83,8 +83,8 @@ def _row_problems(plan: plans.Plan) -> Iterator[str]:
     named = ', '.join(f'{name} ({rows})' for name, rows in list(found.items())[:_SHOWN])
     more = f' and {len(found) - _SHOWN} more' if len(found) > _SHOWN else ''
     yield (f'mesh.fsdp={fsdp} splits {len(found)} large parameters into shards whose number of rows is not a multiple '
-           f'of {TILE_ROWS}: {named}{more}. The TPU compiler then sums arrays of zeros in place of gathering, which '
-           f'sends twice as much. {_advice(plan)}')
+           f'of {TILE_ROWS}: {named}{more}. The TPU compiler pads them to complete tiles, and moves rows between '
+           f'neighbours after each sum. {_advice(plan)}')
 
 
 def _rows(plan: plans.Plan) -> dict[str, int]:
@@ -112,10 +112,17 @@ def _gather_problems(plan: plans.Plan) -> Iterator[str]:
   if plan.answer is None or plan.answer.overflow or not is_sharded:
     return
   kinds = {row.kind: row.calls for row in plan.answer.costs.collectives}
-  if not kinds.get('all-gather') and not kinds.get('collective-permute'):
-    yield (f'mesh.fsdp={plan.parts.mesh.shape["fsdp"]}, but the compiled step gathers no parameter: it has '
-           f'{kinds.get("all-reduce", 0):,} all-reduces. Its kernels are exchanged or its activations are split in '
-           'another way than planned.')
+  if kinds.get('all-gather') or kinds.get('collective-permute'):
+    return
+  shape = plan.parts.mesh.shape
+  text = (f'mesh.fsdp={shape["fsdp"]}, but the compiled step gathers no parameter: it has '
+          f'{kinds.get("all-reduce", 0):,} all-reduces. ')
+  if shape['fsdp'] == plan.subject.topology.num_devices and shape['fsdp'] > 2:
+    yield (f'{text}If fsdp is over all devices of a slice, a TPU compiler may write each shard into an array of zeros '
+           'and sum these arrays, which sends twice as much as gathering. Set '
+           f'--config.mesh.fsdp={shape["fsdp"] // 2} --config.mesh.data=-1.')
+  else:
+    yield f'{text}Its kernels are not exchanged, or its activations are split in another way than planned.'
 
 
 def _excess_problems(plan: plans.Plan) -> Iterator[str]:
