@@ -1,6 +1,7 @@
 """Hostile run directories: arrays that are larger than their description are refused before they are read."""
 from __future__ import annotations
 
+import logging
 import pathlib
 import shutil
 
@@ -40,3 +41,11 @@ def test_a_run_that_does_not_fit_in_memory_is_refused(run: pathlib.Path, monkeyp
   monkeypatch.setattr(runs, '_memory_bytes', lambda: 1000)
   with pytest.raises(UserError, match='expected arrays that fit in the 0.0 GiB of memory of this machine, got'):
     runs.read(run, view='')
+
+
+def test_nothing_is_logged_while_a_run_is_read(run: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  for path in run.rglob('_CHECKPOINT_METADATA'):  # which items that are saved during training lack
+    path.unlink()
+  with caplog.at_level(logging.WARNING, 'absl'):
+    runs.read(run, view='')
+    assert not caplog.records and logging.getLogger('absl').level == logging.WARNING

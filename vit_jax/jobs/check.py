@@ -156,7 +156,7 @@ def _check_here(kind: str, path: str) -> None:
     prepared.read_info(folder.parent if set(folder.name) & set('*?[') else folder)
   elif not os.path.isdir(path):
     raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
-                    '--config.data.source=folder:PATH.')
+                    '--config.data.source=folder:PATH, or add --elsewhere if the run is on other hosts.')
 
 
 def _weights_problems(config: schema.Config, place: Place) -> Iterator[str]:

@@ -5,13 +5,14 @@ be used as weights, but training cannot resume from it, because it has no optimi
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -124,7 +125,7 @@ def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
   target = trees.unflatten({path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()})
 
   def load() -> PyTree:
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    with _only_errors('absl'), ocp.PyTreeCheckpointer() as checkpointer:
       checkpoint_files.check_arrays(name, jax.tree.leaves(checkpointer.metadata(folder / name).item_metadata.tree),
                                     body['shapes'][name])
       return checkpointer.restore(folder / name, item=target,
@@ -134,6 +135,18 @@ def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
   if trees.digest(tree) != body['digests'][name]:
     raise Damaged(f'the digest of {name} is not the one that was saved')
   return tree
+
+
+@contextlib.contextmanager
+def _only_errors(name: str) -> Iterator[None]:
+  """Hides warnings of a logger: Orbax warns that items have no metadata of their own, which they do not need."""
+  logger = logging.getLogger(name)
+  level = logger.level
+  logger.setLevel(max(level, logging.ERROR))
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
 
 
 def _memory_bytes() -> int:
