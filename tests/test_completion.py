@@ -28,7 +28,7 @@ def complete(line: str, folder: pathlib.Path) -> list[str]:
 
 @pytest.mark.parametrize(('line', 'offered'), [
     ('vit-jax pre', ['predict', 'prepare']),
-    ('vit-jax predict --to', ['--top=', '--to=']),
+    ('vit-jax predict --to', ['--tokenizer=', '--top=', '--to=']),
     ('vit-jax predict --ov', ['--overlay']),
     ('vit-jax --conf', ['--config=']),
     ('vit-jax predict --view=', ['student', 'ema', 'teacher']),

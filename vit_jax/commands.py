@@ -212,14 +212,10 @@ JOBS = {
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS, CONFIG, *READING)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
-        *READING, CLASSES,
-        Flag('names', NAMES, 'names of classes in words, for weights with a text tower (CLIP, SigLIP, TIPS)', [],
-             'the classes of the head'),
-        Flag('prompts', TEXT, 'with --names: a template, or clip_best, clip_paper, class_name_only', '',
-             "'a photo of a {}.'"),
-        Flag('tokenizer', FILE, 'with --names: the file of the tokenizer', '', 'beside the weights'),
-        Flag('top', whole(1), 'classes per image', 5),
-        Flag('json', None, 'print one line of JSON per image'),
+        *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
+        Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),
+        Flag('prompts', TEXT, 'template for --names, or clip_best, clip_paper', '', "'a photo of a {}.'"),
+        Flag('top', whole(1), 'classes per image', 5), Flag('json', None, 'print one line of JSON per image'),
         Flag('overlay', None, 'also save each image with its attention overlay, in --to'),
         Flag('to', LOCAL, 'folder of the overlays', None, 'overlays')), 'FILES and folders'),
     'inspect': Job('Analyze a network: filters, positions, attention, features; writes a page.', 'inspect.job', (

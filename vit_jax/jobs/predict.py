@@ -71,13 +71,9 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   prefetch.quieten_cv2()
   stage.begin('loading the weights')
   network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names))
-  classifier: Model | ZeroShot = network
-  if names:
-    classifier = network.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
-    log.info('%s', classifier.probability)
+  classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
-  properties = {**describe(network), **({'class_names': 'given', 'probability': classifier.probability} if isinstance(
-      classifier, ZeroShot) else {})}
+  properties = describe(network, classifier)
   num_bad = 0
   stage.begin('compiling, reading the first images')
   for batch in _batches(network, paths):
@@ -109,6 +105,15 @@ def check_names(names: Sequence[str], *, prompts: str, tokenizer: str, classes: 
     raise UserError(f'--classes: expected none with --names, got {classes}. The names are the classes.')
 
 
+def choose_classifier(network: Model, names: Sequence[str], *, prompts: str, tokenizer: str) -> Model | ZeroShot:
+  """Returns the classifier by texts of these names, or without names the network itself, with its head."""
+  if not names:
+    return network
+  found = network.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
+  log.info('%s', found.probability)
+  return found
+
+
 def load(where: str, *, preprocess: str, model: str, view: str, classes: str, has_names: bool = False) -> Model:
   """Loads a network with a classification head, or any network if names of classes are given.
 
@@ -128,13 +133,17 @@ def load(where: str, *, preprocess: str, model: str, view: str, classes: str, ha
   return Model(found)
 
 
-def describe(network: Model) -> dict[str, object]:
-  """Returns the fields about the network in every line of JSON: preprocessing, whose class names, and warnings."""
+def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
+  """Returns the fields about the network in every line of JSON: preprocessing, whose class names, and warnings.
+
+  With names of a person also what the probabilities are.
+  """
   recipe = dataclasses.replace(inference.eval_recipe(network.weights), exif_orientation=UPRIGHT.upright)
   preprocessing = transforms.eval_summary(recipe, network.image_px)
   names = f'{network.assumed_classes}, assumed' if network.assumed_classes else (
       'given' if network.weights.class_names else 'not known')
-  return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule}, 'class_names': names,
+  texts = {'class_names': 'given', 'probability': classifier.probability} if isinstance(classifier, ZeroShot) else {}
+  return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule}, 'class_names': names, **texts,
           'warnings': list(network.weights.report.warnings)}
 
 
