@@ -141,3 +141,11 @@ def test_one_block_alone_is_compiled_once_for_each_network_and_has_a_table_of_it
   every = [row for row in tpu_tables.rows(['H/14', 'v6e']) if row.program.startswith('big_vision')]
   tpu_tables.collect(every, [tpu_tables.BLOCK], tmp_path, checkout='/checkout')
   assert len(every) == 4 and len(asked) == 5, 'settings of sharding make no other block'
+
+
+def test_the_tables_of_benchmarks_are_those_of_the_figures_that_are_kept(tmp_path: pathlib.Path) -> None:
+  root = pathlib.Path(__file__).resolve().parents[2]
+  page = tmp_path / 'page.md'
+  page.write_text(text := (root / 'BENCHMARKS.md').read_text())
+  tpu_tables.put(tpu_tables.render(root / 'launch' / 'tpu_tables'), page)
+  assert page.read_text() == text, 'python -m vit_jax.bench.tpu_tables launch/tpu_tables --known --into=BENCHMARKS.md'

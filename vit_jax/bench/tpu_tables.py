@@ -5,10 +5,10 @@
 Each row is a program that is compiled with a small number of unrolled blocks. At the complete depth its operations
 within blocks and the update of parameters take as much longer as there are more blocks, the others once; with two
 numbers of blocks all figures, memory too, follow from `a + b depth`. `--depths=0` compiles one block alone, forward and
-backward, on one device (`tpu_block.py`), in a third of the time. All rows have the same batch per device, dtype,
-optimizer and no rematerialization. Both times of `plan` are given, without collectives. DIR has the figures of each
-program as a line of `figures.jsonl`, so that a later call compiles only what is missing, and the tables in `tables.md`,
-or with `--into` between the two comments of that Markdown file. Nothing runs on a TPU.
+backward, on one device (`tpu_block.py`). All rows have the same batch per device, dtype, optimizer and no
+rematerialization. Both times of `plan` are given, without collectives. DIR has the figures of each program as a line of
+`figures.jsonl`, so that a later call compiles only what is missing, and the tables in `tables.md`, or with `--into`
+between the two comments of that Markdown file. Nothing runs on a TPU.
 """
 from __future__ import annotations
 
