@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from tests.weights import made, test_golden
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.jobs import build, finetune
 from vit_jax.parallel import mesh as meshes
-from vit_jax.weights import inherit, init_state, saving
+from vit_jax.weights import inherit, init_state, runs, saving
 
 pytestmark = [pytest.mark.xdist_group('test_finetune'),  # in one worker, for what the tests share
               pytest.mark.usefixtures('one_device', 'no_page')]
@@ -174,3 +176,45 @@ def test_fine_tuning_on_the_same_batches_is_timms(tmp_path: pathlib.Path) -> Non
   # f32 has 24 bits; the deepest sums are of some 1,000 terms, and 12 updates add up.
   np.testing.assert_allclose(losses, golden['loss'], rtol=1e-5)
   np.testing.assert_allclose(norms, golden['grad_norm'], rtol=1e-4)
+
+
+@pytest.mark.usefixtures('here')
+def test_lora_trains_adapters_with_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+  given: list[schema.Config] = []
+  monkeypatch.setattr(finetune.train, 'run', lambda config, workdir, **_: given.append(config) or 75)
+  for words in (['--lora'], ['--lora=3', '--config.lora.alpha=6', '--config.lora.targets=query,value'], []):
+    assert main.run([*WORDS, *words]) == 75
+  adapted, own, plain = given
+  assert adapted.lora == schema.Lora(rank=8) and isinstance(adapted.optimizer, schema.AdamW)
+  assert (own.lora.rank, own.lora.alpha, own.lora.ends) == (3, 6., ('query', 'value'))
+  assert plain.lora == schema.Lora() and isinstance(plain.optimizer, schema.Sgd)
+
+
+@pytest.mark.slow(reason='about 20 s: a run, resumed, and what reads it')
+@pytest.mark.usefixtures('here')
+def test_a_run_of_adapters_resumes_to_the_same_bits_and_is_read_merged(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+  words = [*WORDS, '--lora=2', '--config.lora.dora=true', '--config.lora.dropout=.1', '--config.train.ema=.5',
+           '--config.length=4 steps', '--config.evals.val.every=4 steps', '--config.checkpoints.every=2 steps']
+  assert main.run(words) == 0
+  workdir, network = pathlib.Path('runs/finetune_some_weights_photos'), made.network()
+  whole = json.loads((workdir / 'final.json').read_text())
+  shutil.rmtree(workdir / 'checkpoints' / '4')
+  (workdir / 'final.json').unlink()
+  assert main.run(words) == 0
+  again = json.loads((workdir / 'final.json').read_text())
+  assert 'Resuming at step 2 of 4' in caplog.text
+  assert again['params_digest'] == whole['params_digest'] and again['metrics'] == whole['metrics']
+  found = runs.read(workdir, view='ema')
+  frozen, merged = trees.flatten(found.frozen), trees.flatten(found.params)
+  for name, x in trees.flatten(network.params).items():
+    if name.startswith('backbone/'):
+      np.testing.assert_array_equal(frozen[name], x, err_msg=name)
+  assert merged.keys() == {*frozen, 'head/kernel', 'head/bias'}
+  assert (merged['backbone/blocks/mlp/up/kernel'] != frozen['backbone/blocks/mlp/up/kernel']).any()
+  capsys.readouterr()
+  assert main.run(['evaluate', f'--workdir={workdir}']) == 0
+  assert json.loads((workdir / 'evaluate.json').read_text())['metrics'] == pytest.approx(whole['metrics'], rel=1e-6)
+  assert main.run(['predict', f'--weights={workdir}', str(next(pathlib.Path('photos').rglob('*.png')))]) == 0
+  predicted = capsys.readouterr().out
+  assert all(name in predicted for name in ('ant', 'bee', 'cat'))

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import classify, fewshot, knn, logistic, probe, segmentation, zeroshot
+from vit_jax.evaluate import classify, fewshot, knn, logistic, probe, retrieval, segmentation, zeroshot
 from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.results import Measuring
 
@@ -30,6 +30,8 @@ def _build(bench: Bench, name: str, settings: schema.Eval) -> Make:
       return fewshot.build(bench, name, settings)
     case schema.Knn():
       return knn.build(bench, name, settings)
+    case schema.Retrieval():
+      return retrieval.build(bench, name, settings)
     case schema.Logistic():
       return logistic.build(bench, name, settings)
     case schema.Probe():

@@ -87,7 +87,8 @@ def format_metric(name: str, value: object) -> str:
 
 def is_share(name: str) -> bool:
   """Returns whether a metric is a share, such as an accuracy: `test/top1@ema`, `few/10shot_std`, `train/accuracy`."""
-  return re.fullmatch(r'(.+/)?(top\d+|\d+shot|(\w+_)?accuracy|class_mean|ece|mfu)([._].*)?(@.*)?', name) is not None
+  known = r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|class_mean|ece|mfu)([._].*)?(@.*)?'
+  return re.fullmatch(known, name) is not None
 
 
 def to_float(value: object) -> float:

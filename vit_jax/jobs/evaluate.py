@@ -15,7 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, evaluate_weights
+from vit_jax.jobs import build, evaluate_weights, report_card
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import stage, storage
 from vit_jax.train import checkpoint_reader
@@ -38,7 +38,10 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: 
   """
   if weights:
     assert config is not None
-    spec = evaluate_weights.WeightsSpec(weights, preprocess, model, view)
+    specs = [evaluate_weights.WeightsSpec(one, preprocess, model, view) for one in report_card.split_weights(weights)]
+    if len(specs) > 1 or config.name == report_card.NAME:
+      return report_card.run(config, specs, overridden=overridden, workdir=workdir)
+    spec, = specs
     return evaluate_weights.run(config, spec, overridden=overridden, workdir=workdir)
   if preprocess or model or view:
     raise UserError('--weights: expected weights for --preprocess, --model and --view, got none. A run has settings of '

@@ -73,11 +73,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
   startup.start()
-  stage.begin('loading the weights')
-  found = loading.load(spec.where, preprocess=spec.preprocess, model=spec.model, view=spec.view)
-  if 'image_px' in overridden:
-    found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
-  log.info('%s', loading.text(found))
+  found = load(config, spec, overridden)
   if not found.num_classes and needs_head(config):
     raise UserError(f'--weights={spec.where}: expected weights with a classification head, got weights without one. '
                     'Use weights that were trained on classes, or --config.evals=knn,fewshot,logistic.')
@@ -92,7 +88,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress, weights=found)
   stage.begin('evaluating')
-  final = results.measure(evaluators, network, _state(found, mesh))
+  final = results.measure(evaluators, network, state(found, mesh))
   stage.end()
   workdir.mkdir(parents=True, exist_ok=True)
   resume.write_config(workdir, config)
@@ -103,6 +99,16 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   if jax.process_index() == 0:
     results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0
+
+
+def load(config: schema.Config, spec: WeightsSpec, overridden: Collection[str]) -> Weights:
+  """Returns the weights, for images of `config.image_px` if that is on the command line."""
+  stage.begin('loading the weights')
+  found = loading.load(spec.where, preprocess=spec.preprocess, model=spec.model, view=spec.view)
+  if 'image_px' in overridden:
+    found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
+  log.info('%s', loading.text(found))
+  return found
 
 
 def with_weights(config: schema.Config, found: Weights, overridden: Collection[str]) -> schema.Config:
@@ -145,7 +151,7 @@ def needs_head(config: schema.Config) -> bool:
   return any(isinstance(one, schema.TopK) for one in config.evals.values())
 
 
-def _state(found: Weights, mesh: jax.sharding.Mesh) -> TrainState:
+def state(found: Weights, mesh: jax.sharding.Mesh) -> TrainState:
   """Returns the weights as a train state, replicated on all devices."""
   params: Params = {name: found.params[name] for name in ('backbone', 'head', 'head_dist') if name in found.params}
   step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(found.state)),

@@ -20,8 +20,8 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 
-__all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FrozenEvaluation', 'Knn', 'Logistic', 'Probe', 'Real',
-           'Segmentation', 'TextRule', 'TopK', 'ZeroShot')
+__all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FrozenEvaluation', 'Gallery', 'Knn', 'Logistic',
+           'Probe', 'Real', 'Retrieval', 'Segmentation', 'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
@@ -128,6 +128,25 @@ class Knn(FrozenEvaluation):
       yield problem(f'{name}.headline', f'one of {name}.neighbours={self.neighbours}', self.headline)
 
 
+class Gallery(enum.Enum):
+  """The images that retrieval searches."""
+  REST = 'rest'    # all other images of the split: leave-one-out
+  TRAIN = 'train'  # the training split
+
+
+@dataclasses.dataclass
+class Retrieval(FrozenEvaluation):
+  """Recall@K: the share of images with one of their class among the K nearest by cosine."""
+  gallery: Gallery = Gallery.REST  # the images to search
+  ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from _not_empty(f'{name}.ranks', self.ranks)
+    if self.gallery is Gallery.REST:
+      yield from no_effect(self, name, ('train_split',), f'with {name}.gallery=rest, which searches one split')
+
+
 @dataclasses.dataclass
 class Logistic(FrozenEvaluation):
   """Multinomial logistic regression to its optimum, with the best of several penalties."""
@@ -230,4 +249,4 @@ class Segmentation(FrozenEvaluation):
       yield from no_effect(self, name, ('token_seed',), f'with {name}.tokens_per_image=0, which takes all')
 
 
-Eval = TopK | Real | FewShot | Knn | Logistic | Probe | Segmentation | ZeroShot
+Eval = TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot

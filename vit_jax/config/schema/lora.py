@@ -21,7 +21,7 @@ class Lora(Settings):
   rank: int = ranged(0, COUNT_OR_0)         # r, the inner size of A B; 0 = off, all parameters are trained
   alpha: float = ranged(0., NOT_NEGATIVE)   # scale is alpha / rank; 0 = alpha is the rank, so the scale is 1
   dropout: float = ranged(0., BELOW_1)      # of the input of A, while training
-  # Layers of the blocks, by the end of their path or a pattern of it: query, value, mlp/.*
+  # Layers of the blocks, by the end of their path or a pattern of it; several with commas: query,value,mlp/.*
   targets: tuple[str, ...] = EVERY
   dora: bool = False    # DoRA (arXiv 2402.09353): the norm of each output's weights is a parameter of its own
   rslora: bool = False  # rsLoRA (arXiv 2312.03732): scale is alpha / sqrt(rank)
@@ -33,13 +33,18 @@ class Lora(Settings):
 
   def is_target(self, layer: str) -> bool:
     """Whether the layer with this path in a block, such as `attn/query`, has an adapter."""
-    return any(re.fullmatch(f'(.*/)?({target})', layer) for target in self.targets)
+    return any(re.fullmatch(f'(.*/)?({end})', layer) for end in self.ends)
+
+  @property
+  def ends(self) -> tuple[str, ...]:
+    """`targets` one by one: the command line gives several as one text."""
+    return tuple(end for text in self.targets for end in text.split(','))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.rank:
       yield from switched_off(self, name, f'with {name}.rank=0')
       return
-    if wrong := list(patterns(f'{name}.targets', self.targets)):
+    if wrong := list(patterns(f'{name}.targets', self.ends)):
       yield from wrong
       return
     layers = adapted_layers(config.model)
@@ -47,7 +52,7 @@ class Lora(Settings):
       yield problem(f'{name}.rank', f'0 for {type(config.model).__name__}, which has no blocks of dense layers',
                     self.rank)
       return
-    for target in self.targets:
+    for target in self.ends:
       if target not in EVERY and not any(re.fullmatch(f'(.*/)?({target})', layer) for layer in layers):
         yield problem(f'{name}.targets', f'the ends of {", ".join(layers)}, or patterns', target)
     if not any(self.is_target(layer) for layer in layers):

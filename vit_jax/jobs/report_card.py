@@ -1,0 +1,214 @@
+"""`evaluate --weights=A,B --config=report_card`: all evaluations of several weights, as a page and as JSON.
+
+Each evaluation stands for itself: one that some weights cannot have (no head of these classes, no text tower, images
+without masks) is listed with the reason. Features of a split are computed once for all evaluations of the same weights.
+"""
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import inspect
+import logging
+import pathlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from vit_jax import __version__
+from vit_jax.config import check, schema
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
+from vit_jax.evaluate import final as results
+from vit_jax.evaluate.results import Result
+from vit_jax.inspect import html_pages
+from vit_jax.jobs import build, evaluate_weights
+from vit_jax.jobs import runtime as startup
+from vit_jax.jobs.evaluate_weights import WeightsSpec
+from vit_jax.models.kernels import attend_kernels
+from vit_jax.record import run_directory, stage, storage
+from vit_jax.weights import loading, preprocess
+from vit_jax.weights.loading import Weights
+
+log = logging.getLogger('vit_jax.jobs')
+
+NAME = 'report card'
+"""Of the config."""
+PAGE, NUMBERS = 'report_card.html', 'report_card.json'
+_OF_MACHINE = ('every', 'batch_size', 'views')
+"""Settings of an evaluation that no result depends on."""
+
+
+class Column(NamedTuple):
+  """One of the weights: what it is, results by evaluation, the reasons why others were not measured, and seconds."""
+  source: str
+  title: str
+  network: str
+  images: str
+  num_params: int
+  found: dict[str, Result]
+  reasons: dict[str, str]
+  seconds: dict[str, float]
+
+  @property
+  def metrics(self) -> dict[str, float]:
+    """Every number by `EVALUATION/METRIC`."""
+    return {f'{name}/{metric}': number for name, result in self.found.items()
+            for metric, number in result.metrics.items()}
+
+
+def split_weights(text: str) -> list[str]:
+  """Returns the weights of `--weights=A,B`; a file whose name has a comma is one."""
+  return [text] if pathlib.Path(text).exists() else [one for one in text.split(',') if one]
+
+
+def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Collection[str],
+        workdir: storage.Path | None) -> int:
+  """Evaluates weights on every evaluation of the config, and writes `PAGE` and `NUMBERS`; exit status 0.
+
+  Args:
+    config: of data and evaluations; network and preprocessing are those of the weights.
+    specs: which weights.
+    overridden: settings on the command line, which override those of the weights.
+    workdir: of the results; None = `runs/report_card`.
+
+  Raises:
+    UserError: nothing could be measured; gives the first reason.
+  """
+  process_id = startup.start()
+  workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
+  workdir.mkdir(parents=True, exist_ok=True)
+  titles = short([spec.where for spec in specs])
+  columns = [measure(config, spec, title=title, overridden=overridden, workdir=workdir)
+             for spec, title in zip(specs, titles, strict=True)]
+  stage.end()
+  if not any(column.found for column in columns):
+    raise UserError(next(reason for column in columns for reason in column.reasons.values()))
+  if not process_id:
+    content = plain(config, columns)
+    run_directory.write_json(workdir / NUMBERS, content)
+    storage.write_bytes(workdir / PAGE, render(content, columns).encode())
+    print(text(columns))
+    print(f'Written to {workdir / PAGE} and {workdir / NUMBERS}', flush=True)
+  return 0
+
+
+def short(places: Sequence[str]) -> list[str]:
+  """Returns a title of each of the weights: the last parts of its path, as many as make the titles different."""
+  parts = [pathlib.PurePosixPath(place.rstrip('/')).parts for place in places]
+  for count in range(1, max(map(len, parts)) + 1):
+    titles = ['/'.join(one[-count:]) for one in parts]
+    if len(set(titles)) == len(titles):
+      return titles
+  return list(places)
+
+
+def measure(config: schema.Config, spec: WeightsSpec, *, title: str, overridden: Collection[str],
+            workdir: storage.Path) -> Column:
+  """Returns the results of one of the weights."""
+  found = evaluate_weights.load(config, spec, overridden)
+  config = evaluate_weights.with_weights(config, found, overridden)
+  mesh, shard = build.open_mesh(config)
+  attend_kernels.check_devices(config.model, mesh, name='model')
+  state = evaluate_weights.state(found, mesh)
+  measured: dict[str, Result] = {}
+  reasons: dict[str, str] = {}
+  seconds: dict[str, float] = {}
+  for name, settings in config.evals.items():
+    one = dataclasses.replace(config, evals={name: settings})
+    began = time.monotonic()
+    try:
+      measured[name] = _measure(one, found, state, mesh=mesh, shard=shard, workdir=workdir)
+    except UserError as error:
+      reasons[name] = str(error)
+      log.warning('%s of %s is not measured: %s', name, spec.where, error)
+    seconds[name] = round(time.monotonic() - began, 3)
+  return Column(spec.where, title, loading.describe(found.model), preprocess.describe(found.preprocess),
+                trees.num_elements(found.params), measured, reasons, seconds)
+
+
+def _measure(config: schema.Config, found: Weights, state: Any, *, mesh: jax.sharding.Mesh, shard: Any,
+             workdir: storage.Path) -> Result:
+  """Returns the result of a config with one evaluation."""
+  name, = config.evals
+  if not found.num_classes and evaluate_weights.needs_head(config):
+    raise UserError(f'evals.{name}: expected weights with a classification head, got weights without one.')
+  check.check(config)
+  stage.begin(f'evaluating {name}')
+  data = evaluate_weights.open_data(config, found)
+  network = evaluate_weights.Network(config, has_head=bool(found.num_classes))
+  evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
+                                bar=config.train.progress)
+  return results.measure(evaluators, network, state).results[name]['student']
+
+
+def protocol(config: schema.Config, settings: schema.Eval) -> str:
+  """Returns how an evaluation measures: what its settings say of themselves, its splits, and its other settings."""
+  line = (inspect.getdoc(type(settings)) or '').splitlines()[0]
+  source, split = settings.source or config.data.source, settings.split or config.data.eval_split
+  train = getattr(settings, 'train_split', None)
+  is_single = train is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
+  splits = split if is_single else f'{train or config.data.train_split} to {split}'
+  values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
+            if field.name not in (*_OF_MACHINE, 'source', 'split', 'train_split')}
+  shown = ', '.join(f'{name}={_plain(value)}' for name, value in values.items()
+                    if value not in ('', (), 0) and not dataclasses.is_dataclass(value))
+  return f'{line} {source}, {splits}' + (f'; {shown}' if shown else '')
+
+
+def _plain(value: object) -> object:
+  if isinstance(value, enum.Enum):
+    return value.value
+  return ','.join(f'{one:g}' if isinstance(one, float) else str(one) for one in value) if isinstance(
+      value, tuple) else f'{value:g}' if isinstance(value, float) else value
+
+
+def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
+  """Returns the content of `NUMBERS`."""
+  return {
+      'version': __version__, 'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+      'data': config.data.source,
+      'protocols': {name: protocol(config, settings) for name, settings in config.evals.items()},
+      'weights': [{
+          'source': column.source, 'network': column.network, 'images': column.images,
+          'num_parameters': column.num_params, 'metrics': column.metrics,
+          'headlines': {name: f'{name}/{result.headline}' for name, result in column.found.items() if result.headline},
+          'num_examples': {name: result.num_examples for name, result in column.found.items()},
+          'not_measured': column.reasons, 'seconds': column.seconds} for column in columns]}
+
+
+def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
+  """Returns the rows of the table: metric, its value for each of the weights, and the column of the best; -1 = none."""
+  names = dict.fromkeys(name for column in columns for name in column.metrics
+                        if results.is_telling(name.split('/', 1)[1], 1000))
+  rows = []
+  for name in names:
+    values = [column.metrics.get(name) for column in columns]
+    known = [value for value in values if value is not None]
+    is_better = min if name.split('/', 1)[1].startswith(('nll', 'ece')) else max
+    best = values.index(is_better(known)) if len(known) > 1 and len(set(known)) > 1 else -1
+    cells = ['-' if value is None else html_pages.format_metric(name, value) for value in values]
+    rows.append((name, cells, best))
+  return rows
+
+
+def text(columns: Sequence[Column]) -> str:
+  """Returns the table as text, with the reasons below it."""
+  rows = [('', [column.title for column in columns]), *((name, cells) for name, cells, _ in table(columns))]
+  first = max(len(name) for name, _ in rows)
+  widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(columns))]
+  lines = ['  '.join([name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
+           for name, cells in rows]
+  return '\n'.join([*lines, *(f'{name} of {column.title} is not measured: {reason}' for column in columns
+                              for name, reason in column.reasons.items())])
+
+
+def render(content: Mapping[str, Any], columns: Sequence[Column]) -> str:
+  """Returns the page."""
+  return html_pages.render(
+      'report_card.html', title='Report card', data=content['data'], protocols=content['protocols'], columns=columns,
+      rows=table(columns), headlines={f'{name}/{result.headline}' for column in columns
+                                      for name, result in column.found.items() if result.headline},
+      version=content['version'], date=content['date'])
