@@ -11,8 +11,9 @@ import enum
 import inspect
 import logging
 import pathlib
+import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -184,14 +185,24 @@ def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
   names = dict.fromkeys(name for column in columns for name in column.metrics
                         if results.is_telling(name.split('/', 1)[1], 1000))
   rows = []
+  ranked = headlines(columns) | {name for name in names if re.fullmatch(r'.*/(nll|ece)', name) or (
+      html_pages.is_share(name) and '_std' not in name)}
   for name in names:
     values = [column.metrics.get(name) for column in columns]
     known = [value for value in values if value is not None]
-    is_better = min if name.split('/', 1)[1].startswith(('nll', 'ece')) else max
-    best = values.index(is_better(known)) if len(known) > 1 and len(set(known)) > 1 else -1
+    best = values.index(_better(name)(known)) if name in ranked and len(set(known)) > 1 else -1
     cells = ['-' if value is None else html_pages.format_metric(name, value) for value in values]
     rows.append((name, cells, best))
   return rows
+
+
+def _better(name: str) -> Callable[[list[float]], float]:
+  return min if re.fullmatch(r'.*/(nll|ece)', name) else max
+
+
+def headlines(columns: Sequence[Column]) -> set[str]:
+  """Returns the main metric of each evaluation."""
+  return {f'{name}/{result.headline}' for column in columns for name, result in column.found.items() if result.headline}
 
 
 def text(columns: Sequence[Column]) -> str:
@@ -209,6 +220,6 @@ def render(content: Mapping[str, Any], columns: Sequence[Column]) -> str:
   """Returns the page."""
   return html_pages.render(
       'report_card.html', title='Report card', data=content['data'], protocols=content['protocols'], columns=columns,
-      rows=table(columns), headlines={f'{name}/{result.headline}' for column in columns
-                                      for name, result in column.found.items() if result.headline},
+      rows=table(columns), headlines=headlines(columns),
+      counts=sorted({result.num_examples for column in columns for result in column.found.values()}),
       version=content['version'], date=content['date'])
