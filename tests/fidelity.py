@@ -25,26 +25,8 @@ writes this page.
 the expected numbers in brackets. "Equal" means that all numbers are the same. "Passed" means that the test compares
 settings instead of numbers. The authors' programs were run or read in these versions or commits: {commits}.
 """
-REAL = """
-## Real weights, beside timm and scikit-learn
-
-ViT-Ti/16 (ImageNet, 224 px, 82.6 % of 500 ImageNet images, probabilities within 4.5e-6 of timm 1.0.31) on 2,000
-training and 1,000 test images of CIFAR-10, enlarged to 224 px; one AMD core, 2026-11-22. In the last column, timm
-computed the features and NumPy or scikit-learn the result.
-
-| what | here | timm, NumPy, scikit-learn |
-|---|---|---|
-| k-NN, k = 10, 20, 100, 200 | 77.1, 77.0, 75.3, 74.4 % | 77.1, 77.0, 75.3, 74.4 % |
-| logistic regression, penalty 0.03 (held-out choice) | 80.6 % | 80.6 %; of 22 penalties the best on the test: 80.7 % |
-| few-shot, 1, 5, 10, 25 shots, mean of 3 draws | 40.3, 65.1, 70.7, 74.9 % | |
-| fine-tuning, 100 steps of 32, SGD, rate 0.01, crops of 60 % and more | 87.6 % | 87.3 % (PyTorch, the same budget) |
-
-Commands: `vit-jax evaluate --weights=FILE --config.data.source=folder:PATH --config.evals=knn,fewshot,logistic`, and
-`vit-jax train --config=finetune:Ti/16,own,px=224 --config.init_from=FILE --config.data.source=folder:PATH
---config.length='100 steps' --config.batch_size=32 --config.optimizer.lr=0.01
---config.optimizer.schedule.warmup='10 steps' --config.data.recipe.crop_area=0.6,1
---config.data.recipe.crop_sampler=torchvision`. These runs are not repeated by the tests.
-"""
+MEASURED = pathlib.Path(__file__).with_name('fidelity_measured.md')
+"""The end of the page: runs with real weights, which no test repeats."""
 COMMITS = {
     'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'deit': '7e160fe',
     'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
@@ -285,7 +267,7 @@ def page(recorder: Recorder) -> str:
               '|---|---|---|---|---|']
     parts += [f'| {row.what} | {row.oracle} | {row.how} | {recorder.seen.get(row.test, Seen())} | `{row.test}` |'
               for row in rows]
-  return '\n'.join(parts) + '\n' + REAL
+  return '\n'.join(parts) + '\n\n' + MEASURED.read_text()
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source
 from vit_jax.evaluate import fewshot
 from vit_jax.evaluate.classify import TOP
-from vit_jax.evaluate.results import Measuring, Result
+from vit_jax.evaluate.results import Measuring, Result, is_share
 from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 
@@ -106,8 +106,8 @@ def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schem
   """Prints one line per evaluation and view, and where the results are written."""
   for name, group in final.results.items():
     for view, result in group.items():
-      numbers = '  '.join(f'{metric} {number:.4f}' for metric, number in result.metrics.items()
-                          if is_telling(metric, num_classes))
+      numbers = '  '.join(f'{metric} {100 * number:.2f} %' if is_share(metric) else f'{metric} {number:.4f}'
+                          for metric, number in result.metrics.items() if is_telling(metric, num_classes))
       part = ', a part of the split' if result.is_partial else ''
       print(f'{name} ({view}, {result.num_examples:,} images{part}): {numbers}')
     features = f', of which features {s:.1f} s' if (s := final.feature_seconds[name]) else ''

@@ -6,6 +6,7 @@ with the metric shows it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,12 @@ import numpy as np
 from vit_jax.core.types import PyTree
 
 PARTIAL = '.partial'
+
+
+def is_share(name: str) -> bool:
+  """Returns whether a metric is a share, such as an accuracy: `test/top1@ema`, `few/10shot_std`, `train/accuracy`."""
+  known = r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|class_mean|ece|mfu)([._].*)?(@.*)?'
+  return re.fullmatch(known, name) is not None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from vit_jax.core.types import HostArray
+from vit_jax.evaluate import results
 
 if TYPE_CHECKING:
   import jinja2
@@ -82,13 +83,7 @@ def format_value(value: object) -> str:
 def format_metric(name: str, value: object) -> str:
   """Returns the value of a metric as text; shares of images are in percent, as everywhere on the pages."""
   number = to_float(value)
-  return f'{100 * number:.2f} %' if is_share(name) and math.isfinite(number) else format_value(value)
-
-
-def is_share(name: str) -> bool:
-  """Returns whether a metric is a share, such as an accuracy: `test/top1@ema`, `few/10shot_std`, `train/accuracy`."""
-  known = r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|class_mean|ece|mfu)([._].*)?(@.*)?'
-  return re.fullmatch(known, name) is not None
+  return f'{100 * number:.2f} %' if results.is_share(name) and math.isfinite(number) else format_value(value)
 
 
 def to_float(value: object) -> float:
