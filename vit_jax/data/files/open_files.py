@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 MAX_OPEN = 65_536  # files; some programs iterate over all numbers up to the limit
 MAX_THREADS = 16
-_SHARE, _LEAST = 2, 8
+_SHARE, _OTHERS, _LEAST = 2, 56, 8  # others: a checkpoint alone opens about 20 files while it is written
 _File = TypeVar('_File')
 
 
@@ -100,9 +100,10 @@ class Pool:
 
 @functools.cache
 def pool() -> Pool:
-  """Returns the pool of this process: half of the files that it may open."""
+  """Returns the pool of this process: half of the files that it may open, and less if that leaves few for others."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  return Pool(max(_LEAST, min(soft if soft > 0 else MAX_OPEN, MAX_OPEN) // _SHARE))
+  limit = min(soft if soft > 0 else MAX_OPEN, MAX_OPEN)
+  return Pool(max(_LEAST, min(limit // _SHARE, limit - _OTHERS)))
 
 
 def raise_limit() -> None:
