@@ -19,12 +19,13 @@ pytest.importorskip('tokenizers')
 pytest.importorskip('sentencepiece')
 
 FILES = text_models.HERE / 'text_files'
-KINDS = {'clip': tokenizer.CLIP, 'siglip': tokenizer.SIGLIP, 'siglip2': tokenizer.SIGLIP, 'tips': tokenizer.TIPS}
+KINDS = {'clip': tokenizer.CLIP, 'siglip': tokenizer.SIGLIP, 'siglip2': tokenizer.SIGLIP, 'naflex': tokenizer.SIGLIP,
+         'tips': tokenizer.TIPS}
 RULES = {'siglip': TextRule.CANONICAL}  # transformers' tokenizer removes punctuation for the first SigLIP alone
 
 
 def opened(family: str, length: int = 0) -> Tokenizer:
-  path = tokenizer.find(FILES / family, KINDS[family], source='the model')
+  path = tokenizer.find(FILES / make_golden_text.TOKENIZERS.get(family, family), KINDS[family], source='the model')
   return Tokenizer(path, family=KINDS[family], length=length or make_golden_text.LENGTHS[family])
 
 

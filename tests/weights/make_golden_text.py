@@ -28,7 +28,8 @@ TEXTS = ('a photo of a cat', 'A Photo of a CAT.', 'the large, red boat!', "it's 
          'white   horse ', 'café at night', 'x', ' '.join(['a photo of the old wooden house'] * 20))
 TOWER = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 48}
 IMAGE = {**TOWER, 'image_size': 32, 'patch_size': 8}
-LENGTHS = {'clip': 77, 'siglip': 16, 'siglip2': 64, 'tips': 64}
+LENGTHS = {'clip': 77, 'siglip': 16, 'siglip2': 64, 'naflex': 64, 'tips': 64}
+TOKENIZERS = {'naflex': 'siglip2'}  # where it is not the name of the model
 
 
 def corpus() -> list[str]:
@@ -90,7 +91,7 @@ def ids_of(family: str) -> np.ndarray:
       made = t.CLIPTokenizer.from_pretrained(FILES / 'clip')
     case 'siglip':
       made = t.SiglipTokenizer(str(FILES / 'siglip/spiece.model'), model_max_length=length)
-    case 'siglip2':  # the published file adds an end to each text, and pads after it
+    case 'siglip2' | 'naflex':  # the published file adds an end to each text, and pads after it
       made = t.Siglip2Tokenizer.from_pretrained(FILES / 'siglip2', padding_side='right')
       made.padding_side = 'right'
       from tokenizers.processors import TemplateProcessing
@@ -110,6 +111,9 @@ def model(family: str, vocabulary: int) -> Any:
       return t.CLIPModel(t.CLIPConfig(text_config={**text, **ends}, vision_config=IMAGE, projection_dim=16))
     case 'siglip' | 'siglip2':
       return t.SiglipModel(t.SiglipConfig(text_config=text, vision_config=IMAGE))
+    case 'naflex':
+      return t.Siglip2Model(t.Siglip2Config(text_config=text, vision_config={
+          **TOWER, 'patch_size': 8, 'num_patches': 16}))
     case _:
       image = {k: v for k, v in IMAGE.items() if k != 'intermediate_size'}
       return t.Tipsv2Model(t.Tipsv2Config(text_config=text, vision_config={**image, 'mlp_ratio': 1.5}))
@@ -137,13 +141,19 @@ def outputs(family: str, made: Any, ids: np.ndarray) -> dict[str, np.ndarray]:
   image = torch.from_numpy(drawn.image(32, 3)).permute(0, 3, 1, 2).contiguous()
   tokens = torch.from_numpy(ids)
   more = {'attention_mask': tokens > 0} if family == 'tips' else {}
+  pixels = {'pixel_values': image}
+  if family == 'naflex':  # patches row by row, their channels last
+    patches = drawn.image(32, 3).reshape(3, 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(3, 16, 192)
+    pixels = {'pixel_values': torch.from_numpy(patches.copy()), 'spatial_shapes': torch.tensor([[4, 4]] * 3),
+              'pixel_attention_mask': torch.ones(3, 16, dtype=torch.int64)}
   with torch.no_grad():
     text = made.get_text_features(tokens, **more)
-    out = made(input_ids=tokens, pixel_values=image, **more)
+    out = made(input_ids=tokens, **pixels, **more)
   return {'text': getattr(text, 'pooler_output', text).numpy(), 'logits': out.logits_per_image.numpy()}
 
 
-KEPT = ('model_type', 'hidden_act', 'layer_norm_eps', 'num_attention_heads', 'image_size', 'patch_size')
+KEPT = ('model_type', 'hidden_act', 'layer_norm_eps', 'num_attention_heads', 'image_size', 'patch_size',
+        'num_patches')
 
 
 def about(made: Any, found: dict[str, np.ndarray]) -> str:

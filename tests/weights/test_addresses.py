@@ -329,3 +329,15 @@ def test_the_checksum_of_a_hub_that_sends_one_elsewhere_is_compared(server: str,
 def test_known_names_are_addresses_of_public_places() -> None:
   assert all(address.split('://')[0] in ('gs', 'https') for address in known_weights.NAMES.values())
   assert known_weights.address('vit.npz') == '' and known_weights.address('ViT-L_16-sam') == 'gs://vit_models/sam/ViT-L_16.npz'
+
+
+def test_the_first_tokenizer_of_a_model_of_the_hub_is_fetched_once(cache: pathlib.Path) -> None:
+  main, folder = 'https://huggingface.co/a/b/resolve/main', cache / 'vit_jax' / 'weights' / 'a--b'
+  web = Web({f'{main}/vocab.json': b'{"a": 0}', f'{main}/merges.txt': b'#version: 0.2', f'{main}/x.model': b'x'})
+  for _ in range(2):
+    addresses.fetch_tokenizer('hf://a/b', ('tokenizer.json', 'vocab.json', 'x.model'), opener=web)
+  assert files_in(folder) == ['merges.txt', 'vocab.json']
+  assert [one.rsplit('/', 1)[1] for one in web.asked if 'tokenizer' not in one] == ['vocab.json', 'merges.txt']
+  addresses.fetch_tokenizer(str(cache), ('x.model',), opener=Web({}))  # elsewhere nothing is fetched
+  with pytest.raises(UserError, match='expected a tokenizer, got a web page'):
+    addresses.fetch_tokenizer('hf://a/c', ('t.json',), opener=Web({main.replace('/b/', '/c/') + '/t.json': b'<html>'}))

@@ -39,7 +39,7 @@ def write(family: str, folder: pathlib.Path, *, own: dict[str, np.ndarray] | Non
   files.write_safetensors(folder / 'model.safetensors', tensors(family) if own is None else own)
   (folder / 'config.json').write_text(json.dumps(about(family)['config']))
   if has_tokenizer:
-    for file in (HERE / 'text_files' / family).iterdir():
+    for file in (HERE / 'text_files' / make_golden_text.TOKENIZERS.get(family, family)).iterdir():
       shutil.copy(file, folder)
   return str(folder)
 

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.core.errors import UserError
 from vit_jax.weights import download, files, known_weights
@@ -23,6 +23,7 @@ SIDE_FILES = ('config.json', 'preprocessor_config.json', 'adapter_config.json')
 INDEX = 'model.safetensors.index.json'
 SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
 MOST_SHARDS = 1000  # of one model
+MOST_TOKENIZER_BYTES = 64 << 20  # Gemma's vocabulary takes 34 MB
 _MOST_NAME = 200  # bytes; the limit of file systems is 255, and temporary names are longer
 
 
@@ -130,16 +131,28 @@ def _file(address: str, opener: Opener) -> pathlib.Path:
   return _once(address, f'{hashlib.sha256(address.encode(errors="replace")).hexdigest()[:16]}/{name}', opener)
 
 
+def fetch_tokenizer(where: str, names: Sequence[str], *, opener: Opener = open_address) -> None:
+  """Downloads the first of these files that a model of the hub has into its folder, unless one is there.
+
+  Does nothing for weights elsewhere, whose tokenizer is put beside them by hand.
+
+  Raises:
+    UserError: a download failed.
+  """
+  scheme, _, rest = (known_weights.address(where) or where).partition('://')
+  if scheme != 'hf':
+    return
+  address, folder, _ = _hub(rest)
+  for name in names:
+    both = [name, 'merges.txt'] if name == 'vocab.json' else [name]
+    if all(_try(f'{address}/{one}', f'{folder}/{one}', opener, prove=_prove_tokenizer,
+                most_bytes=MOST_TOKENIZER_BYTES) for one in both):
+      return
+
+
 def _model(name: str, opener: Opener) -> pathlib.Path:
   """Returns the folder of a model of the hub, or one of the model's files."""
-  owner, _, rest = name.partition('/')
-  model, _, file = rest.partition('/')
-  # The hub allows neither '--' nor '..' in names, so two models never share a folder.
-  if any(not re.fullmatch(r'[A-Za-z0-9_][\w.-]{0,95}', part, re.ASCII) or '--' in part or '..' in part
-         for part in (owner, model)):
-    raise UserError(f'hf://{name}: expected hf://OWNER/NAME or hf://OWNER/NAME/FILE, got other names. Give one such as '
-                    'hf://google/vit-base-patch16-224.')
-  address, folder = f'{HUB}/{owner}/{model}/resolve/main', f'{owner}--{model}'
+  address, folder, file = _hub(name)
   if file:
     parts = [plain_name(part, said=f'hf://{name}') for part in file.split('/')]
     return _once(f'{address}/{urllib.parse.quote(file)}', '/'.join([folder, *parts]), opener)
@@ -151,6 +164,18 @@ def _model(name: str, opener: Opener) -> pathlib.Path:
       _shards(address, folder, opener, name)
     whole.touch()
   return whole.parent
+
+
+def _hub(name: str) -> tuple[str, str, str]:
+  """Returns the address of a model of the hub, its folder in the cache, and the file that `name` asks for, or ''."""
+  owner, _, rest = name.partition('/')
+  model, _, file = rest.partition('/')
+  # The hub allows neither '--' nor '..' in names, so two models never share a folder.
+  if any(not re.fullmatch(r'[A-Za-z0-9_][\w.-]{0,95}', part, re.ASCII) or '--' in part or '..' in part
+         for part in (owner, model)):
+    raise UserError(f'hf://{name}: expected hf://OWNER/NAME or hf://OWNER/NAME/FILE, got other names. Give one such as '
+                    'hf://google/vit-base-patch16-224.')
+  return f'{HUB}/{owner}/{model}/resolve/main', f'{owner}--{model}', file
 
 
 def _shards(address: str, folder: str, opener: Opener, name: str) -> None:
@@ -203,16 +228,29 @@ def _once(address: str, name: str, opener: Opener) -> pathlib.Path:
   return _inside(name)
 
 
-def _try(address: str, name: str, opener: Opener) -> bool:
-  """Downloads a file that may not exist, unless it is in the cache; returns whether the file exists."""
+def _try(address: str, name: str, opener: Opener, *, prove: Callable[[pathlib.Path, str], None] | None = None,
+         most_bytes: int = 0) -> bool:
+  """Downloads a file that may not exist, unless it is in the cache; returns whether the file exists.
+
+  `prove` and `most_bytes` are by default those of weights, or of JSON by its suffix.
+  """
   path, is_json = _inside(name), name.endswith('.json')
   try:
     if not path.exists():
-      download.fetch(address, path, opener=opener, prove=_prove_json if is_json else _prove_weights,
-                     most_bytes=files.MOST_JSON_BYTES if is_json else download.MOST_BYTES)
+      download.fetch(address, path, opener=opener, prove=prove or (_prove_json if is_json else _prove_weights),
+                     most_bytes=most_bytes or (files.MOST_JSON_BYTES if is_json else download.MOST_BYTES))
   except FileNotFoundError:
     return False
   return True
+
+
+def _prove_tokenizer(path: pathlib.Path, said: str) -> None:
+  """Raises UserError for a web page or an empty file; the reader of tokenizers checks the rest."""
+  with open(path, 'rb') as file:
+    start = file.read(200).lstrip().lower()
+  if not start or start.startswith((b'<!doctype', b'<html', b'version https://git-lfs')):
+    raise UserError(f'{said}: expected a tokenizer, got {files.describe(start, path.stat().st_size)}. Fetch it '
+                    'by hand.')
 
 
 def _prove_weights(path: pathlib.Path, said: str) -> None:

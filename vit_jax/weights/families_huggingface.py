@@ -1,6 +1,8 @@
 """Detects the networks in files of transformers, and renames their tensors as the tables of names expect them."""
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vit_jax.config import schema
@@ -59,6 +61,9 @@ def _of_towers(tensors: Tensors) -> Recognised | None:
   if 'embeddings.patch_embedding.weight' in kept:
     is_clip = 'pre_layrnorm.weight' in kept
     own = Hints(gelu=Gelu.QUICK, norm_eps=1e-5) if is_clip else Hints(gelu=Gelu.TANH, norm_eps=1e-6)
+    if kept['embeddings.patch_embedding.weight'].ndim == 2:
+      kept = _as_convolution(kept)
+      own = own._replace(position_resize=schema.PositionResize.BILINEAR_ANTIALIAS)
     return Recognised('huggingface', names_families.HUGGINGFACE_TOWER, kept, dropped, own)
   if 'embeddings.patch_embeddings.weight' in kept:
     own = Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings={
@@ -70,6 +75,19 @@ def _of_towers(tensors: Tensors) -> Recognised | None:
     own = Hints(norm_eps=1e-5, settings=fixed, pool=schema.Pool.MEAN)
     return Recognised('huggingface', names_families.HUGGINGFACE_AIMV2, kept, dropped + more, own)
   return None
+
+
+def _as_convolution(tensors: Tensors) -> Tensors:
+  """Returns the tensors of SigLIP 2 for images of any size (NaFlex) with its patch embedding as a convolution.
+
+  Its rows are the pixels of a patch, row by row, with the channels last.
+  """
+  name = 'embeddings.patch_embedding.weight'
+  width, inputs = tensors[name].shape
+  side = math.isqrt(inputs // 3)
+  if 3 * side * side != inputs:
+    raise UserError(f'{name} has the shape {[width, inputs]}, expected the pixels of square patches of three channels')
+  return {**tensors, name: tensors[name].reshape(width, side, side, 3).transpose(0, 3, 1, 2)}
 
 
 def _gates_joined(tensors: Tensors) -> Tensors:

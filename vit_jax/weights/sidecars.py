@@ -108,6 +108,8 @@ def _transformers(c: Mapping[str, Any]) -> Sidecar:
   if default:
     c = {**default, **c}
   size = _pair(c.get('image_size', 224))
+  if 'image_size' not in c and 'num_patches' in c:  # SigLIP 2 for images of any size: its positions are of a square
+    size = (math.isqrt(int(c['num_patches'])) * int(c['patch_size']),) * 2
   eps = float(c.get('layer_norm_eps', c.get('rms_norm_eps', 0.)))
   hints = Hints(int(c['num_attention_heads']), int(c.get('decoder_num_attention_heads', 0)),
                 _activation(c.get('hidden_act', 'gelu')), eps, size,
@@ -120,9 +122,11 @@ def _transformers(c: Mapping[str, Any]) -> Sidecar:
 
 _CLIP = {'num_attention_heads': 0, 'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
 _SIGLIP = {'num_attention_heads': 0, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6}
+_SIGLIP2 = {**_SIGLIP, 'num_patches': 256, 'patch_size': 16}
 _TIPS = {'num_attention_heads': 0, 'image_size': 448, 'layer_norm_eps': 1e-6, 'position_resize': 'bilinear_antialias'}
 TOWERS: dict[str, dict[str, Any]] = {
     'clip': _CLIP, 'clip_vision_model': _CLIP, 'siglip': _SIGLIP, 'siglip_vision_model': _SIGLIP,
+    'siglip2': _SIGLIP2, 'siglip2_vision_model': _SIGLIP2,
     'dinov3_vit': {'layer_norm_eps': 1e-5, 'rope_theta': 100.}, 'aimv2': {'hidden_act': 'silu'},
     'aimv2_vision_model': {'hidden_act': 'silu'}, 'tipsv2': _TIPS, 'tipsv2_vision_model': _TIPS}
 """What configs of these kinds may leave out, as it is the default of transformers; 0 heads: those of the width."""

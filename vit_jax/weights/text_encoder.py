@@ -19,6 +19,7 @@ from vit_jax.models.text import rules
 from vit_jax.models.text.tower import TextTower
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
+from vit_jax.weights import addresses
 from vit_jax.weights import text as texts
 from vit_jax.weights.loading import Weights
 from vit_jax.weights.text import TextWeights
@@ -43,6 +44,8 @@ class TextEncoder:
     """
     self.source, self.rule = weights.source, rule_of(weights.family)
     self.scale, self.bias, self.is_sigmoid = weights.scale, weights.bias, weights.is_sigmoid
+    if not tokenizer_file:
+      addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
     path = tokenizer.find(weights.folder, weights.family, given=tokenizer_file, source=weights.source)
     self._tokenizer = Tokenizer(path, family=weights.family, length=weights.tower.length)
     self._vocabulary, self._tower = weights.tower.vocabulary, weights.tower
