@@ -12,6 +12,7 @@ import pytest
 from jax.test_util import check_grads
 
 from vit_jax.config.schema import Gelu
+from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend, dense, norm_act
 
@@ -76,6 +77,32 @@ def test_both_layouts_of_attention_are_the_same(qkv: tuple[Array, ...]) -> None:
   for own, other in zip(jax.jit(attend._pull_heads_first)(*qkv, *heads, dmixed),
                         jax.jit(attend._pull_keys_first)(*qkv, *keys, dmixed), strict=True):
     np.testing.assert_allclose(own, other, rtol=1e-5, atol=2e-6)
+
+
+def test_attention_that_keeps_logits_is_the_same(qkv: tuple[Array, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+  found = both(functools.partial(attend.attend), *qkv)
+  monkeypatch.setattr(numerics, 'mesh_device_kind', lambda: 'TPU v6 lite')
+  kept = jax.eval_shape(lambda *a: attend._forward(*a)[1], *qkv)
+  assert [x.shape for x in kept] == [*(x.shape for x in qkv), (2, 3, 7, 5), (2, 3, 1, 5), (2, 3, 1, 5), (2, 3, 8, 5)]
+  monkeypatch.setattr(attend.lax, 'platform_dependent', lambda *args, default, **others: default(*args))
+  for own, other in zip(jax.tree.leaves(both(functools.partial(attend.attend), *qkv)), jax.tree.leaves(found),
+                        strict=True):
+    np.testing.assert_allclose(own, other, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize('kind, num_kept', [
+    ('TPU v6 lite', 7), ('TPU v5 lite', 6), ('TPU v3', 6), ('NVIDIA H200', 6), ('', 6)])
+def test_only_the_tpu_that_it_was_compiled_for_keeps_logits(
+    kind: str, num_kept: int, qkv: tuple[Array, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(numerics, 'mesh_device_kind', lambda: kind)
+  assert len(jax.eval_shape(lambda *a: attend._forward(*a)[1], *qkv)) == num_kept
+
+
+def test_the_kind_of_devices_is_that_of_the_current_mesh() -> None:
+  assert numerics.mesh_device_kind() == ''
+  device = jax.sharding.AbstractDevice('TPU v6 lite', None, 'tpu')
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ('data',), abstract_device=device)):
+    assert numerics.mesh_device_kind() == 'TPU v6 lite'
 
 
 @pytest.mark.parametrize('shape', [(6, 32), (2, 3, 32)])

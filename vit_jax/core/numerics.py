@@ -93,6 +93,12 @@ def mesh_platform() -> str:
   return device.platform if device else ''
 
 
+def mesh_device_kind() -> str:
+  """Returns the kind of the current mesh's devices, such as `TPU v6 lite`; '' if there is no mesh or it is unknown."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.device_kind if device else ''
+
+
 def constrain_batch(x: Array) -> Array:
   """Constrains the leading dimension of `x` to be split over the batch axes, and the others to be replicated."""
   return constrain(x, (BATCH_AXES,) + (None,) * (x.ndim - 1))

@@ -9,6 +9,9 @@ program is lowered for a platform:
   elsewhere, found by reading the compiled programs of a TPU: logits lie keys first, `[B, A, M, Q]`, so that products of
     64 wide heads need no transposed copy of the weights. Their sum comes out of the product with the values, to which
     a column of ones is appended: a head's width is padded to 128 there anyway.
+  TPU v6e, if the mesh is of it: likewise, but logits and their maxima are kept in place of weights, as arrays of their
+    own. Each product then computes the weights while it reads the logits, and no pass over memory writes them. Other
+    TPUs were not compiled with this.
 
 Knows nothing of parameters, positions or dropout.
 """
@@ -19,10 +22,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.core import numerics
 from vit_jax.core.types import Array
 
-Saved = tuple[Array, Array, Array, Array, Array, Array]
-"""Query, key, value, and what `_keys_first` gives; on a CPU what `_heads_first` gives, which has the same shapes."""
+Saved = tuple[Array, ...]
+"""Query, key, value, and what `_keys_first` gives; on a CPU what `_heads_first` gives, which has the same shapes. Or
+what `_logits_first` gives, which is one array more."""
+KEEPS_LOGITS = 'TPU v6'
+"""Kind of the devices that keep logits and not weights."""
 
 
 def attention_weights(query: Array, key: Array, *, relative: Array | None = None) -> Array:
@@ -63,29 +70,58 @@ def attend(query: Array, key: Array, value: Array) -> Array:
 
 
 def _forward(query: Array, key: Array, value: Array) -> tuple[Array, Saved]:
-  weights, inverse, mixed = lax.platform_dependent(query, key, value, cpu=_heads_first, default=_keys_first)
+  if KEEPS_LOGITS in numerics.mesh_device_kind():
+    *kept, mixed = _logits_first(query, key, value)
+  else:
+    *kept, mixed = lax.platform_dependent(query, key, value, cpu=_heads_first, default=_keys_first)
   mixed = checkpoint_name(mixed, 'attention')
   mixed_BQAK = lax.platform_dependent(
       mixed, cpu=lambda x: _by_head(_swapped(x)), default=lambda x: x.transpose(0, 3, 1, 2))
-  return mixed_BQAK, (query, key, value, weights, inverse, mixed)
+  return mixed_BQAK, (query, key, value, *kept, mixed)
 
 
 def _backward(saved: Saved, dmixed: Array) -> tuple[Array, Array, Array]:
+  if len(saved) == 7:
+    query, key, value, logits_BAMQ, largest_BA1Q, inverse, mixed = saved
+    return _pull_keys_first(query, key, value, _weights(logits_BAMQ, largest_BA1Q), inverse, mixed, dmixed)
   return lax.platform_dependent(*saved, dmixed, cpu=_pull_heads_first, default=_pull_keys_first)
 
 
 def _keys_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
   """Weights before division `[B, A, M, Q]`, one over their sums `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
-  dtype = query.dtype
+  weights_BAMQ = _weights(*_logits(query, key))
+  return weights_BAMQ, *_mix(weights_BAMQ, value)
+
+
+def _logits_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array, Array]:
+  """Logits `[B, A, M, Q]`, their maxima `[B, A, 1, Q]`, and all but the weights of `_keys_first`.
+
+  The barrier makes arrays of both: without one, the compiler computes the maxima again wherever they are used, for
+  which it writes the weights in a pass of its own.
+  """
+  logits_BAMQ, largest_BA1Q = lax.optimization_barrier(_logits(query, key))
+  return logits_BAMQ, largest_BA1Q, *_mix(_weights(logits_BAMQ, largest_BA1Q), value)
+
+
+def _logits(query: Array, key: Array) -> tuple[Array, Array]:
+  """Logits `[B, A, M, Q]` and their maxima `[B, A, 1, Q]`, in the compute dtype."""
   logits_BAMQ = jnp.einsum('bmak,bqak->bamq', key, scaled(query))
-  largest_BA1Q = jax.lax.stop_gradient(logits_BAMQ.max(2, keepdims=True))
-  weights_BAMQ = jnp.exp((logits_BAMQ - largest_BA1Q).astype(jnp.float32)).astype(dtype)
+  return logits_BAMQ, jax.lax.stop_gradient(logits_BAMQ.max(2, keepdims=True))
+
+
+def _weights(logits: Array, largest: Array) -> Array:
+  """Weights before division, in the dtype of the logits."""
+  return jnp.exp((logits - largest).astype(jnp.float32)).astype(logits.dtype)
+
+
+def _mix(weights_BAMQ: Array, value: Array) -> tuple[Array, Array]:
+  """One over the sums of the weights `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
+  dtype = value.dtype
   with_ones = jnp.concatenate([value, jnp.ones((*value.shape[:-1], 1), dtype)], axis=-1)
   sums_BAJQ = jnp.einsum('bmak,bamq->bakq', with_ones, weights_BAMQ)
   # Cut before they are widened: the product itself is then stored in the compute dtype.
   inverse_BA1Q = 1. / sums_BAJQ[:, :, -1:].astype(jnp.float32)
-  mixed_BAKQ = (sums_BAJQ[:, :, :-1].astype(jnp.float32) * inverse_BA1Q).astype(dtype)
-  return weights_BAMQ, inverse_BA1Q, mixed_BAKQ
+  return inverse_BA1Q, (sums_BAJQ[:, :, :-1].astype(jnp.float32) * inverse_BA1Q).astype(dtype)
 
 
 def _pull_keys_first(query: Array, key: Array, value: Array, weights_BAMQ: Array, inverse_BA1Q: Array,
