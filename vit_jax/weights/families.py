@@ -25,7 +25,7 @@ TORCH = Hints(gelu=Gelu.EXACT, norm_eps=1e-6)  # timm, DeiT, MAE, DINO
 UNKNOWN_PARTS = {
     r'fc_norm\.': 'it normalises tokens and their mean; networks here do one of these',
     r'.*\.relative_position\w*|rel_pos\w*': 'it is a BEiT, which has relative positions of its own',
-    r'.*rope.*': 'it has rotary positions with learned frequencies, which no network here has',
+    r'.*rope.*': 'it has rotary positions of a kind that no network here has',
     r'stages\..*running_mean': 'it is a ResNet with BatchNorm; that of BiT has GroupNorm',
 }
 """Reasons why some tensors are not supported, by pattern of their names."""

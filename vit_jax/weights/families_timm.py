@@ -34,6 +34,8 @@ _EVA_NAMES = (
     (r'\.mlp\.w1\.', '.mlp.fc1_g.'), (r'\.mlp\.w2\.', '.mlp.fc1_x.'), (r'\.mlp\.w3\.', '.mlp.fc2.'),
     (r'^storage_tokens$', 'reg_token'), (r'\.mlp\.c_fc\.', '.mlp.fc1.'), (r'\.mlp\.c_proj\.', '.mlp.fc2.'))
 
+FREQUENCIES = 'rope.freqs'
+
 TEXT = {
     r'(text|text_encoder)\..*|logit_scale|logit_bias|token_embedding\..*|text_projection|transformer\.resblocks\..*|'
     r'ln_final\..*|attn_mask|input_resolution|context_length|vocab_size|positional_embedding|temperature':
@@ -70,6 +72,8 @@ def reshaped(tensors: Tensors) -> tuple[Tensors, tuple[Line, ...]]:
       found[name] = x[None, None]
     elif not x.ndim:
       found[name] = x
+    elif name == FREQUENCIES and x.ndim == 4:
+      found |= {f'blocks.{i}.{name}': x[:, i] for i in range(x.shape[1])}
     elif name == 'pos_embed' and x.ndim == 2 and is_tower:
       found[name] = x[None]
     elif name == 'proj' and x.ndim == 2 and is_tower:
@@ -90,6 +94,13 @@ def reshaped(tensors: Tensors) -> tuple[Tensors, tuple[Line, ...]]:
     del found['head.bias']
     lines.append(Line('head.bias', 'dropped', 'zeros: the head is a projection'))
   return found, tuple(lines)
+
+
+def joined(tensors: Tensors) -> Tensors:
+  """Returns the tensors with the frequencies of all blocks as one, `[2, L, A, K / 2]`, as timm has them."""
+  own = {name: x for name, x in tensors.items() if name.endswith(f'.{FREQUENCIES}')}
+  whole = np.stack([own[f'blocks.{i}.{FREQUENCIES}'] for i in range(len(own))], axis=1)
+  return {**{name: x for name, x in tensors.items() if name not in own}, FREQUENCIES: whole}
 
 
 def hints(tensors: Tensors) -> tuple[str, Hints] | None:

@@ -20,6 +20,7 @@ _ROWS = Layout(lambda x: x[None], lambda x: x[0])
 
 _TIMM_EXTRA: Table = (
     *norm('backbone/norm_before', 'norm_pre'), *norm('backbone/stem_norm', 'patch_embed.norm'),
+    Entry(f'{_BLOCKS}/attn/frequencies', 'blocks.{i}.rope.freqs', SAME),
     *norm(f'{_BLOCKS}/attn/norm', 'blocks.{i}.attn.norm'), *norm(f'{_BLOCKS}/mlp/norm', 'blocks.{i}.mlp.norm'),
 )
 _SCALES = tuple(Entry(f'{_BLOCKS}/scale{n}', f'blocks.{{i}}.gamma_{n}', SAME) for n in (1, 2))

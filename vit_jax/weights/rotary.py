@@ -15,8 +15,9 @@ from vit_jax.config.schema import RotaryPlaces
 from vit_jax.core.types import HostArray
 from vit_jax.weights.infer import Leaves
 
-HALVES_YX, PAIRS_YX, PAIRS_XY = 'halves_yx', 'pairs_yx', 'pairs_xy'
-"""DINOv3: channel j with j + K / 2, rows first. EVA-02: neighbours, rows first. Perception Encoder: columns first."""
+HALVES_YX, PAIRS_YX, PAIRS_XY, PAIRS = 'halves_yx', 'pairs_yx', 'pairs_xy', 'pairs'
+"""DINOv3: channel j with j + K / 2, rows first. EVA-02: neighbours, rows first. Perception Encoder, and RoPE-ViT with
+numbers that no grid scales: columns first. With learned frequencies: neighbours, each pair with its own."""
 _TURNED = r'backbone/blocks/attn/(query|key)(_norm)?/(kernel|bias|scale)'
 
 
@@ -26,7 +27,9 @@ def order(model: schema.Model) -> str:
     return ''
   if model.rotary_places is RotaryPlaces.UNIT:
     return HALVES_YX
-  return PAIRS_XY if model.norm_before else PAIRS_YX
+  if model.rotary_mixed:
+    return PAIRS
+  return PAIRS_XY if model.norm_before or not model.rotary_grid else PAIRS_YX
 
 
 def places(width: int, how: str) -> HostArray:
@@ -36,6 +39,8 @@ def places(width: int, how: str) -> HostArray:
   if how == HALVES_YX:
     first = np.concatenate([columns + quarter, rows])
     return np.concatenate([first, first + 2 * quarter])
+  if how == PAIRS:
+    return np.concatenate([2 * np.arange(2 * quarter), 2 * np.arange(2 * quarter) + 1])
   first = 2 * np.concatenate([columns, rows + quarter] if how == PAIRS_XY else [columns + quarter, rows])
   return np.concatenate([first, first + 1])
 

@@ -21,6 +21,7 @@ from vit_jax.record import destination
 from vit_jax.weights import (
     card,
     carried,
+    families_timm,
     files,
     folders,
     infer,
@@ -206,6 +207,8 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
   match family:
     case 'huggingface':
       return prefixes.add(tensors, weights)
+    case 'timm' if getattr(weights.model, 'rotary_mixed', False):
+      return families_timm.joined(tensors)
     case 'timm' if _is_root_alone(weights.model):
       return {re.sub(r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.', k): x for k, x in tensors.items()}
     case 'timm' if getattr(weights.model, 'norm_after_pool', False):

@@ -15,7 +15,7 @@ BLOCKS = 'backbone/blocks'
 
 def positions(leaves: Leaves, settings: Mapping[str, Any]) -> Positions:
   """Returns the kind of positions: by the table in the file, and by whether its program rotates queries and keys."""
-  is_rotary = 'rotary_base' in settings
+  is_rotary = 'rotary_base' in settings or f'{BLOCKS}/attn/frequencies' in leaves
   if 'backbone/positions' in leaves:
     return Positions.LEARNED_ROTARY2D if is_rotary else Positions.LEARNED
   return Positions.ROTARY2D if is_rotary else settings.get('positions', Positions.SINCOS2D)
@@ -25,7 +25,7 @@ def of_parameters(leaves: Leaves) -> dict[str, Any]:
   """Returns the settings that follow from which parameters exist."""
   found: dict[str, Any] = {name: path in leaves for name, path in (
       ('norm_before', 'backbone/norm_before/scale'), ('stem_norm', 'backbone/stem_norm/scale'),
-      ('attn_norm', f'{BLOCKS}/attn/norm/scale'),
+      ('attn_norm', f'{BLOCKS}/attn/norm/scale'), ('rotary_mixed', f'{BLOCKS}/attn/frequencies'),
       ('mlp_norm', f'{BLOCKS}/mlp/norm/scale'),
       ('key_bias', f'{BLOCKS}/attn/key/bias'), ('out_bias', f'{BLOCKS}/attn/out/bias'),
       ('mlp_bias', f'{BLOCKS}/mlp/down/bias'))}

@@ -21,6 +21,7 @@ MOST_LAYERS = 1000
 """Limit of the numbers in names. The deepest published networks have about 100 layers."""
 _AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
     (r'.*attn/(query|key|value|out)/kernel', (2, 3)), (r'.*attn/(query|key|value)/bias', (1, 2)),
+    (r'.*attn/frequencies', (3,)),
     (r'backbone/(cls|dist|registers|positions|pool/probe)|mask_token|text/positions', (3,)), (r'text/tokens', (2,)),
     (r'backbone/(stem/)?(root|stage\d+/unit\d+/(conv\d|proj))/kernel|backbone/stem/kernel|.*/conv/kernel', (4,)),
     (r'.*/kernel', (2,)), (r'.*', (1,)))
