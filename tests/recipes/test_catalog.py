@@ -24,7 +24,10 @@ def test_parameters_are_those_of_the_authors_programs() -> None:
             'CLIP-B/32': 88_225_000, 'OpenCLIP-bigG/14': 1_844_442_344, 'EVA02-S/14': 22_006_120,
             'EVA02-L/14': 304_293_800, 'EVA02-CLIP-L/14': 304_342_952, 'PE-Core-L/14': 316_799_976,
             'PE-Core-G/14': 1_880_423_912, 'PE-Lang-L/14': 291_653_608, 'AIMv2-1B/14': 1_237_007_336,
-            'AIMv2-H/14': 682_388_968, 'SigLIP2-So400m/16': 428_971_944, 'I-JEPA-g/16': 1_012_777_576}
+            'AIMv2-H/14': 682_388_968, 'SigLIP2-So400m/16': 428_971_944, 'I-JEPA-g/16': 1_012_777_576,
+            'RoPE-ViT-S/16': 21_599_232 + 385_000, 'RoPE-Mixed-B/16': 85_675_008 + 769_000,
+            # which has no position for the class token
+            'RoPE-Mixed-APE-L/16': 303_374_336 + 1024 + 1_025_000}
   assert {name: catalog.model(name).parameters for name in known} == known
 
 
@@ -36,7 +39,7 @@ def test_flops_are_two_per_multiply_add_of_an_image_of_the_usual_side() -> None:
 
 @pytest.mark.parametrize(('name', 'family', 'source'), [
     ('Ti/16', 'ViT', 'arXiv 2012.12877'), ('ViT-22B/14', 'ViT', 'arXiv 2302.05442'),
-    ('R50+L/32', 'Hybrid', 'arXiv 2010.11929'),
+    ('R50+L/32', 'Hybrid', 'arXiv 2010.11929'), ('RoPE-APE-S/16', 'RoPE-ViT', 'arXiv 2403.13298'),
     ('DINOv2-B/14', 'DINOv2', 'arXiv 2304.07193'), ('EfficientNet-L2', 'EfficientNet', 'arXiv 1911.04252')])
 def test_a_network_has_the_source_of_its_sizes(name: str, family: str, source: str) -> None:
   assert catalog.model(name)[1:2] + catalog.model(name)[-1:] == (family, source)

@@ -11,10 +11,10 @@ import tempfile
 from tests.weights import make_golden_families as golden
 from tests.weights import test_golden_families as measured
 
-FAMILIES = ('dinov3', 'dinov2', 'clip', 'siglip', 'eva02', 'pe', 'aimv2', 'tipsv2', 'ijepa', 'mae')
+FAMILIES = ('dinov3', 'dinov2', 'clip', 'siglip', 'eva02', 'ropevit', 'pe', 'aimv2', 'tipsv2', 'ijepa', 'mae')
 TITLES = {'dinov3': 'DINOv3', 'dinov2': 'DINOv2', 'clip': 'CLIP, OpenCLIP', 'siglip': 'SigLIP, SigLIP 2',
-          'eva02': 'EVA-02', 'pe': 'Perception Encoder', 'aimv2': 'AIMv2', 'tipsv2': 'TIPSv2', 'ijepa': 'I-JEPA',
-          'mae': 'MAE, fine-tuned'}
+          'eva02': 'EVA-02', 'ropevit': 'RoPE-ViT', 'pe': 'Perception Encoder', 'aimv2': 'AIMv2', 'tipsv2': 'TIPSv2',
+          'ijepa': 'I-JEPA', 'mae': 'MAE, fine-tuned'}
 FORMATS = {'timm': 'timm', 'hf': 'transformers', 'original': "authors' names"}
 
 

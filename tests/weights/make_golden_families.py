@@ -1,6 +1,6 @@
 """Makes `golden_families.npz`: what timm and transformers compute with the weights of `drawn.py`, at three sizes.
 
-Run where PyTorch, transformers and timm are:  python tests/weights/make_golden_families.py
+Run where PyTorch, transformers and timm are:  python tests/weights/make_golden_families.py [PREFIX]
 Made with torch 2.13, transformers 5.23, timm 1.0.31; to be made anew when a format is added here. For each format the
 file has the names and shapes of its tensors, its config, and for one image of each of SIZES the pooled features, the
 patch tokens and, with a head, its outputs. Names of the authors' files are those that timm's own readers take.
@@ -72,12 +72,20 @@ def timm_evas() -> dict[str, Any]:
   large = {**eva, 'qkv_fused': False, 'scale_mlp': True}
   pe = {**tiny, 'attn_type': 'rope', 'use_pre_transformer_norm': True, 'ref_feat_shape': (4, 4),
         'rope_grid_offset': 1., 'rope_grid_indexing': 'xy', 'norm_layer': five}
+  rope = {**tiny, 'attn_type': 'rope', 'init_values': 1e-5, 'global_pool': 'token', 'use_abs_pos_emb': False,
+          'rope_grid_indexing': 'xy', 'rope_temperature': 100., 'no_embed_class': True}
+  mixed = {**rope, 'rope_type': 'mixed', 'rope_temperature': 10.}
   core = {**pe, 'global_pool': 'map', 'attn_pool_num_heads': 8, 'attn_pool_mlp_ratio': 2.}
   return {
       'timm_dinov3': Eva(**dino, qkv_bias=False),
       'timm_dinov3_plus_qkvb': Eva(**dino, swiglu_mlp=True, swiglu_align_to=8),
       'timm_eva02_small': Eva(**{**eva, 'num_classes': 7}), 'timm_eva02_base': Eva(**large),
       'timm_eva02_clip': Eva(**{**large, 'num_classes': 16}, scale_attn_inner=True, global_pool='token'),
+      'timm_ropevit': Eva(**rope), 'timm_ropevit_mixed': Eva(**mixed),
+      'timm_ropevit_ape': Eva(**{**rope, 'use_abs_pos_emb': True}),
+      'timm_ropevit_mixed_ape': Eva(**{**mixed, 'use_abs_pos_emb': True}),
+      'timm_ropevit_sbb': Eva(**{**tiny, 'init_values': 1e-5, 'use_abs_pos_emb': False, 'ref_feat_shape': (16, 16)},
+                              class_token=False, num_reg_tokens=1),
       'timm_pe_core': Eva(**{**core, 'num_classes': 16}),
       'timm_pe_core_giant': Eva(**{**core, 'rope_grid_offset': 0.}, class_token=False),
       'timm_pe_spatial': Eva(**pe, use_post_transformer_norm=False, use_fc_norm=False),
@@ -229,10 +237,11 @@ def outputs(name: str, model: Any, size: tuple[int, int]) -> Outputs:
     return {key: value.numpy() for key, value in found.items()}
 
 
-def models() -> dict[str, tuple[Any, Outputs]]:
+def models(only: str) -> dict[str, tuple[Any, Outputs]]:
   """All networks with their tensors, by name of the format; those of the authors' files are read by timm first."""
-  found = {name: (model, fill(model)) for name, model in {**timm_vits(), **timm_evas(), **huggingface()}.items()}
-  for name, (source, rename) in ORIGINALS.items():
+  made = {**timm_vits(), **timm_evas(), **({} if only else huggingface())}
+  found = {name: (model, fill(model)) for name, model in made.items() if name.startswith(only)}
+  for name, (source, rename) in () if only else ORIGINALS.items():
     check_original(name, found[source][0], rename(found[source][1]))
   return found
 
@@ -242,9 +251,10 @@ KEPT = ('model_type', 'hidden_act', 'layer_norm_eps', 'rms_norm_eps', 'num_atten
 """What is read of a config of transformers."""
 
 
-def main() -> None:
-  held: Outputs = {}
-  for name, (model, found) in models().items():
+def main(only: str = '') -> None:
+  """Writes the file; with `only`, the networks whose name begins so are made anew, and the others kept."""
+  held: Outputs = dict(np.load(HERE / 'golden_families.npz')) if only else {}
+  for name, (model, found) in models(only).items():
     config = {k: v for k, v in model.config.to_dict().items() if k in KEPT} if name.startswith('hf') else {}
     held[f'{name}/about'] = np.array(json.dumps({'shapes': {k: list(v.shape) for k, v in found.items()},
                                                  'config': config}))
@@ -257,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  main(*sys.argv[1:])

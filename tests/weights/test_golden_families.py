@@ -26,7 +26,8 @@ FOUND = np.load(pathlib.Path(__file__).with_name('golden_families.npz'))
 NAMES = [*dict.fromkeys(name.split('/')[0] for name in FOUND.files), *golden.ORIGINALS]
 CLOSE = 1e-5  # features are of about unit size; two blocks of products of up to 192 terms in f32, on both sides
 BY_NAME = {'timm_clip_openai': 'vit_base_patch16_clip_quickgelu_224.openai', 'original_clip_openai': 'clip-openai',
-           'timm_clip_laion': 'vit_base_patch32_clip_224.laion2b', 'timm_tipsv2_giant': 'vit_giant_tipsv2'}
+           'timm_clip_laion': 'vit_base_patch32_clip_224.laion2b', 'timm_tipsv2_giant': 'vit_giant_tipsv2',
+           'timm_ropevit_ape': 'vit_base_patch16_rope_ape_224.naver_in1k'}
 SAID = dict.fromkeys(  # what timm does with them, which is not what their authors do
     ('timm_dinov2', 'timm_tipsv2', 'timm_tipsv2_giant', 'timm_mae_finetuned', *golden.ORIGINALS),
     ',position_resize=bicubic_antialias')
@@ -109,8 +110,9 @@ def test_features_are_those_of_the_reference_at_other_sizes(name: str, tmp_path:
 WRITTEN = {  # by format: the formats that can hold the network, besides a run directory
     **{name: ('x.safetensors', 'folder') for name in ('timm_clip_openai', 'timm_siglip', 'timm_aimv2', 'timm_tipsv2',
                                                       'timm_dinov3_plus_qkvb', 'timm_ijepa', 'hf_aimv2_native')},
-    **{name: ('x.safetensors',) for name in ('timm_dinov3', 'timm_eva02_small', 'timm_eva02_base', 'timm_eva02_clip',
-                                             'timm_pe_core', 'timm_pe_core_giant', 'timm_pe_lang')}}
+    **{name: ('x.safetensors',) for name in (
+        'timm_dinov3', 'timm_eva02_small', 'timm_eva02_base', 'timm_eva02_clip', 'timm_ropevit', 'timm_ropevit_mixed',
+        'timm_ropevit_mixed_ape', 'timm_ropevit_sbb', 'timm_pe_core', 'timm_pe_core_giant', 'timm_pe_lang')}}
 
 
 @pytest.mark.parametrize('name', WRITTEN)

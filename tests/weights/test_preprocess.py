@@ -72,6 +72,7 @@ def test_the_short_side_follows_the_size_of_images_that_a_person_sets(
 @pytest.mark.parametrize(('name', 'mean', 'resize', 'how'), [
     ('vit_tiny_patch16_224.safetensors', .5, 248, 'bicubic'),
     ('deit_tiny_patch16_224-a1311bcf.pth', .485, 256, 'bicubic'),
+    ('vit_base_patch16_rope_mixed_224.naver_in1k.safetensors', .485, 248, 'bicubic'),
     ('deit_small_patch16_224.fb_in1k', .485, 256, 'bicubic'),
     ('timm/vit_base_patch16_224.augreg2_in21k_ft_in1k', .5, 248, 'bicubic'),
     ('deit3_base_patch16_224.fb_in1k', .485, 224, 'bicubic'),
@@ -113,7 +114,7 @@ def test_other_names_say_nothing() -> None:
   for name in ('model.safetensors', 'weights.npz', 'vit_base_patch16_clip_224', 'vit_base_patch16_siglip_224',
                'demining.pth', 'resnetv2_50x1_bit', 'resnetv2_50', 'vit_base_patch16_clip_384.openai_ft_in1k',
                'vit_base_patch16_siglip_384.webli', 'vit_base_patch16_224_miil.in21k', 'mixer_b16_224.miil_in21k',
-               'vit_base_patch16_224.bamboo', 'vit_base_patch16_rope_224.naver_in1k'):
+               'vit_base_patch16_224.bamboo', 'vit_base_patch16_rope_reg1_gap_256.sbb_in1k'):
     assert preprocess.by_name(name) == []
   assert decide(preprocess.by_name('vit_base_patch16_384'), px=(384, 384)).resize_px == 384
 

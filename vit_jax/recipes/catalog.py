@@ -32,6 +32,7 @@ _FAMILIES = (  # pattern of the name, family, source; the first match counts
     (r'EVA02-CLIP-', 'EVA-02-CLIP', 'arXiv 2303.15389'),
     (r'EVA02-', 'EVA-02', 'arXiv 2303.11331'),
     (r'PE-', 'Perception Encoder', 'arXiv 2504.13181'),
+    (r'RoPE-', 'RoPE-ViT', 'arXiv 2403.13298'),
     (r'AIMv2-', 'AIMv2', 'arXiv 2411.14402'),
     (r'TIPSv2-', 'TIPSv2', 'arXiv 2604.12012'),
     (r'I-JEPA-', 'I-JEPA', 'arXiv 2301.08243'),

@@ -33,6 +33,11 @@ _AIMV2: dict[str, Any] = {  # arXiv 2411.14402
     'mlp_bias': False, 'pool': Pool.MEAN, 'position_resize': PositionResize.BICUBIC}
 _TIPSV2: dict[str, Any] = {  # arXiv 2604.12012; its second class token is a register here
     'gelu': Gelu.EXACT, 'layer_scale': 1., 'registers': 1, 'position_resize': PositionResize.BILINEAR_ANTIALIAS}
+_ROPE: dict[str, Any] = {  # arXiv 2403.13298
+    'gelu': Gelu.EXACT, 'layer_scale': 1e-5, 'positions': Positions.ROTARY2D, 'rotary_base': 100.,
+    'position_resize': PositionResize.BICUBIC_ANTIALIAS}
+_ROPE_MIXED: dict[str, Any] = {**_ROPE, 'rotary_mixed': True, 'rotary_base': 10.}
+_WITH_TABLE: dict[str, Any] = {'positions': Positions.LEARNED_ROTARY2D}
 _IJEPA: dict[str, Any] = {  # arXiv 2301.08243
     'gelu': Gelu.EXACT, 'pool': Pool.MEAN, 'position_resize': PositionResize.BICUBIC}
 
@@ -68,6 +73,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     'AIMv2-3B/14': ('H/14', {**_AIMV2, **_sized(3072, 24, 24, 8192)}),
     **{f'TIPSv2-{size}': (size, _TIPSV2) for size in ('B/14', 'L/14', 'So400m/14')},
     'TIPSv2-g/14': ('g-opt/14', {**_TIPSV2, **_sized(1536, 40, 24, 4096), 'swiglu': True}),
+    **{f'RoPE-{kind}{size}': (size, options) for size in ('S/16', 'B/16', 'L/16') for kind, options in (
+        ('ViT-', _ROPE), ('Mixed-', _ROPE_MIXED), ('APE-', {**_ROPE, **_WITH_TABLE}),
+        ('Mixed-APE-', {**_ROPE_MIXED, **_WITH_TABLE}))},
     'I-JEPA-H/14': ('H/14', _IJEPA), 'I-JEPA-H/16': ('H/16', _IJEPA), 'I-JEPA-g/16': ('g/16', _IJEPA),
 }
 """A name, then the size and patch that `sizes.vit` knows, and the options of the network."""

@@ -1,5 +1,5 @@
-"""Detects CLIP, DINOv3, AIMv2, EVA-02 and the Perception Encoder in files with the names of timm, and in those of their
-authors, which are renamed to these first.
+"""Detects CLIP, DINOv3, AIMv2, EVA-02, RoPE-ViT and the Perception Encoder in files with the names of timm, and in
+those of their authors, which are renamed to these first.
 """
 from __future__ import annotations
 
@@ -123,6 +123,10 @@ def hints(tensors: Tensors) -> tuple[str, Hints] | None:
   if not has_rows and has_cls and 'reg_token' in tensors:
     return 'dinov3', Hints(gelu=Gelu.EXACT, norm_eps=1e-5,
                            settings={'rotary_base': 100., 'rotary_places': RotaryPlaces.UNIT})
+  if 'blocks.0.gamma_1' in tensors and 'blocks.0.attn.qkv.weight' in tensors and (
+      not has_rows or 'blocks.0.rope.freqs' in tensors):  # with a table alone it may be DeiT III, and the name decides
+    own = {'rotary_base': 100.} if has_cls else {**index, 'rotary_grid': 16}
+    return 'timm', Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=own)
   is_gated = 'blocks.0.mlp.fc1_g.weight' in tensors or _is_packed(tensors)
   if has_rows and is_gated and (is_split or 'blocks.0.attn.q_bias' in tensors):
     return 'eva02', Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings={**index, 'rotary_grid': 16})
@@ -135,8 +139,10 @@ def _is_packed(tensors: Tensors) -> bool:
 
 
 def by_name(names: Sequence[str]) -> Hints:
-  """Returns the form of the GELU that belongs to a published name, for files whose tensors do not show it."""
+  """Returns what belongs to a published name, where tensors do not show it: the GELU, and RoPE-ViT with a table."""
   for name in (re.sub(r'\.(safetensors|pth|pt|bin)$', '', one.rstrip('/').lower()) for one in names):
+    if re.search(r'patch16_rope_ape', name):
+      return Hints(settings={'rotary_base': 100.})
     if found := next((gelu for pattern, gelu in _GELUS if re.search(pattern, name)), None):
       return Hints(gelu=found)
   return Hints()

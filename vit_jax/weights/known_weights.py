@@ -60,6 +60,7 @@ HUB: tuple[tuple[str, str, bool], ...] = (
     (r'(apple|timm)/aimv2.*', 'Apple ASCL or AMLR', False),
     (r'(google/tipsv2-|timm/vit_\w+_tipsv2).*', 'CC-BY-4.0', False),
     (r'facebook/ijepa_.*|timm/vit_\w+_ijepa.*|timm/vit_\w+[._]mae.*|facebook/vit-mae-.*', 'CC-BY-NC-4.0', False),
+    (r'timm/vit_\w+_rope_\w*\.naver_in1k', 'Apache-2.0', False),
     (r'timm/(vit|deit3?|tf_efficientnet|resnetv2|mixer)_\w+\.(augreg|orig|sam|fb|goog)\w*', 'Apache-2.0', False))
 """Licenses of models of the hub, by `OWNER/NAME`, and whether their publisher gives them out on request only."""
 

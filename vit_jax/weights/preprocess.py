@@ -89,6 +89,7 @@ BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
     (r'.*dinov3.*', USUAL['dinov3']), (r'.*tipsv2.*', USUAL['tips']), (r'pe-(core|lang|spatial).*', USUAL['pe']),
     (r'aimv2_.*', USUAL['aimv2']), (r'vit_\w+_clip_\w*\.(openai|datacomp\w*|dfn\w*|metaclip\w*)', USUAL['clip']),
     (r'siglip2?-.*', {**NORMS['half'], **_PILLOW, 'geometry': Geometry.HUGGINGFACE, 'resize': 0}),
+    (r'vit_\w+_rope_\w*\.naver_in1k', {**NORMS['imagenet'], **_PILLOW, 'resize': .9}),
     (r'.*(dinov2).*', USUAL['dinov2']),
     (r'(.*[./_-])?(mae|dino)([._-].*)?', USUAL['mae']),
     (r'deit_?3.*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),
