@@ -52,7 +52,8 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
     (['--lr', '3e-4'], ['--lr: expected a flag of this job, got an unknown one. Did you mean the setting '
                         '--config.optimizer.lr?\n']),
     (['--config=digits', '--batch-size=4'], ['the setting --config.batch_size or --config.evals.test.batch_size?']),
-    (['--epochs=3', '--warmpu=2'], ['--config.length?\n', '--config.optimizer.schedule.warmup']),
+    (['--epochs=3', '--warmpu=2', '--bs=4'],
+     ['--config.length?\n', '--config.batch_size?\n', '--config.optimizer.schedule.warmup']),
     (['--config=digits', '--config.optimizer.rl=3', '--config.seed=x', '--workdir='],
      ['--workdir: expected a directory on this machine or on gs://, got none. Set --workdir=DIR.',
       'config.optimizer.rl: expected the name of a setting', "config.seed: expected a whole number, got 'x'."]),

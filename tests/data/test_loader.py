@@ -246,7 +246,7 @@ def test_a_source_without_any_good_image_is_refused(tmp_path: pathlib.Path) -> N
 
 def test_sizes_that_do_not_fit_are_refused(image_folder: pathlib.Path) -> None:
   source = source_of(image_folder)
-  with pytest.raises(errors.UserError, match='batch_size: expected at most 37, the number of examples of .*, got 38'):
+  with pytest.raises(errors.UserError, match='batch_size: expected at most 37, the number of ex.*, got 38. Set .*=32'):
     train(source, batch_size=38)
   with pytest.raises(errors.UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
     train(source, shard=Shard((0,), 4))

@@ -34,7 +34,8 @@ UNREADABLE = (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionErro
 ELSEWHERE = {
     'learning_rate': 'lr', 'base_lr': 'lr', 'epochs': 'length', 'num_epochs': 'length', 'steps': 'length',
     'total_steps': 'length', 'wd': 'weight_decay', 'warmup_steps': 'warmup', 'warmup_epochs': 'warmup',
-    'batch': 'batch_size', 'image_size': 'image_px', 'img_size': 'image_px', 'resolution': 'image_px',
+    'batch': 'batch_size', 'bs': 'batch_size', 'image_size': 'image_px', 'img_size': 'image_px',
+    'resolution': 'image_px',
     'patch_size': 'patch', 'num_heads': 'heads', 'num_layers': 'depth', 'layers': 'depth', 'hidden_size': 'width',
     'embed_dim': 'width', 'mlp_dim': 'mlp', 'drop_rate': 'dropout', 'drop_path_rate': 'drop_path',
     'num_workers': 'workers', 'dataset': 'source', 'grad_clip': 'clip_norm', 'clip_grad': 'clip_norm',

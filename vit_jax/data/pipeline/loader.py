@@ -197,7 +197,7 @@ def _labels(source: Source, maps: label_maps.LabelMaps | None) -> Labels | None:
 def _check_source(source: Source, *, batch_size: int, seed: int) -> None:
   if batch_size > len(source):
     raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
-                    f'{batch_size}.')
+                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}.')
 
