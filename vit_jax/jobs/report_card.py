@@ -23,7 +23,7 @@ from vit_jax.config import check, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.evaluate import final as results
-from vit_jax.evaluate.results import Result
+from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
 from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
@@ -186,7 +186,7 @@ def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
                         if results.is_telling(name.split('/', 1)[1], 1000))
   rows = []
   ranked = headlines(columns) | {name for name in names if re.fullmatch(r'.*/(nll|ece)', name) or (
-      html_pages.is_share(name) and '_std' not in name)}
+      is_share(name) and '_std' not in name)}
   for name in names:
     values = [column.metrics.get(name) for column in columns]
     known = [value for value in values if value is not None]
