@@ -38,8 +38,9 @@ HEADER_BYTES, FOOTER_BYTES = 12, 4
 LOST = -1  # offset of a record that cannot be found, since the file is damaged before it
 FOLDER = '.vit_jax_index'
 """The folder beside the files in which their index is kept."""
-PROCESSES_FROM = 2**18
-"""Records from which processes are started, which takes them about 0.5 s; 2**18 records take one core 1.5 s."""
+PROCESSES_FROM = 2**21
+"""Records from which processes are started. They take one core about 13 s; on two busy cores, a third of them took
+longer with processes, which must start, than with threads."""
 _MASK_DELTA = 0xA282EAD8  # of TFRecord files
 
 
