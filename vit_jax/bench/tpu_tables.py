@@ -36,7 +36,7 @@ IMAGES = {'L/16': 64, 'H/14': 32, 'G/14': 16}
 TOPOLOGIES = ('v6e:4x4', 'v5e:4x4', 'v4:2x2x4', 'v3:2x2')
 """16 devices; of v3 8 cores."""
 FILE = 'figures.jsonl'
-BEGIN, END = '<!-- tables of tpu_tables, begin -->', '<!-- tables of tpu_tables, end -->'
+BEGIN, END = '<!--tpu_tables-->', '<!--/tpu_tables-->'
 ONE_DEVICE = {'v6e': 'v6e:1x1', 'v5e': 'v5e:1x1', 'v4': 'v4:2x2x1', 'v3': 'v3:2x2'}
 BLOCK = 0
 """Number of blocks that stands for one block alone, on one device."""
