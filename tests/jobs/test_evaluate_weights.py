@@ -173,3 +173,13 @@ def test_folders_with_wordnet_ids_are_outputs_of_imagenet(tmp_path: pathlib.Path
   (tmp_path / 'n01440764').rename(tmp_path / 'n99999999')
   with pytest.raises(UserError, match=r'expected classes of ImageNet-1k, got 1 of 3 that are not there: n99999999\.'):
     evaluate_weights.open_data(config, found)
+
+
+def test_a_projection_is_no_head_of_classes() -> None:
+  config, found = schema.Config(evals={'val': schema.TopK()}), made.network(head=schema.Head(bias=False))
+  with pytest.raises(UserError, match='a classification head, got a projection to 7 numbers. Use weights that were'):
+    evaluate_weights._check_head(found, config, where='clip')
+  with pytest.raises(UserError, match='a classification head, got weights without one'):
+    evaluate_weights._check_head(made.network(num_classes=0), config, where='clip')
+  evaluate_weights._check_head(found._replace(family='run'), config, where='a run of its own')
+  evaluate_weights._check_head(found, schema.Config(evals={'knn': schema.Knn()}), where='clip')

@@ -19,6 +19,7 @@ import pytest
 from tests.weights import drawn
 from tests.weights import make_golden_families as golden
 from vit_jax.config.schema import Execution, PositionResize
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Outputs
 from vit_jax.weights import files, inference, loading, saving
 
@@ -124,3 +125,15 @@ def test_networks_are_written_and_read_without_a_differing_bit(name: str, tmp_pa
       found = found._replace(model=dataclasses.replace(found.model, position_resize=PositionResize.BILINEAR_ANTIALIAS))
     path, lost = saving.save(found, str(tmp_path / to), family=family)  # raises if a bit differs when read back
     assert path.exists() and not [one for one in lost if 'positions' not in one and 'preprocessing' not in one], lost
+
+
+@pytest.mark.parametrize(('name', 'said'), [
+    ('timm_dinov3', 'positions rotary2d'),
+    ('timm_pe_core', 'positions learned_rotary2d, a norm before the blocks, a pool over the class token'),
+    ('timm_aimv2', 'RMSNorm, a norm after the stem, no bias of the output matrices'),
+    ('timm_clip_laion', 'a norm before the blocks')])
+def test_a_folder_of_timm_is_refused_where_its_config_cannot_describe_the_network(
+    name: str, said: str, tmp_path: pathlib.Path) -> None:
+  found = load(name, tmp_path)
+  with pytest.raises(UserError, match=f'a network that a timm config.json can describe, got one with ({said})'):
+    saving.save(found, str(tmp_path / 'folder'), family='timm')

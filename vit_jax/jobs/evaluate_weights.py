@@ -74,9 +74,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
                     'these weights.')
   startup.start()
   found = load(config, spec, overridden)
-  if not found.num_classes and needs_head(config):
-    raise UserError(f'--weights={spec.where}: expected weights with a classification head, got weights without one. '
-                    'Use weights that were trained on classes, or --config.evals=knn,fewshot,logistic.')
+  _check_head(found, config, where=spec.where)
   config = with_weights(config, found, overridden)
   check.check(config)
   workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(spec.where.rstrip('/')).name).absolute()
@@ -99,6 +97,15 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   if jax.process_index() == 0:
     results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0
+
+
+def _check_head(found: Weights, config: schema.Config, *, where: str) -> None:
+  """Raises UserError if an evaluation needs the head of classes, and the weights have none, or a projection."""
+  is_projection = found.num_classes and not found.head.bias and found.family != 'run'  # as of CLIP
+  if needs_head(config) and (is_projection or not found.num_classes):
+    got = f'a projection to {found.num_classes} numbers' if is_projection else 'weights without one'
+    raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
+                    'trained on classes, or --config.evals=knn,fewshot,logistic.')
 
 
 def load(config: schema.Config, spec: WeightsSpec, overridden: Collection[str]) -> Weights:

@@ -170,7 +170,21 @@ def _timm_model(weights: Weights) -> tuple[str, dict[str, Any]]:
                   '.safetensors file.')
 
 
+def _beyond_timm(m: schema.ViT) -> list[str]:
+  """Returns what this network has that the arguments of timm's class VisionTransformer in a file cannot describe."""
+  found = {f'positions {m.positions.value}': m.positions.is_rotary, 'RMSNorm': m.norm is not schema.Norm.LAYER,
+           'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem_norm,
+           'no last norm': not m.final_norm, 'inner norms': m.attn_norm or m.mlp_norm,
+           'no bias of the keys alone': not m.key_bias,
+           'no bias of the output matrices': not (m.out_bias and m.mlp_bias),
+           'a pool over the class token': m.pool is Pool.MAP_CLS}
+  return [name for name, is_so in found.items() if is_so]
+
+
 def _timm_vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
+  if beyond := _beyond_timm(m):
+    raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
+                    f'{", ".join(beyond)}. Write a single .safetensors file, whose tensors timm reads by name.')
   arguments: dict[str, Any] = {
       'img_size': _side(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
       'mlp_ratio': m.mlp * (2 if m.swiglu else 1) / m.width, 'act_layer': TIMM_ACTIVATION[m.gelu]}
