@@ -59,6 +59,14 @@ def test_the_guide_and_the_docstrings_get_the_plans_and_keep_everything_else(roo
   assert max(map(len, said.splitlines())) <= 120
 
 
+def test_a_command_of_several_lines_is_kept(root: pathlib.Path) -> None:
+  path = root / 'configs/vit_l16_jft.py'
+  path.write_text(CONFIG.replace('plan command\n', 'plan command \\\n              --more\n'))
+  assert plan_docs.main([str(root / 'plans'), str(root)]) == 0
+  assert 'plan command \\\n              --more\n          Compiled without' in path.read_text()
+  assert 'an old line' not in path.read_text()
+
+
 def test_a_second_call_changes_nothing(root: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   plan_docs.main([str(root / 'plans'), str(root)])
   assert len(capsys.readouterr().out.splitlines()) == 2
