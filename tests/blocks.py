@@ -34,7 +34,7 @@ PHOTOS = ('--config.image_px=32,32', '--config.data.recipe.eval_resize_px=36', '
 SETS = {'@digits': DIGITS, '@photos': PHOTOS}
 """Flags that make a run tiny, by the name that comments use. Blocks with the same set compile the same programs."""
 LANGUAGES = ('sh', 'python', 'diff', 'text')
-FENCE = re.compile(r'((?:^ *<!-- .*? -->\n+)*)^( *)```([^\n]*)\n(.*?)^ *```$', re.M | re.S)
+FENCE = re.compile(r'((?:^ *<!-- (?:(?!-->).)* -->\n+)*)^( *)```([^\n]*)\n(.*?)^ *```$', re.M | re.S)
 COMMENT = re.compile(r'<!-- (runs with|not run|exit status): (.*?) -->', re.S)
 TIMEOUT_S = 600
 
