@@ -18,7 +18,7 @@ from vit_jax import commands, main
 from vit_jax.commands import JOBS, Command
 from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
-from vit_jax.weights import saving
+from vit_jax.weights import peft_saving, saving
 
 
 def test_the_job_is_a_flag_or_the_first_word_and_defaults_to_train() -> None:
@@ -129,7 +129,7 @@ def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
 
 def test_the_formats_of_convert_are_those_that_can_be_written() -> None:
   kind = JOBS['convert'].flags['family'].kind
-  assert kind is not None and kind.choices == saving.FAMILIES
+  assert kind is not None and kind.choices == (*saving.FAMILIES, peft_saving.FAMILY)
 
 
 @pytest.mark.parametrize(('workdirs', 'said'), [

@@ -65,7 +65,7 @@ def test_new_adapters_leave_the_network_as_it_is() -> None:
 
 
 def test_a_begins_uniform_within_the_bound_of_pytorch_and_b_at_zero() -> None:
-  lora = schema.Lora(rank=8, targets=('attn/out', 'mlp/down'))
+  lora = schema.Lora(rank=8, targets='attn/out,mlp/down')
   _, frozen = drawn(PLAIN, lora)
   new = adapters.init(jax.random.key(0), frozen['backbone'], lora)
   out, down = (new[f'backbone/blocks/{name}/lora_a'] for name in ('attn/out', 'mlp/down'))

@@ -18,7 +18,7 @@ from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.objectives.supervised import Supervised, head_rules
 
 MODEL = schema.ViT(patch=4, width=16, depth=2, heads=4, mlp=24)
-LORA = schema.Lora(rank=2, alpha=4., dora=True, targets=('query', 'out', 'mlp/.*'))
+LORA = schema.Lora(rank=2, alpha=4., dora=True, targets='query,out,mlp/.*')
 
 
 def config(lora: schema.Lora = LORA, **more: Any) -> schema.Config:
@@ -80,8 +80,8 @@ def test_a_step_is_the_same_on_every_mesh_and_shards_the_frozen_kernels() -> Non
   assert kernel.shard_shape((2, 16, 24)) == (2, 8, 12)
 
 
-@pytest.mark.parametrize('targets', [('query',), ('value', 'mlp/down'), ('out', 'up')])
-def test_every_choice_of_layers_has_the_rules_that_it_needs(targets: tuple[str, ...]) -> None:
+@pytest.mark.parametrize('targets', ['query', 'value,mlp/down', 'out,up'])
+def test_every_choice_of_layers_has_the_rules_that_it_needs(targets: str) -> None:
   lora = schema.Lora(rank=2, targets=targets)
   assert program(lora=lora).shardings  # raises if a leaf has no rule, or a rule no leaf
 

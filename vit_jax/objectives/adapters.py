@@ -118,7 +118,7 @@ def train_flops(config: schema.Config, spec: Spec[Any]) -> int:
   backbone = jax.eval_shape(backbones.build(config.model, config.image_px).init, jax.random.key(0), image)[0]
   leaves = trees.flatten({'backbone': backbone})
   macs = 0
-  for layer in adapters.kernels(leaves, dataclasses.replace(config.lora, targets=('.*',))):
+  for layer in adapters.kernels(leaves, dataclasses.replace(config.lora, targets='.*')):
     depth, *shape = leaves[f'{layer}/kernel'].shape
     cut = adapters.num_inputs(layer)
     inputs, outputs = math.prod(shape[:cut]), math.prod(shape[cut:])

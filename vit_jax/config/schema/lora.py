@@ -10,7 +10,7 @@ from vit_jax.config.schema.vit import ViT
 
 __all__ = ('Lora', 'adapted_layers')
 
-EVERY = ('query', 'key', 'value', 'out', 'mlp/.*', 'tokens/.*', 'channels/.*')
+EVERY = 'query,key,value,out,mlp/.*,tokens/.*,channels/.*'
 """All dense layers in the blocks of all networks."""
 ATTENTION, MLP = ('attn/query', 'attn/key', 'attn/value', 'attn/out'), ('mlp/up', 'mlp/down')
 
@@ -22,7 +22,7 @@ class Lora(Settings):
   alpha: float = ranged(0., NOT_NEGATIVE)   # scale is alpha / rank; 0 = alpha is the rank, so the scale is 1
   dropout: float = ranged(0., BELOW_1)      # of the input of A, while training
   # Layers of the blocks, by the end of their path or a pattern of it; several with commas: query,value,mlp/.*
-  targets: tuple[str, ...] = EVERY
+  targets: str = EVERY
   dora: bool = False    # DoRA (arXiv 2402.09353): the norm of each output's weights is a parameter of its own
   rslora: bool = False  # rsLoRA (arXiv 2312.03732): scale is alpha / sqrt(rank)
 
@@ -37,8 +37,8 @@ class Lora(Settings):
 
   @property
   def ends(self) -> tuple[str, ...]:
-    """`targets` one by one: the command line gives several as one text."""
-    return tuple(end for text in self.targets for end in text.split(','))
+    """`targets` one by one."""
+    return tuple(self.targets.split(','))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.rank:
@@ -53,7 +53,7 @@ class Lora(Settings):
                     self.rank)
       return
     for target in self.ends:
-      if target not in EVERY and not any(re.fullmatch(f'(.*/)?({target})', layer) for layer in layers):
+      if target not in EVERY.split(',') and not any(re.fullmatch(f'(.*/)?({target})', layer) for layer in layers):
         yield problem(f'{name}.targets', f'the ends of {", ".join(layers)}, or patterns', target)
     if not any(self.is_target(layer) for layer in layers):
       yield problem(f'{name}.targets', f'one of {", ".join(layers)} at least', self.targets)
