@@ -140,6 +140,26 @@ def test_heads_are_split_where_shards_of_the_width_would_be_narrower_than_a_tile
   assert moment['mu']['kernel'] == spec
 
 
+@pytest.mark.parametrize(('kind', 'fsdp', 'is_second'), [
+    ('v3', 8, True), ('TPU v3', 8, True), ('v2', 8, True), ('TPU v4', 8, False), ('v6e', 8, False), ('v3', 1, False),
+    ('v3', 32, False)])  # 32 devices do not divide 16 heads
+def test_kernels_of_attention_are_split_by_heads_where_a_tpu_scatters_rows_only(kind: str, fsdp: int,
+                                                                                is_second: bool) -> None:
+  mesh = AbstractMesh((2, fsdp, 1), meshes.AXES, abstract_device=AbstractDevice(kind, None, 'tpu'))
+  table = [rule for rule in vit_rules.ALL if 'kernel' in rule[0] and 'stem' not in rule[0]]
+  shapes = {'attn/query': (24, 4096, 16, 64), 'attn/out': (24, 16, 64, 4096), 'mlp/up': (24, 4096, 1024),
+            'mlp/down': (24, 1024, 4096)}
+  found = rules.param_specs({f'backbone/blocks/{name}/kernel': leaf(*shape) for name, shape in shapes.items()}, table,
+                            mesh)  # type: ignore[arg-type]
+  places = {name.split('/')[-2]: list(spec).index('fsdp') if 'fsdp' in spec else None for name, spec in found.items()}
+  if fsdp == 1:
+    assert set(places.values()) == {None}
+  else:
+    by_width = {'query': 1, 'out': 3, 'up': 1, 'down': 2}
+    down = 1 if kind == 'v3' and fsdp == 32 else 2  # 32 devices divide the hidden width
+    assert places == ({'query': 2, 'out': 1, 'up': 1, 'down': 1} if is_second else {**by_width, 'down': down})
+
+
 def test_query_key_and_value_of_every_network_have_a_second_spec() -> None:
   tables = (*vit_rules.ALL, *mae.RULES)
   kernels = [rule for rule in tables if 'query|key|value' in rule[0] and rule[0].endswith('kernel')]

@@ -4,10 +4,16 @@ Strict both ways: a parameter without a rule and a rule that decides nothing are
 averages and teachers follow the parameter whose path they end in; besides, only counters, centres and running
 statistics, which are vectors, may be replicated.
 
-A rule may have a second spec, for TPUs: it is used where the first one would cut a kernel into shards of fewer than
-`LANES` entries of the axis that it splits over `fsdp`, and the second one divides the kernel. The compiler stores the
-gradient of a kernel `[D, A, K]` with D as the last axis, which the hardware holds in tiles of `LANES`; if a shard is
-narrower, it stores it with K last, and the product that makes the gradient takes up to twice as long (libtpu 0.0.52).
+A rule may have a second spec, for TPUs, which is used where it divides the kernel, for one of two reasons (both seen
+with libtpu 0.0.52):
+
+- `SCATTERS_ROWS_ONLY`: the compiler of v2 and v3 has no reduce-scatter along the axis that lies last in memory, which
+  is D for the kernels of attention and the second of the MLP. It sums the complete gradient over all devices instead,
+  and sends twice as much.
+- The first spec would cut a kernel `[D, A, K]` into shards of fewer than `LANES` entries of D. The compiler stores the
+  gradient with D as the last axis, which the hardware holds in tiles of `LANES`; if a shard is narrower, it stores it
+  with K last, and the product that makes the gradient takes up to twice as long.
+
 The layout of a run on devices is not part of its checkpoint.
 """
 from __future__ import annotations
@@ -27,6 +33,8 @@ Axes = tuple[str | tuple[str, ...] | None, ...]
 Rule = tuple[str, Axes] | tuple[str, Axes, Axes]
 LANES = 128
 """Entries of the last axis in one tile of a TPU."""
+SCATTERS_ROWS_ONLY = ('v2', 'v3')
+"""TPUs that scatter a sum only along an axis that is not the last one in memory."""
 TILE_ROWS = 8
 """Rows of one tile of a TPU: a shard of other numbers of rows is padded before it is sent (libtpu 0.0.52)."""
 MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
@@ -65,12 +73,14 @@ class _Spec:
     self.axes, self.instead = axes, instead
 
   def choose(self, shape: tuple[int, ...], mesh: Mesh) -> Axes:
-    """The first spec, or on a TPU the second one if shards of the first are narrow and the second divides `shape`."""
-    if self.instead is None or 'fsdp' not in self.axes:
+    """The first spec, or on a TPU the second one, if that divides `shape` and there is a reason for it."""
+    if self.instead is None or 'fsdp' not in self.axes or mesh.shape['fsdp'] == 1:
       return self.axes
-    is_narrow = shape[self.axes.index('fsdp')] < LANES * mesh.shape['fsdp']
+    is_narrow = shape[self.axes.index('fsdp')] < LANES * mesh.shape['fsdp'] and self.axes[-1] != 'fsdp'
+    device = mesh.abstract_mesh.abstract_device
+    has_reason = is_narrow or (device is not None and device.device_kind.lower().endswith(SCATTERS_ROWS_ONLY))
     is_divided = all(size % _places(axes, mesh) == 0 for axes, size in zip(self.instead, shape, strict=True))
-    return self.instead if is_narrow and is_divided else self.axes
+    return self.instead if has_reason and is_divided else self.axes
 
 
 def _places(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:

@@ -1,7 +1,8 @@
 """Where each parameter of a Vision Transformer lies on the mesh: rules of paths, those of all models and of options.
 
-Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`. Where a shard of the
-width would be too narrow for a TPU, `fsdp` splits the heads of query, key and value instead (`parallel/rules.py`).
+Megatron's split of attention and MLP over `tensor`, the other side of each matrix over `fsdp`. Where a TPU cannot
+scatter the gradient of such a shard, or the shard would be too narrow for it, `fsdp` splits the heads of attention and
+the hidden width of the MLP instead (`parallel/rules.py`).
 """
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ ALL: tuple[Rule, ...] = (
     ('backbone/stem/kernel', (None, None, None, 'fsdp')),                              # [P, P, 3, D]
     ('backbone/blocks/(.*/)?attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None),   # [L, D, A, K]
      (None, None, ('tensor', 'fsdp'), None)),
-    ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, D]
+    ('backbone/blocks/(.*/)?attn/out/kernel', (None, 'tensor', None, 'fsdp'),                 # [L, A, K, D]
+     (None, ('tensor', 'fsdp'), None, None)),
     ('backbone/blocks/(.*/)?mlp/(up|gate)/kernel', (None, 'fsdp', 'tensor')),                 # [L, D, F]
-    ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, D]
+    ('backbone/blocks/(.*/)?mlp/down/kernel', (None, 'tensor', 'fsdp'), (None, ('tensor', 'fsdp'), None)),  # [L, F, D]
     ('backbone/(cls|dist|positions|stem/bias|norm/.*|blocks/(.*/)?norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
 )
 QKV_BIAS: Rule = ('backbone/blocks/(.*/)?attn/(query|key|value)/bias', (None, 'tensor', None))  # [L, A, K]
