@@ -3,7 +3,8 @@
 A mask of height H_m belongs to an image that was resized to height H; windows of height P begin at rows t. The center
 of mask row i is y = (i + 1/2) H / H_m there, and inside the window if t <= y < t + P. Its scores are interpolated
 between the centers of the tokens, (j + 1/2) P / h, and are constant beyond the first and the last one: the convention
-of half-pixel centers (`align_corners=False`). Where windows overlap, the mean of their scores is taken.
+of half-pixel centers (`align_corners=False`). Where windows overlap, their scores are added: the class is that of their
+mean.
 """
 from __future__ import annotations
 
@@ -67,7 +68,6 @@ def predict(scores: HostArray, rows: list[Span], columns: list[Span], mask_size:
   for top in range(0, height, step):
     bottom = min(top + step, height)
     total = np.zeros((bottom - top, width, scores.shape[-1]), np.float32)
-    covered = np.zeros((bottom - top, width, 1), np.float32)
     for row, line in zip(rows, grid, strict=True):
       start, stop = max(row.start, top), min(row.stop, bottom)
       if start >= stop:
@@ -76,6 +76,5 @@ def predict(scores: HostArray, rows: list[Span], columns: list[Span], mask_size:
       for column, window in zip(columns, line, strict=True):
         place = slice(start - top, stop - top), slice(column.start, column.stop)
         total[place] += column.weights @ np.tensordot(weights, window, 1)
-        covered[place] += 1
-    found[top:bottom] = np.round(total / covered * _RESOLUTION).argmax(-1)
+    found[top:bottom] = np.round(total * _RESOLUTION).argmax(-1)
   return found
