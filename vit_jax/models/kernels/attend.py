@@ -10,8 +10,8 @@ program is lowered for a platform:
     64 wide heads need no transposed copy of the weights. Their sum comes out of the product with the values, to which
     a column of ones is appended: a head's width is padded to 128 there anyway.
   TPU v6e, if the mesh is of it: likewise, but logits and their maxima are kept in place of weights, as arrays of their
-    own. Each product then computes the weights while it reads the logits, and no pass over memory writes them. Other
-    TPUs were not compiled with this.
+    own. Each product then computes the weights while it reads the logits, and no pass over memory writes them. On v4
+    and v5e that gains nothing (BENCHMARKS.md).
 
 Knows nothing of parameters, positions or dropout.
 """
