@@ -178,7 +178,11 @@ class RestartingIterator:
 
 
 def causes(folder: str = SHARED) -> str:
-  """Returns why a loader process may be killed, with the size of the shared memory here, and what to do."""
+  """Returns why a loader process may be killed, and what to do; with the size of the folder for shared memory where
+  batches are handed over there."""
+  if shared.is_possible():
+    return ('The usual cause is too little memory of the machine or container (exit status -9): lower data.workers or '
+            'batch_size, or set data.workers=0.')
   try:
     usage = shutil.disk_usage(folder)
     size = f'{folder} has {usage.total / 2**20:,.0f} MiB here, {usage.free / 2**20:,.0f} MiB of them free'
