@@ -22,7 +22,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import ADVICE, chain
 
 USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
-UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program
+UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program, or of another process of the run
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE, likewise
 SHOW = 'VIT_JAX_TRACEBACK'
@@ -33,6 +33,8 @@ MOST_FILES = 20
 _OF_PROCESSES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Error numbers whose message is clear without a path."""
 _MEMORY = re.compile(r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc', re.I | re.S)
+_PEER = re.compile(r'\bgloo\b.*(closed|reset|timed out|failed)|coordination service|heartbeat', re.I | re.S)
+"""Messages of JAX in the processes that remain when another process of a run ends, or when the network fails."""
 _FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
 MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
                'batch_size, or data.in_memory=no; --job=plan shows what a config needs.')
@@ -84,6 +86,9 @@ def _known(error: BaseException) -> Failure | None:
       return Failure(USER_ERROR, f'error: {said}. {ADVICE[errno.ENOSPC]}')
     if isinstance(one, MemoryError) or _MEMORY.search(str(one)):
       return Failure(USER_ERROR, f'error: expected enough memory, got {said}. {MORE_MEMORY}')
+    if not isinstance(one, UserError) and _PEER.search(str(one)):
+      return Failure(UNFORESEEN, f'error: the connection to another process of the run was lost ({said}). See the '
+                                 'messages of the other processes. The same command resumes from the last checkpoint.')
   return None
 
 
