@@ -75,5 +75,5 @@ def _optimizer(scale: finetune.Scale, rank: int) -> s.AnyOptimizer:
   """The optimizer of the papers; for adapters AdamW, with the same schedule."""
   schedule = s.Schedule(s.Decay.COSINE, warmup=scale.warmup, end_lr=0.)
   if rank:
-    return s.AdamW(lr=LORA_LR, weight_decay=0., clip_norm=1., schedule=schedule)
+    return s.AdamW(lr=LORA_LR, b1=.9, b2=.999, weight_decay=0., clip_norm=1., schedule=schedule)
   return s.Sgd(lr=scale.lr, momentum=.9, weight_decay=0., mu_dtype=s.DType.BF16, clip_norm=1., schedule=schedule)

@@ -11,7 +11,7 @@ from vit_jax.config import schema
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 FILES = sorted(path for path in ROOT.glob('*.py') if path.stem != '__init__')
-EVALUATION = {'evaluate', 'features', 'imagenet_tests'}
+EVALUATION = {'dense_probe', 'evaluate', 'features', 'imagenet_tests', 'report_card'}
 """Configs for --job=evaluate, which train nothing."""
 _MOMENTS = ('lr', 'b1', 'b2', 'weight_decay', 'clip_norm', 'schedule')
 STATED: dict[str, tuple[str, ...]] = {

@@ -43,7 +43,7 @@ def test_every_parameter_is_told_of(tmp_path: pathlib.Path) -> None:
     ('norm_pre.weight', np.ones(32), r'- backbone/norm_before/bias float32\[32\]: only in the network'),
     ('blocks.0.attn.q_bias', np.ones(32), 'and another tensor are both backbone/blocks/attn/query/bias'),
     ('blocks.0.attn.relative_position_bias_table', np.ones(9), 'it is a BEiT'),
-    ('rope.freqs', np.ones((2, 2, 4, 4)), 'it has rotary positions with learned frequencies'),
+    ('rope.freqs', np.ones((2, 2, 4, 3)), r'~ backbone/blocks/attn/frequencies: float32\[2, 2, 4, 3\] in the file'),
     ('extra.weight', np.ones(3), '1 tensors have no place in this network:\n  extra.weight')])
 def test_a_tensor_that_does_not_fit_is_an_error_that_names_it(
     name: str, value: np.ndarray, says: str, tmp_path: pathlib.Path) -> None:
