@@ -178,8 +178,8 @@ def test_folders_with_wordnet_ids_are_outputs_of_imagenet(tmp_path: pathlib.Path
 def test_a_projection_is_no_head_of_classes() -> None:
   config, found = schema.Config(evals={'val': schema.TopK()}), made.network(head=schema.Head(bias=False))
   with pytest.raises(UserError, match='a classification head, got a projection to 7 numbers. Use weights that were'):
-    evaluate_weights._check_head(found, config, where='clip')
+    evaluate_weights.check_head(found, config, where='clip')
   with pytest.raises(UserError, match='a classification head, got weights without one'):
-    evaluate_weights._check_head(made.network(num_classes=0), config, where='clip')
-  evaluate_weights._check_head(found._replace(family='run'), config, where='a run of its own')
-  evaluate_weights._check_head(found, schema.Config(evals={'knn': schema.Knn()}), where='clip')
+    evaluate_weights.check_head(made.network(num_classes=0), config, where='clip')
+  evaluate_weights.check_head(found._replace(family='run'), config, where='a run of its own')
+  evaluate_weights.check_head(found, schema.Config(evals={'knn': schema.Knn()}), where='clip')

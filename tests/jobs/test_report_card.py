@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tests.data import images
-from tests.weights import made
+from tests.weights import made, text_models
 from vit_jax import main
 from vit_jax.config import files, schema
 from vit_jax.evaluate.results import Result
@@ -30,6 +30,11 @@ def test_the_best_value_of_a_row_is_the_largest_share_or_the_smallest_nll() -> N
   rows = {name: (cells, best) for name, cells, best in report_card.table(COLUMNS)}
   assert rows == {'knn/top1_k20': (['75.00 %', '50.00 %'], 0), 'knn/top1_k10': (['50.00 %', '50.00 %'], -1),
                   'topk/top1': (['25.00 %', '25.00 %'], -1), 'topk/nll': (['1.5', '1.25'], 1)}
+  assert list(rows) == ['knn/top1_k20', 'knn/top1_k10', 'topk/top1', 'topk/nll']
+  few, knn = COLUMNS[0].found['topk'], Result({'top1_k5': .5}, 9, None, 'top1_k5')
+  more = COLUMNS[1]._replace(found={'few': few, 'knn': knn})
+  assert [name for name, *_ in report_card.table((COLUMNS[0], more))] == [
+      'knn/top1_k20', 'knn/top1_k10', 'knn/top1_k5', 'topk/top1', 'topk/nll', 'few/top1', 'few/nll']
   one = report_card.table(COLUMNS[:1])
   assert all(best == -1 for *_, best in one)
 
@@ -55,6 +60,8 @@ def test_a_protocol_names_splits_and_settings() -> None:
                  'neighbours=3,5, temperature=0.07, headline=3')
   assert ' folder:x, te; gallery=rest, ranks=1,5,10' in report_card.protocol(config, schema.Retrieval())
   assert ' folder:x, tr to te;' in report_card.protocol(config, schema.Retrieval(gallery=schema.Gallery.TRAIN))
+  assert '; features.blocks=-2,-1, ' in report_card.protocol(config, schema.Knn(
+      features=schema.FeatureLayers((-2, -1)), neighbours=(20, 30)))
 
 
 @pytest.mark.parametrize(('places', 'titles'), [
@@ -68,6 +75,25 @@ def test_weights_are_split_at_commas_but_for_a_file_with_one(tmp_path: pathlib.P
   assert report_card.split_weights(str(name)) == [f'{tmp_path}/a', 'b.npz']
   name.touch()
   assert report_card.split_weights(str(name)) == [str(name)]
+
+
+@pytest.mark.slow(reason='5 s: evaluations of an image tower and of texts')
+def test_weights_with_texts_are_classified_by_names_and_their_projection_is_no_head(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  saving.save(made.network(), tmp_path / 'none.npz')
+  places = f'{text_models.write("clip", tmp_path / "clip")},{tmp_path / "none.npz"}'
+  for label in range(16):
+    place = tmp_path / 'photos' / 'test' / f'red boat {label}'
+    place.mkdir(parents=True)
+    (place / '0.png').write_bytes(images.encode(images.random_image(label, height=40, width=36)))
+  assert main.run(['evaluate', f'--weights={places}', '--config=report_card', '--config.evals=topk,zeroshot',
+                   f'--config.data.source=folder:{tmp_path / "photos"}', '--config.batch_size=8',
+                   f'--workdir={tmp_path / "card"}']) == 0
+  clip, none = json.loads((tmp_path / 'card' / 'report_card.json').read_text())['weights']
+  assert clip['num_examples'] == {'zeroshot': 16} and 'zeroshot/top1_clip_best_lower' in clip['metrics']
+  assert 'a projection to 16 numbers' in clip['not_measured']['topk']
+  assert 'text tower' in none['not_measured']['zeroshot'] and not none['metrics']
+  assert 'zeroshot of none.npz is not measured' in capsys.readouterr().out
 
 
 @pytest.mark.slow(reason='about 30 s: evaluations of two networks')

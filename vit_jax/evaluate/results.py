@@ -19,7 +19,8 @@ PARTIAL = '.partial'
 
 def is_share(name: str) -> bool:
   """Returns whether a metric is a share, such as an accuracy: `test/top1@ema`, `few/10shot_std`, `train/accuracy`."""
-  known = r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|class_mean|ece|mfu)([._].*)?(@.*)?'
+  known = (r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|m?iou|held_out(?!_nll)|class_mean|ece|mfu)'
+           r'([._].*)?(@.*)?')
   return re.fullmatch(known, name) is not None
 
 

@@ -74,7 +74,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
                     'these weights.')
   startup.start()
   found = load(config, spec, overridden)
-  _check_head(found, config, where=spec.where)
+  check_head(found, config, where=spec.where)
   config = with_weights(config, found, overridden)
   check.check(config)
   workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(spec.where.rstrip('/')).name).absolute()
@@ -99,7 +99,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   return 0
 
 
-def _check_head(found: Weights, config: schema.Config, *, where: str) -> None:
+def check_head(found: Weights, config: schema.Config, *, where: str) -> None:
   """Raises UserError if an evaluation needs the head of classes, and the weights have none, or a projection."""
   is_projection = found.num_classes and not found.head.bias and found.family != 'run'  # as of CLIP
   if needs_head(config) and (is_projection or not found.num_classes):

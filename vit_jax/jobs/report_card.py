@@ -134,14 +134,13 @@ def _measure(config: schema.Config, found: Weights, state: Any, *, mesh: jax.sha
              workdir: storage.Path) -> Result:
   """Returns the result of a config with one evaluation."""
   name, = config.evals
-  if not found.num_classes and evaluate_weights.needs_head(config):
-    raise UserError(f'evals.{name}: expected weights with a classification head, got weights without one.')
+  evaluate_weights.check_head(found, config, where=found.source)
   check.check(config)
   stage.begin(f'evaluating {name}')
   data = evaluate_weights.open_data(config, found)
   network = evaluate_weights.Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
-                                bar=config.train.progress)
+                                bar=config.train.progress, weights=found)
   return results.measure(evaluators, network, state).results[name]['student']
 
 
@@ -152,11 +151,18 @@ def protocol(config: schema.Config, settings: schema.Eval) -> str:
   train = getattr(settings, 'train_split', None)
   is_single = train is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
   splits = split if is_single else f'{train or config.data.train_split} to {split}'
-  values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
-            if field.name not in (*_OF_MACHINE, 'source', 'split', 'train_split')}
-  shown = ', '.join(f'{name}={_plain(value)}' for name, value in values.items()
-                    if value not in ('', (), 0) and not dataclasses.is_dataclass(value))
+  shown = ', '.join(f'{name}={_plain(value)}' for name, value in _values(settings).items()
+                    if name not in (*_OF_MACHINE, 'source', 'split', 'train_split') and value not in ('', (), 0))
   return f'{line} {source}, {splits}' + (f'; {shown}' if shown else '')
+
+
+def _values(settings: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns the value of each setting, with those of nested settings under `features.blocks`."""
+  found: dict[str, Any] = {}
+  for field in dataclasses.fields(settings):
+    name, value = prefix + field.name, getattr(settings, field.name)
+    found |= _values(value, f'{name}.') if dataclasses.is_dataclass(value) else {name: value}
+  return found
 
 
 def _plain(value: object) -> object:
@@ -182,8 +188,10 @@ def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
 
 def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
   """Returns the rows of the table: metric, its value for each of the weights, and the column of the best; -1 = none."""
-  names = dict.fromkeys(name for column in columns for name in column.metrics
-                        if results.is_telling(name.split('/', 1)[1], 1000))
+  evaluations = list(dict.fromkeys(name for column in columns for name in (*column.seconds, *column.found)))
+  names = sorted(dict.fromkeys(name for column in columns for name in column.metrics
+                               if results.is_telling(name.split('/', 1)[1], 1000)),
+                 key=lambda name: evaluations.index(name.split('/')[0]))
   rows = []
   ranked = headlines(columns) | {name for name in names if re.fullmatch(r'.*/(nll|ece)', name) or (
       is_share(name) and '_std' not in name)}
@@ -221,5 +229,6 @@ def render(content: Mapping[str, Any], columns: Sequence[Column]) -> str:
   return html_pages.render(
       'report_card.html', title='Report card', data=content['data'], protocols=content['protocols'], columns=columns,
       rows=table(columns), headlines=headlines(columns),
-      counts=sorted({result.num_examples for column in columns for result in column.found.values()}),
+      counts={name: sorted({column.found[name].num_examples for column in columns if name in column.found})
+              for name in content['protocols']},
       version=content['version'], date=content['date'])

@@ -16,6 +16,10 @@ class Line(NamedTuple):
   rule: str = ''
 
 
+_MOST = 8
+"""How many tensors with the same rule are listed one by one."""
+
+
 class Report(NamedTuple):
   """The lines of a load or an adaptation, in order."""
   lines: tuple[Line, ...] = ()
@@ -30,11 +34,15 @@ class Report(NamedTuple):
     return [line for line in self.lines if line.what == what]
 
   def text(self) -> str:
-    """Returns readable text: counts, and one line for everything that was not taken unchanged."""
+    """Returns readable text: counts, and what was not taken unchanged; of many tensors with one rule, the first."""
     counts = [f'{len(self.of(what))} {what}' for what in ('taken', 'resized', 'folded', 'new', 'dropped')
               if self.of(what)]
-    changed = [f'  {line.what:<8}{line.name}' + (f': {line.rule}' if line.rule else '')
-            for line in self.lines if line.what != 'taken']
+    groups: dict[tuple[str, str], list[str]] = {}
+    for line in self.lines:
+      if line.what != 'taken':
+        groups.setdefault((line.what, line.rule), []).append(line.name)
+    changed = [f'  {what:<8}{name}' + (f': {rule}' if rule else '')
+               for (what, rule), names in groups.items() for name in _listed(names)]
     return '\n'.join([*self.notes, f'Tensors: {", ".join(counts) or "none"} (those of all blocks as one)', *changed,
                       *(f'Warning: {one}' for one in self.warnings)])
 
@@ -42,3 +50,7 @@ class Report(NamedTuple):
     """Returns the report of every tensor for a JSON file."""
     return {'notes': list(self.notes), 'warnings': list(self.warnings),
             'tensors': [line._asdict() for line in self.lines]}
+
+
+def _listed(names: list[str]) -> list[str]:
+  return names if len(names) <= _MOST else [f'{names[0]} and {len(names) - 1:,} more']
