@@ -68,7 +68,7 @@ def rotation(grid: tuple[int, int], settings: schema.ViT) -> np.ndarray:
   xp = _library(grid)
   if settings.rotary_mixed:
     y, x = xp.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
-    return xp.stack([x.reshape(-1), y.reshape(-1)], axis=1).astype(np.float32)
+    return xp.concatenate([x.reshape(-1, 1), y.reshape(-1, 1)], axis=1).astype(np.float32)
   head_width = settings.width // settings.heads
   theta = settings.rotary_base ** -(np.arange(head_width // 4) / (head_width // 4))
   y, x = xp.meshgrid(*(places(side, settings) for side in grid), indexing='ij')
@@ -83,7 +83,7 @@ def places(side: int, settings: schema.ViT) -> np.ndarray:
   them in images of any size, and otherwise the same share of the image has. In the unit interval (DINOv3, arXiv
   2508.10104, section 3.2) `2 pi c` with `c = 2 (i + 1/2) / side - 1`.
   """
-  number = _library((side, side)).arange(side)
+  number = _library((side, side)).arange(side, dtype=float)
   if settings.rotary_places is RotaryPlaces.UNIT:
     return 2 * np.pi * (2 * (number + .5) / side - 1)
   return (number + settings.rotary_offset) * (settings.rotary_grid / side if settings.rotary_grid else 1.)
