@@ -9,6 +9,7 @@ import pathlib
 import tempfile
 
 from tests.weights import make_golden_families as golden
+from tests.weights import make_golden_tips, test_families_scenic
 from tests.weights import test_golden_families as measured
 
 FAMILIES = ('dinov3', 'dinov2', 'clip', 'siglip', 'eva02', 'ropevit', 'pe', 'aimv2', 'tipsv2', 'ijepa', 'mae')
@@ -35,11 +36,21 @@ def row(name: str) -> str:
   return '| ' + ' | '.join(cells) + ' |'
 
 
+def scenic_row(name: str) -> str:
+  """Returns the row of a network of `make_golden_tips.py`, whose reference is the program of its authors."""
+  with tempfile.TemporaryDirectory() as folder:
+    found = test_families_scenic.load(name, pathlib.Path(folder))
+  sizes = [f'{test_families_scenic.difference(found, name, size):.1e}' for size in make_golden_tips.SIZES]
+  return '| ' + ' | '.join(['TIPSv2', "the authors' JAX program", name, *sizes]) + ' |'
+
+
 def main() -> None:
   heads = ['family', 'format', 'network', *(f'{h} x {w} px' for h, w in golden.SIZES)]
   print('| ' + ' | '.join(heads) + ' |\n' + '|---' * len(heads) + '|')
   for name in sorted(measured.NAMES, key=lambda name: (FAMILIES.index(family(name)), name)):
     print(row(name), flush=True)
+  for name in make_golden_tips.NETWORKS:
+    print(scenic_row(name), flush=True)
 
 
 if __name__ == '__main__':

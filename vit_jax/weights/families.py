@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
-from vit_jax.weights import families_huggingface, families_timm, names, names_families, tables
+from vit_jax.weights import families_huggingface, families_scenic, families_timm, names, names_families, tables
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.renaming import Recognised, Tensors, distinct, dropping, renamed, without_fixed
@@ -37,7 +37,7 @@ def recognise(tensors: Tensors) -> Recognised:
   Raises:
     UserError: the names belong to no family.
   """
-  for place in (_of_bit, _of_flax, families_huggingface.recognise, _of_timm):
+  for place in (_of_bit, families_scenic.recognise, _of_flax, families_huggingface.recognise, _of_timm):
     if found := place(tensors):
       return found
   shown = ', '.join(sorted(tensors)[:6])
