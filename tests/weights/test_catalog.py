@@ -23,7 +23,8 @@ def test_every_known_name_is_described() -> None:
     ('mae_finetuned_vit_huge', 'H/14', 224, 1_000, 'CC-BY-NC-4.0'),
     ('mae_visualize_vit_base', 'B/16', 224, 0, 'CC-BY-NC-4.0'),
     ('dino_deitsmall8_pretrain', 'S/8', 224, 0, 'Apache-2.0'),
-    ('dinov2_vitg14_reg4', 'DINOv2-reg-g/14', 518, 0, 'Apache-2.0')])
+    ('dinov2_vitg14_reg4', 'DINOv2-reg-g/14', 518, 0, 'Apache-2.0'),
+    ('tips_v2_so14_vision', 'TIPSv2-So400m/14', 448, 0, 'CC-BY-4.0')])
 def test_a_name_says_what_a_file_is(name: str, model: str, px: int, num_classes: int, license: str) -> None:
   (found,) = [one for one in vit_jax.list_weights(name) if one.name == name]
   assert (found.model, found.px, found.num_classes, found.license) == (model, px, num_classes, license)

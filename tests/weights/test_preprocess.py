@@ -87,6 +87,7 @@ def test_the_short_side_follows_the_size_of_images_that_a_person_sets(
     ('dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth', .430, 224, 'bicubic'), ('PE-Core-B16-224.pt', .5, 0, 'bilinear'),
     ('vit_base_patch16_clip_224.openai', .48145466, 224, 'bicubic'), ('siglip2-base-patch16-224', .5, 0, 'bicubic'),
     ('aimv2_large_patch14_224.apple_pt', .48145466, 224, 'bicubic'), ('tipsv2-b14', 0., 0, 'bilinear'),
+    ('tips_v2_b14_vision.npz', 0., 0, 'bilinear'),
     ('Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_224.npz', .5, 0,
      'bilinear')])
 def test_published_names_say_how(name: str, mean: float, resize: int, how: str) -> None:

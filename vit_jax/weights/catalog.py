@@ -13,7 +13,8 @@ from vit_jax.core import globs
 from vit_jax.recipes import catalog
 from vit_jax.weights import known_weights
 
-_LETTERS = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 's': 'S', 'b': 'B', 'l': 'L', 'g': 'g'}
+_LETTERS = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 's': 'S', 'b': 'B', 'l': 'L', 'g': 'g',
+            'so': 'So400m'}
 _I1K, _I21K, _BOTH = 'ImageNet-1k', 'ImageNet-21k', 'ImageNet-21k+1k'
 _APACHE = 'Apache-2.0'
 PATTERNS = (
@@ -66,7 +67,8 @@ _RULES = (
     _Rule(r'mae_\w+_vit_([a-z]+)', '{0}/16', 224, _I1K, 0, 'arXiv 2111.06377', 'CC-BY-NC-4.0'),
     _Rule(r'dino_(?:deit|vit)([a-z]+?)(\d+)_pretrain', '{0}/{1}', 224, _I1K, 0, 'arXiv 2104.14294'),
     _Rule(r'dinov2_vit([a-z])14', 'DINOv2-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2304.07193'),
-    _Rule(r'dinov2_vit([a-z])14_reg4', 'DINOv2-reg-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2309.16588'))
+    _Rule(r'dinov2_vit([a-z])14_reg4', 'DINOv2-reg-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2309.16588'),
+    _Rule(r'tips_v2_([a-z]+)14_vision', 'TIPSv2-{0}/14', 448, 'image and text', 0, 'arXiv 2604.12012', 'CC-BY-4.0'))
 
 
 class KnownWeights(NamedTuple):

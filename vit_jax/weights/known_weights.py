@@ -46,6 +46,8 @@ NAMES: dict[str, str] = {
         'dino_deitsmall16', 'dino_deitsmall8', 'dino_vitbase16', 'dino_vitbase8')},
     **{f'dinov2_{size}{kind}': f'{_FB}/dinov2/dinov2_{size}/dinov2_{size}{kind}_pretrain.pth'
        for size in ('vits14', 'vitb14', 'vitl14', 'vitg14') for kind in ('', '_reg4')},
+    **{f'tips_v2_{size}_vision': f'gs://tips_data/v2_0/checkpoints/scenic/tips_v2_{size}_vision.npz'
+       for size in ('b14', 'l14', 'so14', 'g14')},
 }
 """Known names and their addresses."""
 

@@ -86,8 +86,9 @@ _CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934,
 
 BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
     (r'.*dinov3.*sat493m.*', {**USUAL['dinov3'], 'mean': (.430, .411, .296), 'std': (.213, .156, .143)}),
-    (r'.*dinov3.*', USUAL['dinov3']), (r'.*tipsv2.*', USUAL['tips']), (r'pe-(core|lang|spatial).*', USUAL['pe']),
-    (r'aimv2_.*', USUAL['aimv2']), (r'vit_\w+_clip_\w*\.(openai|datacomp\w*|dfn\w*|metaclip\w*)', USUAL['clip']),
+    (r'.*dinov3.*', USUAL['dinov3']), (r'.*tips_?v2.*|tips_oss_.*', USUAL['tips']),
+    (r'pe-(core|lang|spatial).*', USUAL['pe']), (r'aimv2_.*', USUAL['aimv2']),
+    (r'vit_\w+_clip_\w*\.(openai|datacomp\w*|dfn\w*|metaclip\w*)', USUAL['clip']),
     (r'siglip2?-.*', {**NORMS['half'], **_PILLOW, 'geometry': Geometry.HUGGINGFACE, 'resize': 0}),
     (r'vit_\w+_rope_\w*\.naver_in1k', {**NORMS['imagenet'], **_PILLOW, 'resize': .9}),
     (r'.*(dinov2).*', USUAL['dinov2']),
