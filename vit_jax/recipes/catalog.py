@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vit_jax.config import schema
 from vit_jax.core import globs
 from vit_jax.models import cost
-from vit_jax.recipes import sizes
+from vit_jax.recipes import families, sizes
 
 PX = 224  # side of the images, but for EfficientNets
 NUM_CLASSES = 1_000
@@ -24,22 +24,9 @@ _SIZES = {  # sizes of plain ViTs that are not from the ViT paper
 _WORDS = {'Ti': 'tiny', 'S': 'small', 'B': 'base', 'L': 'large', 'H': 'huge', 'g': 'giant', 'G': 'gigantic'}
 """Words for sizes in the names of timm."""
 _FAMILIES = (  # pattern of the name, family, source; the first match counts
-    (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'),
-    (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
-    (r'DINOv3-', 'DINOv3', 'arXiv 2508.10104'),
-    (r'CLIP-', 'CLIP', 'arXiv 2103.00020'),
-    (r'OpenCLIP-', 'OpenCLIP', 'arXiv 2212.07143'),
-    (r'EVA02-CLIP-', 'EVA-02-CLIP', 'arXiv 2303.15389'),
-    (r'EVA02-', 'EVA-02', 'arXiv 2303.11331'),
-    (r'PE-', 'Perception Encoder', 'arXiv 2504.13181'),
-    (r'RoPE-', 'RoPE-ViT', 'arXiv 2403.13298'),
-    (r'AIMv2-', 'AIMv2', 'arXiv 2411.14402'),
-    (r'TIPSv2-', 'TIPSv2', 'arXiv 2604.12012'),
-    (r'I-JEPA-', 'I-JEPA', 'arXiv 2301.08243'),
+    *(kind for family in families.FAMILIES for kind in family.networks),
     (r'DeiT-III-', 'DeiT III', 'arXiv 2204.07118'),
     (r'DeiT-distilled-', 'DeiT', 'arXiv 2012.12877'),
-    (r'SigLIP2-', 'SigLIP 2', 'arXiv 2502.14786'),
-    (r'SigLIP-', 'SigLIP', 'arXiv 2303.15343'),
     (r'LV-ViT-', 'LV-ViT', 'arXiv 2104.10858'),
     (r'Axial-ResNet', 'Axial ResNet', 'arXiv 2003.07853'),
     (r'Axial-ViT-', 'Axial ViT', 'arXiv 2010.11929, Appendix D.6'),

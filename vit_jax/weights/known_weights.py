@@ -7,6 +7,8 @@ from __future__ import annotations
 import difflib
 import re
 
+from vit_jax.recipes import families
+
 _FB = 'https://dl.fbaipublicfiles.com'
 _AUGREG = re.compile(r'(R_Ti|R26_S|R50_L|Ti|S|B|L)_\d+-i(1|21)k-\d+ep-lr_[\w.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+'
                      r'(--\w+-steps_\d+k-lr_[\d.]+-res_\d+)?')
@@ -53,16 +55,8 @@ NAMES: dict[str, str] = {
 
 
 HUB: tuple[tuple[str, str, bool], ...] = (
-    (r'facebook/dinov3-.*', 'DINOv3 License', True), (r'timm/vit_\w+_dinov3.*', 'DINOv3 License', False),
-    (r'facebook/dinov2.*|timm/vit_\w+_dinov2.*', 'Apache-2.0', False),
-    (r'(google|timm)/\w*siglip.*', 'Apache-2.0', False), (r'openai/clip-.*|laion/CLIP-.*', 'MIT', False),
-    (r'timm/vit_\w+_clip_\w*\.(openai|laion).*', 'MIT', False),
-    (r'timm/vit_\w+_clip_\w*\.metaclip.*', 'CC-BY-NC-4.0', False),
-    (r'timm/eva02_.*', 'MIT', False), (r'facebook/PE-.*|timm/vit_pe_.*', 'Apache-2.0', False),
-    (r'(apple|timm)/aimv2.*', 'Apple ASCL or AMLR', False),
-    (r'(google/tipsv2-|timm/vit_\w+_tipsv2).*', 'CC-BY-4.0', False),
-    (r'facebook/ijepa_.*|timm/vit_\w+_ijepa.*|timm/vit_\w+[._]mae.*|facebook/vit-mae-.*', 'CC-BY-NC-4.0', False),
-    (r'timm/vit_\w+_rope_\w*\.naver_in1k', 'Apache-2.0', False),
+    *(license for family in families.FAMILIES for license in family.hub),
+    (r'timm/vit_\w+[._]mae.*|facebook/vit-mae-.*', 'CC-BY-NC-4.0', False),
     (r'timm/(vit|deit3?|tf_efficientnet|resnetv2|mixer)_\w+\.(augreg|orig|sam|fb|goog)\w*', 'Apache-2.0', False))
 """Licenses of models of the hub, by `OWNER/NAME`, and whether their publisher gives them out on request only."""
 

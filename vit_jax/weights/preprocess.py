@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
+from vit_jax.recipes import families
 from vit_jax.weights.hints import parse_px
 
 
@@ -66,15 +67,10 @@ USUAL: dict[str, dict[str, Any]] = {
                     'antialias': True, 'resize': 0},
     'mae': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
     'dino': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
-    'dinov2': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
     'bit': {**NORMS['half'], **_TF, 'resize': 0},
     'efficientnet': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
-    'clip': {**NORMS['clip'], **_PILLOW, 'resize': 1.},
-    'aimv2': {**NORMS['clip'], **_PILLOW, 'resize': 1.},
-    'dinov3': {**NORMS['imagenet'], **_PILLOW, 'resize': 1.},
-    'eva02': {**NORMS['clip'], **_PILLOW, 'resize': 1.},
-    'pe': {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 0},
-    'tips': {**NORMS['zero_one'], **_PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 0},
+    **{one.key: {**NORMS[one.norm], **_PILLOW, 'interpolation': one.interpolation, 'resize': one.resize}
+       for one in families.FAMILIES if one.key},
 }
 """The defaults of each family."""
 

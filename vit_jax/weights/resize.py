@@ -12,14 +12,14 @@ import numpy as np
 from vit_jax.config.schema import PositionResize
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit import interpolate
+from vit_jax.recipes import families
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.report import Line
 
 _BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': PositionResize.ALIGNED,
               'huggingface': PositionResize.BICUBIC, 'mae': PositionResize.BICUBIC,
-              'dino': PositionResize.BICUBIC_OFFSET, 'dinov2': PositionResize.BICUBIC_OFFSET,
-              'pe': PositionResize.BILINEAR, 'tips': PositionResize.BILINEAR_ANTIALIAS,
-              'clip': PositionResize.BICUBIC, 'aimv2': PositionResize.BICUBIC, 'eva02': PositionResize.BICUBIC}
+              'dino': PositionResize.BICUBIC_OFFSET,
+              **{one.key: one.position_resize for one in families.FAMILIES if one.position_resize}}
 _BY_NAME = ((r'.*tips.*', PositionResize.BILINEAR_ANTIALIAS),
             (r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
             (r'deit.*|(.*[./_-])?mae([._-].*)?', PositionResize.BICUBIC))
