@@ -80,7 +80,7 @@ def test_weights_are_split_at_commas_but_for_a_file_with_one(tmp_path: pathlib.P
 @pytest.mark.slow(reason='5 s: evaluations of an image tower and of texts')
 def test_weights_with_texts_are_classified_by_names_and_their_projection_is_no_head(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  saving.save(made.network(), tmp_path / 'none.npz')
+  saving.save(made.network(), str(tmp_path / 'none.npz'))
   places = f'{text_models.write("clip", tmp_path / "clip")},{tmp_path / "none.npz"}'
   for label in range(16):
     place = tmp_path / 'photos' / 'test' / f'red boat {label}'
