@@ -1,9 +1,10 @@
 """What a run says of itself at its start, after each evaluation and at its end."""
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
-from vit_jax.config import files
+from vit_jax.config import files, schema
 from vit_jax.evaluate.final import Final
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, summary
@@ -27,6 +28,11 @@ def test_the_start_says_what_is_trained_on_what_for_how_long(tmp_path: pathlib.P
                '45 steps of 128 images, 4.0 epochs', 'AdamW, learning rate 0.002, cosine, warm-up of 2 steps',
                '8 x cpu: data=8 fsdp=1 tensor=1, bfloat16, 1 microbatch a step', '1.6 MiB of state'):
     assert said in text, said
+  masks = schema.Segmentation(source='masks:scenes')
+  three = {'test': schema.TopK(), 'dense': masks, 'rest': schema.Knn(split='val')}
+  for evals, said in ((three, ': test\n          masks:scenes, test: dense\n          digits, val: rest\nSchedule'),
+                      ({'dense': masks}, 'Evaluated masks:scenes, test: dense\n'), ({}, 'Evaluated nothing\n')):
+    assert said in summary.start(parts._replace(config=dataclasses.replace(parts.config, evals=evals)), data, tmp_path)
   counted = [int(line.split()[-1].replace(',', '')) for line in summary.parameters(parts).splitlines()[1:]]
   assert sum(counted) == 105_354
 

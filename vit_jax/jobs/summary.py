@@ -32,7 +32,6 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
   mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
   state_mib = trees.num_bytes((state.params, state.opt, state.extra)) / 2**20
   opt_mib = trees.num_bytes(state.opt) / 2**20
-  evaluated = ', '.join(config.evals) or 'nothing'
   return '\n'.join([
       f'Run       {config.name}, in {workdir}',
       f'Network   {loading.describe(config.model)}',
@@ -40,7 +39,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'{build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
       f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({title(data.train)})'
       + (', in memory' if data.in_memory else ''),
-      f'Evaluated {len(data.eval):,} images ({title(data.eval)}): {evaluated}',
+      'Evaluated ' + '\n          '.join(_evaluations(config, data)),
       f'Schedule  {lengths.total_steps:,} steps of {config.batch_size:,} images, '
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
@@ -48,6 +47,18 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
       f'{config.train.microbatches} microbatch{"es" * (config.train.microbatches > 1)} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
+
+
+def _evaluations(config: schema.Config, data: build.Data) -> list[str]:
+  """Returns which evaluations measure the test images of the run, and which measure others, that are not open yet."""
+  by_split: dict[tuple[str, str], list[str]] = {}
+  for name, one in config.evals.items():
+    by_split.setdefault((one.source, one.split), []).append(name)
+  own = by_split.pop(('', ''), [])
+  lines = [f'{len(data.eval):,} images ({title(data.eval)}): {", ".join(own)}'] if own else []
+  lines += [f'{source or config.data.source}, {split or config.data.eval_split}: {", ".join(names)}'
+            for (source, split), names in by_split.items()]
+  return lines or ['nothing']
 
 
 def _dtype(config: schema.Config) -> str:
