@@ -57,11 +57,11 @@ def test_memory_that_anything_refers_to_is_not_used_again() -> None:
   on_device = jax.device_put(next(batches)['image'])
   for batch in batches:
     del batch
-    gc.collect()
+    gc.collect(1)
   assert (row == 0).all() and label.tolist() == [[1, 1, 1]] and (np.asarray(on_device)[0] == 2).all()
   held = num_segments(make)
   del row, label, on_device
-  gc.collect()
+  gc.collect(1)
   make(3), make(3), make(3)
   assert num_segments(make) == held  # three are free again
 
@@ -79,7 +79,7 @@ def test_arrays_outlive_what_opened_them() -> None:
   batches = Opened(source)
   one = next(batches)
   batches.close()
-  gc.collect()
+  gc.collect(1)
   assert one['label'].tolist() == [0, 0, 0] and one['image'][1].tolist() == [0] * 50
 
 

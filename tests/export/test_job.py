@@ -15,10 +15,12 @@ import pytest
 
 from vit_jax import main
 from vit_jax.config import schema
+from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.export import graph, job, rules
 from vit_jax.export import onnx as export_onnx
 from vit_jax.inspect.model import Model
+from vit_jax.models.kernels import norm_act
 from vit_jax.weights import inference, loading
 
 needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in __import__('pkgutil').iter_modules()},
@@ -178,6 +180,16 @@ def test_operations_that_no_small_network_has_are_correct(tmp_path: pathlib.Path
                       about={})
     want = jax.jit(function)(image)
   np.testing.assert_allclose(export_onnx.run(tmp_path / 'a', image), want, atol=1e-5)
+
+
+@needs_onnx
+@pytest.mark.parametrize('kind', Gelu)
+def test_every_gelu_is_itself(kind: Gelu, tmp_path: pathlib.Path) -> None:
+  image = np.linspace(-4., 4., 48, dtype=np.float32).reshape(1, 4, 4, 3)
+  export_onnx.write(tmp_path / 'a', lambda image: norm_act.gelu(image, kind), {},
+                    jax.ShapeDtypeStruct(image.shape, jnp.float32), output='x', about={})
+  want = norm_act.plain_gelu(jnp.asarray(image), kind)
+  np.testing.assert_allclose(export_onnx.run(tmp_path / 'a', image), want, atol=1e-5)  # forms differ by 2e-4
 
 
 @pytest.mark.parametrize(('to', 'said'), [

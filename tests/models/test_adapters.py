@@ -40,9 +40,14 @@ def outputs(model: schema.Model, params: dict[str, Any], **how: Any) -> jax.Arra
   return backbone_of(model).apply(params['backbone'], {}, vits.some_image(), **how)[0].tokens
 
 
-@pytest.mark.parametrize('dora', [False, True])
-@pytest.mark.parametrize('model', [PLAIN, vits.MODELS['gated'], vits.MODELS['axial'], MIXER],
-                         ids=['plain', 'gated', 'axial', 'mixer'])
+_SLOW = pytest.mark.slow(reason='3 s each: the plain network with DoRA and the Mixer without are by default')
+
+
+@pytest.mark.parametrize(('model', 'dora'), [
+    pytest.param(PLAIN, True, id='plain dora'), pytest.param(MIXER, False, id='mixer'),
+    pytest.param(PLAIN, False, id='plain', marks=_SLOW), pytest.param(MIXER, True, id='mixer dora', marks=_SLOW),
+    *(pytest.param(vits.MODELS[name], dora, id=f'{name}{" dora" if dora else ""}', marks=_SLOW)
+      for name in ('gated', 'axial') for dora in (False, True))])
 def test_the_merged_network_is_the_unmerged_one(model: schema.Model, dora: bool) -> None:
   lora = schema.Lora(rank=3, alpha=5., dora=dora)
   params, frozen = drawn(model, lora)
@@ -138,6 +143,7 @@ def test_dropout_is_that_of_the_formula(dora: bool) -> None:
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow(reason='6 s: three programs; steps with stacked layers are in objectives/test_adapters.py')
 def test_adapters_run_in_the_compute_dtype_and_under_scan_and_remat() -> None:
   lora = schema.Lora(rank=3, dora=True, dropout=.2)
   params, frozen = drawn(PLAIN, lora)

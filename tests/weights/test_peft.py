@@ -91,7 +91,8 @@ def split(case: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {name: np.stack(pieces) for name, pieces in found.items()}
 
 
-@pytest.mark.parametrize('case', ['hf_lora', 'hf_dora', 'timm_dora'])
+@pytest.mark.parametrize('case', ['hf_lora', *(pytest.param(case, marks=pytest.mark.slow(
+    reason='5 s each: the merged outputs with DoRA are compared by default')) for case in ('hf_dora', 'timm_dora'))])
 def test_the_unmerged_network_has_the_outputs_and_gradients_of_peft(case: str, tmp_path: pathlib.Path) -> None:
   folder(case, tmp_path)
   base = loading.load(str(tmp_path / 'base'), model=hints(case))

@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.export.graph import Rules, Value, Writer
+from vit_jax.models.kernels.norm_act import QUICK
 
 OPSET = 20  # the first with GELU; supported by onnxruntime 1.17 and later
 SAME_NAME = {
@@ -237,16 +238,20 @@ def _layer_norm(w: Writer, equation: Any, x: Any, scale: Any, bias: Any) -> list
 
 
 def _inner(jaxpr: Any) -> Iterator[Any]:
-  """Yields the equations of a traced function, with those of its branches for platforms."""
+  """Yields the equations of a traced function, with those of its branches for platforms and of functions it calls."""
   for equation in jaxpr.eqns:
     yield equation
+    if 'jaxpr' in equation.params:
+      yield from _inner(equation.params['jaxpr'])
     for branch in equation.params.get('branches', ()):
       yield from _inner(branch.jaxpr)
 
 
 def _gelu(w: Writer, equation: Any, x: Any) -> list[Value]:
   """`models.kernels.norm_act.gelu`, in the form of the trace."""
-  used = {e.primitive.name for e in equation.params['call_jaxpr'].eqns}
+  used = {e.primitive.name for e in _inner(equation.params['call_jaxpr'])}
+  if 'logistic' in used:
+    return [w.arithmetic('Mul', [x, w.arithmetic('Sigmoid', [w.arithmetic('Mul', [x, np.float32(QUICK)])])])]
   return [w.arithmetic('Gelu', [x], approximate='tanh' if 'tanh' in used else 'none')]
 
 
