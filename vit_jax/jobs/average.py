@@ -2,7 +2,8 @@
 
 Averaging checkpoints goes back to Polyak (Izmailov et al. 2018, arXiv 1803.05407, for deep networks). The parameters
 and all floating-point arrays of `extra` (EMA, teachers, running statistics) are averaged; running statistics are then
-averages of averages, not statistics of the averaged network. Optimizer state, data order and step are those of the
+averages of averages, not statistics of the averaged network. Of a run with adapters A and B are averaged, which is not
+the average of the networks, as those have their products; the job warns of it. Optimizer state, data order and step are those of the
 newest checkpoint.
 """
 from __future__ import annotations
@@ -52,6 +53,8 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
   data = build.open_data(config)
   _, _, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
+  if config.lora.rank:
+    log.warning('%s: the adapters are averaged, which is not the average of the networks with them.', workdir)
   reader = checkpoint_reader.Reader(workdir / 'checkpoints')
   chosen = choose(reader.steps(), last=last, steps=steps, workdir=workdir)
   with run_directory.hold(to):
