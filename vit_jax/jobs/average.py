@@ -3,8 +3,8 @@
 Averaging checkpoints goes back to Polyak (Izmailov et al. 2018, arXiv 1803.05407, for deep networks). The parameters
 and all floating-point arrays of `extra` (EMA, teachers, running statistics) are averaged; running statistics are then
 averages of averages, not statistics of the averaged network. Of a run with adapters A and B are averaged, which is not
-the average of the networks, as those have their products; the job warns of it. Optimizer state, data order and step are those of the
-newest checkpoint.
+the average of the networks, as those have their products; the job warns of it. Optimizer state, data order
+and step are those of the newest checkpoint.
 """
 from __future__ import annotations
 
