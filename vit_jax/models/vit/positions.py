@@ -44,7 +44,7 @@ def sincos2d_mae(grid: tuple[int, int], width: int) -> np.ndarray:
 def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
   xp = _library(grid)
   omega = TEMPERATURE ** -exponents
-  y, x = xp.meshgrid(xp.arange(grid[0]), xp.arange(grid[1]), indexing='ij')
+  y, x = xp.meshgrid(*(xp.arange(side, dtype=float) for side in grid), indexing='ij')
   angle_x, angle_y = x.reshape(-1, 1) * omega[None], y.reshape(-1, 1) * omega[None]
   parts = [xp.sin(angle_x), xp.cos(angle_x), xp.sin(angle_y), xp.cos(angle_y)]
   return xp.concatenate(parts, axis=1).astype(np.float32)
