@@ -17,6 +17,9 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+# What the protocol answers if the page that was asked gives way to the next one meanwhile.
+BETWEEN_PAGES = ('Inspected target navigated or closed', 'Cannot find context with specified id',
+                 'Execution context was destroyed.', 'Cannot find default execution context')
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 # Chromium reads commands from file descriptor 3 and answers on 4.
 LAUNCH = """
@@ -32,6 +35,14 @@ FLAGS = ('--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-u
 def find() -> str | None:
   """Returns the path of Chromium; None if it is not installed."""
   return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class ProtocolError(AssertionError):
+  """An answer of the browser that is an error; `message` is its own text."""
+
+  def __init__(self, message: str, shown: str) -> None:
+    super().__init__(shown)
+    self.message = message
 
 
 class Page:
@@ -78,7 +89,8 @@ class Page:
     os.write(self._write, json.dumps(message).encode() + b'\0')
     while (answer := self._next()).get('id') != self._number:
       self._note(answer)
-    assert 'error' not in answer, f'{method}: {answer["error"]}'
+    if 'error' in answer:
+      raise ProtocolError(answer['error']['message'], f'{method}: {answer["error"]}')
     return answer['result']
 
   def _next(self) -> dict[str, Any]:
@@ -111,11 +123,19 @@ class Page:
     return found['result'].get('value')
 
   def wait(self, script: str) -> None:
-    """Waits until an expression is true, such as an element that exists."""
+    """Waits until an expression is true, such as an element that exists, also on the page that comes next."""
     until = time.monotonic() + self._timeout_s
-    while not self.run(f'Boolean({script})'):
+    while not self._is_true(script):
       assert time.monotonic() < until, f'{script}: still false. The page: {self.run("document.body.innerText")}'
       time.sleep(.05)
+
+  def _is_true(self, script: str) -> bool:
+    try:
+      return bool(self.run(f'Boolean({script})'))
+    except ProtocolError as error:
+      if error.message in BETWEEN_PAGES:
+        return False
+      raise
 
   def click(self, selector: str) -> None:
     """Moves the mouse to the middle of an element, which must be on top there, and clicks."""

@@ -34,7 +34,7 @@ def test_a_python_without_tensorflow_and_a_loader_that_ends_are_reported(tmp_pat
   settings = {'files': [], 'record': str(tmp_path / 'r'), 'dct': '', 'batch': 1, 'image_px': [1, 1]}
   with pytest.raises(UserError, match=r'^--tensorflow: expected a Python with TensorFlow, got a Python without'):
     loaders.LoaderProcess([sys.executable, '-S', str(loaders.CHILD)], settings)
-  with pytest.raises(UserError, match=r'^loaders: expected an answer of a loader, got exit status 3\.'):
+  with pytest.raises(UserError, match=r'^loaders: expected an answer of its process, got exit status 3\.'):
     loaders.LoaderProcess([sys.executable, '-c', 'import sys; sys.exit(3)'], {})
   assert loaders.main([str(tmp_path / 'missing')]) == 2
 

@@ -45,7 +45,7 @@ def main(s: dict[str, Any]) -> None:
   try:
     import tensorflow as tf
   except ImportError as error:
-    print(json.dumps({'error': f'a Python without TensorFlow ({error})'}), flush=True)
+    print(json.dumps({'error': f'a Python without TensorFlow ({error}).'}), flush=True)
     return
   tf.config.threading.set_intra_op_parallelism_threads(1)
   batches = dataset(tf, s).as_numpy_iterator()

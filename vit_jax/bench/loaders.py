@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.bench import host_images
+from vit_jax.bench.pipe import JsonProcess
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
@@ -35,14 +35,10 @@ class LoaderProcess:
   """A loader in a process of its own. `label` is its name."""
 
   def __init__(self, command: Sequence[str], settings: dict[str, Any]) -> None:
-    self._process = subprocess.Popen([*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                     text=True)
-    try:
-      self.label: str = self._answer()['label']
-      self._spent_s = self._ask()
-    except UserError:
-      self.close()
-      raise
+    self._pipe = JsonProcess([*command, json.dumps(settings)], name='--tensorflow' if 'record' in settings else 'loaders',
+                             expected='a Python with TensorFlow')
+    self.label: str = self._pipe.ready['label']
+    self._spent_s = self._ask()
 
   def turn(self) -> float:
     """Makes `BATCHES` batches; returns images per processor second since the last turn."""
@@ -51,31 +47,13 @@ class LoaderProcess:
     return BATCH * BATCHES / max(1e-9, spent_s - before_s)
 
   def _ask(self) -> float:
-    assert self._process.stdin
-    self._process.stdin.write(f'{BATCHES}\n')
-    self._process.stdin.flush()
-    answer = self._answer()
+    answer = self._pipe.ask(BATCHES)
     assert answer['shape'] == [BATCH, *host_images.IMAGE_PX, 3], answer
     return float(answer['processor_s'])
 
-  def _answer(self) -> dict[str, Any]:
-    assert self._process.stdout
-    line = self._process.stdout.readline()
-    if not line:
-      raise UserError(f'loaders: expected an answer of a loader, got exit status {self._process.wait()}. Its own '
-                      'message is above.')
-    answer: dict[str, Any] = json.loads(line)
-    if 'error' in answer:
-      raise UserError(f'--tensorflow: expected a Python with TensorFlow, got {answer["error"]}.')
-    return answer
-
   def close(self) -> None:
     """Ends the process."""
-    self._process.kill()
-    self._process.wait()
-    for pipe in (self._process.stdin, self._process.stdout):
-      if pipe:
-        pipe.close()
+    self._pipe.close()
 
 
 def serve(settings: dict[str, Any]) -> None:

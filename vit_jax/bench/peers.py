@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from vit_jax.bench.own import Part, Spent
+from vit_jax.bench.pipe import JsonProcess
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Norm, Pool, Positions
 from vit_jax.core.errors import UserError
@@ -89,46 +89,17 @@ class Child:
     environment = dict(os.environ)
     if is_checkout:
       environment['PYTHONPATH'] = os.pathsep.join([peer.where, *filter(None, [os.environ.get('PYTHONPATH')])])
-    self._process = subprocess.Popen(
-        [python, str(CHILD), peer.name, json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=environment)
-    self._name, self.label = peer.name, peer.name
-    try:
-      self.label = self._ask(None)['label']
-    except UserError:
-      self.close()
-      raise
+    self._pipe = JsonProcess([python, str(CHILD), peer.name, json.dumps(given)], name=f'--against={peer.name}',
+                             expected='a network to time', environ=environment)
+    self.label: str = self._pipe.ready['label']
 
   def parts(self) -> dict[str, Part]:
     """Returns the parts that it can run: `forward`, `gradient` and `step`, as ours."""
     return {name: functools.partial(self._time, name) for name in ('forward', 'gradient', 'step')}
 
   def _time(self, part: str, count: int) -> Spent:
-    return Spent(**self._ask({'part': part, 'count': count}))
-
-  def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
-    """Sends a request, unless it is None, and reads the answer.
-
-    Raises:
-      UserError: the child reports an error, or has ended.
-    """
-    assert self._process.stdin and self._process.stdout
-    if request is not None:
-      self._process.stdin.write(json.dumps(request) + '\n')
-      self._process.stdin.flush()
-    line = self._process.stdout.readline()
-    if not line:
-      raise UserError(f'--against={self._name}: expected an answer of its process, got exit status '
-                      f'{self._process.wait()}. Its own message is above.')
-    answer = json.loads(line)
-    if 'error' in answer:
-      raise UserError(f'--against={self._name}: expected a network to time, got {answer["error"]}')
-    return answer
+    return Spent(**self._pipe.ask({'part': part, 'count': count}))
 
   def close(self) -> None:
     """Ends the process."""
-    self._process.kill()
-    self._process.wait()
-    for pipe in (self._process.stdin, self._process.stdout):
-      if pipe:
-        pipe.close()
+    self._pipe.close()

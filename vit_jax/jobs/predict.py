@@ -78,13 +78,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   stage.begin('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
-    images = [one.image for one in good if one.image is not None]
-    logits = iter(classifier.logits(images, prepared=True) if images else [])
-    stage.end()
-    for one in batch:
-      found = [] if one.image is None else classifier.rank(next(logits), top=top)
-      print(_as_json(one, found, properties) if json else _as_text(one, found), flush=True,
-            file=sys.stdout if json or one.image is not None else sys.stderr)
+    _print(batch, classifier, top=top, properties=properties if json else None)
     num_bad += len(batch) - len(good)
     if overlay and good:
       _write_overlays(network, good, targets)
@@ -93,6 +87,18 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   if num_bad:
     log.error('%s of %s files could not be read and were skipped.', f'{num_bad:,}', f'{len(paths):,}')
   return 2 if num_bad else 0
+
+
+def _print(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int,
+           properties: dict[str, object] | None) -> None:
+  """Classifies a batch and prints a line for each file: JSON with these properties, or without any, text."""
+  images = [one.image for one in batch if one.image is not None]
+  logits = iter(classifier.logits(images, prepared=True) if images else [])
+  stage.end()
+  for one in batch:
+    found = [] if one.image is None else classifier.rank(next(logits), top=top)
+    print(_as_text(one, found) if properties is None else _as_json(one, found, properties), flush=True,
+          file=sys.stderr if properties is None and one.image is None else sys.stdout)
 
 
 def check_names(names: Sequence[str], *, prompts: str, tokenizer: str, classes: str) -> None:

@@ -1,10 +1,12 @@
 """Checks the path of a job's output, which must be local and in an existing directory; moves complete output there."""
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
 import shutil
+from collections.abc import Iterator
 
 from vit_jax.core.errors import UserError
 
@@ -41,6 +43,29 @@ def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
     raise UserError(f'{setting}: expected a path in a directory that can be written, got {text}. Change the '
                     f'permissions of {parent}, or choose another.')
   return path
+
+
+@contextlib.contextmanager
+def staged(path: pathlib.Path, *, shown: str) -> Iterator[pathlib.Path]:
+  """Yields a new folder beside `path` for output, which is moved there at the end; nothing is kept after an error.
+
+  Args:
+    path: the new path of the folder's entry with this name; others keep their names.
+    shown: the path as the user gave it.
+
+  Raises:
+    UserError: the folder cannot be written or moved.
+  """
+  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
+  try:
+    part.mkdir()
+    yield part
+    publish(part, path)
+  except OSError as error:
+    raise UserError(f'--to: expected a path that can be written, got {shown}: {error.strerror or error}. Nothing was '
+                    'kept. Free some space, or choose another path.') from error
+  finally:
+    shutil.rmtree(part, ignore_errors=True)
 
 
 def publish(part: pathlib.Path, path: pathlib.Path) -> None:

@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
-import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -49,19 +47,11 @@ def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pat
   """
   path = saving.check(to, family='run', overwrite=overwrite)
   run = _read(where, view)
-  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
-  try:
-    part.mkdir()
+  with destination.staged(path, shown=to) as part:
     target = part / path.name
     target.mkdir()
     _write(run, target)
     _check(run, peft.read(target))
-    destination.publish(part, path)
-  except OSError as error:
-    raise UserError(f'--to: expected a path that can be written, got {to}: {error.strerror or error}. Nothing was '
-                    'kept. Free some space, or choose another path.') from error
-  finally:
-    shutil.rmtree(part, ignore_errors=True)
   return path
 
 

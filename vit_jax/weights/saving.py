@@ -4,10 +4,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import pathlib
 import re
-import shutil
 from typing import Any
 
 import numpy as np
@@ -66,21 +64,13 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   path = check(to, family=family, overwrite=overwrite)
   family = choose_family(weights, path, family)
   weights, notes = _with_table(weights, family)
-  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
-  try:
-    part.mkdir()
+  with destination.staged(path, shown=to) as part:
     target = part / path.name
     _write(weights, target, family)
     lost = carried.compare(weights, load(str(target)), leaves=_comparable)
     if with_card:
       content = card.text(weights, path.name, written_as=family, how=_CHECKED, is_folder=target.is_dir())
       card.place(content, target, path)
-    destination.publish(part, path)
-  except OSError as error:
-    raise UserError(f'--to: expected a path that can be written, got {to}: {error.strerror or error}. Nothing was '
-                    'kept. Free some space, or choose another path.') from error
-  finally:
-    shutil.rmtree(part, ignore_errors=True)
   return path, notes + lost
 
 
