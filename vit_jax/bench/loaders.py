@@ -35,8 +35,8 @@ class LoaderProcess:
   """A loader in a process of its own. `label` is its name."""
 
   def __init__(self, command: Sequence[str], settings: dict[str, Any]) -> None:
-    self._pipe = JsonProcess([*command, json.dumps(settings)], name='--tensorflow' if 'record' in settings else 'loaders',
-                             expected='a Python with TensorFlow')
+    name = '--tensorflow' if 'record' in settings else 'loaders'
+    self._pipe = JsonProcess([*command, json.dumps(settings)], name=name, expected='a Python with TensorFlow')
     self.label: str = self._pipe.ready['label']
     self._spent_s = self._ask()
 
