@@ -72,6 +72,14 @@ def test_shards_that_are_no_whole_tiles_are_reported_with_the_fsdp_that_would_be
   assert warn.find(planned('mesh.fsdp=64', 'model.width=1536', 'model.mlp=6144', all_gather=(1, 1))) == []
 
 
+def test_shards_of_whole_heads_are_as_wide_as_their_entries() -> None:
+  changes = 'model.heads=16', 'model.width=1024', 'model.mlp=4096'
+  found = planned('mesh.fsdp=8', *changes, topology='v3:8x8', all_gather=(1, 1))
+  by_heads = {spec for name, _, spec in warn._leaves(found) if name.endswith('attn/key/kernel')}
+  assert by_heads == {plan.jax.sharding.PartitionSpec(None, None, 'fsdp', None)}, 'this test needs two heads in a shard'
+  assert warn.find(found) == []
+
+
 def test_devices_without_tiles_and_plans_without_fsdp_have_no_such_warning() -> None:
   assert warn.find(planned('mesh.fsdp=1', all_reduce=(1, 1))) == []
   assert warn.find(planned('mesh.fsdp=64', 'model.width=768', topology='cpu:64', all_gather=(1, 1))) == []

@@ -88,14 +88,25 @@ def _row_problems(plan: plans.Plan) -> Iterator[str]:
 
 
 def _rows(plan: plans.Plan) -> dict[str, int]:
-  """The rows of a shard of each large parameter along the dimension that `fsdp` splits."""
+  """The rows of a shard of each large parameter along the dimension that `fsdp` splits; a head counts all its entries.
+
+  The compiler keeps the entries of a head together, so a shard of two heads of 64 is 128 entries wide.
+  """
   mesh, found = plan.parts.mesh, {}
   for name, leaf, spec in _leaves(plan):
-    for entry, size in zip(spec, leaf.shape, strict=False):
+    for i, (entry, size) in enumerate(zip(spec, leaf.shape, strict=False)):
       axes = entry if isinstance(entry, tuple) else (entry,)
       if 'fsdp' in axes and trees.num_bytes(leaf) > plans.LARGE_BYTES:
-        found[name] = size // math.prod(mesh.shape[axis] for axis in axes if axis)
+        found[name] = size * _entries(plan, leaf.shape[i:]) // math.prod(mesh.shape[axis] for axis in axes if axis)
   return found
+
+
+def _entries(plan: plans.Plan, shape: tuple[int, ...]) -> int:
+  """The size of a head if the first dimensions of `shape` are heads and their entries; else 1."""
+  model = plan.parts.config.model
+  if isinstance(model, schema.ViT) and shape[:2] == (model.heads, model.width // model.heads):
+    return shape[1]
+  return 1
 
 
 def _advice(plan: plans.Plan) -> str:
