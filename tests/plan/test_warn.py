@@ -73,7 +73,7 @@ def test_shards_that_are_no_whole_tiles_are_reported_with_the_fsdp_that_would_be
 
 
 def test_shards_of_whole_heads_are_as_wide_as_their_entries() -> None:
-  changes = 'model.heads=16', 'model.width=1024', 'model.mlp=4096'
+  changes = 'model.heads=16', 'model.width=1024', 'model.mlp=4096', 'model.depth=24'
   found = planned('mesh.fsdp=8', *changes, topology='v3:8x8', all_gather=(1, 1))
   by_heads = {spec for name, _, spec in warn._leaves(found) if name.endswith('attn/key/kernel')}
   assert by_heads == {plan.jax.sharding.PartitionSpec(None, None, 'fsdp', None)}, 'this test needs two heads in a shard'
