@@ -98,6 +98,12 @@ def test_help_lists_the_jobs_and_every_exit_status(capsys: pytest.CaptureFixture
   assert all(f'{status} ' in shown for status in (0, 2, 70, 75, 130)) and 'VIT_JAX_TRACEBACK=1' in shown
 
 
+def test_without_a_word_the_help_is_shown_as_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run([]) == 2
+  shown = capsys.readouterr()
+  assert shown.err.startswith(main.help_text()) and 'error: expected a job, got none.' in shown.err and not shown.out
+
+
 @pytest.mark.parametrize('name', list(JOBS))
 def test_the_help_of_a_job_shows_its_flags_and_no_others(name: str, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run([name, '--help']) == 0

@@ -254,6 +254,10 @@ def _run(arguments: list[str]) -> int:
     elif not {*arguments}.isdisjoint(HELP_WORDS) or arguments[:1] == ['help']:
       print(help_text(arguments), end='')
       status = 0
+    elif not arguments:
+      print(f'{help_text()}\nerror: expected a job, got none. Start with vit-jax train --config=digits.',
+            file=sys.stderr)
+      status = failures.USER_ERROR
     else:
       status = parse(arguments).run()
     sys.stdout.flush()
