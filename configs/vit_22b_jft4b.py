@@ -7,8 +7,7 @@ Source:   arXiv 2302.05442, Table 1 and section 3: batch 65,536, 177,000 steps, 
           timescale and clipping as in Scaling ViT (vit_g14_jft3b.py), which its recipe extends. The numbers of section
           3 were not checked again. The paper's model has LayerNorm without bias and centring; ours has both.
 Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py --workdir=runs/vit_22b_jft4b
-Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --topology=v4:8x8x8 \
-              --config.train.accumulate=2 --config.model.remat=full
+Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --topology=v4:8x8x8
           Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.
           topology  layout          GiB    step      collectives  core-days  with    made

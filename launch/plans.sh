@@ -26,13 +26,12 @@ fail() {
   exit 2
 }
 
-# Name, config and topology of each complete run, and settings that its layout does not get by itself. Of 22B: two
-# microbatches send a quarter of the bytes of eight, which the automatic layout takes to recompute less.
+# Name, config and topology of each complete run, in its automatic layout.
 RUNS=(
   'L/16@v3 vit_l16_jft v3:16x16' 'L/16@v5e vit_l16_jft v5e:16x16' 'L/16@v4 vit_l16_jft v4:4x4x8'
   'H/14@v3 vit_h14_jft v3:16x16' 'H/14@v5e vit_h14_jft v5e:16x16' 'H/14@v4 vit_h14_jft v4:4x4x8'
   'G/14@v5e configs/vit_g14_jft3b.py:G/14 v5e:16x16'
-  '22B@v4 vit_22b_jft4b v4:8x8x8 --config.train.accumulate=2 --config.model.remat=full'
+  '22B@v4 vit_22b_jft4b v4:8x8x8'
 )
 
 # is_asked NAME: whether --rows has this row, or the model of it.
@@ -40,24 +39,22 @@ is_asked() {
   [ -z "$rows" ] || [[ ",$rows," = *",$1,"* ]] || [[ ",$rows," = *",${1%%@*},"* ]]
 }
 
-# run_plan CONFIG TOPOLOGY OVERRIDES…: plans a complete run, unless its folder has a plan.
+# run_plan CONFIG TOPOLOGY: plans a complete run, unless its folder has a plan.
 run_plan() {
   local config="$1" topology="$2" folder
-  shift 2
   folder="$to/runs/$(basename "${config%%:*}" .py)-${topology//[:x]/_}${quick:+-quick}"
   if [ ! -f "$folder/plan.json" ]; then
-    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --workdir="$folder" "$@" $quick \
+    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --workdir="$folder" $quick \
       > "$folder.log" 2>&1 || { echo "$config on $topology failed; see $folder.log" >&2; failures=$((failures + 1)); }
   fi
 }
 
 runs() {
-  local name config topology more
+  local name config topology
   mkdir -p "$to/runs"
   for row in "${RUNS[@]}"; do
-    read -r name config topology more <<< "$row"
-    # shellcheck disable=SC2086
-    if is_asked "$name"; then run_plan "$config" "$topology" $more; fi
+    read -r name config topology <<< "$row"
+    if is_asked "$name"; then run_plan "$config" "$topology"; fi
   done
   "$python" -m vit_jax.bench.tpu_runs "$to/runs" | tee "$to/runs.md"
   if [ "$write" = 1 ]; then "$python" -m vit_jax.bench.plan_docs "$to/runs" || failures=$((failures + 1)); fi

@@ -89,6 +89,17 @@ def test_the_fastest_rematerialisation_and_accumulation_that_fit_are_taken(
   check.check(found.config)
 
 
+@pytest.mark.parametrize('batch_size, image_gib, expected', [
+    (128, 1., (1, 'names')),  # 16 images, 3,136 tokens: 1.00 + 1,000 / 3,136; two microbatches 1.00 + 2,000 / 3,136
+    (512, .5, (2, 'names')),  # 12,544 tokens: 1.02 + 0.16, and one with full 1.16 + 0.08
+    (512, 1., (1, 'full'))])  # 1.16 + 0.08, and eight with names 1.14 + 0.64
+def test_where_kernels_are_gathered_a_microbatch_costs_more(
+    batch_size: int, image_gib: float, expected: tuple[int, str]) -> None:
+  found = layout.choose(s.Config(batch_size=batch_size), V3, needs(4., image_gib))
+  assert found.config.mesh.fsdp == 8
+  assert (found.config.train.accumulate, found.config.model.remat.value) == expected
+
+
 def test_a_layout_that_fits_nowhere_is_the_smallest_and_says_so() -> None:
   found = layout.choose(s.Config(), V3, needs(0., 1e4))
   assert not found.fits and found.config.model.remat is s.Remat.FULL and found.config.train.accumulate == 16

@@ -15,8 +15,9 @@ the run's sizes. Its rules, in order:
 5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
     program takes 3 to 6 times as long to compile.
 6.  `remat` and `accumulate` are the fastest pair, by the relative times below, with which state, gradients and
-    activations take at most 90 % of the memory. Accumulation is considered only where it does not change results (no
-    BatchNorm, SAM, or objective that mixes the images of a batch).
+    activations take at most 90 % of the memory. With `fsdp`, each microbatch gathers all kernels anew, which counts as
+    the time of `GATHER_TOKENS` further tokens on every device. Accumulation is considered only where it does not change
+    results (no BatchNorm, SAM, or objective that mixes the images of a batch).
 7.  If no pair fits, `fsdp` is doubled. If nothing fits at all, the layout that needs the least memory is used, with a
     warning.
 8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times); `xla` elsewhere.
@@ -58,6 +59,12 @@ REMAT_TIME = {Remat.NONE: .98, Remat.NAMES: 1., Remat.QKV: 1.08, Remat.MLP: 1.16
 EXECUTION_TIME = {Execution.UNROLLED: 1., Execution.SCAN: 1.14}
 MICROBATCH_TIME = .02
 """A further microbatch: its share of fixed work."""
+GATHER_TOKENS = 1_000
+"""Tokens of a device, forward and backward, that take as long as gathering kernels twice and scattering their gradient.
+
+Both are proportional to the parameters: 6 FLOPs for each token, 6 bytes in bfloat16. At 60 % of the peak, and without
+overlap, it is 200 (v2), 500 (v3), 1,200 (v5e), 1,600 (v4) and 2,800 (v6e) by the figures of `plan/topologies.py`.
+"""
 
 
 class Hardware(NamedTuple):
@@ -231,7 +238,16 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
     if is_first or (_may_accumulate(config, shards, accumulate) and not check.problems(one)):
       images = math.ceil(config.batch_size / shards / accumulate)
       need = (sizes.state + sizes.gradients) / fsdp / tensor + images * _kept(one.model, sizes) / tensor
-      yield _Way(one, REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1)), need)
+      time = REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1))
+      yield _Way(one, time + accumulate * _gather_time(config, shards) * (fsdp > 1), need)
+
+
+def _gather_time(config: schema.Config, shards: int) -> float:
+  """What the kernels of one microbatch cost to gather, as a part of the computation of a step."""
+  if not isinstance(config.model, schema.ViT | schema.Mixer):
+    return 0.
+  tokens = math.prod(side // config.model.patch for side in config.image_px)
+  return GATHER_TOKENS * shards / (tokens * config.batch_size)
 
 
 def _may_accumulate(config: schema.Config, shards: int, accumulate: int) -> bool:
