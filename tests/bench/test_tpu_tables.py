@@ -61,6 +61,18 @@ def test_figures_have_kernels_by_schedule_and_know_what_blocks_and_the_update_ta
       457 * cycles, 121 * cycles, 1e3 * 400 / chip, 2., 449 * cycles, 118 * cycles))
 
 
+def checkout(folder: pathlib.Path) -> str:
+  """The path of something that looks like a checkout of big_vision."""
+  (folder / 'clone' / 'big_vision').mkdir(parents=True, exist_ok=True)
+  return str(folder / 'clone')
+
+
+def test_a_folder_that_is_no_checkout_is_refused_before_anything_is_compiled(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,big_vision', f'--big_vision={tmp_path}']) == 2
+  assert 'error: --big_vision: expected a checkout, a folder that has' in capsys.readouterr().err
+
+
 def test_only_what_is_missing_is_compiled_and_tables_have_what_is_there(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
   compiled = []
@@ -76,7 +88,7 @@ def test_only_what_is_missing_is_compiled_and_tables_have_what_is_there(
   shown = capsys.readouterr().out
   assert '| plain' in shown and '| big_vision' not in shown.replace('best big_vision', '') and '| –' in shown
   words = '--only=L/16,v6e,plain,fused,big_vision,big_vision, scanned'.replace(', scanned', '')
-  assert tpu_tables.main([str(tmp_path), words, '--big_vision=/checkout', '--depths=2,4']) == 0
+  assert tpu_tables.main([str(tmp_path), words, f'--big_vision={checkout(tmp_path)}', '--depths=2,4']) == 0
   assert compiled[4:] == [(OTHER, 2), (OTHER, 4)]
   text = (tmp_path / 'tables.md').read_text()
   # 24 blocks: 10 + 72 and 10 + 96 by the estimate, 72 and 96 by schedule.
@@ -128,18 +140,18 @@ def test_one_block_alone_is_compiled_once_for_each_network_and_has_a_table_of_it
 
   monkeypatch.setattr(tpu_block, 'ask', ask)
   words = '--only=H/14,v6e,v3,plain,fused,big_vision,big_vision'
-  assert tpu_tables.main([str(tmp_path), words, '--depths=0', '--big_vision=/checkout']) == 0
+  assert tpu_tables.main([str(tmp_path), words, '--depths=0', f'--big_vision={checkout(tmp_path)}']) == 0
   wide = {'tokens': 256, 'width': 1280, 'heads': 16, 'mlp': 5120}
   assert asked == [
       tpu_block.Request('v6e:1x1', 32, **wide), tpu_block.Request('v6e:1x1', 32, **wide, attention='fused'),
-      tpu_block.Request('v6e:1x1', 32, **wide, checkout='/checkout'),
-      tpu_block.Request('v3:2x2', 16, **wide), tpu_block.Request('v3:2x2', 16, **wide, checkout='/checkout')]
+      tpu_block.Request('v6e:1x1', 32, **wide, checkout=checkout(tmp_path)),
+      tpu_block.Request('v3:2x2', 16, **wide), tpu_block.Request('v3:2x2', 16, **wide, checkout=checkout(tmp_path))]
   text = (tmp_path / 'tables.md').read_text()
   assert text.startswith('One block of H/14, 224 px, on one device:') and 'compiled blocks' not in text
   assert '| v6e, 32      | fused      | 0.60         | 0.30            | 2.00                 | 3.33, 3.33' in text
   assert tpu_tables.complete(Row('H/14', 'v6e:4x4', 'plain'), tmp_path) is None
   every = [row for row in tpu_tables.rows(['H/14', 'v6e']) if row.program.startswith('big_vision')]
-  tpu_tables.collect(every, [tpu_tables.BLOCK], tmp_path, checkout='/checkout')
+  tpu_tables.collect(every, [tpu_tables.BLOCK], tmp_path, checkout=checkout(tmp_path))
   assert len(every) == 4 and len(asked) == 5, 'settings of sharding make no other block'
 
 

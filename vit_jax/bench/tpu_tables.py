@@ -258,6 +258,9 @@ def main(arguments: Sequence[str]) -> int:
   folder = pathlib.Path(given.folder)
   folder.mkdir(parents=True, exist_ok=True)
   try:
+    if given.big_vision and not (pathlib.Path(given.big_vision) / 'big_vision').is_dir():
+      raise UserError(f'--big_vision: expected a checkout, a folder that has the folder big_vision, got '
+                      f'{given.big_vision}. Clone google-research/big_vision.')
     asked = [] if given.known else rows(list(filter(None, given.only.split(','))))
     collect(asked, [int(depth) for depth in given.depths.split(',')], folder, checkout=given.big_vision)
     text = render(folder)
