@@ -19,10 +19,10 @@ def test_a_sound_manifest_is_applied_and_one_with_problems_is_not(gke: Machines)
   path = written(gke.folder)
   found = gke.run('gke.sh', '--no_check', path)
   assert found.returncode == 0 and gke.calls == [f'kubectl apply -f {path}'], found.stderr
-  path = written(gke.folder, ('medium: Memory', 'sizeLimit: 1Gi'))
+  path = written(gke.folder, ('gke-tpu-topology: 4x4', 'gke-tpu-topology: 4x8'))
   found = gke.run('gke.sh', path)
   assert found.returncode == 2 and len(gke.calls) == 1
-  assert '/dev/shm: expected a volume emptyDir' in found.stderr and 'nothing was submitted' in found.stderr
+  assert 'parallelism and completions: expected 8' in found.stderr and 'nothing was submitted' in found.stderr
 
 
 def test_a_command_becomes_a_workload_that_restarts_on_all_but_invalid_input(gke: Machines) -> None:

@@ -16,7 +16,6 @@ CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice'
          'tpu7x': 'tpu7x'}
 """The name of a chip by the value of the node label `cloud.google.com/gke-tpu-accelerator`."""
 PLACEHOLDERS = ('PROJECT/', 'REPOSITORY/', 'MY-DATA-BUCKET', 'MY-RUNS-BUCKET')
-SHARED_MEMORY = '/dev/shm'
 _CHIP, _SHAPE = 'cloud.google.com/gke-tpu-accelerator', 'cloud.google.com/gke-tpu-topology'
 
 
@@ -40,7 +39,7 @@ def read(path: str) -> Manifest:
     (replicated,) = found['spec']['replicatedJobs']
     job = replicated['template']['spec']
     pod = job['template']['spec']
-    problems = [*_placeholder_problems(text), *_job_problems(job, pod), *_memory_problems(pod)]
+    problems = [*_placeholder_problems(text), *_job_problems(job, pod)]
     chip, shape = pod['nodeSelector'][_CHIP], str(pod['nodeSelector'][_SHAPE])
     arguments = [str(word) for word in pod['containers'][0]['args']]
     slices = int(replicated.get('replicas', 1))
@@ -73,13 +72,3 @@ def _job_problems(job: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
   if job['parallelism'] * chips != total or job['completions'] != job['parallelism']:
     yield (f'parallelism and completions: expected {max(1, total // chips)}, the hosts of a {shape} slice with {chips} '
            f'chips each, got {job["parallelism"]} and {job["completions"]}.')
-
-
-def _memory_problems(pod: dict[str, Any]) -> Iterator[str]:
-  """Without its own volume, a container has 64 MB of shared memory, in which loader processes hand over batches."""
-  mounted = {mount['mountPath']: mount['name'] for mount in pod['containers'][0].get('volumeMounts', [])}
-  volumes = {volume['name']: volume for volume in pod.get('volumes', [])}
-  volume = volumes.get(mounted.get(SHARED_MEMORY, ''), {})
-  if volume.get('emptyDir', {}).get('medium') != 'Memory':
-    yield (f'{SHARED_MEMORY}: expected a volume emptyDir with medium: Memory, got none. Without it a container has '
-           '64 MB, and loader processes (data.workers) are killed.')
