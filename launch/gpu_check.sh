@@ -40,7 +40,7 @@ fail() {
   exit 2
 }
 
-# part NAME COMMAND…: runs the command, with its own log and a line in the summary. With --quick, for as long as is left.
+# part NAME COMMAND…: runs it with a log of its own and a line in the summary. With --quick, for as long as is left.
 part() {
   local name="$1" began="$SECONDS" result=ok
   shift

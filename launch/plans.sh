@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Renews the tables of train steps on TPUs in BENCHMARKS.md and docs/guides/read_a_plan.md. No TPU is needed; see the usage text below.
+# Compiles train steps and complete runs for TPUs, and makes tables of their plans; see the usage text below.
 set -uo pipefail
 
 usage() {

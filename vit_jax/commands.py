@@ -194,7 +194,7 @@ RUN = Flag('workdir', STORED, 'directory of the run')
 WEIGHTS = Flag('weights', TEXT, 'weight file, folder, run directory, gs://…, https://…, hf://OWNER/NAME, or a known '
                'name such as ViT-B_16-i21k', '')
 READING = (
-    Flag('preprocess', TEXT, 'preprocessing of images: half, imagenet, clip, or resize=248,image=224', '',
+    Flag('preprocess', TEXT, 'preprocessing of images: half, imagenet, clip, zero_one, or resize=248,image=224', '',
          'detected from the weights'),
     Flag('model', TEXT, 'settings that tensors do not determine, such as heads=6,gelu=exact,norm_eps=1e-6', ''),
     Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'))
@@ -207,10 +207,11 @@ JOBS = {
         WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
              'runs/finetune_WEIGHTS_DATA'),
-        Flag('lora', whole(1, 1024), 'rank of adapters to train in place of the weights (LoRA)', 0,
+        Flag('lora', whole(1, 1024), 'rank of adapters (LoRA) to train in place of the weights; 8 without a number', 0,
              'all weights are trained', alone='8')), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
-        RUN, WEIGHTS, CONFIG, *READING)),
+        RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG,
+        *READING)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
         Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),
@@ -220,7 +221,7 @@ JOBS = {
         Flag('to', LOCAL, 'folder of the overlays', None, 'overlays')), 'FILES and folders'),
     'inspect': Job('Analyze a network: filters, positions, attention, features; writes a page.', 'inspect.job', (
         Flag('to', LOCAL, 'folder to write'),), (
-        WEIGHTS, RUN, *READING, CLASSES,
+        WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared'), RUN, *READING, CLASSES,
         Flag('discard', SHARE, 'share of the smallest weights in each row of attention that rollout ignores', 0.),
         Flag('of_class', TEXT, 'class of the relevance maps, by index or name', '', 'the predicted class')),
         '[FILES and folders]'),
@@ -232,11 +233,11 @@ JOBS = {
     'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
         WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
         *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),
-        Flag('any_size', None, 'the input has any height and width that patches tile')),
+        Flag('any_size', None, 'the input has any height and width that are multiples of the patch side')),
         on_cpu=True),  # so that the file does not depend on this machine
-    'average': Job('Average checkpoints of a run, for --job=evaluate.', 'jobs.average', (
+    'average': Job('Average several checkpoints of a run into a new run directory, to evaluate it.', 'jobs.average', (
         RUN, Flag('to', STORED, 'directory of the averaged run')), (
-        Flag('last', whole(2), 'number of the newest checkpoints to average'),
+        Flag('last', whole(2), 'number of the newest checkpoints to average; set this or --steps'),
         Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
     'prepare': Job('Write images as ArrayRecord shards; or label maps by a trained network.', 'jobs.prepare', (
         Flag('to', LOCAL, 'directory to write'),), (

@@ -73,7 +73,7 @@ class Pseudo(Settings):
 class Data(Settings):
   """Where images come from, and how they are read."""
   # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | vtab:TASK | array_record:DIR |
-  # mix:0.7*SOURCE,0.3*SOURCE
+  # mix:0.7*SOURCE,0.3*SOURCE | masks:PATH | masks:tfds:NAME[/CONFIG][:VERSION]
   source: str = 'digits'
   train_split: str = 'train'                       # TFDS syntax: train[:98%]
   eval_split: str = 'test'  # that evaluations use
