@@ -33,7 +33,8 @@ def get_config(arguments: str = '') -> s.Study:
 
   first = transfer.tunings(name, datasets, px=px)
   if has_vtab:
-    first |= files.load_study(
+    of_tasks = files.load_study(
         f'vtab:model={name},protocol=vit,tasks={given["tasks"]},px={given["px"]},seeds={seeds}', []).runs
+    first |= {f'{transfer.VTAB_PREFIX}{run}': config for run, config in of_tasks.items()}
   return s.Study(f'Table 2 with {name}', first, (final,), lambda results: transfer.rows(
       results, name, datasets, tasks if has_vtab else ()))

@@ -90,6 +90,13 @@ def test_table_two_tunes_and_then_runs_three_times() -> None:
                         real='r.json').evals['real'].labels == 'r.json'
 
 
+def test_no_two_runs_of_table_two_have_the_same_name() -> None:
+  study = files.load_study('transfer:L/16', [])
+  final = study.then[0](results(study, dict.fromkeys(study.runs, .5)))
+  assert len(study.runs) == 5 * 4 + 19 * 3 and len(final) == 5 * 3
+  assert not set(final) & set(study.runs)  # CIFAR-100 and Pets are tasks of VTAB, too
+
+
 def test_table_nine_stands_beside_the_tasks_and_its_mean_is_that_of_the_paper() -> None:
   rows = files.load_study('vtab:L/16', []).table({})
   means = {row['task']: [row[f'{name}, Table 9'] for name in published.TABLE_9_COLUMNS] for row in rows}['VTAB-19']
@@ -122,7 +129,7 @@ def test_table_five_stands_beside_a_network_that_is_in_it() -> None:
 
 
 def test_the_parts_of_table_two_can_be_chosen() -> None:
-  assert set(files.load_study('transfer:L/16,sets=vtab,tasks=pets,seeds=1', []).runs) == {'pets_seed0'}
+  assert set(files.load_study('transfer:L/16,sets=vtab,tasks=pets,seeds=1', []).runs) == {'vtab_pets_seed0'}
   assert len(files.load_study('transfer:L/16,sets=cifar10+pets', []).runs) == 8
   with pytest.raises(UserError, match='sets: expected some of imagenet2012, cifar10, .*, vtab, got jft. Put'):
     files.load_study('transfer:L/16,sets=jft', [])
@@ -130,9 +137,9 @@ def test_the_parts_of_table_two_can_be_chosen() -> None:
 
 def test_ours_stand_beside_the_published_numbers_and_say_where_they_are_from() -> None:
   study = files.load_study('transfer:L/16,tasks=pets+dtd', [])
-  config = study.runs['pets_seed0']
+  config = study.runs['vtab_pets_seed0']
   found = {f'imagenet2012_seed{i}': done(config, .85 + i / 100, **{'real/top1': .5, 'real/top1@ema': .88 + i / 100})
-           for i in range(3)} | {'pets_seed0': done(config, .5), 'cifar10_seed0': done(config, .99)}
+           for i in range(3)} | {'vtab_pets_seed0': done(config, .5), 'cifar10_seed0': done(config, .99)}
   by_set = {row['set']: row for row in study.table(found)}
   assert list(by_set) == list(published.CELLS)
   one = by_set['ImageNet']
@@ -140,6 +147,7 @@ def test_ours_stand_beside_the_published_numbers_and_say_where_they_are_from() -
   assert one['ViT-H/14 JFT'] == '88.55 ± 0.04' and one['Noisy Student EfficientNet-L2'] == '88.4/88.5'
   assert by_set['ImageNet ReaL']['L/16 here'] == '89.00 ± 1.00'
   assert by_set['CIFAR-10']['L/16 here'] == '99.00' and by_set['CIFAR-100']['status'] == 'published only'
+  assert by_set['Oxford-IIIT Pets']['status'] == 'published only'  # the task of VTAB has 1,000 examples only
   assert by_set['VTAB (19 tasks)']['note'] == '1 of 19 tasks' and by_set['VTAB (19 tasks)']['L/16 here'] == '50.00'
   cost = by_set['TPUv3-core-days']
   assert cost['ViT-L/16 JFT'] == '0.68k' and (cost['L/16 here'], cost['note']) == ('–', 'of pre-training')

@@ -16,6 +16,8 @@ from vit_jax.recipes.studies import Point
 
 ROWS = {'imagenet2012': 'ImageNet', 'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100', 'pets': 'Oxford-IIIT Pets',
         'flowers': 'Oxford Flowers-102'}
+VTAB_PREFIX = 'vtab_'
+"""Of the names of runs on VTAB tasks, as CIFAR-100 and Pets are sets of Table 2 as well."""
 REAL, VTAB, COST = 'ImageNet ReaL', 'VTAB (19 tasks)', 'TPUv3-core-days'
 IMAGENET_PX = {'L/16': 512, 'H/14': 518}  # Table 2; 384 px for all else
 HERE, PUBLISHED = 'measured here', 'published only'
@@ -110,7 +112,8 @@ def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence
   """Table 2: ours, how it came about, and the published columns."""
   ours: dict[str, list[float]] = {REAL: real_scores(results)}
   ours |= {ROWS[dataset]: list(final_scores(results, dataset).values()) for dataset in datasets}
-  ours[VTAB], num_tasks = vtab.mean(results, tasks)
+  ours[VTAB], num_tasks = vtab.mean(
+      {name.removeprefix(VTAB_PREFIX): one for name, one in results.items() if name.startswith(VTAB_PREFIX)}, tasks)
   notes = {VTAB: f'{num_tasks} of {len(vtab.TASKS)} tasks' if num_tasks else '', COST: 'of pre-training'}
   found: list[s.Row] = []
   for label, cells in published.CELLS.items():
