@@ -1,8 +1,9 @@
 """Fine-tunes published weights on a dataset by the protocol of a paper: any model, any data.
 
 Data:     cifar10 cifar100 imagenet2012 pets flowers resisc45 kitti from TFDS; or `own`: a folder, a TFDS set or
-          prepared shards, whose classes are counted: --config.data.source=folder:PATH. `vit-jax finetune
-          --weights=FILE --data=folder:PATH` is this config with the network of the weights and examples=N counted
+          prepared shards, whose classes are counted: --config.data.source=folder:PATH, at 224 px in batches of 32,
+          or with examples=N in batches and steps for N images. `vit-jax finetune --weights=FILE --data=folder:PATH` is
+          this config with the network of the weights and examples=N counted
 Source:   protocol=vit: ViT paper (arXiv 2010.11929), Table 4: SGD, cosine, batch 512, 384 px, clipping at norm 1; on
           ImageNet weights are averaged from 512 px on (section 4.1: 512 px for L/16, 518 px for H/14). The rate is the
           third of the four that Table 4 tries. augreg: arXiv 2106.10270, section 3.4: the same without averaging.

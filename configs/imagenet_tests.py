@@ -1,8 +1,8 @@
-"""Evaluates weights of 1,000 ImageNet classes on ImageNet, ReaL, V2, -A, -R and Sketch, as their papers do.
+"""Evaluates weights of 1,000 ImageNet classes on ImageNet, ReaL, V2, -A, -R, Sketch and ObjectNet, as their papers do.
 
-Data:     sets of TFDS as they are prepared. --config.evals=val,real selects some of them; a folder in place of one:
-          --config.evals.a.source=folder:PATH with the WordNet ids as names of its folders. ObjectNet: a folder, and a
-          file that maps each of its classes to ImageNet classes, `alarm_clock: n02708093; n03196217` a line
+Data:     sets of TFDS as they are prepared. --config.evals=val,real selects those that you have; a folder in place of
+          one: --config.evals.a.source=folder:PATH with the WordNet ids as names of its folders. ObjectNet: a folder,
+          and a file that maps each of its classes to ImageNet classes, `alarm_clock: n02708093; n03196217` a line
 Source:   ReaL: arXiv 2006.07159, any of an image's labels counts as correct and 3,163 images have none; -A and -R:
           1907.07174, 2006.16241, only their 200 classes can be predicted; V2 (matched frequency): 1902.10811; Sketch:
           1905.13549; ObjectNet: Barbu et al. 2019, its 113 classes that ImageNet has
