@@ -41,7 +41,7 @@ from vit_jax.models import counting
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
 from vit_jax.models.counting import Costs, area, by_part, halved, item_bytes
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, fan_out_normal
+from vit_jax.models.layers import Dense, fan_out_normal, param
 from vit_jax.parallel.rules import Rule
 
 EXPANSION = 2  # channels that a unit returns, over those of its attention
@@ -77,7 +77,7 @@ class AxialAttention(nn.Module, kw_only=True):
     parts = (size // 2, size)
     query, key, value = (part.astype(self.dtype) for part in jnp.split(
         qkv.reshape(-1, length, heads, 2 * size), parts, axis=-1))
-    table = self.param('relative', initializers.normal(1. / math.sqrt(size)), (2 * length - 1, 2 * size))
+    table = param(self, 'relative', initializers.normal(1. / math.sqrt(size)), (2 * length - 1, 2 * size))
     offsets = jnp.arange(length)[:, None] - jnp.arange(length)[None] + length - 1  # [i, j] of i - j
     of_query, of_key, of_value = jnp.split(table.astype(self.dtype)[offsets], parts, axis=-1)
     logits = jnp.stack([jnp.einsum('bihc,bjhc->bijh', query, key), jnp.einsum('bihc,ijc->bijh', query, of_query),

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from vit_jax.core.types import Array
 from vit_jax.models.kernels.depthwise import LAYOUT, Pads
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Initializer, lecun_normal, zeros
+from vit_jax.models.layers import Initializer, lecun_normal, param, zeros
 
 STATE = 'state'
 """Name of the collection of running statistics: `mean` and `var`, `[C]` f32, under the path of each BatchNorm."""
@@ -118,7 +118,7 @@ class Conv(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     shape = (self.side, self.side, 1 if self.is_depthwise else x.shape[-1], self.features)
-    kernel = self.param('kernel', self.kernel_init, shape).astype(self.dtype)
+    kernel = param(self, 'kernel', self.kernel_init, shape).astype(self.dtype)
     if self.is_depthwise:
       pads = padding((x.shape[1], x.shape[2]), self.side, self.stride, is_same=self.is_same)
       return self.forms.depthwise(x.astype(self.dtype), kernel, self.stride, pads)
@@ -136,7 +136,7 @@ class StdConv(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel = self.param('kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features))
+    kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features))
     kernel = standardised(kernel, var_eps=self.style.var_eps, std_eps=self.style.std_eps).astype(self.dtype)
     return convolve(x.astype(self.dtype), kernel, stride=self.stride, is_same=self.style.is_same, forms=self.forms)
 
@@ -149,8 +149,8 @@ class GroupNorm(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = self.param('scale', self.scale_init, (x.shape[-1],))
-    bias = self.param('bias', zeros, (x.shape[-1],))
+    scale = param(self, 'scale', self.scale_init, (x.shape[-1],))
+    bias = param(self, 'bias', zeros, (x.shape[-1],))
     return group_norm(x, scale, bias, groups=self.groups, eps=self.eps)
 
 
@@ -169,7 +169,7 @@ class BatchNorm(nn.Module):
     """`[B, H, W, C]` to the same, f32."""
     momentum, eps, train = self.running
     shape, x = (x.shape[-1],), x.astype(jnp.float32)
-    scale, bias = self.param('scale', self.scale_init, shape), self.param('bias', zeros, shape)
+    scale, bias = param(self, 'scale', self.scale_init, shape), param(self, 'bias', zeros, shape)
     mean = self.variable(STATE, 'mean', jnp.zeros, shape)
     var = self.variable(STATE, 'var', jnp.ones, shape)
     if not train:

@@ -26,7 +26,7 @@ from vit_jax.config.schema import Gelu, Kernels
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, applied, initial, lecun_normal
+from vit_jax.models.layers import Dense, applied, initial, lecun_normal, param
 
 STDDEV = .02    # DINO; its truncation at 2 removes nothing
 EPS = 1e-12     # the least length that a vector is divided by (torch's normalize)
@@ -47,8 +47,8 @@ class _Classifier(nn.Module, kw_only=True):
       hidden = Dense(features=(self.pre_logits,), dtype=jnp.float32, kernel_init=lecun_normal, forms=self.forms,
                      name='pre_logits')
       x = jnp.tanh(hidden(x))
-    kernel = self.param('kernel', initializers.zeros, (x.shape[-1], self.num_classes))
-    bias = (self.param('bias', initializers.constant(self.bias_init), (self.num_classes,)) if self.has_bias
+    kernel = param(self, 'kernel', initializers.zeros, (x.shape[-1], self.num_classes))
+    bias = (param(self, 'bias', initializers.constant(self.bias_init), (self.num_classes,)) if self.has_bias
             else jnp.zeros(self.num_classes))
     return self.forms.dense(x, kernel, bias)
 

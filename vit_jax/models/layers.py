@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,20 @@ def applied(module: nn.Module, params: Params, *args: PyTree, **kwargs: PyTree) 
   return module.apply({'params': params}, *args, **kwargs)
 
 
+def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
+  """`module.param(name, init, shape)`, but a given parameter's shape is compared without tracing `init`.
+
+  Raises:
+    flax.errors.ScopeParamShapeError: the given parameter has another shape.
+  """
+  if not module.has_variable('params', name):
+    return module.param(name, init, shape)
+  value = module.get_variable('params', name)
+  if value.shape != shape:
+    raise flax.errors.ScopeParamShapeError(name, '/'.join(module.path), value.shape, shape)
+  return value
+
+
 class LayerNorm(nn.Module):
   """`layer_norm` with its parameters `scale` and `bias`, both `[D]`; f32 out."""
   eps: float
@@ -74,8 +89,8 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = self.param('scale', initializers.ones, (x.shape[-1],))
-    bias = self.param('bias', zeros, (x.shape[-1],))
+    scale = param(self, 'scale', initializers.ones, (x.shape[-1],))
+    bias = param(self, 'bias', zeros, (x.shape[-1],))
     return self.forms.layer_norm(x, scale, bias, self.eps)
 
 
@@ -85,7 +100,7 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = self.param('scale', initializers.ones, (x.shape[-1],))
+    scale = param(self, 'scale', initializers.ones, (x.shape[-1],))
     x = x.astype(jnp.float32)
     unit = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
     return unit * jnp.expand_dims(scale, range(x.ndim - 1))
@@ -120,11 +135,11 @@ class Dense(nn.Module, kw_only=True):
     """Input, kernel and bias in the compute dtype."""
     inputs = x.shape[self.num_batch_dims:]
 
-    def init_kernel(key: Key) -> Array:
-      return self.kernel_init(key, (prod(inputs), prod(self.features))).reshape(*inputs, *self.features)
+    def init_kernel(key: Key, shape: tuple[int, ...]) -> Array:
+      return self.kernel_init(key, (prod(inputs), prod(self.features))).reshape(shape)
 
-    kernel = self.param('kernel', init_kernel)
-    bias = self.param('bias', self.bias_init, self.features) if self.has_bias else jnp.zeros(self.features)
+    kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features))
+    bias = param(self, 'bias', self.bias_init, self.features) if self.has_bias else jnp.zeros(self.features)
     if self.flat:
       x, kernel, bias = x.reshape(*x.shape[:-len(inputs)], -1), kernel.reshape(prod(inputs), -1), bias.reshape(-1)
     return x.astype(self.dtype), kernel.astype(self.dtype), bias.astype(self.dtype)

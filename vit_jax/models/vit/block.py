@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from vit_jax.config.schema import AttentionKernel, Gelu, Norm, Positions
 from vit_jax.core.types import Array, Key
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, drop_path, dropout, norm, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, drop_path, dropout, norm, param, xavier_uniform
 from vit_jax.models.vit.attention import Attention
 
 MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
@@ -144,7 +144,7 @@ class Block(nn.Module, kw_only=True):
     y = y if self.branch_scale == 1. else y * self.branch_scale
     if not self.layer_scale or (name == 'scale2' and not self.mlp_scale):
       return y
-    scale = self.param(name, initializers.constant(self.layer_scale), (y.shape[-1],))
+    scale = param(self, name, initializers.constant(self.layer_scale), (y.shape[-1],))
     return y * jnp.expand_dims(scale.astype(y.dtype), range(y.ndim - 1))
 
 
