@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.schema import AttentionKernel, Kernels
@@ -30,7 +31,9 @@ def _plain_attend(query: Array, key: Array, value: Array, *, kernel: AttentionKe
   return checkpoint_name(attend.plain_attend(query, key, value), 'attention')
 
 
-FAST = Forms(dense.dense, norm_act.layer_norm, norm_act.gelu, depthwise.depthwise, attend_kernels.attend)
+# Traced once for each shape, and written into the program of each layer as if there were no `jit`.
+FAST = Forms(jax.jit(dense.dense, inline=True), jax.jit(norm_act.layer_norm, static_argnums=3, inline=True),
+             jax.jit(norm_act.gelu, static_argnums=1, inline=True), depthwise.depthwise, attend_kernels.attend)
 PLAIN = Forms(dense.plain_dense, norm_act.plain_layer_norm, norm_act.plain_gelu, depthwise.plain_depthwise,
               _plain_attend)
 
