@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import vits
 
 from vit_jax.config import schema
 from vit_jax.core import trees
+from vit_jax.core.types import Key, Params
 from vit_jax.models import adapters, mixer
 from vit_jax.models.vit import vit
 
@@ -25,19 +27,44 @@ def backbone_of(model: schema.Model) -> Any:
   return mixer.build(model, vits.PX) if isinstance(model, schema.Mixer) else vit.build(model, vits.PX)
 
 
+def begun(frozen: Params, lora: schema.Lora) -> dict[str, jax.Array]:
+  return jax.jit(lambda key, frozen: adapters.init(key, frozen, lora))(jax.random.key(0), frozen)
+
+
 def drawn(model: schema.Model, lora: schema.Lora) -> tuple[dict[str, Any], dict[str, Any]]:
   """Adapters with nothing zero, and the frozen backbone."""
   shapes, _ = jax.eval_shape(backbone_of(model).init, jax.random.key(0), vits.some_image())
   frozen = {'backbone': vits.drawn(shapes, deviation=.2)}
-  new = adapters.init(jax.random.key(0), frozen['backbone'], lora)
+  new = begun(frozen['backbone'], lora)
   rng = np.random.default_rng(1)
   new = {name: jnp.asarray(x + .1 * rng.normal(size=x.shape), jnp.float32) for name, x in new.items()}
   return trees.unflatten(new), frozen
 
 
-def outputs(model: schema.Model, params: dict[str, Any], **how: Any) -> jax.Array:
-  how = {'train': False, 'key': None, **how}
-  return backbone_of(model).apply(params['backbone'], {}, vits.some_image(), **how)[0].tokens
+def plain(params: Params, frozen: Params, lora: schema.Lora, key: Key | None) -> Params:
+  del params, lora, key
+  return frozen
+
+
+def merged(params: Params, frozen: Params, lora: schema.Lora, key: Key | None) -> Params:
+  del key
+  return adapters.merge(params, frozen, lora)
+
+
+def unmerged(params: Params, frozen: Params, lora: schema.Lora, key: Key | None) -> Params:
+  return adapters.network(params, frozen, lora, key=key)
+
+
+_PROGRAMS: dict[str, Callable[..., jax.Array]] = {}
+
+
+def outputs(how: Callable[..., Params], model: schema.Model, lora: schema.Lora, params: Params, frozen: Params,
+            key: Key | None = None) -> jax.Array:
+  if (text := f'{how.__name__} {model!r} {lora!r}') not in _PROGRAMS:
+    backbone = backbone_of(model)
+    _PROGRAMS[text] = jax.jit(lambda params, frozen, key, image: backbone.apply(
+        how(params, frozen, lora, key)['backbone'], {}, image, train=False, key=None)[0].tokens)
+  return _PROGRAMS[text](params, frozen, key, vits.some_image())
 
 
 _SLOW = pytest.mark.slow(reason='3 s each: the plain network with DoRA and the Mixer without are by default')
@@ -53,26 +80,24 @@ def test_the_merged_network_is_the_unmerged_one(model: schema.Model, dora: bool)
   params, frozen = drawn(model, lora)
   layers = adapters.kernels(trees.flatten(frozen), lora)
   assert {layer.removeprefix(adapters.BLOCKS) for layer in layers} == set(schema.adapted_layers(model))
-  unmerged = outputs(model, adapters.network(params, frozen, lora, key=None))
-  merged = outputs(model, adapters.merge(params, frozen, lora))
-  plain = outputs(model, frozen)
-  scale = float(jnp.abs(merged).max())
-  assert float(jnp.abs(merged - plain).max()) > 1000 * ROUNDING * scale
-  assert float(jnp.abs(merged - unmerged).max()) / scale < ROUNDING
+  apart, joined, without = (np.asarray(outputs(how, model, lora, params, frozen)) for how in (unmerged, merged, plain))
+  scale = np.abs(joined).max()
+  assert np.abs(joined - without).max() > 1000 * ROUNDING * scale
+  assert np.abs(joined - apart).max() / scale < ROUNDING
 
 
 def test_new_adapters_leave_the_network_as_it_is() -> None:
   lora = schema.Lora(rank=3, dora=True)
   _, frozen = drawn(PLAIN, lora)
-  new = trees.unflatten(adapters.init(jax.random.key(0), frozen['backbone'], lora))
-  plain, adapted = outputs(PLAIN, frozen), outputs(PLAIN, adapters.network(new, frozen, lora, key=None))
-  np.testing.assert_allclose(adapted, plain, atol=ROUNDING * float(jnp.abs(plain).max()))
+  new = trees.unflatten(begun(frozen['backbone'], lora))
+  adapted, without = (np.asarray(outputs(how, PLAIN, lora, new, frozen)) for how in (unmerged, plain))
+  np.testing.assert_allclose(adapted, without, atol=ROUNDING * np.abs(without).max())
 
 
 def test_a_begins_uniform_within_the_bound_of_pytorch_and_b_at_zero() -> None:
   lora = schema.Lora(rank=8, targets='attn/out,mlp/down')
   _, frozen = drawn(PLAIN, lora)
-  new = adapters.init(jax.random.key(0), frozen['backbone'], lora)
+  new = begun(frozen['backbone'], lora)
   out, down = (new[f'backbone/blocks/{name}/lora_a'] for name in ('attn/out', 'mlp/down'))
   assert out.shape == (2, 4, 8, 8) and down.shape == (2, 48, 8)
   assert .95 * 32 ** -.5 < float(jnp.abs(out).max()) <= 32 ** -.5
@@ -113,19 +138,18 @@ def test_no_gradient_flows_through_doras_norm() -> None:
   weight = jnp.asarray(rng.normal(size=w.shape), jnp.float32)
   gain = m / jnp.linalg.norm(w + a @ b, axis=1)
   want = (weight * gain[:, None]) @ b.swapaxes(1, 2)
-  np.testing.assert_allclose(jax.grad(total)(a, weight), want, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(jax.jit(jax.grad(total))(a, weight), want, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_acts_on_the_adapters_alone_and_depends_on_the_key() -> None:
   lora = schema.Lora(rank=3, dropout=.5)
   params, frozen = drawn(PLAIN, lora)
-  first, again, other = (outputs(PLAIN, adapters.network(params, frozen, lora, key=jax.random.key(i)))
-                         for i in (0, 0, 1))
-  without = outputs(PLAIN, adapters.network(params, frozen, lora, key=None))
-  assert bool((first == again).all()) and not bool((first == other).all()) and not bool((first == without).all())
-  zero = jax.tree.map(jnp.zeros_like, params)
-  np.testing.assert_array_equal(outputs(PLAIN, adapters.network(zero, frozen, lora, key=jax.random.key(0))),
-                                outputs(PLAIN, adapters.network(zero, frozen, lora, key=None)))
+  first, again, other, without = (np.asarray(outputs(unmerged, PLAIN, lora, params, frozen, key))
+                                  for key in (*map(jax.random.key, (0, 0, 1)), None))
+  assert (first == again).all() and not (first == other).all() and not (first == without).all()
+  zero = jax.tree.map(np.zeros_like, params)
+  np.testing.assert_array_equal(*(outputs(unmerged, PLAIN, lora, zero, frozen, key)
+                                  for key in (jax.random.key(0), None)))
 
 
 @pytest.mark.parametrize('dora', [False, True])
@@ -147,9 +171,9 @@ def test_dropout_is_that_of_the_formula(dora: bool) -> None:
 def test_adapters_run_in_the_compute_dtype_and_under_scan_and_remat() -> None:
   lora = schema.Lora(rank=3, dora=True, dropout=.2)
   params, frozen = drawn(PLAIN, lora)
-  network = adapters.network(params, frozen, lora, key=jax.random.key(0))
-  want = outputs(PLAIN, network)
+  given = lora, params, frozen, jax.random.key(0)
+  want = np.asarray(outputs(unmerged, PLAIN, *given))
   unrolled = dataclasses.replace(PLAIN, execution=schema.Execution.UNROLLED, remat=schema.Remat.NAMES)
-  np.testing.assert_allclose(outputs(unrolled, network), want, atol=ROUNDING * float(jnp.abs(want).max()))
-  half = outputs(dataclasses.replace(PLAIN, dtype=schema.DType.BF16), network)
-  assert 0 < float(jnp.abs(half - want).max()) < .1 * float(jnp.abs(want).max())
+  np.testing.assert_allclose(outputs(unmerged, unrolled, *given), want, atol=ROUNDING * np.abs(want).max())
+  half = outputs(unmerged, dataclasses.replace(PLAIN, dtype=schema.DType.BF16), *given)
+  assert 0 < np.abs(half - want).max() < .1 * np.abs(want).max()

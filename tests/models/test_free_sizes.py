@@ -1,6 +1,9 @@
 """Matrices for an unknown number of tokens are those for a known one."""
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,11 +11,20 @@ import pytest
 from vit_jax.config.schema import PositionResize
 from vit_jax.models.vit import free_sizes, interpolate
 
+SIZES = ((14, 9), (7, 30), (16, 1), (37, 16))
+
+
+@functools.cache
+def matrices() -> dict[PositionResize, list[jax.Array]]:
+  """Of all conventions, from one program."""
+  make = jax.jit(lambda is_own: {how.name: [free_sizes.matrix(old, new, how, is_own=is_own) for old, new in SIZES]
+                                 for how in PositionResize})
+  return {PositionResize[name]: found for name, found in make(jnp.zeros((), jnp.int32)).items()}
+
 
 @pytest.mark.parametrize('how', PositionResize)
 def test_each_convention_has_the_matrix_of_known_sizes(how: PositionResize) -> None:
-  for old, new in ((14, 9), (7, 30), (16, 1), (37, 16)):
-    found = free_sizes.matrix(old, new, how, is_own=jnp.zeros((), jnp.int32))
+  for (old, new), found in zip(SIZES, matrices()[how], strict=True):
     # weights up to 1 in f32, sums of at most 10 products, and antialiased a quotient
     np.testing.assert_allclose(found, interpolate.matrix(old, new, how), rtol=0, atol=2e-6)
 
@@ -20,9 +32,9 @@ def test_each_convention_has_the_matrix_of_known_sizes(how: PositionResize) -> N
 def test_the_offset_of_dino_leaves_a_grid_of_its_own_size_alone() -> None:
   own = free_sizes.same((14, 9), (14, 9))
   assert int(own) == 1 and int(free_sizes.same((14, 9), (14, 8))) == 0
-  found = free_sizes.matrix(14, 14, PositionResize.BICUBIC_OFFSET, is_own=own)
-  np.testing.assert_array_equal(found, np.eye(14))
-  other = free_sizes.matrix(14, 14, PositionResize.BICUBIC_OFFSET, is_own=jnp.zeros((), jnp.int32))
+  make = jax.jit(lambda is_own: free_sizes.matrix(14, 14, PositionResize.BICUBIC_OFFSET, is_own=is_own))
+  np.testing.assert_array_equal(make(own), np.eye(14))
+  other = make(jnp.zeros((), jnp.int32))
   assert np.abs(other - np.eye(14)).max() > .01
 
 

@@ -80,7 +80,7 @@ def test_the_offset_changes_a_side_that_keeps_its_length() -> None:
 
 def test_no_sample_lies_beyond_the_last_entry() -> None:
   for old in range(2, 65):
-    for new in range(2, 97):
+    for new in range(2 + old % 3, 97, 3):
       matrix = interpolate.interpolation(old, new)
       np.testing.assert_allclose(matrix.sum(1), 1., rtol=1e-6)
       assert matrix[-1, -1] == 1. and (matrix >= 0).all()

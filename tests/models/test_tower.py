@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import programs
 import pytest
+import vits
 
 from vit_jax.config.schema import Gelu
 from vit_jax.core import trees
@@ -27,7 +28,7 @@ ALL = jnp.ones(IDS.shape, bool)
 
 @functools.cache
 def compiled(one: TextTower) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  params = jax.jit(one.init)(jax.random.key(1))
+  params = vits.drawn(jax.eval_shape(one.init, jax.random.key(1)), deviation=.5)
   return jax.jit(functools.partial(one.apply, params))
 
 
