@@ -28,6 +28,7 @@ def evaluator(size: int, mesh: str, *, gallery: bool, bad: tuple[int, ...] = ())
       rows.split(rows.Loader(*TRAIN, size), mesh, name='train') if gallery else None, ranks=RANKS)
 
 
+@pytest.mark.dear('False-8-data=2', 'True-6-one', reason='1 s each: other programs; each mesh and protocol is in one')
 @pytest.mark.parametrize(('size', 'mesh'), [(6, 'one'), (8, 'data=2')])
 @pytest.mark.parametrize('gallery', [False, True])
 def test_it_equals_scikit_learn(size: int, mesh: str, gallery: bool, monkeypatch: pytest.MonkeyPatch) -> None:

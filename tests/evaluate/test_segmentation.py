@@ -184,14 +184,14 @@ def evaluate(weights: str, root: pathlib.Path, workdir: pathlib.Path, *words: st
 
 def test_weights_are_evaluated_and_overlays_saved(weights: str, root: pathlib.Path, tmp_path: pathlib.Path,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-  words = ('l2=0.01', 'max_steps=5', 'features.blocks=1,2', 'norm=false', 'tokens_per_image=3', 'overlays=2')
+  words = ('l2=()', 'features.blocks=1,2', 'norm=false', 'tokens_per_image=3', 'overlays=2')
   assert evaluate(weights, root, tmp_path / 'run', *(f'--config.evals.dense.{word}' for word in words)) == 0
   found = json.loads((tmp_path / 'run' / 'evaluate.json').read_text())
   where = 'b1+2.raw.32x32.tokens3.seed0'
-  assert {f'dense/miou.linear.l2_0.01.{where}', f'dense/accuracy.knn30.t0.07.{where}'} <= set(found['metrics'])
-  assert found['metric'] == f'miou.linear.l2_0.01.{where}' and found['top1'] is None and found['num_examples'] == 5
+  assert {f'dense/miou.knn30.t0.07.{where}', f'dense/accuracy.knn30.t0.07.{where}'} <= set(found['metrics'])
+  assert found['metric'] == f'miou.knn30.t0.07.{where}' and found['top1'] is None and found['num_examples'] == 5
   shown = capsys.readouterr().out
-  assert 'miou.linear' in shown and '.class_red' not in shown
+  assert 'miou.knn30' in shown and '.class_red' not in shown
   overlays = sorted((tmp_path / 'run' / 'figures' / 'dense').iterdir())
   assert [path.name for path in overlays] == ['0000.png', '0001.png']
   assert np.asarray(Image.open(overlays[0])).std() > 10

@@ -47,15 +47,18 @@ def task(centering: Centering = Centering.MEAN, *, learned_norm: bool = False) -
 RULES = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
 
 
+MESHES = {**programs.MESHES, 'data=2': schema.Mesh(2, 1, 1)}
+
+
 @functools.cache
 def program(settings: str = 'one', accumulate: int = 1) -> Program:
-  return programs.build(task(), lambda batch, key, step: batch, programs.MESHES[settings], rules=RULES, like=BATCH,
+  return programs.build(task(), lambda batch, key, step: batch, MESHES[settings], rules=RULES, like=BATCH,
                         accumulate=accumulate)
 
 
 def run(settings: str, accumulate: int = 1) -> tuple[Any, Any]:
   """State and last metrics after three steps."""
-  return programs.run(program(settings, accumulate), programs.MESHES[settings], BATCH, 3)
+  return programs.run(program(settings, accumulate), MESHES[settings], BATCH, 3)
 
 
 def _erf_gelu(x: np.ndarray) -> np.ndarray:
@@ -112,14 +115,15 @@ def test_loss_centre_and_teacher_are_those_of_numpy_over_three_steps() -> None:
   assert min(jax.tree.leaves(moved)) > 0
 
 
-def test_eight_devices_and_four_microbatches_take_the_steps_of_one() -> None:
+@pytest.mark.quick('data=2-4', reason='2 s each: a program; the third has both, and others know sums over devices')
+@pytest.mark.parametrize(('settings', 'accumulate'), [('data=8', 1), ('one', 4), ('data=2', 4)])
+def test_several_devices_and_four_microbatches_take_the_steps_of_one(settings: str, accumulate: int) -> None:
   state, metrics = run('one')
-  for settings, accumulate in (('data=8', 1), ('one', 4)):
-    other, others = run(settings, accumulate)
-    programs.assert_close(other, state, rtol=1e-3, atol=1e-5)
-    # What the whole batch has in common is measured in each microbatch for itself.
-    same = {k: v for k, v in metrics.means.items() if accumulate == 1 or k != 'information'}
-    programs.assert_close({k: others.means[k] for k in same}, same, rtol=1e-3, atol=1e-4)
+  other, others = run(settings, accumulate)
+  programs.assert_close(other, state, rtol=1e-3, atol=1e-5)
+  # What the whole batch has in common is measured in each microbatch for itself.
+  same = {k: v for k, v in metrics.means.items() if accumulate == 1 or k != 'information'}
+  programs.assert_close({k: others.means[k] for k in same}, same, rtol=1e-3, atol=1e-4)
 
 
 def test_prototypes_have_unit_length_whatever_their_kernel_and_norms_can_be_learned() -> None:

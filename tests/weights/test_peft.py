@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,14 +52,22 @@ def hints(case: str) -> str:
   return 'heads=2' if case.startswith('timm') else ''
 
 
+_PROGRAMS: dict[str, Callable[..., Any]] = {}
+
+
+def logits_of(found: loading.Weights, case: str) -> np.ndarray:
+  """For the images of the case, by one program for all networks of a shape."""
+  key = repr((found.model, found.head, found.num_classes))
+  program = _PROGRAMS.setdefault(key, jax.jit(inference.function(found)))
+  return np.asarray(program(inference.parameters(found), jnp.asarray(GOLDEN[f'{case}/image'])).logits)
+
+
 @pytest.mark.parametrize('case', CASES)
 def test_a_folder_of_peft_is_read_merged_with_the_outputs_of_peft(case: str, tmp_path: pathlib.Path) -> None:
   found = loading.load(str(folder(case, tmp_path)), model=hints(case))
-  logits = inference.function(found)(inference.parameters(found), jnp.asarray(GOLDEN[f'{case}/image'])).logits
-  np.testing.assert_allclose(logits, GOLDEN[f'{case}/logits'], atol=CLOSE)
-  plain = loading.load(str(tmp_path / 'base'), model=hints(case))
-  without = inference.function(plain)(inference.parameters(plain), jnp.asarray(GOLDEN[f'{case}/image'])).logits
-  assert np.abs(np.asarray(without) - GOLDEN[f'{case}/logits']).max() > 100 * CLOSE
+  np.testing.assert_allclose(logits_of(found, case), GOLDEN[f'{case}/logits'], atol=CLOSE)
+  without = logits_of(loading.load(str(tmp_path / 'base'), model=hints(case)), case)
+  assert np.abs(without - GOLDEN[f'{case}/logits']).max() > 100 * CLOSE
 
 
 def settings(case: str) -> schema.Lora:
@@ -109,7 +118,7 @@ def test_the_unmerged_network_has_the_outputs_and_gradients_of_peft(case: str, t
     logits = inference.function(base)({**network, 'state': {}}, jnp.asarray(GOLDEN[f'{case}/image'])).logits
     return (logits * weights).sum(), logits
 
-  got, logits = jax.grad(total, has_aux=True)(jax.tree.map(jnp.asarray, trained))
+  got, logits = jax.jit(jax.grad(total, has_aux=True))(jax.tree.map(jnp.asarray, trained))
   np.testing.assert_allclose(logits, GOLDEN[f'{case}/logits'], atol=CLOSE)
   wanted = part(case, 'gradient')
   np.testing.assert_allclose(got['head']['kernel'], wanted[f'base_model.model.{name}.weight'].T, rtol=1e-4, atol=1e-4)

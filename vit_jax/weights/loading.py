@@ -5,7 +5,6 @@ network must be in the file, with the correct shape.
 """
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import NamedTuple
 
@@ -242,8 +241,6 @@ def _head(leaves: Leaves) -> tuple[schema.Head, int]:
 def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: schema.Mae | None,
              image_px: tuple[int, int], *, with_dist: bool) -> Params:
   """Returns the shapes of all parameters of a network, and of its running statistics under `state` if it has any."""
-  if hasattr(model, 'kernels'):  # the shapes of both forms are the same, and this one is traced in 0.7 of the time
-    model = dataclasses.replace(model, kernels=schema.Kernels.PLAIN)
   backbone = backbones.build(model, image_px)
 
   def init() -> Params:
