@@ -92,12 +92,13 @@ run_tests() {
     limited "$python" -m pytest -q -p no:cacheprovider -rs "${files[@]}"
 }
 
-# bench NAME MODEL ATTENTION BATCH FLAGS…
+# bench NAME MODEL ATTENTION BATCH FLAGS…: without crops the images stay in memory, which needs neither cv2 nor grain.
 bench() {
   local name="$1" model="$2" attention="$3" batch="$4"
   shift 4
   part "$name" "$python" -m vit_jax.main --job=bench --config=bench:bf16 --models="$model" --turns="$turns" \
-    --config.model.attention="$attention" --config.batch_size="$batch" --to="$to/$name" "${small[@]}" "$@"
+    --config.model.attention="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
+    --to="$to/$name" "${small[@]}" "$@"
 }
 
 # Peers are timed beside one form of attention only, as each takes half a minute to compile.

@@ -2,12 +2,16 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 import subprocess
 import tarfile
 
 import pytest
 from launch.machines import BASH, HANGS_S, NOTE, ROOT, Machines
+
+from vit_jax.config import files
+from vit_jax.jobs import build
 
 PYTHON = r"""
 printf '%s | %s | %s | %s\n' "$*" "${PIP_NO_INDEX-}${PIP_FIND_LINKS-}" "${XLA_FLAGS-}" \
@@ -51,6 +55,15 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
                           '--config.model.attention=cudnn --config.batch_size=2 ')
   assert f'--against=timm={gpu.env["PYTHON"]},timm-compiled={gpu.env["PYTHON"]}' in bench
   assert gpu.count('--search') == 6 and gpu.count('search-B_16-xla --search') == 1
+
+
+def test_what_is_timed_needs_no_package_that_decodes_images(gpu: Machines) -> None:
+  """OpenCV alone is larger than all wheels that travel together may be."""
+  assert check(gpu, '--only=bench', '--models=S/16', '--batch_sizes=8').returncode == 0
+  for call in (call for call in gpu.calls if '--job=bench' in call):
+    overrides = re.findall(r'--config\.(\S+=\S+)', call.partition('--to=')[0])
+    config = files.load('bench:bf16', overrides)
+    assert build.open_data(config).in_memory, overrides
 
 
 def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has_set(gpu: Machines) -> None:
