@@ -6,6 +6,7 @@ by the mesh) is checked where these are known, in `jobs/build.py` and `parallel/
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from vit_jax.config import schema
@@ -33,9 +34,11 @@ def problems(config: schema.Config, *, of: str = '') -> list[str]:
     config: the complete run.
     of: the dotted path of a part, such as `model`: only problems that this part and the parts of it report.
   """
-  def together(sound: schema.Config) -> Iterator[str]:
-    for prefix, part in ranges.walk(sound):
-      if ranges.is_inside(prefix, of):
-        yield from part.problems(sound, prefix.rstrip('.'))
+  return ranges.all_problems(config, functools.partial(combinations, of=of), of=of)
 
-  return ranges.all_problems(config, together, of=of)
+
+def combinations(config: schema.Config, *, of: str = '') -> Iterator[str]:
+  """Problems of settings that do not go together, in a config whose single settings are sound."""
+  for prefix, part in ranges.walk(config):
+    if ranges.is_inside(prefix, of):
+      yield from part.problems(config, prefix.rstrip('.'))

@@ -235,7 +235,7 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
                          'model.remat': remat, 'model.execution': _execution(config.model),
                          'model.attention': _attention(config.model, hardware)})
     is_first = (accumulate, remat) == (counts[0], remats[0])
-    if is_first or (_may_accumulate(config, shards, accumulate) and not check.problems(one)):
+    if is_first or (_may_accumulate(config, shards, accumulate) and not any(check.combinations(one))):
       images = math.ceil(config.batch_size / shards / accumulate)
       need = (sizes.state + sizes.gradients) / fsdp / tensor + images * _kept(one.model, sizes) / tensor
       time = REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1))

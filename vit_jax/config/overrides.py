@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import functools
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,14 +54,20 @@ class Setting(NamedTuple):
 def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
   """Every setting that can be overridden."""
   if isinstance(config, dict):
-    items: list[tuple[str, Any, Any]] = [(name, value, None) for name, value in config.items()]
+    items = [(name, value, False) for name, value in config.items()]
   else:
-    items = [(f.name, getattr(config, f.name), f.type) for f in dataclasses.fields(config)]
-  for name, value, declared in items:
+    items = [(name, getattr(config, name), is_open) for name, is_open in _declared(type(config))]
+  for name, value, is_open in items:
     if dataclasses.is_dataclass(value) or isinstance(value, dict):
       yield from fields(value, f'{prefix}{name}.')
     else:
-      yield Setting(f'{prefix}{name}', value, Ellipsis in typing.get_args(declared))
+      yield Setting(f'{prefix}{name}', value, is_open)
+
+
+@functools.cache
+def _declared(kind: type) -> tuple[tuple[str, bool], ...]:
+  """The names of the settings of a part, and which of them are tuples of any length."""
+  return tuple((field.name, Ellipsis in typing.get_args(field.type)) for field in dataclasses.fields(kind))
 
 
 def apply(configs: Mapping[str, schema.Config], overrides: list[str], *,
