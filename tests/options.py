@@ -208,16 +208,19 @@ def _set_or_read(text: str) -> set[str]:
 
 
 @functools.cache
+def named() -> dict[str, list[str]]:
+  """Every setting as `Class.field`, in the order of the schema, and the test files that name it."""
+  words = {str(p.relative_to(ROOT)): _set_or_read(p.read_text()) for p in sorted((ROOT / 'tests').rglob('test_*.py'))}
+  return {f'{owner(kind, f.name).__name__}.{f.name}': [path for path, found in words.items() if f.name in found]
+          for kind in classes() for f in dataclasses.fields(kind)}
+
+
+@functools.cache
 def table() -> list[Option]:
   """One row a setting, in the order of the schema."""
-  words = {str(p.relative_to(ROOT)): _set_or_read(p.read_text()) for p in sorted((ROOT / 'tests').rglob('test_*.py'))}
   uses = used()
-  rows = []
-  for kind, field in dict.fromkeys((owner(c, f.name), f.name) for c in classes() for f in dataclasses.fields(c)):
-    name = f'{kind.__name__}.{field}'
-    named = [path for path, found in words.items() if field in found]
-    rows.append(Option(name, named, sorted(uses.get(name, ()), key=lambda spec: (len(spec), spec))))
-  return rows
+  return [Option(name, tests, sorted(uses.get(name, ()), key=lambda spec: (len(spec), spec)))
+          for name, tests in named().items()]
 
 
 def main() -> None:

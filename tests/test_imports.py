@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -42,10 +43,17 @@ ONLY_IN = {
 FILES = sorted(PACKAGE.rglob('*.py'))
 
 
+@functools.cache
+def nodes(path: pathlib.Path) -> tuple[ast.Import | ast.ImportFrom | ast.Assign, ...]:
+  """The imports and assignments of a file, also inside functions."""
+  return tuple(node for node in ast.walk(ast.parse(path.read_text()))
+               if isinstance(node, ast.Import | ast.ImportFrom | ast.Assign))
+
+
 def imports(path: pathlib.Path) -> list[str]:
   """Full names of all modules a file imports, also inside functions."""
   found = []
-  for node in ast.walk(ast.parse(path.read_text())):
+  for node in nodes(path):
     if isinstance(node, ast.Import):
       found += [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -97,7 +105,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def needed(path: pathlib.Path, modules: Collection[str]) -> set[str]:
   """The modules of ours that a file imports, or takes names from, also inside functions."""
   found: set[str] = set()
-  for node in ast.walk(ast.parse(path.read_text())):
+  for node in nodes(path):
     if isinstance(node, ast.Import):
       found |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
@@ -145,7 +153,7 @@ def test_a_start_imports_only_what_it_uses(start: str) -> None:
 
 def test_configs_are_not_written_to_after_overrides() -> None:
   for path in FILES:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
       if isinstance(node, ast.Assign):
         for target in node.targets:
           assert not ast.unparse(target).startswith(('config.', 'self.config.')), f'{path}: {ast.unparse(node)}'

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import options
+import pytest
 
 NOT_BY_NAME = {
     'Adafactor.b2_power',  # the recurrence test takes the default
@@ -26,6 +27,7 @@ WITHOUT_A_CONFIG = {
 }
 
 
+@pytest.mark.slow(reason='6 s: makes the runs of all configs; which setting a recipe uses changes no result')
 def test_every_setting_is_used_by_a_config() -> None:
   excused = set().union(*WITHOUT_A_CONFIG.values())
   unused = {row.name for row in options.table() if not row.configs}
@@ -33,11 +35,12 @@ def test_every_setting_is_used_by_a_config() -> None:
 
 
 def test_every_setting_is_named_in_a_test() -> None:
-  rows = options.table()
-  assert len(rows) > 150
-  assert {row.name for row in rows if not row.tests} <= NOT_BY_NAME
+  tests = options.named()
+  assert len(tests) > 150
+  assert {name for name, found in tests.items() if not found} <= NOT_BY_NAME
 
 
+@pytest.mark.slow(reason='6 s: makes the runs of all configs')
 def test_the_table_finds_the_configs_that_set_an_option() -> None:
   rows = {row.name: row for row in options.table()}
   assert 'digits' in rows['ViT.patch'].configs and 'from_folder:Axial-ViT-B/32' in rows['ViT.axial'].configs

@@ -239,6 +239,7 @@ def test_a_damaged_description_of_a_set_is_named(data_dir: pathlib.Path, tmp_pat
     (folder / name).write_text(kept)
 
 
+@pytest.mark.slow(reason='2 s: a process; tests/test_imports.py lets nothing of ours import it')
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
   code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
           f'data = schema.Data(source="tfds:animals", data_dir={str(data_dir)!r})\n'

@@ -20,6 +20,7 @@ RNG = np.random.default_rng(0)
 LOGITS = (RNG.normal(size=(SIZE, CLASSES)) * 3).astype(np.float32)
 LABEL = RNG.integers(0, CLASSES - 1, SIZE).astype(np.int32)  # the last class does not occur
 MORE = ('ece', 'class_mean')
+count = jax.jit(classify.count, static_argnames='more')
 
 
 class Loader:
@@ -96,7 +97,7 @@ def test_any_of_the_listed_labels_is_right_and_is_shown_as_the_label() -> None:
   guess = LOGITS.argmax(-1)
   listed = np.stack([LABEL, np.where(np.arange(SIZE) % 2 == 0, guess, -1)], -1).astype(np.int32)
   listed[::5] = -1
-  counts = classify.count(jnp.asarray(LOGITS), {
+  counts = count(jnp.asarray(LOGITS), {
       'label': jnp.asarray(listed[:, 0]), 'label_list': jnp.asarray(listed), 'mask': jnp.ones(SIZE),
       'index': jnp.arange(SIZE)})
   counted, hit = listed[:, 0] >= 0, (listed == guess[:, None]).any(-1)

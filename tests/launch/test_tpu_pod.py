@@ -215,6 +215,7 @@ def test_a_person_may_leave_the_job_goes_on_and_is_taken_up_again(pod: Machines)
   assert (pod.folder / 'runs0').read_text().count('x') == 1
 
 
+@pytest.mark.slow(reason='2 s: four hosts; one slice is above, and what several print is in test_command_lines.py')
 def test_several_slices_are_one_request_and_one_run_and_their_cost_is_told(pod: Machines) -> None:
   body = 'echo "$VIT_JAX_COORDINATOR $VIT_JAX_NUM_PROCESSES" > "$FAKE/place$VIT_JAX_PROCESS_ID"'
   status, _, err = launch(pod, body, '--slices=2', '--keep', '--price=1.5')

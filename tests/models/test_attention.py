@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.core.types import Array
+from vit_jax.core.types import Array, Params
 from vit_jax.models import layers
 from vit_jax.models.kernels.attend import attend, attention_weights, combine
-from vit_jax.models.layers import initial
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.positions import relative_logits
 
@@ -19,6 +18,10 @@ from vit_jax.models.vit.positions import relative_logits
 def projections(dtype: jnp.dtype = jnp.float32) -> tuple[Array, Array, Array]:
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8)).astype(dtype)
   return q, k, v
+
+
+def initial(module: Attention, *args: Array, **options: Any) -> Params:
+  return jax.jit(lambda *a: layers.initial(module, *a, **options))(*args)
 
 
 def applied(module: Attention, *args: Array, **options: Any) -> tuple[Array, dict[str, Array]]:

@@ -16,13 +16,14 @@ LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=20)
 SHAPES = {'backbone/stem/kernel': (2, 2, 3, 4), 'backbone/cls': (1, 1, 4), 'backbone/positions': (1, 5, 4),
           'backbone/blocks/mlp/up/kernel': (3, 4, 5), 'backbone/blocks/norm1/scale': (3, 4),
           'backbone/norm/scale': (4,), 'head/kernel': (4, 7), 'decoder/blocks/kernel': (2, 4, 4)}
-PARAMS = trees.unflatten({k: jnp.ones(shape) for k, shape in SHAPES.items()})
+PARAMS = trees.unflatten({k: np.ones(shape, np.float32) for k, shape in SHAPES.items()})
 
 
 def move(config: optimizers.Kind, step: int = 0) -> dict[str, np.ndarray]:
   """What one step at rate 1 takes off, for gradients of 1."""
   optimizer = optimizers.build(config, lambda step: jnp.ones(()), lengths=LENGTHS)
-  updates, _ = optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS, step=jnp.asarray(step), grad_norm=jnp.ones(()))
+  updates = jax.jit(lambda params, step: optimizer.update(
+      params, optimizer.init(params), params, step=step, grad_norm=jnp.ones(()))[0])(PARAMS, step)
   return {k: -np.asarray(v) for k, v in trees.flatten(updates).items()}
 
 

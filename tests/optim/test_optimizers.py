@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +42,15 @@ def take(config: optimizers.Kind, now: object, grads: Callable[[int], object],
          num_steps: int = 3) -> tuple[Tree, object]:
   """Parameters by path and the optimiser's state after some steps."""
   optimizer = optimizers.build(config, schedule, lengths=LENGTHS)
-  state = optimizer.init(now)
-  update = jax.jit(lambda g, s, p, step: optimizer.update(g, s, p, step=step, grad_norm=optax.tree.norm(g)))
+  state = jax.jit(optimizer.init)(now)
+
+  @jax.jit
+  def after(g: Any, s: Any, p: Any, step: Any) -> tuple[Any, Any]:
+    updates, s = optimizer.update(g, s, p, step=step, grad_norm=optax.tree.norm(g))
+    return optax.apply_updates(p, updates), s
+
   for step in range(num_steps):
-    updates, state = update(grads(step), state, now, jnp.asarray(step))
-    now = optax.apply_updates(now, updates)
+    now, state = after(grads(step), state, now, step)
   return {k: np.asarray(v) for k, v in trees.flatten(now).items()}, state
 
 

@@ -173,6 +173,7 @@ def test_other_connections_to_the_port_have_no_effect() -> None:
   visitor.join()
 
 
+@pytest.mark.slow(reason='2 s: a process; test_main.py has one that ends before devices are initialized')
 def test_importing_touches_no_device() -> None:
   code = ('import vit_jax.parallel.hosts, jax; from jax._src import xla_bridge; '
           'assert not xla_bridge.backends_are_initialized()')
