@@ -76,7 +76,7 @@ def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...
   """
   if not module.has_variable('params', name):
     return module.param(name, init, shape)
-  value = module.get_variable('params', name)
+  value: Array = module.get_variable('params', name)
   if value.shape != shape:
     raise flax.errors.ScopeParamShapeError(name, '/'.join(module.path), value.shape, shape)
   return value
