@@ -76,7 +76,7 @@ def test_a_folder_with_some_classes_is_measured_by_their_names(
   words = [word.format(root=here) for word in words]
   assert evaluate(here, file, f'--workdir={tmp_path}', *words) == 0
   wanted, found = by_hand(here), read(tmp_path)
-  assert f'test (student, 9 images): top1 {100 * wanted["top1"]:.2f} %  top5 ' in capsys.readouterr().out
+  assert f'test (9 images): top1 {100 * wanted["top1"]:.2f} %  top5 ' in capsys.readouterr().out
   assert found['num_examples'] == 9 and set(found) >= {'top1', 'top5', 'num_examples', 'metrics'}
   for name, value in wanted.items():
     assert found['metrics'][f'test/{name}'] == pytest.approx(value, abs=1e-4)

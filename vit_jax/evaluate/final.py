@@ -103,13 +103,14 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
 
 
 def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schema.Recipe) -> None:
-  """Prints one line per evaluation and view, and where the results are written."""
+  """Prints one line per evaluation and view, named if there are several, and where the results are written."""
   for name, group in final.results.items():
     for view, result in group.items():
       numbers = '  '.join(f'{metric} {100 * number:.2f} %' if is_share(metric) else f'{metric} {number:.4f}'
                           for metric, number in result.metrics.items() if is_telling(metric, num_classes))
       part = ', a part of the split' if result.is_partial else ''
-      print(f'{name} ({view}, {result.num_examples:,} images{part}): {numbers}')
+      which = f'{view}, ' if len(group) > 1 else ''
+      print(f'{name} ({which}{result.num_examples:,} images{part}): {numbers}')
     features = f', of which features {s:.1f} s' if (s := final.feature_seconds[name]) else ''
     print(f'{name} took {final.seconds[name]:.1f} s{features}')
   print('Images are rotated by their EXIF orientation.' if recipe.exif_orientation else
