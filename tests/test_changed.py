@@ -12,17 +12,20 @@ def names(*paths: str) -> set[str]:
   return {str(path.relative_to(changed.ROOT / 'tests')) for path in changed.affected(paths)}
 
 
+@pytest.mark.slow(reason='3 s: reads every file; what changed is below, and no result depends on it')
 def test_a_module_selects_the_tests_that_import_it_also_through_others() -> None:
   found = names('vit_jax/data/device/mix.py')
   assert {'data/test_mix.py', 'data/test_transforms.py', 'jobs/test_train.py', 'test_end_to_end.py'} <= found
   assert not {'record/test_clock.py', 'optim/test_adam.py', 'core/test_trees.py'} & found
 
 
+@pytest.mark.slow(reason='3 s: reads every file; what changed is below, and no result depends on it')
 def test_a_job_selects_the_tests_of_the_program_that_loads_it_by_name() -> None:
   assert {'test_main.py', 'test_end_to_end.py', 'jobs/test_train.py'} <= names('vit_jax/jobs/train.py')
   assert 'optim/test_adam.py' not in names('vit_jax/jobs/train.py')
 
 
+@pytest.mark.slow(reason='3 s: reads every file; what changed is below, and no result depends on it')
 def test_other_files_select_the_tests_that_mention_them_or_lie_beside_them() -> None:
   found = names('launch/tpu_pod.sh')
   assert 'launch/test_tpu_pod.py' in found and 'optim/test_adam.py' not in found

@@ -1,6 +1,7 @@
 """ReaL labels: read, counted, found by an image's number, and scored."""
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -19,13 +20,18 @@ from vit_jax.data.sources import opening
 
 RNG = np.random.default_rng(0)
 SIZES = RNG.permutation(np.repeat([0, 1, 2, 9], [3_000, 40_000, 6_999, 1]))
-LISTS = [RNG.integers(0, 1000, size).tolist() for size in SIZES]
+
+
+@functools.cache
+def lists() -> list[list[int]]:
+  every, ends = RNG.integers(0, 1000, SIZES.sum()).tolist(), np.cumsum(SIZES).tolist()
+  return [every[end - size:end] for end, size in zip(ends, SIZES.tolist(), strict=True)]
 
 
 @pytest.fixture(scope='module')
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
   path = tmp_path_factory.mktemp('real') / 'real.json'
-  path.write_text(json.dumps(LISTS))
+  path.write_text(json.dumps(lists()))
   return str(path)
 
 
@@ -54,9 +60,9 @@ def write_guesses(folder: pathlib.Path, guess: np.ndarray) -> pathlib.Path:
 
 def test_a_file_of_guesses_with_a_known_score_gets_exactly_it(
     path: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  guess = np.array([one[-1] if one else 7 for one in LISTS])
+  guess = np.array([one[-1] if one else 7 for one in lists()])
   guess[np.flatnonzero(SIZES)[:4_700]] = [
-      next(c for c in range(1000) if c not in LISTS[i]) for i in np.flatnonzero(SIZES)[:4_700]]
+      next(c for c in range(1000) if c not in lists()[i]) for i in np.flatnonzero(SIZES)[:4_700]]
   assert real.main([path, str(write_guesses(tmp_path, guess))]) == 0
   assert capsys.readouterr().out == (
       'ReaL top-1 0.900000: 47,000 images scored by 54,007 labels, 3,000 without labels\n')
@@ -99,7 +105,7 @@ def validation(folder: pathlib.Path, numbers: list[int], name: str = 'ILSVRC2012
 def test_images_are_found_by_their_number_in_any_order_and_part(path: str, tmp_path: pathlib.Path) -> None:
   numbers = [1, 50_000, 293, 7, 48_000]
   source = validation(tmp_path, numbers)
-  want = {f'ILSVRC2012_val_{n:08}.JPEG': tuple(LISTS[n - 1]) for n in numbers}
+  want = {f'ILSVRC2012_val_{n:08}.JPEG': tuple(lists()[n - 1]) for n in numbers}
   found = real.of_source(source, path)
   assert found == tuple(want[pathlib.Path(source.describe(i)).name] for i in range(5))
   part = Subset(source, [3, 1], name='two')
@@ -133,7 +139,7 @@ def test_sets_of_tfds_know_file_names_and_perhaps_labels(path: str) -> None:
   source = Stored([{'file_name': b'ILSVRC2012_val_00000293.JPEG', 'real_label': np.array([3, 5])},
                    {'file_name': b'ILSVRC2012_val_00000007.JPEG', 'real_label': np.array([], np.int64)}])
   assert real.of_source(source, '') == ((3, 5), ())
-  assert real.of_source(Subset(source, [1], name='one'), path) == (tuple(LISTS[6]),)
+  assert real.of_source(Subset(source, [1], name='one'), path) == (tuple(lists()[6]),)
 
 
 def test_a_source_without_such_labels_is_refused(tmp_path: pathlib.Path) -> None:

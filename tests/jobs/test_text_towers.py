@@ -98,6 +98,7 @@ def test_a_text_tower_of_another_width_is_refused(here: pathlib.Path) -> None:
                      mesh=meshes.make(schema.Mesh(1, 1, 1)))
 
 
+@pytest.mark.slow(reason='3 s: both towers, twice; tests/inspect/test_zeroshot.py has guesses and probabilities')
 def test_files_are_classified_by_names_on_the_command_line(
     here: pathlib.Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level('INFO')

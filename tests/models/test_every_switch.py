@@ -6,6 +6,7 @@ The forward pass itself is compared with numpy in `test_switches.py` and `test_o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Iterator
@@ -75,7 +76,11 @@ OF_SIZE = {'patch', 'width', 'depth', 'heads', 'mlp', 'stem'}
 
 
 MADE = Decoder(16, 1, 2, schema.ViT(**vits.PLAIN))
-DECODER = jax.eval_shape(lambda key: {'decoder': MADE.init(key), 'mask_token': MADE.init_mask(key)}, jax.random.key(0))
+
+
+@functools.cache
+def decoder() -> Any:
+  return jax.eval_shape(lambda key: {'decoder': MADE.init(key), 'mask_token': MADE.init_mask(key)}, jax.random.key(0))
 
 
 def tiny(name: str) -> schema.ViT:
@@ -147,7 +152,7 @@ def test_layers_one_by_one_and_a_part_of_the_patches_have_the_shapes_of_the_whol
   mae = Mae(backbone, MADE, patch=settings.patch, hidden=.5, normalized=True)
 
   batch = {'image': image}
-  params = {'backbone': shapes, **DECODER}
+  params = {'backbone': shapes, **decoder()}
 
   def loss() -> Any:
     def total(params: Any, batch: Any, key: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import vits
 
@@ -28,9 +29,8 @@ def embedding(**settings: object) -> PositionEmbedding:
 @pytest.mark.parametrize('pool', [Pool.CLS, Pool.MEAN])
 def test_the_class_token_has_a_position_only_in_a_1d_table_and_registers_have_none(kind: Positions, pool: Pool) -> None:
   has_cls, table = pool.has_class_token, embedding(positions=kind, pool=pool, registers=2)
-  values = table.init(jax.random.key(0))
-  patches = table.of_patches(values, (2, 3))
-  complete = table.of_sequence(values, patches)
+  values = programs.draw(jax.eval_shape(table.init, jax.random.key(0)))
+  patches, complete = jax.jit(lambda v: (p := table.of_patches(v, (2, 3)), table.of_sequence(v, p)))(values)
   assert patches.shape == (6, 8) and complete.shape == (1, has_cls + 2 + 6, 8)
   np.testing.assert_array_equal(complete[0, has_cls + 2:], patches)
   np.testing.assert_array_equal(complete[0, has_cls:has_cls + 2], 0.)

@@ -66,6 +66,12 @@ def draws(mesh: str = 'one') -> list[dict[str, np.ndarray]]:
   settings = programs.MESHES[mesh]
   # Flips and mixup see soft labels that differ between the images of a pair.
   data = {**DATA, 'label': np.arange(SIZE, dtype=np.int32) % 2}
+  with pytest.MonkeyPatch.context() as patch:  # which compiles much faster
+    patch.setattr(jax.random, 'beta', lambda key, a, b, dtype: jax.random.uniform(key, dtype=dtype))
+    return _draws(settings, data)
+
+
+def _draws(settings: schema.Mesh, data: Batch) -> list[dict[str, np.ndarray]]:
   program = programs.build(
       DrawTask(), prepare_train(RECIPE, num_classes=2, on_device_geometry=True), settings,
       rules=(('.*', ()),), like=data, accumulate=ACCUMULATE,

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pathlib
 
@@ -15,12 +16,16 @@ from vit_jax.weights import inherit, loading, preprocess
 from vit_jax.weights.preprocess import Preprocess
 
 HOW = Preprocess(Geometry.TORCHVISION, 248, (224, 224), Interpolation.BICUBIC, True, (.4, .5, .6), (.2, .3, .4), 'made')
-FOUND = made.network(gelu=Gelu.EXACT, norm_eps=1e-5, position_resize=PositionResize.BICUBIC_OFFSET, preprocess=HOW)
+
+
+@functools.cache
+def given() -> loading.Weights:
+  return made.network(gelu=Gelu.EXACT, norm_eps=1e-5, position_resize=PositionResize.BICUBIC_OFFSET, preprocess=HOW)
 
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(loading, 'load', lambda where, **_: FOUND)
+  monkeypatch.setattr(loading, 'load', lambda where, **_: given())
 
 
 def config(**changes: object) -> schema.Config:
@@ -41,7 +46,7 @@ def test_what_nothing_sets_is_that_of_the_weights_and_is_logged(
   assert (recipe.interpolation, recipe.antialias, recipe.eval_geometry) == (
       Interpolation.BICUBIC, True, Geometry.TORCHVISION)
   assert recipe.eval_resize_px == 425  # 248 * 384 / 224, truncated
-  assert found.init_settings is InitSettings.CONFIG and read is FOUND  # it is not read again
+  assert found.init_settings is InitSettings.CONFIG and read is given()  # it is not read again
   assert 'From a.npz, as the config does not set them: model.gelu=exact, model.norm_eps=1e-05' in caplog.text
   assert 'data.recipe.mean=(0.4, 0.5, 0.6)' in caplog.text
 
@@ -94,7 +99,7 @@ def test_a_saved_run_goes_on_with_the_settings_it_began_with(
 def test_weights_that_evaluate_by_area_train_bilinearly(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   how = HOW._replace(interpolation=Interpolation.AREA, antialias=False)
-  monkeypatch.setattr(loading, 'load', lambda where, **_: FOUND._replace(preprocess=how))
+  monkeypatch.setattr(loading, 'load', lambda where, **_: given()._replace(preprocess=how))
   recipe = inherit.resolve(config(), (), tmp_path).config.data.recipe
   assert recipe.eval_area and recipe.interpolation is Interpolation.BILINEAR
   resized = inherit.resolve(with_recipe(crop=schema.Crop.RESIZE), (), tmp_path).config.data.recipe

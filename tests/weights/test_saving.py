@@ -99,12 +99,16 @@ def test_running_statistics_are_part_of_a_run(tmp_path: pathlib.Path) -> None:
   made.assert_same(found, there_and_back(found, tmp_path / 'run', 'run'))
 
 
-def test_names_of_convolutional_networks_are_those_of_their_files(tmp_path: pathlib.Path) -> None:
+def test_names_of_a_resnet_are_those_of_its_files(tmp_path: pathlib.Path) -> None:
   saving.save(made.network(made.BIT), str(tmp_path / 'a.npz'))
   found = {name: x.shape for name, x in files.read(tmp_path / 'a.npz').items()}
   assert found['resnet/block2/unit02/b/standardized_conv2d/kernel'] == (3, 3, 64, 64)
   assert found['resnet/block1/unit01/a/proj/standardized_conv2d/kernel'] == (1, 1, 32, 128)
   assert found['resnet/head/conv2d/kernel'] == (1, 1, 256, 7)
+
+
+@pytest.mark.slow(reason='1 s: an EfficientNet is traced; tests/models/test_efficientnet.py has its paths')
+def test_names_of_an_efficientnet_are_those_of_timm(tmp_path: pathlib.Path) -> None:
   saving.save(made.network(made.EFFICIENTNET), str(tmp_path / 'b.pth'))
   found = {name: x.shape for name, x in files.read(tmp_path / 'b.pth').items()}
   assert found['blocks.0.0.bn1.running_var'] == (32,) and found['blocks.6.0.conv_dw.weight'] == (1152, 1, 3, 3)

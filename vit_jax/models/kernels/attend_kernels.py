@@ -52,6 +52,9 @@ OLD_TPUS = ('v2', 'v3')
 """Mosaic, which compiles Pallas, multiplies no bf16 for them: `Unsupported matmul RHS type` (libtpu 0.0.52)."""
 
 
+_by_xla = jax.jit(by_xla.attend, inline=True)  # traced once for each shape and mesh
+
+
 def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -> Array:
   """Equal to `attend.plain_attend` up to rounding; reverse-mode differentiation only.
 
@@ -59,10 +62,10 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
   images, exported networks and initial parameters, XLA's form is used.
   """
   if numerics.mesh_platform() != kernel.platform:
-    return by_xla.attend(query, key, value)
+    return _by_xla(query, key, value)
   match kernel:
     case AttentionKernel.XLA | AttentionKernel.AUTO:
-      return by_xla.attend(query, key, value)
+      return _by_xla(query, key, value)
     case AttentionKernel.CUDNN:
       return on_each_device(cudnn, query, key, value)
     case AttentionKernel.SPLASH:
@@ -70,7 +73,7 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
     case AttentionKernel.FUSED:
       shape = fused.Shape(*query.shape[1:])
       if key.shape != query.shape or not is_fused(kernel, shape, query.dtype):
-        return by_xla.attend(query, key, value)
+        return _by_xla(query, key, value)
       flat = tuple(x.reshape(*x.shape[:2], -1) for x in (query, key, value))
       biases = jnp.zeros((3, flat[0].shape[2]), query.dtype)
       return attend_projected(flat, biases, heads=shape.heads).reshape(query.shape)

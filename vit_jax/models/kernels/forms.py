@@ -31,11 +31,15 @@ def _plain_attend(query: Array, key: Array, value: Array, *, kernel: AttentionKe
   return checkpoint_name(attend.plain_attend(query, key, value), 'attention')
 
 
-# Traced once for each shape, and written into the program of each layer as if there were no `jit`.
-FAST = Forms(jax.jit(dense.dense, inline=True), jax.jit(norm_act.layer_norm, static_argnums=3, inline=True),
-             jax.jit(norm_act.gelu, static_argnums=1, inline=True), depthwise.depthwise, attend_kernels.attend)
-PLAIN = Forms(dense.plain_dense, norm_act.plain_layer_norm, norm_act.plain_gelu, depthwise.plain_depthwise,
-              _plain_attend)
+def _once(form: Callable[..., Array], *static: int) -> Callable[..., Array]:
+  """The form, traced once for each shape, and written into the program of each layer as if there were no `jit`."""
+  return jax.jit(form, static_argnums=static, inline=True)
+
+
+FAST = Forms(_once(dense.dense), _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
+             _once(depthwise.depthwise, 2, 3), attend_kernels.attend)
+PLAIN = Forms(_once(dense.plain_dense), _once(norm_act.plain_layer_norm, 3), _once(norm_act.plain_gelu, 1),
+              depthwise.plain_depthwise, _plain_attend)
 
 
 def select(kernels: Kernels) -> Forms:
