@@ -17,18 +17,22 @@ START = {'backbone': {'kernel': jnp.arange(1., 7.).reshape(2, 3)}, 'head': {'ker
 HEAD = jax.tree.map(lambda x: x, {'head': START['head']})
 
 
-def grads(step: int) -> dict[str, object]:
+def grads(step: int | jax.Array) -> dict[str, object]:
   return jax.tree.map(lambda x: jnp.cos(x + step), START)
 
 
 def take(optimizer: optax.GradientTransformationExtraArgs, params: dict, steps: range,
          offset: int = 0) -> tuple[dict, object]:
-  state = optimizer.init(params)
-  for step in steps:
+  state = jax.jit(optimizer.init)(params)
+
+  @jax.jit
+  def after(params: dict, state: object, step: jax.Array) -> tuple[dict, object]:
     mine = {k: grads(step)[k] for k in params}
-    updates, state = optimizer.update(mine, state, params, step=jnp.asarray(step - offset),
-                                      grad_norm=optax.tree.norm(mine))
-    params = optax.apply_updates(params, updates)
+    updates, state = optimizer.update(mine, state, params, step=step - offset, grad_norm=optax.tree.norm(mine))
+    return optax.apply_updates(params, updates), state
+
+  for step in steps:
+    params, state = after(params, state, jnp.asarray(step))
   return params, state
 
 
