@@ -49,11 +49,12 @@ def params(golden: dict[str, np.ndarray]) -> dict:
 
 def test_loss_and_reconstruction_are_those_of_transformers(golden: dict, params: dict) -> None:
   image = jnp.asarray(golden['image'])
-  choice = patches.choose(jnp.asarray(golden['noise']), 4)
-  predicted = PREDICT(params, image, choice)
+  choice = jax.jit(patches.choose, static_argnums=1)(jnp.asarray(golden['noise']), 4)
+  predicted = np.asarray(PREDICT(params, image, choice))
   np.testing.assert_allclose(predicted, golden['predicted'], atol=2e-5)
-  for normalized, want in ((True, golden['loss']), (False, golden['loss_of_pixels'])):
-    error = np.square(predicted - mae(normalized=normalized).targets(image)).mean(-1)
+  targets = jax.jit(lambda x: [mae(normalized=normalized).targets(x) for normalized in (True, False)])(image)
+  for target, want in zip(targets, (golden['loss'], golden['loss_of_pixels']), strict=True):
+    error = np.square(predicted - target).mean(-1)
     assert error[np.asarray(choice.rank) >= 4].mean() == pytest.approx(float(want), rel=1e-5)
   np.testing.assert_allclose(vit.build(MODEL, (16, 16)).positions(params['backbone'], (4, 4)),
                              golden['positions'][0, 1:], atol=1e-6)
@@ -85,7 +86,7 @@ def test_loss_is_that_of_numpy(params: dict) -> None:
 def test_hidden_pixels_have_no_gradient_and_visible_ones_do(params: dict) -> None:
   task = mae()
   image = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
-  choice = task.draw(jax.random.key(1), image)
+  choice = jax.jit(task.draw)(jax.random.key(1), image)
 
   def feature_sum(image: jax.Array) -> jax.Array:
     features = task.encode(params, image, choice, train=False, key=None)
