@@ -178,7 +178,7 @@ def test_the_centre_moves_only_where_it_is_used(centering: Centering) -> None:
   one = task(centering)
   params, extra = begin(one)
   out = jax.jit(one.loss)(params, extra, BATCH, jax.random.key(1), jnp.asarray(0))
-  after = one.after_update(params, extra, out.stats, jnp.asarray(0))
+  after = jax.jit(one.after_update)(params, extra, out.stats, jnp.asarray(0))
   assert np.isfinite(float(out.loss.value)) and bool(after['center'].any()) is (centering is Centering.MEAN)
 
 

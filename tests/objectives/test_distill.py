@@ -123,7 +123,7 @@ def test_the_loss_is_that_of_deits_program(teach: DistillType, soft_mean: SoftMe
                 label_smoothing=.1, soft_mean=soft_mean)
   batch = {'image': jnp.zeros((4, 8, 8, 3)), 'label': jnp.arange(4)}
   params, extra = one.init(jax.random.key(0), batch)
-  out = one.loss(params, extra, batch, jax.random.key(1), jnp.asarray(0))
+  out = jax.jit(one.loss)(params, extra, batch, jax.random.key(1), jnp.asarray(0))
   assert float(out.loss.value) == pytest.approx(loss, rel=2e-6)  # 28 logits of at most 3, in f32
 
 

@@ -1,12 +1,14 @@
 """The moving average: its warm-up rules and its recurrence."""
 from __future__ import annotations
 
+import fakes
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.config import schema
 from vit_jax.objectives import ema
+from vit_jax.objectives.supervised import Supervised
 
 Warmup = schema.EmaWarmup
 
@@ -35,3 +37,11 @@ def test_the_average_follows_its_recurrence(warmup: schema.EmaWarmup) -> None:
     want = decay * want + (1 - decay) * w
     extra = task.after_update({'w': jnp.asarray(w, jnp.float32)}, extra, {}, jnp.asarray(step))
   np.testing.assert_allclose(extra['ema']['w'], want, rtol=1e-5)
+
+
+def test_a_network_and_its_average_are_evaluated_by_the_same_program() -> None:
+  one = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=3, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
+  views = ema.Ema(one, .9).views()
+  assert views['student'].predict == views['ema'].predict
+  own, average = ({'backbone': name, 'head': name} for name in ('own', 'average'))
+  assert [view.select(own, {'ema': average})['head'] for view in views.values()] == ['own', 'average']

@@ -1,6 +1,8 @@
 """Classification by NumPy: thresholds, smoothing and class weights, in the order they apply."""
 from __future__ import annotations
 
+from typing import Any
+
 import fakes
 import jax
 import jax.numpy as jnp
@@ -29,9 +31,14 @@ def measure(objective: Supervised) -> tuple[float, float, np.ndarray]:
            'mask': jnp.asarray(MASK, jnp.float32)}
   params, extra = objective.init(jax.random.key(0), batch)
   params = jax.tree.map(lambda x: 3. * x, params)
-  out = objective.loss(params, extra, batch, jax.random.key(1), jnp.asarray(0))
   view = objective.views()['student']
-  logits = view.predict(view.select(params, extra), batch['image']).logits
+
+  @jax.jit
+  def both(params: Any, extra: Any) -> tuple[Any, Any]:
+    return (objective.loss(params, extra, batch, jax.random.key(1), jnp.asarray(0)),
+            view.predict(view.select(params, extra), batch['image']).logits)
+
+  out, logits = both(params, extra)
   return float(out.loss.value), float(out.loss.weight), np.asarray(logits, np.float64)
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Objective, View
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 
 AVERAGE, INNER = 'ema', 'inner'
 
@@ -16,12 +16,10 @@ class _Wrapped:
 
   def __init__(self, view: View, *, average: bool = False) -> None:
     self._view, self._average = view, average
+    self.predict = view.predict  # itself, so that the views of a network share the programs that predict
 
   def select(self, params: Params, extra: Extra) -> PyTree:
     return self._view.select(extra[AVERAGE] if self._average else params, extra.get(INNER, {}))
-
-  def predict(self, selected: PyTree, image: Array) -> Outputs:
-    return self._view.predict(selected, image)
 
 
 def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
