@@ -132,7 +132,7 @@ def _inside(equation: Any) -> Iterator[core.Jaxpr]:
 
 
 @pytest.mark.quick('rms everywhere', 'pool map over the class token', 'rotary and learned', 'norm after pooling',
-                   'rotary, mixed', 'no last norm', *ORDERED, reason='0.3 s each: traces of steps and layers')
+                   'no last norm', 'relative', reason='0.3 s each: traces of steps and layers')
 @pytest.mark.parametrize('name', SWITCHES)
 def test_layers_one_by_one_and_a_part_of_the_patches_have_the_shapes_of_the_whole(name: str) -> None:
   settings = tiny(name)

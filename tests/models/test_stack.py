@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable
 
@@ -66,12 +67,13 @@ def test_execution_and_remat_change_neither_output_nor_gradient(
         trees.flatten(other_gradient)[name], leaf, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-WAYS: list[dict[str, object]] = [
-    {'execution': Execution.SCAN, 'remat': Remat.NONE}, {'execution': Execution.SCAN, 'remat': Remat.NAMES},
-    {'execution': Execution.UNROLLED, 'remat': Remat.FULL},
-    {'execution': Execution.UNROLLED, 'remat': Remat.QKV, 'full_remat': 1},
-    {'execution': Execution.SCAN, 'remat': Remat.MLP, 'full_remat': 2},
-    {'execution': Execution.SCAN, 'remat': Remat.NONE, 'unroll': 2}]
+WAYS: dict[str, dict[str, object]] = {
+    'scan': {'execution': Execution.SCAN, 'remat': Remat.NONE},
+    'scan, names': {'execution': Execution.SCAN, 'remat': Remat.NAMES},
+    'unrolled, full': {'execution': Execution.UNROLLED, 'remat': Remat.FULL},
+    'unrolled, qkv, one full': {'execution': Execution.UNROLLED, 'remat': Remat.QKV, 'full_remat': 1},
+    'scan, mlp, two full': {'execution': Execution.SCAN, 'remat': Remat.MLP, 'full_remat': 2},
+    'scan by two': {'execution': Execution.SCAN, 'remat': Remat.NONE, 'unroll': 2}}
 
 
 def through_three_layers(**way: object) -> Callable[[Params, Array, Array], tuple[Array, Params]]:
@@ -89,18 +91,25 @@ def through_three_layers(**way: object) -> Callable[[Params, Array, Array], tupl
   return jax.jit(jax.value_and_grad(total))
 
 
-def test_layers_are_run_alike_however_they_are_run() -> None:
+@functools.cache
+def plainly() -> tuple[Params, Array, Array, Array, Params]:
+  """Parameters, input and rates of three layers, and what they give one after the other."""
   rng = np.random.default_rng(0)
   params = {'kernel': rng.normal(size=(3, 4, 4)).astype(np.float32)}
   x, rates = rng.normal(size=(5, 4)).astype(np.float32), np.array([.1, .3, .6], np.float32)
-  value, gradient = through_three_layers(execution=Execution.UNROLLED, remat=Remat.NONE)(params, x, rates)
+  return params, x, rates, *through_three_layers(execution=Execution.UNROLLED, remat=Remat.NONE)(params, x, rates)
+
+
+@pytest.mark.quick('scan, names', 'unrolled, qkv, one full', 'scan by two', reason='0.4 s each: a program')
+@pytest.mark.parametrize('way', WAYS)
+def test_layers_are_run_alike_however_they_are_run(way: str) -> None:
+  params, x, rates, value, gradient = plainly()
   assert min(float(np.abs(layer).max()) for layer in gradient['kernel']) > .1
-  for way in WAYS:
-    other, found = through_three_layers(**way)(params, x, rates)
-    # Sums of at most 20 terms, and twice three layers of some ten operations, each rounded by 2^-24.
-    np.testing.assert_allclose(other, value, rtol=80 * 2.**-24, err_msg=str(way))
-    np.testing.assert_allclose(found['kernel'], gradient['kernel'], rtol=0, err_msg=str(way),
-                               atol=80 * 2.**-24 * float(np.abs(gradient['kernel']).max()))
+  other, found = through_three_layers(**WAYS[way])(params, x, rates)
+  # Sums of at most 20 terms, and twice three layers of some ten operations, each rounded by 2^-24.
+  np.testing.assert_allclose(other, value, rtol=80 * 2.**-24)
+  np.testing.assert_allclose(found['kernel'], gradient['kernel'], rtol=0,
+                             atol=80 * 2.**-24 * float(np.abs(gradient['kernel']).max()))
 
 
 def test_the_gradient_of_unstacking_is_one_concatenation() -> None:

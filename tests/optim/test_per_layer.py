@@ -46,7 +46,7 @@ def layered(seed: int) -> dict[str, object]:
   return trees.unflatten({k: np.asarray(v, np.float32) for k, v in leaves.items()})
 
 
-@pytest.mark.quick('adamw', 'layer-wise', reason='1 to 3 s: two programs')
+@pytest.mark.quick('adamw', reason='1 to 3 s: two programs; test_multipliers.py has rates by layer')
 @pytest.mark.parametrize('name', EVERY)
 def test_a_stack_and_its_unstacked_layers_take_the_same_steps(name: str) -> None:
   """One program takes four steps with both; their sums, of up to 28 terms, are rounded in another order."""
