@@ -8,13 +8,13 @@ Source:   arXiv 2010.11929, Table 3 (lr 3e-4, decay 0.1, linear, dropout 0; no c
           Sigmoid loss and head bias -10 as in the released code.
 Run:      python -m vit_jax.main --config=configs/vit_h14_jft.py --workdir=runs/vit_h14_jft
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_h14_jft.py --topology=v3:16x16
-          2026-11-21, compiled without the hardware, not measured on a TPU. Step time, MFU, hours and core-days exclude
-          collectives, whose times are summed without any overlap.
-          topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
-          v3:16x16               512   3.47 of 15.48    274.8         55.9   47.5%  1,035,645    79.0      1,686
-          v5e:16x16              256   4.65 of 15.75    175.3         41.2   46.5%  1,035,645    50.4        538
-          v4:4x4x8               128   9.43 of 30.75    289.8         39.0   40.3%  1,035,645    83.4        889
-          The table was made with a linear head and with clipping at norm 1 and has not been renewed.
+          Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
+          steps without collectives, and with all of them.
+          Quick: programs of 2 and 4 blocks, extended to all blocks.
+          topology   layout          GiB    step   collectives  core-days  with   made
+          v3:16x16   data=64 fsdp=8  3.88   212.2  48.8         1,302      1,602  2026-11-23, quick
+          v4:4x4x8   data=16 fsdp=8  13.17  237.4  38.7         729        847    2026-11-23, quick
+          v5e:16x16  data=32 fsdp=8  7.10   147.0  38.8         451        570    2026-11-23, quick
 Expected: the paper reports 88.55 % on ImageNet after fine-tuning at 518 px, and 2.5k TPUv3-core-days. Not run here.
 """
 from vit_jax.config import schema as s

@@ -8,14 +8,13 @@ Source:   arXiv 2010.11929, Table 3 (lr 4e-4, decay 0.1, linear, dropout 0; no c
           Sigmoid loss and head bias -10 as in the released code.
 Run:      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=runs/vit_l16_jft
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py --topology=v3:16x16
-          2026-11-21, compiled without the hardware, not measured on a TPU. Step time, MFU, hours and core-days exclude
-          collectives, whose times are summed without any overlap.
-          topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
-          v3:16x16               512   1.77 of 15.48     81.7         32.4   58.8%  1,035,645    23.5        502
-          v5e:16x16              256   2.07 of 15.75     68.2         19.4   44.0%  1,035,645    19.6        209
-          v4:4x4x8               128   4.04 of 30.75    106.6         22.7   40.3%  1,035,645    30.7        327
-          v5e and v4 are older: scanned, remat=names, a linear head and clipping at norm 1. v3 has the layout that a run
-          chooses (fsdp=8, unrolled, remat=none).
+          Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
+          steps without collectives, and with all of them.
+          Quick: programs of 2 and 4 blocks, extended to all blocks.
+          topology   layout          GiB   step  collectives  core-days  with  made
+          v3:16x16   data=64 fsdp=8  1.72  81.1  25.0         498        651   2026-11-23, quick
+          v4:4x4x8   data=16 fsdp=8  5.54  82.0  22.7         252        321   2026-11-22, quick
+          v5e:16x16  data=32 fsdp=8  2.87  48.5  22.7         149        218   2026-11-22, quick
 Expected: the paper reports 87.76 % on ImageNet after fine-tuning at 512 px, and 0.68k TPUv3-core-days. Not run here.
 """
 from vit_jax.config import schema as s
