@@ -108,7 +108,8 @@ def test_any_of_the_listed_labels_is_right_and_is_shown_as_the_label() -> None:
 def test_a_network_that_is_sure_and_right_is_calibrated_and_a_boastful_one_is_not() -> None:
   def error(p: list[float], hit: list[int]) -> float:
     bins = classify.FURTHER['ece']
-    sums = bins.collect(jnp.asarray(p), jnp.asarray(hit, jnp.float32), jnp.zeros((len(p), 1)), jnp.ones(len(p)))
+    sums = jax.jit(bins.collect)(np.float32(p), np.float32(hit), np.zeros((len(p), 1), np.float32),
+                                 np.ones(len(p), np.float32))
     return bins.finish(np.asarray(sums, np.float64))
 
   assert error([1., 1.], [1, 1]) == 0.

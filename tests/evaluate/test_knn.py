@@ -1,6 +1,7 @@
 """k nearest neighbours against NumPy in float64, over any batch size and mesh."""
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -57,8 +58,8 @@ def test_bad_examples_and_padding_are_nobodys_neighbours() -> None:
 def test_similarities_and_votes_are_those_of_numpy() -> None:
   one = evaluator(6, 'one')
   test = one._test.place(one._test.table(rows.weights()))
-  similarity, label = one.neighbours(rows.weights(), test['features'])
-  votes = knn.vote(similarity, label, CLASSES, .07)[0, :len(TEST[1])]
+  similarity, label = map(np.asarray, one.neighbours(rows.weights(), test['features']))
+  votes = np.asarray(jax.jit(knn.vote, static_argnums=(2, 3))(similarity, label, CLASSES, .07))[0, :len(TEST[1])]
   _, want, want_votes = brute()
   np.testing.assert_allclose(similarity[0, :len(TEST[1])], want[:, :20], atol=1e-6)
   np.testing.assert_allclose(votes / votes.sum(-1, keepdims=True), want_votes / want_votes.sum(-1, keepdims=True),
