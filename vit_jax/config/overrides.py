@@ -56,7 +56,7 @@ def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
   if isinstance(config, dict):
     items = [(name, value, False) for name, value in config.items()]
   else:
-    items = [(name, getattr(config, name), is_open) for name, is_open in _declared(type(config))]
+    items = [(name, getattr(config, name), is_open) for name, is_open in _declared(config.__class__)]
   for name, value, is_open in items:
     if dataclasses.is_dataclass(value) or isinstance(value, dict):
       yield from fields(value, f'{prefix}{name}.')

@@ -48,7 +48,7 @@ class Prepared(NamedTuple):
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
         overlay: bool, to: pathlib.Path | None, preprocess: str, model: str, view: str, classes: str) -> int:
-  """Classifies files and all images in folders.
+  """Classifies files and all images in folders; exit status 2 if a file could not be read, else 0.
 
   Args:
     weights, preprocess, model, view, classes: see `weights.inference.load`.
@@ -58,9 +58,6 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
     to: folder; None = `overlays`.
-
-  Returns:
-    Exit status: 0, or 2 if a file could not be read.
   """
   if to is not None and not overlay:
     raise UserError(f'--to: expected --overlay as well, got --to={to} alone. Predictions are printed; only overlays '

@@ -142,7 +142,6 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
     how = f'FLOPs at an assumed MFU of {plans.ASSUMED_MFU:.0%}'
   more, less = ('> ', '< ') if plan.uncounted else ('', '')
   yield 'step', f'{more}{_short(step)} ms', how
-  both = step + plan.collectives_ms
   yield from _scheduled_rows(plan)
   if plan.uncounted:
     named = ', '.join(f'{kernel.calls:,} x {kernel.name}' for kernel in plan.uncounted)
@@ -154,6 +153,20 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if between := plan.between_slices_ms:
     yield 'between slices', f'{_short(between)} ms', \
         f'data-centre network at {chip.between_bytes_s / 1e9:g} GB/s a device; not included in other figures'
+  yield from _cost_rows(plan, step, more, less)
+  if plan.answer:
+    yield from _compiler_rows(plan.answer, chip.clock_hz)
+
+
+def _cost_rows(plan: plans.Plan, step: float, more: str, less: str) -> Iterator[tuple[str, str, str]]:
+  """Utilisation, hours and core-days of the run by the time of a step in ms, and with all collectives added.
+
+  Args:
+    plan: of the run.
+    step: time of a step in ms.
+    more, less: what is put before bounds, `> ` and `< `; '' = they are estimates.
+  """
+  both, total = step + plan.collectives_ms, plan.parts.lengths.total_steps
 
   def added(value: str) -> str:
     return f'; {value} with collectives' if plan.answer else ''
@@ -165,8 +178,6 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   paper = plans.PAPER_CORE_DAYS.get(plan.parts.config.name)
   if paper:
     yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; comparable on v3 only'
-  if plan.answer:
-    yield from _compiler_rows(plan.answer, chip.clock_hz)
 
 
 def _scheduled_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:

@@ -126,17 +126,20 @@ def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
 def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
   """A settings dataclass and all parts of it, each with the prefix of its settings, such as `optimizer.schedule.`"""
   yield prefix, part
-  for name in _names(type(part)):
+  for name in _names(part.__class__):
     value = getattr(part, name)
     if isinstance(value, str | int | float):
       continue
     if _is_part(value):
       yield from walk(value, f'{prefix}{name}.')
-    elif isinstance(value, tuple | Mapping):
-      is_tuple = isinstance(value, tuple)
-      for key, one in enumerate(value) if is_tuple else value.items():
+    elif isinstance(value, tuple):
+      for i, one in enumerate(value):
         if _is_part(one):
-          yield from walk(one, f'{prefix}{name}[{key}].' if is_tuple else f'{prefix}{name}.{key}.')
+          yield from walk(one, f'{prefix}{name}[{i}].')
+    elif isinstance(value, Mapping):
+      for key, one in value.items():
+        if _is_part(one):
+          yield from walk(one, f'{prefix}{name}.{key}.')
 
 
 @functools.cache
