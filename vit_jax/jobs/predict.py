@@ -75,7 +75,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   stage.begin('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
-    _print(batch, classifier, top=top, properties=properties if json else None)
+    _show_classes(batch, classifier, top=top, properties=properties if json else None)
     num_bad += len(batch) - len(good)
     if overlay and good:
       _write_overlays(network, good, targets)
@@ -86,8 +86,8 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   return 2 if num_bad else 0
 
 
-def _print(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int,
-           properties: dict[str, object] | None) -> None:
+def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int,
+                  properties: dict[str, object] | None) -> None:
   """Classifies a batch and prints a line for each file: JSON with these properties, or without any, text."""
   images = [one.image for one in batch if one.image is not None]
   logits = iter(classifier.logits(images, prepared=True) if images else [])

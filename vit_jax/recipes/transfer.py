@@ -113,7 +113,7 @@ def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence
   ours: dict[str, list[float]] = {REAL: real_scores(results)}
   ours |= {ROWS[dataset]: list(final_scores(results, dataset).values()) for dataset in datasets}
   ours[VTAB], num_tasks = vtab.mean(
-      {name.removeprefix(VTAB_PREFIX): one for name, one in results.items() if name.startswith(VTAB_PREFIX)}, tasks)
+      {run.removeprefix(VTAB_PREFIX): one for run, one in results.items() if run.startswith(VTAB_PREFIX)}, tasks)
   notes = {VTAB: f'{num_tasks} of {len(vtab.TASKS)} tasks' if num_tasks else '', COST: 'of pre-training'}
   found: list[s.Row] = []
   for label, cells in published.CELLS.items():
