@@ -121,7 +121,7 @@ def test_no_module_is_a_place_for_everything() -> None:
 
 SLOW = ('cv2', 'tensorboardX', 'grain', 'sklearn', 'matplotlib', 'tensorflow_datasets', 'ml_collections', 'orbax',
         'tokenizers', 'sentencepiece',
-        'google.protobuf', 'google_crc32c', 'tensorflow', 'jax.experimental.pallas.ops')
+        'google.protobuf', 'google_crc32c', 'tensorflow', 'jax.experimental.pallas')
 """Packages that only the code that uses them imports."""
 STARTS = {
     'the package, its help and a wrong flag': """

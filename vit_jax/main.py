@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import gc
 import io
 import multiprocessing
 import os
@@ -283,6 +284,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def program() -> None:
   """Runs the command line of this process and exits. A second Ctrl-C exits at once, without closing anything."""
+  gc.set_threshold(50_000, 20, 50)  # by default, the search for garbage is a tenth of the time to the first step
   os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # it warns of semaphores that an interrupt leaves
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)

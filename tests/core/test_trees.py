@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.core import trees
+from vit_jax.core.types import Array, PyTree
 
 TREE = {'a': {'kernel': np.arange(6, dtype=np.float32).reshape(2, 3)}, 'blocks': {'b': np.ones((3, 2), np.float32)}}
 
@@ -15,6 +19,21 @@ def test_names_join_keys_and_come_back() -> None:
   flat = trees.flatten(TREE)
   assert list(flat) == ['a/kernel', 'blocks/b']
   assert jax.tree.all(jax.tree.map(np.array_equal, trees.unflatten(flat), TREE))
+
+
+def test_a_function_is_traced_once_for_leaves_of_equal_shapes_and_the_program_stays_the_same() -> None:
+  tree = {'a': np.ones((2, 3), np.float32), 'b': np.ones((2, 3), np.float32), 'c': np.ones(4, np.float32)}
+  calls = []
+
+  def program(map_leaves: Callable[..., Any], factor: Array, tree: PyTree) -> PyTree:
+    def one(x: Array, y: Array) -> Array:
+      calls.append(x.shape)
+      return x * factor + .1 * y
+
+    return map_leaves(one, tree, tree)
+
+  texts = [jax.jit(program, static_argnums=0).lower(each, 2., tree).as_text() for each in (trees.map_once, jax.tree.map)]
+  assert texts[0] == texts[1] and calls == [(2, 3), (4,), (2, 3), (2, 3), (4,)]
 
 
 def test_leaves_below_blocks_are_stacked() -> None:

@@ -148,6 +148,18 @@ def test_a_host_feeds_the_rows_that_its_devices_hold_and_no_others(name: str, la
     assert meshes.local_rows(mesh, process).rows(batch_size).tolist() == sorted(wanted)
 
 
+@pytest.mark.parametrize('num_devices', [1, 2])
+def test_a_batch_lies_over_the_devices_and_no_longer_in_the_arrays_of_the_host(num_devices: int) -> None:
+  mesh = meshes.make(schema.Mesh(data=num_devices), jax.devices()[:num_devices])
+  given = {'image': np.full((4, 2), 7, np.uint8), 'index': np.array([1, 2, 3, 2**32 + 4])}
+  placed = meshes.put_batch(given, mesh, Shard(tuple(range(num_devices)), num_devices))
+  given['image'][:] = 0
+  assert all(x.sharding == meshes.batch_sharding(mesh) and x.committed for x in placed.values())
+  np.testing.assert_array_equal(placed['image'], 7)
+  np.testing.assert_array_equal(placed['index'], [1, 2, 3, 4])
+  assert placed['index'].dtype == np.int32
+
+
 def test_the_rows_of_a_host_need_not_be_neighbours() -> None:
   mesh = meshes.make(schema.Mesh(), slices.devices('v5e:4x4'))  # type: ignore[arg-type]
   shard = meshes.local_rows(mesh, 0)

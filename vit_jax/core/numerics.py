@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.core import trees
 from vit_jax.core.types import Array, Batch, Key, Mean, PyTree
 
 BATCH_AXES = ('data', 'fsdp')
@@ -67,7 +68,7 @@ def select(condition: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree
       return jnp.where(condition, a, b)
     return jnp.where(condition, a.astype(jnp.float32), b.astype(jnp.float32)).astype(a.dtype)
 
-  return jax.tree.map(choose, on_true, on_false)
+  return trees.map_once(choose, on_true, on_false)
 
 
 def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:

@@ -57,6 +57,14 @@ def map_named(function: Callable[[str, Any], T], tree: PyTree, *,
   return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree, is_leaf=is_leaf)
 
 
+def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyTree:
+  """`jax.tree.map` while a program is traced, where the function is traced once for all leaves of equal shapes.
+
+  The program is the same: what was traced is written into it for each leaf.
+  """
+  return jax.tree.map(jax.jit(function, inline=True), tree, *rest)
+
+
 def is_stacked(name: str) -> bool:
   """Whether the leaf with this path name is stacked over layers."""
   return BLOCKS in name.split('/')[:-1]

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
+from vit_jax.core import trees
 from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 
@@ -53,7 +54,7 @@ class Ema:
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     inner = self._inner.after_update(params, extra.get(INNER, {}), stats, step)
     decay = decay_at(step, self._decay, self._warmup)
-    average = jax.tree.map(lambda a, p: a + (1. - decay) * (p - a), extra[AVERAGE], params)
+    average = trees.map_once(lambda a, p: a + (1. - decay) * (p - a), extra[AVERAGE], params)
     return {AVERAGE: average, **({INNER: inner} if inner else {})}
 
   def views(self) -> dict[str, View]:

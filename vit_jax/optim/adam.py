@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
+from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim.momentum import Parts, chain
 
@@ -53,10 +54,10 @@ def scale_by_adam(b1: float, b2: float, eps: float, moment: Any) -> optax.Gradie
       old = old.astype(jnp.float32)
       return jnp.where(ok, decay * old + (1. - decay) * new.astype(jnp.float32), old)
 
-    mu = jax.tree.map(lambda m, g: decayed(b1, m, g), state.mu, updates)
-    nu = jax.tree.map(lambda v, g: decayed(b2, v, jnp.square(g.astype(jnp.float32))), state.nu, updates)
+    mu = trees.map_once(lambda m, g: decayed(b1, m, g), state.mu, updates)
+    nu = trees.map_once(lambda v, g: decayed(b2, v, jnp.square(g.astype(jnp.float32))), state.nu, updates)
     over, under = (1. - decay ** count.astype(jnp.float32) for decay in (b1, b2))
-    scaled = jax.tree.map(lambda m, v: m / over / (jnp.sqrt(v / under) + eps), mu, nu)
+    scaled = trees.map_once(lambda m, v: m / over / (jnp.sqrt(v / under) + eps), mu, nu)
     return scaled, optax.ScaleByAdamState(count, jax.tree.map(lambda m: m.astype(moment), mu), nu)
 
   return optax.GradientTransformationExtraArgs(init, update)

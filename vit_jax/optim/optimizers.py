@@ -14,6 +14,7 @@ import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
+from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree, Schedule
 from vit_jax.optim import adafactor, adam, clipping, freezing, momentum, multipliers, rmsprop, schedules, trust
 
@@ -103,6 +104,6 @@ def scale_by_schedule(schedule: Schedule) -> Optimizer:
              **_: Any) -> tuple[PyTree, PyTree]:
     del params
     rate = schedule(step)
-    return jax.tree.map(lambda u: -rate.astype(u.dtype) * u, updates), state
+    return trees.map_once(lambda u: -rate.astype(u.dtype) * u, updates), state
 
   return Optimizer(lambda params: optax.EmptyState(), update)

@@ -1,6 +1,8 @@
 """The metrics of a train step: one array on the devices, so that the host fetches them in one transfer."""
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -42,11 +44,9 @@ class Packed:
 
   def unpack(self) -> StepMetrics:
     """Returns the metrics on the host; waits until the step is done."""
-    values, parts, start = np.asarray(self.values), [], 0
-    for shape in self._layout.shapes:
-      stop = start + math.prod(shape)
-      parts.append(values[start:stop].reshape(shape))
-      start = stop
+    values = np.asarray(self.values)
+    parts = [values[place].reshape(shape) if len(shape) > 1 else values[place]
+             for place, shape in zip(_places(self._layout), self._layout.shapes, strict=True)]
     return jax.tree.unflatten(self._layout.structure, parts)
 
   @property
@@ -67,3 +67,11 @@ def pack(metrics: StepMetrics) -> Packed:
   leaves, structure = jax.tree.flatten(metrics)
   values = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
   return Packed(values, Layout(structure, tuple(x.shape for x in leaves)))
+
+
+@functools.lru_cache(4)
+def _places(layout: Layout) -> list[Any]:
+  """Where the arrays of a layout are in the one array: an index for a scalar, or a slice."""
+  stops = list(itertools.accumulate(math.prod(shape) for shape in layout.shapes))
+  return [slice(stop - math.prod(shape), stop) if shape else (stop - 1, ...)
+          for stop, shape in zip(stops, layout.shapes, strict=True)]

@@ -4,6 +4,7 @@ It does not depend on the model. The planner compiles the result of `build`, so 
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -103,8 +104,8 @@ def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Opti
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
   updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm, ok=ok)
   # The following lines allow XLA to compute parameters, moments and norms in one pass over memory.
-  params = jax.tree.map(lambda p, u: (p + jnp.where(ok, u, -0.)).astype(p.dtype), state.params, updates)
-  moved = jax.tree.map(jnp.subtract, params, state.params)
+  params = trees.map_once(lambda p, u: (p + jnp.where(ok, u, -0.)).astype(p.dtype), state.params, updates)
+  moved = trees.map_once(jnp.subtract, params, state.params)
   extra = numerics.select(ok, objective.after_update(params, state.extra, out.stats, state.step), state.extra)
   norms = Norms(*({k: jnp.sqrt(v) for k, v in sums.items()}
                   for sums in (grad_sums, _squares(state.params), _squares(moved))))
@@ -156,11 +157,11 @@ def _split(batch: Batch, accumulate: int) -> Batch:
 
 def _squares(tree: PyTree) -> dict[str, Array]:
   """Returns the sum of squares of each leaf, in f32; one per layer for stacked leaves."""
-  def squares(name: str, x: Array) -> Array:
-    axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
-    return jnp.square(x.astype(jnp.float32)).sum(axes)
+  @functools.partial(jax.jit, static_argnums=1, inline=True)  # traced once for all leaves of equal shapes
+  def squares(x: Array, is_stacked: bool) -> Array:
+    return jnp.square(x.astype(jnp.float32)).sum(tuple(range(1 if is_stacked else 0, x.ndim)))
 
-  return trees.flatten(unstacked.join(trees.map_named(squares, tree)))
+  return trees.flatten(unstacked.join(trees.map_named(lambda name, x: squares(x, trees.is_stacked(name)), tree)))
 
 
 def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:

@@ -18,16 +18,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
+from vit_jax.core import lazy
 from vit_jax.core.types import Array
+
+if TYPE_CHECKING:
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+else:
+  pl, pltpu = lazy.Module('jax.experimental.pallas'), lazy.Module('jax.experimental.pallas.tpu')
 
 LANES = 128
 ROWS = 16
