@@ -32,7 +32,8 @@ def test_a_function_is_traced_once_for_leaves_of_equal_shapes_and_the_program_st
 
     return map_leaves(one, tree, tree)
 
-  texts = [jax.jit(program, static_argnums=0).lower(each, 2., tree).as_text() for each in (trees.map_once, jax.tree.map)]
+  compiled = jax.jit(program, static_argnums=0)
+  texts = [compiled.lower(each, 2., tree).as_text() for each in (trees.map_once, jax.tree.map)]
   assert texts[0] == texts[1] and calls == [(2, 3), (4,), (2, 3), (2, 3), (4,)]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, assert_never
 
-import jax
 import optax
 
 from vit_jax.config import schema
