@@ -46,15 +46,15 @@ def opener(config: schema.Config, workdir: storage.Path, resumed_from: int | Non
   """Returns a function from a local folder for files to the trackers of a run, for `Writer`."""
   def opened(folder: str) -> list[Guarded]:
     found = [tensorboard.opened(folder, resumed_from)] if config.trackers.tensorboard else []
-    settings = {one.name: describe.text(one.value) for one in describe.settings(config)}
-    for setting, modules in PACKAGES.items():
-      if getattr(config.trackers, setting):
-        # Not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
-        with contextlib.suppress(Exception):  # which the tracker then raises again, and reports
-          for module in modules:
-            importlib.import_module(module)
-        make = functools.partial(_make, setting, config, settings, workdir, folder, resumed_from)
-        found.append(Guarded(f'trackers.{setting}', make, background=True))
+    chosen = {setting: modules for setting, modules in PACKAGES.items() if getattr(config.trackers, setting)}
+    settings = {one.name: describe.text(one.value) for one in (describe.settings(config) if chosen else ())}
+    for setting, modules in chosen.items():
+      # Not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
+      with contextlib.suppress(Exception):  # which the tracker then raises again, and reports
+        for module in modules:
+          importlib.import_module(module)
+      make = functools.partial(_make, setting, config, settings, workdir, folder, resumed_from)
+      found.append(Guarded(f'trackers.{setting}', make, background=True))
     return found
 
   return opened

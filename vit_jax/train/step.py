@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from vit_jax.core import numerics, trees, unstacked
 from vit_jax.core.contracts import Objective, Prepare
@@ -53,16 +53,20 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
   give the gradient of the complete batch: sums are added and divided once. With `unstacked_layers`, stacked leaves are
   held as `unstacked.Layers`, except for those that never change.
   """
+  prepared = _preparing(prepare, seed)
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    shapes, _ = jax.eval_shape(prepared, _structs(batch, meshes.batch_sharding(mesh)),
+                               jax.ShapeDtypeStruct((), jnp.int32))
+
   def init() -> TrainState:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')
-    step = jnp.zeros((), jnp.int32)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
-    params, extra = objective.init(keys['init'], prepare(zeros, keys['prepare'], step))
-    return TrainState(step, params, optimizer.init(params), extra)
+    params, extra = objective.init(keys['init'], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), extra)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      state, metrics = _step(state, batch, objective, optimizer, prepare, seed, accumulate)
+      batch, key = prepared(batch, state.step)
+      state, metrics = _step(state, batch, key, objective, optimizer, accumulate)
       return state, pack(metrics)
 
   abstract = jax.eval_shape(init)
@@ -81,6 +85,23 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
               donate_argnums=0))
 
 
+def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
+  """Returns a function of a batch and a step: the batch as objectives get it, and the key of the loss.
+
+  It is traced once for the shapes, which `init` needs, and for the step.
+  """
+  @functools.partial(jax.jit, inline=True)
+  def prepared(batch: Batch, step: Array) -> tuple[Batch, Key]:
+    keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
+    return prepare(batch, keys['prepare'], step), keys['loss']
+
+  return prepared
+
+
+def _structs(batch: Batch, at: NamedSharding) -> Batch:
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), batch)
+
+
 def _hold_apart(state: TrainState) -> TrainState:
   return unstacked.split(state, but=sharding.TRAINED)
 
@@ -94,11 +115,10 @@ def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> 
   return TrainState(meshes.replicated(mesh), *placed)  # type: ignore[arg-type]
 
 
-def _step(state: TrainState, batch: Batch, objective: Objective, optimizer: Optimizer, prepare: Prepare,
-          seed: int, accumulate: int) -> tuple[TrainState, StepMetrics]:
-  keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), state.step), 'prepare', 'loss')
-  batch = prepare(batch, keys['prepare'], state.step)
-  out, grads = _gradients(objective, state, batch, keys['loss'], accumulate)
+def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
+          accumulate: int) -> tuple[TrainState, StepMetrics]:
+  """One step on a prepared batch; the key is of the loss."""
+  out, grads = _gradients(objective, state, batch, key, accumulate)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
