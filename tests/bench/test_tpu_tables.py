@@ -17,8 +17,9 @@ OTHER = Row('L/16', 'v6e:4x4', 'big_vision')
 
 def test_rows_are_all_or_those_that_are_named() -> None:
   every = tpu_tables.rows()
-  assert len(every) == len(set(every)) == 3 * (4 * 6 - 1)
+  assert len(every) == len(set(every)) == 3 * (4 * 7 - 1 - 2)
   assert not [row for row in every if row.program == 'fused' and row.topology.startswith('v3')]
+  assert {row.topology for row in every if row.program == 'fused_mlp'} == {'v6e:4x4', 'v5e:4x4'}
   assert tpu_tables.rows(['L/16', 'v6e', 'plain', 'fused', 'big_vision']) == [PLAIN, FUSED, OTHER]
   assert {row.batch for row in tpu_tables.rows(['L/16'])} == {16 * 64, 8 * 32}
   with pytest.raises(UserError, match="--only: expected words of .*'v6e'.*, got B/16, v9"):
@@ -34,7 +35,10 @@ def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None
   assert (model.remat, model.attention, model.pool) == (
       schema.Remat.NONE, schema.AttentionKernel.XLA, schema.Pool.MEAN)
   assert config.batch_size == 8 * 16 and config.mesh.fsdp == 8
-  assert tpu_tables._request(FUSED, 2).config.model.attention is schema.AttentionKernel.FUSED
+  for program, mlp_kernel in (('fused', schema.MlpKernel.XLA), ('fused_mlp', schema.MlpKernel.FUSED)):
+    model = tpu_tables._request(FUSED._replace(program=program), 2).config.model
+    assert isinstance(model, schema.ViT)
+    assert (model.attention, model.mlp_kernel) == (schema.AttentionKernel.FUSED, mlp_kernel)
 
 
 def test_figures_at_the_complete_depth_lie_on_a_line() -> None:
@@ -139,11 +143,12 @@ def test_one_block_alone_is_compiled_once_for_each_network_and_has_a_table_of_it
                           schedule=schedule.Schedule(cycles // 2, 0, 0, 0, 0, []))
 
   monkeypatch.setattr(tpu_block, 'ask', ask)
-  words = '--only=H/14,v6e,v3,plain,fused,big_vision,big_vision'
+  words = '--only=H/14,v6e,v3,plain,fused,fused_mlp,big_vision,big_vision'
   assert tpu_tables.main([str(tmp_path), words, '--depths=0', f'--big_vision={checkout(tmp_path)}']) == 0
   wide = {'tokens': 256, 'width': 1280, 'heads': 16, 'mlp': 5120}
   assert asked == [
       tpu_block.Request('v6e:1x1', 32, **wide), tpu_block.Request('v6e:1x1', 32, **wide, attention='fused'),
+      tpu_block.Request('v6e:1x1', 32, **wide, attention='fused', mlp_kernel='fused'),
       tpu_block.Request('v6e:1x1', 32, **wide, checkout=checkout(tmp_path)),
       tpu_block.Request('v3:2x2', 16, **wide), tpu_block.Request('v3:2x2', 16, **wide, checkout=checkout(tmp_path))]
   text = (tmp_path / 'tables.md').read_text()
@@ -152,7 +157,7 @@ def test_one_block_alone_is_compiled_once_for_each_network_and_has_a_table_of_it
   assert tpu_tables.complete(Row('H/14', 'v6e:4x4', 'plain'), tmp_path) is None
   every = [row for row in tpu_tables.rows(['H/14', 'v6e']) if row.program.startswith('big_vision')]
   tpu_tables.collect(every, [tpu_tables.BLOCK], tmp_path, checkout=checkout(tmp_path))
-  assert len(every) == 4 and len(asked) == 5, 'settings of sharding make no other block'
+  assert len(every) == 4 and len(asked) == 6, 'settings of sharding make no other block'
 
 
 def test_the_tables_of_benchmarks_are_those_of_the_figures_that_are_kept(tmp_path: pathlib.Path) -> None:

@@ -64,6 +64,18 @@ def test_attention_is_chosen_by_chip_and_model_where_it_is_auto(
   assert isinstance(plain.model, s.ViT) and plain.model.attention is s.AttentionKernel.XLA, 'only where it is asked for'
 
 
+@pytest.mark.parametrize('name, platform, model, expected', [
+    ('TPU v6 lite', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(dropout=.1), 'xla'),
+    ('v6e', 'tpu', s.ViT(swiglu=True), 'xla'), ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'),
+    ('v5e', 'tpu', s.ViT(), 'xla'), ('v4', 'tpu', s.ViT(), 'xla'), ('cpu', 'cpu', s.ViT(), 'xla')])
+def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, model: s.ViT, expected: str) -> None:
+  config = s.Config(model=dataclasses.replace(model, mlp_kernel=s.MlpKernel.AUTO))
+  found = layout.choose(config, layout.Hardware(name, platform, 8, 30.), needs(1., .01))
+  assert isinstance(found.config.model, s.ViT) and found.config.model.mlp_kernel.value == expected
+  assert (', mlp_kernel=fused' in found.text) == (expected == 'fused')
+  assert 'model.mlp_kernel' in found.config.mesh.chosen and 'model.attention' not in found.config.mesh.chosen
+
+
 @pytest.mark.parametrize('state_gib, fsdp', [(1.9, 1), (2., 8), (15.4, 8), (15.6, 16), (31.5, 32), (900., 32)])
 def test_the_state_is_split_until_an_eighth_of_the_memory_holds_it(state_gib: float, fsdp: int) -> None:
   hardware = layout.Hardware('v3', 'tpu', 32, 15.48)

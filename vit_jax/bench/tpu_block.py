@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.bench import child
-from vit_jax.config.schema import AttentionKernel, Gelu
+from vit_jax.config.schema import AttentionKernel, Gelu, MlpKernel
 from vit_jax.plan import compile, topologies
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Request(NamedTuple):
   """A block to compile for the first device of a topology.
 
-  attention: `model.attention` of our block.
+  attention, mlp_kernel: those settings of a model, of our block.
   checkout: folder with the package `big_vision`, whose block is compiled; '' = ours.
   """
   topology: str
@@ -34,6 +34,7 @@ class Request(NamedTuple):
   heads: int
   mlp: int
   attention: str = 'xla'
+  mlp_kernel: str = 'xla'
   checkout: str = ''
 
 
@@ -82,7 +83,7 @@ def _ours(request: Request) -> tuple[Any, dict[str, Any]]:
 
   from vit_jax.models.vit.block import Block
   block = Block(heads=request.heads, mlp=request.mlp, gelu=Gelu.TANH, norm_eps=1e-6, dtype=jnp.bfloat16,
-                attention=AttentionKernel(request.attention))
+                attention=AttentionKernel(request.attention), mlp_kernel=MlpKernel(request.mlp_kernel))
   return block, {'num_images': request.images, 'num_sequences': request.images, 'rate': None, 'dropout_key': None,
                  'capture': False}
 

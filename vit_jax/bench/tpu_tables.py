@@ -46,8 +46,10 @@ OVERRIDES = (
     'model.execution=unrolled', 'model.remat=none', 'optimizer.mu_dtype=bf16',
     f'data.num_examples={NUM_EXAMPLES}', f'data.num_classes={NUM_CLASSES}')
 """What big_vision's step has, too."""
-OURS = {'plain': 'xla', 'fused': 'fused'}
-"""Names of our programs, and their `model.attention`."""
+OURS = {'plain': {}, 'fused': {'attention': 'fused'}, 'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
+"""Names of our programs, and the settings of their model."""
+WITHOUT = {'v4': ('fused_mlp',), 'v3': ('fused', 'fused_mlp')}
+"""Our programs whose kernels are not for a chip."""
 RIVALS: dict[str, tuple[int | None, bool]] = {
     'big_vision': (rival.WHOLE_MIB, False), 'big_vision, all sharded': (0, False),
     'big_vision, replicated': (None, False), 'big_vision, scanned': (rival.WHOLE_MIB, True)}
@@ -108,7 +110,7 @@ def rows(only: Sequence[str] = ()) -> list[Row]:
   asked = {kind: [word for word in only if word in words] or words for kind, words in known.items()}
   return [Row(model, topology, program) for model in SIZES for topology in TOPOLOGIES for program in (*OURS, *RIVALS)
           if model in asked['model'] and topology.partition(':')[0] in asked['chip'] and program in asked['program']
-          and not (program == 'fused' and topology.startswith('v3'))]
+          and program not in WITHOUT.get(topology.partition(':')[0], ())]
 
 
 def measure(row: Row, depth: int, *, checkout: str) -> Figures:
@@ -143,15 +145,15 @@ def _is_repeated(one: compiled.Operation) -> bool:
 def _block_request(row: Row, checkout: str) -> tpu_block.Request:
   sizes, chip = SIZES[row.model], row.topology.partition(':')[0]
   return tpu_block.Request(ONE_DEVICE[chip], row.images, (IMAGE_PX // sizes['patch'])**2, sizes['width'],
-                           sizes['heads'], sizes['mlp'], OURS.get(row.program, 'xla'),
-                           checkout if row.program in RIVALS else '')
+                           sizes['heads'], sizes['mlp'], checkout=checkout if row.program in RIVALS else '',
+                           **OURS.get(row.program, {}))
 
 
 def _request(row: Row, depth: int) -> compile.Request:
   topology, sizes = topologies.parse(row.topology), {**SIZES[row.model], 'depth': depth}
   config = files.load('vit_l16_i1k', [
       *OVERRIDES, *(f'model.{name}={value}' for name, value in sizes.items()), f'batch_size={row.batch}',
-      f'model.attention={OURS[row.program]}', f'mesh.fsdp={topology.num_devices}'])
+      *(f'model.{name}={value}' for name, value in OURS[row.program].items()), f'mesh.fsdp={topology.num_devices}'])
   return plan.lay_out(plan.Subject(config, topology, NUM_EXAMPLES, NUM_CLASSES, in_memory=False)).request()
 
 

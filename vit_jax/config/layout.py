@@ -4,7 +4,7 @@ A setting that is `auto` (0 for a number) is chosen here. `choose` is a pure fun
 the run's sizes. Its rules, in order:
 
 1.  Settings with a value keep it. Only `mesh.fsdp`, `mesh.tensor`, `train.accumulate`, `model.remat`,
-    `model.execution` and `model.attention` can be auto; `mesh.data` takes the remaining devices.
+    `model.execution`, `model.attention` and `model.mlp_kernel` can be; `mesh.data` takes the remaining devices.
 2.  On CPUs, and where the memory of a device is not known, nothing is split or recomputed: all devices share the
     batch, everything is saved, and there is one microbatch.
 3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
@@ -21,7 +21,7 @@ the run's sizes. Its rules, in order:
 7.  If no pair fits, `fsdp` is doubled. If nothing fits at all, the layout that needs the least memory is used, with a
     warning.
 8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times); `xla` elsewhere.
-    It is not auto by default: the results of both differ by their rounding.
+    So is `mlp_kernel` on v6e. Neither is auto by default, as both forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import AttentionKernel, Execution, Kernels, Remat
+from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Remat
 
 GIB = 2**30
 STATE_SHARE = 1 / 8
@@ -51,8 +51,10 @@ OLD_TPUS = ('v2', 'v3')
 """TPUs that it is not for."""
 ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)
 AUTO: dict[str, Any] = {'mesh.fsdp': 0, 'mesh.tensor': 0, 'train.accumulate': 0, 'model.remat': Remat.AUTO,
-                        'model.execution': Execution.AUTO, 'model.attention': AttentionKernel.AUTO}
+                        'model.execution': Execution.AUTO, 'model.attention': AttentionKernel.AUTO,
+                        'model.mlp_kernel': MlpKernel.AUTO}
 """Settings that can be chosen, and their values that ask for it."""
+XLA: dict[str, Any] = {'model.attention': AttentionKernel.XLA, 'model.mlp_kernel': MlpKernel.XLA}
 
 # Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
 REMAT_TIME = {Remat.NONE: .98, Remat.NAMES: 1., Remat.QKV: 1.08, Remat.MLP: 1.16, Remat.FULL: 1.16}
@@ -132,15 +134,19 @@ def _fill(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
 def plain(config: schema.Config) -> schema.Config:
   """The config with rule 2 for everything that is auto."""
   return _fill(config, {'mesh.fsdp': 1, 'mesh.tensor': 1, 'train.accumulate': 1, 'model.remat': Remat.NONE,
-                        'model.execution': _execution(config.model), 'model.attention': AttentionKernel.XLA})
+                        'model.execution': _execution(config.model), **XLA})
 
 
-def _attention(model: schema.Model, hardware: Hardware) -> AttentionKernel:
+def _kernels(model: schema.Model, hardware: Hardware) -> Mapping[str, Any]:
   """Rule 8."""
-  is_new = hardware.platform == 'tpu' and not any(old in hardware.name.lower() for old in OLD_TPUS)
-  is_for = (isinstance(model, schema.ViT) and model.width // model.heads in FUSED_CHANNELS
-            and not model.attention_dropout and model.kernels is Kernels.FAST)
-  return AttentionKernel.FUSED if is_new and is_for else AttentionKernel.XLA
+  name = hardware.name.lower()
+  if not isinstance(model, schema.ViT) or hardware.platform != 'tpu' or model.kernels is not Kernels.FAST:
+    return XLA
+  is_attention = (model.width // model.heads in FUSED_CHANNELS and not model.attention_dropout
+                  and not any(old in name for old in OLD_TPUS))
+  is_mlp = 'v6' in name and model.has_simple_mlp
+  return {'model.attention': AttentionKernel.FUSED if is_attention else AttentionKernel.XLA,
+          'model.mlp_kernel': MlpKernel.FUSED if is_mlp else MlpKernel.XLA}
 
 
 def _execution(model: schema.Model) -> Execution:
@@ -233,7 +239,7 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
   for accumulate, remat in itertools.product(counts, remats):
     one = _fill(config, {'mesh.fsdp': fsdp, 'mesh.tensor': tensor, 'train.accumulate': accumulate,
                          'model.remat': remat, 'model.execution': _execution(config.model),
-                         'model.attention': _attention(config.model, hardware)})
+                         **_kernels(config.model, hardware)})
     is_first = (accumulate, remat) == (counts[0], remats[0])
     if is_first or (_may_accumulate(config, shards, accumulate) and not any(check.combinations(one))):
       images = math.ceil(config.batch_size / shards / accumulate)
@@ -266,7 +272,7 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
   """The layout, with two lines on what was chosen and why."""
   config, have = way.config, hardware.memory_gib
   state, share = (sizes.state + sizes.gradients) / GIB, config.mesh.fsdp * config.mesh.tensor
-  given = [name for name in AUTO if name not in names and _value(config, name) not in (None, AttentionKernel.XLA)]
+  given = [name for name in AUTO if name not in names and _value(config, name) not in (None, *XLA.values())]
   lines = [f'Layout for {hardware}: {_shown(config, hardware)}.'
            + f' Set in the config: {", ".join(given)}.' * bool(given),
            f'  State and gradients take {state / share:.2f} GiB a device'
@@ -286,7 +292,8 @@ def _shown(config: schema.Config, hardware: Hardware) -> str:
   data = mesh.data if mesh.data != -1 else max(1, hardware.num_devices // split)
   images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
   run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
-  if isinstance(model, schema.ViT) and model.attention.platform:
-    run += f', attention={model.attention.value}'
+  if isinstance(model, schema.ViT):
+    run += f', attention={model.attention.value}' if model.attention.platform else ''
+    run += ', mlp_kernel=fused' if model.mlp_kernel is MlpKernel.FUSED else ''
   return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
           f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')

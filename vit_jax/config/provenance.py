@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 
 SETTINGS = 'settings'
 """Key of a checkpoint's `meta`."""
-_RUNNING = ('dtype', 'execution', 'unroll', 'remat', 'full_remat', 'attention', 'dropout', 'drop_path',
+_RUNNING = ('dtype', 'execution', 'unroll', 'remat', 'full_remat', 'attention', 'mlp_kernel', 'dropout', 'drop_path',
             'drop_path_even', 'attention_dropout', 'norm_momentum', 'bias_init', 'probe')
 """Settings of a network that evaluation does not depend on."""
 _PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'mean', 'std')

@@ -133,7 +133,13 @@ class Dense(nn.Module, kw_only=True):
 
   def _operands(self, x: Array) -> tuple[Array, Array, Array]:
     """Input, kernel and bias in the compute dtype."""
-    inputs = x.shape[self.num_batch_dims:]
+    kernel, bias = self._weights(x.shape[self.num_batch_dims:])
+    if self.flat:
+      x = x.reshape(*x.shape[:self.num_batch_dims], -1)
+    return x.astype(self.dtype), kernel, bias
+
+  def _weights(self, inputs: tuple[int, ...]) -> tuple[Array, Array]:
+    """Kernel and bias in the compute dtype, for these axes of inputs."""
 
     def init_kernel(key: Key, shape: tuple[int, ...]) -> Array:
       return self.kernel_init(key, (prod(inputs), prod(self.features))).reshape(shape)
@@ -141,8 +147,8 @@ class Dense(nn.Module, kw_only=True):
     kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features))
     bias = param(self, 'bias', self.bias_init, self.features) if self.has_bias else jnp.zeros(self.features)
     if self.flat:
-      x, kernel, bias = x.reshape(*x.shape[:-len(inputs)], -1), kernel.reshape(prod(inputs), -1), bias.reshape(-1)
-    return x.astype(self.dtype), kernel.astype(self.dtype), bias.astype(self.dtype)
+      kernel, bias = kernel.reshape(prod(inputs), -1), bias.reshape(-1)
+    return kernel.astype(self.dtype), bias.astype(self.dtype)
 
   def _adapter(self) -> Params:
     """The adapter that the given parameters hold beside the kernel; {} in `init`, which makes none."""
@@ -157,3 +163,11 @@ class Projection(Dense, kw_only=True):
   def __call__(self, x: Array) -> tuple[Array, Array]:  # type: ignore[override]
     x, kernel, bias = self._operands(x)
     return adapters.product(self.forms.dense, x, kernel, jnp.zeros_like(bias), self._adapter()), bias
+
+
+class Weights(Dense, kw_only=True):
+  """The kernel and the bias of a dense layer, in the compute dtype, for a user that multiplies with them itself."""
+
+  @nn.compact
+  def __call__(self, num_inputs: int) -> tuple[Array, Array]:  # type: ignore[override]
+    return self._weights((num_inputs,))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vit_jax.config.schema import checks
 
-__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Kernels', 'Norm', 'Remat')
+__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Kernels', 'MlpKernel', 'Norm', 'Remat')
 
 
 class Gelu(enum.Enum):
@@ -66,6 +66,13 @@ class AttentionKernel(enum.Enum):
   def platform(self) -> str:
     """What jax calls the devices that it is for; '' = all."""
     return {AttentionKernel.XLA: '', AttentionKernel.AUTO: '', AttentionKernel.CUDNN: 'gpu'}.get(self, 'tpu')
+
+
+class MlpKernel(enum.Enum):
+  """What computes the MLP of blocks in training, evaluation and benchmarks."""
+  XLA = 'xla'      # everywhere
+  FUSED = 'fused'  # `models/kernels/fused_mlp.py`: TPU v5e and v6e; XLA's where it does not apply
+  AUTO = 'auto'    # fused on TPU v6e, else xla (config/layout.py); a network built without that uses xla
 
 
 BLOCK_REMATS = (Remat.NONE, Remat.NAMES, Remat.QKV, Remat.MLP, Remat.FULL)

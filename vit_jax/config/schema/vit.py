@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
-from vit_jax.config.schema.layers import AttentionKernel, DType, Execution, Gelu, Kernels, Norm, Remat
+from vit_jax.config.schema.layers import AttentionKernel, DType, Execution, Gelu, Kernels, MlpKernel, Norm, Remat
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
 __all__ = ('ConvStem', 'PatchStem', 'Pool', 'PositionResize', 'Positions', 'PositionsAt', 'ResNetStem', 'RotaryPlaces',
@@ -187,6 +187,7 @@ class ViT(checks.Settings):
   mlp_scale: bool = True       # `layer_scale` is of the MLP too (Sapiens 2: of attention alone)
   pool_heads: int = ranged(0, COUNT_OR_0)  # of a pool with attention; 0 = those of the blocks (Perception Encoder: 8)
   pool_mlp: int = ranged(0, COUNT_OR_0)    # hidden width of a pool with attention; 0 = that of the blocks
+  mlp_kernel: MlpKernel = MlpKernel.XLA
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
 
@@ -194,6 +195,11 @@ class ViT(checks.Settings):
   def has_batch_norm(self) -> bool:
     """Whether it has running statistics, of the complete batch of a step."""
     return isinstance(self.stem, ConvStem)
+
+  @property
+  def has_simple_mlp(self) -> bool:
+    """Whether blocks compute `W2 gelu(W1 x + b1) + b2`, in training too."""
+    return self.mlp_bias and not (self.swiglu or self.mlp_norm or self.dropout)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from layers.untiled(config.image_px, self.patch, name)
@@ -248,6 +254,10 @@ class ViT(checks.Settings):
       yield from checks.no_effect(self, name, ['pool_heads', 'pool_mlp'], f'with {name}.pool={self.pool.value}')
     elif self.pool_heads:
       yield from checks.multiple(f'{name}.width', self.width, self.pool_heads, f'{name}.pool_heads={self.pool_heads}')
+
+    if self.mlp_kernel is MlpKernel.FUSED and self.kernels is Kernels.PLAIN:
+      yield checks.problem(f'{name}.mlp_kernel', f'xla with {name}.kernels=plain', self.mlp_kernel,
+                           f'Set {name}.mlp_kernel=xla.')
 
   def _axial_problems(self, name: str) -> Iterator[str]:
     """Axial attention is within rows and columns, which only patch tokens have."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
@@ -31,7 +31,8 @@ from vit_jax.core import lazy, numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
-from vit_jax.models.kernels import fused
+from vit_jax.models.kernels import fused, mlp_kernels
+from vit_jax.models.kernels.shards import dividing
 
 if TYPE_CHECKING:
   from jax.experimental.pallas.ops.tpu import splash_attention
@@ -125,7 +126,7 @@ def fused_problem(mesh: Mesh | AbstractMesh, shape: fused.Shape, itemsize: int) 
 def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) -> Array:
   """`fused.attend` of the images and heads that each device holds; `inputs`: query, key and value, all `[B, N, D]`."""
   mesh, (query, key, value) = jax.sharding.get_abstract_mesh(), inputs
-  images, own = _dividing(mesh, numerics.BATCH_AXES, query.shape[0]), _dividing(mesh, HEAD_AXES, heads)
+  images, own = dividing(mesh, numerics.BATCH_AXES, query.shape[0]), dividing(mesh, HEAD_AXES, heads)
   spec, places = PartitionSpec(images, None, own), prod(mesh.shape[axis] for axis in own or ())
   vmem_bytes = fused_vmem_bytes(mesh)
 
@@ -203,25 +204,20 @@ def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, k
   An axis of the mesh that does not divide them is left out: all its devices then compute the same.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  spec = PartitionSpec(_dividing(mesh, numerics.BATCH_AXES, query.shape[0]), None,
-                       _dividing(mesh, HEAD_AXES, query.shape[2]), None)
+  spec = PartitionSpec(dividing(mesh, numerics.BATCH_AXES, query.shape[0]), None,
+                       dividing(mesh, HEAD_AXES, query.shape[2]), None)
   return jax.shard_map(form, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(query, key, value)
 
 
-def _dividing(mesh: AbstractMesh, axes: Sequence[str], size: int) -> tuple[str, ...] | None:
-  """The axes that the mesh has, if it has any and all of them together divide `size`."""
-  known = tuple(axis for axis in axes if axis in mesh.axis_names)
-  return known if known and size % prod(mesh.shape[axis] for axis in known) == 0 else None
-
-
 def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
-  """Makes sure that the devices run the attention kernel of a model, or logs that XLA's form runs in its place.
+  """Makes sure that the devices run the kernels of a model, or logs that XLA's forms run in their place.
 
   `name` is the dotted path of the model in its config.
 
   Raises:
-    UserError: the kernel is for such devices, but not for these.
+    UserError: the attention kernel is for such devices, but not for these.
   """
+  mlp_kernels.check_devices(model, mesh, name=name)
   device = mesh.abstract_mesh.abstract_device
   if not isinstance(model, schema.ViT) or not model.attention.platform or device is None:
     return

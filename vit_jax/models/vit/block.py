@@ -6,6 +6,8 @@ values that `stack.py` may save for the backward pass: `query`, `key`, `value`, 
 """
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,10 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config.schema import AttentionKernel, Gelu, Norm, Positions
+from vit_jax.config.schema import AttentionKernel, Gelu, MlpKernel, Norm, Positions
 from vit_jax.core.types import Array, Key
+from vit_jax.models import adapters
+from vit_jax.models.kernels import mlp_kernels
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, drop_path, dropout, norm, param, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, Weights, drop_path, dropout, norm, param, xavier_uniform
 from vit_jax.models.vit.attention import Attention
 
 MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
@@ -27,7 +31,7 @@ class Mlp(nn.Module, kw_only=True):
 
   Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`. Without `has_bias` there is no b or c. With
   `inner_norm` what W2 is applied to is normed (arXiv 2110.09456); its epsilon is `norm_eps`. Without a GELU the
-  activation is `max(x, 0)`.
+  activation is `max(x, 0)`. `kernel` computes the plain one, if it is for the devices.
   """
   hidden: int
   gelu: Gelu | None
@@ -38,16 +42,23 @@ class Mlp(nn.Module, kw_only=True):
   norm_kind: Norm = Norm.LAYER
   norm_eps: float = 0.
   dropout: float = 0.
+  kernel: MlpKernel = MlpKernel.XLA
   forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[..., D]` to `[..., D]`."""
-    bias_init = initializers.normal(MLP_BIAS_STDDEV)
+    options: dict[str, Any] = {
+        'dtype': self.dtype, 'kernel_init': xavier_uniform, 'bias_init': initializers.normal(MLP_BIAS_STDDEV),
+        'has_bias': self.has_bias, 'num_batch_dims': x.ndim - 1, 'forms': self.forms}
 
     def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), dtype=self.dtype, kernel_init=xavier_uniform, bias_init=bias_init,
-                   has_bias=self.has_bias, num_batch_dims=x.ndim - 1, forms=self.forms, name=name)
+      return Dense(features=(width,), name=name, **options)
+
+    if self.gelu is not None and self._is_fused(x, key):
+      up = Weights(features=(self.hidden,), name='up', **options)(x.shape[-1])
+      down = Weights(features=(x.shape[-1],), name='down', **options)(self.hidden)
+      return mlp_kernels.mlp(x.astype(self.dtype), *up, *down, self.gelu)
 
     def project(name: str) -> Array:
       return checkpoint_name(dense(self.hidden, name)(x), 'mlp')
@@ -59,6 +70,13 @@ class Mlp(nn.Module, kw_only=True):
       hidden_F = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(hidden_F).astype(self.dtype)
     return dense(x.shape[-1], 'down')(hidden_F)
 
+  def _is_fused(self, x: Array, key: Key | None) -> bool:
+    """Whether the fused kernel computes both products and all that is between them, which is nothing but the GELU."""
+    is_plain = self.has_bias and not (self.swiglu or self.inner_norm or (self.dropout and key is not None))
+    layers: list[Any] = [self.get_variable('params', name, {}) for name in ('up', 'down')]
+    is_adapted = any(name in layer for layer in layers for name in adapters.USED)
+    return is_plain and not is_adapted and mlp_kernels.is_fused(self.kernel, x.shape, self.hidden, self.dtype)
+
 
 class Block(nn.Module, kw_only=True):
   """Pre-norm encoder block: `z' = MSA(LN(z)) + z` (eq. 2), `z = MLP(LN(z')) + z'` (eq. 3).
@@ -67,7 +85,8 @@ class Block(nn.Module, kw_only=True):
   section 2); stochastic depth then drops both branches together. With `layer_scale` each branch is
   multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), without `mlp_scale` the first
   alone, and with `branch_scale` by this number. `positions`, `num_patches`, `mixed_base` and the biases are those of
-  `Attention`, `attention` its kernel; `attn_norm` and `mlp_norm` are the inner norms of both branches.
+  `Attention`, `attention` its kernel, `mlp_kernel` that of the MLP; `attn_norm` and `mlp_norm` are the inner norms of
+  both branches.
   """
   heads: int
   mlp: int
@@ -93,6 +112,7 @@ class Block(nn.Module, kw_only=True):
   branch_scale: float = 1.
   parallel: bool = False
   attention: AttentionKernel = AttentionKernel.XLA
+  mlp_kernel: MlpKernel = MlpKernel.XLA
   forms: Forms = FAST
 
   @nn.compact
@@ -124,7 +144,7 @@ class Block(nn.Module, kw_only=True):
         num_patches=self.num_patches, kernel=self.attention, forms=self.forms, name='attn')
     mlp = Mlp(hidden=self.mlp, gelu=self.gelu, swiglu=self.swiglu, has_bias=self.mlp_bias, inner_norm=self.mlp_norm,
               norm_kind=self.norm_kind, norm_eps=self.norm_eps, dropout=self.dropout, dtype=self.dtype,
-              forms=self.forms, name='mlp')
+              kernel=self.mlp_kernel, forms=self.forms, name='mlp')
     normed = self._norm('norm1')(x)
     y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, positions=positions,
                        attn_delta=attn_delta, mask=mask, dropout_key=keys[5] if self.attention_dropout > 0. else None)

@@ -66,6 +66,7 @@ class Parts:
           out_bias=s.out_bias, mlp_bias=s.mlp_bias, norm_kind=s.norm, attn_norm=s.attn_norm, mlp_norm=s.mlp_norm,
           positions=s.positions, mixed_base=s.rotary_base if s.rotary_mixed else 0., num_patches=h * w,
           swiglu=s.swiglu, layer_scale=s.layer_scale, mlp_scale=s.mlp_scale,
-          branch_scale=s.branch_scale, parallel=s.parallel, attention=s.attention, forms=self.forms)
+          branch_scale=s.branch_scale, parallel=s.parallel, attention=s.attention,
+          mlp_kernel=s.mlp_kernel, forms=self.forms)
 
     return AxialBlock(one(), one()) if s.axial else one()

@@ -1,0 +1,243 @@
+"""The MLP of a block as one Pallas kernel for each pass, for TPUs with 128 MiB of memory on the chip (v5e, v6e).
+
+Forward `y = gelu(x W1 + b1) W2 + b2` of several images a grid step: both kernels of the MLP stay on the chip, and what
+GELU gives never leaves it. Backward all four products and the sums for both biases, again in one pass: the gradients of
+both kernels are summed in f32 on the chip. XLA computes GELU and its slope before or after the product that it fuses
+them with; here they are computed for one part of the hidden width at a time, beside the products of that part.
+
+Tokens of several images are joined into rows on the chip, as the number of tokens of an image rarely fills tiles, and
+never the 256 rows of the matrix unit that a sum over tokens takes at a time.
+
+Activation, slope and sums are in f32; products take the compute dtype. Knows nothing of parameters or dropout.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from vit_jax.config.schema import Gelu
+from vit_jax.core.types import Array
+from vit_jax.models.kernels import norm_act
+
+LANES = 128
+ROWS = 16
+"""Tokens in a tile of bf16, and a multiple of those in one of f32."""
+DEPTH = 256
+"""Terms of a sum that the matrix unit of v6e takes at a time."""
+PART = 512
+"""Most entries of the hidden width that are computed together."""
+VMEM = 112 * 2**20
+"""On-chip memory that the kernels may use: that of v5e and v6e, less what the compiler needs."""
+
+
+class Shape(NamedTuple):
+  """Sizes: images B of a device, tokens N of an image, width D, hidden width F."""
+  images: int
+  tokens: int
+  width: int
+  hidden: int
+
+  @property
+  def part(self) -> int:
+    """Entries of the hidden width that are computed together: the most that divide it."""
+    return next(part for part in range(PART, 0, -LANES) if self.hidden % part == 0)
+
+  def vmem_bytes(self, itemsize: int, together: int = 1) -> int:
+    """On-chip memory that the backward kernel needs for so many images together.
+
+    Both kernels and the sums of their gradients; three blocks of images, twice; their rows; what is saved of the hidden
+    width, twice; and of one part of it three arrays in f32.
+    """
+    rows = _padded(together * self.tokens, ROWS)
+    image = together * _padded(self.tokens, ROWS) * self.width * itemsize
+    kernels = 2 * self.width * self.hidden * (itemsize + 4)
+    return kernels + 6 * image + rows * (self.width * (2 * itemsize + 4) + 2 * self.hidden * itemsize + 12 * self.part)
+
+  def together(self, itemsize: int, vmem_bytes: int) -> int:
+    """Images of a grid step: of the numbers that fit, that with the fewest rows of products, padding included."""
+    fitting = [n for n in range(1, self.images + 1) if n == 1 or self.vmem_bytes(itemsize, n) <= vmem_bytes]
+    return min(fitting, key=lambda n: (-(-self.images // n) * sum(
+        _padded(n * self.tokens, side) for side in (ROWS, DEPTH)), -n))
+
+
+def _padded(size: int, multiple: int) -> int:
+  return -(-size // multiple) * multiple
+
+
+def _dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
+  """The product over axis `of_a` of `a` and `of_b` of `b`, f32."""
+  exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
+
+
+def activation(x: Array, kind: Gelu) -> tuple[Array, Array]:
+  """`gelu(x)` and its slope, of f32; the formulas are those of `norm_act.slope_of_gelu`, with common terms once."""
+  if kind is Gelu.QUICK:
+    s = jax.nn.sigmoid(norm_act.QUICK * x)
+    return x * s, s + norm_act.QUICK * x * s * (1. - s)
+  if kind is Gelu.EXACT:
+    share = .5 * (1. + lax.erf(x * math.sqrt(.5)))
+    return x * share, share + x * jnp.exp(-.5 * x * x) / math.sqrt(2 * math.pi)
+  square, factor = x * x, norm_act.SLOPE * norm_act.CUBIC
+  t = jnp.tanh(x * (factor * square + norm_act.SLOPE))
+  return .5 * x * (1. + t), (1. + t) * (.5 + x * (1.5 * factor * square + .5 * norm_act.SLOPE) * (1. - t))
+
+
+def _join(images: Any, rows: Any, num_images: int) -> None:
+  """`[b, N, D]` to `[b N, D]`, with zeros in place of those that the last block has too many."""
+  together, tokens = images.shape[:2]
+  for i in range(together):
+    one = images[i]
+    if num_images % together:
+      one = jnp.where(pl.program_id(0) * together + i < num_images, one, jnp.zeros_like(one))
+    rows[i * tokens:(i + 1) * tokens] = one
+
+
+def _split(rows: Any, images: Any) -> None:
+  """`[b N, D]` f32 to `[b, N, D]` in the dtype of the images."""
+  tokens = images.shape[1]
+  for i in range(images.shape[0]):
+    images[i] = rows[i * tokens:(i + 1) * tokens].astype(images.dtype)
+
+
+def _forward_kernel(x: Any, kernel1: Any, bias1: Any, kernel2: Any, bias2: Any, hidden: Any, y: Any, rows: Any,
+                    total: Any, *, shape: Shape, gelu: Gelu) -> None:
+  """`y` of some images, and what GELU is of."""
+  _join(x, rows, shape.images)
+  total[...] = jnp.broadcast_to(bias2[...], total.shape)
+
+  count = shape.hidden // shape.part
+  step = 2 if count % 2 == 0 else 1
+
+  def add(i: Array, carry: None) -> None:
+    """Of two parts the second product is computed beside the activation of the first."""
+    own = [pl.ds(pl.multiple_of((i * step + k) * shape.part, LANES), shape.part) for k in range(step)]
+    before = [(_dot(rows[...], kernel1[:, one], 1, 0) + bias1[:, one]).astype(x.dtype) for one in own]
+    for one, before_RP in zip(own, before, strict=True):
+      hidden[0, :, one] = before_RP
+      after_RP = activation(before_RP.astype(jnp.float32), gelu)[0].astype(x.dtype)
+      total[...] += _dot(after_RP, kernel2[one, :], 1, 0)
+
+  lax.fori_loop(0, count // step, add, None)
+  _split(total, y)
+
+
+def _backward_kernel(x: Any, dy: Any, hidden: Any, kernel1: Any, kernel2: Any, dx: Any, dkernel1: Any, dkernel2: Any,
+                     dbias1: Any, dbias2: Any, rows_x: Any, rows_dy: Any, total: Any, *, shape: Shape,
+                     gelu: Gelu) -> None:
+  """Gradients of some images; those of kernels and biases are added to what images before gave."""
+  is_first = pl.program_id(0) == 0
+
+  def added(ref: Any, index: Any, term: Array) -> None:
+    ref[index] = jnp.where(is_first, 0., ref[index]) + term
+
+  _join(x, rows_x, shape.images)
+  _join(dy, rows_dy, shape.images)
+  total[...] = jnp.zeros(total.shape, total.dtype)
+  added(dbias2, ..., rows_dy[...].astype(jnp.float32).sum(0, keepdims=True))
+
+  def add(i: Array, carry: None) -> None:
+    own = pl.ds(pl.multiple_of(i * shape.part, LANES), shape.part)
+    after, slope = activation(hidden[0, :, own].astype(jnp.float32), gelu)
+    dbefore = (_dot(rows_dy[...], kernel2[own, :], 1, 1) * slope).astype(x.dtype)
+    added(dbias1, (slice(None), own), dbefore.astype(jnp.float32).sum(0, keepdims=True))
+    total[...] += _dot(dbefore, kernel1[:, own], 1, 1)
+    added(dkernel1, (slice(None), own), _dot(rows_x[...], dbefore, 0, 0))
+    added(dkernel2, (own, slice(None)), _dot(after.astype(x.dtype), rows_dy[...], 0, 0))
+
+  lax.fori_loop(0, shape.hidden // shape.part, add, None)
+  _split(total, dx)
+
+
+class _Spec(NamedTuple):
+  """An array of a kernel: its block in the grid, and all of it."""
+  block: pl.BlockSpec
+  shape: tuple[int, ...]
+  dtype: Any
+
+
+def _specs(shape: Shape, together: int, dtype: Any) -> dict[str, _Spec]:
+  """`x`: images; `h`: what is saved of the hidden width; `k`, `l`: kernels, and `K`, `L` in f32; `b`, `c`: biases."""
+  rows, width, hidden = together * shape.tokens, shape.width, shape.hidden
+  tiles = -(-shape.images // together)
+
+  def whole(*sides: int, dtype: Any = jnp.float32) -> _Spec:
+    return _Spec(pl.BlockSpec(sides, lambda i: (0, 0), pipeline_mode=pl.Buffered(1)), sides, dtype)
+
+  def own(array: tuple[int, ...], size: int) -> _Spec:
+    return _Spec(pl.BlockSpec((size, *array[1:]), lambda i: (i, 0, 0)), array, dtype)
+
+  return {'x': own((shape.images, shape.tokens, width), together), 'h': own((tiles, rows, hidden), 1),
+          'k': whole(width, hidden, dtype=dtype), 'l': whole(hidden, width, dtype=dtype), 'K': whole(width, hidden),
+          'L': whole(hidden, width), 'b': whole(1, hidden), 'c': whole(1, width)}
+
+
+def _call(kernel: Callable[..., None], arrays: Sequence[Array], kinds: str, scratch: Sequence[Any], *, shape: Shape,
+          gelu: Gelu, together: int, vmem_bytes: int, interpret: bool, name: str) -> tuple[Array, ...]:
+  """Runs a kernel over all images; `kinds` are those of the inputs, then of the results."""
+  specs = _specs(shape, together, arrays[0].dtype)
+  known = [specs[kind] for kind in kinds]
+  results, rows = known[len(arrays):], (together * shape.tokens, shape.width)
+  return pl.pallas_call(
+      functools.partial(kernel, shape=shape, gelu=gelu), grid=(-(-shape.images // together),),
+      in_specs=[one.block for one in known[:len(arrays)]], out_specs=[one.block for one in results],
+      out_shape=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results],
+      scratch_shapes=[pltpu.VMEM(rows, dtype) for dtype in scratch], interpret=interpret, name=name,
+      compiler_params=pltpu.CompilerParams(dimension_semantics=('arbitrary',), vmem_limit_bytes=vmem_bytes))(*arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def mlp(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu, vmem_bytes: int = VMEM,
+        interpret: bool = False) -> Array:
+  """`gelu(x W1 + b1) W2 + b2`. What GELU is of is named `mlp` for rematerialisation.
+
+  Args:
+    x: `[B, N, D]`, any float dtype.
+    kernel1: `[D, F]`, same dtype.
+    bias1: `[F]`, same dtype.
+    kernel2: `[F, D]`, same dtype.
+    bias2: `[D]`, same dtype.
+    gelu: its form.
+    vmem_bytes: on-chip memory that the kernels may use.
+    interpret: runs the kernel's Python on any device, slowly.
+
+  Returns:
+    `[B, N, D]`, same dtype.
+  """
+  return _forward(x, kernel1, bias1, kernel2, bias2, gelu, vmem_bytes, interpret)[0]
+
+
+def _shape(x: Array, kernel1: Array) -> Shape:
+  images, tokens, width = x.shape
+  return Shape(images, tokens, width, kernel1.shape[1])
+
+
+def _forward(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu, vmem_bytes: int,
+             interpret: bool) -> tuple[Array, tuple[Array, ...]]:
+  shape, wide = _shape(x, kernel1), [bias[None].astype(jnp.float32) for bias in (bias1, bias2)]
+  hidden, y = _call(_forward_kernel, (x, kernel1, wide[0], kernel2, wide[1]), 'xkblchx', (x.dtype, jnp.float32),
+                    shape=shape, gelu=gelu, together=shape.together(x.dtype.itemsize, vmem_bytes),
+                    vmem_bytes=vmem_bytes, interpret=interpret, name='fused_mlp')
+  return y, (x, kernel1, kernel2, checkpoint_name(hidden, 'mlp'))
+
+
+def _backward(gelu: Gelu, vmem_bytes: int, interpret: bool, saved: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
+  x, kernel1, kernel2, hidden = saved
+  shape = _shape(x, kernel1)
+  dx, dkernel1, dkernel2, dbias1, dbias2 = _call(
+      _backward_kernel, (x, dy, hidden, kernel1, kernel2), 'xxhklxKLbc', (x.dtype, x.dtype, jnp.float32), shape=shape,
+      gelu=gelu, together=shape.together(x.dtype.itemsize, vmem_bytes), vmem_bytes=vmem_bytes, interpret=interpret,
+      name='fused_mlp_backward')
+  return dx, *(one.astype(x.dtype) for one in (dkernel1, dbias1[0], dkernel2, dbias2[0]))
+
+
+mlp.defvjp(_forward, _backward)

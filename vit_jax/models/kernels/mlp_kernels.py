@@ -1,0 +1,96 @@
+"""The choice of what computes the MLP of a block, and the devices that the fused kernel runs on (`model.mlp_kernel`).
+
+XLA cannot partition a kernel for several devices, so that each device runs it on its own images, with all of both
+kernels of the MLP. Knows nothing of parameters or dropout.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import DTypeLike
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, MlpKernel
+from vit_jax.core import numerics
+from vit_jax.core.types import Array
+from vit_jax.models.kernels import fused_mlp
+from vit_jax.models.kernels.shards import dividing
+
+log = logging.getLogger('vit_jax.models')
+
+PLATFORM = 'tpu'
+CHIPS = {'v5e': ('v5e', 'v5 lite'), 'v6e': ('v6e', 'v6 lite')}
+"""Chips with enough memory for both kernels of an MLP and their gradients, and their names among jax's devices."""
+UNSPLIT = ('tensor',)
+"""Mesh axes that the hidden width is split over, which the kernel does not support."""
+
+
+def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTypeLike) -> bool:
+  """Whether the fused kernel is chosen for an input `[B, N, D]`, and runs on the devices of the current mesh."""
+  if kernel is not MlpKernel.FUSED or numerics.mesh_platform() != PLATFORM or len(shape) != 3:
+    return False
+  wrong_text = problem(jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
+  if wrong_text:
+    _log_once(f'mlp_kernel=fused does not apply, and XLA computes the MLP, as with mlp_kernel=xla: {wrong_text}.')
+  return not wrong_text
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+  """Logs a text that each block would log again while it is traced."""
+  log.info('%s', text)
+
+
+def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, itemsize: int) -> str:
+  """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
+  device = mesh.abstract_mesh.abstract_device
+  kind = device.device_kind if device else ''
+  places = prod(mesh.shape[axis] for axis in UNSPLIT if axis in mesh.axis_names)
+  images, tokens, width = shape
+  need = fused_mlp.Shape(images, tokens, width, hidden).vmem_bytes(itemsize)
+  if not any(name in kind.lower() for names in CHIPS.values() for name in names):
+    return f'it needs TPU {" or ".join(CHIPS)}, not {kind}'
+  if places > 1:
+    return f'the mesh splits the hidden width over {places} devices (tensor={places})'
+  if width % fused_mlp.LANES or hidden % fused_mlp.LANES:
+    return f'widths of {width} and {hidden} do not fill tiles of {fused_mlp.LANES}'
+  if need > fused_mlp.VMEM:
+    return (f'widths of {width} and {hidden} need {need / 2**20:.0f} MiB on the chip for an image of {tokens} '
+            f'tokens, more than {fused_mlp.VMEM / 2**20:.0f}')
+  return ''
+
+
+def mlp(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu) -> Array:
+  """`fused_mlp.mlp` of the images that each device holds."""
+  spec = PartitionSpec(dividing(jax.sharding.get_abstract_mesh(), numerics.BATCH_AXES, x.shape[0]))
+
+  def form(*inputs: Array) -> Array:
+    return fused_mlp.mlp(*inputs, gelu)
+
+  return jax.shard_map(form, in_specs=(spec, *(PartitionSpec(),) * 4), out_specs=spec,
+                       check_vma=False)(x, kernel1, bias1, kernel2, bias2)
+
+
+def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
+  """Logs where XLA computes the MLP in place of a kernel; `name` is the dotted path of the model in its config."""
+  device = mesh.abstract_mesh.abstract_device
+  if not isinstance(model, schema.ViT) or model.mlp_kernel is not MlpKernel.FUSED or device is None:
+    return
+  if device.platform != PLATFORM:
+    log.info('%s.mlp_kernel=fused is for TPUs; on %s XLA computes the MLP, as with mlp_kernel=xla.', name,
+             device.device_kind)
+  elif wrong_text := _unfused(model, mesh):
+    log.info('%s.mlp_kernel=fused does not apply, and XLA computes the MLP, as with mlp_kernel=xla: %s.', name,
+             wrong_text)
+
+
+def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
+  """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
+  if not model.has_simple_mlp or model.axial:
+    return 'it is for an MLP with biases, without swiglu, mlp_norm, dropout or axial attention'
+  return problem(mesh, (1, 1, model.width), model.mlp, 2)
