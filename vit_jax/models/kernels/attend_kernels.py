@@ -33,6 +33,7 @@ from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
 from vit_jax.models.kernels import fused, mlp_kernels
 from vit_jax.models.kernels.shards import dividing
+from vit_jax.models.kernels.tiles import LANES
 
 if TYPE_CHECKING:
   from jax.experimental.pallas.ops.tpu import splash_attention
@@ -41,8 +42,7 @@ else:
 
 log = logging.getLogger('vit_jax.models')
 
-LANES = 128          # sides of splash's blocks are multiples of it
-MOST_TOKENS = 1_024  # of a side; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)
+MOST_TOKENS = 1_024  # of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
 NARROW = 128
@@ -116,8 +116,8 @@ def fused_problem(mesh: Mesh | AbstractMesh, shape: fused.Shape, itemsize: int) 
     return f'it needs TPU v4 or later, not {kind}'
   if not fewest <= shape.channels <= most or shape.channels % 8:
     return f'heads have {shape.channels} channels, not {fewest}, {fewest + 8}, … {most}'
-  if own.heads * own.channels % fused.LANES:
-    return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {fused.LANES}'
+  if own.heads * own.channels % LANES:
+    return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {LANES}'
   if need > fused_vmem_bytes(mesh):
     return f'{shape.tokens} tokens need {need / 2**20:.0f} MiB on the chip, more than {kind} has'
   return ''

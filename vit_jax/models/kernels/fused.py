@@ -27,6 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.core import lazy
 from vit_jax.core.types import Array
+from vit_jax.models.kernels.tiles import LANES, ROWS, dot
 
 if TYPE_CHECKING:
   from jax.experimental import pallas as pl
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 else:
   pl, pltpu = lazy.Module('jax.experimental.pallas'), lazy.Module('jax.experimental.pallas.tpu')
 
-LANES = 128
-ROWS = 16
-"""Tokens in a tile of bf16, and a multiple of those in one of f32."""
 CORES = 2
 """Parts of the grid that a chip with two cores runs side by side; others run them one after the other."""
 FORWARD_GROUP, BACKWARD_GROUP = 4, 8
@@ -117,12 +115,6 @@ def _filled(x: Array, real: Array | None, value: float) -> Array:
   return jnp.concatenate([first, last], axis) if first.size else last
 
 
-def _dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-  """The product over axis `of_a` of `a` and `of_b` of `b`, f32."""
-  exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
-
-
 def _scaled(x: Array, shape: Shape) -> Array:
   return (x.astype(jnp.float32) * shape.channels ** -.5).astype(x.dtype)
 
@@ -169,17 +161,17 @@ def _forward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, *, 
   largest_QA = sum_QA = jnp.ones((shape.rows, LANES), jnp.float32)
   for heads, windows in _groups(shape, min(group, FORWARD_GROUP)):
     queries = [_scaled(window.load(query, real, is_own=True), shape) for window in windows]
-    logits = [_filled(_dot(query_QW, window.load(key, real), 1, 1), real_key, LOWEST)
+    logits = [_filled(dot(query_QW, window.load(key, real), 1, 1), real_key, LOWEST)
               for query_QW, window in zip(queries, windows, strict=True)]
     largest = [logits_QM.max(1, keepdims=True) for logits_QM in logits]
     weights = [jnp.exp(logits_QM - largest_Q1) for logits_QM, largest_Q1 in zip(logits, largest, strict=True)]
     sums = [weights_QM.sum(1, keepdims=True) for weights_QM in weights]
     for i, head in enumerate(heads):
-      mixed_QW = _dot(weights[i].astype(query.dtype), windows[i].load(value, real, is_own=True), 1, 0)
+      mixed_QW = dot(weights[i].astype(query.dtype), windows[i].load(value, real, is_own=True), 1, 0)
       tiles.add(windows[i], mixed_QW * (1. / sums[i]), head)
       largest_QA = jnp.where(lane == head, largest[i], largest_QA)
       sum_QA = jnp.where(lane == head, sums[i], sum_QA)
-  logsum[0] = _dot(_eye(shape.heads), largest_QA + jnp.log(sum_QA), 1, 1)
+  logsum[0] = dot(_eye(shape.heads), largest_QA + jnp.log(sum_QA), 1, 1)
 
 
 def _eye(heads: int) -> Array:
@@ -202,15 +194,15 @@ def _backward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, do
   for heads, windows in _groups(shape, group):
     queries, keys, douts = ([window.load(ref, real, is_own=True) for window in windows] for ref in (query, key, dout))
     queries = [_scaled(query_QW, shape) for query_QW in queries]
-    logits = [_filled(_dot(key_MW, query_QW, 1, 1), real, LOWEST)
+    logits = [_filled(dot(key_MW, query_QW, 1, 1), real, LOWEST)
               for key_MW, query_QW in zip(keys, queries, strict=True)]
-    dweights = [_dot(window.load(value, real), dout_QW, 1, 1) for window, dout_QW in zip(windows, douts, strict=True)]
+    dweights = [dot(window.load(value, real), dout_QW, 1, 1) for window, dout_QW in zip(windows, douts, strict=True)]
     weights = [jnp.exp(logits_MQ - logsum[0, head:head + 1]) for head, logits_MQ in zip(heads, logits, strict=True)]
     dlogits = [(weights[i] * (dweights[i] - shared_AQ[head:head + 1])).astype(query.dtype)
                for i, head in enumerate(heads)]
     for i, head in enumerate(heads):
-      found = (_dot(dlogits[i], keys[i], 0, 0), _dot(dlogits[i], queries[i], 1, 0),
-               _dot(weights[i].astype(query.dtype), douts[i], 1, 0))
+      found = (dot(dlogits[i], keys[i], 0, 0), dot(dlogits[i], queries[i], 1, 0),
+               dot(weights[i].astype(query.dtype), douts[i], 1, 0))
       for tiles, values in zip(results, found, strict=True):
         tiles.add(windows[i], values, head)
 
@@ -230,7 +222,7 @@ def _shared(out: Any, dout: Any, shape: Shape) -> Array:
     left_QW = window.load(out, real).astype(jnp.float32) * window.load(dout, real).astype(jnp.float32)
     for _ in range(1 if out.dtype == jnp.float32 else 2):
       part_QW = left_QW.astype(out.dtype)
-      total_AQ += _dot(is_own.astype(out.dtype), part_QW, 1, 1)
+      total_AQ += dot(is_own.astype(out.dtype), part_QW, 1, 1)
       left_QW -= part_QW.astype(jnp.float32)
   return total_AQ
 

@@ -15,22 +15,25 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.config.schema import Gelu
+from vit_jax.core import lazy
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import norm_act
+from vit_jax.models.kernels.tiles import LANES, ROWS, dot, padded
 
-LANES = 128
-ROWS = 16
-"""Tokens in a tile of bf16, and a multiple of those in one of f32."""
+if TYPE_CHECKING:
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+else:
+  pl, pltpu = lazy.Module('jax.experimental.pallas'), lazy.Module('jax.experimental.pallas.tpu')
+
 DEPTH = 256
 """Terms of a sum that the matrix unit of v6e takes at a time."""
 PART = 512
@@ -57,8 +60,8 @@ class Shape(NamedTuple):
     Both kernels and the sums of their gradients; three blocks of images, twice; their rows; what is saved of the hidden
     width, twice; and of one part of it three arrays in f32.
     """
-    rows = _padded(together * self.tokens, ROWS)
-    image = together * _padded(self.tokens, ROWS) * self.width * itemsize
+    rows = padded(together * self.tokens, ROWS)
+    image = together * padded(self.tokens, ROWS) * self.width * itemsize
     kernels = 2 * self.width * self.hidden * (itemsize + 4)
     return kernels + 6 * image + rows * (self.width * (2 * itemsize + 4) + 2 * self.hidden * itemsize + 12 * self.part)
 
@@ -66,17 +69,7 @@ class Shape(NamedTuple):
     """Images of a grid step: of the numbers that fit, that with the fewest rows of products, padding included."""
     fitting = [n for n in range(1, self.images + 1) if n == 1 or self.vmem_bytes(itemsize, n) <= vmem_bytes]
     return min(fitting, key=lambda n: (-(-self.images // n) * sum(
-        _padded(n * self.tokens, side) for side in (ROWS, DEPTH)), -n))
-
-
-def _padded(size: int, multiple: int) -> int:
-  return -(-size // multiple) * multiple
-
-
-def _dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-  """The product over axis `of_a` of `a` and `of_b` of `b`, f32."""
-  exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-  return lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
+        padded(n * self.tokens, side) for side in (ROWS, DEPTH)), -n))
 
 
 def activation(x: Array, kind: Gelu) -> tuple[Array, Array]:
@@ -121,11 +114,11 @@ def _forward_kernel(x: Any, kernel1: Any, bias1: Any, kernel2: Any, bias2: Any, 
   def add(i: Array, carry: None) -> None:
     """Of two parts the second product is computed beside the activation of the first."""
     own = [pl.ds(pl.multiple_of((i * step + k) * shape.part, LANES), shape.part) for k in range(step)]
-    before = [(_dot(rows[...], kernel1[:, one], 1, 0) + bias1[:, one]).astype(x.dtype) for one in own]
+    before = [(dot(rows[...], kernel1[:, one], 1, 0) + bias1[:, one]).astype(x.dtype) for one in own]
     for one, before_RP in zip(own, before, strict=True):
       hidden[0, :, one] = before_RP
       after_RP = activation(before_RP.astype(jnp.float32), gelu)[0].astype(x.dtype)
-      total[...] += _dot(after_RP, kernel2[one, :], 1, 0)
+      total[...] += dot(after_RP, kernel2[one, :], 1, 0)
 
   lax.fori_loop(0, count // step, add, None)
   _split(total, y)
@@ -148,11 +141,11 @@ def _backward_kernel(x: Any, dy: Any, hidden: Any, kernel1: Any, kernel2: Any, d
   def add(i: Array, carry: None) -> None:
     own = pl.ds(pl.multiple_of(i * shape.part, LANES), shape.part)
     after, slope = activation(hidden[0, :, own].astype(jnp.float32), gelu)
-    dbefore = (_dot(rows_dy[...], kernel2[own, :], 1, 1) * slope).astype(x.dtype)
+    dbefore = (dot(rows_dy[...], kernel2[own, :], 1, 1) * slope).astype(x.dtype)
     added(dbias1, (slice(None), own), dbefore.astype(jnp.float32).sum(0, keepdims=True))
-    total[...] += _dot(dbefore, kernel1[:, own], 1, 1)
-    added(dkernel1, (slice(None), own), _dot(rows_x[...], dbefore, 0, 0))
-    added(dkernel2, (own, slice(None)), _dot(after.astype(x.dtype), rows_dy[...], 0, 0))
+    total[...] += dot(dbefore, kernel1[:, own], 1, 1)
+    added(dkernel1, (slice(None), own), dot(rows_x[...], dbefore, 0, 0))
+    added(dkernel2, (own, slice(None)), dot(after.astype(x.dtype), rows_dy[...], 0, 0))
 
   lax.fori_loop(0, shape.hidden // shape.part, add, None)
   _split(total, dx)

@@ -20,6 +20,7 @@ from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import fused_mlp
 from vit_jax.models.kernels.shards import dividing
+from vit_jax.models.kernels.tiles import LANES
 
 log = logging.getLogger('vit_jax.models')
 
@@ -57,8 +58,8 @@ def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, item
     return f'it needs TPU {" or ".join(CHIPS)}, not {kind}'
   if places > 1:
     return f'the mesh splits the hidden width over {places} devices (tensor={places})'
-  if width % fused_mlp.LANES or hidden % fused_mlp.LANES:
-    return f'widths of {width} and {hidden} do not fill tiles of {fused_mlp.LANES}'
+  if width % LANES or hidden % LANES:
+    return f'widths of {width} and {hidden} do not fill tiles of {LANES}'
   if need > fused_mlp.VMEM:
     return (f'widths of {width} and {hidden} need {need / 2**20:.0f} MiB on the chip for an image of {tokens} '
             f'tokens, more than {fused_mlp.VMEM / 2**20:.0f}')
