@@ -42,7 +42,8 @@ else:
 
 log = logging.getLogger('vit_jax.models')
 
-MOST_TOKENS = 1_024  # of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)
+MOST_TOKENS = 1_024
+"""Of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)."""
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
 NARROW = 128
