@@ -35,7 +35,7 @@ LOADER = 'data/test_loader.py data/test_blocks.py data/test_prefetch.py'
 OPTIM = 'optim train/test_step.py test_invariance.py'
 
 MUTATIONS = (
-    Mutation('train/step.py', 'jax.random.fold_in(jax.random.key(seed), state.step)', 'jax.random.key(seed)', STEP),
+    Mutation('train/step.py', 'jax.random.fold_in(jax.random.key(seed), step)', 'jax.random.key(seed)', STEP),
     Mutation('train/step.py', 'jax.random.fold_in(key, i))', 'key)', STEP),
     Mutation('train/step.py', 'jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)', 'jnp.isfinite(out.loss.value)',
              STEP),
@@ -48,8 +48,7 @@ MUTATIONS = (
     Mutation('train/step.py', 'x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)',
              'x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:])[:, ::-1]', STEP),
     Mutation('data/pipeline/order.py', '[_SHUFFLE, seed, int(epoch)]', '[_SHUFFLE, seed]', 'data/test_order.py'),
-    Mutation('data/pipeline/order.py', 'key=np.array([words[0], position], np.uint64)',
-             'key=np.array([words[0], 0], np.uint64)', 'data/test_order.py ' + LOADER),
+    Mutation('data/pipeline/order.py', 'self._key[1] = position', 'self._key[1] = 0', 'data/test_order.py ' + LOADER),
     Mutation('data/pipeline/order.py', 'different = -(-self.batch_size // self.times)',
              'different = self.batch_size // self.times', 'data/test_order.py ' + LOADER),
     Mutation('data/pipeline/blocks.py', "batch['mask'][row], batch['bad'][row], batch['label'][row] = 0., True",
@@ -58,8 +57,8 @@ MUTATIONS = (
              LOADER),
     Mutation('data/pipeline/blocks.py', "return batch | {'index': index, 'mask': mask * ~batch['bad']}",
              "return batch | {'index': index, 'mask': mask}", LOADER),
-    Mutation('data/pipeline/blocks.py', 'return DecodedExample(transform((index + ahead) % len(source)), ahead > 0)',
-             'return DecodedExample(transform((index + ahead) % len(source)), False)', LOADER),
+    Mutation('data/pipeline/blocks.py', 'return DecodedExample(transform((index + ahead) % num), ahead > 0)',
+             'return DecodedExample(transform((index + ahead) % num), False)', LOADER),
     Mutation('data/pipeline/loader.py', '-(-self.num_examples // self._batch_size)',
              'self.num_examples // self._batch_size', LOADER),
     Mutation('data/device/mix.py', 'weight = jnp.where(has_partner_B.reshape((-1,) + (1,) * (values.ndim - 1)), '
@@ -98,8 +97,8 @@ MUTATIONS = (
              'evaluate/test_ridge.py evaluate/test_fewshot.py'),
     Mutation('models/vit/interpolate.py', 'np.minimum(whole + 1, old - 1)', 'np.minimum(whole + 1, old - 2)',
              'models/test_interpolate.py models/test_positions.py weights/test_resize.py'),
-    Mutation('models/vit/positions.py', 'parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]',
-             'parts = [np.sin(angle_y), np.cos(angle_y), np.sin(angle_x), np.cos(angle_x)]',
+    Mutation('models/vit/positions.py', 'parts = [xp.sin(angle_x), xp.cos(angle_x), xp.sin(angle_y), xp.cos(angle_y)]',
+             'parts = [xp.sin(angle_y), xp.cos(angle_y), xp.sin(angle_x), xp.cos(angle_x)]',
              'models/test_positions.py'),
     Mutation('train/checkpoint_reader.py', "if finish() != meta['digests'][name]:", 'if False:',
              CHECKPOINT),
