@@ -60,7 +60,7 @@ def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_c
       return loss / total + penalty / 2. * jnp.square(fitted.kernel).sum()
 
     zero = Linear(jnp.zeros((features.shape[-1], num_classes)), jnp.zeros(num_classes))
-    return _minimize(value, zero, max_steps=max_steps, tolerance=tolerance)
+    return _minimize(jax.jit(value), zero, max_steps=max_steps, tolerance=tolerance)
 
   return jax.vmap(one)(penalties)
 

@@ -91,7 +91,7 @@ class LayerNorm(nn.Module):
   def __call__(self, x: Array) -> Array:
     scale = param(self, 'scale', initializers.ones, (x.shape[-1],))
     bias = param(self, 'bias', zeros, (x.shape[-1],))
-    return self.forms.layer_norm(x, scale, bias, self.eps)
+    return x.astype(jnp.float32) if self.is_initializing() else self.forms.layer_norm(x, scale, bias, self.eps)
 
 
 class RMSNorm(nn.Module):
@@ -129,7 +129,12 @@ class Dense(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    return adapters.product(self.forms.dense, *self._operands(x), self._adapter())
+    return self._product(*self._operands(x))
+
+  def _product(self, x: Array, kernel: Array, bias: Array) -> Array:
+    if self.is_initializing():  # what is initialized goes by shapes alone, and is traced in half the time
+      return jnp.zeros((*x.shape[:self.num_batch_dims], *bias.shape), x.dtype)
+    return adapters.product(self.forms.dense, x, kernel, bias, self._adapter())
 
   def _operands(self, x: Array) -> tuple[Array, Array, Array]:
     """Input, kernel and bias in the compute dtype."""
@@ -162,7 +167,7 @@ class Projection(Dense, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> tuple[Array, Array]:  # type: ignore[override]
     x, kernel, bias = self._operands(x)
-    return adapters.product(self.forms.dense, x, kernel, jnp.zeros_like(bias), self._adapter()), bias
+    return self._product(x, kernel, jnp.zeros_like(bias)), bias
 
 
 class Weights(Dense, kw_only=True):
