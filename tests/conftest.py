@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import pathlib
@@ -30,18 +31,19 @@ import buckets
 import jax
 import pytest
 import single
+from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
 from vit_jax.jobs import runtime
+
+gc.disable()  # to the end of the collection, which leaves no garbage
 
 # Run in the background, the tests would ignore Ctrl-C, and so would all they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-runtime.widen_pool(8)
-jax.devices()
-del os.environ['PJRT_NPROC']  # programs that tests start have a device or two; jobs that run in here have this pool
+widen_pool = runtime.widen_pool
 runtime.widen_pool = lambda num_devices: None
 runtime.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
 
@@ -66,9 +68,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
   """What was imported and collected stays to the end: nobody need search it for garbage while tests trace."""
-  gc.collect()
+  if backends_are_initialized():
+    raise pytest.UsageError('tests: expected modules that compute nothing when they are imported, got one that '
+                            'initialized the devices. Move what it computes into a test or a fixture.')
   gc.freeze()
-  gc.set_threshold(100_000, 20, 50)
+  gc.set_threshold(200_000, 20, 100)
+  gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol() -> None:
+  start_devices()
+
+
+@functools.cache
+def start_devices() -> None:
+  """Initializes the devices, in each process that runs tests; jobs that run in here have this pool of threads."""
+  widen_pool(8)
+  jax.devices()
+  del os.environ['PJRT_NPROC']  # programs that tests start have a device or two
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -46,8 +46,16 @@ FILES = sorted(PACKAGE.rglob('*.py'))
 @functools.cache
 def nodes(path: pathlib.Path) -> tuple[ast.Import | ast.ImportFrom | ast.Assign, ...]:
   """The imports and assignments of a file, also inside functions."""
-  return tuple(node for node in ast.walk(ast.parse(path.read_text()))
+  return tuple(node for node in statements(ast.parse(path.read_text()).body)
                if isinstance(node, ast.Import | ast.ImportFrom | ast.Assign))
+
+
+def statements(body: list) -> Iterator[ast.AST]:
+  """All statements of a body, also those inside others; expressions, which are most of a tree, hold none."""
+  for node in body:
+    yield node
+    for part in ('body', 'orelse', 'finalbody', 'handlers', 'cases'):
+      yield from statements(getattr(node, part, ()))
 
 
 def imports(path: pathlib.Path) -> list[str]:

@@ -223,7 +223,7 @@ def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
 
 
 @pytest.mark.slow(reason='5 s; tests/test_invariance.py prepares images on a mesh')
-@pytest.mark.skipif(jax.device_count() < 8, reason='needs 8 simulated devices (tests/conftest.py)')
+@pytest.mark.skipif('jax.device_count() < 8', reason='needs 8 simulated devices (tests/conftest.py)')
 def test_prepared_batches_are_the_same_on_one_and_on_eight_devices(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(jax.random, 'beta', uniform)
   recipes = (EVERYTHING, dataclasses.replace(RESIZE, mixup=.8, cutmix=1., erase=schema.Erase(.5)))

@@ -217,7 +217,7 @@ def test_no_key_is_used_twice(tiny: schema.ViT) -> None:
     run(parameters(backbone.settings), some_image(), jax.random.key(0))
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason='needs two devices')
+@pytest.mark.skipif('jax.device_count() < 2', reason='needs two devices')
 def test_a_batch_over_devices_needs_no_communication(tiny: schema.ViT) -> None:
   mesh = jax.make_mesh(
       (2,), ('data',), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])

@@ -13,8 +13,9 @@ from vit_jax.core import trees
 from vit_jax.optim import optimizers
 
 LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=20)
-START = {'backbone': {'kernel': jnp.arange(1., 7.).reshape(2, 3)}, 'head': {'kernel': jnp.ones((3, 7))}}
-HEAD = jax.tree.map(lambda x: x, {'head': START['head']})
+START = {'backbone': {'kernel': np.arange(1., 7., dtype=np.float32).reshape(2, 3)},
+         'head': {'kernel': np.ones((3, 7), np.float32)}}
+HEAD = {'head': START['head']}
 
 
 def grads(step: int | jax.Array) -> dict[str, object]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 
 import jax
@@ -14,7 +15,10 @@ from vit_jax.train import loop, profile
 from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
 from vit_jax.train.state import TrainState
 
-METRICS = pack(StepMetrics({}, jnp.zeros(()), Norms({}, {}, {}), jnp.asarray(True)))
+
+@functools.cache
+def metrics() -> Packed:
+  return pack(StepMetrics({}, jnp.zeros(()), Norms({}, {}, {}), jnp.asarray(True)))
 
 
 class Clock:
@@ -33,7 +37,7 @@ class Tracer:
 
   def step_fn(self, state: TrainState, batch: dict) -> tuple[TrainState, Packed]:
     self.step += 1
-    return state._replace(step=jnp.asarray(self.step)), METRICS
+    return state._replace(step=jnp.asarray(self.step)), metrics()
 
 
 def run(tracer: Tracer, steps: str, *, start: int = 0, total: int = 11, stop: int = 99, process_index: int = 0) -> None:
@@ -97,7 +101,7 @@ def test_the_profiler_leaves_a_trace_that_names_the_steps(tmp_path: pathlib.Path
 
   def step_fn(state: TrainState, batch: dict) -> tuple[TrainState, Packed]:
     compute(jnp.ones((17, 17))).block_until_ready()
-    return state, METRICS
+    return state, metrics()
 
   with profile.Profile(tmp_path, (2, 3), start=0, total=5, process_index=0) as tracing:
     loop.run(tracing.mark(step_fn), TrainState(jnp.asarray(0), {}, {}, {}), iter([{}] * 9), start=0, total=5,
