@@ -132,7 +132,7 @@ class Dense(nn.Module, kw_only=True):
     return self._product(*self._operands(x))
 
   def _product(self, x: Array, kernel: Array, bias: Array) -> Array:
-    if self.is_initializing():  # what is initialized goes by shapes alone, and is traced in half the time
+    if self.is_initializing():  # initial values go by shapes alone, and what is not computed is not traced
       return jnp.zeros((*x.shape[:self.num_batch_dims], *bias.shape), x.dtype)
     return adapters.product(self.forms.dense, x, kernel, bias, self._adapter())
 
