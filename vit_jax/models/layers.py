@@ -91,7 +91,7 @@ class LayerNorm(nn.Module):
   def __call__(self, x: Array) -> Array:
     scale = param(self, 'scale', initializers.ones, (x.shape[-1],))
     bias = param(self, 'bias', zeros, (x.shape[-1],))
-    return x.astype(jnp.float32) if self.is_initializing() else self.forms.layer_norm(x, scale, bias, self.eps)
+    return self.forms.layer_norm(x, scale, bias, self.eps)
 
 
 class RMSNorm(nn.Module):
@@ -129,12 +129,7 @@ class Dense(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    return self._product(*self._operands(x))
-
-  def _product(self, x: Array, kernel: Array, bias: Array) -> Array:
-    if self.is_initializing():  # initial values go by shapes alone, and what is not computed is not traced
-      return jnp.zeros((*x.shape[:self.num_batch_dims], *bias.shape), x.dtype)
-    return adapters.product(self.forms.dense, x, kernel, bias, self._adapter())
+    return adapters.product(self.forms.dense, *self._operands(x), self._adapter())
 
   def _operands(self, x: Array) -> tuple[Array, Array, Array]:
     """Input, kernel and bias in the compute dtype."""
@@ -167,7 +162,7 @@ class Projection(Dense, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> tuple[Array, Array]:  # type: ignore[override]
     x, kernel, bias = self._operands(x)
-    return self._product(x, kernel, jnp.zeros_like(bias)), bias
+    return adapters.product(self.forms.dense, x, kernel, jnp.zeros_like(bias), self._adapter()), bias
 
 
 class Weights(Dense, kw_only=True):

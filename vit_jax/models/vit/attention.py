@@ -89,7 +89,7 @@ class Attention(nn.Module, kw_only=True):
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)
       mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
-      mixed_BQAK = query if self.is_initializing() else self.forms.attend(query, key, value, kernel=self.kernel)
+      mixed_BQAK = self.forms.attend(query, key, value, kernel=self.kernel)
     y_BQD = self._dense((x.shape[-1],), 'out', has_bias=self.out_bias)(self._inner_normed(mixed_BQAK))
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
