@@ -7,6 +7,8 @@ Source:   arXiv 2010.11929, Table 3 (lr 4e-4, decay 0.1, linear, dropout 0; no c
           clipping for ImageNet only) and section 3.1 (the head has a hidden layer with tanh during pre-training).
           Sigmoid loss and head bias -10 as in the released code.
 Run:      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=runs/vit_l16_jft
+          --config.model.attention=auto --config.model.mlp_kernel=auto computes by kernels on the TPUs where they are
+          faster (docs/explanation/layout.md).
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py --topology=v3:16x16
           Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.

@@ -123,7 +123,10 @@ class Page:
     return found['result'].get('value')
 
   def wait(self, script: str) -> None:
-    """Waits until an expression is true, such as an element that exists, also on the page that comes next."""
+    """Waits until a page is complete and an expression true, such as an element that exists, also on the next page.
+
+    Before a page is complete, its scripts may not have run: what is clicked or chosen would be lost.
+    """
     until = time.monotonic() + self._timeout_s
     while not self._is_true(script):
       assert time.monotonic() < until, f'{script}: still false. The page: {self.run("document.body.innerText")}'
@@ -131,7 +134,7 @@ class Page:
 
   def _is_true(self, script: str) -> bool:
     try:
-      return bool(self.run(f'Boolean({script})'))
+      return bool(self.run(f'Boolean(document.readyState === "complete" && ({script}))'))
     except ProtocolError as error:
       if error.message in BETWEEN_PAGES:
         return False

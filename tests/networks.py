@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -23,7 +22,7 @@ MODELS: dict[str, schema.Model] = {'resnet': RESNET, 'mixer': MIXER, 'efficientn
 
 
 def some_image(px: tuple[int, int] = PX, num_images: int = 3) -> Array:
-  return jnp.asarray(np.random.default_rng(0).uniform(-1., 1., (num_images, *px, 3)).astype(np.float32))
+  return jax.device_put(np.random.default_rng(0).uniform(-1., 1., (num_images, *px, 3)).astype(np.float32))
 
 
 def variables(model: schema.Model, px: tuple[int, int] = PX) -> tuple[Params, PyTree]:
@@ -32,10 +31,10 @@ def variables(model: schema.Model, px: tuple[int, int] = PX) -> tuple[Params, Py
 
   def draw(name: str, leaf: Any) -> Array:
     if name.endswith('var'):
-      return jnp.asarray(rng.uniform(.5, 2., leaf.shape).astype(np.float32))
+      return jax.device_put(rng.uniform(.5, 2., leaf.shape).astype(np.float32))  # `jnp.asarray` would compile a program
     size = 1. / math.sqrt(math.prod(leaf.shape[:-1])) if name.endswith('kernel') else .2
     mean = 1. if name.endswith('scale') else 0.
-    return jnp.asarray((mean + size * rng.normal(size=leaf.shape)).astype(np.float32))
+    return jax.device_put((mean + size * rng.normal(size=leaf.shape)).astype(np.float32))
 
   shapes = jax.eval_shape(backbones.build(model, px).init, jax.random.key(0), some_image(px))
   params, state = (trees.map_named(draw, tree) for tree in shapes)

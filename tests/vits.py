@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
@@ -34,7 +33,7 @@ _PROGRAMS: dict[str, Callable[[Params, Array], Features]] = {}
 
 
 def some_image(px: tuple[int, int] = PX) -> Array:
-  return jnp.asarray(np.random.default_rng(0).uniform(-1., 1., (6, *px, 3)).astype(np.float32))
+  return jax.device_put(np.random.default_rng(0).uniform(-1., 1., (6, *px, 3)).astype(np.float32))
 
 
 def shapes_of(settings: schema.ViT) -> Params:
@@ -59,7 +58,8 @@ def parameters(settings: schema.ViT) -> Params:
 def drawn(shapes: Params, *, deviation: float) -> Params:
   """Arrays of these shapes, normal, f32, the same each time."""
   rng = np.random.default_rng(0)
-  return jax.tree.map(lambda x: jnp.asarray((deviation * rng.normal(size=x.shape)).astype(np.float32)), shapes)
+  # `jnp.asarray` would compile a program for each shape.
+  return jax.tree.map(lambda x: jax.device_put((deviation * rng.normal(size=x.shape)).astype(np.float32)), shapes)
 
 
 def _norm(x: np.ndarray, p: PyTree) -> np.ndarray:

@@ -11,8 +11,8 @@ from vit_jax.core import trees, unstacked
 
 def tree() -> dict[str, object]:
   rng = np.random.default_rng(0)
-  return {'blocks': {'kernel': jnp.asarray(rng.normal(size=(3, 5, 7)), jnp.float32), 'bias': jnp.arange(3.)},
-          'head': {'kernel': jnp.asarray(rng.normal(size=(7, 2)), jnp.float32)},
+  return {'blocks': {'kernel': jax.device_put(np.float32(rng.normal(size=(3, 5, 7)))), 'bias': jnp.arange(3.)},
+          'head': {'kernel': jax.device_put(np.float32(rng.normal(size=(7, 2))))},
           'trained': {'blocks': {'kernel': jnp.ones((3, 2))}}}
 
 

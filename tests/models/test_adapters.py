@@ -37,7 +37,7 @@ def drawn(model: schema.Model, lora: schema.Lora) -> tuple[dict[str, Any], dict[
   frozen = {'backbone': vits.drawn(shapes, deviation=.2)}
   new = begun(frozen['backbone'], lora)
   rng = np.random.default_rng(1)
-  new = {name: jnp.asarray(x + .1 * rng.normal(size=x.shape), jnp.float32) for name, x in new.items()}
+  new = {name: jax.device_put(np.float32(np.asarray(x) + .1 * rng.normal(size=x.shape))) for name, x in new.items()}
   return trees.unflatten(new), frozen
 
 
@@ -125,7 +125,7 @@ def test_doras_outputs_have_the_norm_of_the_magnitude() -> None:
 
 def test_no_gradient_flows_through_doras_norm() -> None:
   rng = np.random.default_rng(0)
-  w, a, b, m = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((1, 6, 5), (1, 6, 4), (1, 4, 5), (1, 5)))
+  w, a, b, m = (jax.device_put(np.float32(rng.normal(size=s))) for s in ((1, 6, 5), (1, 6, 4), (1, 4, 5), (1, 5)))
   lora = schema.Lora(rank=4, dora=True)
   path = 'backbone/blocks/mlp/up/'
 
@@ -135,7 +135,7 @@ def test_no_gradient_flows_through_doras_norm() -> None:
     changed = w + leaves[f'{path}lora_a'] @ leaves[f'{path}lora_b']
     return (changed * leaves[f'{path}lora_gain'][:, None] * weight).sum()
 
-  weight = jnp.asarray(rng.normal(size=w.shape), jnp.float32)
+  weight = jax.device_put(np.float32(rng.normal(size=w.shape)))
   gain = m / jnp.linalg.norm(w + a @ b, axis=1)
   want = (weight * gain[:, None]) @ b.swapaxes(1, 2)
   np.testing.assert_allclose(jax.jit(jax.grad(total))(a, weight), want, rtol=1e-4, atol=1e-5)
@@ -155,7 +155,7 @@ def test_dropout_acts_on_the_adapters_alone_and_depends_on_the_key() -> None:
 @pytest.mark.parametrize('dora', [False, True])
 def test_dropout_is_that_of_the_formula(dora: bool) -> None:
   rng = np.random.default_rng(0)
-  x, w, a, b, bias, gain = (jnp.asarray(rng.normal(size=s), jnp.float32)
+  x, w, a, b, bias, gain = (jax.device_put(np.float32(rng.normal(size=s)))
                             for s in ((7, 6), (6, 5), (6, 3), (3, 5), (5,), (5,)))
   key = jax.random.key(3)
   adapter = {'lora_a': a, 'lora_b': b, 'lora_key': jax.random.key_data(key), 'lora_rate': jnp.float32(.25)}

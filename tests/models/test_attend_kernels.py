@@ -37,7 +37,7 @@ def as_for_users() -> Iterator[None]:
 
 def tensors(num_queries: int, num_keys: int, *, heads: int = 4, width: int = 8) -> tuple[Array, ...]:
   rng = np.random.default_rng(0)
-  return tuple(jnp.asarray(rng.normal(size=(4, m, heads, width)), jnp.float32)
+  return tuple(jax.device_put(np.float32(rng.normal(size=(4, m, heads, width))))
                for m in (num_queries, num_keys, num_keys))
 
 

@@ -14,7 +14,7 @@ from vit_jax.models.kernels import depthwise
 
 
 def some(*shape: int, seed: int = 0) -> Array:
-  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+  return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape)))
 
 
 @pytest.mark.parametrize('is_same', [True, False])

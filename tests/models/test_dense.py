@@ -15,7 +15,7 @@ SHAPES = [((5,), (7,)), ((8,), (2, 3)), ((2, 3), (8,)), ((4, 4, 3), (5,))]
 
 def arguments(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[Array, Array, Array]:
   rng = np.random.default_rng(0)
-  x, kernel, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in (
+  x, kernel, bias = (jax.device_put(np.float32(rng.normal(size=s))) for s in (
       (6, *inputs), (*inputs, *outputs), outputs))
   return x, kernel, bias
 

@@ -18,6 +18,7 @@ FOUND = np.load(pathlib.Path(__file__).with_name('golden_positions.npz'))
 # The first six make the published loaders return zeros in the last row and column.
 PAIRS = [
     (28, 48), (32, 16), (16, 30), (28, 14), (48, 24), (30, 15), (14, 24), (7, 12), (24, 14), (1, 5), (5, 1)]
+resize = jax.jit(interpolate.resize, static_argnums=(1, 2, 3))  # one program for each shape, not five
 
 
 def align_corners(positions: np.ndarray, old: tuple[int, int], new: tuple[int, int]) -> np.ndarray:
@@ -33,7 +34,7 @@ def align_corners(positions: np.ndarray, old: tuple[int, int], new: tuple[int, i
 @pytest.mark.parametrize('old, new', PAIRS)
 def test_resize_is_bilinear_with_aligned_corners(old: int, new: int) -> None:
   positions = np.random.default_rng(0).normal(size=(old * old, 5)).astype(np.float32)
-  resized = interpolate.resize(positions, (old, old), (new, new), ALIGNED)
+  resized = resize(positions, (old, old), (new, new), ALIGNED)
   np.testing.assert_allclose(
       resized, align_corners(positions, (old, old), (new, new)), rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(resized[0], positions[0], rtol=1e-6)
@@ -45,7 +46,7 @@ def test_resize_is_bilinear_with_aligned_corners(old: int, new: int) -> None:
 def test_resize_takes_grids_that_are_not_square(old: tuple[int, int], new: tuple[int, int]) -> None:
   positions = np.random.default_rng(0).normal(size=(old[0] * old[1], 5)).astype(np.float32)
   np.testing.assert_allclose(
-      interpolate.resize(positions, old, new, ALIGNED), align_corners(positions, old, new), rtol=1e-5, atol=1e-5)
+      resize(positions, old, new, ALIGNED), align_corners(positions, old, new), rtol=1e-5, atol=1e-5)
 
 
 def test_resize_at_equal_size_is_the_identity() -> None:
@@ -58,7 +59,7 @@ def test_resize_at_equal_size_is_the_identity() -> None:
 @pytest.mark.parametrize('how', [how.value for how in PositionResize if how is not ALIGNED])
 def test_the_other_conventions_are_those_of_pytorch_and_dino(how: str, number: int) -> None:
   old, new = golden.GRIDS[number]
-  found = interpolate.resize(golden.drawn(old), old, new, PositionResize(how))
+  found = resize(golden.drawn(old), old, new, PositionResize(how))
   # 16 products of weights below 1.3 with values below 2, in f32 on both sides, and their f32 scale of coordinates
   np.testing.assert_allclose(found, FOUND[f'{how} {number}'], rtol=0, atol=5e-5)
 
@@ -71,7 +72,7 @@ def test_every_convention_keeps_what_is_the_same_everywhere(how: PositionResize)
 
 def test_the_offset_changes_a_side_that_keeps_its_length() -> None:
   positions = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
-  plain, moved = (np.asarray(interpolate.resize(positions, (3, 4), (3, 6), how)).reshape(3, 6, 2)
+  plain, moved = (np.asarray(resize(positions, (3, 4), (3, 6), how)).reshape(3, 6, 2)
                   for how in (PositionResize.BICUBIC, PositionResize.BICUBIC_OFFSET))
   np.testing.assert_allclose(interpolate.matrix(3, 3, PositionResize.BICUBIC), np.eye(3), atol=1e-12)
   assert np.abs(plain - moved).max() > .01 and np.abs(interpolate.matrix(3, 3, PositionResize.BICUBIC_OFFSET)
@@ -98,5 +99,5 @@ def test_a_2d_position_is_its_columns_half_and_its_rows_half() -> None:
 @pytest.mark.parametrize('grid', [(7, 4), (3, 6)])
 def test_resizing_a_2d_table_is_resizing_what_it_stands_for(how: PositionResize, grid: tuple[int, int]) -> None:
   row, column = jax.random.normal(jax.random.key(0), (3, 4)), jax.random.normal(jax.random.key(1), (5, 4))
-  whole = interpolate.resize(interpolate.joined(row, column, (3, 5), how), (3, 5), grid, how)
+  whole = resize(interpolate.joined(row, column, (3, 5), how), (3, 5), grid, how)
   np.testing.assert_allclose(interpolate.joined(row, column, grid, how), whole, rtol=1e-5, atol=1e-6)

@@ -20,7 +20,7 @@ POOL = AttentionPool(heads=4, mlp=48, gelu=Gelu.TANH, norm_eps=1e-6)
 def inputs() -> tuple[Params, Array]:
   tokens = jax.random.normal(jax.random.key(0), (3, 5, 32))
   rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda x: jnp.asarray(.3 * rng.normal(size=x.shape), jnp.float32),
+  params = jax.tree.map(lambda x: jax.device_put(np.float32(.3 * rng.normal(size=x.shape))),
                         jax.eval_shape(lambda key: initial(POOL, key, tokens), jax.random.key(1)))
   return params, tokens
 

@@ -46,7 +46,7 @@ def expected() -> tuple[schema.ViT, Params, Array, Array, Params]:
   image = jax.random.normal(jax.random.key(0), (6, 16, 24, 3))
   shapes, _ = jax.eval_shape(vit.build(settings, (16, 24)).init, jax.random.key(1), image)
   rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda x: jnp.asarray(.2 * rng.normal(size=x.shape), jnp.float32), shapes)
+  params = jax.tree.map(lambda x: jax.device_put(np.float32(.2 * rng.normal(size=x.shape))), shapes)
   with jax.numpy_dtype_promotion('strict'), jax.numpy_rank_promotion('raise'):
     value, gradient = compiled(settings)(params, image)
   return settings, params, image, value, gradient

@@ -93,7 +93,7 @@ def test_an_objective_with_a_teacher_gets_the_merged_parameters() -> None:
 
   rng = np.random.default_rng(0)
   path = 'backbone/blocks/mlp/up/'
-  leaves = {name: jnp.asarray(rng.normal(size=s), jnp.float32)
+  leaves = {name: jax.device_put(np.float32(rng.normal(size=s)))
             for name, s in (('kernel', (1, 6, 5)), ('lora_a', (1, 6, 2)), ('lora_b', (1, 2, 5)))}
   lora = schema.Lora(rank=2, alpha=6.)
   params = trees.unflatten({f'{path}{name}': leaves[name] for name in ('lora_a', 'lora_b')})

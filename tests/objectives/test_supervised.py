@@ -27,8 +27,8 @@ def task(**settings: object) -> Supervised:
 def measure(objective: Supervised) -> tuple[float, float, np.ndarray]:
   """Loss, its weight, and the logits it is of."""
   rng = np.random.default_rng(1)
-  batch = {'image': jnp.asarray(rng.normal(size=(6, 4, 4, 3)), jnp.float32), 'labels': jnp.asarray(LABELS, jnp.float32),
-           'mask': jnp.asarray(MASK, jnp.float32)}
+  batch = {'image': jax.device_put(np.float32(rng.normal(size=(6, 4, 4, 3)))), 'labels': np.float32(LABELS),
+           'mask': np.float32(MASK)}
   params, extra = objective.init(jax.random.key(0), batch)
   params = jax.tree.map(lambda x: 3. * x, params)
   view = objective.views()['student']

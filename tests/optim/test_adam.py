@@ -18,8 +18,8 @@ KINDS = [schema.AdamW(), schema.AdamW(mu_dtype=schema.DType.BF16), schema.Adam(w
 
 def tree(seed: int) -> dict[str, dict[str, jax.Array]]:
   rng = np.random.default_rng(seed)
-  return {'head': {'kernel': jnp.asarray(rng.normal(size=(5, 7)), jnp.float32),
-                   'bias': jnp.asarray(rng.normal(size=7), jnp.float32)}}
+  return {'head': {'kernel': jax.device_put(np.float32(rng.normal(size=(5, 7)))),
+                   'bias': jax.device_put(np.float32(rng.normal(size=7)))}}
 
 
 def test_equals_optax() -> None:

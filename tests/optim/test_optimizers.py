@@ -29,13 +29,13 @@ def schedule(step: jax.Array | int) -> jax.Array:
 
 def params() -> dict[str, dict[str, jax.Array]]:
   rng = np.random.default_rng(0)
-  return {'blocks': {'kernel': jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32)},
-          'head': {'kernel': jnp.asarray(rng.normal(size=(4, 7)), jnp.float32), 'bias': jnp.ones(7)}}
+  return {'blocks': {'kernel': jax.device_put(np.float32(rng.normal(size=(3, 4, 5))))},
+          'head': {'kernel': jax.device_put(np.float32(rng.normal(size=(4, 7)))), 'bias': jnp.ones(7)}}
 
 
 def gradients(step: int) -> dict[str, dict[str, jax.Array]]:
   rng = np.random.default_rng(step + 1)
-  return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params())
+  return jax.tree.map(lambda x: jax.device_put(np.float32(rng.normal(size=x.shape))), params())
 
 
 def take(config: optimizers.Kind, now: object, grads: Callable[[int], object],

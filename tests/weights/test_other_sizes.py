@@ -6,7 +6,6 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import loaded
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def test_positions_resized_when_loading_are_those_of_the_forward_pass(
   monkeypatch.setitem(loaded.MODELS, how, dataclasses.replace(SMALL, position_resize=schema.PositionResize(how)))
   own = loaded.weights(how)
   other = loading.at_size(own, preprocess.scaled(own.preprocess, PX))
-  image = jnp.asarray(np.random.default_rng(0).normal(size=(2, *PX, 3)), jnp.float32)
+  image = jax.device_put(np.float32(np.random.default_rng(0).normal(size=(2, *PX, 3))))
   first, second = (jax.jit(lambda x, one=one: inference.function(one)(inference.parameters(one), x).features.pooled)(
       image) for one in (own, other))
   assert other.params['backbone']['positions'].shape == (1, 1 + 8, 32)
