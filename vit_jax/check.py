@@ -99,7 +99,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
     UserError: the hardware is not known, the mesh or the batch does not divide over its devices, a schedule is longer
       than the run, the slices differ from those of the config, or the memory of a device is too small by arithmetic.
   """
-  from vit_jax.models.kernels import attend_kernels
+  from vit_jax.models.kernels import devices
   from vit_jax.objectives import kinds
   from vit_jax.optim import schedules
   from vit_jax.plan import plan as plans
@@ -118,7 +118,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
   peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
   schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
   for name, model in kinds.of(subject.config).models().items():
-    attend_kernels.check_devices(model, mesh, name=name)
+    devices.check_devices(model, mesh, name=name)
   return subject.layout
 
 

@@ -20,7 +20,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, Positions
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, attend_kernels, fused
+from vit_jax.models.kernels import attend, attend_kernels, fused, shards
 from vit_jax.models.vit.attention import Attention
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -100,7 +100,7 @@ def test_where_the_kernel_does_not_apply_there_is_a_reason(
 def test_images_with_too_many_tokens_are_left_to_xla_with_one_message(caplog: pytest.LogCaptureFixture) -> None:
   """When they are traced, as only then the number of tokens is known; other reasons are logged at the start."""
   caplog.set_level(logging.INFO)
-  attend_kernels._log_once.cache_clear()
+  shards.log_once.cache_clear()
   for kind, tokens, said in (('TPU v4', 196, 0), ('TPU v3', 576, 0), ('TPU v4', 576, 1), ('TPU v4', 576, 1)):
     with jax.sharding.use_abstract_mesh(mesh_of(kind)):
       is_fused = attend_kernels.is_fused(AttentionKernel.FUSED, fused.Shape(tokens, 16, 64), jnp.bfloat16)

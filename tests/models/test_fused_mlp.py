@@ -20,7 +20,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend_kernels, fused_mlp, mlp_kernels, norm_act
+from vit_jax.models.kernels import devices, fused_mlp, mlp_kernels, norm_act, shards
 from vit_jax.models.vit.block import Mlp
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -95,8 +95,7 @@ def test_activation_and_slope_are_those_of_the_plain_form(gelu: Gelu) -> None:
 
 
 def test_images_are_joined_so_that_sums_over_tokens_waste_little() -> None:
-  """5 images of 196 tokens fill 980 of 1,024 rows; 2 of 256 fill all of 512, as any number does, and more do not fit.
-  """
+  """5 images of 196 tokens fill 980 of 1,024 rows; 2 of 256 fill all of 512, and more do not fit."""
   assert fused_mlp.Shape(64, 196, 1024, 4096).together(2, fused_mlp.VMEM) == 5
   assert fused_mlp.Shape(32, 256, 1280, 5120).together(2, fused_mlp.VMEM) == 2
   assert fused_mlp.Shape(4, 196, 1024, 4096).together(2, 0) == 1
@@ -120,9 +119,6 @@ def test_where_the_kernel_does_not_apply_there_is_a_reason(
   assert mlp_kernels.problem(mesh_of(kind, tensor=tensor), (8, tokens, width), hidden, 2) == said
 
 
-VIT = schema.ViT(width=1024, heads=16, mlp=4096, mlp_kernel=MlpKernel.FUSED)
-
-
 @pytest.mark.parametrize(('options', 'mesh', 'said'), [
     ({}, mesh_of('TPU v6 lite'), ''), ({}, mesh_of('TPU v3'), 'it needs TPU v5e or v6e'),
     ({}, mesh_of('cpu', 'cpu'), 'mlp_kernel=fused is for TPUs; on cpu XLA computes the MLP'),
@@ -131,7 +127,7 @@ def test_a_run_without_the_kernel_says_so(
     options: dict[str, float], mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
   model = schema.ViT(width=1024, heads=16, mlp=4096, mlp_kernel=MlpKernel.FUSED, **options)  # type: ignore[arg-type]
-  attend_kernels.check_devices(model, mesh, name='model')
+  devices.check_devices(model, mesh, name='model')
   assert (said in caplog.text) if said else not caplog.text
 
 
@@ -184,7 +180,9 @@ def test_the_module_has_the_same_parameters_result_and_gradients() -> None:
 
 
 @pytest.mark.usefixtures('interpreted')
-def test_adapters_dropout_and_rows_without_images_are_left_to_xla() -> None:
+def test_adapters_dropout_and_rows_without_images_are_left_to_xla(caplog: pytest.LogCaptureFixture) -> None:
+  caplog.set_level(logging.INFO)
+  shards.log_once.cache_clear()
   params, x, key = parameters(), jnp.zeros((2, 3, 128)), jax.random.key(0)
   adapted = {**params['params'], 'up': {**params['params']['up'], 'lora_a': jnp.ones((128, 2)),
                                         'lora_b': jnp.ones((2, 128)), 'lora_gain': jnp.ones(128)}}
@@ -195,6 +193,8 @@ def test_adapters_dropout_and_rows_without_images_are_left_to_xla() -> None:
     module = Mlp(hidden=128, gelu=Gelu.TANH, dtype=jnp.float32, kernel=MlpKernel.FUSED, **options)
     with jax.sharding.use_abstract_mesh(mesh_of('TPU v6 lite')):
       assert module.bind({'params': leaves})._is_fused(*given) == expected
+    assert ('adapters are added to its products' in caplog.text) == (leaves is adapted)
+    caplog.clear()
 
 
 CYCLES = {'forward': 446_452, 'backward': 998_506}

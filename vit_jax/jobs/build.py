@@ -33,7 +33,7 @@ from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.jobs import text_towers
 from vit_jax.models import backbones, cost, probe
-from vit_jax.models.kernels import attend_kernels
+from vit_jax.models.kernels import devices
 from vit_jax.objectives import adapters, ema, kinds, sam
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
@@ -216,7 +216,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   meshes.check_batch(mesh, config.batch_size, config.train.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
-    attend_kernels.check_devices(model, mesh, name=name)
+    devices.check_devices(model, mesh, name=name)
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
   task = build_objective(config, backbone, num_classes, lengths=lengths)

@@ -22,7 +22,7 @@ from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
-from vit_jax.models.kernels import attend_kernels
+from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import mesh as meshes
@@ -81,7 +81,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   stage.begin('opening the data')
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
-  attend_kernels.check_devices(config.model, mesh, name='model')
+  devices.check_devices(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress, weights=found)

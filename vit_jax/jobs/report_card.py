@@ -28,7 +28,7 @@ from vit_jax.inspect import html_pages
 from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate_weights import WeightsSpec
-from vit_jax.models.kernels import attend_kernels
+from vit_jax.models.kernels import devices
 from vit_jax.record import run_directory, stage, storage
 from vit_jax.weights import loading, preprocess
 from vit_jax.weights.loading import Weights
@@ -112,7 +112,7 @@ def measure(config: schema.Config, spec: WeightsSpec, *, title: str, overridden:
   found = evaluate_weights.load(config, spec, overridden)
   config = evaluate_weights.with_weights(config, found, overridden)
   mesh, shard = build.open_mesh(config)
-  attend_kernels.check_devices(config.model, mesh, name='model')
+  devices.check_devices(config.model, mesh, name='model')
   state = evaluate_weights.state(found, mesh)
   measured: dict[str, Result] = {}
   reasons: dict[str, str] = {}

@@ -59,7 +59,7 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
                                jax.ShapeDtypeStruct((), jnp.int32))
 
   def init() -> TrainState:
-    keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')
+    keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')  # the second key is unused; one would differ
     params, extra = objective.init(keys['init'], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), extra)
 
@@ -99,6 +99,7 @@ def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Ba
 
 
 def _structs(batch: Batch, at: NamedSharding) -> Batch:
+  """Returns the shapes of a batch as the step sees them, so that what it traces is found again."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), batch)
 
 

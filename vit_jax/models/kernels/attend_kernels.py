@@ -14,7 +14,6 @@ nothing of parameters, positions or dropout.
 """
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from math import prod
@@ -31,8 +30,8 @@ from vit_jax.core import lazy, numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
-from vit_jax.models.kernels import fused, mlp_kernels
-from vit_jax.models.kernels.shards import dividing
+from vit_jax.models.kernels import fused
+from vit_jax.models.kernels.shards import dividing, log_once
 from vit_jax.models.kernels.tiles import LANES
 
 if TYPE_CHECKING:
@@ -90,14 +89,8 @@ def is_fused(kernel: AttentionKernel, shape: fused.Shape, dtype: DTypeLike) -> b
   mesh, itemsize = jax.sharding.get_abstract_mesh(), jnp.dtype(dtype).itemsize
   wrong_text = fused_problem(mesh, shape, itemsize)
   if wrong_text and not fused_problem(mesh, shape._replace(tokens=1), itemsize):  # others `check_devices` logs
-    _log_once(f'attention=fused does not apply, and XLA computes attention, as with attention=xla: {wrong_text}.')
+    log_once(f'attention=fused does not apply, and XLA computes attention, as with attention=xla: {wrong_text}.')
   return not wrong_text
-
-
-@functools.cache
-def _log_once(text: str) -> None:
-  """Logs a text that each block would log again while it is traced."""
-  log.info('%s', text)
 
 
 def fused_vmem_bytes(mesh: Mesh | AbstractMesh) -> int:
@@ -211,14 +204,13 @@ def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, k
 
 
 def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
-  """Makes sure that the devices run the kernels of a model, or logs that XLA's forms run in their place.
+  """Makes sure that the devices run the attention kernel of a model, or logs that XLA's form runs in its place.
 
   `name` is the dotted path of the model in its config.
 
   Raises:
-    UserError: the attention kernel is for such devices, but not for these.
+    UserError: the kernel is for such devices, but not for these.
   """
-  mlp_kernels.check_devices(model, mesh, name=name)
   device = mesh.abstract_mesh.abstract_device
   if not isinstance(model, schema.ViT) or not model.attention.platform or device is None:
     return

@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.core import lazy
 from vit_jax.core.types import Array
-from vit_jax.models.kernels.tiles import LANES, ROWS, dot
+from vit_jax.models.kernels.tiles import LANES, ROWS, dot, padded
 
 if TYPE_CHECKING:
   from jax.experimental import pallas as pl
@@ -57,12 +57,12 @@ class Shape(NamedTuple):
   @property
   def rows(self) -> int:
     """Tokens with padding."""
-    return -(-self.tokens // ROWS) * ROWS
+    return padded(self.tokens, ROWS)
 
   def vmem_bytes(self, itemsize: int, group: int = 1) -> int:
     """On-chip memory that the backward kernel needs: eight images, each twice, and the weights of a group of heads."""
-    image = self.rows * -(-self.heads * self.channels // LANES) * LANES * itemsize
-    return 16 * image + (3 + 3 * group) * 4 * self.rows * (-(-self.rows // LANES) * LANES)
+    image = self.rows * padded(self.heads * self.channels, LANES) * itemsize
+    return 16 * image + (3 + 3 * group) * 4 * self.rows * padded(self.rows, LANES)
 
   def group(self, itemsize: int, vmem_bytes: int) -> int:
     """Heads that the backward kernel computes together in so much memory on the chip."""
@@ -72,7 +72,7 @@ class Shape(NamedTuple):
   def window(self, head: int) -> tuple[int, int]:
     """The lanes of the tiles that a head lies in, from the first up to the last; of one tile if all heads fit in it."""
     width, begin, end = self.heads * self.channels, head * self.channels, (head + 1) * self.channels
-    return begin // LANES * LANES, min(-(-end // LANES) * LANES, width)
+    return begin // LANES * LANES, min(padded(end, LANES), width)
 
 
 class Window(NamedTuple):

@@ -5,7 +5,6 @@ kernels of the MLP. Knows nothing of parameters or dropout.
 """
 from __future__ import annotations
 
-import functools
 import logging
 from math import prod
 
@@ -19,7 +18,7 @@ from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import fused_mlp
-from vit_jax.models.kernels.shards import dividing
+from vit_jax.models.kernels.shards import dividing, log_once
 from vit_jax.models.kernels.tiles import LANES
 
 log = logging.getLogger('vit_jax.models')
@@ -31,20 +30,18 @@ UNSPLIT = ('tensor',)
 """Mesh axes that the hidden width is split over, which the kernel does not support."""
 
 
-def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTypeLike) -> bool:
-  """Whether the fused kernel is chosen for an input `[B, N, D]`, and runs on the devices of the current mesh."""
+def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTypeLike, *, is_adapted: bool) -> bool:
+  """Whether the fused kernel is chosen for an input `[B, N, D]`, and runs on the devices of the current mesh.
+
+  `is_adapted`: whether adapters (LoRA) are added to the products, which the kernel does not do.
+  """
   if kernel is not MlpKernel.FUSED or numerics.mesh_platform() != PLATFORM or len(shape) != 3:
     return False
-  wrong_text = problem(jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
+  wrong_text = 'adapters are added to its products' if is_adapted else problem(
+      jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
   if wrong_text:
-    _log_once(f'mlp_kernel=fused does not apply, and XLA computes the MLP, as with mlp_kernel=xla: {wrong_text}.')
+    log_once(f'mlp_kernel=fused does not apply, and XLA computes the MLP, as with mlp_kernel=xla: {wrong_text}.')
   return not wrong_text
-
-
-@functools.cache
-def _log_once(text: str) -> None:
-  """Logs a text that each block would log again while it is traced."""
-  log.info('%s', text)
 
 
 def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, itemsize: int) -> str:

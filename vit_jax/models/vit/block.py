@@ -75,7 +75,7 @@ class Mlp(nn.Module, kw_only=True):
     is_plain = self.has_bias and not (self.swiglu or self.inner_norm or (self.dropout and key is not None))
     layers: list[Any] = [self.get_variable('params', name, {}) for name in ('up', 'down')]
     is_adapted = any(name in layer for layer in layers for name in adapters.USED)
-    return is_plain and not is_adapted and mlp_kernels.is_fused(self.kernel, x.shape, self.hidden, self.dtype)
+    return is_plain and mlp_kernels.is_fused(self.kernel, x.shape, self.hidden, self.dtype, is_adapted=is_adapted)
 
 
 class Block(nn.Module, kw_only=True):
