@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.config.schema import Kernels
+from vit_jax.core import numerics
 from vit_jax.core.types import Array, Params
 from vit_jax.models import layers
+from vit_jax.models.kernels import forms
 from vit_jax.models.kernels.attend import attend, attention_weights, combine
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.positions import relative_logits
@@ -126,3 +129,24 @@ def test_a_query_may_ask_another_sequence() -> None:
   whole, _ = applied(module, params, x, x, num_sequences=2, dropout_key=None, capture=False)
   np.testing.assert_allclose(asked, whole[jnp.asarray([1, 7])], rtol=1e-4, atol=1e-5)
   assert captured['attention'].shape == (2, 4, 1, 5)
+
+
+@pytest.mark.parametrize(('kernels', 'num_barriers'), [(Kernels.FAST, 1), (Kernels.PLAIN, 0)])
+def test_on_a_tpu_the_projections_of_self_attention_read_one_array(
+    kernels: Kernels, num_barriers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+  """A barrier before them; none if keys and values have another input, or if forward-mode must work."""
+  x = jax.random.normal(jax.random.key(1), (2, 5, 32))
+  module, options = plain(forms=forms.select(kernels)), {'num_sequences': 2, 'dropout_key': None, 'capture': False}
+  params = initial(module, jax.random.key(0), x, x, **options)
+  wanted = applied(module, params, x, x, **options)[0]
+
+  def own(x: Array) -> Array:
+    return layers.applied(module, params, x, x, **options)[0]
+
+  def other(x: Array) -> Array:
+    return layers.applied(module, params, x, x + 0., **options)[0]
+
+  monkeypatch.setattr(numerics, 'mesh_platform', lambda: 'tpu')
+  counts = [str(jax.make_jaxpr(run)(x)).count('optimization_barrier') for run in (own, other)]
+  assert counts == [num_barriers, 0]
+  np.testing.assert_array_equal(jax.jit(own)(x), wanted)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels.dense import dense, plain_dense
+from vit_jax.models.kernels.dense import dense, plain_dense, shared
 
 SHAPES = [((5,), (7,)), ((8,), (2, 3)), ((2, 3), (8,)), ((4, 4, 3), (5,))]
 
@@ -54,3 +55,23 @@ def test_the_bias_gradient_is_summed_in_f32() -> None:
   gradient = jax.jit(jax.grad(lambda b: dense(x, kernel, b).sum()))(bias)
   assert gradient.dtype == jnp.bfloat16  # bf16 counts no further than 256 in steps of 1
   np.testing.assert_array_equal(gradient.astype(jnp.float32), 1000.)
+
+
+def test_on_a_tpu_the_input_of_several_products_and_its_gradient_are_arrays_of_their_own(
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(numerics, 'mesh_platform', lambda: 'tpu')
+  x = jnp.float32([1. + 2.**-10, 3.])
+  copies, pull = jax.vjp(lambda x: shared(x, jnp.bfloat16, 3), x)
+  for one in copies:
+    assert one.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(one.astype(jnp.float32), [1., 3.])
+  (dx,) = pull(tuple(jnp.full(2, size, jnp.bfloat16) for size in (256., 1., 1.)))
+  assert dx.dtype == jnp.float32
+  np.testing.assert_array_equal(dx, 258.)  # in bf16, 256 + 1 is 256
+  jaxpr = str(jax.make_jaxpr(lambda x, dys: jax.vjp(lambda x: shared(x, jnp.bfloat16, 3), x)[1](dys))(x, copies))
+  assert jaxpr.count('optimization_barrier') == 2
+
+
+def test_elsewhere_each_product_reads_the_input_itself() -> None:
+  x = jnp.ones(2)
+  assert all(one is x for one in shared(x, jnp.bfloat16, 3))

@@ -1,4 +1,4 @@
-"""The affine map of all layers, `y = x W + b`, in a plain form and with a gradient written by hand.
+"""The affine map of all layers, `y = x W + b`, in a plain form and with a gradient written by hand; and its input.
 
 Both forms compute the same; the second is the one in use. What is fastest differs by platform and is chosen when a
 program is lowered for one:
@@ -8,17 +8,23 @@ program is lowered for one:
     over the later layers again in each of them, which halves the speed of training. Here nothing is transposed.
   elsewhere: axes as they are. A TPU lays out the last two axes in tiles, of which a number of tokens is rarely a
     multiple: to join images and tokens into rows, and to part them again, is then a copy each time.
+  TPU, where several products have one input (`shared`): it is an array of its own, and so is its gradient. The
+    compiler would compute the norm before them again in each product, forward and backward, and the sums of the norm's
+    gradient within the last product, where both wait (BENCHMARKS.md).
 
 Knows nothing of parameters or modules.
 """
 from __future__ import annotations
 
+import functools
 from math import prod
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
+from vit_jax.core import numerics
 from vit_jax.core.types import Array
 
 
@@ -79,3 +85,30 @@ def _dot(a: Array, b: Array, of_a: range, of_b: range) -> Array:
 
 
 dense.defvjp(_forward, _backward)
+
+
+def plain_shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
+  """The input of several products: so many times `x`, of which each product casts its own to `dtype`."""
+  return (x,) * count
+
+
+def shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
+  """The same, but on TPUs in `dtype`, with a gradient that is summed in f32 and rounded to it; reverse-mode only."""
+  return (_materialized if numerics.mesh_platform() == 'tpu' else plain_shared)(x, dtype, count)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _materialized(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
+  return (lax.optimization_barrier(x.astype(dtype)),) * count
+
+
+def _share(x: Array, dtype: DTypeLike, count: int) -> tuple[tuple[Array, ...], Array]:
+  return _materialized(x, dtype, count), jnp.zeros(0, x.dtype)
+
+
+def _collect(dtype: DTypeLike, count: int, like: Array, dys: tuple[Array, ...]) -> tuple[Array]:
+  total = sum((dy.astype(jnp.float32) for dy in dys[1:]), dys[0].astype(jnp.float32))
+  return (lax.optimization_barrier(total.astype(dtype)).astype(like.dtype),)
+
+
+_materialized.defvjp(_share, _collect)

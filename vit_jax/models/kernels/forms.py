@@ -20,6 +20,7 @@ from vit_jax.models.kernels import attend, attend_kernels, dense, depthwise, nor
 class Forms(NamedTuple):
   """One form of each operation; arguments and results are those of the functions named `plain_…`."""
   dense: Callable[[Array, Array, Array], Array]
+  shared: Callable[..., tuple[Array, ...]]
   layer_norm: Callable[..., Array]
   gelu: Callable[..., Array]
   depthwise: Callable[..., Array]
@@ -36,10 +37,10 @@ def _once(form: Callable[..., Array], *static: int) -> Callable[..., Array]:
   return jax.jit(form, static_argnums=static, inline=True)
 
 
-FAST = Forms(_once(dense.dense), _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
+FAST = Forms(_once(dense.dense), dense.shared, _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
              _once(depthwise.depthwise, 2, 3), attend_kernels.attend)
-PLAIN = Forms(_once(dense.plain_dense), _once(norm_act.plain_layer_norm, 3), _once(norm_act.plain_gelu, 1),
-              depthwise.plain_depthwise, _plain_attend)
+PLAIN = Forms(_once(dense.plain_dense), dense.plain_shared, _once(norm_act.plain_layer_norm, 3),
+              _once(norm_act.plain_gelu, 1), depthwise.plain_depthwise, _plain_attend)
 
 
 def select(kernels: Kernels) -> Forms:

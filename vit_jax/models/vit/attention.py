@@ -75,11 +75,12 @@ class Attention(nn.Module, kw_only=True):
     """
     is_dropping = self.dropout > 0. and dropout_key is not None
     is_explicit = capture or is_dropping or attn_delta is not None or mask is not None
+    sources = self.forms.shared(x, self.dtype, 3) if context is x else (x, context, context)
     if not is_explicit and self._is_fused(x, context, num_sequences):
-      return self._fused(x, context, num_sequences), {}
+      return self._fused(sources, num_sequences), {}
 
     query, key, value = (self._projected(name, source, num_sequences)
-                         for name, source in (('query', x), ('key', context), ('value', context)))
+                         for name, source in zip(('query', 'key', 'value'), sources, strict=True))
     query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
                                         param=self.param, mixed_base=self.mixed_base)
     if is_explicit or relative is not None:
@@ -123,16 +124,16 @@ class Attention(nn.Module, kw_only=True):
     is_plain = not (self.positions is Positions.RELATIVE or self.positions.is_rotary or self.qk_norm or self.inner_norm)
     return is_plain and context.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.dtype)
 
-  def _fused(self, x: Array, context: Array, num_sequences: int) -> Array:
+  def _fused(self, sources: tuple[Array, ...], num_sequences: int) -> Array:
     """Attention by the fused kernel, all of whose arrays are `[B, N, D]`; adds the biases and sums their gradients."""
-    x_BND, context_BND = (a.reshape(num_sequences, -1, a.shape[-1]) for a in (x, context))
-    split = (self.heads, x.shape[-1] // self.heads)
+    shape = sources[0].shape
+    split = (self.heads, shape[-1] // self.heads)
     projections = [
         Projection(features=split, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=self._has_bias(name),
-                   num_batch_dims=2, forms=self.forms, name=name)(source)
-        for name, source in (('query', x_BND), ('key', context_BND), ('value', context_BND))]
+                   num_batch_dims=2, forms=self.forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
+        for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
-    y_BND = Dense(features=(x.shape[-1],), dtype=self.dtype, kernel_init=xavier_uniform, num_batch_dims=2, flat=True,
+    y_BND = Dense(features=shape[-1:], dtype=self.dtype, kernel_init=xavier_uniform, num_batch_dims=2, flat=True,
                   has_bias=self.out_bias, forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
-    return y_BND.reshape(x.shape)
+    return y_BND.reshape(shape)
