@@ -147,6 +147,7 @@ def test_on_a_tpu_the_projections_of_self_attention_read_one_array(
     return layers.applied(module, params, x, x + 0., **options)[0]
 
   monkeypatch.setattr(numerics, 'mesh_platform', lambda: 'tpu')
+  monkeypatch.setattr(numerics, 'mesh_device_kind', lambda: 'TPU v4')
   counts = [str(jax.make_jaxpr(run)(x)).count('optimization_barrier') for run in (own, other)]
   assert counts == [num_barriers, 0]
   np.testing.assert_array_equal(jax.jit(own)(x), wanted)

@@ -8,9 +8,9 @@ program is lowered for one:
     over the later layers again in each of them, which halves the speed of training. Here nothing is transposed.
   elsewhere: axes as they are. A TPU lays out the last two axes in tiles, of which a number of tokens is rarely a
     multiple: to join images and tokens into rows, and to part them again, is then a copy each time.
-  TPU, where several products have one input (`shared`): it is an array of its own, and so is its gradient. The
-    compiler would compute the norm before them again in each product, forward and backward, and the sums of the norm's
-    gradient within the last product, where both wait (BENCHMARKS.md).
+  TPU, where several products have one input (`shared`): it is an array of its own. The compiler would compute the norm
+    before them again in each product, forward and backward. On v3 and v4 so is its gradient, as the sums of the norm's
+    gradient take longer within the last product than after it (BENCHMARKS.md).
 
 Knows nothing of parameters or modules.
 """
@@ -26,6 +26,9 @@ from jax.typing import DTypeLike
 
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
+
+FUSE_GRADIENT = ('TPU v5 lite', 'TPU v6 lite')
+"""Kinds of TPUs on which the gradient of a shared input is not an array of its own."""
 
 
 def plain_dense(x: Array, kernel: Array, bias: Array) -> Array:
@@ -93,22 +96,25 @@ def plain_shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
 
 
 def shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
-  """The same, but on TPUs in `dtype`, with a gradient that is summed in f32 and rounded to it; reverse-mode only."""
-  return (_materialized if numerics.mesh_platform() == 'tpu' else plain_shared)(x, dtype, count)
+  """The same, but on TPUs in `dtype`, with gradients that are summed in f32; reverse-mode only."""
+  if numerics.mesh_platform() != 'tpu':
+    return plain_shared(x, dtype, count)
+  return _materialized(x, dtype, count, not any(kind in numerics.mesh_device_kind() for kind in FUSE_GRADIENT))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _materialized(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _materialized(x: Array, dtype: DTypeLike, count: int, is_whole: bool) -> tuple[Array, ...]:
+  """`is_whole`: whether the gradient is an array of its own, too."""
   return (lax.optimization_barrier(x.astype(dtype)),) * count
 
 
-def _share(x: Array, dtype: DTypeLike, count: int) -> tuple[tuple[Array, ...], Array]:
-  return _materialized(x, dtype, count), jnp.zeros(0, x.dtype)
+def _share(x: Array, dtype: DTypeLike, count: int, is_whole: bool) -> tuple[tuple[Array, ...], Array]:
+  return _materialized(x, dtype, count, is_whole), jnp.zeros(0, x.dtype)
 
 
-def _collect(dtype: DTypeLike, count: int, like: Array, dys: tuple[Array, ...]) -> tuple[Array]:
+def _collect(dtype: DTypeLike, count: int, is_whole: bool, like: Array, dys: tuple[Array, ...]) -> tuple[Array]:
   total = sum((dy.astype(jnp.float32) for dy in dys[1:]), dys[0].astype(jnp.float32))
-  return (lax.optimization_barrier(total.astype(dtype)).astype(like.dtype),)
+  return ((lax.optimization_barrier(total.astype(dtype)) if is_whole else total).astype(like.dtype),)
 
 
 _materialized.defvjp(_share, _collect)
