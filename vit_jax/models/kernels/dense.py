@@ -91,12 +91,21 @@ dense.defvjp(_forward, _backward)
 
 
 def plain_shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
-  """The input of several products: so many times `x`, of which each product casts its own to `dtype`."""
+  """The input of several products, once for each.
+
+  Args:
+    x: `[*rows, D]`, f32 or the compute dtype.
+    dtype: the compute dtype, to which each product casts its own.
+    count: number of products.
+
+  Returns:
+    So many times `x`.
+  """
   return (x,) * count
 
 
 def shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
-  """The same, but on TPUs in `dtype`, with gradients that are summed in f32; reverse-mode only."""
+  """Equal to `plain_shared`, but on TPUs in `dtype`, with gradients that are summed in f32; reverse-mode only there."""
   if numerics.mesh_platform() != 'tpu':
     return plain_shared(x, dtype, count)
   return _materialized(x, dtype, count, not any(kind in numerics.mesh_device_kind() for kind in FUSE_GRADIENT))
