@@ -85,6 +85,9 @@ def test_a_missing_compiler_is_reported_with_install_instructions(monkeypatch: p
 def test_the_compiling_process_uses_no_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
   assert topologies.environment(topologies.parse('v3:2x2')).items() >= {
       'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}.items()
+  monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_x=false --a=1 --xla_gpu_y --xla_force_host_platform_device_count=8')
+  flags = topologies.environment(topologies.parse('v3:2x2'))['XLA_FLAGS'].split()
+  assert flags == ['--a=1', '--xla_force_host_platform_device_count=8']
   monkeypatch.setenv('XLA_FLAGS', '--a=1 --xla_force_host_platform_device_count=8')
   flags = topologies.environment(topologies.parse('cpu:3'))['XLA_FLAGS'].split()
   assert flags == ['--a=1', '--xla_force_host_platform_device_count=3']

@@ -177,7 +177,9 @@ def environment(topology: Topology) -> dict[str, str]:
   """Variables that the compiling process must have before it imports jax."""
   match topology.chip.platform:
     case 'tpu':  # no TPU: no metadata server, a shared library, computation on the CPU
-      return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+      # The TPU compiler ends the process at a flag that it does not know, as most of those for CPUs and GPUs.
+      flags = re.sub(r'--xla_[cg]pu_\S*', '', os.environ.get('XLA_FLAGS', ''))
+      return {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'XLA_FLAGS': flags,
               'LIBTPU_INIT_ARGS': xla_flags.merged('tpu', os.environ.get('LIBTPU_INIT_ARGS', '')),
               'TPU_STDERR_LOG_LEVEL': '3', 'TPU_MIN_LOG_LEVEL': '3', 'TF_CPP_MIN_LOG_LEVEL': '3'}
     case 'cpu':
