@@ -9,8 +9,9 @@ program is lowered for one:
   elsewhere: axes as they are. A TPU lays out the last two axes in tiles, of which a number of tokens is rarely a
     multiple: to join images and tokens into rows, and to part them again, is then a copy each time.
   TPU, where several products have one input (`shared`): it is an array of its own. The compiler would compute the norm
-    before them again in each product, forward and backward. On v3 and v4 so is its gradient, as the sums of the norm's
-    gradient take longer within the last product than after it (BENCHMARKS.md).
+    before them again in each product, forward and backward. On TPUs other than v5e and v6e its gradient is an array,
+    too: on v3 and v4 the sums of the norm's gradient take longer within the last product than after it; others were
+    not compiled (BENCHMARKS.md).
 
 Knows nothing of parameters or modules.
 """
