@@ -11,13 +11,14 @@ import pytest
 import single
 
 from vit_jax import main
-from vit_jax.bench import child, job, results
+from vit_jax.bench import child, job
 from vit_jax.bench import own as bench_own
 from vit_jax.bench import peers as bench_peers
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
+from vit_jax.record import machine
 
 TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '--config.model.width=16',
         '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
@@ -89,7 +90,7 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
     assert peer[ratio] == pytest.approx(sum(b / a for a, b in zip(step[of], peer[of], strict=True)) / 2)
   assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
   assert network['matmul_flops'] > 1e7 and found['versions']['jax'] and found['device_kind'] == 'cpu'
-  assert found['processor'] == results.processor() and found['processor'] in shown
+  assert found['processor'] == machine.cpu_model() and found['processor'] in shown
   assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
 
 

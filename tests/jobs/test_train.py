@@ -21,7 +21,7 @@ from vit_jax.core import types
 from vit_jax.core.errors import DataStopped
 from vit_jax.data.pipeline import loader
 from vit_jax.jobs import report_page, resume
-from vit_jax.record import reader, run_directory
+from vit_jax.record import checkpoint_files, machine, reader, run_directory
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state
 
@@ -65,6 +65,9 @@ def test_a_run_leaves_what_it_promises(done: pathlib.Path) -> None:
   assert logged == [1, 4, 8, 12] and [int(r['step']) for r in record.rows if 'test/top1' in r] == [5, 10, 12]
   saved = [e for e in record.events if e['event'] == 'checkpoint']
   assert [e['step'] for e in saved] == [5, 10, 12] and saved[-1]['params_digest'] == final['params_digest']
+  begun = record.events[0]['machine']
+  assert begun['cpu_threads'] == machine.cpu_threads() and begun['versions']['jax'] == jax.__version__
+  assert begun == checkpoint_files.read_meta(done / 'checkpoints' / '12')['machine']
   page = (done / 'report.html').read_text()
   assert '<svg' in page and 'http://' not in page.replace('http://www.w3.org', '') and 'https://' not in page
   assert sorted(int(p.name) for p in (done / 'checkpoints').iterdir()) == [10, 12]

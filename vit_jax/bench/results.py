@@ -4,7 +4,6 @@ from __future__ import annotations
 import datetime
 import os
 import pathlib
-import platform
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ import numpy as np
 
 from vit_jax.bench import own
 from vit_jax.inspect import figures
-from vit_jax.jobs import runtime
 from vit_jax.plan import table
+from vit_jax.record import machine
 
 
 class Row(NamedTuple):
@@ -52,19 +51,10 @@ class Report(NamedTuple):
   px: int = 0
 
 
-def processor() -> str:
-  """The name of this machine's processor; '' if the system does not say."""
-  try:
-    rows = [line.partition(':') for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines()]
-  except OSError:
-    return platform.processor()
-  return next((value.strip() for name, _, value in rows if name.strip() == 'model name'), platform.processor())
-
-
 def render(reports: Sequence[Report]) -> str:
   """Returns the tables in Markdown."""
   lines = [f'{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} processors'
-           f'{f" ({name})" if (name := processor()) else ""}; medians of '
+           f'{f" ({name})" if (name := machine.cpu_model()) else ""}; medians of '
            f'{len(reports[0].rows[0].seconds)} turns, minimum and maximum in brackets.', '']
   on_cpu = jax.default_backend() == 'cpu'
   lines.append(table.table(
@@ -100,8 +90,8 @@ def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, An
   """Returns everything as JSON, with the command and the versions."""
   return {
       'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), 'command': sys.argv,
-      'versions': runtime.versions(), 'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
-      'processor': processor(), 'failures': list(failures),
+      'versions': machine.versions(), 'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
+      'processor': machine.cpu_model(), 'failures': list(failures),
       'networks': [{'model': r.model, 'px': r.px, 'batch_size': r.batch_size, 'peak_flops': r.peak_flops or None,
                     'matmul_flops': r.matmul_flops, **r.compiled._asdict(),
                     'parts': [{**row._asdict(), 'median_s': row.median_s, 'images_per_s': row.images / row.median_s,

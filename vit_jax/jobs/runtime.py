@@ -1,12 +1,10 @@
-"""Startup of every job that computes: platform, compilation cache, logging; and the versions of packages."""
+"""Startup of every job that computes: platform, compilation cache, logging."""
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import logging
 import os
 import pathlib
-import platform
 import re
 import sys
 import warnings
@@ -14,7 +12,6 @@ from types import TracebackType
 
 import jax
 
-from vit_jax import __version__
 from vit_jax.data.files import open_files
 from vit_jax.parallel import hardware, hosts
 from vit_jax.record import console, stage
@@ -117,10 +114,3 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     mallopt(_M_ARENA_MAX, 1)  # heaps of other arenas are at most 64 MiB; larger blocks are mapped
-
-
-def versions() -> dict[str, str]:
-  """Returns the versions of the packages that a result may depend on."""
-  packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
-  return {'vit_jax': __version__, 'python': platform.python_version(),
-          **{name: importlib.metadata.version(name) for name in packages}}

@@ -24,7 +24,7 @@ from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import run_directory, stage, storage
+from vit_jax.record import machine, run_directory, stage, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
@@ -103,8 +103,8 @@ class Run:
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total,
                     trackers=trackers.opener(self.config, self.workdir, start or None))
-    writer.event('start', command=sys.argv, versions=startup.versions(), devices=jax.device_count(),
-                 device_kind=jax.devices()[0].device_kind, processes=jax.process_count(), lost=lost._asdict())
+    writer.event('start', command=sys.argv, machine=machine.describe(), devices=jax.device_count(),
+                 processes=jax.process_count(), lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
     saving = self._saving_hook(start, writer, clock, latest)
@@ -233,7 +233,7 @@ class Run:
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
     how, antialias = geometry.eval_resampling(recipe)
-    return {'code': __version__, 'name': self.config.name, 'class_names': list(self.data.class_names),
+    return {'code': __version__, 'machine': machine.describe(), 'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
             'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
                               'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,

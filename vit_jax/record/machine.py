@@ -1,0 +1,113 @@
+"""Describes the machine that a run computes on: what its bits and its speed depend on beside the config.
+
+The description is in the `start` event of `metrics.jsonl` and in the meta of each checkpoint. On CPUs, the gradient of
+a weight or a bias is a sum that XLA splits by the size of its thread pool, and each instruction set rounds in other
+places; so two runs are equal bit for bit only where `differences` returns nothing.
+"""
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from vit_jax import __version__
+
+POOL_VARIABLES = ('PJRT_NPROC', 'NPROC')
+"""The first of these that is a number is the size of XLA's thread pool; otherwise it is the number of cores."""
+THREAD_NAME = 'tf_XLAEigen'
+"""The threads of XLA's pool, as Linux lists them."""
+CPUINFO = pathlib.Path('/proc/cpuinfo')
+ISA = {'amx_tile': 'AMX', 'avx512_fp16': 'AVX512_FP16', 'avx512_bf16': 'AVX512_BF16', 'avx512_vnni': 'AVX512_VNNI',
+       'avx512f': 'AVX512', 'avx2': 'AVX2', 'avx': 'AVX', 'sse4_2': 'SSE4_2', 'sve2': 'SVE2', 'sve': 'SVE', 'asimd': 'NEON'}
+"""Instruction sets by the names of Linux, the highest first."""
+_OF_THE_CPU = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_CPU_ISA')
+"""What the bits on a CPU depend on. The number of cores is not among them."""
+
+
+def describe(device_kind: str = '') -> dict[str, Any]:
+  """Returns what the bits and the speed of a run depend on, as JSON values.
+
+  Args:
+    device_kind: `jax.Device.device_kind` of the devices; '' = those of this process, which are initialized.
+  """
+  return {'device_kind': device_kind or jax.devices()[0].device_kind, 'cpu_threads': cpu_threads(), 'cores': cores(),
+          'cpu_model': cpu_model(), 'cpu_isa': cpu_isa(), 'XLA_FLAGS': os.environ.get('XLA_FLAGS', '').strip(),
+          'ONEDNN_MAX_CPU_ISA': os.environ.get('ONEDNN_MAX_CPU_ISA', ''), 'versions': versions()}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+  """Returns by name what differs between two descriptions and changes the bits, each as (before, now).
+
+  A name that one of them lacks, as in records of earlier versions, does not count.
+  """
+  is_cpu = before.get('device_kind') == now.get('device_kind') == 'cpu'
+  names = ['device_kind', *(_OF_THE_CPU if is_cpu else ())]
+  found = {name: (before[name], now[name]) for name in names
+           if name in before and name in now and before[name] != now[name]}
+  old, new = (one.get('versions', {}) for one in (before, now))
+  return found | {name: (old[name], new[name]) for name in ('jax', 'jaxlib')
+                  if name in old and name in new and old[name] != new[name]}
+
+
+def cores() -> int:
+  """Returns the number of cores that this process may use: its affinity, as set by taskset, Slurm or a container."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def cpu_threads() -> int:
+  """Returns the size of XLA's thread pool on CPUs; before a device is initialized, the size that it would have."""
+  return running_threads() or given_threads()[1] or cores()
+
+
+def given_threads() -> tuple[str, int]:
+  """Returns the variable of the environment that sets the size of the pool, and its number; ('', 0) if none does."""
+  return next(((name, int(text)) for name in POOL_VARIABLES
+               if re.fullmatch(r'\s*[0-9]+\s*', text := os.environ.get(name, '')) and int(text)), ('', 0))
+
+
+def running_threads() -> int:
+  """Returns the number of threads in XLA's pool: 0 before a device is initialized, and where Linux does not list them.
+
+  A process cannot change its pool after that.
+  """
+  tasks = pathlib.Path('/proc/self/task')
+  if not tasks.is_dir():
+    return 0
+  return sum(_name_of(task).startswith(THREAD_NAME) for task in tasks.iterdir())
+
+
+def _name_of(task: pathlib.Path) -> str:
+  try:
+    return (task / 'comm').read_text()
+  except OSError:  # the thread has ended
+    return ''
+
+
+def cpu_model() -> str:
+  """Returns the name of the processor; '' if the system does not tell it."""
+  return _processor('model name') or platform.processor()
+
+
+def cpu_isa() -> str:
+  """Returns the highest instruction set of the processor that changes how sums are rounded; '' if it is not known."""
+  flags = set((_processor('flags') or _processor('Features')).split())
+  return next((name for flag, name in ISA.items() if flag in flags), '')
+
+
+def _processor(field: str) -> str:
+  """Returns a field of the first processor that Linux lists; '' if there is none."""
+  found = re.search(rf'^{field}\s*: *(.*)$', CPUINFO.read_text(), re.M) if CPUINFO.is_file() else None
+  return found[1].strip() if found else ''
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of the packages that a result may depend on."""
+  packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
+  return {'vit_jax': __version__, 'python': platform.python_version(),
+          **{name: importlib.metadata.version(name) for name in packages}}
