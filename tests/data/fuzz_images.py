@@ -17,11 +17,11 @@ import time
 import numpy as np
 from PIL import Image
 
+from tests import fuzzing
 from vit_jax.config.schema import Interpolation
 from vit_jax.data.image import decode, geometry, headers
 from vit_jax.data.image.headers import BadImage, DecodeOptions
 
-ALLOWED_BYTES = 2 * 2**30
 SLOWEST_S = 20.
 NUMBERS = (0, 1, 2**15, 30_000, 2**24, 2**31 - 1, 2**32 - 1)
 
@@ -122,9 +122,7 @@ def run(num: int, seed: int) -> dict[str, object]:
 def main(arguments: list[str]) -> None:
   num, seed = map(int, arguments)
   run(5, seed)  # what is imported late
-  with open('/proc/self/statm') as file:
-    base = int(file.read().split()[0]) * resource.getpagesize()
-  resource.setrlimit(resource.RLIMIT_AS, (base + ALLOWED_BYTES,) * 2)
+  fuzzing.limit_memory()
   print(json.dumps(run(num, seed)))
 
 

@@ -1,41 +1,30 @@
 """Mutated weight files: three families in four containers, changed at random, read by a process with little memory.
 
-Run as a program it is that process: `python -m tests.weights.fuzz DIRECTORY FIRST LAST` makes and reads the cases with
-these numbers, and prints a line of JSON for each. A case depends on its number alone.
+Run as a program it is that process: `python -m tests.weights.fuzz FIRST LAST` makes and reads the cases with these
+numbers (`tests/fuzzing.py`). A case depends on its number alone.
 """
 from __future__ import annotations
 
 import functools
 import io
-import json
 import math
 import pathlib
 import pickletools
 import re
-import resource
-import signal
 import struct
 import sys
-import time
-import traceback
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from tests import fuzzing
 from tests.weights import drawn, test_pickles
-from vit_jax.core.errors import UserError
 
-MEMORY = 2 << 30  # bytes beside what the imports take
-CPU_S = 10.  # of one case
 KINDS = ('vision_transformer.npz', 'timm.safetensors', 'mae.pth', 'dino.pth')
 Tensors = dict[str, np.ndarray]
 Rng = np.random.Generator
-
-
-class Hang(BaseException):
-  """A case that takes longer than `CPU_S`."""
 
 
 def vit(kind: str, d: int = 8, mlp: int = 12, depth: int = 2, patch: int = 4, side: int = 2,
@@ -329,25 +318,20 @@ def result(path: pathlib.Path, content: bytes) -> dict[str, Any]:
   from vit_jax.weights import addresses as places
   from vit_jax.weights import loading
   path.write_bytes(content)
-  signal.setitimer(signal.ITIMER_PROF, CPU_S)
-  found: dict[str, Any] = {}
-  try:
-    try:
-      places.local(f'https://host/{path.name}', opener=lambda _: _Response(content))
-      found['kept'] = True
-    except UserError as error:
-      found |= {'kept': False, 'why': str(error)}
+
+  def fetch() -> None:
+    places.local(f'https://host/{path.name}', opener=lambda _: _Response(content))
+
+  def load() -> dict[str, list[int]]:
     loaded = loading.load(str(path), model='heads=2,decoder_heads=2')
-    found['shapes'] = {name: list(leaf.shape) for name, leaf in trees.flatten(loaded.params).items()}
-  except UserError as error:
-    found['refused'] = str(error)
-  except (Exception, Hang):
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    found['error'] = traceback.format_exc()
-  finally:
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    path.unlink()
-  return found
+    return {name: list(leaf.shape) for name, leaf in trees.flatten(loaded.params).items()}
+
+  fetched = fuzzing.outcome(fetch)
+  found = fuzzing.outcome(load)
+  path.unlink()
+  found |= {key: fetched[key] for key in ('error',) if key in fetched}
+  found |= {'shapes': found.pop('read')} if 'read' in found else {}
+  return {**found, 'kept': 'read' in fetched, **({'why': fetched['refused']} if 'refused' in fetched else {})}
 
 
 def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -363,27 +347,20 @@ def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
   return remembered
 
 
-def main(directory: str, first: int, last: int) -> None:
-  def hang(*_: object) -> None:
-    raise Hang
+def one(number: int) -> dict[str, Any]:
+  """What became of a case."""
+  kind, mutation, content = case(number)
+  return {'kind': kind, 'mutation': mutation, **result(pathlib.Path(f'{number}-{kind}'), content)}
 
-  import os
-  os.chdir(directory)
-  signal.signal(signal.SIGPROF, hang)
+
+def main(arguments: list[str]) -> None:
   from vit_jax.weights import loading
   loading.expected = _remembered(loading.expected)
   for kind in KINDS:
     found = result(pathlib.Path(kind), whole(kind))
     assert 'shapes' in found, found
-  used = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
-  resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY,) * 2)
-  for number in range(first, last):
-    kind, mutation, content = case(number)
-    start = time.process_time()
-    found = result(pathlib.Path(f'{number}-{kind}'), content)
-    print(json.dumps({'number': number, 'kind': kind, 'mutation': mutation, 'cpu_s': time.process_time() - start,
-                      **found}), flush=True)
+  fuzzing.main(one, arguments)
 
 
 if __name__ == '__main__':
-  main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+  main(sys.argv[1:])

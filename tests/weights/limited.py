@@ -5,14 +5,15 @@ import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.fuzzing import ROOT
+
 _START = """
-import pathlib, resource, sys
+import pathlib, sys
+from tests import fuzzing
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files
 assert 'jax' not in sys.modules
-used = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + MEBIBYTES * 2**20,) * 2)
+fuzzing.limit_memory(MEBIBYTES * 2**20)
 """
 _READ = """
 for path in sys.argv[1:]:

@@ -1,19 +1,15 @@
 """Damaged and malicious weight files: each is loaded whole, or is an error with a reason; nothing else happens."""
 from __future__ import annotations
 
-import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from tests.weights import fuzz, limited
+from tests import fuzzing
+from tests.weights import fuzz
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files
 
-CASES = 2000
 REASON = ('got ', 'cannot be used: ')
 
 
@@ -23,15 +19,7 @@ def tree(folder: pathlib.Path) -> list[str]:
 
 def run(tmp_path: pathlib.Path, first: int, last: int) -> list[dict]:
   """The results of cases, read in a process that may write into `tmp_path` alone, and should into its cache alone."""
-  for name in ('work', 'home', 'cache', 'tmp'):
-    (tmp_path / name).mkdir()
-  environ = os.environ | {'HOME': str(tmp_path / 'home'), 'XDG_CACHE_HOME': str(tmp_path / 'cache'),
-                          'TMPDIR': str(tmp_path / 'tmp'), 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(limited.ROOT)}
-  environ.pop('JAX_COMPILATION_CACHE_DIR', None)
-  words = [sys.executable, '-m', 'tests.weights.fuzz', str(tmp_path / 'work'), str(first), str(last)]
-  done = subprocess.run(words, capture_output=True, text=True, cwd=limited.ROOT, env=environ, timeout=800)
-  assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
-  return [json.loads(line) for line in done.stdout.splitlines()]
+  return fuzzing.run('tests.weights.fuzz', first, last, home=tmp_path, timeout_s=800.)
 
 
 def check(results: list[dict], tmp_path: pathlib.Path) -> None:
@@ -53,14 +41,14 @@ def check(results: list[dict], tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow  # 2,000 files in about 60 s of CPU
 def test_thousands_of_mutated_files_are_loaded_or_refused_with_a_reason(tmp_path: pathlib.Path) -> None:
-  results = run(tmp_path, 0, CASES)
-  assert len(results) == CASES
+  results = run(tmp_path, 0, fuzzing.CASES)
+  assert len(results) == fuzzing.CASES
   check(results, tmp_path)
   for mutation in fuzz.MUTATIONS:  # each reaches the readers with every kind
     own = [one for one in results if one['mutation'] == mutation.__name__]
     assert {one['kind'] for one in own} == set(fuzz.KINDS) and any('refused' in one for one in own)
   loaded = [one for one in results if 'shapes' in one]
-  assert len(loaded) > CASES // 50
+  assert len(loaded) > fuzzing.CASES // 50
   for one in loaded:
     if one['mutation'] not in ('tensors', 'networks', 'spliced', 'edited'):  # those name other networks
       assert one['shapes']['backbone/norm/scale'] == [8]
