@@ -65,7 +65,8 @@ def optimizers(source: str) -> dict[str, s.Config]:
   """ResNets pre-trained with Adam, and with BiT's SGD."""
   sgd = s.Sgd(
       lr=.03, base_batch_size=256, momentum=.9, weight_decay=1e-4, clip_norm=0., schedule=s.Schedule(
-          s.Decay.STEPS, warmup='5_000 steps', milestones=('25 %', '57.5 %', '75 %', '92.5 %'), gamma=.1))
+          s.Decay.STEPS, warmup='5_000 steps', warmup_form=s.Warmup.FROM_ZERO,
+          milestones=('25 %', '57.5 %', '75 %', '92.5 %'), gamma=.1))
   found: dict[str, s.Config] = {}
   for name, rate in RATES.items():
     config = jft_run(name, sizes.model(name), rate, source)

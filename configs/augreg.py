@@ -6,6 +6,9 @@ Source:   arXiv 2106.10270, sections 3.1 to 3.3: batch 4,096, lr 1e-3, cosine, w
           paper multiplies its decay with the learning rate: 0.1 here is its 0.1. Crops, RandAugment's pixels, and the
           evaluation, which shrinks to 256 px by area, as in google-research/big_vision configs/vit_i1k.py and
           vit_i21k.py.
+Differs:  The head is linear, as in the paper and in most released weights; the programs have a hidden layer with tanh
+          (vit_i1k.py: rep_size=True) and mean pooling (vit_i21k.py). vit_i21k.py trains on all images but 51,200, which
+          evaluate; here all train.
 Levels:   none, light1, light2, medium1, medium2, strong1, strong2 by the paper's names; by those in file names of the
           released weights aug_none, aug_light0, aug_light1, aug_medium1 …: aug_light1 is the paper's light2.
 Run:      python -m vit_jax.main --config=configs/augreg.py:B/16,i21k,medium1,wd=0.1 --workdir=runs/augreg
@@ -16,6 +19,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/augreg.py:B/16,i21k
           without collectives; those one after the other, hidden behind nothing.
           topology           devices  peak GiB        step ms  collectives   MFU        steps   hours  core-days
           v3:8x8                 128   2.92 of 15.48    129.4          6.8   42.4%  1,039,828    37.4        199
+          The table was made with Adam's first moment in float32, and has not been renewed.
 Expected: ImageNet top-1 after 300 epochs of i21k and fine-tuning at 384 px: Ti/16 78.22 %, S/16 83.73 %, B/16 85.49 %,
           L/16 85.59 %, R50+L/32 85.99 % (their Table 3, recommended settings). Not run here.
 """
@@ -46,7 +50,8 @@ def get_config(arguments: str = '') -> s.Config:
       batch_size=4096, image_px=(224, 224), data=data, model=model,
       head=s.Head(bias_init=-10. if many else -6.9),
       objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
-      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=float(given['wd']), clip_norm=1., schedule=s.Schedule(
-          s.Decay.COSINE, warmup='10_000 steps')),
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=float(given['wd']), clip_norm=1., mu_dtype=s.DType.BF16,
+                        schedule=s.Schedule(
+          s.Decay.COSINE, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import finetune, sizes, studies
 
 MODELS = ('BiT-R50x1', *(name for name in finetune.MODELS if name != 'BiT-R50x1'))
-LENGTHS = (  # up to so many examples: steps, steps of the drops, steps of warm-up
+LENGTHS = (  # up to so many examples: steps, last steps before the drops, steps of warm-up
     (20_000, 500, (200, 300, 400), 100), (500_000, 10_000, (3_000, 6_000, 9_000), 500),
     (math.inf, 20_000, (6_000, 12_000, 18_000), 500))
 SMALL_PX, MIXUP_FROM = 96, 20_000
@@ -44,7 +44,8 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
       optimizer=s.Sgd(
           lr=.003, momentum=.9, weight_decay=0., clip_norm=0., schedule=s.Schedule(
-              s.Decay.STEPS, warmup=f'{warmup} steps', milestones=tuple(f'{step} steps' for step in drops), gamma=.1)),
+              s.Decay.STEPS, warmup=f'{warmup} steps', warmup_form=s.Warmup.FROM_ZERO,
+              milestones=tuple(f'{step + 1} steps' for step in drops), gamma=.1)),
       evals={'test' if phase == 'final' else 'val': s.TopK(every='10 %')},
       checkpoints=s.Checkpoints(every='10 %'),
       init_settings=s.InitSettings.NETWORK)  # BiT resizes images without preserving the aspect ratio

@@ -6,8 +6,11 @@ Source:   arXiv 1912.11370, section 3.2: SGD with momentum 0.9, lr 0.03 for 256 
           steps of warm-up; 90 epochs with a tenth of the rate from epochs 30, 60, 80 on, of JFT 40 epochs with drops at
           10, 23, 30, 37. The numbers were not checked again, except rate, batch, warm-up, clipping, sigmoid loss and
           head bias of i21k, as google-research/big_vision configs/bit_i21k.py has them (with a cosine); evaluation as
-          there. The decay is coupled: it is part of the gradient, before the momentum (decay_by=gradient).
+          there. Clipping at norm 1 is of both programs (bit_i1k.py, bit_i21k.py); the paper names none, and JFT follows
+          them. The decay is coupled: it is part of the gradient, before the momentum (decay_by=gradient).
           --config.optimizer.decay_by=lr decouples it (SGDW), decay_by=schedule as big_vision's `momentum` does.
+Differs:  The programs are later than the paper, which is followed here: both have a cosine and a decoupled decay,
+          bit_i1k.py also lr 0.1 for 256 images, 1,000 steps of warm-up and 99 % of train.
 Run:      python -m vit_jax.main --config=configs/bit_pretrain.py:BiT-R50x1,i21k --workdir=runs/bit
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/bit_pretrain.py:BiT-R50x1,i1k --topology=v3:8x8
@@ -43,6 +46,7 @@ def get_config(arguments: str = '') -> s.Config:
       head=s.Head(bias_init=0. if is_i1k else -10.),
       objective=s.Supervised(loss=s.Loss.SOFTMAX if is_i1k else s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.Sgd(lr=.03, base_batch_size=256, momentum=.9, weight_decay=1e-4, clip_norm=1., schedule=s.Schedule(
-          s.Decay.STEPS, warmup='5_000 steps', milestones=tuple(f'{drop} epochs' for drop in drops), gamma=.1)),
+          s.Decay.STEPS, warmup='5_000 steps', warmup_form=s.Warmup.FROM_ZERO,
+          milestones=tuple(f'{drop} epochs' for drop in drops), gamma=.1)),
       evals={'val': s.TopK(every='5 epochs')},
       checkpoints=s.Checkpoints(every='1 epochs'))

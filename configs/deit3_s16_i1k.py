@@ -5,8 +5,10 @@ Source:   arXiv 2204.07118, Table 1, and its published command for ViT-S (facebo
           augment.py, models_v2.py): batch 2,048, lr 4e-3 to 1e-5, decay 0.05, repeated augmentation, 3-Augment with
           jitter 0.3, mixup 0.8 or cutmix 1, drop path 0.05 in every block alike, LayerScale 1e-4; every class that a
           mixed image has is a target of 1. apex's LAMB clips at norm 1 and scales only decayed kernels by trust ratios.
-          Crop ratio 1 in evaluation, as in mmpretrain's copy of the recipe. Differs: here the class token has a
-          position.
+          Crop ratio 1 in evaluation (the command's --eval-crop-ratio 1.0). The learning rate changes once an epoch, one
+          epoch late, along a cosine from epoch 0, as timm's scheduler and the program's loop have it.
+Differs:  Here the class token has a position. Mixing is drawn once for the batch, and there on each of its 8 devices;
+          copies of an image have one partner and one share here, and several there.
 Run:      python -m vit_jax.main --config=configs/deit3_s16_i1k.py --workdir=runs/deit3_s16_i1k
 Expected: the repository's table has top-1 81.4 % (ImageNet-v2 70.5 %). Not run here.
 """
@@ -34,6 +36,8 @@ def get_config() -> s.Config:
       objective=s.Supervised(loss=s.Loss.BCE, threshold=0., label_smoothing=0.),
       optimizer=s.Lamb(lr=4e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1., eps=1e-8,
                        trust_ratio_mask=('.*/kernel',),
-                       schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
+                       schedule=s.Schedule(
+                           s.Decay.COSINE, warmup='5 epochs', warmup_form=s.Warmup.FROM_ZERO, warmup_lr=1e-6,
+                           decay_from_start=True, stairs='1 epoch', lag='1 epoch', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs', metrics=('ece',))},
       checkpoints=s.Checkpoints(every='5 epochs'))

@@ -5,7 +5,10 @@ Source:   arXiv 2012.12877, Table 9, and the defaults of its released program, f
           1,024, AdamW 5e-4 for 512 images down to 1e-5, decay 0.05, 5 epochs of warm-up, no clipping, smoothing 0.1,
           stochastic depth 0.1, three repeats of each image in a batch, RandAugment m9-mstd0.5-inc1, mixup 0.8 or cutmix
           1, erasing 0.25. timm's conventions throughout: ImageNet's mean and deviation, bicubic with antialias, exact
-          GELU.
+          GELU. The learning rate changes once an epoch, one epoch late, along a cosine from epoch 0, as timm's
+          scheduler and the program's loop have it.
+Differs:  Mixing is drawn once for the batch, and there on each of its devices; copies of an image have one partner and
+          one share here, and several there.
 Run:      python -m vit_jax.main --config=configs/deit_b16_i1k.py --workdir=runs/deit_b16_i1k
           --config.model.dtype=bfloat16
           size=S/16 or size=Ti/16 trains a smaller model.
@@ -37,6 +40,8 @@ def get_config(arguments: str = '') -> s.Config:
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=5e-4, base_batch_size=512, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
-                        schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5)),
+                        schedule=s.Schedule(
+                            s.Decay.COSINE, warmup='5 epochs', warmup_form=s.Warmup.FROM_ZERO, warmup_lr=1e-6,
+                            decay_from_start=True, stairs='1 epoch', lag='1 epoch', end_lr=1e-5)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

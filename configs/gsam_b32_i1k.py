@@ -36,7 +36,7 @@ def get_config() -> s.Config:
       objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(
           lr=3e-3, b1=.9, b2=.999, weight_decay=1e-3, clip_norm=1., decay_by=s.DecayBy.SCHEDULE,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=3e-5)),
+          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=3e-5)),
       train=s.Train(sam=s.Sam(rho=.6, rho_end=.1, alpha=.6)),
       evals={'val': s.TopK(every='10 epochs', metrics=('ece',)),
              'minival': s.TopK(every='10 epochs', split='train[99%:]')},

@@ -46,7 +46,7 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(
           lr=rate, base_batch_size=256, b1=.9, b2=.999, weight_decay=.05, layer_decay=layer_decay, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-6)),
+          schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', warmup_form=s.Warmup.FROM_ZERO, end_lr=1e-6)),
       evals={'test' if phase == 'final' else 'val': s.TopK(every='10 %')},
       checkpoints=s.Checkpoints(every='10 %'),
       init_settings=s.InitSettings.WEIGHTS if dataset == 'own' else s.InitSettings.NETWORK)

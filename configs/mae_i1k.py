@@ -41,6 +41,6 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Mae(mask_ratio=.75, norm_pix_loss=True, decoder_width=512, decoder_depth=8, decoder_heads=16),
       optimizer=s.AdamW(lr=1.5e-4, base_batch_size=256, b1=.9, weight_decay=.05, weight_decay_mask=DECAYED, b2=.95,
                         clip_norm=0.,
-                        schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs')),
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs', warmup_form=s.Warmup.FROM_ZERO)),
       evals={'knn': s.Knn(every='100 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs'))

@@ -38,7 +38,7 @@ def get_config(arguments: str = '') -> s.Config:
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=1e-4, base_batch_size=256, b1=.9, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
-          s.Decay.COSINE, warmup='20 epochs')),
+          s.Decay.COSINE, warmup='20 epochs', warmup_form=s.Warmup.FROM_ZERO)),
       train=s.Train(ema=.9999),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

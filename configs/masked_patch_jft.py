@@ -27,5 +27,5 @@ def get_config(arguments: str = '') -> s.Config:
       model=sizes.vit('B/16'),
       objective=s.MaskedPatch(s.PatchTarget(given['target']), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),
       optimizer=s.AdamW(lr=2e-4, b1=.9, b2=.999, weight_decay=0., clip_norm=0., schedule=s.Schedule(
-          s.Decay.COSINE, warmup='10_000 steps')),
+          s.Decay.COSINE, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO)),
       checkpoints=s.Checkpoints(every='5_000 steps'))

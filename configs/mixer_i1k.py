@@ -3,8 +3,8 @@
 Data:     TFDS `imagenet2012`, 99 % of train: 1,268,355 images; the other 1 % is `minival`. 1,000 classes.
 Source:   arXiv 2105.01601, Table 4 (300 epochs, lr 1e-3, decay 0.1, RandAugment magnitude 15, mixup 0.5, stochastic
           depth 0.1); two operations, batch 4,096, warm-up 10,000, linear decay to 1e-8, sigmoid loss and head bias
-          -6.9 as in google-research/big_vision configs/mlp_mixer_i1k.py. There a branch that is kept under stochastic
-          depth is not scaled up; here it is.
+          -6.9 as in google-research/big_vision configs/mlp_mixer_i1k.py.
+Differs:  There a branch that is kept under stochastic depth is not scaled up; here it is.
 Run:      python -m vit_jax.main --config=configs/mixer_i1k.py:B/16 --workdir=runs/mixer_b16
           --config.model.dtype=bfloat16
           S/32, S/16, B/32 and L/16 too; epochs=60 is the short run.
@@ -34,6 +34,6 @@ def get_config(arguments: str = '') -> s.Config:
               eval_area=True)),
       model=model, head=s.Head(bias_init=-6.9), objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., schedule=s.Schedule(
-          s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-8)),
+          s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=1e-8)),
       evals={'val': s.TopK(every='10 epochs'), 'minival': s.TopK(every='10 epochs', split='train[99%:]')},
       checkpoints=s.Checkpoints(every='5 epochs'))

@@ -88,7 +88,8 @@ def large_run(model: str, source: str, number: int) -> s.Config:
           initial_scale=1. / scale**2, momentum=.9,
           weight_decay_mask=DECAYED if isinstance(network, s.EfficientNet) else s.Optimizer().weight_decay_mask,
           schedule=s.Schedule(
-              s.Decay.EXPONENTIAL, warmup=f'{5 * EPOCH:.0f} steps', gamma=DROP, every=f'{2.4 * EPOCH:.0f} steps')),
+              s.Decay.EXPONENTIAL, warmup=f'{5 * EPOCH:.0f} steps', warmup_form=s.Warmup.FROM_ZERO,
+              gamma=DROP, every=f'{2.4 * EPOCH:.0f} steps')),
       train=s.Train(ema=.9999), evals={'val': s.TopK(every='5 %')}, checkpoints=s.Checkpoints(every='1 %'))
 
 

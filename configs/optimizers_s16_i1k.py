@@ -13,7 +13,7 @@ from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
 WARM = '10_000 steps'
-COSINE = s.Schedule(s.Decay.COSINE, warmup=WARM)
+COSINE = s.Schedule(s.Decay.COSINE, warmup=WARM, warmup_form=s.Warmup.FROM_ZERO)
 CHANGES: dict[str, s.AdamW | s.Adam | s.Adafactor | s.Lamb | s.Lion] = {
     'none': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16, schedule=COSINE),
     'adam': s.Adam(lr=1e-3, b1=.9, b2=.999, weight_decay=1e-4, clip_norm=1., schedule=COSINE),
@@ -24,9 +24,10 @@ CHANGES: dict[str, s.AdamW | s.Adam | s.Adafactor | s.Lamb | s.Lion] = {
     'agc': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, mu_dtype=s.DType.BF16, schedule=COSINE, clip_norm=0.,
                    clip_adaptive=.01),
     'wsd': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16, schedule=s.Schedule(
-        s.Decay.CONSTANT, warmup=WARM, cooldown='20 %')),
+        s.Decay.CONSTANT, warmup=WARM, warmup_form=s.Warmup.FROM_ZERO, cooldown='20 %')),
     'steps': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., mu_dtype=s.DType.BF16, schedule=s.Schedule(
-        s.Decay.STEPS, warmup=WARM, milestones=('30 epochs', '60 epochs', '80 epochs'), gamma=.1)),
+        s.Decay.STEPS, warmup=WARM, warmup_form=s.Warmup.FROM_ZERO,
+        milestones=('30 epochs', '60 epochs', '80 epochs'), gamma=.1)),
 }
 
 

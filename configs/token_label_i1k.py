@@ -9,11 +9,10 @@ Source:   arXiv 2104.10858, section 4.1 and Table 2, and its program (zihangJian
           depth by size, moving average 0.99992; targets of class and tokens by RoIAlign of a map's logits, softmax and
           smoothing 0.1; both losses count the same (the paper's eq. 3 has the image's label as the target of the class:
           --config.objective.class_target=label).
-          Differs: maps come from your teacher, of the whole image (there by NFNet-F6 at 576 px, of the central
+Differs:  Maps come from your teacher, of the whole image (there by NFNet-F6 at 576 px, of the central
           square); each token gets the part of the map that it shows (there the box has rows and columns exchanged);
           RandAugment comes after the crop, and maps do not follow its rotations, shears and translations (there they
-          do); images are always resized bicubically (there bilinearly half of the time); the rate changes every step,
-          and its cosine begins after the warm-up (there every epoch, and with it).
+          do); images are always resized bicubically (there bilinearly half of the time).
 Run:      python -m vit_jax.main --config=configs/token_label_i1k.py:S --config.objective.maps=maps
           --config.objective.map_grid=18,18 --workdir=runs/lvvit_s
           Or T, M, L. Higher resolutions are fine-tuned from such a run: token_label_finetune.py.
@@ -51,7 +50,9 @@ def get_config(arguments: str = '') -> s.Config:
           map_grid=(18, 18)),
       optimizer=s.AdamW(
           lr=1e-3 if size == 'L' else 1.6e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.COSINE, warmup='5 epochs', end_lr=1e-5, hold='10 epochs')),
+          schedule=s.Schedule(
+              s.Decay.COSINE, warmup='5 epochs', warmup_form=s.Warmup.FROM_ZERO, warmup_lr=1e-6, decay_from_start=True,
+              stairs='1 epoch', end_lr=1e-5, hold='10 epochs')),
       train=s.Train(ema=.99992, ema_warmup=s.EmaWarmup.NONE),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='2 epochs'))

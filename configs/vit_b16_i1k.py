@@ -36,6 +36,6 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
       optimizer=s.AdamW(
           lr=3e-3, b1=.9, b2=.999, weight_decay=.3, clip_norm=1.,
-          schedule=s.Schedule(s.Decay.COSINE, warmup='10_000 steps', end_lr=0.)),
+          schedule=s.Schedule(s.Decay.COSINE, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=0.)),
       evals={'val': s.TopK(every='10 epochs')},
       checkpoints=s.Checkpoints(every='5 epochs', keep_best='val/top1'))

@@ -37,8 +37,8 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.Adafactor(
           lr=8e-4, b1=.9, b2_cap=.999, weight_decay=.03, clip_norm=1.,
           rules=(s.PathRule('head/.*', weight_decay=100.),),
-          schedule=s.Schedule(s.Decay.RSQRT, warmup='10_000 steps', timescale='10_000 steps',
-                              cooldown='50_000 steps')),
+          schedule=s.Schedule(s.Decay.RSQRT, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO,
+                              timescale='10_000 steps', cooldown='50_000 steps')),
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='50_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))

@@ -38,6 +38,6 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(
           lr=1e-3, b1=.9, b2=.999, weight_decay=.03, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=1e-5)),
+          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=1e-5)),
       evals={'val': s.TopK(every='10_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='50_000 steps'))

@@ -42,7 +42,7 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(
           lr=4e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', end_lr=0.)),
+          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=0.)),
       train=s.Train(log_every='200 steps'),
       evals={'test': s.TopK(every='25_000 steps')},
       checkpoints=s.Checkpoints(every='5_000 steps', keep_every='100_000 steps'))

@@ -1,11 +1,16 @@
 """Schedules against their formulas."""
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import pathlib
+from typing import Any
 
+import numpy as np
 import pytest
 
-from vit_jax.config import schema
+from vit_jax.config import check, files, schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.errors import UserError
 from vit_jax.optim import schedules
@@ -109,3 +114,49 @@ def test_a_ramp_of_no_length_jumps_and_one_that_runs_backwards_is_refused() -> N
   assert [float(value(s)) for s in (6, 7)] == [1, 0]
   with pytest.raises(UserError, match=r"after its start at '50 %' \(55 steps\), got '7 steps' \(7\)"):
     schedules.ramp(schema.Ramp(begin='50 %', until='7 steps'), lengths=LENGTHS)
+
+
+FORMS = {'from_zero': {'warmup_form': schema.Warmup.FROM_ZERO}, 'linspace': {'warmup_form': schema.Warmup.LINSPACE}}
+TIMM = {**FORMS['from_zero'], 'warmup_lr': .01, 'decay_from_start': True, 'stairs': '1 epoch', 'end_lr': .1}
+PROGRAMS: dict[str, tuple[schema.Decay, dict[str, Any]]] = {  # of the recipes of these programs
+    'deit': (Decay.COSINE, TIMM | {'lag': '1 epoch'}), 'token_label': (Decay.COSINE, TIMM | {'hold': '3 epochs'}),
+    'dino': (Decay.COSINE, FORMS['linspace'] | {'end_lr': .1}),
+    'mae': (Decay.COSINE, FORMS['from_zero'] | {'end_lr': .1}),
+    'big_vision_cosine': (Decay.COSINE, FORMS['from_zero']),
+    'big_vision_linear': (Decay.LINEAR, FORMS['from_zero'] | {'end_lr': .1}),
+    'big_vision_rsqrt': (Decay.RSQRT, FORMS['from_zero'] | {'timescale': '25 steps', 'cooldown': '60 steps'}),
+    'vision_transformer': (Decay.COSINE, FORMS['from_zero'])}
+GOLDEN = json.loads(pathlib.Path(__file__).with_name('golden_schedules.json').read_text())
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_every_rate_is_that_of_the_program(program: str) -> None:
+  """40 epochs of 10 steps, 5 of warm-up, from `make_golden_schedules.py`."""
+  decay, settings = PROGRAMS[program]
+  rate = schedules.build(schema.Schedule(decay, warmup='5 epochs', **settings), peak=2.,
+                         lengths=Lengths(num_examples=100, batch_size=10, total_steps=400))
+  want = np.array(GOLDEN[program])
+  got = np.array([float(rate(step)) for step in range(0, 400, 400 // len(want))])
+  np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)  # cosines in f32, of numbers up to 2
+
+
+def test_bit_hyperrule_warms_up_and_drops_as_its_program() -> None:
+  schedule = files.load('bit_hyperrule:own,examples=1000,side=500', []).optimizer.schedule
+  rate = schedules.build(schedule, peak=2., lengths=Lengths(num_examples=1000, batch_size=512, total_steps=500))
+  np.testing.assert_allclose([float(rate(step)) for step in range(500)], GOLDEN['big_transfer'], rtol=1e-6)
+
+
+def test_the_temperature_of_dino_rises_once_an_epoch() -> None:
+  ramp = files.load('dino_i1k:B/8', []).objective.teacher_temperature
+  shorter = dataclasses.replace(ramp, until='29 epochs')  # the program's was made with 30 of warm-up
+  value = schedules.ramp(shorter, lengths=Lengths(num_examples=100, batch_size=10, total_steps=400))
+  np.testing.assert_allclose([float(value(step)) for step in range(9, 400, 10)], GOLDEN['dino_temperature'], rtol=1e-6)
+  assert ramp.until == '49 epochs' and ramp.stairs == '1 epoch'
+
+
+@pytest.mark.parametrize(('changes', 'setting'), [
+    (['warmup=0 steps', 'warmup_lr=1e-6'], 'warmup_lr'), (['warmup=0 steps', 'warmup_form=linspace'], 'warmup_form'),
+    (['decay=rsqrt', 'warmup=5 steps', 'decay_from_start=true'], 'decay_from_start')])
+def test_settings_of_a_warm_up_that_is_not_there_are_refused(changes: list[str], setting: str) -> None:
+  config = files.load('digits', [f'optimizer.schedule.{change}' for change in changes])
+  assert any(f'schedule.{setting}: ' in text for text in check.problems(config))

@@ -134,7 +134,8 @@ def test_bit_hyperrule(arguments: str, steps: int, drops: tuple[int, ...], px: i
   assert isinstance(config.optimizer, schema.Sgd) and isinstance(config.model, schema.ResNet)
   assert (config.optimizer.lr, config.optimizer.momentum, config.batch_size) == (.003, .9, 512)
   assert config.length == f'{steps} steps' and config.image_px == (px, px)
-  assert [durations.parse(d).value for d in config.optimizer.schedule.milestones] == list(drops)
+  assert [durations.parse(d).value for d in config.optimizer.schedule.milestones] == [
+      drop + 1 for drop in drops]  # get_lr of its program: `if s < step`
   assert config.data.recipe.mixup == mixup and config.data.recipe.crop is schema.Crop.WINDOW
   assert config.data.recipe.crop_area == pytest.approx((area, area))
 
@@ -175,3 +176,15 @@ def test_every_model_fits_its_resolution(name: str) -> None:
   config = files.load(f'finetune:{name},pets', [])
   check.check(config)
   assert dataclasses.is_dataclass(config.model)
+
+
+# google-research/vision_transformer@c6de1e5, configs/models.py (lines 124 to 335) and augreg.py, line 54.
+@pytest.mark.parametrize(('model', 'dropout'), [
+    ('B/16', 0.), ('B/32', 0.), ('L/32', 0.), ('R26+S/32', 0.), ('L/16', .1), ('H/14', .1), ('R50+B/16', .1),
+    ('R50+L/32', .1)])
+def test_dropout_is_that_of_the_program_that_fine_tunes(model: str, dropout: float) -> None:
+  def found(arguments: str) -> float:
+    network = files.load(f'finetune:{model},{arguments}', []).model
+    assert isinstance(network, schema.ViT)
+    return network.dropout
+  assert (found('cifar10'), found('cifar10,protocol=augreg'), found('own')) == (dropout, 0., 0.)

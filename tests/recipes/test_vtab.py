@@ -1,10 +1,12 @@
 """VTAB-1k and Table 2 as studies: which runs there are, and what their tables say."""
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
+from vit_jax.data.image import crops
 from vit_jax.recipes import published, transfer
 from vit_jax.recipes.studies import Point
 from vit_jax.study import table
@@ -27,7 +29,25 @@ def test_the_papers_protocol_has_three_runs_a_task() -> None:
   assert config.optimizer.lr == .01 and config.optimizer.schedule.warmup == '200 steps' and config.model.width == 1024
   assert (config.data.source, config.data.train_split, config.data.eval_split) == (
       'vtab:clevr/count', 'train800val200', 'test') and config.data.num_classes == 8
-  assert config.data.recipe.crop is schema.Crop.RESIZE and not config.data.recipe.flip
+
+
+# BiT (arXiv 1912.11370), Appendix F: what is not flipped, and what is not cropped. The ViT paper, B.1.1, follows it.
+UNFLIPPED = {'dsprites/orientation', 'dsprites/x_position', 'smallnorb/azimuth'}
+UNCROPPED = {'clevr/count', 'clevr/distance', 'dmlab', 'kitti/distance', 'dsprites/x_position'}
+
+
+def test_tasks_are_cropped_and_flipped_as_in_bit() -> None:
+  runs = files.load_study('vtab:L/16,seeds=1', []).runs.values()
+  recipes = {run.data.source.removeprefix('vtab:'): run.data.recipe for run in runs}
+  assert {task for task, recipe in recipes.items() if not recipe.flip} == UNFLIPPED
+  assert {task for task, recipe in recipes.items() if recipe.crop is schema.Crop.RESIZE} == UNCROPPED
+  size = (448, 448)  # as if every image were resized to it
+  for task in recipes.keys() - UNCROPPED:
+    windows = [crops.draw(recipes[task], size, np.random.default_rng(seed)) for seed in range(20)]
+    assert {(one.height, one.width) for one in windows} == {(384, 384)} and len({one.top for one in windows}) > 5
+    assert recipes[task].eval_resize_px == 0  # evaluation only resizes
+  for run in runs:
+    check.check(run)
 
 
 def test_the_sweep_chooses_by_val200_for_each_task() -> None:

@@ -25,17 +25,21 @@ class _Moments(NamedTuple):
   hold: int
   every: int
   timescale: int
+  stairs: int
+  lag: int
   drops: tuple[int, ...]
 
 
 def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedule:
   """Linear warm-up to `peak`, then decay, then perhaps a linear cooldown to `end_lr` at the end of the run.
 
-  Update s (from 0) takes `peak * (s + 1) / (warmup + 1)` during the warm-up, so that the first update
-  already moves, and then, with t = (s - warmup) / (total - hold - warmup), at most 1,
+  The rate of an update is that at step s (from 0), or with `stairs` and `lag` at
+  max(0, stairs * floor(s / stairs) - lag). In a warm-up of w updates it is `warmup_lr + (peak - warmup_lr) * share`,
+  where the share is (s + 1) / (w + 1), s / w or s / (w - 1) by `warmup_form`. Then, with
+  t = (s - w) / (total - hold - w), or with `decay_from_start` s / (total - hold), at most 1,
 
     cosine: end + (peak - end) * (1 + cos(pi t)) / 2        linear: end + (peak - end) * (1 - t)
-    rsqrt: peak / sqrt(1 + (s - warmup) / timescale)        constant: peak
+    rsqrt: peak / sqrt(1 + (s - w) / timescale)        constant: peak
     steps: peak * drop ** (number of `drops` at or before s)            exponential: peak * drop ** floor(s / every)
 
   A cooldown of c steps takes the last three to `end + (rate - end) * (total - s) / c` (Scaling ViT, section 3.5;
@@ -48,13 +52,30 @@ def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedu
   decayed, end = _decay(schedule, at, peak=peak), schedule.end_lr
 
   def rate(step: Array | int) -> Array:
-    step = jnp.asarray(step, jnp.float32)
+    step = jnp.maximum(_on_stairs(jnp.asarray(step, jnp.float32), at.stairs) - at.lag, 0.)
     after = decayed(step)
     if at.cooldown:
       after = end + (after - end) * jnp.clip((at.total - step) / at.cooldown, 0., 1.)
-    return jnp.where(step < at.warmup, peak * jnp.minimum((step + 1.) / (at.warmup + 1.), 1.), after)
+    share = jnp.minimum(_warm(schedule.warmup_form, step, at.warmup), 1.)
+    return jnp.where(step < at.warmup, schedule.warmup_lr + (peak - schedule.warmup_lr) * share, after)
 
   return rate
+
+
+def _on_stairs(step: Array, stairs: int) -> Array:
+  """The last multiple of `stairs`; with 0 the step itself."""
+  return jnp.floor(step / stairs) * stairs if stairs else step
+
+
+def _warm(form: schema.Warmup, step: Array, warmup: int) -> Array:
+  """How far the warm-up has come."""
+  match form:
+    case schema.Warmup.MOVING:
+      return (step + 1.) / (warmup + 1.)
+    case schema.Warmup.FROM_ZERO:
+      return step / max(1, warmup)
+    case schema.Warmup.LINSPACE:
+      return step / max(1, warmup - 1)
 
 
 def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
@@ -74,16 +95,17 @@ def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
     raise UserError(f'optimizer.schedule.milestones: expected ascending ones from the end of the warm-up (step '
                     f'{warmup:,}) to before the end of the run ({total:,}), got {schedule.milestones}, steps {drops}.')
   return _Moments(total, warmup, cooldown, hold, max(1, lengths.steps(schedule.every)),
-                  max(1, lengths.steps(schedule.timescale)), tuple(drops))
+                  max(1, lengths.steps(schedule.timescale)), lengths.steps(schedule.stairs) if schedule.stairs else 0,
+                  lengths.steps(schedule.lag) if schedule.lag else 0, tuple(drops))
 
 
 def _decay(schedule: schema.Schedule, at: _Moments, *, peak: float) -> Callable[[Array], Array]:
   """The rate after the warm-up, without a cooldown."""
-  end = schedule.end_lr
+  end, start = schedule.end_lr, 0 if schedule.decay_from_start else at.warmup
 
   def decayed(step: Array) -> Array:
     since = jnp.maximum(step - at.warmup, 0.)
-    t = jnp.minimum(since / max(1, at.total - at.hold - at.warmup), 1.)
+    t = jnp.clip((step - start) / max(1, at.total - at.hold - start), 0., 1.)
     match schedule.decay:
       case schema.Decay.COSINE:
         return end + (peak - end) * (1. + jnp.cos(jnp.pi * t)) / 2.
@@ -105,7 +127,8 @@ def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:
   """A constant, or `start` for updates up to `begin`, `end` from `until` on, a curve between them.
 
   With t from 0 to 1 between the two: linear `start + (end - start) * t`, cosine
-  `end + (start - end) * (1 + cos(pi t)) / 2`. Where both moments are the same, the value jumps there.
+  `end + (start - end) * (1 + cos(pi t)) / 2`. Where both moments are the same, the value jumps there. With `stairs` it
+  is that of the last multiple of them.
   """
   if not isinstance(setting, schema.Ramp):
     return lambda step: jnp.full((), setting, jnp.float32)
@@ -114,8 +137,10 @@ def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:
     raise UserError(f'ramp: expected an end after its start at {setting.begin!r} ({begin:,} steps), got '
                     f'{setting.until!r} ({until:,}).')
 
+  stairs = lengths.steps(setting.stairs) if setting.stairs else 0
+
   def value(step: Array | int) -> Array:
-    step = jnp.asarray(step, jnp.float32)
+    step = _on_stairs(jnp.asarray(step, jnp.float32), stairs)
     t = jnp.clip((step - begin) / (until - begin), 0., 1.) if until > begin else jnp.where(step >= begin, 1., 0.)
     match setting.curve:
       case schema.Curve.COSINE:

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, problem
 from vit_jax.config.schema.layers import DType
 from vit_jax.config.schema.ranges import (
@@ -19,7 +20,7 @@ from vit_jax.config.schema.ranges import (
 )
 
 __all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'LayerGroups',
-           'Lion', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule', 'Sgd')
+           'Lion', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule', 'Sgd', 'Warmup')
 
 
 class Decay(enum.Enum):
@@ -37,11 +38,25 @@ class Decay(enum.Enum):
     return self in (Decay.COSINE, Decay.LINEAR)
 
 
+class Warmup(enum.Enum):
+  """How far a warm-up of w updates has come at update s (from 0), by the program that a recipe is from."""
+  MOVING = 'moving'        # (s + 1) / (w + 1): the first update moves, and the peak is reached after the last
+  FROM_ZERO = 'from_zero'  # s / w: big_vision, vision_transformer, BiT, MAE, Noisy Student; with stairs timm
+  LINSPACE = 'linspace'    # s / (w - 1), the last update at the peak: DINO
+
+
 @dataclasses.dataclass
 class Schedule(Settings):
-  """Learning rate over the run: linear warm-up from 0, then decay, then perhaps a linear cooldown to `end_lr`."""
+  """Learning rate over the run: linear warm-up, then decay, then perhaps a linear cooldown to `end_lr`."""
   decay: Decay = Decay.CONSTANT
-  warmup: str = duration('0 steps')  # linear rise of the learning rate from 0
+  warmup: str = duration('0 steps')  # linear rise of the learning rate
+  warmup_form: Warmup = Warmup.MOVING
+  warmup_lr: float = ranged(0., NOT_NEGATIVE)  # from which it rises (timm: 1e-6)
+  # The decay is counted from the start of the run, and the warm-up takes its place at first (timm, DeiT).
+  decay_from_start: bool = False  # of cosine and linear
+  # The learning rate changes only so often: '1 epoch' (timm); '' = at every update.
+  stairs: str = duration('', off=True, zero=False)
+  lag: str = duration('', off=True)  # it is that of so long ago: '1 epoch' in DeiT's program; '' = of now
   end_lr: float = ranged(0., NOT_NEGATIVE)               # of cosine, linear, and of a cooldown
   cooldown: str = duration('', off=True)  # last part of the run, after rsqrt, steps or constant; '' = none
   hold: str = duration('', off=True)      # last part of the run, at `end_lr` after cosine or linear; '' = none
@@ -52,6 +67,10 @@ class Schedule(Settings):
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     decay, given = self.decay, f'with {name}.decay={self.decay.value}'
+    if not durations.parse(self.warmup).value:
+      yield from no_effect(self, name, ('warmup_form', 'warmup_lr', 'decay_from_start'), f'with {name}.warmup=0 steps')
+    if not decay.reaches_end_lr:
+      yield from no_effect(self, name, ('decay_from_start',), given, 'It is a setting of decay=cosine and linear.')
     if decay.reaches_end_lr:
       yield from no_effect(self, name, ('cooldown',), f'{given}, which reaches end_lr by itself')
     else:
@@ -81,6 +100,8 @@ class Ramp(Settings):
   begin: str = duration('0 steps')  # start of the curve
   until: str = duration('100 %')  # end of the curve
   curve: Curve = Curve.COSINE
+  # It changes only so often: '1 epoch' (DINO's temperature); '' = at every update.
+  stairs: str = duration('', off=True, zero=False)
 
 
 @dataclasses.dataclass
