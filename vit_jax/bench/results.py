@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import pathlib
 import statistics
 import sys
 from collections.abc import Sequence

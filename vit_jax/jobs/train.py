@@ -233,8 +233,9 @@ class Run:
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
     how, antialias = geometry.eval_resampling(recipe)
-    return {'code': __version__, 'machine': machine.describe(), 'name': self.config.name, 'class_names': list(self.data.class_names),
-            'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
+    return {'code': __version__, 'machine': machine.describe(), 'name': self.config.name,
+            'class_names': list(self.data.class_names), 'image_px': list(self.config.image_px),
+            provenance.SETTINGS: provenance.settings(self.config),
             'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
                               'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
                               'antialias': antialias}}

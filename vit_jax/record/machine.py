@@ -24,7 +24,8 @@ THREAD_NAME = 'tf_XLAEigen'
 """The threads of XLA's pool, as Linux lists them."""
 CPUINFO = pathlib.Path('/proc/cpuinfo')
 ISA = {'amx_tile': 'AMX', 'avx512_fp16': 'AVX512_FP16', 'avx512_bf16': 'AVX512_BF16', 'avx512_vnni': 'AVX512_VNNI',
-       'avx512f': 'AVX512', 'avx2': 'AVX2', 'avx': 'AVX', 'sse4_2': 'SSE4_2', 'sve2': 'SVE2', 'sve': 'SVE', 'asimd': 'NEON'}
+       'avx512f': 'AVX512', 'avx2': 'AVX2', 'avx': 'AVX', 'sse4_2': 'SSE4_2', 'sve2': 'SVE2', 'sve': 'SVE',
+       'asimd': 'NEON'}
 """Instruction sets by the names of Linux, the highest first."""
 _OF_THE_CPU = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_CPU_ISA')
 """What the bits on a CPU depend on. The number of cores is not among them."""
