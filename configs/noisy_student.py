@@ -12,10 +12,10 @@ Source:   arXiv 1911.04252 and its program (google-research/noisystudent@aac52bf
           1.5 epochs at 800 px of labelled images without augmentation, at the final learning rate of the run, the first
           layers fixed. The program divides the sum of the losses of all images by the number of labelled ones; here it
           is the mean, with eps, the squares that RMSProp begins with and the penalty divided to match, which gives the
-          same updates. Differs: labelled images of a student have no label smoothing (0.1 there); BatchNorm is over the
-          whole batch; the paper does not state which layers are fixed: here the stem and stages 1 to 4, whose running
-          statistics are still updated. Ratios, rounds and the length at 800 px are of the paper and were not checked
-          again.
+          same updates. Ratios, rounds and the length at 800 px are of the paper and were not checked again.
+Differs:  Labelled images of a student have no label smoothing (0.1 there); BatchNorm is over the whole batch; the paper
+          does not state which layers are fixed: here the stem and stages 1 to 4, whose running statistics are still
+          updated.
 Run:      python -m vit_jax.main --job=study --config=configs/noisy_student.py:cifar10 --workdir=runs/noisy
           configs/noisy_student.py:cifar10,rounds=2,model=BiT selects another network (ViT, hybrid, BiT, or a name
           such as EfficientNet-B0); --config=configs/noisy_student.py:cifar10,teacher=FILE starts from these weights.
@@ -97,7 +97,8 @@ def recipe(px: int) -> s.Recipe:
   """The program's images: TensorFlow's crops, bicubic without antialias, evaluated with 32 px around the centre."""
   return s.Recipe(
       crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
-      crop_sampler=s.CropSampler.TENSORFLOW, randaugment=s.RandAugment(layers=2, magnitude=27., table=s.OpTable.AUGREG),
+      crop_sampler=s.CropSampler.TENSORFLOW, crop_tries=10, crop_covered=.1,  # preprocessing.py
+      randaugment=s.RandAugment(layers=2, magnitude=27., table=s.OpTable.AUGREG),
       interpolation=s.Interpolation.BICUBIC, eval_resize_px=px + 32, mean=(.485, .456, .406), std=(.229, .224, .225))
 
 
@@ -108,7 +109,8 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
     return {}
   before, px = student.config, 800
   plain = dataclasses.replace(recipe(px), crop=s.Crop.RESIZE, flip=False, crop_area=s.Recipe().crop_area,
-                              crop_sampler=s.Recipe().crop_sampler, randaugment=s.RandAugment())
+                              crop_sampler=s.Recipe().crop_sampler, crop_tries=s.Recipe().crop_tries,
+                              crop_covered=s.Recipe().crop_covered, randaugment=s.RandAugment())
   ended = RATE * DROP ** (218_949 // round(2.4 * EPOCH))  # of the schedule's last step
   return {noisy_student.HIGH: dataclasses.replace(
       before, name=noisy_student.HIGH, length='1.5 epochs', batch_size=LABELLED, image_px=(px, px),

@@ -4,16 +4,19 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.data import make_tensorflow_crops as made
+from vit_jax.config import check, files, schema
 from vit_jax.config.schema import CropSampler
 from vit_jax.data.image import crops, decode
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('tensorflow_crops.npz'))
 NUM_DRAWS = 8_000  # our own
+PLAIN: dict[str, Any] = {'tries': 100, 'covered': 0.}
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85  # of Philox 4x32 (Salmon et al. 2011, section 5)
 _MASK = 0xFFFFFFFF
 
@@ -51,10 +54,11 @@ class TensorflowDraws:
 
 @pytest.mark.parametrize('number', range(len(made.CASES)))
 def test_with_tensorflow_s_numbers_every_window_is_tensorflow_s(number: int) -> None:
-  height, width, area, aspect = made.CASES[number]
+  height, width, area, aspect, *others = made.CASES[number]
+  tries, covered = others or (100, 0.)
   for seed, expected in enumerate(GOLDEN['windows'][number].tolist()):
     window = crops.tensorflow_crop((height, width), rng=TensorflowDraws((number, seed)),  # type: ignore[arg-type]
-                                   area=area, aspect=aspect)
+                                   area=area, aspect=aspect, tries=tries, covered=covered)
     assert list(window) == expected, seed
 
 
@@ -65,7 +69,7 @@ def drawn() -> dict[CropSampler, np.ndarray]:
   for sampler, num in ((CropSampler.TENSORFLOW, NUM_DRAWS), (CropSampler.TORCHVISION, 4_000)):
     rng = np.random.default_rng(5)
     found[sampler] = made.statistics(np.array([
-        crops.sample(sampler, made.SIZE, rng=rng, area=made.AREA, aspect=made.ASPECT) for _ in range(num)]))
+        crops.sample(sampler, made.SIZE, rng=rng, area=made.AREA, aspect=made.ASPECT, **PLAIN) for _ in range(num)]))
   return found
 
 
@@ -88,12 +92,14 @@ def test_the_mean_area_is_tensorflow_s_and_not_torchvision_s(drawn: dict[CropSam
 
 def test_a_crop_depends_on_the_generator_alone() -> None:
   def draw(seed: int) -> decode.Window:
-    return crops.tensorflow_crop((300, 400), rng=np.random.default_rng(seed), area=(.05, 1.), aspect=(.75, 1.33))
+    return crops.tensorflow_crop((300, 400), rng=np.random.default_rng(seed), area=(.05, 1.), aspect=(.75, 1.33),
+                                 **PLAIN)
   assert draw(3) == draw(3) != draw(4)
 
 
 def test_where_nothing_fits_the_crop_is_the_whole_image() -> None:
-  window = crops.tensorflow_crop((60, 1000), rng=np.random.default_rng(0), area=(.9, 1.), aspect=(.75, 1.33))
+  window = crops.tensorflow_crop((60, 1000), rng=np.random.default_rng(0), area=(.9, 1.), aspect=(.75, 1.33),
+                                 **PLAIN)
   assert window == decode.Window(0, 0, 60, 1000)
 
 
@@ -128,5 +134,22 @@ class Drawn:
 def test_a_clipped_crop_is_that_of_maes_probe(size: tuple[int, int], area: float, log_ratio: float,
                                               window: tuple[int, ...]) -> None:
   draws = Drawn([area, log_ratio, *window[:2]])
-  found = crops.sample(CropSampler.CLIPPED, size, rng=draws, area=(.08, 1.), aspect=(.75, 4 / 3))  # type: ignore[arg-type]
+  found = crops.sample(CropSampler.CLIPPED, size, rng=draws,  # type: ignore[arg-type]
+                       area=(.08, 1.), aspect=(.75, 4 / 3), **PLAIN)
   assert tuple(found) == window
+
+
+def test_noisy_student_shows_at_least_a_tenth_of_an_image_and_others_less() -> None:
+  # google-research/noisystudent@aac52bf, preprocessing.py, lines 84 to 97.
+  student = next(iter(files.load_study('noisy_student:imagenet', []).runs.values())).data.recipe
+  assert (student.crop_tries, student.crop_covered, student.crop_area) == (10, .1, (.08, 1.))
+
+  def smallest(recipe: schema.Recipe) -> float:
+    rng = np.random.default_rng(0)
+    areas = [window.height * window.width for window in (crops.draw(recipe, (375, 500), rng) for _ in range(1_500))]
+    return min(areas) / (375 * 500)
+
+  assert .1 <= smallest(student) < .11 and smallest(files.load('vit_b16_i1k', []).data.recipe) < .06
+  plain = files.load('digits', ['data.recipe.crop_covered=0.1', 'data.recipe.crop_tries=10'])
+  assert [text.split(':')[0] for text in check.problems(plain)] == [
+      'data.recipe.crop_tries', 'data.recipe.crop_covered']

@@ -163,6 +163,9 @@ class Recipe(Settings):
   # Of inception; TensorFlow's programs: (0.75, 1.33).
   crop_aspect: tuple[float, float] = ranged((0.75, 4 / 3), POSITIVE)
   crop_sampler: CropSampler = CropSampler.TORCHVISION  # of inception and of views
+  crop_tries: int = ranged(100, COUNT)  # of tensorflow, before it takes the whole image (max_attempts)
+  # Of tensorflow: least part of the image that a crop shows; smaller ones count as tries (min_object_covered).
+  crop_covered: float = ranged(0., SHARE)
   flip: bool = True  # left-right, probability 1/2
   shift_px: int = ranged(0, PX_OR_0)  # pad with zeros by this, crop at random
   rotate_degrees: float = ranged(0., Range(0, 180, unit='degrees'))  # mild affine: uniform in [-x, x]
@@ -226,6 +229,9 @@ class Recipe(Settings):
       yield from no_effect(self, name, ('crop_area',), made)
     if self.crop is not Crop.INCEPTION:
       yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
+    if self.crop_sampler is not CropSampler.TENSORFLOW:
+      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
+                           f'with {name}.crop_sampler={self.crop_sampler.value}')
     if self.crop is Crop.RESIZE:
       yield from no_effect(self, name, ('crop_interpolation',), made)
     elif self.views.on:

@@ -76,7 +76,8 @@ class ViewsTransform:
     recipe, views = self.recipe, self.recipe.views
     local = kind == LOCAL
     window = crops.sample(recipe.crop_sampler, (stored.shape[0], stored.shape[1]), rng=rng,
-                          area=views.local_area if local else views.global_area, aspect=recipe.crop_aspect)
+                          area=views.local_area if local else views.global_area, aspect=recipe.crop_aspect,
+                          tries=recipe.crop_tries, covered=recipe.crop_covered)
     image = geometry.resize(window.cut(stored), (views.local_px,) * 2 if local else self.image_px,
                             antialias=recipe.antialias, interpolation=recipe.interpolation)
     if recipe.flip and rng.random() < 0.5:
