@@ -58,7 +58,7 @@ def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
       head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10.),
       optimizer=dataclasses.replace(config.optimizer, lr=rate),
       evals={'fewshot': s.FewShot(every='10 %', source='tfds:imagenet2012', train_split='train[:65000]',
-                                  split='validation', shots=(5,))})
+                                  split='validation', shots=(5,), protocol=s.FewShotProtocol.BIG_VISION)})
 
 
 def optimizers(source: str) -> dict[str, s.Config]:

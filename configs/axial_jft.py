@@ -34,5 +34,5 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=8e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=0., schedule=s.Schedule(
           s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO)),
       evals={'imagenet': s.FewShot(every='50_000 steps', source='tfds:imagenet2012', train_split='train[:65000]',
-                                   split='validation', shots=(5,))},
+                                   split='validation', shots=(5,), protocol=s.FewShotProtocol.BIG_VISION)},
       checkpoints=s.Checkpoints(every='5_000 steps'))

@@ -78,7 +78,8 @@ def set_run(name: str, dataset: str) -> s.Config:
 def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Config:
   """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take; otherwise as `rivals_jft.py`."""
   config = files.load('rivals_jft:epochs=7', [])
-  few = s.FewShot(every='5 %', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,))
+  few = s.FewShot(every='5 %', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,),
+                  protocol=s.FewShotProtocol.BIG_VISION)
   config = dataclasses.replace(
       config, name=name, length='517_822 steps', model=dataclasses.replace(network, dtype=s.DType.BF16),
       data=dataclasses.replace(config.data, source=source or config.data.source, num_examples=0),

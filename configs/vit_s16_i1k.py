@@ -10,7 +10,7 @@ Differs:  No difference of this recipe alone is known.
 Run:      python -m vit_jax.main --config=configs/vit_s16_i1k.py --workdir=runs/vit_s16_i1k
           --config.model.dtype=bfloat16
           epochs=150 or epochs=300 trains longer. evals=all also measures ReaL and ImageNet-v2, which needs TFDS's
-          `imagenet2012_real` and `imagenet_v2`.
+          `imagenet2012_real` and `imagenet_v2`; evals=fewshot has big_vision's six few-shot datasets.
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_s16_i1k.py --topology=v3:2x2
           --config.model.dtype=bfloat16
           2026-11-21, compiled for hardware that was not there, not measured on a TPU. Step, MFU, hours and core-days
@@ -23,10 +23,15 @@ Expected: the paper reports top-1 76.5 % / 78.5 % / 80.0 % after 90 / 150 / 300 
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
+FEW_SHOT = {  # big_vision configs/common_fewshot.py
+    'caltech': ('caltech101', 'train', 'test'), 'cars': ('cars196', 'train', 'test'),
+    'cifar100': ('cifar100', 'train', 'test'), 'dtd': ('dtd', 'train', 'test'),
+    'pets': ('oxford_iiit_pet', 'train', 'test'), 'uc_merced': ('uc_merced', 'train[:1000]', 'train[1000:]')}
+
 
 def get_config(arguments: str = '') -> s.Config:
   """The run."""
-  given = s.parse_arg(arguments, epochs=('90', '150', '300'), evals=('own', 'all'))
+  given = s.parse_arg(arguments, epochs=('90', '150', '300'), evals=('own', 'all', 'fewshot'))
   model = sizes.vit('S/16')
   model.pool, model.positions = s.Pool.MEAN, s.Positions.SINCOS2D
   config = s.Config(
@@ -50,4 +55,8 @@ def get_config(arguments: str = '') -> s.Config:
   if given['evals'] == 'all':
     config.evals['real'] = s.Real(every='10 epochs', source='tfds:imagenet2012_real', split='validation')
     config.evals['v2'] = s.TopK(every='10 epochs', source='tfds:imagenet_v2', split='test')
+  if given['evals'] == 'fewshot':
+    config.evals |= {name: s.FewShot(every='25_000 steps', source=f'tfds:{source}', train_split=train, split=test,
+                                     shots=(1, 5, 10, 25), num_seeds=3, l2=1024., protocol=s.FewShotProtocol.BIG_VISION)
+                     for name, (source, train, test) in FEW_SHOT.items()}
   return config

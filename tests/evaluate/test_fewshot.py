@@ -1,13 +1,21 @@
 """Few-shot accuracy against NumPy, over any batch size and mesh; shots that are drawn by seed alone."""
 from __future__ import annotations
 
+import json
+import pathlib
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.evaluate import make_golden_fewshot as made
 from tests.evaluate import rows
 from tests.evaluate.test_ridge import brute
+from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import fewshot, ridge
+from vit_jax.core.types import Features, Outputs
+from vit_jax.data.image import geometry
+from vit_jax.evaluate import bench, fewshot, ridge
 from vit_jax.evaluate.features import Split
 
 CLASSES, WIDTH, SHOTS = 4, 9, (1, 3)
@@ -105,3 +113,54 @@ def test_a_class_with_too_few_examples_is_named() -> None:
   label = np.array([0, 0, 1, 2, 2, 2, 3, 3])
   with pytest.raises(UserError, match='train: expected 2 examples of each class, got fewer: class 1 has 1. Set'):
     fewshot.draw(label, NAMES, shots=(1, 2), num_seeds=1, name='train')
+
+
+GOLDEN = json.loads(pathlib.Path(__file__).with_name('golden_fewshot.json').read_text())
+THEIRS = schema.FewShotProtocol.BIG_VISION
+
+
+@pytest.mark.parametrize('width', made.WIDTH)
+def test_big_vision_s_protocol_has_the_accuracies_of_its_program(width: int) -> None:
+  """Of every seed: its shots, with a class of fewer examples, its regression with more and with fewer than features."""
+  train, test = made.split(0, width), made.split(1, width)
+  assert np.bincount(train[1])[-1] < max(made.SHOTS)
+  draws = fewshot.draw(train[1], NAMES, shots=made.SHOTS, num_seeds=made.SEEDS, name='train', protocol=THEIRS)
+  examples = np.unique(np.concatenate([one.examples for one in draws]))
+  found = fewshot.FewShot(
+      rows.split(rows.Loader(train[0][examples], train[1][examples], 8), name='train'),
+      rows.split(rows.Loader(*test, 8), name='test'), whole=rows.split(rows.Loader(*train, 8), name='all of train'),
+      examples=examples, draws=draws, num_classes=made.CLASSES, penalty=made.PENALTY).run(rows.weights(), 0)
+  for shots, each in GOLDEN['accuracy'][str(width)].items():
+    np.testing.assert_array_equal([found[f'{shots}shot_seed{seed}'] for seed in range(made.SEEDS)], each)
+
+
+@pytest.mark.parametrize('number', range(len(made.SIZES)))
+def test_big_vision_s_protocol_squashes_and_crops_images(number: int) -> None:
+  config = files.load('deit_b16_i1k', ['image_px=28,28'])  # whose own images are resized otherwise
+  image, _ = geometry.fit(made.image(number), recipe=bench.squashed_crop(config), image_px=(28, 28))
+  want = np.reshape(GOLDEN['pixels'][number], (28, 28, 3))
+  # The program cuts off fractions of a level, and OpenCV rounds to its nearest 1 / 2048 of the weights.
+  np.testing.assert_allclose(image.astype(int), want, atol=1)
+
+
+def test_big_vision_s_protocol_reads_after_the_hidden_layer() -> None:
+  rng = np.random.default_rng(0)
+  pooled, kernel, bias = rng.normal(size=(5, 3)), rng.normal(size=(3, 4)), rng.normal(size=4)
+  params = {'kernel': np.zeros((4, 2)), 'pre_logits': {'kernel': jnp.float32(kernel), 'bias': jnp.float32(bias)}}
+
+  class View:
+    def predict(self, selected: object, image: np.ndarray) -> Outputs:
+      return Outputs(None, Features(image[:, None], image, (1, 1)))
+
+  read = bench.Hidden(View())  # type: ignore[arg-type]
+  np.testing.assert_allclose(read({'head': params}, jnp.float32(pooled)), np.tanh(pooled @ kernel + bias), atol=1e-6)
+  np.testing.assert_array_equal(read({'head': {'kernel': kernel}}, jnp.float32(pooled)), np.float32(pooled))
+  np.testing.assert_array_equal(read({}, jnp.float32(pooled)), np.float32(pooled))  # of a network without a head
+
+
+def test_big_vision_s_protocol_refuses_other_features() -> None:
+  config = files.load('axial_jft', [])
+  few = config.evals['imagenet']
+  assert isinstance(few, schema.FewShot) and few.protocol is THEIRS
+  few.features = schema.FeatureLayers((-1,))
+  assert any('evals.imagenet.features: expected' in text for text in check.problems(config))

@@ -20,7 +20,7 @@ from vit_jax.data.sources import opening
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
-from vit_jax.models import intermediates
+from vit_jax.models import heads, intermediates
 from vit_jax.parallel import mesh as meshes
 
 
@@ -67,6 +67,16 @@ class Pooled:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Hidden:
+  """Reads the input of the last layer of the head: after its hidden layer, if it has one."""
+  view: View
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    pooled = self.view.predict(selected, image).features.pooled
+    return heads.hidden(selected['head'], pooled) if 'head' in selected else pooled
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tapped:
   """Reads features after the chosen blocks."""
   backbone: intermediates.LayeredBackbone
@@ -97,8 +107,8 @@ class Bench:
     self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
     self.prepare, self.store, self.bar = prepare_eval(config.data.recipe), store, bar
     self._data, self._backbone, self._shard, self.encoder = data, backbone, shard, encoder
-    self._loaders: dict[tuple[str, int], loaders.EvalLoader] = {}
-    self._readers: dict[tuple[str, str], Reader] = {}
+    self._loaders: dict[tuple[str, int, str], loaders.EvalLoader] = {}
+    self._readers: dict[tuple[str, str, bool], Reader] = {}
 
   @property
   def backbone(self) -> Backbone:
@@ -124,14 +134,17 @@ class Bench:
     meshes.check_batch(self.mesh, size, 1, what=f'evals.{name}.batch_size')
     return size
 
-  def loader(self, source: Source, batch_size: int, *, in_memory: bool) -> EvalLoader:
-    """Returns the loader of a source, which all evaluations of the source share."""
-    key, data, px = (source.digest, batch_size), self.config.data, self.config.image_px
+  def loader(self, source: Source, batch_size: int, *, in_memory: bool,
+             recipe: schema.Recipe | None = None) -> EvalLoader:
+    """Returns the loader of a source, which all evaluations of the same images share; `recipe` if not the run's."""
+    data, px = self.config.data, self.config.image_px
+    recipe = recipe or data.recipe
+    key = (source.digest, batch_size, repr(recipe))
     if key not in self._loaders:
       in_memory = in_memory and self._data.in_memory and loaders.fits_in_memory(
-          source, recipe=data.recipe, image_px=px, choice=data.in_memory)
+          source, recipe=recipe, image_px=px, choice=data.in_memory)
       self._loaders[key] = loaders.eval_loader(
-          source, recipe=data.recipe, image_px=px, batch_size=batch_size, shard=self._shard, threads=data.threads,
+          source, recipe=recipe, image_px=px, batch_size=batch_size, shard=self._shard, threads=data.threads,
           workers=0, in_memory=in_memory, max_labels=data.max_labels)
     return self._loaders[key]
 
@@ -145,30 +158,50 @@ class Bench:
             in_memory: bool) -> Split:
     """Returns the features of a view on a source."""
     size = self.batch_size(name, settings)
-    recipe = self.config.data.recipe
+    is_theirs = _is_of_big_vision(settings)
+    recipe = squashed_crop(self.config) if is_theirs else self.config.data.recipe
     layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
     pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
                 *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
                 recipe.exif_orientation)
     identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
                 'network': repr((self.config.model, self.config.head)), 'view': view,
-                'features': repr(layers), 'code': __version__}
+                'features': repr(layers) + ' after the hidden layer' * is_theirs, 'code': __version__}
     return Split(
-        self._reader(name, layers, view), self.prepare, self.loader(source, size, in_memory=in_memory),
+        self._reader(name, layers, view, after_hidden=is_theirs), self.prepare,
+        self.loader(source, size, in_memory=in_memory, recipe=recipe),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
         name=f'evals.{name} ({title(source)}, {view})', bar=self.bar)
 
-  def _reader(self, name: str, tap: schema.FeatureLayers, view: str) -> Reader:
-    key = (view, repr(tap))
+  def _reader(self, name: str, tap: schema.FeatureLayers, view: str, *, after_hidden: bool) -> Reader:
+    key = (view, repr(tap), after_hidden)
     if key not in self._readers:
       if tap.blocks and not intermediates.is_layered(self._backbone):
         raise UserError(f'evals.{name}.features.blocks: expected () for {type(self.config.model).__name__}, which has '
                         f'no blocks to read after, got {tap.blocks}.')
       if tap.blocks and intermediates.is_layered(self._backbone):
         self._readers[key] = Tapped(self._backbone, tap)
+      elif after_hidden:
+        self._readers[key] = Hidden(self.views[view])
       else:
         self._readers[key] = Pooled(self.views[view])
     return self._readers[key]
+
+
+def _is_of_big_vision(settings: schema.FeatureEvaluation) -> bool:
+  return isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
+
+
+def squashed_crop(config: schema.Config) -> schema.Recipe:
+  """Returns the images of big_vision's few-shot evaluation: `resize(256)|central_crop(224)`, or as much larger.
+
+  Both sides are resized, bilinearly and without antialias, whatever the images of the run are (configs/
+  common_fewshot.py). Images that are not square are resized to a square too.
+  """
+  resize_px = round(max(config.image_px) * 256 / 224)
+  return dataclasses.replace(
+      config.data.recipe, eval_resize_px=resize_px, eval_geometry=schema.Geometry.HUGGINGFACE,
+      interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False)
 
 
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:

@@ -34,7 +34,7 @@ class Draw(NamedTuple):
 
 
 def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], num_seeds: int,
-         name: str) -> list[Draw]:
+         name: str, protocol: schema.FewShotProtocol = schema.FewShotProtocol.RUN) -> list[Draw]:
   """Draws shots.
 
   Args:
@@ -43,19 +43,24 @@ def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], 
     shots: numbers of shots per class.
     num_seeds: number of seeds, which count from 0.
     name: of the split, for messages.
+    protocol: `big_vision` draws what big_vision draws of examples in the same order, and takes all examples of a class
+      with fewer than there are shots.
 
   Raises:
-    UserError: a class has fewer examples than shots.
+    UserError: a class has fewer examples than shots, and the protocol is not big_vision.
   """
+  is_theirs = protocol is schema.FewShotProtocol.BIG_VISION
   places = [np.flatnonzero(label == c) for c in range(len(class_names))]
   most = max(shots)
-  if short := [f'{class_names[c]} has {len(p)}' for c, p in enumerate(places) if len(p) < most]:
+  short = [f'{class_names[c]} has {len(p)}' for c, p in enumerate(places) if len(p) < most]
+  if short and not is_theirs:
     more = f' and {len(short) - _MOST_NAMES} more classes' if len(short) > _MOST_NAMES else ''
     raise UserError(f'{name}: expected {most} examples of each class, got fewer: {", ".join(short[:_MOST_NAMES])}'
-                    f'{more}. Set fewer shots, or use more examples.')
+                    f'{more}. Set fewer shots, use more examples, or set protocol=big_vision, which takes what a class '
+                    'has.')
   found = []
   for seed in range(num_seeds):
-    rng = np.random.Generator(np.random.Philox(key=seed))
+    rng = np.random.default_rng(seed) if is_theirs else np.random.Generator(np.random.Philox(key=seed))
     orders = [rng.permutation(p)[:most] for p in places]
     found += [Draw(num, seed, np.concatenate([order[:num] for order in orders])) for num in shots]
   return found
@@ -181,7 +186,7 @@ def build(bench: Bench, name: str, settings: schema.FewShot) -> Make:
   """
   train, test = bench.sources(name)
   draws = draw(read_labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
-               name=f'evals.{name}: {train.name}')
+               name=f'evals.{name}: {train.name}', protocol=settings.protocol)
   examples = np.unique(np.concatenate([one.examples for one in draws]))
   shots = Subset(train, examples, name=f'{train.name}, {len(examples):,} shots')
 

@@ -73,6 +73,15 @@ class Head:
                        bias_init=self.settings.bias_init, has_bias=self.settings.bias, forms=select(self.kernels))
 
 
+def hidden(params: Params, pooled: Array) -> Array:
+  """What the last layer of a classification head reads, f32: `tanh(V x + v)`, or `x` of a linear head."""
+  x = pooled.astype(jnp.float32)
+  if 'pre_logits' not in params:
+    return x
+  layer = Dense(features=(params['pre_logits']['bias'].shape[-1],), dtype=jnp.float32, kernel_init=lecun_normal)
+  return jnp.tanh(applied(layer, params['pre_logits'], x))
+
+
 def normalize(x: Array, *, axis: int) -> Array:
   """`x / max(|x|, 1e-12)` along an axis, in f32, with a finite gradient at 0."""
   x = x.astype(jnp.float32)

@@ -20,8 +20,8 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 
-__all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FrozenEvaluation', 'Gallery', 'Knn', 'Logistic',
-           'Probe', 'Real', 'Retrieval', 'Segmentation', 'TextRule', 'TopK', 'ZeroShot')
+__all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FewShotProtocol', 'FrozenEvaluation', 'Gallery',
+           'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval', 'Segmentation', 'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
@@ -98,12 +98,21 @@ class Real(TopK):
       yield problem(f'{name}.classes', "'', as ReaL labels are numbers of ImageNet classes", self.classes)
 
 
+class FewShotProtocol(enum.Enum):
+  """Which features of which images are regressed, which examples are drawn, and what if a class has too few."""
+  RUN = 'run'  # what the head reads, of images as the run evaluates them; a class with too few examples is an error
+  # What the last layer reads, after a hidden layer of the head; images of 256 / 224 of the side without their aspect
+  # ratio, cropped; the program's random numbers; such a class gives what it has.
+  BIG_VISION = 'big_vision'
+
+
 @dataclasses.dataclass
 class FewShot(FrozenEvaluation):
-  """Ridge regression on a few examples of each class (ViT paper, section 4.1), as in big_vision.
+  """Ridge regression on a few examples of each class (ViT paper, section 4.1), by the solver of big_vision.
 
   For ImageNet `train_split='train[:65000]'` suffices.
   """
+  protocol: FewShotProtocol = FewShotProtocol.RUN
   shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)  # examples of each class
   num_seeds: int = ranged(3, COUNT)  # draws of examples, whose mean is reported
   l2: float = ranged(1024., POSITIVE)  # penalty of the regression
@@ -112,6 +121,8 @@ class FewShot(FrozenEvaluation):
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     yield from _not_empty(f'{name}.shots', self.shots)
+    if self.protocol is FewShotProtocol.BIG_VISION:
+      yield from no_effect(self, name, ('features',), f'with {name}.protocol=big_vision, which has features of its own')
 
 
 @dataclasses.dataclass
