@@ -21,7 +21,8 @@ __all__ = ['Guess', 'Model', 'load']
 
 
 def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = '', view: str = '',
-         classes: str | os.PathLike[str] | Sequence[str] = ()) -> Model:
+         classes: str | os.PathLike[str] | Sequence[str] = (), allow_download: bool = False,
+         allow_nonfinite: bool = False) -> Model:
   """Returns the network of a weight file, a folder, a run directory, a URL or a known name, ready to use.
 
   Args:
@@ -30,6 +31,8 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
     model: settings that the tensors do not determine, such as `heads=6,gelu=exact`.
     view: of a run directory: student, ema or teacher; '' = ema if the run has one.
     classes: names of the outputs in their order, or a file with one name per line; () = those of the weights.
+    allow_download: also download weights that only the config of adapters names.
+    allow_nonfinite: also use weights with values that are not finite.
 
   Raises:
     UserError: the weights cannot be read, or there are none; then the error is a FileNotFoundError too.
@@ -37,5 +40,6 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
   if (platforms := hardware.platforms()) and not getattr(jax.config, 'jax_platforms', None):
     jax.config.update('jax_platforms', platforms)  # otherwise libtpu logs that this machine has no TPU
   file, names = (os.fspath(classes), ()) if isinstance(classes, str | os.PathLike) else ('', tuple(classes))
-  found = inference.load(os.fspath(where), preprocess=preprocess, model=model, view=view, classes=file)
+  found = inference.load(os.fspath(where), preprocess=preprocess, model=model, view=view, classes=file,
+                         allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   return Model(inference.with_class_names(found, names))

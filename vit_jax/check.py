@@ -72,7 +72,11 @@ def read(line: str) -> commands.Command:
     UserError: it is not one of this program, or has unknown flags.
   """
   from vit_jax import main
-  words = shlex.split(line)
+  try:
+    words = shlex.split(line)
+  except ValueError:
+    raise UserError(f'--line: expected a command line whose quotes are closed, got {line[:80]!r}. Close the quote, or '
+                    'remove the backslash at the end.') from None
   start = next((i for i, word in enumerate(words) if word.endswith(PROGRAMS)), None)
   if start is None:
     raise UserError(f'--line: expected a command with {" or ".join(PROGRAMS)}, got {line!r}.')

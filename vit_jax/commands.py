@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import address
 from vit_jax.core.errors import UserError
 from vit_jax.record import stage, storage
 
@@ -30,6 +31,11 @@ class Kind(NamedTuple):
   read: Callable[[str], Any]
   limits: str = ''
   choices: tuple[str, ...] = ()
+
+  @property
+  def is_place(self) -> bool:
+    """Whether the value is a path, or several."""
+    return self.metavar in ('DIR', 'PATH', 'FILE')
 
 
 class Flag(NamedTuple):
@@ -53,6 +59,8 @@ class Flag(NamedTuple):
     assert self.kind is not None
     if not text:
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}.')
+    for part in text.split(',') if self.kind.is_place else ():
+      address.check(part, f'--{self.name}')
     try:
       return self.kind.read(text)
     except UserError:
@@ -197,7 +205,9 @@ READING = (
     Flag('preprocess', TEXT, 'preprocessing of images: half, imagenet, clip, zero_one, or resize=248,image=224', '',
          'detected from the weights'),
     Flag('model', TEXT, 'settings that tensors do not determine, such as heads=6,gelu=exact,norm_eps=1e-6', ''),
-    Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'))
+    Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'),
+    Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
+    Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
 CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 'those of the weights')
 
 JOBS = {

@@ -10,6 +10,7 @@ import pathlib
 import threading
 import types
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import numpy as np
@@ -270,8 +271,10 @@ def test_a_folder_must_hold_one_model(tmp_path: pathlib.Path) -> None:
 
 class Server(http.server.BaseHTTPRequestHandler):
   """Sends `CONTENT`, in two halves, or half of it."""
+  seen: list[str] = []
 
   def do_GET(self) -> None:
+    self.seen.append(self.headers.get('Authorization', ''))
     if self.path.startswith('/to/'):
       self.send_response(302)
       self.send_header('Location', self.path.removeprefix('/to/').replace('_', ':'))
@@ -341,3 +344,38 @@ def test_the_first_tokenizer_of_a_model_of_the_hub_is_fetched_once(cache: pathli
   addresses.fetch_tokenizer(str(cache), ('x.model',), opener=Web({}))  # elsewhere nothing is fetched
   with pytest.raises(UserError, match='expected a tokenizer, got a web page'):
     addresses.fetch_tokenizer('hf://a/c', ('t.json',), opener=Web({main.replace('/b/', '/c/') + '/t.json': b'<html>'}))
+
+
+@pytest.mark.parametrize(('old', 'new', 'says'), [
+    ('https://8.8.8.8/a', 'http://8.8.8.8/a', 'expected a redirect to https, got one to http://8.8.8.8/a'),
+    ('https://8.8.8.8/a', 'https://169.254.169.254/latest', 'expected a redirect to a public server'),
+    ('http://8.8.8.8/a', 'http://127.0.0.1:1/a', 'expected a redirect to a public server'),
+    ('http://8.8.8.8/a', 'http://[::1]/a', 'expected a redirect to a public server'),
+    ('http://8.8.8.8/a', 'http://[::ffff:10.0.0.1]/a', 'expected a redirect to a public server'),
+    ('http://8.8.8.8/a', 'http://192.168.0.1/a', 'expected a redirect to a public server'),
+    ('http://8.8.8.8/a', 'http://localhost/a', 'expected a redirect to a public server'),
+    ('https://8.8.8.8/a', 'https://1.1.1.1/b', ''), ('http://8.8.8.8/a', 'https://1.1.1.1/b', ''),
+    ('http://127.0.0.1/a', 'http://10.0.0.1/b', '')])
+def test_a_redirect_leaves_neither_https_nor_the_public_network(old: str, new: str, says: str) -> None:
+  handler = download._Redirects()
+  request = urllib.request.Request(old)
+  request.add_unredirected_header('Authorization', 'Basic x')
+  if says:
+    with pytest.raises(UserError, match=says):
+      handler.redirect_request(request, None, 302, 'Found', {}, new)
+  else:
+    found = handler.redirect_request(request, None, 302, 'Found', {}, new)
+    assert found is not None and found.full_url == new and not found.has_header('Authorization')
+
+
+def test_a_password_of_an_address_is_sent_and_not_shown(server: str, cache: pathlib.Path) -> None:
+  address = server.replace('http://', 'http://me:hunter2%21@')
+  assert addresses.local(f'{address}/net.npz?token=hunter2').read_bytes() == CONTENT
+  assert Server.seen[-1] == f'Basic {base64.b64encode(b"me:hunter2!").decode()}'
+  for path in ('/half.npz?token=hunter2', '/missing.npz?token=hunter2', '/to/ftp_//h/a.npz?token=hunter2'):
+    with pytest.raises(UserError) as caught:
+      addresses.local(f'{address}{path}')
+    assert 'hunter2' not in str(caught.value) and '***' in str(caught.value)
+  assert not [name for name in files_in(cache) if 'hunter2' in name]
+  with pytest.raises(UserError, match='expected an address with its password or token, got one without'):
+    addresses.local('https://***@host/a.npz')

@@ -5,6 +5,7 @@ import io
 import pathlib
 import struct
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +108,57 @@ def test_a_member_that_holds_more_than_it_declares_is_not_unfolded(tmp_path: pat
   path.write_bytes(bytes(content))
   said, = limited.read(path, mebibytes=40)
   assert 'damaged or cut short' in said
+
+
+def without_entry(content: bytes, *, count: bool) -> bytes:
+  """An archive whose directory lost its first entry; `count` = the end record knows."""
+  start = content.index(b'PK\1\2')
+  name, extra, comment = struct.unpack('<HHH', content[start + 28:start + 34])
+  length = 46 + name + extra + comment
+  end = content.rindex(b'PK\5\6') - length
+  found = bytearray(content[:start] + content[start + length:])
+  members, size = struct.unpack('<H', found[end + 10:end + 12])[0], struct.unpack('<I', found[end + 12:end + 16])[0]
+  found[end + 12:end + 16] = struct.pack('<I', size - length)
+  if count:
+    found[end + 8:end + 12] = struct.pack('<HH', members - 1, members - 1)
+  return bytes(found)
+
+
+@pytest.mark.parametrize('number', [1, 2, 3])
+@pytest.mark.parametrize('method', [np.savez, np.savez_compressed])
+def test_arrays_that_the_directory_lost_are_noticed(number: int, method: Any, tmp_path: pathlib.Path) -> None:
+  out = io.BytesIO()
+  method(out, **{f'a{i}': np.arange(50.) for i in range(number)})
+  path = tmp_path / 'a.npz'
+  path.write_bytes(out.getvalue())
+  assert len(files.read(path)) == number
+  path.write_bytes(without_entry(out.getvalue(), count=False))
+  with pytest.raises(UserError, match=f'its end record counts {number} members, and its directory lists {number - 1}'):
+    files.read(path)
+  path.write_bytes(without_entry(out.getvalue(), count=True))
+  with pytest.raises(UserError, match='a member at byte 0 is not listed in its directory'):
+    files.read(path)
+  last = out.getvalue().rindex(b'PK\3\4')
+  path.write_bytes(out.getvalue()[:last] + b'XK' + out.getvalue()[last + 2:])
+  with pytest.raises(UserError, match='there is no member at byte|got .* bytes that begin'):
+    files.read(path)
+
+
+def test_archives_of_streams_and_with_padding_are_complete(tmp_path: pathlib.Path) -> None:
+  """Data descriptors behind members, a comment at the end, and a program before the archive."""
+  class Stream(io.RawIOBase):
+    content = bytearray()
+
+    def writable(self) -> bool:
+      return True
+
+    def write(self, data: Any) -> int:
+      self.content += bytes(data)
+      return len(bytes(data))
+
+  with zipfile.ZipFile(Stream(), 'w') as archive:
+    for name in 'ab':
+      archive.writestr(f'{name}.npy', npy(np.ones(3)))
+    archive.comment = b'made by a stream'
+  (tmp_path / 'a.npz').write_bytes(Stream.content)
+  assert sorted(files.read(tmp_path / 'a.npz')) == ['a', 'b']

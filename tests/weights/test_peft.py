@@ -214,8 +214,8 @@ def test_patterns_decide_the_scale_of_single_layers(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.parametrize(('changed', 'message'), [
-    ({'peft_type': 'IA3'}, 'expected peft_type LORA .*, got IA3. Merge the adapters in PEFT'),
-    ({'fan_in_fan_out': True}, 'expected fan_in_fan_out false, got True'),
+    ({'peft_type': 'IA3'}, 'expected peft_type LORA .*, got "IA3". Merge the adapters in PEFT'),
+    ({'fan_in_fan_out': True}, 'expected fan_in_fan_out false, got true. Merge'),
     ({'base_model_name_or_path': None}, 'expected the weights that the adapters are for .*, got none. Set it to')])
 def test_other_adapters_are_refused(changed: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=message):
@@ -236,5 +236,87 @@ def test_a_convolution_has_no_place(tmp_path: pathlib.Path) -> None:
       'base_model.model.patch_embed.proj.lora_A.weight': np.zeros((2, 3, 8, 8), np.float32),
       'base_model.model.patch_embed.proj.lora_B.weight': np.zeros((16, 2, 1, 1), np.float32)}
   files.write_safetensors(own / 'adapter_model.safetensors', tensors)
-  with pytest.raises(UserError, match='patch_embed.proj: expected lora_A .* of a dense layer, got lora_A'):
+  with pytest.raises(UserError, match='patch_embed.proj: expected lora_A .* of a dense layer, .*, got lora_A'):
     loading.load(str(own), model='heads=2')
+
+
+def damaged(case: str, where: pathlib.Path, text: str) -> pathlib.Path:
+  """A folder whose config is this text."""
+  own = folder(case, where)
+  (own / 'adapter_config.json').write_text(text)
+  return own
+
+
+@pytest.mark.parametrize(('changed', 'says'), [
+    ({'lora_alpha': None}, 'lora_alpha: expected a number, 0 to 1,000,000, got null'),
+    ({'lora_alpha': 'large'}, 'lora_alpha: expected a number, 0 to 1,000,000, got "large"'),
+    ({'lora_alpha': [8]}, r'lora_alpha: expected a number, 0 to 1,000,000, got \[8\]'),
+    ({'lora_alpha': 1e999}, 'lora_alpha: expected a number, .*, got Infinity'),
+    ({'lora_alpha': True}, 'lora_alpha: expected a number, .*, got true'),
+    ({'alpha_pattern': [1]}, r'alpha_pattern: expected a JSON object, got \[1\]'),
+    ({'alpha_pattern': {'qkv': 'x'}}, 'alpha_pattern, qkv: expected a number, .*, got "x"'),
+    ({'alpha_pattern': {'(': 1}}, r'alpha_pattern, \(: expected the name of a layer or a regular expression, got 1'),
+    ({'alpha_pattern': {'(a+)+': 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'alpha_pattern': {'a*a*a*b': 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'use_rslora': 'no'}, 'use_rslora: expected true or false, got "no"'),
+    ({'base_model_name_or_path': ['a']}, r'base_model_name_or_path: expected a text, got \["a"\]'),
+    ({'base_model_name_or_path': 7}, 'base_model_name_or_path: expected a text, got 7'),
+    ({'base_model_name_or_path': 'a\0b'}, 'base_model_name_or_path: expected a path or an address'),
+    ({'base_model_name_or_path': 'a' * 5000}, 'base_model_name_or_path: expected a path or an address'),
+    ({'base_model_name_or_path': 'b' * 900}, 'expected'),
+    ({'peft_type': ['LORA']}, r'expected peft_type .* got \["LORA')])
+def test_a_config_with_other_values_is_named_with_the_value(
+    changed: dict[str, Any], says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=says) as caught:
+    loading.load(str(folder('timm_lora', tmp_path, **changed)), model='heads=2')
+  assert '\x00' not in str(caught.value)
+
+
+@pytest.mark.parametrize(('text', 'says'), [
+    ('', 'expected a JSON object, got an empty file'), ('[1]', r'expected a JSON object, got \[1\]'),
+    ('{"peft_type": ', 'got no JSON at line 1, column 15, where it ends'),
+    ('null', 'expected a JSON object, got null')])
+def test_a_config_that_is_no_object_is_refused(text: str, says: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f'adapter_config.json: .*{says}'):
+    loading.load(str(damaged('timm_lora', tmp_path, text)), model='heads=2')
+
+
+@pytest.mark.parametrize(('leaf', 'shape'), [
+    ('lora_A.weight', (0, 16)), ('lora_B.weight', (48, 0)), ('lora_A.weight', (2, 0)), ('lora_A.weight', (5, 16)),
+    ('lora_magnitude_vector', (47,)), ('lora_magnitude_vector', (0,)), ('lora_magnitude_vector', (1, 49))])
+def test_adapters_of_impossible_shapes_are_listed(leaf: str, shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+  own = folder('timm_dora', tmp_path)
+  tensors = part('timm_dora', 'adapter')
+  name = next(one for one in tensors if 'attn.qkv' in one and leaf.split('.')[0] in one)
+  files.write_safetensors(own / 'adapter_model.safetensors', tensors | {name: np.zeros(shape, np.float32)})
+  with pytest.raises(UserError, match=r'attn.qkv: expected lora_A \[r, in\] and lora_B \[out, r\] .*, got lora_'):
+    loading.load(str(own), model='heads=2')
+
+
+@pytest.mark.parametrize(('content', 'says'), [
+    ('[]', 'weights.json: expected a JSON object'),
+    ('{}', 'weights.json, preprocess, mean: expected a list of 3 numbers'),
+    ('{"preprocess": 3}', 'weights.json, preprocess: expected a JSON object, got 3')])
+def test_the_file_beside_adapters_is_checked(content: str, says: str, tmp_path: pathlib.Path) -> None:
+  own = folder('timm_lora', tmp_path)
+  (own / 'weights.json').write_text(content)
+  with pytest.raises(UserError, match=says):
+    loading.load(str(own), model='heads=2')
+
+
+@pytest.mark.parametrize('base', [
+    'https://me:hunter2@127.0.0.1:9/a.safetensors', 'hf://owner/name', 'owner/name', 'gs://bucket/a.npz',
+    'ViT-B_16-i21k', 'timm/vit_base_patch16_224.augreg_in21k'])
+def test_weights_that_only_the_config_names_are_downloaded_on_request_alone(
+    base: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  asked: list[str] = []
+  monkeypatch.setattr(peft.addresses, 'local', lambda where: asked.append(where) or tmp_path / 'base')
+  own = folder('timm_lora', tmp_path, base_model_name_or_path=base)
+  with pytest.raises(UserError, match='expected adapters for weights on this machine, got adapters for .* Add --allow'):
+    peft.resolve(peft.read(own), 'w', allow_download=False)
+  assert not asked
+  assert peft.resolve(peft.read(own), 'w', allow_download=True) == tmp_path / 'base'
+  assert [one.removeprefix('hf://') for one in asked] == [base.removeprefix('hf://')]
+  with pytest.raises(UserError) as caught:
+    peft.resolve(peft.read(own), 'w', allow_download=False)
+  assert 'hunter2' not in str(caught.value)

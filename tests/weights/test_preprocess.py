@@ -120,9 +120,12 @@ def test_other_names_say_nothing() -> None:
   assert decide(preprocess.by_name('vit_base_patch16_384'), px=(384, 384)).resize_px == 384
 
 
-@pytest.mark.parametrize('text', ['soft', 'resize=much', 'image=12y', 'interpolation=cubist', 'antialias=yes'])
+@pytest.mark.parametrize('text', ['soft', 'resize=much', 'resize=-1', 'resize=99999', 'image=12y', 'image=0',
+                                  'image=224x99999', 'image=１２', 'crop=0', 'crop=nan', 'crop=x',
+                                  'interpolation=cubist', 'antialias=yes'])
 def test_what_cannot_be_understood_is_refused(text: str) -> None:
-  with pytest.raises(UserError, match='expected one of|expected settings such as imagenet,resize=248,image=224'):
+  with pytest.raises(UserError, match='expected one of|=resize: expected a whole number, 1 to 16,384|'
+                     '=image: expected a (size such as|whole)|=crop: expected a number, 0.01 to 10'):
     preprocess.parse(text)
 
 
@@ -167,6 +170,6 @@ def test_images_that_are_not_normalised_or_otherwise_scaled(tmp_path: pathlib.Pa
 
 
 def test_an_unknown_activation_is_an_error_and_a_config_of_others_says_nothing(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match="config.json: the activation 'relu' is not known here; known are gelu, gelu_new"):
+  with pytest.raises(UserError, match='hidden_act: expected an activation .* one of gelu, .*, got "relu"'):
     beside(tmp_path, config=VIT | {'hidden_act': 'relu'})
   assert beside(tmp_path, config={'name': 'my run'}) == sidecars.Sidecar()

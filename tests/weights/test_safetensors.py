@@ -39,7 +39,7 @@ REFUSED: list[tuple[Any, str]] = [
     (b'{"w": ' + json.dumps(W).encode() + b', "w": ' + json.dumps(W).encode() + b'}', 'has one name twice'),
     ({'__metadata__': {'a': 1}, 'w': W}, '__metadata__ is not a table of texts'),
     (b'{"w": ' + b'[' * 200_000, 'nested too deep'), (b'{"w": NaN}', 'w is described without'),
-    (b'{"w', 'Unterminated string'), (b'{"w": \xff}', "can't decode")]
+    (b'{"w', 'no JSON at line 1, column 2'), (b'{"w": \xff}', 'text that is not UTF-8 at byte 6')]
 
 
 @pytest.mark.parametrize(('header', 'says'), REFUSED)

@@ -9,12 +9,14 @@ from typing import Any
 
 from vit_jax.config import parts, schema
 from vit_jax.core.errors import UserError
+from vit_jax.core.json_text import parse
+from vit_jax.core.redaction import redacted
 
 _ADVICE = 'The command that trained the run writes it again; other jobs also take --config=NAME.'
 
 
 def to_json(config: schema.Config) -> str:
-  """The complete config as JSON; each part names its type."""
+  """The complete config as JSON; each part names its type. Passwords and tokens of addresses are left out."""
   return json.dumps(_plain(config), indent=2) + '\n'
 
 
@@ -46,8 +48,8 @@ def from_json(text: str) -> schema.Config:
     UserError: lists every setting that is unknown or has a value of another type.
   """
   try:
-    saved = json.loads(text)
-  except (ValueError, RecursionError) as error:
+    saved = parse(text)
+  except ValueError as error:
     raise UserError(f'text that is not JSON: {error}') from None
   return parts.from_plain(saved, old_names=True)
 
@@ -59,4 +61,6 @@ def _plain(value: Any) -> Any:
     return {k: _plain(v) for k, v in value.items()}
   if isinstance(value, (tuple, list)):
     return [_plain(v) for v in value]
+  if isinstance(value, str):
+    return redacted(value)
   return value.value if isinstance(value, enum.Enum) else value

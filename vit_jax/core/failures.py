@@ -20,6 +20,7 @@ from typing import NamedTuple
 import vit_jax
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import ADVICE, chain
+from vit_jax.core.redaction import redacted
 
 USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
 UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program, or of another process of the run
@@ -64,7 +65,7 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
   if environ.get(SHOW) in (None, '', '0'):
     return found or _unforeseen(error, words, environ)
   text = ''.join(traceback.format_exception(error))
-  return Failure(found.status if found else UNFORESEEN, f'{text}{found.message if found else ""}'.rstrip())
+  return Failure(found.status if found else UNFORESEEN, redacted(f'{text}{found.message if found else ""}'.rstrip()))
 
 
 def _known(error: BaseException) -> Failure | None:
@@ -102,7 +103,7 @@ def _of_system(error: OSError) -> str:
 def _first_line(error: BaseException) -> str:
   """Returns the type and the first line of an exception, at most 300 characters."""
   lines = str(error).strip().splitlines()
-  return f'{type(error).__name__}: {lines[0][:300].rstrip(".")}' if lines else type(error).__name__
+  return redacted(f'{type(error).__name__}: {lines[0][:300].rstrip(".")}') if lines else type(error).__name__
 
 
 def interrupt_at_once() -> None:
@@ -144,8 +145,8 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
 
 def report(error: BaseException, words: Sequence[str] = ()) -> str:
   """Returns a report for debugging: command, versions, traceback."""
-  return '\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
-                    ''.join(traceback.format_exception(error))])
+  return redacted('\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
+                             ''.join(traceback.format_exception(error))]))
 
 
 def versions() -> str:

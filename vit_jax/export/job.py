@@ -42,12 +42,13 @@ class Subject(NamedTuple):
 
 
 def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: str, from_pixels: bool,
-        any_size: bool) -> int:
+        any_size: bool, allow_download: bool = False, allow_nonfinite: bool = False) -> int:
   """Exports weights, given as for `weights.loading.load`; exit status 0."""
   check(to)
   startup.start()
   stage.begin('loading the weights')
-  found = loading.load(weights, preprocess=preprocess, model=model, view=view)
+  found = loading.load(weights, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
+                       allow_nonfinite=allow_nonfinite)
   stage.end()
   print(loading.text(found))
   stage.begin('exporting, running the result beside the network')

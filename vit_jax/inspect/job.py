@@ -24,7 +24,7 @@ from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import embeddings, figures, measurements, page
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.page import FILTERS, Inspection
-from vit_jax.jobs import predict
+from vit_jax.jobs import predict, report_card
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
 from vit_jax.record import stage, storage
@@ -36,7 +36,8 @@ NUM_MAPS = 16  # images with attention maps
 
 
 def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to: pathlib.Path, discard: float,
-        of_class: str, preprocess: str, model: str, view: str, classes: str) -> int:
+        of_class: str, preprocess: str, model: str, view: str, classes: str, allow_download: bool = False,
+        allow_nonfinite: bool = False) -> int:
   """Inspects networks on images.
 
   Args:
@@ -46,7 +47,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     discard: share of the smallest entries of each row that attention rollout discards.
     workdir: a run directory, instead of weights.
     of_class: number or name of the class that relevance is computed for; '' = the predicted one.
-    preprocess, model, view: as in `weights.loading.load`.
+    preprocess, model, view, allow_download, allow_nonfinite: as in `weights.loading.load`.
     classes: file of class names, one line for each output; '' = those of the weights.
 
   Returns:
@@ -60,8 +61,9 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   prefetch.quieten_cv2()
   began = time.monotonic()
   stage.begin('loading the weights')
-  names = [part.strip() for part in (weights or str(workdir)).split(',') if part.strip()]
-  networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes))
+  names = report_card.split_weights(weights) if weights else [str(workdir)]
+  networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes,
+                                   allow_download=allow_download, allow_nonfinite=allow_nonfinite))
               for name in names]
   numbers = [_describe(network, of_class, classes) for network in networks]
   to.mkdir(parents=True, exist_ok=True)

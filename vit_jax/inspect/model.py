@@ -90,7 +90,8 @@ class Model:
     `tokenizer` is its file, '' = beside the weights. Raises UserError if there is no text tower or no tokenizer.
     """
     if self._encoder is None or tokenizer:
-      self._encoder = text_encoder.load(self.weights.source, self.weights, tokenizer_file=tokenizer)
+      where = self.weights.given or self.weights.source
+      self._encoder = text_encoder.load(where, self.weights, tokenizer_file=tokenizer)
     return ZeroShot(self._pooled, self._encoder, names, prompts)
 
   def rank(self, logits: HostArray, *, top: int) -> list[Guess]:

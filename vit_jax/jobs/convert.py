@@ -10,11 +10,11 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view: str, classes: str,
-        overwrite: bool) -> int:
+        overwrite: bool, allow_download: bool = False, allow_nonfinite: bool = False) -> int:
   """Converts weights; exit status 0.
 
   Args:
-    weights, preprocess, model, view, classes: see `weights.inference.load`.
+    weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
     to: a local path, see `saving.save`.
     family: one of `saving.FAMILIES`, or peft for the adapters of a run; '' = by the suffix of `to`.
     overwrite: replace what is at `to`.
@@ -27,7 +27,8 @@ def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view
     return 0
   saving.check(to, family=family, overwrite=overwrite)
   startup.start()
-  found = inference.load(weights, preprocess=preprocess, model=model, view=view, classes=classes)
+  found = inference.load(weights, preprocess=preprocess, model=model, view=view, classes=classes,
+                         allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   print(loading.text(found))
   path, lost = saving.save(found, to, family=family, overwrite=overwrite, with_card=True)
   for one in lost:

@@ -25,20 +25,22 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: str = '', preprocess: str = '',
-        model: str = '', view: str = '', source: str, overridden: Collection[str]) -> int:
+        model: str = '', view: str = '', allow_download: bool = False, allow_nonfinite: bool = False, source: str,
+        overridden: Collection[str]) -> int:
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
     config: of the run, or for `weights`, with overrides; None = there is no run.
     workdir: the run directory; of `weights`, where the results go.
     weights: what to evaluate instead of the run; '' = the run.
-    preprocess, model, view: of `weights`, see `weights.loading.load`.
+    preprocess, model, view, allow_download, allow_nonfinite: of `weights`, see `weights.loading.load`.
     source: of the config, for messages.
     overridden: settings on the command line, which override those of the checkpoint.
   """
   if weights:
     assert config is not None
-    specs = [evaluate_weights.WeightsSpec(one, preprocess, model, view) for one in report_card.split_weights(weights)]
+    specs = [evaluate_weights.WeightsSpec(one, preprocess, model, view, allow_download, allow_nonfinite)
+             for one in report_card.split_weights(weights)]
     if len(specs) > 1 or config.name == report_card.NAME:
       return report_card.run(config, specs, overridden=overridden, workdir=workdir)
     spec, = specs
@@ -49,10 +51,11 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: 
   if workdir is None:
     raise UserError('--workdir: expected the directory of a run, got none. Set --workdir=DIR or --weights=FILE.')
   assert config is not None
-  return _run(config, workdir, source=source, overridden=overridden)
+  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=allow_nonfinite)
 
 
-def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridden: Collection[str]) -> int:
+def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridden: Collection[str],
+         allow_nonfinite: bool) -> int:
   check.check(config)
   startup.start()
   check_is_run(workdir)

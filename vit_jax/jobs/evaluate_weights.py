@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import pathlib
+import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ class WeightsSpec(NamedTuple):
   preprocess: str = ''
   model: str = ''
   view: str = ''
+  allow_download: bool = False
+  allow_nonfinite: bool = False
 
 
 class Network:
@@ -77,7 +80,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   check_head(found, config, where=spec.where)
   config = with_weights(config, found, overridden)
   check.check(config)
-  workdir = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(spec.where.rstrip('/')).name).absolute()
+  workdir = workdir or default_workdir(spec.where)
   stage.begin('opening the data')
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
@@ -99,6 +102,12 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   return 0
 
 
+def default_workdir(where: str) -> pathlib.Path:
+  """Returns the directory for the results of weights: `runs/evaluate/NAME`, by the last part of their path."""
+  plain = re.split('[?#]', where)[0] if '://' in where else where
+  return pathlib.Path('runs', 'evaluate', pathlib.Path(plain.rstrip('/')).name).absolute()
+
+
 def check_head(found: Weights, config: schema.Config, *, where: str) -> None:
   """Raises UserError if an evaluation needs the head of classes, and the weights have none, or a projection."""
   is_projection = found.num_classes and not found.head.bias and found.family != 'run'  # as of CLIP
@@ -111,7 +120,7 @@ def check_head(found: Weights, config: schema.Config, *, where: str) -> None:
 def load(config: schema.Config, spec: WeightsSpec, overridden: Collection[str]) -> Weights:
   """Returns the weights, for images of `config.image_px` if that is on the command line."""
   stage.begin('loading the weights')
-  found = loading.load(spec.where, preprocess=spec.preprocess, model=spec.model, view=spec.view)
+  found = loading.load(**spec._asdict())
   if 'image_px' in overridden:
     found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
   log.info('%s', loading.text(found))

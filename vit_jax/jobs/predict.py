@@ -47,11 +47,12 @@ class Prepared(NamedTuple):
 
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
-        overlay: bool, to: pathlib.Path | None, preprocess: str, model: str, view: str, classes: str) -> int:
+        overlay: bool, to: pathlib.Path | None, preprocess: str, model: str, view: str, classes: str,
+        allow_download: bool = False, allow_nonfinite: bool = False) -> int:
   """Classifies files and all images in folders; exit status 2 if a file could not be read, else 0.
 
   Args:
-    weights, preprocess, model, view, classes: see `weights.inference.load`.
+    weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
     files: files and folders.
     names, prompts, tokenizer: classify by texts, see `Model.zero_shot`; no names = by the head.
     top: number of classes per image.
@@ -67,7 +68,8 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   startup.start()
   prefetch.quieten_cv2()
   stage.begin('loading the weights')
-  network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names))
+  network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names),
+                 allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network, classifier)
@@ -117,13 +119,15 @@ def choose_classifier(network: Model, names: Sequence[str], *, prompts: str, tok
   return found
 
 
-def load(where: str, *, preprocess: str, model: str, view: str, classes: str, has_names: bool = False) -> Model:
+def load(where: str, *, preprocess: str, model: str, view: str, classes: str, has_names: bool = False,
+         allow_download: bool = False, allow_nonfinite: bool = False) -> Model:
   """Loads a network with a classification head, or any network if names of classes are given.
 
   Raises:
     UserError: the weights cannot be read, have no head, or have another number of classes than the file of names.
   """
-  found = inference.load(where, preprocess=preprocess, model=model, view=view, classes=classes)
+  found = inference.load(where, preprocess=preprocess, model=model, view=view, classes=classes,
+                         allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   log.info('%s', loading.text(found))
   if has_names:
     return Model(found)

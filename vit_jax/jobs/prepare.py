@@ -22,6 +22,7 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', processes: int = 0,
         config: schema.Config | None = None, weights: str = '', preprocess: str = '', model: str = '', view: str = '',
+        allow_download: bool = False, allow_nonfinite: bool = False,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
@@ -32,7 +33,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     processes: that write shards; 0 = by the cores of this machine.
-    config, weights, preprocess, model, view: see `teacher_labels.run`.
+    config, weights, preprocess, model, view, allow_download, allow_nonfinite: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
   Raises:
@@ -46,7 +47,8 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
       raise UserError('\n'.join(problems))
     if config is None or not weights:
       raise UserError('--config: expected --config and --weights for label maps, got one of them. Set both.')
-    return teacher_labels.run(config, weights, to, preprocess=preprocess, model=model, view=view)
+    return teacher_labels.run(config, weights, to, preprocess=preprocess, model=model, view=view,
+                              allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   if not data:
     raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH or --data=tfds:NAME; '
                     'or --config and --weights for label maps.')

@@ -30,7 +30,7 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate_weights import WeightsSpec
 from vit_jax.models.kernels import devices
 from vit_jax.record import run_directory, stage, storage
-from vit_jax.weights import loading, preprocess
+from vit_jax.weights import addresses, loading, preprocess
 from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -61,8 +61,11 @@ class Column(NamedTuple):
 
 
 def split_weights(text: str) -> list[str]:
-  """Returns the weights of `--weights=A,B`; a file whose name has a comma is one."""
-  return [text] if pathlib.Path(text).exists() else [one for one in text.split(',') if one]
+  """Returns the weights of `--weights=A,B`; a file whose name has a comma is one. Raises UserError for none."""
+  found = [text] if addresses.exists(text) else [one.strip() for one in text.split(',') if one.strip()]
+  if not found:
+    raise UserError(f'--weights: expected weights, or several with commas, got {text!r}.')
+  return found
 
 
 def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Collection[str],

@@ -30,11 +30,11 @@ _WATCHED = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'pred
 
 
 def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, host: str, port: int, preprocess: str,
-        model: str, view: str, classes: str) -> int:
+        model: str, view: str, classes: str, allow_download: bool = False, allow_nonfinite: bool = False) -> int:
   """Serves the page until Ctrl-C.
 
   Args:
-    weights, preprocess, model, view, classes: see `weights.inference.load`.
+    weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
     workdir: a run, instead of weights.
     files: at most one folder of images, with a subfolder for each class.
     host, port: to listen on.
@@ -54,7 +54,7 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
   startup.start()
   prefetch.quieten_cv2()
   load = functools.partial(inference.load, weights or str(workdir), preprocess=preprocess, model=model, view=view,
-                           classes=classes)
+                           classes=classes, allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   network = Network(lambda: Model(load()), lambda: True) if workdir is None else Network(
       lambda: Model(load()), lambda: _newest_step(workdir))
   folder = Folder(files[0], network, find=predict.find) if files else None

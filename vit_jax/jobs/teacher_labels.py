@@ -56,12 +56,12 @@ class _Stopped(Exception):
 
 
 def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str = '', model: str = '',
-        view: str = '') -> int:
+        view: str = '', allow_download: bool = False, allow_nonfinite: bool = False) -> int:
   """Writes the label maps of a config's training images; exit status 0.
 
   Args:
     config: of the run that will use them; its data, `objective.top`, `batch_size` and `mesh` are used.
-    where, preprocess, model, view: weights of the teacher, see `weights.loading.load`.
+    where, preprocess, model, view, allow_download, allow_nonfinite: weights of the teacher, see `weights.loading.load`.
     to: directory to write.
 
   Raises:
@@ -74,7 +74,8 @@ def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str 
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'--job=prepare: expected one process, got {jax.process_count()}. Run it on one host.')
-  found = loading.load(where, preprocess=preprocess, model=model, view=view)
+  found = loading.load(where, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
+                       allow_nonfinite=allow_nonfinite)
   log.info('Teacher: %s', loading.text(found))
   data = build.open_data(config)
   init_state.check_order(found, data.class_names, is_listed=bool(config.data.classes))

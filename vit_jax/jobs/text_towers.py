@@ -33,7 +33,7 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
   """
   stage.begin('loading the text tower')
   image = weights if weights is not None and not settings.weights else None
-  where = settings.weights or (weights.source if weights else config.init_from)
+  where = settings.weights or ((weights.given or weights.source) if weights else config.init_from)
   if not where:
     raise UserError(f'evals.{name}.weights: expected weights with a text tower, got none. Set '
                     f'--config.evals.{name}.weights=FILE, or begin the run with such weights (init_from).')

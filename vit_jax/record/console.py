@@ -16,6 +16,7 @@ from typing import TextIO
 
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import redacted
 
 VARIABLE = 'VIT_JAX_LOG'
 QUIET, VERBOSE = 'quiet', 'verbose'
@@ -83,7 +84,7 @@ class Formatter(logging.Formatter):
   def format(self, record: logging.LogRecord) -> str:
     """Returns the lines of a message; those after the first are indented."""
     name = f'{record.levelname.lower()}: ' if record.levelno >= logging.WARNING else ''
-    first, *rest = f'{name}{super().format(record)}'.split('\n')
+    first, *rest = redacted(f'{name}{super().format(record)}').split('\n')
     start = f'{elapsed(self._now() - self._began_s)}  '
     lines = [f'{start}{first}', *(f'{" " * len(start)}{line}' for line in rest)]
     return '\n'.join(line for one in lines for line in self._wrapped(one, indent=len(start) + 2))

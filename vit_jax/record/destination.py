@@ -4,10 +4,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Iterator
 
+from vit_jax.core import address
 from vit_jax.core.errors import UserError
 
 
@@ -24,7 +24,8 @@ def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
     UserError: `to` is an address, names no file, or its directory does not exist or is not writable.
   """
   text = str(to)
-  if re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', text):  # pathlib turns gs://b into gs:/b
+  address.check(text, setting)
+  if '://' in text:
     raise UserError(f'{setting}: expected a path on this machine, got the address {text}. Write to a local path and '
                     'copy the result.')
   try:

@@ -15,6 +15,7 @@ import jax
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
 from vit_jax.record.lease import Lease
 
@@ -94,8 +95,8 @@ def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: storage.PathLike, text: str) -> None:
-  """Replaces a text file atomically; only process 0 writes."""
-  write_bytes(path, text.encode())
+  """Replaces a text file atomically, without passwords and tokens of addresses; only process 0 writes."""
+  write_bytes(path, redacted(text).encode())
 
 
 def write_bytes(path: storage.PathLike, content: bytes) -> None:

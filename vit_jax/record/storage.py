@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from vit_jax.core import address
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def open_path(path: PathLike) -> Path:
     UserError: this kind of storage is not supported, or the package for it is not installed.
   """
   text = os.fspath(path)
+  address.check(text, 'path')
   if is_local(text):
     return pathlib.Path(text).expanduser().absolute()
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from vit_jax.core import os_errors
+from vit_jax.core.redaction import redacted
 from vit_jax.record import memory, mirror, norms_file, reader, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
@@ -159,7 +160,7 @@ class Writer:
 
   def _append(self, row: Mapping[str, object]) -> None:
     with self._writing():
-      self._file.write(json.dumps(_to_json(row), allow_nan=False, ensure_ascii=False) + '\n')
+      self._file.write(redacted(json.dumps(_to_json(row), allow_nan=False, ensure_ascii=False)) + '\n')
       self._file.flush()
 
   @contextlib.contextmanager

@@ -12,7 +12,9 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 
+from vit_jax.core.address import check as check_address
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import is_redacted
 from vit_jax.weights import download, files, known_weights
 from vit_jax.weights.download import Opener, open_address
 
@@ -49,7 +51,12 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
   except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
     reason = getattr(error, 'strerror', None) or error
     raise UserError(f'{where}: expected the path of a file or folder, got "{reason}". Check the path.') from error
+  if is_redacted(where):
+    raise UserError(f'{where}: expected an address with its password or token, got one without, as records have it. '
+                    'Give the complete address, or download the file and give its path.')
   scheme, _, rest = where.partition('://')
+  if not rest:
+    check_address(where, 'weights')
   match scheme if rest else '':
     case 'http' | 'https':
       return _file(where, opener)
@@ -58,14 +65,26 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
     case 'hf':
       return _model(rest, opener)
     case '':
-      address = known_weights.address(where)
-      if address:
-        return local(address, opener=opener)
+      if known := known_weights.address(where):
+        return local(known, opener=opener)
   near = known_weights.nearest(where)
   raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
                   '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
                   'folder.' + (f' Did you mean {" or ".join(near)}?' if near else
                                ' Check the path, or list the known names with vit-jax list --weights.'))
+
+
+def exists(where: str | pathlib.Path) -> bool:
+  """Whether there is a file or folder of this name; False also for a name that no file can have."""
+  try:
+    return pathlib.Path(where).exists()
+  except (OSError, ValueError):  # no permission, a part that is too long, or a NUL
+    return False
+
+
+def is_remote(where: str) -> bool:
+  """Whether weights are an address, or a known name, which stands for one."""
+  return '://' in where or bool(known_weights.address(where))
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -126,7 +145,7 @@ def _file(address: str, opener: Opener) -> pathlib.Path:
   try:
     last = urllib.parse.urlsplit(address).path.rsplit('/', 1)[-1]
   except ValueError as error:  # such as http://[
-    raise UserError(f'{address}: expected an address, got {error}. Check it.') from error
+    raise UserError(f'{address}: expected an address, got one whose server cannot be read. Check it.') from error
   name = urllib.parse.unquote(plain_name(last, said=address))
   return _once(address, f'{hashlib.sha256(address.encode(errors="replace")).hexdigest()[:16]}/{name}', opener)
 

@@ -27,6 +27,7 @@ FREE_BYTES = 64 << 20
 MOST_HEADER_BYTES = 10_000  # of an array, as NumPy's own limit
 MOST_AXES = 64  # as in NumPy
 _PIECE = 1 << 20
+_LOCAL, _MOST_GAP = b'PK\3\4', 64 << 10  # between two members, such as a data descriptor
 _MAGIC = b'\x93NUMPY'
 _LENGTHS = {(1, 0): '<H', (2, 0): '<I'}  # of the header; version 3 is for structured arrays, which weights do not use
 
@@ -40,8 +41,8 @@ def opened(file: BinaryIO, size: int) -> Iterator[zipfile.ZipFile]:
     size: of the file, bytes.
 
   Raises:
-    ValueError: members are encrypted, share a name, use an unsupported compression, or are larger than
-      `MOST_EXPANSION` and `FREE_BYTES` allow.
+    ValueError: members are encrypted, share a name, use an unsupported compression, are missing in the directory, or
+      are larger than `MOST_EXPANSION` and `FREE_BYTES` allow.
     zipfile.BadZipFile: the archive is damaged.
   """
   with zipfile.ZipFile(file) as archive:
@@ -54,6 +55,7 @@ def opened(file: BinaryIO, size: int) -> Iterator[zipfile.ZipFile]:
                          'is read')
     if len({member.filename for member in members}) < len(members):
       raise ValueError('it has two members of the same name')
+    _check_complete(file, archive, size)
     inside, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     if packed > size:
       raise ValueError(f'its members take {packed:,} of its {size:,} bytes: they overlap')
@@ -61,6 +63,46 @@ def opened(file: BinaryIO, size: int) -> Iterator[zipfile.ZipFile]:
       raise ValueError(f'its members hold {inside:,} bytes, and {most:,} are allowed for a file of this size '
                        f'({MOST_EXPANSION} times as many); save it without compression')
     yield archive
+
+
+def _check_complete(file: BinaryIO, archive: zipfile.ZipFile, size: int) -> None:
+  """Raises ValueError if the directory lists other members than the end record counts, or not all that are there.
+
+  `zipfile` compares neither: a file whose directory was damaged would be read without some of its arrays.
+  """
+  members = sorted(archive.infolist(), key=lambda one: one.header_offset)
+  if (count := _count(file, size)) != len(members):
+    raise ValueError(f'its end record counts {count:,} members, and its directory lists {len(members):,}')
+  at = members[0].header_offset if members else archive.start_dir
+  if at:
+    file.seek(0)
+    if file.read(4) == _LOCAL:
+      at = 0
+  for offset, length in [*((one.header_offset, one.compress_size) for one in members), (archive.start_dir, -1)]:
+    if at < offset:
+      file.seek(at)
+      if _LOCAL in file.read(min(offset - at, _MOST_GAP)):
+        raise ValueError(f'a member at byte {at:,} is not listed in its directory')
+    if length >= 0:
+      file.seek(offset)
+      header = file.read(30)
+      if len(header) < 30 or header[:4] != _LOCAL:
+        raise ValueError(f'there is no member at byte {offset:,}')
+      at = offset + 30 + sum(struct.unpack('<HH', header[26:])) + length
+      if at > archive.start_dir:
+        raise ValueError(f'the member at byte {offset:,} ends behind the directory')
+
+
+def _count(file: BinaryIO, size: int) -> int:
+  """Returns the number of members in the end record of an archive."""
+  file.seek(max(0, size - 2**16 - 200))
+  tail = file.read()
+  end = tail.rfind(b'PK\5\6')
+  count, = struct.unpack('<H', tail[end + 10:end + 12])
+  large = tail.rfind(b'PK\6\6', 0, end)
+  if count == 0xFFFF and large >= 0:
+    count, = struct.unpack('<Q', tail[large + 32:large + 40])
+  return int(count)
 
 
 def read(archive: zipfile.ZipFile, name: str) -> bytearray:

@@ -15,6 +15,7 @@ from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import redacted
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
 from vit_jax.weights import addresses, catalog, known_weights
@@ -220,5 +221,6 @@ def place(content: str, part: pathlib.Path, target: pathlib.Path) -> None:
         raise UserError(f'{old}: expected a file, got something else. Move it away.')
       shutil.copy2(old, new)
     return
+  content = redacted(content)
   digest = hashlib.sha256(content.encode()).hexdigest()
   new.write_text(f'{content}<!-- card written by vit-jax, SHA-256 of the lines above: {digest} -->\n', encoding='utf-8')

@@ -52,5 +52,12 @@ def values(leaves: Leaves) -> list[str]:
   found = []
   if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
     found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean nothing')
-  bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
-  return found + ([f'not finite: {", ".join(bad)}'] if bad else [])
+  bad = not_finite(leaves)
+  return found + ([f'not finite: {bad}'] if bad else [])
+
+
+def not_finite(leaves: Leaves) -> str:
+  """Returns how many parameters have values that are infinite or NaN, and the first of them; '' for none."""
+  bad = [name for name, leaf in leaves.items() if leaf.dtype.kind == 'f' and not np.isfinite(leaf).all()]
+  more = f' and {len(bad) - 3} more' if len(bad) > 3 else ''
+  return f'infinite or NaN values in {", ".join(bad[:3])}{more}' if bad else ''

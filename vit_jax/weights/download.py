@@ -7,10 +7,12 @@ import contextlib
 import errno
 import hashlib
 import http.client
+import ipaddress
 import os
 import pathlib
 import re
 import shutil
+import socket
 import sys
 import time
 import urllib.error
@@ -20,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import redacted
 
 Opener = Callable[[str], Any]
 """Maps an address to a readable response with `headers`, like `open_address`."""
@@ -35,22 +38,50 @@ _OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, 
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-  """Follows the redirects of a hub to its file server, and keeps the checksum that only the hub itself sends."""
+  """Follows the redirects of a hub to its file server, and keeps the checksum that only the hub itself sends.
+
+  A redirect never leaves https, and leads to an address of a private network only from such an address: a server of the
+  internet must not make this machine read from its own network.
+  """
   tag = ''
 
   def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
                        newurl: str) -> urllib.request.Request | None:
-    if urllib.parse.urlsplit(newurl).scheme not in SCHEMES:
-      raise UserError(f'{_shown(req.full_url)}: expected a redirect to http or https, got one to {_shown(newurl)}. Use '
-                      'another address.')
+    old, new = (urllib.parse.urlsplit(address) for address in (req.full_url, newurl))
+    if new.scheme not in (SCHEMES if old.scheme == 'http' else ('https',)):
+      raise UserError(f'{_shown(req.full_url)}: expected a redirect to {"http or " * (old.scheme == "http")}https, got '
+                      f'one to {_shown(newurl)}. Use another address.')
+    if is_private(new.hostname or '') and not is_private(old.hostname or ''):
+      raise UserError(f'{_shown(req.full_url)}: expected a redirect to a public server, got one to {_shown(newurl)}, '
+                      'which is in a private network. If you trust it, give that address itself.')
     self.tag = headers.get('X-Linked-Etag') or self.tag
     return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+def is_private(host: str) -> bool:
+  """Whether a host is, or has, an address of this machine or of a private or link-local network."""
+  try:
+    found = {ipaddress.ip_address(host)}
+  except ValueError:
+    try:
+      found = {ipaddress.ip_address(str(one[4][0]).partition('%')[0])
+               for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, ValueError):  # unknown here, as behind a proxy
+      return False
+  found = {one.ipv4_mapped or one if isinstance(one, ipaddress.IPv6Address) else one for one in found}
+  return any(not one.is_global for one in found)
+
+
 def open_address(address: str) -> Any:
-  """Returns the response of a server after redirects."""
+  """Returns the response of a server after redirects; `https://NAME:PASSWORD@…` is sent to this server alone."""
   redirects = _Redirects()
-  response = urllib.request.build_opener(redirects).open(address, timeout=TIMEOUT_S)
+  parts = urllib.parse.urlsplit(address)
+  name, at, host = parts.netloc.rpartition('@')
+  request = urllib.request.Request(parts._replace(netloc=host, fragment='').geturl())
+  if at:
+    plain = ':'.join(urllib.parse.unquote(part) for part in (name if ':' in name else f'{name}:').split(':', 1))
+    request.add_unredirected_header('Authorization', f'Basic {base64.b64encode(plain.encode()).decode()}')
+  response = urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S)
   if redirects.tag:
     response.headers['X-Linked-Etag'] = redirects.tag
   return response
@@ -89,7 +120,7 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
     raise
   except urllib.error.HTTPError as error:
     if error.code == 404:
-      raise FileNotFoundError(f'{address} does not exist') from error
+      raise FileNotFoundError(f'{_shown(address)} does not exist') from error
     raise UserError(_refused(address, error)) from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
     raise UserError(_unreachable(address, path, error)) from error
@@ -173,7 +204,7 @@ def _wrong(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes
     if word.startswith('md5=') and _decoded(word[4:]) != digests['md5']:
       return 'its MD5 is not the one that the server says'
   # The published file names of DeiT and timm end in the first digits of the file's SHA-256.
-  named = re.search(r'-([0-9a-f]{8})\.(pth|safetensors)$', address)
+  named = re.search(r'-([0-9a-f]{8})\.(pth|safetensors)$', urllib.parse.urlsplit(address).path)
   if named and not digests['sha256'].hex().startswith(named[1]):
     return f'its SHA-256 begins with {digests["sha256"].hex()[:8]}, its name says {named[1]}'
   return ''
@@ -187,5 +218,5 @@ def _decoded(text: str) -> bytes:
 
 
 def _shown(text: str) -> str:
-  """Returns a server's text on one line of a message, without control characters for a terminal."""
-  return (text if text.isprintable() else ascii(text)[1:-1])[:500]
+  """Returns a server's text on one line of a message, without passwords and control characters for a terminal."""
+  return redacted(text if text.isprintable() else ascii(text)[1:-1])[:500]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import pathlib
 import struct
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 from vit_jax.weights import archives, pickle_stack, pickles, safetensors
 
@@ -88,10 +88,7 @@ def read_json(path: pathlib.Path) -> Any:
     data = file.read(MOST_JSON_BYTES + 1)
   if len(data) > MOST_JSON_BYTES:
     raise ValueError(f'it is larger than {MOST_JSON_BYTES >> 20} MiB')
-  try:
-    return json.loads(data)
-  except RecursionError:
-    raise ValueError('it is nested too deep') from None
+  return json_text.parse(data)
 
 
 @contextlib.contextmanager

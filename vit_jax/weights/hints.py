@@ -1,12 +1,18 @@
 """Settings of a network that the shapes of its parameters do not determine: from `--model`, sidecars and names."""
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Pool, PositionResize
 from vit_jax.core.errors import UserError
+
+MOST_PX = 16_384  # side of an image; a network for larger images would not fit in memory
+MOST_HEADS = 4096
+EPSILON = (1e-15, .999)  # limits of the epsilon of norms
 
 
 class Hints(NamedTuple):
@@ -39,15 +45,12 @@ def parse(text: str) -> Hints:
   """
   found = schema.parse_arg(text, heads=(), decoder_heads=(), gelu=('', *(g.value for g in Gelu)), norm_eps=(), image=(),
                            position_resize=('', *(p.value for p in PositionResize)), pool=())
-  try:
-    return Hints(int(found['heads'] or 0), int(found['decoder_heads'] or 0),
-                 Gelu(found['gelu']) if found['gelu'] else None, float(found['norm_eps'] or 0),
-                 parse_px(found['image']) if found['image'] else None,
-                 PositionResize(found['position_resize']) if found['position_resize'] else None,
-                 parse_pool(found['pool']))
-  except ValueError as error:
-    raise UserError(f'--model: expected settings such as heads=6,gelu=exact,norm_eps=1e-6, got {text}: {error}.'
-                    ) from None
+  return Hints(
+      whole('--model', 'heads', found['heads'], 1, MOST_HEADS), whole('--model', 'decoder_heads',
+                                                                      found['decoder_heads'], 1, MOST_HEADS),
+      Gelu(found['gelu']) if found['gelu'] else None, number('--model', 'norm_eps', found['norm_eps'], *EPSILON),
+      parse_px('--model', found['image']) if found['image'] else None,
+      PositionResize(found['position_resize']) if found['position_resize'] else None, parse_pool(found['pool']))
 
 
 POOLS = {'token': Pool.CLS, 'tok': Pool.CLS, 'gap': Pool.MEAN, '0': Pool.FIRST, **{one.value: one for one in Pool}}
@@ -69,7 +72,35 @@ def parse_pool(text: str) -> Pool | None:
   return POOLS[text] if text else None
 
 
-def parse_px(text: str) -> tuple[int, int]:
-  """Parses `224` or `224x320` (height x width), px. Raises ValueError."""
+def whole(flag: str, name: str, text: str, low: int, high: int) -> int:
+  """Parses a whole number of a flag such as `--model=heads=6`; 0 for ''.
+
+  Raises:
+    UserError: it is none, or out of range.
+  """
+  if not text:
+    return 0
+  if not re.fullmatch(r'[0-9]{1,9}', text, re.ASCII) or not low <= int(text) <= high:
+    raise UserError(f'{flag}={name}: expected a whole number, {low:,} to {high:,}, got {text[:40]!r}.')
+  return int(text)
+
+
+def number(flag: str, name: str, text: str, low: float, high: float) -> float:
+  """Parses a number of a flag as `whole` does; 0 for ''."""
+  if not text:
+    return 0.
+  try:
+    found = float(text)
+  except ValueError:
+    found = math.nan
+  if not low <= found <= high:
+    raise UserError(f'{flag}={name}: expected a number, {low:g} to {high:g}, got {text[:40]!r}.')
+  return found
+
+
+def parse_px(flag: str, text: str) -> tuple[int, int]:
+  """Parses the size of images of a flag, `224` or `224x320` (height x width), px. Raises UserError."""
+  if not re.fullmatch(r'[0-9]+(x[0-9]+)?', text, re.ASCII):
+    raise UserError(f'{flag}=image: expected a size such as 224 or 224x320, got {text[:40]!r}.')
   height, _, width = text.partition('x')
-  return int(height), int(width or height)
+  return whole(flag, 'image', height, 1, MOST_PX), whole(flag, 'image', width or height, 1, MOST_PX)

@@ -20,15 +20,17 @@ from vit_jax.weights import preprocess as preprocessing
 from vit_jax.weights.loading import Weights
 
 
-def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', classes: str = '') -> Weights:
+def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', classes: str = '',
+         allow_download: bool = False, allow_nonfinite: bool = False) -> Weights:
   """Loads weights as `loading.load` does, and names their outputs as the file `classes` does ('' = unchanged).
 
   Raises:
     UserError: the weights or the file cannot be read, or the file has another number of names.
   """
   names = naming.read(classes, setting='--classes') if classes else ()
-  return with_class_names(loading.load(where, preprocess=preprocess, model=model, view=view), names,
-                          source=f'--classes={classes}')
+  found = loading.load(where, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
+                       allow_nonfinite=allow_nonfinite)
+  return with_class_names(found, names, source=f'--classes={classes}')
 
 
 def with_class_names(weights: Weights, names: Sequence[str], *, source: str = 'classes') -> Weights:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation
+from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
 from vit_jax.weights import loading, preprocess
 from vit_jax.weights.loading import Weights
@@ -76,7 +77,7 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
     return None
   with storage.local(own) as path:
     before = json_files.read(path)
-  return before if before.init_from == config.init_from and type(before.model) is type(config.model) else None
+  return before if before.init_from == redacted(config.init_from) and type(before.model) is type(config.model) else None
 
 
 def _of_config(config: schema.Config) -> Values:

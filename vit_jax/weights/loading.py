@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import redacted
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
@@ -54,6 +55,7 @@ class Weights(NamedTuple):
   family: format of the source: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, `efficientnet`, or `run`.
   source: path, address or name.
   report: how every tensor was used.
+  given: as `source`, with the password or token that an address has; not for messages and records.
   """
   model: schema.Model
   head: schema.Head
@@ -66,9 +68,11 @@ class Weights(NamedTuple):
   family: str
   source: str
   report: Report
+  given: str = ''
 
 
-def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -> Weights:
+def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', allow_download: bool = False,
+         allow_nonfinite: bool = False) -> Weights:
   """Loads the weights at `where`.
 
   Args:
@@ -79,16 +83,28 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '') -
     model: settings that tensors do not determine: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
     view: of a run directory: student, ema or teacher, '' = ema where there is one; of a PyTorch file with several
       networks, which one.
+    allow_download: whether weights are downloaded that only the config of adapters names.
+    allow_nonfinite: whether parameters may be infinite or NaN, with a warning in the report.
 
   Raises:
-    UserError: the file does not exist, is not a weight file, or a tensor is missing or has no place.
+    UserError: the file does not exist, is not a weight file, a tensor is missing or has no place, or a value is not
+      finite.
   """
+  found = _load(where, preprocess, model, view, allow_download)
+  if not allow_nonfinite and (bad := doubts.not_finite(trees.flatten(found.params) | trees.flatten(found.state))):
+    raise UserError(f'--weights={where}: expected weights with finite values, got {bad}. Use other weights, such as an '
+                    'earlier checkpoint, or add --allow_nonfinite to use these.')
+  return found._replace(given=where)
+
+
+def _load(where: str, preprocess: str, model: str, view: str, allow_download: bool) -> Weights:
   explicit, hints = preparing.parse(preprocess), model_hints.parse(model)
-  path = addresses.local(where)
+  path, where = addresses.local(where), redacted(where)
   if runs.is_run(path):
     return _of_run(path, where, view, explicit, hints)
   adapter = peft.read(path) if peft.is_adapter(path) else None
-  shards = addresses.weight_files(addresses.local(adapter.base) if adapter else path)
+  shards = addresses.weight_files(
+      peft.resolve(adapter, where, allow_download=allow_download) if adapter else path)
   tensors = {name: x for shard in shards for name, x in files.read(shard, branch=view).items()}
   try:
     if not adapter:

@@ -14,16 +14,16 @@ import logging
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
+from vit_jax.core.json_text import Table, shown
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
-from vit_jax.weights import files
-from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
+from vit_jax.weights import addresses, files, sidecars, tables
+from vit_jax.weights.preprocess import PreprocessRule
 
 log = logging.getLogger('vit_jax.weights')
 
@@ -38,6 +38,8 @@ RENAMED = (
     (r'\.layers\.(\d+)\.mlp\.fc2$', r'.encoder.layer.\1.output.dense'),
     (r'\.layers\.(\d+)\.', r'.encoder.layer.\1.'))
 """From names of modules in transformers 5 to names in files, which are those of transformers 4; the first that fits."""
+MOST_ALPHA, MOST_BASE = 1e6, 1_000
+_MERGE = 'Merge the adapters in PEFT (merge_and_unload), and save the model.'
 _LETTERS = {'q': 'query', 'k': 'key', 'v': 'value'}
 
 
@@ -66,13 +68,25 @@ def is_adapter(path: pathlib.Path) -> bool:
   return path.is_dir() and (path / CONFIG).is_file()
 
 
+class _Settings(NamedTuple):
+  """What a config determines beside the tensors; `patterns` have the alpha of single layers."""
+  base: str
+  alpha: float
+  patterns: tuple[tuple[re.Pattern[str], float], ...]
+  is_rslora: bool
+
+  def scale(self, layer: str, rank: int) -> float:
+    alpha = next((value for pattern, value in self.patterns if pattern.match(layer)), self.alpha)
+    return alpha / (rank ** .5 if self.is_rslora else rank)
+
+
 def read(path: pathlib.Path) -> Adapter:
   """Reads a folder of PEFT.
 
   Raises:
     UserError: it has adapters of another kind than LoRA and DoRA of dense layers, or they are incomplete.
   """
-  config = _read_config(path)
+  settings = _read_config(path)
   file = next((path / name for name in TENSORS if (path / name).is_file()), path / TENSORS[0])
   parts: dict[str, dict[str, HostArray]] = {}
   replaced = {}
@@ -87,65 +101,85 @@ def read(path: pathlib.Path) -> Adapter:
   layers = {}
   for layer, found_parts in parts.items():
     a, b, m = (found_parts.get(leaf) for leaf in ('lora_A', 'lora_B', 'lora_magnitude_vector'))
-    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
-      problems.append(f'{layer}: expected lora_A [r, in] and lora_B [out, r] of a dense layer, got '
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or not a.size * b.size or (
+        m is not None and m.size != len(b)):
+      problems.append(f'{layer}: expected lora_A [r, in] and lora_B [out, r] of a dense layer, r at least 1, and for '
+                      'DoRA lora_magnitude_vector [out], got '
                       f'{", ".join(f"{leaf} {list(x.shape)}" for leaf, x in found_parts.items())}')
       continue
-    layers[layer] = Layer(a, b, None if m is None else m.reshape(-1), _scale(config, layer, len(a)))
+    layers[layer] = Layer(a, b, None if m is None else m.reshape(-1), settings.scale(layer, len(a)))
   if problems:
-    raise UserError(f'{file}: expected adapters of dense layers, got others:\n' + '\n'.join(problems))
-  return Adapter(_base(config, path), layers, replaced, *_beside(path))
+    raise UserError('\n'.join([f'{file}: expected adapters of dense layers, got others:', *tables.listed(problems)]))
+  beside = sidecars.of_adapters(path / SIDE) if (path / SIDE).is_file() else sidecars.Sidecar()
+  return Adapter(settings.base, layers, replaced, beside.class_names, list(beside.rules))
 
 
-def _read_config(path: pathlib.Path) -> Mapping[str, Any]:
+def _read_config(path: pathlib.Path) -> _Settings:
+  file = path / CONFIG
   try:
-    config = files.read_json(path / CONFIG)
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path / CONFIG}: expected a JSON file, got {error}.') from None
-  kind = config.get('peft_type') if isinstance(config, Mapping) else config
-  if kind != 'LORA':
-    raise UserError(f'{path / CONFIG}: expected peft_type LORA (LoRA, rsLoRA or DoRA), got {kind}. Merge the adapters '
-                    'in PEFT (merge_and_unload), and save the model.')
-  assert isinstance(config, Mapping)
+    config = Table(files.read_json(file), str(file))
+  except OSError as error:
+    raise UserError(f'{file}: expected a file that can be read, got {error.strerror}. Check the path.') from None
+  except UserError:
+    raise
+  except ValueError as error:
+    raise UserError(f'{file}: expected a JSON object, got {error}. Fetch it again.') from None
+  if config.content.get('peft_type') != 'LORA':
+    raise UserError(f'{file}: expected peft_type LORA (LoRA, rsLoRA or DoRA), got '
+                    f'{shown(config.content.get("peft_type"))}. {_MERGE}')
   for name in ('fan_in_fan_out', 'lora_bias', 'alora_invocation_tokens', 'use_qalora', 'use_bdlora'):
-    if config.get(name):
-      raise UserError(f'{path / CONFIG}: expected {name} false, got {config[name]}. Merge the adapters in PEFT '
-                      '(merge_and_unload), and save the model.')
-  return config
+    if found := config.content.get(name):
+      raise UserError(f'{file}: expected {name} false, got {shown(found)}. {_MERGE}')
+  return _Settings(_base(config, path), config.number('lora_alpha', 0, MOST_ALPHA), _patterns(config),
+                   config.flag('use_rslora', default=False))
 
 
-def _beside(path: pathlib.Path) -> tuple[tuple[str, ...], list[PreprocessRule]]:
-  """Returns class names and preprocessing, which PEFT does not save, as `peft_saving` writes them."""
-  if not (path / SIDE).is_file():
-    return (), []
-  try:
-    content = files.read_json(path / SIDE)
-    p = content['preprocess']
-    values = {'mean': tuple(map(float, p['mean'])), 'std': tuple(map(float, p['std'])), 'resize': int(p['resize']),
-              'image_px': (int(p['image_px'][0]), int(p['image_px'][1])), 'antialias': bool(p['antialias']),
-              'interpolation': Interpolation(p['interpolation']), 'geometry': Geometry(p['geometry'])}
-    return tuple(map(str, content['class_names'])), [PreprocessRule(ADAPTERS, values)]
-  except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-    raise UserError(f'{path / SIDE}: expected class names and preprocessing, got {error!r}. Remove the file.') from None
+def _patterns(config: Table) -> tuple[tuple[re.Pattern[str], float], ...]:
+  """Returns the alpha of single layers by patterns of their names, which are at the end of the complete name.
+
+  A pattern may repeat single characters twice, as in `.*\\.0\\..*`: the time to match it stays bounded.
+  """
+  found = []
+  alphas = config.table('alpha_pattern')
+  for key in alphas.content:
+    if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2:
+      raise alphas.wrong(key, 'the name of a layer or a simple pattern of names')
+    try:
+      pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
+    except (re.error, OverflowError, RecursionError):
+      raise alphas.wrong(key, 'the name of a layer or a regular expression') from None
+    found.append((pattern, alphas.number(key, 0, MOST_ALPHA)))
+  return tuple(found)
 
 
-def _scale(config: Mapping[str, Any], layer: str, rank: int) -> float:
-  patterns = config.get('alpha_pattern') or {}
-  alpha = next((value for key, value in patterns.items() if re.match(rf'(.*\.)?({key})$', layer)),
-               config.get('lora_alpha', rank))
-  return float(alpha) / (rank ** .5 if config.get('use_rslora') else rank)
-
-
-def _base(config: Mapping[str, Any], path: pathlib.Path) -> str:
-  base = config.get('base_model_name_or_path') or ''
+def _base(config: Table, path: pathlib.Path) -> str:
+  """Returns the path or the address of the weights that adapters are for."""
+  base = config.text('base_model_name_or_path', default='')
   if not base:
     raise UserError(f'{path / CONFIG}: expected the weights that the adapters are for in base_model_name_or_path, got '
                     'none. Set it to a file, a folder, or OWNER/NAME.')
-  if pathlib.Path(base).exists() or '://' in base:
-    return str(base)
-  if (path / base).exists():
-    return str(path / base)
-  return f'hf://{base}' if re.fullmatch(r'[\w.-]+/[\w.-]+', base) else str(base)
+  if not base.isprintable() or len(base.encode(errors='replace')) > MOST_BASE:
+    raise config.wrong('base_model_name_or_path', f'a path or an address of at most {MOST_BASE:,} characters')
+  for one in (pathlib.Path(base), path / base):
+    if addresses.exists(one):
+      return str(one)
+  return f'hf://{base}' if re.fullmatch(r'[\w.-]+/[\w.-]+', base) else base
+
+
+def resolve(adapter: Adapter, where: str, *, allow_download: bool) -> pathlib.Path:
+  """Returns the path of the weights that adapters are for.
+
+  The adapters' config names them, so a person may not know of them. They are downloaded only on request.
+
+  Raises:
+    UserError: they are an address, and downloads are not allowed; or they cannot be found.
+  """
+  if not allow_download and not addresses.exists(adapter.base) and addresses.is_remote(adapter.base):
+    raise UserError(f'--weights={where}: expected adapters for weights on this machine, got adapters for '
+                    f'{adapter.base}, which their {CONFIG} names. Add --allow_download to download '
+                    'that, or set base_model_name_or_path to a local path. A run takes adapters that were merged by '
+                    'vit-jax convert.')
+  return addresses.local(adapter.base)
 
 
 def merge(tensors: Mapping[str, HostArray], adapter: Adapter) -> dict[str, HostArray]:
@@ -165,7 +199,8 @@ def merge(tensors: Mapping[str, HostArray], adapter: Adapter) -> dict[str, HostA
       continue
     weight = np.asarray(found[name], np.float32).T[None]  # [1, in, out]
     m = None if low.m is None else low.m[None]
-    found[name] = adapters.merged(weight, low.a.T[None], low.b.T[None], m, scale=low.scale)[0].T
+    with np.errstate(all='ignore'):  # values that are not finite are an error of the merged weights
+      found[name] = adapters.merged(weight, low.a.T[None], low.b.T[None], m, scale=low.scale)[0].T
   for name, tensor in adapter.replaced.items():
     found[_find(name, found)] = tensor
   if problems:

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
-from vit_jax.core.errors import UserError
 from vit_jax.recipes import families
-from vit_jax.weights.hints import parse_px
+from vit_jax.weights.hints import MOST_PX, number, parse_px, whole
 
 
 class Preprocess(NamedTuple):
@@ -127,7 +126,7 @@ def parse(text: str) -> list[PreprocessRule]:
   """Parses `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true`.
 
   Raises:
-    UserError: the text is not of this form.
+    UserError: the text is not of this form, or a size is out of range.
   """
   if not text:
     return []
@@ -135,16 +134,12 @@ def parse(text: str) -> list[PreprocessRule]:
                            geometry=('', *(g.value for g in Geometry)),
                            interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'))
   values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
-  try:
-    if found['resize']:
-      values['resize'] = int(found['resize'])
-    elif found['crop']:
-      values['resize'] = float(found['crop'])
-    if found['image']:
-      values['image_px'] = parse_px(found['image'])
-  except ValueError as error:
-    raise UserError(f'--preprocess: expected settings such as imagenet,resize=248,image=224, got {text}: {error}.'
-                    ) from None
+  if found['resize']:
+    values['resize'] = 0 if found['resize'] == '0' else whole('--preprocess', 'resize', found['resize'], 1, MOST_PX)
+  elif found['crop']:
+    values['resize'] = number('--preprocess', 'crop', found['crop'], .01, 10.)
+  if found['image']:
+    values['image_px'] = parse_px('--preprocess', found['image'])
   if found['geometry']:
     values['geometry'] = Geometry(found['geometry'])
   if found['interpolation']:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from vit_jax.core import json_text
+
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
 
@@ -70,12 +72,18 @@ def read_header(file: BinaryIO, size: int) -> list[Entry]:
   length = struct.unpack('<Q', start)[0] if len(start) == 8 else size
   if length > min(size - 8, MOST_HEADER_BYTES):
     raise ValueError(f'its header has {length:,} bytes, the file {size:,}; at most {MOST_HEADER_BYTES:,} are read')
+  text = file.read(length)
   try:
-    header = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
+    header = json.loads(text.decode(), object_pairs_hook=_unique)
   except RecursionError:
     raise ValueError('its header is nested too deep') from None
+  except ValueError as error:
+    if not isinstance(error, json.JSONDecodeError | UnicodeDecodeError) and 'digits' not in str(error):
+      raise
+    json_text.parse(text)  # says where, in plain words
+    raise
   if type(header) is not dict:
-    raise ValueError(f'its header is a {type(header).__name__}')
+    raise ValueError('its header is not a JSON object')
   notes = header.pop('__metadata__', None) or {}
   if type(notes) is not dict or not all(type(value) is str for value in notes.values()):
     raise ValueError('its __metadata__ is not a table of texts')

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize, Positions, RotaryPlaces
 from vit_jax.core.errors import UserError
+from vit_jax.core.json_text import Table
 from vit_jax.weights import files
-from vit_jax.weights.hints import Hints
-from vit_jax.weights.preprocess import PreprocessRule
+from vit_jax.weights.hints import MOST_HEADS, MOST_PX, Hints
+from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
 
 ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH,
                'quick_gelu': Gelu.QUICK, 'quickgelu': Gelu.QUICK}
@@ -20,9 +22,8 @@ ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': G
 PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
 """Keys are the numbers of Pillow's filters; bilinear and bicubic are antialiased in Pillow."""
 
-MOST_PX = 16_384  # side of an image; a network for larger images would not fit in memory
-MOST_HEADS = 4096
 MOST_CLASSES = 1_000_000
+_MEAN, _STD, _EPSILON = (-1e3, 1e3), (1e-6, 1e3), (0., .999)  # limits of normalization, and of the epsilon of norms
 
 
 class Sidecar(NamedTuple):
@@ -49,75 +50,109 @@ def read(path: pathlib.Path) -> Sidecar:
   return found
 
 
-def _from(path: pathlib.Path, reader: Callable[[Mapping[str, Any], str], Sidecar]) -> Sidecar:
+def _from(path: pathlib.Path, reader: Callable[[Table], Sidecar]) -> Sidecar:
   try:
     content = files.read_json(path)
-    if not isinstance(content, Mapping):
-      raise ValueError(f'it is a {type(content).__name__}')
-    found = reader(content, str(path.name))
-    _check(found.hints, found.rules, found.class_names)
-    return found
-  except UserError as error:
-    raise UserError(f'{path}: {error}') from None
-  except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-    raise UserError(f'{path}: expected settings of a network, got a file that cannot be understood: '
-                    f'{str(error) or type(error).__name__}. Fix it, or move it away from the weight file.') from error
+  except (OSError, ValueError) as error:
+    got = error.strerror if isinstance(error, OSError) else error
+    raise UserError(f'{path}: expected settings of a network as JSON, got {got}. {_FIX}') from error
+  return reader(Table(content, str(path), fix=_FIX))
 
 
-def _ours(content: Mapping[str, Any], name: str) -> Sidecar:
-  p = content['preprocess']
-  values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(p['image_px']),
-            'resize': int(p['resize_px']), 'interpolation': Interpolation(p['interpolation']),
-            'antialias': bool(p['antialias'])}
+_FIX = 'Correct the file, fetch it again, or move it away from the weight file.'
+
+
+def of_adapters(path: pathlib.Path) -> Sidecar:
+  """Reads `weights.json` beside adapters, as `peft_saving` writes it.
+
+  Raises:
+    UserError: a value is not as expected.
+  """
+  return _from(path, _adapters)
+
+
+def _adapters(content: Table) -> Sidecar:
+  return Sidecar(rules=(PreprocessRule(ADAPTERS, _preprocess(content.table('preprocess'), 'resize')),),
+                 class_names=content.texts('class_names', most=MOST_CLASSES))
+
+
+def _preprocess(p: Table, resize: str) -> dict[str, Any]:
+  """Parses the preprocessing of our own files; `resize` is the name of the size before the crop."""
+  values = {'mean': p.numbers('mean', 3, *_MEAN), 'std': p.numbers('std', 3, *_STD),
+            'image_px': p.numbers('image_px', 2, 1, MOST_PX, whole=True), 'resize': p.whole(resize, 0, MOST_PX),
+            'interpolation': p.choice('interpolation', Interpolation), 'antialias': p.flag('antialias')}
   if 'geometry' in p:  # not in files of version 0.1
-    values['geometry'] = Geometry(p['geometry'])
-  image = content.get('image_px')
-  return Sidecar(Hints(int(content['heads']), int(content['decoder_heads']),
-                    Gelu(content['gelu']) if content['gelu'] else None, float(content['norm_eps']),
-                    (image[0], image[1]) if image else None, _position_resize(content),
-                    Pool(content['pool']) if content.get('pool') else None,  # not in files of version 0.1
-                    settings=_settings(content.get('network', {}))),
-              (PreprocessRule(name, values),), tuple(content['class_names']))
+    values['geometry'] = p.choice('geometry', Geometry)
+  return values
 
 
-SETTINGS: dict[str, Callable[[Any], Any]] = {
-    'rotary_base': float, 'rotary_places': RotaryPlaces, 'rotary_grid': int, 'rotary_offset': float, 'pool_heads': int,
-    'positions': Positions}
+def _ours(content: Table) -> Sidecar:
+  hints = Hints(content.whole('heads', 0, MOST_HEADS), content.whole('decoder_heads', 0, MOST_HEADS),
+                content.choice('gelu', Gelu) if content.text('gelu') else None, content.number('norm_eps', *_EPSILON),
+                content.numbers('image_px', 2, 1, MOST_PX, whole=True, default=None), _position_resize(content),
+                content.choice('pool', Pool) if content.text('pool', default='') else None,  # not in files of 0.1
+                settings=_settings(content.table('network')))
+  return Sidecar(hints, (PreprocessRule(_name(content), _preprocess(content.table('preprocess'), 'resize_px')),),
+                 content.texts('class_names', most=MOST_CLASSES))
+
+
+def _name(content: Table) -> str:
+  return pathlib.Path(content.said).name
+
+
+SETTINGS: dict[str, Callable[[Table, str], Any]] = {
+    'rotary_base': lambda t, name: t.number(name, 1.001, 1e9),
+    'rotary_places': lambda t, name: t.choice(name, RotaryPlaces),
+    'rotary_grid': lambda t, name: t.whole(name, 0, MOST_PX),
+    'rotary_offset': lambda t, name: t.number(name, -1e6, 1e6),
+    'pool_heads': lambda t, name: t.whole(name, 0, MOST_HEADS),
+    'positions': lambda t, name: t.choice(name, Positions)}
 """Settings of our own files that tensors do not determine, besides those with a field of their own."""
 
 
-def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-  found = {name: SETTINGS[name](value) for name, value in content.items()}
-  if found.get('rotary_grid', 0) < 0 or found.get('pool_heads', 0) < 0 or not 1 < found.get('rotary_base', 2.) < 1e9:
-    raise ValueError(f'settings of the network: {ascii(content)[:200]}')
-  return found
+def _settings(content: Table) -> dict[str, Any]:
+  if unknown := [name for name in content.content if name not in SETTINGS]:
+    raise content.wrong(str(unknown[0])[:60], f'only the settings {", ".join(SETTINGS)}')
+  return {name: SETTINGS[name](content, name) for name in content.content}
 
 
-def _config(content: Mapping[str, Any], name: str) -> Sidecar:
+def _config(content: Table) -> Sidecar:
   """Parses `config.json` of transformers or timm; such a file of any other program is ignored."""
   if 'model_type' in content:
     return _transformers(content)
-  return _timm(content, name) if 'pretrained_cfg' in content else Sidecar()
+  return _timm(content) if 'pretrained_cfg' in content else Sidecar()
 
 
-def _transformers(c: Mapping[str, Any]) -> Sidecar:
-  kind = str(c['model_type'])
-  tower = c.get('vision_config') if kind in TOWERS else None
-  c = {**c, **tower} if isinstance(tower, Mapping) else c
+def _transformers(whole: Table) -> Sidecar:
+  kind = whole.text('model_type')
+  c: dict[str, Any] = dict(whole.content)
+  if kind in TOWERS and 'vision_config' in whole:
+    c |= whole.table('vision_config').content
   default = TOWERS.get(kind) or TOWERS.get(str(c.get('model_type')))
-  if default:
-    c = {**default, **c}
-  size = _pair(c.get('image_size', 224))
-  if 'image_size' not in c and 'num_patches' in c:  # SigLIP 2 for images of any size: its positions are of a square
-    size = (math.isqrt(int(c['num_patches'])) * int(c['patch_size']),) * 2
-  eps = float(c.get('layer_norm_eps', c.get('rms_norm_eps', 0.)))
-  hints = Hints(int(c['num_attention_heads']), int(c.get('decoder_num_attention_heads', 0)),
-                _activation(c.get('hidden_act', 'gelu')), eps, size,
-                _position_resize(c), settings={'rotary_base': float(c['rope_theta'])} if 'rope_theta' in c else {})
-  labels = {int(key): str(value) for key, value in c.get('id2label', {}).items()}
-  names = tuple(labels[i] for i in range(len(labels)))
-  # The names that transformers gives to classes without names.
-  return Sidecar(hints, (), () if all(x == f'LABEL_{i}' for i, x in enumerate(names)) else names)
+  table = Table({**default, **c} if default else c, whole.said, fix=_FIX)
+  size = _pair(table, 'image_size') if 'image_size' in table else (224, 224)
+  if 'image_size' not in table and 'num_patches' in table:  # SigLIP 2, any size: its positions are of a square
+    size = (math.isqrt(table.whole('num_patches', 1, MOST_PX**2)) * table.whole('patch_size', 1, MOST_PX),) * 2
+    if size[0] > MOST_PX:
+      raise table.wrong('num_patches', f'patches of an image of at most {MOST_PX:,} px')
+  eps = table.number('layer_norm_eps', *_EPSILON, default=None)
+  eps = table.number('rms_norm_eps', *_EPSILON, default=0.) if eps is None else eps
+  hints = Hints(table.whole('num_attention_heads', 0, MOST_HEADS),
+                table.whole('decoder_num_attention_heads', 0, MOST_HEADS, default=0),
+                _activation(table, 'hidden_act') if 'hidden_act' in table else Gelu.EXACT, eps, size,
+                _position_resize(table),
+                settings={'rotary_base': table.number('rope_theta', 1.001, 1e9)} if 'rope_theta' in table else {})
+  return Sidecar(hints, (), _labels(table))
+
+
+def _labels(c: Table) -> tuple[str, ...]:
+  """Returns the names of classes; () for the names that transformers gives to classes without names."""
+  labels = c.table('id2label').content
+  numbered = {int(key): value for key, value in labels.items() if re.fullmatch('[0-9]{1,7}', key, re.ASCII)}
+  if not all(isinstance(value, str) for value in labels.values()) or sorted(numbered) != list(range(len(labels))):
+    raise c.wrong('id2label', 'texts, numbered from 0 on')
+  names = tuple(numbered[i] for i in range(len(numbered)))
+  return () if all(name == f'LABEL_{i}' for i, name in enumerate(names)) else names
 
 
 _CLIP = {'num_attention_heads': 0, 'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
@@ -132,108 +167,83 @@ TOWERS: dict[str, dict[str, Any]] = {
 """What configs of these kinds may leave out, as it is the default of transformers; 0 heads: those of the width."""
 
 
-def _timm(c: Mapping[str, Any], name: str) -> Sidecar:
-  cfg = c['pretrained_cfg']
-  values: dict[str, Any] = {key: tuple(cfg[key]) for key in ('mean', 'std') if key in cfg}
+def _timm(c: Table) -> Sidecar:
+  cfg = c.table('pretrained_cfg')
+  values: dict[str, Any] = {name: cfg.numbers(name, 3, *limits) for name, limits in (('mean', _MEAN), ('std', _STD))
+                            if name in cfg}
   values['geometry'] = Geometry.TORCHVISION
-  if cfg.get('interpolation') in ('bilinear', 'bicubic'):
-    values |= {'interpolation': Interpolation(cfg['interpolation']), 'antialias': True}
-  if cfg.get('crop_mode') == 'squash':
+  if cfg.text('interpolation', default='') in ('bilinear', 'bicubic'):
+    values |= {'interpolation': cfg.choice('interpolation', Interpolation), 'antialias': True}
+  if cfg.text('crop_mode', default='') == 'squash':
     values['resize'] = 0
   elif 'crop_pct' in cfg:
-    values['resize'] = float(cfg['crop_pct'])
-  size = tuple(cfg['input_size'][1:]) if 'input_size' in cfg else None
-  if size:
+    values['resize'] = cfg.number('crop_pct', .01, 10.)
+  size = cfg.numbers('input_size', 3, 1, MOST_PX, whole=True, default=(0, 0, 0))[1:]
+  if any(size):
     values['image_px'] = size
-  arguments = c.get('model_args') or {}
-  act = arguments.get('act_layer')
-  names = c.get('label_descriptions') or c.get('label_names') or ()
-  labels = tuple(names.get(label, label) for label in c.get('label_names', ())) if isinstance(names, Mapping) else names
-  return Sidecar(Hints(int(arguments.get('num_heads', 0)), gelu=_activation(act) if act else None, image_px=size,
-                    position_resize=_position_resize(c)),
-              (PreprocessRule(name, values),), tuple(map(str, labels)), str(c.get('architecture', '')))
+  arguments = c.table('model_args')
+  return Sidecar(Hints(arguments.whole('num_heads', 0, MOST_HEADS, default=0),
+                       gelu=_activation(arguments, 'act_layer') if 'act_layer' in arguments else None,
+                       image_px=size if any(size) else None, position_resize=_position_resize(c)),
+                 (PreprocessRule(_name(c), values),), _timm_labels(c), c.text('architecture', default=''))
 
 
-def _position_resize(c: Mapping[str, Any]) -> PositionResize | None:
+def _timm_labels(c: Table) -> tuple[str, ...]:
+  labels = c.texts('label_names', most=MOST_CLASSES, default=())
+  if isinstance(c.content.get('label_descriptions'), Mapping):
+    named = c.table('label_descriptions')
+    return tuple(named.text(label, default=label) for label in labels)
+  return c.texts('label_descriptions', most=MOST_CLASSES, default=()) or labels
+
+
+def _position_resize(c: Table) -> PositionResize | None:
   """Parses the setting of our own files; None for other programs' files and for version 0.1."""
-  return PositionResize(c['position_resize']) if c.get('position_resize') else None
+  return c.choice('position_resize', PositionResize) if c.text('position_resize', default='') else None
 
 
-def _activation(name: str) -> Gelu | None:
+def _activation(c: Table, name: str) -> Gelu | None:
   """Parses the name of an activation; None for that of a gate."""
-  if name in ('silu', 'swish'):
+  found = c.text(name)
+  if found in ('silu', 'swish'):
     return None
-  if name not in ACTIVATIONS:
-    raise UserError(f'the activation {name!r} is not known here; known are {", ".join(ACTIVATIONS)}')
-  return ACTIVATIONS[name]
+  if found not in ACTIVATIONS:
+    raise c.wrong(name, f'an activation that is known here, one of {", ".join(ACTIVATIONS)}')
+  return ACTIVATIONS[found]
 
 
-def _processor(c: Mapping[str, Any], name: str) -> Sidecar:
+def _processor(c: Table) -> Sidecar:
   """Parses `preprocessor_config.json` of all versions: sizes, filter and normalization."""
-  if abs(c.get('rescale_factor', 1 / 255) - 1 / 255) > 1e-6 or not c.get('do_rescale', True):
-    raise UserError(f'rescale_factor={c.get("rescale_factor")}, do_rescale={c.get("do_rescale")}: images here are '
-                    'divided by 255')
+  if abs(c.number('rescale_factor', default=1 / 255) - 1 / 255) > 1e-6:
+    raise c.wrong('rescale_factor', '1/255, as images here are divided by 255')
+  if not c.flag('do_rescale', default=True):
+    raise c.wrong('do_rescale', 'true, as images here are divided by 255')
   values: dict[str, Any] = {}
-  if not c.get('do_normalize', True):
+  if not c.flag('do_normalize', default=True):
     values |= {'mean': (0., 0., 0.), 'std': (1., 1., 1.)}
   elif 'image_mean' in c:
-    values |= {'mean': tuple(c['image_mean']), 'std': tuple(c['image_std'])}
-  if c.get('resample') in PILLOW:
-    values |= {'interpolation': PILLOW[c['resample']], 'antialias': True}
-  size = c.get('size')
-  crop = _pair(c['crop_size']) if c.get('do_center_crop') and 'crop_size' in c else None
-  if crop and isinstance(size, Mapping) and 'shortest_edge' in size:
-    values |= {'image_px': crop, 'resize': int(size['shortest_edge']), 'geometry': Geometry.TORCHVISION}
-  elif crop and size is not None:
-    values |= {'image_px': crop, 'resize': min(_pair(size)), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
-  elif size is not None and not (isinstance(size, Mapping) and 'shortest_edge' in size):
-    values |= {'image_px': _pair(size), 'resize': 0, 'geometry': Geometry.HUGGINGFACE}
-  return Sidecar(rules=(PreprocessRule(name, values),))
+    values |= {'mean': c.numbers('image_mean', 3, *_MEAN), 'std': c.numbers('image_std', 3, *_STD)}
+  if (resample := c.whole('resample', 0, 100, default=None)) in PILLOW:
+    values |= {'interpolation': PILLOW[resample], 'antialias': True}
+  size = c.content.get('size')
+  has_short = isinstance(size, Mapping) and 'shortest_edge' in size
+  if c.flag('do_center_crop', default=False) and 'crop_size' in c and size is not None:
+    crop = _pair(c, 'crop_size')
+    if has_short:
+      values |= {'image_px': crop, 'resize': c.table('size').whole('shortest_edge', 1, MOST_PX),
+                 'geometry': Geometry.TORCHVISION}
+    else:
+      values |= {'image_px': crop, 'resize': min(_pair(c, 'size')), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
+  elif size is not None and not has_short:
+    values |= {'image_px': _pair(c, 'size'), 'resize': 0, 'geometry': Geometry.HUGGINGFACE}
+  return Sidecar(rules=(PreprocessRule(_name(c), values),))
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def _pair(c: Table, name: str) -> tuple[int, int]:
   """Parses (height, width) from a number, a pair, or `{height, width}`."""
-  if isinstance(size, Mapping):
-    return int(size['height']), int(size['width'])
-  if isinstance(size, (list, tuple)):
-    return int(size[0]), int(size[1])
-  return int(size), int(size)
-
-
-def _check(hints: Hints, rules: Sequence[PreprocessRule], class_names: Sequence[str]) -> None:
-  """Checks that sizes, normalization and numbers of heads are possible values.
-
-  Raises:
-    ValueError: names the first invalid value.
-  """
-  for name in ('heads', 'decoder_heads'):
-    if not 0 <= getattr(hints, name) <= MOST_HEADS:
-      raise ValueError(f'{name}: expected 0 to {MOST_HEADS:,}, got {getattr(hints, name)}')
-  if not 0 <= hints.norm_eps < 1:
-    raise ValueError(f'epsilon of the norms: expected 0 to 1, got {hints.norm_eps}')
-  if len(class_names) > MOST_CLASSES or not all(isinstance(name, str) for name in class_names):
-    raise ValueError(f'class names: expected up to {MOST_CLASSES:,} texts')
-  for size in (hints.image_px, *(rule.values.get('image_px') for rule in rules)):
-    if size is not None and not (_is_list(size, 2) and all(type(px) is int and 1 <= px <= MOST_PX for px in size)):
-      raise ValueError(f'size of the images: expected two numbers from 1 to {MOST_PX:,} px, got {ascii(size)[:60]}')
-  for rule in rules:
-    _check_rule(rule)
-
-
-def _check_rule(rule: PreprocessRule) -> None:
-  for name, least in (('mean', -1e3), ('std', 1e-6)):
-    found = rule.values.get(name)
-    if found is not None and not (_is_list(found, 3) and all(_is_within(x, least, 1e3) for x in found)):
-      raise ValueError(f'{name}: expected three numbers from {least:g} to 1,000, got {ascii(found)[:60]}')
-  resize = rule.values.get('resize')
-  if resize is not None and not (_is_within(resize, .01, 10.) if isinstance(resize, float) else
-                                 _is_within(resize, 0, MOST_PX)):
-    raise ValueError(f'size before the crop: expected 0 to {MOST_PX:,} px or a part of 0.01 to 10, got {resize}')
-
-
-def _is_list(value: Any, length: int) -> bool:
-  return isinstance(value, (list, tuple)) and len(value) == length
-
-
-def _is_within(value: Any, least: float, most: float) -> bool:
-  return type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+  value = c.content.get(name)
+  if isinstance(value, Mapping):
+    both = c.table(name)
+    return both.whole('height', 1, MOST_PX), both.whole('width', 1, MOST_PX)
+  if isinstance(value, list | tuple):
+    return c.numbers(name, 2, 1, MOST_PX, whole=True)
+  return (c.whole(name, 1, MOST_PX),) * 2

@@ -14,10 +14,13 @@ import jax
 from vit_jax.config.schema import Gelu
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
+from vit_jax.core.json_text import Table
+from vit_jax.core.redaction import redacted
 from vit_jax.core.types import Params
 from vit_jax.data.text import tokenizer
 from vit_jax.models.text.tower import TextPool, TextTower
 from vit_jax.weights import addresses, files, infer, sidecars, tables, text_families
+from vit_jax.weights.hints import EPSILON, MOST_HEADS
 from vit_jax.weights.loading import Weights
 from vit_jax.weights.report import Line, Report
 from vit_jax.weights.text_families import Found
@@ -66,7 +69,7 @@ def load(where: str, *, image: Weights) -> TextWeights:
   if not text_families.has_text(tensors) and (beside := _beside(shards[0])):
     tensors, shards = files.read(beside), [beside]
   try:
-    return _of_tensors(tensors, shards[0], where, image)
+    return _of_tensors(tensors, shards[0], redacted(where), image)
   except UserError as error:
     raise UserError(f'{where}, text tower: {error}') from None
 
@@ -122,6 +125,9 @@ def _tower(leaves: infer.Leaves, found: Found, config: Mapping[str, Any], image:
       projection_bias='text/projection/bias' in leaves)
 
 
+_FIX = 'Correct it, fetch it again, or move it away from the weights.'
+
+
 def _config(path: pathlib.Path) -> dict[str, Any]:
   """Returns `heads`, `activation` and `norm_eps` of the text tower in the config beside a file, where it has them.
 
@@ -134,18 +140,22 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
       continue
     try:
       content = files.read_json(config)
-      for key in keys:
-        content = content.get(key) or {}
-      heads = content.get('num_attention_heads', content.get('heads'))
-      found: dict[str, Any] = {'heads': int(heads)} if heads is not None else {}
-      if 'hidden_act' in content:
-        found['activation'] = _ACTIVATIONS[content['hidden_act']]
-      if 'layer_norm_eps' in content:
-        found['norm_eps'] = float(content['layer_norm_eps'])
-      return found
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-      raise UserError(f'{config}: expected the settings of a text tower, got {str(error) or type(error).__name__}. Fix '
-                      'it, or move it away from the weights.') from error
+    except (OSError, ValueError) as error:
+      got = error.strerror if isinstance(error, OSError) else error
+      raise UserError(f'{config}: expected the settings of a text tower as JSON, got {got}. {_FIX}') from error
+    table = Table(content, str(config), fix=_FIX)
+    for key in keys:
+      table = table.table(key)
+    heads = table.whole('num_attention_heads' if 'num_attention_heads' in table else 'heads', 0, MOST_HEADS,
+                        default=None)
+    found: dict[str, Any] = {} if heads is None else {'heads': heads}
+    if 'hidden_act' in table:
+      if table.text('hidden_act') not in _ACTIVATIONS:
+        raise table.wrong('hidden_act', f'one of {", ".join(_ACTIVATIONS)}')
+      found['activation'] = _ACTIVATIONS[table.text('hidden_act')]
+    if 'layer_norm_eps' in table:
+      found['norm_eps'] = table.number('layer_norm_eps', *EPSILON)
+    return found
   return {}
 
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shlex
 
+from vit_jax.core import address
 from vit_jax.core.errors import UserError
 
 ADVICE = {
@@ -41,6 +42,7 @@ def resolve(where: str | os.PathLike[str], setting: str) -> str:
     UserError: it is an address such as `gs://...`.
   """
   text = os.fspath(where)
+  address.check(text, setting)
   if '://' in text:
     raise UserError(f'{setting}: expected a folder of this machine, got the address {text}. {_instead(text)}')
   return os.path.abspath(os.path.expanduser(text))
