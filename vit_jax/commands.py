@@ -208,6 +208,7 @@ READING = (
     Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'),
     Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
     Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
+FOLLOW_LINKS = Flag('follow_links', None, 'also read files outside of a folder to which symbolic links in it lead')
 CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 'those of the weights')
 
 JOBS = {
@@ -226,11 +227,12 @@ JOBS = {
         Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),
         Flag('prompts', TEXT, 'template for --names, or clip_best, clip_paper', '', "'a photo of a {}.'"),
         Flag('top', whole(1), 'classes per image', 5), Flag('json', None, 'print one line of JSON per image'),
-        Flag('overlay', None, 'also save each image with its attention overlay, in --to'),
+        Flag('overlay', None, 'also save each image with its attention overlay, in --to'), FOLLOW_LINKS,
         Flag('to', LOCAL, 'folder of the overlays', None, 'overlays')), 'FILES and folders'),
     'inspect': Job('Analyze a network: filters, positions, attention, features; writes a page.', 'inspect.job', (
         Flag('to', LOCAL, 'folder to write'),), (
         WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared'), RUN, *READING, CLASSES,
+        FOLLOW_LINKS,
         Flag('discard', SHARE, 'share of the smallest weights in each row of attention that rollout ignores', 0.),
         Flag('of_class', TEXT, 'class of the relevance maps, by index or name', '', 'the predicted class')),
         '[FILES and folders]'),
@@ -256,7 +258,7 @@ JOBS = {
         Flag('processes', whole(1, 1024), 'processes that write shards', 0, 'one per 8 cores'),
         Flag('quality', whole(1, 100), 'JPEG quality of resized images', None, '90'),
         Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', 0),
-        Flag('splits', NAMES, 'splits to write', [], 'train,test'),
+        Flag('splits', NAMES, 'splits to write', [], 'train,test'), FOLLOW_LINKS,
         Flag('data_dir', FILE, 'folder of TFDS datasets', '', '$TFDS_DATA_DIR, or ~/tensorflow_datasets'),
         CONFIG._replace(help='for label maps: config of the run that will use them'),
         WEIGHTS._replace(help=f'for label maps: the teacher; {WEIGHTS.help}'), *READING)),

@@ -71,14 +71,15 @@ def test_a_header_and_empty_cells_are_skipped(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(('change', 'said'), [
-    (lambda root: (root / 'some/1.png').unlink(), 'got some/1.png, which does not exist'),
-    (lambda root: (root / 'labels_train.csv').write_text('some/0.png,cat\nsome/0.png,dog\n'), 'got some/0.png twice'),
+    (lambda root: (root / 'some/1.png').unlink(), "got line 2: 'some/1.png', which does not exist"),
+    (lambda root: (root / 'labels_train.csv').write_text('some/0.png,cat\nsome/0.png,dog\n'),
+     "got line 2: 'some/0.png' twice"),
     (lambda root: (root / 'labels_train.csv').write_text('some/0.png\n'), 'expected at least one class, got none'),
     (lambda root: (root / 'labels_test.csv').write_text('some/1.png,cow\n'),
      'expected classes that the training file has, got 1 others: cow'),
     (lambda root: (root / 'labels_train.tsv').write_text(''), 'labels_train.csv, labels_train.tsv. Remove'),
     (lambda root: ((root / 'labels_train.csv').unlink(), (root / 'labels_train.jsonl').write_text('{"image": 3}')),
-     "labels_train.jsonl, line 1: expected an object with `image` and `labels`, got '{\"image\": 3}'")])
+     'labels_train.jsonl, line 1: expected the field labels, got image. Write lines')])
 def test_a_problem_is_named(tmp_path: pathlib.Path, change: object, said: str) -> None:
   make(make(tmp_path, 'labels_train.csv'), 'labels_test.csv', labels=LABELS[:2])
   change(tmp_path)  # type: ignore[operator]

@@ -1,13 +1,16 @@
 """Label maps on disk: exact class ids, whole or not at all, and nothing computed twice."""
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
 
+from tests import fuzzing
 from vit_jax.core.errors import UserError
+from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import label_maps
 
 
@@ -79,15 +82,61 @@ def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=r'expected label maps with digest def, got abc; top 5, got 2'):
     label_maps.check(maps.info, {'digest': 'def', 'top': 5, 'grid': (2, 3)}, folder=maps.folder)
   (tmp_path / 'maps' / 'scores-00001.npy').unlink()
-  with pytest.raises(UserError, match='expected complete label maps, got .*scores-00001'):
+  with pytest.raises(UserError, match='scores-00001.npy: expected an array of shape .*, got "No such file'):
     label_maps.LabelMaps(tmp_path / 'maps')
   content = (tmp_path / 'maps' / 'info.json').read_text()
   for damaged in ('', content[:-20], '[]', content.replace('"grid"', '"g"')):
     (tmp_path / 'maps' / 'info.json').write_text(damaged)
-    with pytest.raises(UserError, match='info.json: expected the output of --job=prepare, got .* damaged: copy it'):
+    with pytest.raises(UserError, match='info.json.*: expected .*, got .* damaged: copy it'):
       label_maps.LabelMaps(tmp_path / 'maps')
   (tmp_path / 'maps' / 'info.json').write_text(content)
   saved = json.loads((tmp_path / 'maps' / 'info.json').read_text())
   (tmp_path / 'maps' / 'info.json').write_text(json.dumps({**saved, 'format': 'another'}))
   with pytest.raises(UserError, match="expected the format 'vit_jax label maps 1', got another one"):
     label_maps.LabelMaps(tmp_path / 'maps')
+
+
+def test_hostile_maps_are_refused(tmp_path: pathlib.Path) -> None:
+  folder = tmp_path / 'maps'
+  label_maps.write(folder, info(), compute)
+  path, content = folder / 'info.json', json.loads((folder / 'info.json').read_text())
+  for change, said in (({'grid': [1000, 1000]}, 'a grid of at most 65,536 positions'), ({'grid': [2]}, 'two sides'),
+                       ({'grid': 3}, 'grid: expected a list, got 3'), ({'top': 0}, 'top: expected a whole number from'),
+                       ({'top': 2.}, 'top: expected a whole number'), ({'num_examples': 10**15}, 'at most 100,000'),
+                       ({'num_examples': -1}, 'num_examples: expected'), ({'made': []}, 'made: expected an object'),
+                       ({'scores': 'x'}, "scores: expected logits or probabilities, got 'x'"),
+                       ({'source': 'a\0'}, 'source: expected text'), ({'num_classes': 10**12}, 'num_classes: expected'),
+                       ({'grid': [3, 2]}, 'classes-00000.npy: expected an array of shape')):
+    path.write_text(json.dumps(content | change))
+    with pytest.raises(UserError) as error:
+      label_maps.LabelMaps(folder)
+    assert said in str(error.value)
+    fuzzing.check_message(str(error.value))
+  path.write_text(json.dumps(content))
+  classes = folder / 'classes-00000.npy'
+  whole = classes.read_bytes()
+  for damaged in (b'', whole[:30], whole[:-3], b'PK\3\4' + whole, whole.replace(b"'<u2'", b"'|O '")):
+    classes.write_bytes(damaged)
+    with pytest.raises(UserError) as error:
+      label_maps.LabelMaps(folder)
+    fuzzing.check_message(str(error.value))
+  np.save(classes, np.full_like(np.load(io.BytesIO(whole)), content['num_classes']))
+  with pytest.raises(UserError, match='expected classes below'):
+    label_maps.LabelMaps(folder).read(np.array([0]))
+  classes.write_bytes(whole)
+  scores = folder / 'scores-00000.npy'
+  np.save(scores, np.full_like(np.load(scores), np.nan))
+  with pytest.raises(UserError, match='expected scores that are finite'):
+    label_maps.LabelMaps(folder).read(np.array([0]))
+  with pytest.raises(UserError, match='expected scores that are finite'):
+    label_maps.LabelMaps(folder).surest()
+
+
+def test_maps_are_those_of_their_folder(tmp_path: pathlib.Path) -> None:
+  folder = tmp_path / 'maps'
+  label_maps.write(folder, info(), compute)
+  (folder / 'classes-00000.npy').rename(tmp_path / 'outside.npy')
+  (folder / 'classes-00000.npy').symlink_to(tmp_path / 'outside.npy')
+  with pytest.raises(UserError, match=r'classes-00000.npy: expected a file or folder inside of .* got a link to'):
+    label_maps.LabelMaps(folder)
+  assert label_maps.LabelMaps(folder, Rules(follow_links=True)).read(np.array([0]))[0].size

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 
 from tests.data.images import encode, random_image
@@ -74,8 +75,8 @@ def test_the_seed_says_the_order_and_shards_are_even(images: pathlib.Path, tmp_p
   rows = [[s[i].image for i in range(37)] for s in (a, b, c)]
   assert rows[0] == rows[1] and rows[0] != rows[2]
   assert a.digest == b.digest != c.digest
-  listed = prepared.read_info(tmp_path / 'a')['splits']
-  assert [s['num_examples'] for s in listed['train']] == [13, 12, 12] and sorted(listed) == ['train', 'val']
+  listed = prepared.read_info(tmp_path / 'a').splits
+  assert [s.num_examples for s in listed['train']] == [13, 12, 12] and sorted(listed) == ['train', 'val']
   part = open_all(tmp_path / 'a' / '*-0000[12]-of-*', eval_split='train').train
   assert [part[i].image for i in range(24)] == rows[0][13:]
 
@@ -91,13 +92,14 @@ def test_the_checksums_are_those_of_the_files(images: pathlib.Path, tmp_path: pa
 
 
 def test_shrinking_keeps_small_pictures_and_damaged_files(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  (images / 'train' / 'ant' / 'bad.jpg').write_bytes(b'no picture')
+  damaged = next((images / 'train').rglob('*.jpg')).read_bytes()[:-20]
+  (images / 'train' / 'ant' / 'bad.jpg').write_bytes(damaged)
   run(images, tmp_path / 'set', short_px=20, quality=95)
   train = open_all(tmp_path / 'set').train
   for i in range(len(train)):
     name = train.describe(i).partition(' (')[2].rstrip(')')
     if name.endswith('bad.jpg'):
-      assert train[i].image == b'no picture'
+      assert train[i].image == damaged
       continue
     number = int(pathlib.Path(name).stem)
     new, old = decode.decode(train[i].image), decode.decode((images / name).read_bytes())
@@ -142,7 +144,7 @@ def test_a_damaged_description_is_named(images: pathlib.Path, tmp_path: pathlib.
   for damaged in ('', content[:-50], '[]', content.replace('num_bytes', 'bytes'), content.replace('"splits"', '"s"'),
                   content.replace('"file": "', '"file": "../'), content.replace('"file": "', '"file": "/')):
     path.write_text(damaged)
-    with pytest.raises(UserError, match=f'{path}: expected the output of --job=prepare, got .* damaged: copy it'):
+    with pytest.raises(UserError, match=f'{path}.*: expected .*, got .* damaged: copy it'):
       open_all(tmp_path / 'set')
 
 
@@ -163,12 +165,12 @@ def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tm
   run(images, tmp_path / 'whole', shards=4)
   write, calls = shard_jobs.write_records, []
 
-  def dying(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> None:
+  def dying(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> int:
     calls.append(path.name)
     if len(calls) == 3:
       path.write_bytes(b'half a shard')
       raise KeyboardInterrupt
-    write(path, job, on_written, threads)
+    return write(path, job, on_written, threads)
   monkeypatch.setattr(shard_jobs, 'write_records', dying)
   with pytest.raises(KeyboardInterrupt):
     run(images, tmp_path / 'set', shards=4)
@@ -192,11 +194,11 @@ def test_shards_are_bounded_in_records_and_bytes(images: pathlib.Path, tmp_path:
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(shards, 'SHARD_RECORDS', 10)
   run(images, tmp_path / 'set')
-  splits = prepared.read_info(tmp_path / 'set')['splits']
-  assert [s['num_examples'] for s in splits['train']] == [10, 9, 9, 9] and len(splits['val']) == 2
+  splits = prepared.read_info(tmp_path / 'set').splits
+  assert [s.num_examples for s in splits['train']] == [10, 9, 9, 9] and len(splits['val']) == 2
   monkeypatch.setattr(shards, 'SHARD_BYTES', 2_000)
   run(images, tmp_path / 'bytes')
-  assert len(prepared.read_info(tmp_path / 'bytes')['splits']['train']) > 4
+  assert len(prepared.read_info(tmp_path / 'bytes').splits['train']) > 4
 
 
 def test_the_same_command_joins_and_both_end_with_the_dataset(
@@ -204,13 +206,13 @@ def test_the_same_command_joins_and_both_end_with_the_dataset(
   run(images, tmp_path / 'alone', shards=6)
   write, writers, both, met = shard_jobs.write_records, dict[str, int](), threading.Barrier(2), list[bool]()
 
-  def slowly(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> None:
+  def slowly(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> int:
     assert job.path.name not in writers  # no shard is written twice
     writers[job.path.name] = threading.get_ident()
     if not met:
       both.wait(10)
       met.append(True)
-    write(path, job, on_written, threads)
+    return write(path, job, on_written, threads)
   monkeypatch.setattr(shard_jobs, 'write_records', slowly)
   monkeypatch.setattr(shard_jobs, 'POLL_S', 0.01)
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -356,3 +358,54 @@ def test_a_set_of_another_format_is_refused(images: pathlib.Path, tmp_path: path
   (tmp_path / 'set' / 'info.json').write_text(json.dumps(info | {'format': 'vit_jax images 9'}))
   with pytest.raises(UserError, match="expected the format 'vit_jax images 1', got 'vit_jax images 9'"):
     open_all(tmp_path / 'set')
+
+
+def test_what_is_not_an_image_is_left_out(images: pathlib.Path, tmp_path: pathlib.Path,
+                                          caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+  bomb = bytearray(encode(random_image(0), '.png'))
+  bomb[16:24] = b'\x7f\xff\xff\xff' * 2  # width and height of the header
+  bad = {'text.jpg': b'root:x:0:0', 'empty.jpg': b'', 'html.png': b'<html></html>', 'bomb.png': bytes(bomb),
+         'zero.png': bytes(bomb[:16]) + bytes(8) + bytes(bomb[24:]), 'cut.jpg': b'\xff\xd8\xff', 'ten.gif': b'GIF89a'}
+  for name, content in bad.items():
+    (images / 'train' / 'ant' / name).write_bytes(content)
+  with open(images / 'train' / 'ant' / 'large.jpg', 'wb') as file:
+    file.truncate(20 * 10**9)
+  for short_px in (0, 8):
+    caplog.clear()
+    to = tmp_path / f'set{short_px}'
+    assert run(images, to, short_px=short_px, shards=3) == 0
+    assert 'train 37, val 11 images' in capsys.readouterr().out
+    assert '8 of the 45 files of train are not images and were left out.' in caplog.text
+    source = open_all(to).train
+    assert len(source) == 37 and not any(name in source.describe(i) for i in range(37) for name in bad)
+    assert f'{images}/train/ant/large.jpg is left out: the file has 20,000,000,000 bytes' in caplog.text
+  assert run(images, tmp_path / 'set0', shards=3) == 0  # the same command again
+
+
+def test_a_split_without_an_image_is_an_error(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  for path in (images / 'val').rglob('*.jpg'):
+    path.write_bytes(b'text')
+  with pytest.raises(UserError, match='expected images in the split val, got 11 files that are not images'):
+    run(images, tmp_path / 'set')
+  assert not (tmp_path / 'set').exists()
+
+
+def test_nothing_outside_of_the_folder_becomes_a_record(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  secret = tmp_path / 'secret.jpg'
+  secret.write_bytes(encode(random_image(5), '.jpg'))
+  (images / 'train' / 'ant' / 'link.jpg').symlink_to(secret)
+  run(images, tmp_path / 'own')
+  run(images, tmp_path / 'linked', follow_links=True)
+  for name, num in (('own', 37), ('linked', 38)):
+    source = open_all(tmp_path / name).train
+    assert len(source) == num
+    assert any(source[i].image == secret.read_bytes() for i in range(num)) == (name == 'linked')
+
+
+def test_a_very_long_image_is_kept_as_it_is(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  """Its JPEG would be longer than that format allows."""
+  long = encode(np.zeros((4, 60_000, 3), np.uint8), '.png')
+  (images / 'train' / 'ant' / 'long.png').write_bytes(long)
+  assert shard_jobs.stored(long, short_px=3, quality=90)[:2] == b'\xff\xd8'
+  longer = encode(np.zeros((2, 200_000, 3), np.uint8), '.png')
+  assert shard_jobs.stored(longer, short_px=1, quality=90) == longer

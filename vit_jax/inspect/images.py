@@ -9,6 +9,7 @@ from PIL import Image
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.files import user_files
 from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import headers
 
@@ -44,8 +45,7 @@ def decode(image: ImageLike) -> HostArray:
     case bytes():
       return decoding.decode(image, UPRIGHT)
     case str() | os.PathLike():
-      with open(image, 'rb') as file:
-        return decoding.decode(file.read(), UPRIGHT)
+      return decoding.decode(user_files.read_image(image), UPRIGHT)
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
                   f'of a file, got {what}.')

@@ -37,7 +37,7 @@ NUM_MAPS = 16  # images with attention maps
 
 def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to: pathlib.Path, discard: float,
         of_class: str, preprocess: str, model: str, view: str, classes: str, allow_download: bool = False,
-        allow_nonfinite: bool = False) -> int:
+        allow_nonfinite: bool = False, follow_links: bool = False) -> int:
   """Inspects networks on images.
 
   Args:
@@ -49,6 +49,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     of_class: number or name of the class that relevance is computed for; '' = the predicted one.
     preprocess, model, view, allow_download, allow_nonfinite: as in `weights.loading.load`.
     classes: file of class names, one line for each output; '' = those of the weights.
+    follow_links: also read files outside of a folder to which links in it lead.
 
   Returns:
     Exit status: 0, or 2 if an image could not be read.
@@ -56,7 +57,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
                     'of them to the network to inspect.')
-  paths = list(predict.find(files))
+  paths = list(predict.find(files, follow_links=follow_links))
   startup.start()
   prefetch.quieten_cv2()
   began = time.monotonic()

@@ -22,6 +22,7 @@ from PIL import Image
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import image_files
+from vit_jax.data.files.user_files import Rules
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import prefetch
@@ -48,7 +49,7 @@ class Prepared(NamedTuple):
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
         overlay: bool, to: pathlib.Path | None, preprocess: str, model: str, view: str, classes: str,
-        allow_download: bool = False, allow_nonfinite: bool = False) -> int:
+        allow_download: bool = False, allow_nonfinite: bool = False, follow_links: bool = False) -> int:
   """Classifies files and all images in folders; exit status 2 if a file could not be read, else 0.
 
   Args:
@@ -59,12 +60,13 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
     to: folder; None = `overlays`.
+    follow_links: also read files outside of a folder to which links in it lead.
   """
   if to is not None and not overlay:
     raise UserError(f'--to: expected --overlay as well, got --to={to} alone. Predictions are printed; only overlays '
                     'are files.')
   check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
-  paths = list(find(files))
+  paths = list(find(files, follow_links=follow_links))
   startup.start()
   prefetch.quieten_cv2()
   stage.begin('loading the weights')
@@ -154,8 +156,10 @@ def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict
           'warnings': list(network.weights.report.warnings)}
 
 
-def find(given: Sequence[str]) -> Iterator[str]:
+def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
   """Yields the given files, and all images in and below the given folders, ordered by path.
+
+  Links in a folder that lead out of it are followed only with `follow_links`.
 
   Raises:
     UserError: a folder holds no image.
@@ -164,7 +168,7 @@ def find(given: Sequence[str]) -> Iterator[str]:
     if not os.path.isdir(name):
       yield name
       continue
-    finder = image_files.Finder()
+    finder = image_files.Finder(Rules(follow_links))
     below = sorted(os.path.join(name, found.path) for found in finder.find(name))
     image_files.check(below, finder, name)
     image_files.report(finder.ignored, name)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +11,18 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, tfds, tfds_build
+from vit_jax.data.sources import opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
 from vit_jax.jobs import teacher_labels
 from vit_jax.record import progress
 
+log = logging.getLogger('vit_jax.jobs')
 SPLITS = ('train', 'test')
 _ANY_PX = (32, 32)  # only used by sources that generate images
 
 
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
-        seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', processes: int = 0,
+        seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', processes: int = 0, follow_links: bool = False,
         config: schema.Config | None = None, weights: str = '', preprocess: str = '', model: str = '', view: str = '',
         allow_download: bool = False, allow_nonfinite: bool = False,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
@@ -33,6 +35,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     processes: that write shards; 0 = by the cores of this machine.
+    follow_links: also read files outside of the folder to which links in it lead.
     config, weights, preprocess, model, view, allow_download, allow_nonfinite: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
@@ -40,7 +43,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     UserError: lists the flags that cannot be combined; or the data or `to` cannot be used.
   """
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
-               'splits': splits, 'data_dir': data_dir, 'processes': processes}
+               'splits': splits, 'data_dir': data_dir, 'processes': processes, 'follow_links': follow_links}
   if config is not None or weights:
     if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
                     for name, value in of_shards.items() if value]:
@@ -56,8 +59,8 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards, seed=seed)
-  return write_shards(schema.Data(source=data, data_dir=data_dir), to, settings, splits=splits or SPLITS, build=build,
-                      processes=processes)
+  return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links), to, settings,
+                      splits=splits or SPLITS, build=build, processes=processes)
 
 
 def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings, *, splits: Sequence[str],
@@ -69,7 +72,11 @@ def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings
   found = _open(data, splits)
   is_new = write(found, to, settings, root=access.resolve(where, '--data') if kind == 'folder' else '',
                  processes=processes)
-  counts = ', '.join(f'{split} {len(source):,}' for split, source in found.items())
+  written = {name: sum(shard.num_examples for shard in some) for name, some in prepared.read_info(to).splits.items()}
+  for name, source in found.items():
+    if left := len(source) - written[name]:
+      log.warning('%s of the %s files of %s are not images and were left out.', f'{left:,}', f'{len(source):,}', name)
+  counts = ', '.join(f'{split} {num:,}' for split, num in written.items())
   print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '
         f'--config.data.source=array_record:{to}')
   return 0

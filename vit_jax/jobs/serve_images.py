@@ -21,6 +21,7 @@ from PIL import Image
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import HostArray
+from vit_jax.data.files import user_files
 from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import headers
 from vit_jax.inspect import figures, html_pages
@@ -148,12 +149,12 @@ class Folder:
     UserError: it is not a folder, or has no images.
   """
 
-  def __init__(self, root: str, network: Network, *, find: Callable[[Sequence[str]], Iterator[str]]) -> None:
+  def __init__(self, root: str, network: Network, *, find: Callable[..., Iterator[str]]) -> None:
     self.root, self._network = pathlib.Path(root).resolve(), network
     if not self.root.is_dir():
       raise UserError(f'{root}: expected a folder of images, got no folder. Pass the folder that holds a subfolder for '
                       'each class.')
-    found = [pathlib.Path(path) for path in find([str(self.root)])]
+    found = [pathlib.Path(path) for path in find([str(self.root)], follow_links=True)]
     self.paths = [path for path in found if path.resolve().is_relative_to(self.root)]
     self.notes = [f'{len(found) - len(self.paths):,} links out of the folder were skipped.'
                   ] if len(self.paths) < len(found) else []
@@ -186,8 +187,8 @@ class Folder:
         label = self._find_label(path.parent, model)
         try:
           if label is not None:
-            good.append((path, label, model.prepare(decode(path.read_bytes()))))
-        except (Refused, OSError) as error:
+            good.append((path, label, model.prepare(decode(user_files.read_image(path)))))
+        except (Refused, headers.BadImage, OSError) as error:
           self.notes.append(f'{path.relative_to(self.root)}: {error}')
       logits = model.logits([image for _, _, image in good], prepared=True) if good else ()
       for (path, label, image), row in zip(good, logits, strict=True):

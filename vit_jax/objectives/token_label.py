@@ -18,6 +18,7 @@ from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.data.device import mix, token_targets
+from vit_jax.data.files.user_files import Rules
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels import label_maps
 from vit_jax.data.source import Source
@@ -153,7 +154,8 @@ class Spec(spec.Spec[schema.TokenLabel]):
 
   def open_maps(self, source: Source) -> label_maps.LabelMaps:
     s = self.settings
-    return label_maps.open_logits(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top)
+    return label_maps.open_logits(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top,
+                                  rules=Rules(self.config.data.follow_links))
 
   def targets(self) -> token_targets.Targets:
     px, patch = self.config.image_px, self.vit.patch

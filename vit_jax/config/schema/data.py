@@ -96,6 +96,8 @@ class Data(Settings):
   workers: int = ranged(AUTO_WORKERS, Range(0, 1024, also=(AUTO_WORKERS,)))
   threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16 in a process
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
+  follow_links: bool = False  # also read files outside of a data folder to which symbolic links in it lead
+  max_file_mib: int = ranged(512, Range(1, 2**20))  # MiB of an image or mask file; larger ones count as bad images
   verify_shards: bool = True                       # compare SHA-256 of the shards of array_record:DIR, of each once
 
   def problems(self, config: Run, name: str) -> Iterator[str]:

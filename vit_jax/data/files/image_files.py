@@ -1,4 +1,7 @@
-"""Finds image files in and below a folder, in no order; circular links are not followed, other files are counted."""
+"""Finds image files in and below a folder, in no order; other files are counted.
+
+Circular links are not followed, nor links that lead out of the folder, unless the rules of the data allow them.
+"""
 from __future__ import annotations
 
 import collections
@@ -9,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access
+from vit_jax.data.files import access, user_files
+from vit_jax.data.files.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
 EXTENSIONS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff', '.avif', '.jp2')
 UNREAD = ('.heic', '.heif', '.jxl')
 """Extensions of images that are not supported."""
-_LINK, _NONE = 'broken or circular links', 'without an extension'
+_LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
+_AGAIN = 'links to a folder that another link leads to'
+_MOST_FOLDERS = 100  # inside of one another
 
 
 class ImageFile(NamedTuple):
@@ -38,8 +44,9 @@ class Folder(NamedTuple):
 class Finder:
   """Finds image files, and counts other files by extension. Hidden files are skipped and not counted."""
 
-  def __init__(self) -> None:
+  def __init__(self, rules: Rules = OWN) -> None:
     self.ignored: collections.Counter[str] = collections.Counter()
+    self._rules, self._base, self._linked = rules, '', set[tuple[int, int]]()
 
   def find(self, root: str, prefix: str = '') -> Iterator[ImageFile]:
     """Yields the image files in and below `root/prefix`.
@@ -56,13 +63,18 @@ class Finder:
     """Yields `root/prefix` and the folders below it, each before its subfolders.
 
     Raises:
-      UserError: a folder cannot be read, also while its files are consumed.
+      UserError: a folder cannot be read, also while its files are consumed; or `root/prefix` is outside of `root`.
     """
-    parents = pathlib.Path(os.path.realpath(os.path.join(root, prefix))).parents
-    return self._walk(root, prefix, tuple((stat.st_dev, stat.st_ino) for stat in map(os.stat, parents)))
+    self._base, start, self._linked = os.path.realpath(root), os.path.join(root, prefix), set()
+    user_files.check_inside(start, root, self._rules)
+    above = [*pathlib.Path(os.path.realpath(start)).parents, *(pathlib.Path(root, *parts) for parts in _above(prefix))]
+    return self._walk(root, prefix, tuple((stat.st_dev, stat.st_ino) for stat in map(os.stat, above)))
 
   def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
     folder = os.path.join(root, prefix) if prefix else root
+    if prefix.count('/') >= _MOST_FOLDERS:
+      raise UserError(f'{root}: expected at most {_MOST_FOLDERS} folders inside of one another, got more in '
+                      f'{prefix[:80]}…. Move the images up.')
     try:
       stat = os.stat(folder)
     except OSError as error:
@@ -71,6 +83,10 @@ class Finder:
     if identity in above:  # a link to a parent folder
       self.ignored[_LINK] += 1
       return
+    if os.path.islink(folder) and identity in self._linked:  # links to links could lead to one folder 2^n times
+      self.ignored[_AGAIN] += 1
+      return
+    self._linked |= {identity} if os.path.islink(folder) else set()
     below: list[str] = []
     yield Folder(prefix, stat.st_mtime_ns, self._files(folder, below))
     for name in below:
@@ -83,12 +99,17 @@ class Finder:
         for entry in entries:
           if entry.name.startswith('.'):
             continue
-          if is_folder(entry):
+          if self._leads_out(entry):
+            self.ignored[_OUT] += 1
+          elif is_folder(entry):
             below.append(entry.name)
           elif (size := self._size(entry)) is not None:
             yield os.fsencode(entry.name), size
     except OSError as error:
       raise access.user_error(error, folder) from error
+
+  def _leads_out(self, entry: os.DirEntry[str]) -> bool:
+    return not self._rules.follow_links and entry.is_symlink() and user_files.leads_out(entry.path, self._base)
 
   def _size(self, entry: os.DirEntry[str]) -> int | None:
     """Returns the size of an image file in bytes; counts any other file and returns None."""
@@ -101,6 +122,12 @@ class Finder:
       is_lost = True
     self.ignored[_LINK if is_lost else extension or _NONE] += 1
     return None
+
+
+def _above(prefix: str) -> list[list[str]]:
+  """Returns the parts of the folders that a folder of the root is in, from the root on: [[], ['a']] for `a/b`."""
+  parts = prefix.split('/') if prefix else []
+  return [parts[:count] for count in range(len(parts))]
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -126,6 +153,8 @@ def describe(ignored: Mapping[str, int]) -> str:
   if unread := [name for name in UNREAD if name in ignored]:
     text += (f'. {" ".join(unread)} images are not supported. Convert them to JPEG, for example with ImageMagick: '
              "magick mogrify -format jpg '*.heic'")
+  if _OUT in ignored:
+    text += f'. Links out of the folder are not read; {user_files.FOLLOW} to read them'
   return text
 
 

@@ -25,12 +25,13 @@ import numpy as np
 
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import access, array_file, image_files
+from vit_jax.data.files.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
 KEPT_FILES = 10_000
 CHECKED_FILES = 1_000
-_VERSION, _BLOCK_FILES = 1, 2**16
+_VERSION, _BLOCK_FILES = 2, 2**16
 _SETTLED_NS = 2 * 10**9
 """A folder that changed later than this before it was read can change again without another modification time."""
 
@@ -122,15 +123,15 @@ class Selection:
     return self._rows[index]
 
 
-def read(root: str, prefixes: Sequence[str]) -> Listing:
+def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Listing:
   """Lists the image files below the folders `prefixes` of `root`; those that do not exist have none.
 
   Raises:
-    UserError: a folder cannot be read.
+    UserError: a folder cannot be read, or is a link out of `root`.
   """
   names, folders = bytearray(), bytearray()
   name_ends, sizes, folder_ends, ends, times = (array.array('q') for _ in range(5))
-  groups, finder = array.array('i'), image_files.Finder()
+  groups, finder = array.array('i'), image_files.Finder(rules)
   for group, prefix in enumerate(prefixes):
     if not os.path.isdir(os.path.join(root, prefix)):
       continue
@@ -156,7 +157,7 @@ def _array(numbers: array.array[int] | bytearray) -> HostArray:
   return np.frombuffer(numbers, kind) if numbers else np.zeros(0, kind)
 
 
-def open_listing(root: str, prefixes: Sequence[str]) -> Listing:
+def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Listing:
   """Returns the kept listing of the folders `prefixes` of `root` if it is still right; else lists and keeps them.
 
   Of several processes that need the same listing, on one machine or with a shared cache, one reads the folders.
@@ -164,14 +165,14 @@ def open_listing(root: str, prefixes: Sequence[str]) -> Listing:
   Raises:
     UserError: a folder cannot be read.
   """
-  path = access.cache_folder('listings') / f'{_hash(os.path.realpath(root), *prefixes)}.arrays'
+  path = access.cache_folder('listings') / f'{_hash(os.path.realpath(root), str(rules.follow_links), *prefixes)}.arrays'
   if kept := _open_kept(root, path):
     return kept
   with _lock(path):
     if kept := _open_kept(root, path):
       return kept
     started_ns = time.time_ns()
-    found = read(root, prefixes)
+    found = read(root, prefixes, rules)
     if len(found) < KEPT_FILES:
       return found
     is_settled = found.file.arrays['times'].max() < started_ns - _SETTLED_NS

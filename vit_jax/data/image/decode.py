@@ -36,6 +36,8 @@ _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, At
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
 _JPEG_START, _JPEG_SCAN, _JPEG_END = b'\xff\xd8', b'\xff\xda', b'\xff\xd9'
 
+_ANY_SIZE = DecodeOptions(max_pixels=2**30)  # that OpenCV decodes
+
 FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
 """EXIF orientations that are stored upside down, mirrored, and (from 5 on) transposed after that."""
 _INVERSE = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
@@ -144,6 +146,24 @@ def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
       name = {'heic': 'HEIC', 'jxl': 'JPEG XL'}[kind]
       raise BadImage(f'{name} images are not supported. Convert the image to JPEG or PNG first')
   raise _unknown(encoded) if encoded else BadImage('the file is empty')
+
+
+def read_size(encoded: bytes) -> tuple[int, int]:
+  """Returns height and width of an image file in px, from its header; its pixels may be damaged.
+
+  Raises:
+    BadImage: it is not an image file, or has no pixels.
+  """
+  kind = headers.detect_format(encoded)
+  if kind in PILLOW_READERS:
+    with _as_bad_image(kind):
+      width, height = _open(encoded, kind).size
+  elif kind == 'png':
+    height, width = headers.read_png_size(encoded)
+  else:
+    height, width, _ = read_header(encoded, kind)[0]
+  headers.check_size(height, width, _ANY_SIZE)
+  return height, width
 
 
 def find_orientation(encoded: bytes) -> int:

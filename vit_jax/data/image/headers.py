@@ -123,6 +123,14 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
   return Header(height, width, orientation), b''.join(kept)
 
 
+def read_png_size(encoded: bytes) -> tuple[int, int]:
+  """Returns height and width in the first chunk of a PNG file. Raises BadImage if that is another chunk."""
+  if encoded[12:16] != b'IHDR' or len(encoded) < 33:
+    raise BadImage('the PNG does not start with an IHDR chunk')
+  width, height = struct.unpack_from('>II', encoded, 16)
+  return height, width
+
+
 def read_webp(encoded: bytes) -> Header:
   """Returns the header of a WebP file. Raises BadImage if there is none."""
   try:

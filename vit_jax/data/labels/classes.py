@@ -11,19 +11,42 @@ from __future__ import annotations
 
 import collections
 import difflib
-import json
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import json_fields, user_files
 from vit_jax.data.source import Relabeled, Source
 
 Targets = tuple[tuple[int, ...], ...]
 """For each class of a source, the classes of the network that count as correct."""
 _SEPARATOR = ';'
 _SHOWN = 6
+MOST_CLASSES = 100_000
+"""Classes that a description may list for fewer images than classes: 4 times those of ImageNet-21k."""
+
+
+def check_text(names: Sequence[str], *, where: str) -> None:
+  """Raises UserError if a name is not text, such as a folder's name in another encoding than UTF-8."""
+  for name in names:
+    if not json_fields.is_clean(name):
+      shown = ''.join(c if c.isprintable() else c.encode('utf-8', 'surrogateescape').decode('ascii', 'backslashreplace')
+                      if '\udc80' <= c <= '\udcff' else ascii(c)[1:-1] for c in name[:_SHOWN * 10])
+      raise UserError(f'{where}: expected names of classes in UTF-8, without control characters, got {shown}. Rename '
+                      'the class.')
+
+
+def from_json(listed: json_fields.Field, *, num_examples: int) -> tuple[str, ...]:
+  """Returns the names of classes in a description of `num_examples` images.
+
+  Raises:
+    UserError: not a list of names, or far more than images.
+  """
+  most = max(MOST_CLASSES, num_examples)
+  if len(listed.list()) > most:
+    raise listed.error(f'at most {most:,} classes for {num_examples:,} images')
+  return tuple(name.text() for name in listed.items())
 
 
 def read(path: str, *, setting: str = 'data.classes') -> tuple[str, ...]:
@@ -74,7 +97,7 @@ def find(names: Sequence[str], named: int | str, *, count: int) -> int:
   Raises:
     UserError: there is no such class, or there are several.
   """
-  if isinstance(named, int) or named.isdecimal():
+  if isinstance(named, int) or _is_number(named):
     if 0 <= int(named) < count:
       return int(named)
     raise UserError(f'class: expected 0 to {count - 1}, as the network has {count} classes, got {named}.')
@@ -120,7 +143,7 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
     return _from_file(own, network, path)
   if tuple(own) == tuple(network):
     return tuple((i,) for i in range(len(own)))
-  if all(name.isdecimal() and int(name) < len(network) for name in own):
+  if all(_is_number(name) and int(name) < len(network) for name in own):
     return tuple((int(name),) for name in own)
   return tuple((i,) for i in match(own, network, where=f'the network of {where}'))
 
@@ -131,7 +154,7 @@ def _from_file(own: Sequence[str], network: Sequence[str], path: str) -> Targets
     raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as {own[0]!r}, got '
                     f'{len(unknown)} others: {", ".join(unknown[:_SHOWN])}.')
   wanted = list(dict.fromkeys(name for names in listed.values() for name in names))
-  numbers = {name: int(name) for name in wanted if name.isdecimal() and int(name) < len(network)}
+  numbers = {name: int(name) for name in wanted if _is_number(name) and int(name) < len(network)}
   by_name = [name for name in wanted if name not in numbers]
   places = numbers | dict(zip(by_name, match(by_name, network, where=f'the network, in {path}'), strict=True))
   return tuple(tuple(dict.fromkeys(places[name] for name in listed.get(one, ()))) for one in own)
@@ -145,28 +168,28 @@ def read_map(path: str) -> dict[str, tuple[str, ...]]:
   """
   lines = _lines(path, path)
   if lines and lines[0].startswith('{'):
-    try:
-      entries = list(json.loads('\n'.join(lines), object_pairs_hook=list))
-    except ValueError as error:
-      raise UserError(f'{path}: expected JSON, got {error}.') from error
+    advice = 'Write {"alarm_clock": "analog clock; digital clock"}.'
+    found = json_fields.parse('\n'.join(lines), path, expected='JSON', advice=advice)
+    entries = [(name, value.text()) for name, value in found.fields()]
   else:
     if wrong := [line for line in lines if ':' not in line]:
       raise UserError(f'{path}: expected lines such as `alarm_clock: n02708093; n03196217`, got {wrong[0]!r}.')
-    entries = [tuple(part.strip() for part in line.split(':', 1)) for line in lines]
+    entries = [(name.strip(), rest.strip()) for name, _, rest in (line.partition(':') for line in lines)]
   twice = _repeated([name for name, _ in entries])
   if twice or not entries:
     raise UserError(f'{path}: expected one line for each class of the source, got '
                     + (f'{", ".join(twice[:_SHOWN])} twice.' if twice else 'none.'))
-  return {name: tuple(part.strip() for part in str(value).split(_SEPARATOR) if part.strip()) for name, value in entries}
+  return {name: tuple(part.strip() for part in value.split(_SEPARATOR) if part.strip()) for name, value in entries}
 
 
 def _lines(path: str, what: str) -> list[str]:
   """Returns the lines of a text file, stripped, without empty lines and comments."""
-  try:
-    text = pathlib.Path(path).expanduser().read_text()
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'{what}: expected a text file, got "{getattr(error, "strerror", None) or error}".') from error
+  text = user_files.read_text(path, what)
   return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('#')]
+
+
+def _is_number(name: str) -> bool:
+  return name.isdecimal() and len(name) < 10
 
 
 def _repeated(names: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ resumes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import pathlib
 import shutil
@@ -19,12 +20,16 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
-from vit_jax.data.files import access
+from vit_jax.data.files import access, json_fields, user_files
+from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Source
 
 FORMAT = 'vit_jax label maps 1'
 INFO = 'info.json'
 PER_PART = 16_384
+_MOST_POSITIONS, _MOST_TOP = 2**16, 1_000  # of a map; 2**16 are those of a patch of 4 px in 1,024 px
+_MOST_PARTS, _NUMPY = 100_000, b'\x93NUMPY'
+_AGAIN = 'The file is damaged: copy it again, or write the maps again.'
 LOGITS, PROBABILITIES = 'logits', 'probabilities'
 CERTAIN = 30.  # logit of a class that is certain: among 1,000 with logit 0 its probability is 1 - 1e-10
 
@@ -48,15 +53,18 @@ class Info(NamedTuple):
 class LabelMaps:
   """The maps of a directory, memory-mapped."""
 
-  def __init__(self, folder: pathlib.Path) -> None:
-    """Raises UserError if the directory has no maps, or is incomplete."""
-    self.folder, self.info = folder, read_info(folder)
-    count = -(-self.info.num_examples // self.info.per_part)
-    try:
-      self._parts = [tuple(np.load(_file(folder, kind, i), mmap_mode='r') for kind in ('classes', 'scores'))
-                     for i in range(count)]
-    except (OSError, ValueError) as error:
-      raise UserError(f'{folder}: expected complete label maps, got {error}. Write them again.') from None
+  def __init__(self, folder: pathlib.Path, rules: Rules = OWN) -> None:
+    """Raises UserError if the directory has no maps, or is incomplete, or leads to files outside of it."""
+    self.folder, self.rules, self.info = folder, rules, read_info(folder)
+    starts = range(0, self.info.num_examples, self.info.per_part)
+    shapes = [(min(self.info.per_part, self.info.num_examples - start), *self.info.grid, self.info.top)
+              for start in starts[:_MOST_PARTS + 1]]
+    if len(starts) > _MOST_PARTS:
+      raise UserError(f'{folder / INFO}: expected at most {_MOST_PARTS:,} parts, got {len(starts):,}. {_AGAIN}')
+    for kind, i in itertools.product(('classes', 'scores'), range(len(starts))):
+      user_files.check_inside(str(_file(folder, kind, i)), str(folder), rules)
+    self._parts = [(_load(_file(folder, 'classes', i), shape, 'u'), _load(_file(folder, 'scores', i), shape, 'f'))
+                   for i, shape in enumerate(shapes)]
 
   def read(self, indexes: HostArray) -> tuple[HostArray, HostArray]:
     """Returns `token_labels [B, h * w, k] i32` and `token_scores [B, h * w, k] f32` of examples `indexes [B]`."""
@@ -66,13 +74,24 @@ class LabelMaps:
       part, place = divmod(index, self.info.per_part)
       classes, weights = self._parts[part]
       labels[row], scores[row] = classes[place].reshape(shape[1:]), weights[place].reshape(shape[1:])
+    self._check(labels, scores)
     return labels, scores
 
   def surest(self) -> tuple[HostArray, HostArray]:
     """Returns the most likely class `[S]` of each example at the first position, and its probability `[S] f16`."""
     classes, scores = zip(*((classes[:, 0, 0, 0], weights[:, 0, 0, 0]) for classes, weights in self._parts),
                           strict=True)
-    return np.concatenate(classes), np.concatenate(scores)
+    found = np.concatenate(classes), np.concatenate(scores)
+    self._check(*found)
+    return found
+
+  def _check(self, labels: HostArray, scores: HostArray) -> None:
+    """Raises UserError if a class is not one of the network, or a score is not a number."""
+    if labels.size and labels.max() >= self.info.num_classes:
+      raise UserError(f'{self.folder}: expected classes below {self.info.num_classes:,}, got {labels.max():,}. '
+                      f'{_AGAIN}')
+    if not np.isfinite(scores).all():
+      raise UserError(f'{self.folder}: expected scores that are finite, got others. {_AGAIN}')
 
 
 class MapLabels:
@@ -94,7 +113,8 @@ class MapLabels:
     return {**batch, 'token_labels': labels, 'token_scores': scores}
 
 
-def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int) -> LabelMaps:
+def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int,
+                rules: Rules = OWN) -> LabelMaps:
   """Opens the label maps of `objective.maps`.
 
   Raises:
@@ -103,7 +123,7 @@ def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int) -
   if not path:
     raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with --job=prepare "
                     '--config=CONFIG --weights=TEACHER --to=DIR.')
-  maps = LabelMaps(pathlib.Path(access.resolve(path, 'objective.maps')))
+  maps = LabelMaps(pathlib.Path(access.resolve(path, 'objective.maps')), rules)
   check(maps.info, {'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
                     'grid': grid, 'top': top, 'scores': LOGITS}, folder=maps.folder)
   return maps
@@ -119,18 +139,20 @@ def read_info(folder: pathlib.Path) -> Info:
   if not path.is_file():
     raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with --job=prepare --config=CONFIG '
                     '--weights=TEACHER --to=DIR.')
-  try:
-    saved = json.loads(path.read_text())
-    is_known = saved.pop('format', '') == FORMAT
-    info = Info(**{**saved, 'grid': tuple(saved['grid'])}) if is_known else None
-  except OSError as error:
-    raise access.user_error(error, str(path)) from error
-  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-    raise UserError(f'{path}: expected the output of --job=prepare, got {type(error).__name__}: {error}. The file is '
-                    'damaged: copy it again, or write the maps again.') from error
-  if info is None:
+  found = json_fields.read(path, expected='the output of --job=prepare', advice=_AGAIN)
+  kind = found.optional('format')
+  if kind is None or kind.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. Write the maps again.')
-  return info
+  grid = [side.whole(1, _MOST_POSITIONS) for side in found.field('grid').items()]
+  if len(grid) != 2 or grid[0] * grid[1] > _MOST_POSITIONS:
+    raise found.field('grid').error(f'two sides of a grid of at most {_MOST_POSITIONS:,} positions')
+  num_classes, scores = found.field('num_classes').whole(1, 2**31 - 1), found.optional('scores')
+  if scores and scores.value not in (LOGITS, PROBABILITIES):
+    raise scores.error(f'{LOGITS} or {PROBABILITIES}')
+  made = found.field('made')
+  return Info(found.field('source').text(), found.field('digest').text(), found.field('num_examples').whole(1),
+              (grid[0], grid[1]), found.field('top').whole(1, min(num_classes, _MOST_TOP)), num_classes,
+              found.field('per_part').whole(1), made.object(), scores.value if scores else PROBABILITIES)
 
 
 def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
@@ -195,6 +217,22 @@ def _begin(part: pathlib.Path, plan: str) -> None:
 
 def _file(folder: pathlib.Path, kind: str, number: int) -> pathlib.Path:
   return folder / f'{kind}-{number:05d}.npy'
+
+
+def _load(path: pathlib.Path, shape: tuple[int, ...], kind: str) -> HostArray:
+  """Returns the memory map of an array of this shape; `kind` is `u` or `f`, as NumPy has it."""
+  what = f'{path}: expected an array of shape {shape}'
+  try:
+    with open(path, 'rb') as file:  # raises OSError with a number
+      found: HostArray = np.lib.format.open_memmap(path, mode='r') if file.read(6) == _NUMPY else np.zeros(0)
+  except OSError as error:
+    raise UserError(f'{what}, got "{error.strerror or "a file that cannot be mapped"}". {_AGAIN}') from None
+  except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError, KeyError):
+    raise UserError(f'{what}, got a damaged file. {_AGAIN}') from None
+  if found.shape != shape or found.dtype.kind != kind:
+    raise UserError(f'{what}, got {"another file" if found.shape == (0,) else f"{found.shape} of {found.dtype}"}. '
+                    f'{_AGAIN}')
+  return found
 
 
 def _save(path: pathlib.Path, array: HostArray) -> None:

@@ -8,8 +8,6 @@ with its name and a class.
 """
 from __future__ import annotations
 
-import json
-import pathlib
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.files import json_fields, user_files
 from vit_jax.data.source import Source, find_origin
 
 NUM_IMAGES, NUM_CLASSES = 50_000, 1_000
@@ -44,15 +43,12 @@ def read(path: str) -> Labels:
   Raises:
     UserError: it cannot be read, or has other content.
   """
-  try:
-    found = json.loads(pathlib.Path(path).expanduser().read_text())
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path}: expected real.json of the authors of ImageNet-ReaL, got {error}. Download it from '
-                    'github.com/google-research/reassessed-imagenet.') from error
+  found = json_fields.read(path, expected='real.json of the authors of ImageNet-ReaL', advice='Download it from '
+                           'github.com/google-research/reassessed-imagenet.').value
   is_valid = isinstance(found, list) and len(found) == NUM_IMAGES and all(
       isinstance(one, list) and all(type(c) is int and 0 <= c < NUM_CLASSES for c in one) for one in found)
   if not is_valid:
-    size = f'{len(found):,} entries' if isinstance(found, list) else f'a {type(found).__name__}'
+    size = f'{len(found):,} entries' if isinstance(found, list) else json_fields.describe(found)
     raise UserError(f'{path}: expected a list of {NUM_IMAGES:,} lists of classes from 0 to {NUM_CLASSES - 1}, got '
                     f'{size}.')
   return tuple(tuple(one) for one in found)
@@ -76,17 +72,15 @@ def read_predictions(path: str) -> HostArray:
   Raises:
     UserError: it cannot be read, a line has another form, or an image is missing or listed twice.
   """
-  try:
-    lines = pathlib.Path(path).expanduser().read_text().splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'{path}: expected a text file, got "{getattr(error, "strerror", None) or error}".') from error
+  lines = user_files.read_text(path, path).splitlines()
   found = np.full(NUM_IMAGES, -1)
   for at, line in enumerate(lines, 1):
     number, words = _NUMBER.search(line), line.replace(',', ' ').split()
     place = int(number[1]) - 1 if number else -1
-    if not (0 <= place < NUM_IMAGES and words[-1].isdecimal() and int(words[-1]) < NUM_CLASSES):
+    if not (0 <= place < NUM_IMAGES and words[-1].isdecimal() and len(words[-1]) < 10
+            and int(words[-1]) < NUM_CLASSES):
       raise UserError(f'{path}, line {at}: expected an image and its class, from 0 to {NUM_CLASSES - 1}, such as '
-                      f'`ILSVRC2012_val_00000293.JPEG 65`, got {line!r}.')
+                      f'`ILSVRC2012_val_00000293.JPEG 65`, got {line[:80]!r}.')
     if found[place] >= 0:
       raise UserError(f'{path}, line {at}: expected one line for each image, got a second one for {place + 1:08}.')
     found[place] = int(words[-1])

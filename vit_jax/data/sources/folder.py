@@ -1,8 +1,9 @@
 """`folder:PATH`: images in one folder per class, `PATH/{train,val,test}/CLASS/...` or `PATH/CLASS/...`.
 
-Images may be in subfolders of their class folder, also behind symbolic links; a link to a parent folder is skipped.
-Files with other extensions are counted in a line of the log. The order is by a hash of the relative path: it is the
-same on every file system, and a slice of a split has all classes.
+Images may be in subfolders of their class folder. Links that stay inside of the folder are followed, others if the
+rules of the data allow it (`files/user_files.py`); a link to a parent folder is skipped. Files with other extensions
+are counted in a line of the log. The order is by a hash of the relative path: it is the same on every file system, and
+a slice of a split has all classes.
 """
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import access, image_files, listing
+from vit_jax.data.files import access, image_files, listing, user_files
+from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
@@ -26,16 +28,15 @@ class FolderSource:
   """Image files below `root`, read on access; their class is their group in the listing."""
 
   def __init__(self, root: str, files: listing.Selection, *, name: str, class_names: tuple[str, ...],
-               title: str = '') -> None:
+               title: str = '', rules: Rules = OWN) -> None:
     self.name, self.class_names, self._root, self._files, self.digest = name, class_names, root, files, files.digest
-    self.title = title
+    self.title, self._rules = title, rules
 
   def __len__(self) -> int:
     return len(self._files)
 
   def __getitem__(self, index: int) -> Record:
-    with open(self.describe(index), 'rb') as f:
-      return Record(f.read(), self.label(index))
+    return Record(user_files.read_image(self.describe(index), self._rules.max_bytes), self.label(index))
 
   def label(self, index: int) -> int:
     return self._files.listing.group(self._files.row(index))
@@ -44,13 +45,14 @@ class FolderSource:
     return os.path.join(self._root, os.fsdecode(self._files.listing.path(self._files.row(index))))
 
 
-def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source]:
+def opener(root: str, *, holdout: float, seed: int, rules: Rules = OWN) -> Callable[[str], Source]:
   """Returns what opens a split of the folder `root`.
 
   Args:
     root: the folder; `~` is the home directory.
     holdout: fraction of each class held out as `test` if there are no folders for splits.
     seed: selects the held-out examples.
+    rules: which files are read.
 
   Raises:
     UserError: there is no such folder, or (when opening) its layout is wrong.
@@ -66,31 +68,31 @@ def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source]:
   @functools.cache
   def open_named(split: str) -> Source:
     if not found:
-      return _open_single(root, split, holdout=holdout, seed=seed)
+      return _open_single(root, split, holdout=holdout, seed=seed, rules=rules)
     name = found[splits.resolve(split, found, source=f'folder:{root}')]
-    return _open_split(root, name, train=found.get('train', name))
+    return _open_split(root, name, train=found.get('train', name), rules=rules)
   return open_named
 
 
-def _open_split(root: str, name: str, *, train: str) -> Source:
+def _open_split(root: str, name: str, *, train: str, rules: Rules) -> Source:
   class_names = _class_names(root, train)
   folder = os.path.join(root, name)
   if extra := sorted(set(_subfolders(folder)) - set(class_names)):
     raise UserError(f'{folder}: expected the classes of {os.path.join(root, train)}, got {len(extra)} others: '
                     f'{_listed(extra)}. Use the same class folders in both.')
-  found = _list(root, name, class_names, all_filled=name.lower() == 'train')
+  found = _list(root, name, class_names, all_filled=name.lower() == 'train', rules=rules)
   files = listing.select(found, 'all', lambda: splits.scattered_paths(found.paths(), len(found), seed=0))
-  return FolderSource(root, files, name=f'folder:{root}/{name}', class_names=class_names)
+  return FolderSource(root, files, name=f'folder:{root}/{name}', class_names=class_names, rules=rules)
 
 
-def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
+def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rules) -> Source:
   """Opens `train` or `test` of a folder without split folders."""
   if not 0 < holdout < 1:
     raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {holdout}.')
   name = 'test' if split in splits.SYNONYMS else split
   split = splits.resolve(name, ('train', 'test'), source=f'folder:{root}')
   class_names = _class_names(root, '')
-  found = _list(root, '', class_names, all_filled=True)
+  found = _list(root, '', class_names, all_filled=True, rules=rules)
 
   def choose() -> HostArray:
     order = splits.scattered_paths(found.paths(), len(found), seed=seed)
@@ -101,7 +103,7 @@ def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
     raise UserError(f'{root}: expected at least two images in some class, so that data.holdout={holdout} leaves images '
                     f'to test on, got {len(found)} images.')
   return FolderSource(root, files, name=f'folder:{root}/{split}', class_names=class_names,
-                      title=splits.part_title(f'folder:{root}', split, holdout))
+                      title=splits.part_title(f'folder:{root}', split, holdout), rules=rules)
 
 
 def _class_names(root: str, split: str) -> tuple[str, ...]:
@@ -113,9 +115,9 @@ def _class_names(root: str, split: str) -> tuple[str, ...]:
   raise UserError(f'{folder}: expected {LAYOUT}, got {what}.')
 
 
-def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool) -> listing.Listing:
+def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool, rules: Rules) -> listing.Listing:
   """Returns the image files of a split; with `all_filled`, an error lists the classes without images."""
-  found = listing.open_listing(root, [f'{split}/{name}' if split else name for name in class_names])
+  found = listing.open_listing(root, [f'{split}/{name}' if split else name for name in class_names], rules)
   counts = np.bincount(found.groups(), minlength=len(class_names))
   empty = [name for name, count in zip(class_names, counts, strict=True) if not count]
   where, ignored = os.path.join(root, split), image_files.describe(found.ignored)
@@ -130,9 +132,15 @@ def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool
 def _subfolders(folder: str) -> list[str]:
   try:
     with os.scandir(folder) as entries:
-      return [e.name for e in entries if not e.name.startswith('.') and image_files.is_folder(e)]
+      return [e.name for e in entries if not e.name.startswith('.') and image_files.is_folder(e)
+              and not (e.is_symlink() and _is_above(e.path, folder))]
   except OSError as error:
     raise access.user_error(error, folder) from error
+
+
+def _is_above(link: str, folder: str) -> bool:
+  """Returns whether a link leads to the folder that it is in, or to one above."""
+  return not user_files.leads_out(folder, os.path.realpath(link))
 
 
 def _listed(names: Sequence[str]) -> str:

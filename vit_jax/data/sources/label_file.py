@@ -16,14 +16,16 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
-import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import json_fields, user_files
+from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
@@ -45,8 +47,8 @@ class LabelledFiles:
   """Image files below `root`, each with any number of classes, read on access."""
 
   def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...],
-               title: str = '') -> None:
-    self.name, self.title, self.class_names, self._root = name, title, class_names, root
+               title: str = '', rules: Rules = OWN) -> None:
+    self.name, self.title, self.class_names, self._root, self._rules = name, title, class_names, root, rules
     numbers = {c: i for i, c in enumerate(class_names)}
     encoded = [os.fsencode(image.path) for image in images]
     # Blocks of bytes and integers: many Python objects would pickle slowly to a loader process.
@@ -61,8 +63,8 @@ class LabelledFiles:
     return len(self._path_ends) - 1
 
   def __getitem__(self, index: int) -> Record:
-    with open(self.describe(index), 'rb') as file:
-      return Record.multilabel(file.read(), self._labels_of(index))
+    content = user_files.read_image(self.describe(index), self._rules.max_bytes)
+    return Record.multilabel(content, self._labels_of(index))
 
   def label(self, index: int) -> int:
     """Returns the first class of an image; -1 if it has none."""
@@ -75,13 +77,14 @@ class LabelledFiles:
     return self._labels[self._label_ends[index]:self._label_ends[index + 1]].tolist()
 
 
-def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source] | None:
+def opener(root: str, *, holdout: float, seed: int, rules: Rules = OWN) -> Callable[[str], Source] | None:
   """Returns what opens a split of a folder with label files; None if it has none.
 
   Args:
     root: the folder; `~` is the home directory.
     holdout: fraction of the images held out as `test` if there is a single file.
     seed: selects the held-out images.
+    rules: which files are read.
 
   Raises:
     UserError: a split has several files, or (when opening) a file has a problem.
@@ -91,18 +94,18 @@ def opener(root: str, *, holdout: float, seed: int) -> Callable[[str], Source] |
   if not found:
     return None
   train_names = functools.cache(lambda: _class_names(root, found.get('train') or found.get(SINGLE) or
-                                                     found[min(found)]))
+                                                     found[min(found)], rules))
 
   @functools.cache
   def open_named(split: str) -> Source:
     if SINGLE in found:
-      return _open_single(root, found[SINGLE], split, train_names(), holdout=holdout, seed=seed)
+      return _open_single(root, found[SINGLE], split, train_names(), holdout=holdout, seed=seed, rules=rules)
     name = splits.resolve(split, found, source=f'folder:{root}')
-    images = list(read(root, found[name]))
+    images = list(read(root, found[name], rules))
     if extra := sorted({c for image in images for c in image.labels} - set(train_names())):
       raise UserError(f'{os.path.join(root, found[name])}: expected classes that the training file has, got '
                       f'{len(extra)} others: {_listed(extra)}. Correct their names, or add them to the training file.')
-    return _source(root, images, name, train_names(), seed=0)
+    return _source(root, images, name, train_names(), seed=0, rules=rules)
   return open_named
 
 
@@ -122,88 +125,128 @@ def _find(root: str) -> dict[str, str]:
 
 
 def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...], *, holdout: float,
-                 seed: int) -> Source:
+                 seed: int, rules: Rules) -> Source:
   """Opens `train` or `test` of a single label file."""
   name = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'folder:{root}')
-  images = list(read(root, file))
+  images = list(read(root, file, rules))
   order = splits.scattered([image.path for image in images], seed=seed)
   num_held = round(len(images) * holdout)
   if not 0 < num_held < len(images):
     raise UserError(f'data.holdout: expected a fraction that leaves images to train and to test on, of the '
                     f'{len(images)} in {os.path.join(root, file)}, got {holdout}. Set another one.')
   chosen = order[num_held:] if name == 'train' else order[:num_held]
-  return _source(root, [images[i] for i in sorted(chosen)], name, class_names, seed=seed,
+  return _source(root, [images[i] for i in sorted(chosen)], name, class_names, seed=seed, rules=rules,
                  title=splits.part_title(f'folder:{root}/{file}', name, holdout))
 
 
 def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[str, ...], *, seed: int,
-            title: str = '') -> Source:
+            rules: Rules, title: str = '') -> Source:
   order = splits.scattered([image.path for image in images], seed=seed)
   return LabelledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names,
-                       title=title)
+                       title=title, rules=rules)
 
 
-def _class_names(root: str, file: str) -> tuple[str, ...]:
-  names = tuple(sorted({c for _, labels in _lines(os.path.join(root, file)) for c in labels}))
+def _class_names(root: str, file: str, rules: Rules) -> tuple[str, ...]:
+  names = tuple(sorted({c for *_, labels in _lines(os.path.join(root, file), root, rules) for c in labels}))
   if not names:
     raise UserError(f'{os.path.join(root, file)}: expected at least one class, got none. {_FORM}')
   return names
 
 
-def read(root: str, file: str) -> Iterator[Image]:
+def read(root: str, file: str, rules: Rules = OWN) -> Iterator[Image]:
   """Yields the images of a label file, in its order.
 
   Raises:
-    UserError: a line has another form, or lists an image that is missing or was listed before.
+    UserError: a line has another form, or lists an image that is missing, outside of the folder, or listed before.
   """
-  path, seen, problems = os.path.join(root, file), set[str](), list[str]()
-  for image, labels in _lines(path):
-    where = os.path.join(root, image)
-    if image in seen:
-      problems.append(f'{image} twice')
-    elif not os.path.isfile(where):
-      problems.append(f'{image}, which does not exist')
+  path, seen, problems, inside = os.path.join(root, file), set[str](), list[str](), _Inside(root, rules)
+  for number, image, labels in _lines(path, root, rules):
+    if (name := os.path.normpath(image)) in seen:
+      problems.append(f'line {number:,}: {_quoted(image)} twice')
+    elif (found := inside.size(image)) is None:
+      problems.append(f'line {number:,}: {_quoted(image)}, {inside.problem(image)}')
     else:
-      seen.add(image)
-      yield Image(image, os.path.getsize(where), labels)
+      seen.add(name)
+      yield Image(image, found, labels)
   if problems or not seen:
     raise UserError(f'{path}: expected each image below {root} at most once, got '
                     + (_listed(problems) if problems else 'no image') + f'. {_FORM}')
+
+
+class _Inside:
+  """The files below a folder. Links are resolved once for each folder, as a list may have millions of files."""
+
+  def __init__(self, root: str, rules: Rules) -> None:
+    self._root, self._base, self._rules = root, os.path.realpath(root), rules
+    self._leads_out: dict[str, bool] = {}
+
+  def size(self, image: str) -> int | None:
+    """Returns the size of a file in bytes; None if it does not exist, or is outside of the folder."""
+    if not user_files.is_below(image):
+      return None
+    path = os.path.join(self._root, image)
+    try:
+      found = os.lstat(path)
+      if stat.S_ISLNK(found.st_mode):
+        if not self._rules.follow_links and user_files.leads_out(path, self._base):
+          return None
+        found = os.stat(path)
+    except (OSError, ValueError):
+      return None
+    return found.st_size if stat.S_ISREG(found.st_mode) and not self._is_outside(os.path.dirname(path)) else None
+
+  def problem(self, image: str) -> str:
+    """Returns why a file has no size."""
+    path = os.path.join(self._root, image)
+    if not user_files.is_below(image):
+      return 'which is not a path inside of the folder'
+    if os.path.isfile(path):
+      return f'a link out of the folder (to read it, {user_files.FOLLOW})'
+    return 'which is not a file' if os.path.exists(path) else 'which does not exist'
+
+  def _is_outside(self, folder: str) -> bool:
+    if self._rules.follow_links:
+      return False
+    if folder not in self._leads_out:
+      self._leads_out[folder] = user_files.leads_out(folder, self._base)
+    return self._leads_out[folder]
 
 
 _FORM = ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
          '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
 
 
-def _lines(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-  """Yields the image path and the classes of each line that is not empty."""
+def _lines(path: str, root: str, rules: Rules) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+  """Yields number, image path and classes of each line that is not empty."""
+  user_files.check_inside(path, root, rules)
+  lines = user_files.read_lines(path, path, expected='a text file in UTF-8', advice=_FORM)
+  yield from _json_lines(path, lines) if path.endswith('.jsonl') else _cells(path, lines)
+
+
+def _cells(path: str, lines: Iterator[str]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+  rows = csv.reader(lines, delimiter='\t' if path.endswith('.tsv') else ',')
   try:
-    with open(path, newline='', encoding='utf-8') as file:
-      yield from _json_lines(path, file) if path.endswith('.jsonl') else _cells(path, file)
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'{path}: expected a text file in UTF-8, got {error}. {_FORM}') from error
+    for row in rows:
+      cells = [cell.strip() for cell in row]
+      if any(cells) and not (rows.line_num == 1 and cells[0].lower() in _HEADERS):
+        yield rows.line_num, cells[0], tuple(dict.fromkeys(cell for cell in cells[1:] if cell))
+  except csv.Error:  # a cell is too long
+    raise UserError(f'{path}, line {rows.line_num:,}: expected cells of at most {csv.field_size_limit():,} characters, '
+                    'got a longer one, perhaps after a quotation mark that is not closed. Close it.') from None
 
 
-def _cells(path: str, lines: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-  for number, row in enumerate(csv.reader(lines, delimiter='\t' if path.endswith('.tsv') else ',')):
-    cells = [cell.strip() for cell in row]
-    if any(cells) and not (number == 0 and cells[0].lower() in _HEADERS):
-      yield cells[0], tuple(dict.fromkeys(cell for cell in cells[1:] if cell))
-
-
-def _json_lines(path: str, lines: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _json_lines(path: str, lines: Iterator[str]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
   for number, line in enumerate(lines, 1):
     if not line.strip():
       continue
-    try:
-      entry = json.loads(line)
-      image, labels = entry['image'], entry['labels']
-      if not isinstance(image, str) or not isinstance(labels, list) or not all(isinstance(c, str) for c in labels):
-        raise TypeError('the types differ')
-    except (ValueError, KeyError, TypeError) as error:
-      raise UserError(f'{path}, line {number}: expected an object with `image` and `labels`, got '
-                      f'{line.strip()[:80]!r}. {_FORM}') from error
-    yield image, tuple(dict.fromkeys(labels))
+    entry = json_fields.parse(line, f'{path}, line {number:,}', expected='an object with `image` and `labels`',
+                              advice=_FORM)
+    labels = [label.text().strip() for label in entry.field('labels').items()]
+    yield number, entry.field('image').text(), tuple(dict.fromkeys(label for label in labels if label))
+
+
+def _quoted(path: str) -> str:
+  return json_fields.describe(path)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, image_files, records
+from vit_jax.data.files import access, image_files, records, user_files
+from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.image.masks import BadMask
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits, tfds
@@ -48,8 +51,9 @@ class FolderMasks:
 
   first_class = 0
 
-  def __init__(self, root: str, pairs: Sequence[tuple[str, str]], *, name: str, class_names: tuple[str, ...]) -> None:
-    self.name, self.class_names, self._root, self._pairs = name, class_names, root, tuple(pairs)
+  def __init__(self, root: str, pairs: Sequence[tuple[str, str]], *, name: str, class_names: tuple[str, ...],
+               rules: Rules = OWN) -> None:
+    self.name, self.class_names, self._root, self._pairs, self._rules = name, class_names, root, tuple(pairs), rules
     sizes = [(*pair, *(os.path.getsize(os.path.join(root, one)) for one in pair)) for pair in pairs]
     self.digest = hashlib.sha256(repr((sizes, class_names)).encode(errors='surrogateescape')).hexdigest()
 
@@ -57,8 +61,11 @@ class FolderMasks:
     return len(self._pairs)
 
   def __getitem__(self, index: int) -> Record:
-    with open(self.describe(index), 'rb') as image, open(self.describe_mask(index), 'rb') as mask:
-      return Record(image.read(), -1, mask=mask.read())
+    image = user_files.read_image(self.describe(index), self._rules.max_bytes)
+    try:
+      return Record(image, -1, mask=user_files.read_image(self.describe_mask(index), self._rules.max_bytes))
+    except BadImage as error:
+      raise BadMask(f'expected a mask, got one that is not read: {error}') from error
 
   def label(self, index: int) -> int:
     del index
@@ -103,7 +110,8 @@ class TfdsMasks:
     return f'{self.describe(index)}, {self._mask}'
 
 
-def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed: int) -> Callable[[str], Source]:
+def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed: int,
+           rules: Rules = OWN) -> Callable[[str], Source]:
   """Returns what opens a split.
 
   Args:
@@ -112,6 +120,7 @@ def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed:
     mask_column: the TFDS feature with the masks; '' = the only image feature beside `image`.
     holdout: fraction held out as `test` of a folder without splits.
     seed: selects the held-out images.
+    rules: which files of a folder are read.
 
   Raises:
     UserError: there is no such dataset; or, when opening, an image has no mask.
@@ -127,36 +136,38 @@ def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed:
   @functools.cache
   def open_named(split: str) -> Source:
     if not found:
-      return _open_single(root, split, holdout=holdout, seed=seed)
+      return _open_single(root, split, holdout=holdout, seed=seed, rules=rules)
     own = found[splits.resolve(split, found, source=f'masks:{root}')]
-    pairs = _list(root, own)
+    pairs = _list(root, own, rules)
     order = splits.scattered([image for image, _ in pairs], seed=0)
-    return FolderMasks(root, [pairs[i] for i in order], name=f'masks:{root}/{own}', class_names=_class_names(root))
+    return FolderMasks(root, [pairs[i] for i in order], name=f'masks:{root}/{own}',
+                       class_names=_class_names(root, rules), rules=rules)
   return open_named
 
 
-def _open_single(root: str, split: str, *, holdout: float, seed: int) -> Source:
+def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rules) -> Source:
   """Opens `train` or `test` of a folder without split folders."""
   split = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'masks:{root}')
-  pairs = _list(root, '')
+  pairs = _list(root, '', rules)
   order = splits.scattered([image for image, _ in pairs], seed=seed)
   num = max(1, round(holdout * len(order)))
   if num >= len(order):
     raise UserError(f'{root}: expected at least two images, so that data.holdout={holdout} leaves some to train on, '
                     f'got {len(order)}.')
   chosen = order[num:] if split == 'train' else order[:num]
-  return FolderMasks(root, [pairs[i] for i in chosen], name=f'masks:{root}/{split}', class_names=_class_names(root))
+  return FolderMasks(root, [pairs[i] for i in chosen], name=f'masks:{root}/{split}',
+                     class_names=_class_names(root, rules), rules=rules)
 
 
-def _list(root: str, split: str) -> list[tuple[str, str]]:
+def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
   """Returns the paths of images and masks of a split, relative to the root, in the order of the images.
 
   Raises:
     UserError: there are no images, or one has no mask.
   """
-  images = _by_name(root, os.path.join('images', split), image_files.EXTENSIONS)
+  images = _by_name(root, os.path.join('images', split), image_files.EXTENSIONS, rules)
   folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
-  masks = _by_name(root, os.path.join(folder, split), _EXTENSIONS)
+  masks = _by_name(root, os.path.join(folder, split), _EXTENSIONS, rules)
   if not images:
     raise UserError(f'{os.path.join(root, "images", split)}: expected images, got none. Expected {LAYOUT}.')
   if missing := [path for name, path in images.items() if name not in masks]:
@@ -169,7 +180,7 @@ def _list(root: str, split: str) -> list[tuple[str, str]]:
   return [(path, masks[name]) for name, path in sorted(images.items())]
 
 
-def _by_name(root: str, folder: str, extensions: Sequence[str]) -> Mapping[str, str]:
+def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) -> Mapping[str, str]:
   """Returns the paths of images in and below `root/folder`, relative to the root, by their names without extension.
 
   Raises:
@@ -178,18 +189,23 @@ def _by_name(root: str, folder: str, extensions: Sequence[str]) -> Mapping[str, 
   found: dict[str, str] = {}
   if not os.path.isdir(os.path.join(root, folder)):
     return found
-  for file in image_files.Finder().find(root, folder.rstrip('/')):
+  finder = image_files.Finder(rules)
+  for file in finder.find(root, folder.rstrip('/')):
     name, extension = os.path.splitext(os.path.relpath(file.path, folder))
     if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
       raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
                       f'{file.path}.')
+  image_files.report(finder.ignored, os.path.join(root, folder))
   return found
 
 
-def _class_names(root: str) -> tuple[str, ...]:
+def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
   """Returns the lines of `classes.txt`; () without such a file."""
   path = os.path.join(root, 'classes.txt')
-  return classes.read(path, setting='classes.txt') if os.path.isfile(path) else ()
+  if not os.path.isfile(path):
+    return ()
+  user_files.check_inside(path, root, rules)
+  return classes.read(path, setting='classes.txt')
 
 
 def _open_tfds(name: str, *, data_dir: str, mask_column: str) -> Callable[[str], Source]:

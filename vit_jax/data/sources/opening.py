@@ -1,4 +1,4 @@
-"""Opens sources by name: `open_split` has the only `match` on the kinds of sources.
+"""Opens sources by name: `_open` has the only `match` on the kinds of sources.
 
 Kinds: `digits`, `synthetic` (`builtin.py`), `folder:PATH` (`folder.py`, `label_file.py`),
 `tfds:NAME[/CONFIG][:VERSION]` (`tfds.py`), `vtab:TASK` (`vtab.py`), `array_record:DIR` (`prepared.py`),
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Source, has_masks, most_labels
 from vit_jax.data.sources import builtin, folder, label_file, masked, mixture, prepared, pseudo, splits, tfds, vtab
@@ -43,7 +44,7 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
     raise UserError(f'data.num_classes: expected {len(train.class_names)}, the number of classes of {train.name}, got '
                     f'{data.num_classes}. Set it to that, or to 0, which uses the number of the source.')
   if data.pseudo.source:
-    train = pseudo.add(train, open_unlabeled(data, image_px=image_px), data.pseudo)
+    train = pseudo.add(train, open_unlabeled(data, image_px=image_px), data.pseudo, _rules(data))
   return Sources(train, evaluation, train.class_names)
 
 
@@ -57,14 +58,25 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
   """Opens one split of `data` by its name or slice; of a mixture, that of each of its sources.
 
   Raises:
-    UserError: the source or the split is missing, or the classes of a mixture differ.
+    UserError: the source or the split is missing, the classes of a mixture differ, or the name of a class is not text.
   """
+  source = _open(data, split, image_px=image_px)
+  classes.check_text(source.class_names, where=source.name)
+  return source
+
+
+def _rules(data: schema.Data) -> Rules:
+  return Rules(data.follow_links, data.max_file_mib * 2**20)
+
+
+def _open(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source:
   def open_named(opener: Callable[[str], Source]) -> Source:
     source = splits.select(opener, split)
     return (classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
             if data.classes else source)
 
   kind, _, where = data.source.partition(':')
+  rules = _rules(data)
   match kind, bool(where):
     case 'digits', False:
       return open_named(builtin.open_digits)
@@ -72,20 +84,20 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
       return open_named(builtin.synthetic_opener(num_examples=data.num_examples, num_classes=data.num_classes,
                                                  image_px=image_px))
     case 'folder', True:
-      return open_named(label_file.opener(where, holdout=data.holdout, seed=data.holdout_seed)
-                        or folder.opener(where, holdout=data.holdout, seed=data.holdout_seed))
+      return open_named(label_file.opener(where, holdout=data.holdout, seed=data.holdout_seed, rules=rules)
+                        or folder.opener(where, holdout=data.holdout, seed=data.holdout_seed, rules=rules))
     case 'tfds', True:
       return open_named(tfds.opener(where, data_dir=data.data_dir, label_column=data.label_column))
     case 'vtab', True:
       return open_named(vtab.opener(where, data_dir=data.data_dir))
     case 'array_record', True:
-      return open_named(prepared.opener(where, verify=data.verify_shards))
+      return open_named(prepared.opener(where, verify=data.verify_shards, rules=rules))
     case 'masks', True:
       return splits.select(masked.opener(where, data_dir=data.data_dir, mask_column=data.label_column,
-                                         holdout=data.holdout, seed=data.holdout_seed), split)
+                                         holdout=data.holdout, seed=data.holdout_seed, rules=rules), split)
     case 'mix', True:
       terms = mixture.parse(where)
-      found = [open_split(dataclasses.replace(data, source=term.source), split, image_px=image_px) for term in terms]
+      found = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px) for term in terms]
       return mixture.mix(found, [term.weight for term in terms], name=f'{data.source}/{split}',
                          separate=data.mix_classes is schema.MixClasses.SEPARATE)
   raise UserError(f'data.source: expected one of {KINDS}, got {data.source!r}.')

@@ -10,19 +10,21 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, checksums, records
+from vit_jax.data.files import access, checksums, json_fields, records, user_files
+from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
 FORMAT = 'vit_jax images 1'
 INFO, SUMS = 'info.json', 'SHA256SUMS'
+_AGAIN = 'The file is damaged: copy it again, or prepare the dataset again.'
 
 
 class Shard(NamedTuple):
@@ -65,12 +67,13 @@ class PreparedSource:
     return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) else place
 
 
-def opener(where: str, *, verify: bool = True) -> Callable[[str], Source]:
+def opener(where: str, *, verify: bool = True, rules: Rules = OWN) -> Callable[[str], Source]:
   """Returns what opens a split of a prepared dataset.
 
   Args:
     where: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
     verify: compare the checksums of its shards, each once.
+    rules: which files are read.
 
   Raises:
     UserError: there is no such dataset, or (when opening) it is incomplete.
@@ -81,21 +84,34 @@ def opener(where: str, *, verify: bool = True) -> Callable[[str], Source]:
 
   @functools.cache
   def open_named(split: str) -> Source:
-    name = splits.resolve(split, info['splits'], source=f'array_record:{where}')
-    listed = [Shard(**s) for s in info['splits'][name]]
+    name = splits.resolve(split, info.splits, source=f'array_record:{where}')
+    listed = info.splits[name]
     shards = [s for s in listed if fnmatch.fnmatch(s.file, pattern)]
     if not shards:
       raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
                       f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
+    for shard in shards:
+      user_files.check_inside(str(folder / shard.file), str(folder), rules)
     _check_sizes(folder, shards)
     if verify:
       _check_sums(folder, shards)
-    return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=tuple(info['class_names']),
-                          most_labels=info.get('most_labels', 0))
+    return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
+                          most_labels=info.most_labels)
   return open_named
 
 
-def read_info(folder: pathlib.Path) -> dict[str, Any]:
+class Info(NamedTuple):
+  """Content of `info.json`: shards by split, classes, the largest number of labels (0 = each image has one class).
+
+  made: how the dataset was made, as JSON has it.
+  """
+  splits: dict[str, tuple[Shard, ...]]
+  class_names: tuple[str, ...]
+  most_labels: int
+  made: Any
+
+
+def read_info(folder: pathlib.Path) -> Info:
   """Returns the content of `folder/info.json`.
 
   Raises:
@@ -107,29 +123,25 @@ def read_info(folder: pathlib.Path) -> dict[str, Any]:
     hint = (f'{part} is not finished: run the same --job=prepare again.' if part.is_dir() else
             f'Prepare one with --job=prepare --data=folder:PATH --to={folder}.')
     raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
-  try:
-    info = json.loads(path.read_text())
-    if not isinstance(info, dict):
-      raise TypeError(f'a {type(info).__name__}')
-    if info.get('format') == FORMAT:
-      shards = [Shard(**shard) for shards in info['splits'].values() for shard in shards]
-      if outside := [shard.file for shard in shards if not _is_inside(shard.file)]:
-        raise ValueError(f'{outside[0]!r}, which is outside of this folder')
-      tuple(info['class_names'])
-  except OSError as error:
-    raise access.user_error(error, str(path)) from error
-  except (ValueError, TypeError, KeyError, AttributeError) as error:
-    raise UserError(f'{path}: expected the output of --job=prepare, got {type(error).__name__}: {error}. The file is '
-                    'damaged: copy it again, or prepare the dataset again.') from error
-  if info.get('format') != FORMAT:
-    raise UserError(f'{path}: expected the format {FORMAT!r}, got {info.get("format")!r}. Prepare the dataset again.')
-  return info
+  found = json_fields.read(path, expected='the output of --job=prepare', advice=_AGAIN)
+  kind = found.field('format')
+  if kind.value != FORMAT:
+    raise UserError(f'{path}: expected the format {FORMAT!r}, got {json_fields.describe(kind.value)}. Prepare the '
+                    'dataset again.')
+  splits_of = {name: tuple(read_shard(one) for one in some.items()) for name, some in found.field('splits').fields()}
+  num = sum(shard.num_examples for some in splits_of.values() for shard in some)
+  most = found.optional('most_labels')
+  return Info(splits_of, classes.from_json(found.field('class_names'), num_examples=num),
+              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value)
 
 
-def _is_inside(file: str) -> bool:
-  """Returns whether a file of a description is inside of its folder."""
-  path = pathlib.PurePath(file)
-  return bool(path.parts) and not path.is_absolute() and '..' not in path.parts and '\0' not in file
+def read_shard(found: json_fields.Field) -> Shard:
+  """Returns a shard as `info.json` describes it. Raises UserError if a field is missing or wrong."""
+  file = found.field('file')
+  if not user_files.is_below(file.text()) or '/' in file.text():
+    raise file.error(f'the name of a file in {os.path.dirname(found.file)}')
+  num_bytes = found.field('num_bytes').whole(0)
+  return Shard(file.text(), found.field('num_examples').whole(0, num_bytes), num_bytes, found.field('sha256').text())
 
 
 def _check_sums(folder: pathlib.Path, shards: Sequence[Shard]) -> None:

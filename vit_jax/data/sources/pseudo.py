@@ -17,6 +17,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
 from vit_jax.data.files import access
+from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.labels import label_maps
 from vit_jax.data.labels.label_maps import LabelMaps
 from vit_jax.data.source import Record, Source
@@ -54,12 +55,12 @@ class PseudoLabeled(Mixture):
     numbers = np.arange(len(own.class_names), dtype=np.int32)
     super().__init__((own, taught), (1. - share, share), name=f'{own.name} and {taught.name}',
                      class_names=own.class_names, labels=(numbers, numbers))
-    self.num_own, self.rows, self._folder = len(own), taught.rows, maps.folder
+    self.num_own, self.rows, self._folder, self._rules = len(own), taught.rows, maps.folder, maps.rules
     self.digest = hashlib.sha256(f'{self.digest} {maps.info}'.encode()).hexdigest()
 
   def maps(self) -> LabelMaps:
     """Opens the teacher's predictions, which are not sent to loader processes."""
-    return LabelMaps(self._folder)
+    return LabelMaps(self._folder, self._rules)
 
 
 class TeacherLabels:
@@ -79,7 +80,7 @@ class TeacherLabels:
     return {**batch, 'token_labels': labels, 'token_scores': scores}
 
 
-def add(own: Source, unlabeled: Source, settings: schema.Pseudo) -> PseudoLabeled:
+def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
   """Returns the training source `own` together with the images of `unlabeled` that the teacher has labeled.
 
   Raises:
@@ -89,7 +90,7 @@ def add(own: Source, unlabeled: Source, settings: schema.Pseudo) -> PseudoLabele
   if not (folder / label_maps.INFO).is_file():
     raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
                     'written when training starts.')
-  maps = LabelMaps(folder)
+  maps = LabelMaps(folder, rules)
   label_maps.check(maps.info, {'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,
                                'num_classes': len(own.class_names), 'grid': (1, 1)}, folder=folder)
   if maps.info.made['teacher'] != settings.teacher:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.core import lazy
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import checksums, open_files, records
+from vit_jax.data.files import checksums, json_fields, open_files, records
 from vit_jax.data.image import decode, headers
 from vit_jax.data.source import Source
 from vit_jax.data.sources import prepared
@@ -33,6 +34,7 @@ else:
 NOTE, HALF, LOCK = '.done', '.half', '.lock'
 POLL_S = 0.5
 _CHUNK = 64  # examples converted at a time
+_JPEG_PX = 65_500  # longest side that libjpeg writes
 log = logging.getLogger('vit_jax.data')
 
 
@@ -46,9 +48,15 @@ class Job:
   quality: int
   name_of: Callable[[str], str]
 
-  def record(self, index: int) -> bytes:
-    """Returns the record of an example."""
-    image, label, labels, _ = self.source[index]
+  def record(self, index: int) -> bytes | None:
+    """Returns the record of an example; None, with a line in the log, if it is not an image file."""
+    try:
+      image, label, labels, _ = self.source[index]
+      if isinstance(image, bytes):
+        decode.read_size(image)
+    except decode.BadImage as error:
+      log.warning('%s is left out: %s', self.source.describe(index), error)
+      return None
     several = {} if labels is None else {'labels': labels}
     name = self.name_of(self.source.describe(index))
     return records.encode({'image': stored(image, short_px=self.short_px, quality=self.quality), 'label': label,
@@ -57,12 +65,12 @@ class Job:
   def written(self) -> prepared.Shard | None:
     """Returns the note of a finished shard; None if it is missing or damaged, so that the shard is written again."""
     note = self.path.with_name(f'{self.path.name}{NOTE}')
-    try:
-      return prepared.Shard(**json.loads(note.read_text()))
-    except FileNotFoundError:
+    if not note.exists():
       return None
-    except (ValueError, TypeError) as error:
-      log.warning('%s is damaged (%s); the shard is written again.', note, error)
+    try:
+      return prepared.read_shard(json_fields.read(note, expected='the note of a shard', advice=''))
+    except UserError as error:
+      log.warning('%s The shard is written again.', error)
       return None
 
 
@@ -116,33 +124,38 @@ def _claim(path: pathlib.Path) -> Iterator[bool]:
 def _finish(job: Job, on_written: OnWritten, threads: int) -> None:
   """Writes a shard and its note."""
   half = job.path.with_name(f'{job.path.name}.{socket.gethostname()}-{os.getpid()}{HALF}')
-  write_records(half, job, lambda num: on_written(job, num), threads)
+  num_examples = write_records(half, job, lambda num: on_written(job, num), threads)
   with open(half, 'rb') as file:
     os.fsync(file.fileno())
-  shard = prepared.Shard(job.path.name, len(job.indexes), half.stat().st_size, checksums.sha256(half))
+  shard = prepared.Shard(job.path.name, num_examples, half.stat().st_size, checksums.sha256(half))
   half.replace(job.path)
   half.write_text(json.dumps(shard._asdict()))
   half.replace(job.path.with_name(f'{job.path.name}{NOTE}'))
 
 
-def write_records(path: pathlib.Path, job: Job, on_written: Callable[[int], None], threads: int) -> None:
-  """Writes the records of a shard."""
+def write_records(path: pathlib.Path, job: Job, on_written: Callable[[int], None], threads: int) -> int:
+  """Writes the records of a shard, and returns their number: that of its examples which are image files."""
   from array_record.python import array_record_module as array_record
   writer = array_record.ArrayRecordWriter(str(path), 'group_size:1')  # one record per group, for random access
+  num = 0
   with concurrent.futures.ThreadPoolExecutor(open_files.num_threads(threads)) as pool:
     for start in range(0, len(job.indexes), _CHUNK):
       found = list(pool.map(job.record, job.indexes[start:start + _CHUNK].tolist()))
       for record in found:
-        writer.write(record)
+        if record is not None:
+          writer.write(record)
+          num += 1
       on_written(len(found))
   writer.close()
+  return num
 
 
 def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
   """Returns the bytes to store: the file if the image is not resized, a JPEG if it is, a PNG of an array.
 
   The JPEG of a resized image keeps only the orientation of its EXIF data.
-  A file that cannot be decoded is kept unchanged: it is reported when the dataset is read.
+  A file that cannot be decoded is kept unchanged: it is reported when the dataset is read. So is one that would be
+  longer than a JPEG can be.
   """
   if isinstance(image, bytes) and not short_px:
     return image
@@ -155,6 +168,8 @@ def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
   if not short_px or factor >= 1:
     return image if isinstance(image, bytes) else _encoded(pixels, '.png', [])
   size = (max(1, round(width * factor)), max(1, round(height * factor)))
+  if max(size) > _JPEG_PX:
+    return image if isinstance(image, bytes) else _encoded(pixels, '.png', [])
   small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
   made = _encoded(small, '.jpg', [cv2.IMWRITE_JPEG_QUALITY, quality])
   orientation = decode.find_orientation(image) if isinstance(image, bytes) else 1

@@ -20,6 +20,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import order
 from vit_jax.data.source import UNKNOWN, Source, most_labels
 from vit_jax.data.sources import prepared, shard_jobs, shard_processes
@@ -89,12 +90,19 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
 def _most_labels(found: Collection[Source]) -> int:
   """Returns the largest number of labels of an image; a source that does not know it is read completely."""
   counts = [most_labels(source) for source in found]
-  return max(max((len(source[i].labels or ()) for i in range(len(source))), default=1) if count == UNKNOWN
+  return max(max((_num_labels(source, i) for i in range(len(source))), default=1) if count == UNKNOWN
              else count for source, count in zip(found, counts, strict=True))
 
 
+def _num_labels(source: Source, index: int) -> int:
+  try:
+    return len(source[index].labels or ())
+  except BadImage:
+    return 0
+
+
 def _check_same(folder: pathlib.Path, plan: Mapping[str, Any]) -> None:
-  there = prepared.read_info(folder)['made'] if (folder / prepared.INFO).is_file() else None
+  there = prepared.read_info(folder).made if (folder / prepared.INFO).is_file() else None
   if there != json.loads(json.dumps(plan)):
     what = 'a dataset prepared with other settings' if there else 'other content'
     raise UserError(f'--to={folder}: expected a new folder, got one with {what}. Choose another folder.')
@@ -155,9 +163,17 @@ def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
 
 def _default_shards(source: Source, indexes: HostArray) -> int:
   """Returns one per `SHARD_BYTES`, estimated from the first examples of a random order, or `SHARD_RECORDS`."""
-  sizes = [len(image) if isinstance(image, bytes) else image.nbytes
-           for image in (source[i].image for i in indexes[:50].tolist())]
+  sizes = [_size(source, i) for i in indexes[:50].tolist()]
   return max(1, round(float(np.mean(sizes)) * len(source) / SHARD_BYTES), -(-len(source) // SHARD_RECORDS))
+
+
+def _size(source: Source, index: int) -> int:
+  """Returns the size of an example in bytes; 0 if it is damaged, and will be left out."""
+  try:
+    image = source[index].image
+  except BadImage:
+    return 0
+  return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def _close(part: pathlib.Path, folder: pathlib.Path, jobs: Mapping[str, Sequence[Job]],
@@ -165,6 +181,10 @@ def _close(part: pathlib.Path, folder: pathlib.Path, jobs: Mapping[str, Sequence
   """Writes the description of the dataset, and renames the folder."""
   listed = {name: [_shard(job) for job in some] for name, some in jobs.items()}
   known = {shard.file for shards in listed.values() for shard in shards}
+  for name, some in listed.items():
+    if not sum(shard.num_examples for shard in some):
+      raise UserError(f'--data: expected images in the split {name}, got {sum(len(j.indexes) for j in jobs[name]):,} '
+                      'files that are not images. Their names and the reasons are above.')
   content = {**info, 'splits': {name: [s._asdict() for s in shards] for name, shards in listed.items()}}
   (part / prepared.INFO).write_text(json.dumps(content, indent=1))
   sums = ''.join(f'{s.sha256}  {s.file}\n' for shards in listed.values() for s in shards)

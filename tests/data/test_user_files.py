@@ -1,0 +1,266 @@
+"""A data folder reads nothing outside of itself, follows no circles, and reads no file that is too large."""
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests import fuzzing
+from tests.data.images import encode, random_image
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import image_files, user_files
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening
+from vit_jax.jobs import predict
+
+LARGE = 20 * 10**9
+
+
+def image(path: pathlib.Path, seed: int = 0) -> pathlib.Path:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_bytes(encode(random_image(seed), '.png'))
+  return path
+
+
+def sparse(path: pathlib.Path, size: int = LARGE) -> pathlib.Path:
+  """A file of this size that takes no space."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.touch()
+  os.truncate(path, size)
+  return path
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+  """Three images of each of two classes."""
+  for name in ('cat', 'dog'):
+    for number in range(3):
+      image(tmp_path / 'data' / name / f'{number}.png', number)
+  return tmp_path / 'data'
+
+
+@pytest.fixture
+def secret(tmp_path: pathlib.Path) -> pathlib.Path:
+  return image(tmp_path / 'secret' / 'x.png', 9)
+
+
+def opened(source: str, split: str = 'train', **settings: object) -> Source:
+  return opening.open_split(schema.Data(source=source, **settings), split, image_px=(8, 8))  # type: ignore[arg-type]
+
+
+def names(source: Source) -> list[str]:
+  return sorted(os.path.relpath(source.describe(i)).rpartition('/')[2] for i in range(len(source)))
+
+
+def message(call: object) -> str:
+  with pytest.raises(UserError) as error:
+    call()  # type: ignore[operator]
+  fuzzing.check_message(str(error.value))
+  return str(error.value)
+
+
+def test_a_link_to_an_image_outside_is_skipped_and_counted(
+    folder: pathlib.Path, secret: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  (folder / 'cat' / 'link.png').symlink_to(secret)
+  (folder / 'cat' / 'below').symlink_to(secret.parent)
+  (folder / 'cat' / 'inside.png').symlink_to(folder / 'cat' / '0.png')
+  source = f'folder:{folder}'
+  found = names(opened(source)) + names(opened(source, 'test'))
+  assert sorted(found) == sorted([*('0.png', '1.png', '2.png') * 2, 'inside.png'])
+  assert 'ignored 2 files: links out of the folder (2). Links out of the folder are not read; set data.follow_links=' \
+      'true (prepare, predict and inspect: --follow_links) to read them' in caplog.text
+  found = [name for split in ('train', 'test') for name in names(opened(source, split, follow_links=True))]
+  assert 'link.png' in found and 'x.png' in found and len(found) == 9
+
+
+@pytest.mark.parametrize('place', ['fox', 'train'])
+def test_a_class_or_split_that_is_a_link_out_of_the_folder_is_an_error(
+    place: str, folder: pathlib.Path, secret: pathlib.Path) -> None:
+  if place == 'train':
+    secret = image(secret.parent / 'cat' / 'y.png').parent
+    image(folder / 'test' / 'cat' / '1.png')
+  (folder / place).symlink_to(secret.parent)
+  text = message(lambda: opened(f'folder:{folder}'))
+  assert f'expected a file or folder inside of {folder}, got a link to {secret.parent}' in text
+  assert 'set data.follow_links=true (prepare, predict and inspect: --follow_links)' in text
+  assert len(opened(f'folder:{folder}', follow_links=True))
+
+
+def test_the_folder_itself_may_be_a_link(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'link').symlink_to(folder)
+  assert len(opened(f'folder:{tmp_path}/link')) == 5
+  (folder / 'labels.csv').write_text('cat/0.png,cat\ndog/0.png,dog\n')
+  assert len(opened(f'folder:{tmp_path}/link', holdout=.5)) == 1
+
+
+@pytest.mark.parametrize('to', ['.', '..', '../data', 'cat/..'])
+def test_a_link_to_the_folder_or_above_is_no_class(to: str, folder: pathlib.Path) -> None:
+  (folder / 'c').symlink_to(to)
+  source = opened(f'folder:{folder}', follow_links=True)
+  assert source.class_names == ('cat', 'dog') and len(source) == 5
+  (folder / 'cat' / 'd').symlink_to('../' + to)
+  assert len(opened(f'folder:{folder}')) == 5
+
+
+def test_links_to_links_are_read_once(tmp_path: pathlib.Path) -> None:
+  """Two links a folder would otherwise be 2^30 folders."""
+  for level in range(30):
+    for name in 'ab':
+      (tmp_path / 'cat' / f'{level:02}').mkdir(parents=True, exist_ok=True)
+      (tmp_path / 'cat' / f'{level:02}' / name).symlink_to(f'../{level + 1:02}')
+  image(tmp_path / 'cat' / '30' / 'x.png')
+  finder = image_files.Finder()
+  assert 1 <= len(list(finder.find(str(tmp_path), 'cat'))) <= 3
+  assert finder.ignored['links to a folder that another link leads to'] > 20
+
+
+def test_folders_inside_of_one_another_have_a_limit(folder: pathlib.Path) -> None:
+  deep = folder / 'cat' / '/'.join('d' * 400)
+  deep.mkdir(parents=True)
+  assert 'expected at most 100 folders inside of one another' in message(lambda: opened(f'folder:{folder}'))
+
+
+@pytest.mark.parametrize(('listed', 'said'), [
+    ('/etc/passwd', "line 2: '/etc/passwd', which is not a path inside of the folder"),
+    ('../secret/x.png', "line 2: '../secret/x.png', which is not a path inside of the folder"),
+    ('cat/../../secret/x.png', 'which is not a path inside of the folder'),
+    ('cat/\0', "line 2: 'cat/\\x00', which is not a path inside of the folder"),
+    ('link.png', "line 2: 'link.png', a link out of the folder (to read it, set data.follow_links=true"),
+    ('below/x.png', "line 2: 'below/x.png', a link out of the folder"),
+    ('cat', "line 2: 'cat', which is not a file"), ('.', "line 2: '.', which is not"), ('lost.png', 'does not exist'),
+    ('./cat/0.png', "line 2: './cat/0.png' twice"), ('pipe', "line 2: 'pipe', which is not a file"),
+    ('/dev/zero', "line 2: '/dev/zero', which is not a path inside of the folder")])
+def test_a_label_file_lists_files_of_its_folder_alone(
+    listed: str, said: str, folder: pathlib.Path, secret: pathlib.Path) -> None:
+  (folder / 'link.png').symlink_to(secret)
+  (folder / 'below').symlink_to(secret.parent)
+  os.mkfifo(folder / 'pipe')
+  (folder / 'labels.csv').write_text(f'cat/0.png,cat\n{listed},xa\n')
+  assert said in message(lambda: opened(f'folder:{folder}', holdout=.5))
+  is_link = listed in ('link.png', 'below/x.png')
+  if is_link:
+    assert len(opened(f'folder:{folder}', holdout=.5, follow_links=True)) == 1
+
+
+@pytest.mark.parametrize('name', ['labels.csv', 'labels.jsonl', 'labels.tsv'])
+def test_a_label_file_is_not_a_link_out_of_the_folder_or_a_pipe(
+    name: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'outside').write_text('cat/0.png,cat\ncat/1.png,cat\n')
+  (folder / name).symlink_to(tmp_path / 'outside')
+  assert 'inside of' in message(lambda: opened(f'folder:{folder}'))
+  (folder / name).unlink()
+  os.mkfifo(folder / name)
+  assert 'something that is not a file' in message(lambda: opened(f'folder:{folder}'))
+
+
+def test_masks_are_those_of_the_folder_alone(tmp_path: pathlib.Path, secret: pathlib.Path) -> None:
+  root = tmp_path / 'masks'
+  for kind in ('images', 'masks'):
+    for number in range(3):
+      image(root / kind / f'{number}.png', number)
+  (root / 'classes.txt').symlink_to('/etc/passwd')
+  assert 'got a link to /etc/passwd' in message(lambda: opened(f'masks:{root}'))
+  (root / 'classes.txt').unlink()
+  (root / 'masks' / '0.png').unlink()
+  (root / 'masks' / '0.png').symlink_to(secret)
+  assert 'expected a mask (NAME.png) for every image' in message(lambda: opened(f'masks:{root}'))
+  assert len(opened(f'masks:{root}', follow_links=True)) == 2
+  (root / 'masks').rename(tmp_path / 'others')
+  (root / 'masks').symlink_to(tmp_path / 'others')
+  assert 'got a link to' in message(lambda: opened(f'masks:{root}'))
+
+
+def test_predict_reads_nothing_outside_of_a_folder(folder: pathlib.Path, secret: pathlib.Path) -> None:
+  (folder / 'cat' / 'link.png').symlink_to(secret)
+  assert len(list(predict.find([str(folder)]))) == 6
+  assert len(list(predict.find([str(folder)], follow_links=True))) == 7
+  assert list(predict.find([str(folder / 'cat' / 'link.png')])) == [str(folder / 'cat' / 'link.png')]  # as given
+
+
+def test_a_file_that_is_too_large_is_a_bad_image(folder: pathlib.Path) -> None:
+  sparse(folder / 'cat' / '0.png')
+  source = opened(f'folder:{folder}', holdout=.2)
+  rows = [i for i in range(len(source)) if source.describe(i).endswith('cat/0.png')] or [0]
+  if not source.describe(rows[0]).endswith('cat/0.png'):
+    source, rows = opened(f'folder:{folder}', 'test', holdout=.2), [0]
+  with pytest.raises(BadImage, match='has 20,000,000,000 bytes: expected at most 536,870,912. .* data.max_file_mib'):
+    source[rows[0]]
+  (folder / 'labels.csv').write_text('cat/0.png,cat\ndog/0.png,dog\n')
+  found = [opened(f'folder:{folder}', split, holdout=.5)for split in ('train', 'test')]
+  large = next(one for one in found if one.describe(0).endswith('cat/0.png'))
+  with pytest.raises(BadImage, match='20,000,000,000 bytes'):
+    large[0]
+
+
+def test_the_limit_is_a_setting(folder: pathlib.Path) -> None:
+  sparse(folder / 'cat' / '0.png', 2**20 + 1)
+  with pytest.raises(BadImage, match='has 1,048,577 bytes: expected at most 1,048,576'):
+    for split in ('train', 'test'):
+      source = opened(f'folder:{folder}', split, max_file_mib=1)
+      [source[i] for i in range(len(source))]
+  source = opened(f'folder:{folder}', max_file_mib=2)
+  assert [source[i] for i in range(len(source))]
+
+
+def test_a_pipe_is_read_up_to_the_limit(tmp_path: pathlib.Path) -> None:
+  with subprocess.Popen(['head', '-c', '5000', '/dev/zero'], stdout=subprocess.PIPE) as child:
+    assert child.stdout is not None
+    assert user_files.read(f'/dev/fd/{child.stdout.fileno()}', 5000) == bytes(5000)
+  with pytest.raises(user_files.TooLarge):
+    user_files.read('/dev/zero', 10**7)
+
+
+@pytest.mark.parametrize(('content', 'said'), [
+    (b'\xff', 'got byte 0xff in line 1, which is not UTF-8'), (b'a\nb\n\xe9', 'got byte 0xe9 in line 3')])
+def test_the_line_of_a_byte_that_is_no_text_is_named(content: bytes, said: str, tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'a.txt'
+  path.write_bytes(content)
+  assert said in message(lambda: user_files.read_text(path, 'x'))
+  assert said in message(lambda: list(user_files.read_lines(path, 'x')))
+
+
+def test_texts_have_a_limit_and_may_begin_with_a_mark(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'a.txt'
+  path.write_bytes(b'\xef\xbb\xbfcat\r\ndog')
+  assert user_files.read_text(path, 'x') == 'cat\r\ndog'
+  assert list(user_files.read_lines(path, 'x')) == ['cat\r\n', 'dog']
+  sparse(path)
+  assert 'got a file of 20,000,000,000 bytes; at most 67,108,864 are read' in message(
+      lambda: user_files.read_text(path, 'x'))
+  assert 'at most 1,073,741,824 are read' in message(lambda: list(user_files.read_lines(path, 'x')))
+  assert 'No such file' in message(lambda: user_files.read_text(tmp_path / 'lost', 'x'))
+  assert 'a path with a zero byte' in message(lambda: user_files.read_text('a\0b', 'x'))
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='limits memory as Linux does')
+def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
+  """In a process that may take 300 MiB: an image, a class list, labels, descriptions and label maps."""
+  program = tmp_path / 'work' / 'large.py'
+  program.parent.mkdir()
+  program.write_text(
+      'import pathlib, sys\n'
+      'import numpy as np, cv2\n'
+      'from tests import fuzzing\n'
+      'from vit_jax.data.files import user_files\n'
+      'from vit_jax.data.image.headers import BadImage\n'
+      'from vit_jax.data.labels import classes, label_maps, real\n'
+      'from vit_jax.data.sources import label_file, prepared\n'
+      'from vit_jax.inspect import images\n'
+      f'root = pathlib.Path({str(tmp_path)!r})\n'
+      'reads = [lambda: images.decode(str(root / "x.jpg")), lambda: classes.read(str(root / "x.jpg")),\n'
+      '         lambda: classes.read_map(str(root / "x.jpg")), lambda: real.read(str(root / "x.jpg")),\n'
+      '         lambda: real.read_predictions(str(root / "x.jpg")), lambda: prepared.read_info(root),\n'
+      '         lambda: label_maps.read_info(root), \n'
+      '         lambda: label_file.opener(str(root), holdout=.5, seed=0)("train")]\n'
+      'case = lambda number: fuzzing.outcome(reads[number], refusals=(BadImage, fuzzing.UserError))\n'
+      'fuzzing.main(case, sys.argv[1:], num_bytes=300 * 2**20)\n')
+  sparse(tmp_path / 'x.jpg')
+  for name in ('info.json', 'labels.csv'):
+    (tmp_path / name).symlink_to(tmp_path / 'x.jpg')
+  found = fuzzing.run('large', 0, 8, home=tmp_path)
+  assert len(found) == 8 and all('20,000,000,000 bytes' in one['refused'] for one in found), found
