@@ -83,3 +83,9 @@ def losses(workdir: pathlib.Path) -> dict[int, float]:
 
 def final(workdir: pathlib.Path) -> dict:
   return json.loads((workdir / 'final.json').read_text())
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+  """Runs any job to its end, on one device."""
+  return subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], env=environment(), capture_output=True,
+                        text=True, check=False, timeout=300)

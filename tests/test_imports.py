@@ -19,7 +19,7 @@ FLOORS = [
     ['config', 'record'],
     ['models', 'optim', 'parallel', 'recipes'],
     ['data', 'objectives', 'evaluate', 'weights', 'train'],
-    ['inspect', 'jobs'],
+    ['inspect', 'jobs', 'replay'],
     ['plan', 'export'],
     ['study', 'bench'],
 ]

@@ -127,7 +127,7 @@ def test_the_help_of_a_job_shows_types_limits_and_defaults(capsys: pytest.Captur
 def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
   job = JOBS[name]
   parameters = inspect.signature(importlib.import_module(f'vit_jax.{job.module}').run).parameters
-  own = set(parameters) - {'files', 'source', 'changes', 'overridden'}
+  own = set(parameters) - {'files', 'source', 'changes', 'overridden', 'read_line'}
   assert set(job.flags) <= own
   assert all(parameters[one].default is not inspect.Parameter.empty for one in own - set(job.flags))
   assert ('files' in parameters) == bool(job.words)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import inspect
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
@@ -103,18 +104,19 @@ class Command(NamedTuple):
   overrides: tuple[str, ...] = ()
   files: tuple[str, ...] = ()
 
-  def run(self) -> int:
-    """Runs the job and returns its exit status.
+  def run(self, parse: Callable[[Sequence[str]], Command]) -> int:
+    """Runs the job and returns its exit status; `parse` reads other command lines.
 
     A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
-    `changes`, the overrides of the command line, and `overridden`, their names; and `files`, the arguments that are
-    no flags.
+    `changes`, the overrides of the command line, and `overridden`, their names; `files`, the arguments that are no
+    flags; and the function `read_line`.
     """
     from vit_jax.parallel import hardware
     hardware.choose()  # before any job imports jax
     job = JOBS[self.job]
     more: dict[str, Any] = {'files': self.files, 'changes': self.overrides,
-                            'overridden': {one.partition('=')[0] for one in self.overrides}}
+                            'overridden': {one.partition('=')[0] for one in self.overrides},
+                            'read_line': functools.partial(read_line, parse)}
     if 'config' in job.flags:
       more |= dict(zip(('config', 'source'), load_config(self), strict=True))
     if job.on_cpu:
@@ -149,6 +151,16 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
     return files.load(str(local), overrides, models=sizes.model), str(path)
 
 
+def read_line(parse: Callable[[Sequence[str]], Command], words: Sequence[str]) -> tuple[str, list[schema.Config]]:
+  """Returns the job and the configs of another command line, by its arguments: of a study, those of all its runs.
+
+  A job that makes its config itself, as fine-tuning does, has none here.
+  """
+  command = parse(words)
+  found = load_config(command)[0] if 'config' in JOBS[command.job].flags else None
+  return command.job, list(found.runs.values()) if isinstance(found, schema.Study) else [found] if found else []
+
+
 def whole(low: int, high: int = 2**31 - 1) -> Kind:
   """A whole number within limits."""
   def read(text: str) -> int:
@@ -181,6 +193,19 @@ def _share(text: str) -> float:
   return float(text)
 
 
+def _read_paths(text: str) -> dict[str, str]:
+  pairs = [part.partition('=') for part in text.split(',')]
+  if not all(name and path for name, _, path in pairs):
+    raise ValueError
+  return {name.strip(): path for name, _, path in pairs}
+
+
+def _read_number(text: str) -> float:
+  if not 0. <= (found := float(text)) < float('inf'):
+    raise ValueError
+  return found
+
+
 def _local_path(text: str) -> pathlib.Path:
   if not storage.is_local(text):
     raise ValueError
@@ -189,6 +214,8 @@ def _local_path(text: str) -> pathlib.Path:
 
 TEXT = Kind('TEXT', 'a value', str)
 NAMES = Kind('A,B,…', 'names with commas', lambda text: [part.strip() for part in text.split(',') if part.strip()])
+PATHS = Kind('NAME=PATH,…', 'names with paths, NAME=PATH with commas', _read_paths)
+NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
 FILE = Kind('FILE', 'a file', str)
@@ -298,10 +325,25 @@ JOBS = {
         Flag('data', TEXT, 'address of data that a launcher puts on the hosts, for the word {data}', ''),
         Flag('elsewhere', None, 'the run is on other hosts, with a copy of this checkout'),
         Flag('manifest', FILE, 'JobSet to check in place of --config', '')), is_quick=True, on_cpu=True),
-    'list': Job('List configs, networks and published weights by name.', 'jobs.listing', (), (
+    'record': Job('Write the record of a run or an evaluation, with which it can be replayed.', 'replay.recording', (
+        Flag('claim', TEXT, 'the result as a sentence; {test/top1:.1%} stands for the value of that metric'),
+        Flag('to', LOCAL, 'file to write, NAME.json')), (
+        Flag('data', PATHS, 'paths of data and weights by the names that replace them in the record', {}),
+        Flag('tolerance', NUMBER, 'how far values may differ on a machine with the same bits; 0 = not one bit', 0.),
+        Flag('elsewhere', NUMBER, 'how far values may differ on any other machine', 0.),
+        Flag('reason', TEXT, 'why values may differ', '')), 'RUN, a directory or an evaluate.json', on_cpu=True),
+    'replay': Job('Run the command of a record again, and compare every number and every bit.', 'replay.job', (), (
+        Flag('data', PATHS, 'paths of the data and the weights of the record, by name', {}, '$VIT_JAX_DATA/NAME'),
+        Flag('to', LOCAL, 'directory to keep the run in', None, 'a temporary one, kept if it differs'),
+        Flag('mark', None, 'write the date of an equal replay into the record'),
+        Flag('segment', whole(0), 'in place of a record: train the run in --workdir from the checkpoint of this step '
+             'to the next one'),
+        Flag('workdir', LOCAL, 'directory of the run of --segment')), '[RECORD, an id or a JSON file]'),
+    'list': Job('List configs, networks, published weights and records by name.', 'jobs.listing', (), (
         Flag('configs', GLOB, 'the configs (the default)', '', alone='*'),
         Flag('models', GLOB, 'the networks, for --config.model=NAME', '', alone='*'),
         Flag('weights', GLOB, 'the published weights, for --weights=NAME', '', alone='*'),
+        Flag('records', GLOB, 'the published numbers that can be replayed, for vit-jax replay ID', '', alone='*'),
         Flag('format', choice('text', 'markdown', 'json'), 'of the output', 'text')), is_quick=True),
     'settings': Job('Show every setting of a config, its type, range and default, and where it was set.',
                     'jobs.settings', (), (

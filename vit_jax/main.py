@@ -48,7 +48,7 @@ VIT_JAX_TRACEBACK=1 in the environment does.
 
 Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in this program, with a file to report;
 75 stopped by SIGTERM or SIGINT after saving: run the same command again to resume; 130 interrupted without saving;
-141 the reader of the output ended.
+141 the reader of the output ended. Of replay also 3 to 7: what differs, see docs/guides/replay.md.
 """
 OVERRIDES = """Settings of the config are overridden with --config.NAME=VALUE, for example
   --config.optimizer.lr=3e-4 --config.length='20 epochs'"""
@@ -260,7 +260,7 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr)
       status = failures.USER_ERROR
     else:
-      status = parse(arguments).run()
+      status = parse(arguments).run(parse)
     sys.stdout.flush()
     return status
   except SystemExit:

@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import parts, schema
@@ -52,6 +53,14 @@ def from_json(text: str) -> schema.Config:
   except ValueError as error:
     raise UserError(f'text that is not JSON: {error}') from None
   return parts.from_plain(saved, old_names=True)
+
+
+def flat(plain: Any, prefix: str = '') -> dict[str, Any]:
+  """The settings of a config as parsed JSON, or of a part of it, by dotted names such as `model.width`."""
+  if not isinstance(plain, Mapping):
+    return {prefix: plain}
+  return {name: value for key, child in plain.items()
+          for name, value in flat(child, f'{prefix}.{key}'.strip('.')).items()}
 
 
 def _plain(value: Any) -> Any:

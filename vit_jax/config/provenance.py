@@ -27,7 +27,7 @@ log = logging.getLogger('vit_jax.config')
 def settings(config: schema.Config) -> dict[str, Any]:
   """The settings by name, such as `model.gelu`, with values as JSON has them."""
   plain = json.loads(json_files.to_json(config))
-  found = {name: value for part in ('model', 'head') for name, value in _flat(plain[part], part).items()
+  found = {name: value for part in ('model', 'head') for name, value in json_files.flat(plain[part], part).items()
            if name.split('.')[-1] not in _RUNNING}
   found |= {f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']}
   return found | {'image_px': plain['image_px']} | {
@@ -91,9 +91,3 @@ def _is_given(name: str, overridden: Collection[str]) -> bool:
 
 def _shown(value: Any) -> str:
   return ','.join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _flat(tree: Any, prefix: str) -> dict[str, Any]:
-  if not isinstance(tree, Mapping):
-    return {prefix: tree}
-  return {name: value for key, child in tree.items() for name, value in _flat(child, f'{prefix}.{key}').items()}

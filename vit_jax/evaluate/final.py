@@ -19,7 +19,7 @@ from vit_jax.data.source import Source
 from vit_jax.evaluate import fewshot
 from vit_jax.evaluate.classify import TOP
 from vit_jax.evaluate.results import Measuring, Result, is_share
-from vit_jax.record import run_directory, storage
+from vit_jax.record import origin, run_directory, storage
 from vit_jax.train.state import TrainState
 
 NUM_EXAMPLES = 12
@@ -86,7 +86,7 @@ def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
 
 
 def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform, source: Source,
-          class_names: tuple[str, ...]) -> None:
+          class_names: tuple[str, ...], params_digest: str) -> None:
   """Writes `evaluate.json`, `predictions.npz`, and the figures of evaluations as `figures/EVALUATION/NAME.png`.
 
   Args:
@@ -96,8 +96,9 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
     fit: the preprocessing of the evaluated images.
     source: of the headline evaluation.
     class_names: of the outputs.
+    params_digest: of the weights, for `evaluate.json`, which also says how it was made (`record/origin.py`).
   """
-  _write_evaluation(workdir, final, step, fit=fit)
+  _write_evaluation(workdir, final, step, fit=fit, params_digest=params_digest)
   _write_predictions(workdir, final, source, class_names, fit)
   _write_figures(workdir, final)
 
@@ -118,7 +119,8 @@ def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schem
   print(f'Written to {workdir / "evaluate.json"}', flush=True)
 
 
-def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform) -> None:
+def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform,
+                      params_digest: str) -> None:
   """Writes `evaluate.json`; `fit` is the preprocessing of its images."""
   headline = final.headline
   content: dict[str, Any] = {
@@ -129,7 +131,8 @@ def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: tr
       'num_examples': headline.num_examples if headline else 0,
       'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
       'metrics': final.metrics, 'seconds': final.seconds, 'feature_seconds': final.feature_seconds,
-      'preprocessing': transforms.eval_summary(fit.recipe, fit.image_px)}
+      'preprocessing': transforms.eval_summary(fit.recipe, fit.image_px), 'params_digest': params_digest,
+      **origin.describe(), 'processor_s': origin.processor_s()}
   run_directory.write_json(workdir / 'evaluate.json', content)
 
 

@@ -79,7 +79,8 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   final = results.measure(evaluators, parts.objective, restored.state)
   stage.end()
   results.write(workdir, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=bench.eval_source(config, data, final.name), class_names=data.class_names)
+                source=bench.eval_source(config, data, final.name), class_names=data.class_names,
+                params_digest=restored.meta['digests']['params'])
   if jax.process_index() == 0:
     results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0

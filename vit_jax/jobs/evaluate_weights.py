@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import check, schema
+from vit_jax.core import trees
 from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
@@ -96,7 +97,8 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
   results.write(workdir, final, 0, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=bench.eval_source(config, data, final.name), class_names=data.class_names)
+                source=bench.eval_source(config, data, final.name), class_names=data.class_names,
+                params_digest=trees.digest(found.params))
   if jax.process_index() == 0:
     results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0

@@ -1,4 +1,4 @@
-"""`--job=list`: the configs, networks and published weights that are known by name, as text, Markdown or JSON.
+"""`--job=list`: configs, networks, published weights and records that are known by name, as text, Markdown or JSON.
 
 The tables in `docs/reference/` are the Markdown of this job.
 """
@@ -17,7 +17,7 @@ from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import stage
 
-KINDS = ('configs', 'models', 'weights')
+KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
 _SHORTEST = 40  # columns of a line that is cut
 
@@ -40,13 +40,13 @@ class Table(NamedTuple):
   entries: list[dict[str, object]]
 
 
-def run(*, models: str, weights: str, configs: str, format: str) -> int:
+def run(*, models: str, weights: str, configs: str, records: str, format: str) -> int:
   """Prints what matches the patterns, `*` for all; configs if there is no pattern. Exit status 0.
 
   Raises:
     UserError: nothing matches.
   """
-  given = dict(zip(KINDS, (configs, models, weights), strict=True))
+  given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
   with contextlib.nullcontext() if [*given] == ['configs'] else stage.shown():
     stage.begin('importing jax')
@@ -71,6 +71,8 @@ def table(kind: str, pattern: str = '*') -> Table:
       return _configs(pattern)
     case 'models':
       return _models(pattern)
+    case 'records':
+      return _records(pattern)
     case _:
       return _weights(pattern)
 
@@ -134,6 +136,16 @@ def _weights(pattern: str) -> Table:
       [(one.name, _millions(one.parameters), str(one.px), one.license, one.data, one.model, f'{one.num_classes:,}',
         _billions(one.flops), one.source) for one in found],
       [one._asdict() for one in found])
+
+
+def _records(pattern: str) -> Table:
+  from vit_jax.replay import records
+  found = [one for one in map(records.read_file, records.paths()) if globs.matches(one.id, pattern)]
+  return Table(
+      'Records', 'Numbers of the documentation, each with the command that gives it again: `vit-jax replay ID`.',
+      ('record', 'kind', 'replayed', 'claim'), 4, (False, False, False, False),
+      [(one.id, one.kind, one.replayed, one.sentence) for one in found],
+      [{'id': one.id, **records.to_plain(one)} for one in found])
 
 
 def _no_match(kind: str, pattern: str) -> str:

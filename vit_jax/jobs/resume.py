@@ -100,12 +100,6 @@ def _warn_of_changes(path: storage.Path, config: schema.Config) -> None:
 
 def changes(before: Any, config: schema.Config) -> list[str]:
   """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON."""
-  old, new = _flat(before), _flat(json.loads(json_files.to_json(config)))
+  old, new = json_files.flat(before), json_files.flat(json.loads(json_files.to_json(config)))
   return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
           if old.get(name) != new.get(name) and not name.startswith(_UNIMPORTANT)]
-
-
-def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
-  if not isinstance(tree, dict):
-    return {prefix: tree}
-  return {k: v for name, child in tree.items() for k, v in _flat(child, f'{prefix}.{name}'.strip('.')).items()}

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import machine, run_directory, stage, storage
+from vit_jax.record import machine, origin, run_directory, stage, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
@@ -35,7 +34,7 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = (),
-        found: Weights | None = None) -> int:
+        found: Weights | None = None, until: int = 0) -> int:
   """Trains until the end (exit status 0) or until a signal to stop (`stopping.RESUMABLE`).
 
   Args:
@@ -43,6 +42,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
     overridden: settings on the command line, which override those of `config.init_from`.
     found: the weights of `config.init_from` if they have been read.
+    until: a step after which the run stops as by a signal; 0 = none.
   """
   began, is_default = time.monotonic(), workdir is None
   workdir = workdir or default_workdir(config)
@@ -58,7 +58,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     if reason := teacher_labels.ensure(config):
       print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
       return stopping.RESUMABLE
-    return Run(config, workdir, began, found, overridden).run()
+    return Run(config, workdir, began, found, overridden).run(until)
 
 
 def default_workdir(config: schema.Config) -> storage.Path:
@@ -93,8 +93,8 @@ class Run:
     log.info('%s', summary.start(self.parts, self.data, workdir))
     log.debug('%s', summary.parameters(self.parts))
 
-  def run(self) -> int:
-    """Restores or initializes the state, trains, evaluates; returns the exit status."""
+  def run(self, until: int = 0) -> int:
+    """Restores or initializes the state, trains, evaluates; returns the exit status. `until`: see `train.run`."""
     total, program = self.parts.lengths.total_steps, self.parts.program
     stage.begin('creating or restoring the state')
     held, start = self._begin()
@@ -103,8 +103,8 @@ class Run:
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total,
                     trackers=trackers.opener(self.config, self.workdir, start or None))
-    writer.event('start', command=sys.argv, machine=machine.describe(), devices=jax.device_count(),
-                 processes=jax.process_count(), lost=lost._asdict())
+    writer.event('start', **origin.describe(), devices=jax.device_count(), processes=jax.process_count(),
+                 lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
     saving = self._saving_hook(start, writer, clock, latest)
@@ -118,7 +118,8 @@ class Run:
             tracing.mark(pace.timed(program.step_fn)), held, batches, start=start,
             total=start if early.reason else total, join=program.join,
             hooks=[*self._hooks(writer, clock, latest), early, saving, tracing, pace], clock=clock,
-            should_stop=lambda step: request.reason(step) or early.reason)
+            should_stop=lambda step: (request.reason(step) or early.reason
+                                      or (until and step == until and 'the end of the segment') or ''))
       if ended.error:
         raise self._save_after(ended.error, ended, start, saving)
       if ended.reason and ended.reason != early.reason:
@@ -280,9 +281,9 @@ class Run:
     seconds = time.monotonic() - self._began
     fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
     results.write(self.workdir, final, total, fit=fit, source=bench.eval_source(self.config, self.data, final.name),
-                  class_names=self.data.class_names)
+                  class_names=self.data.class_names, params_digest=digest)
     run_directory.write_json(self.workdir / 'final.json', {
-        'step': total, 'seconds': seconds, 'params_digest': digest,
+        'step': total, 'seconds': seconds, 'processor_s': origin.processor_s(), 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})

@@ -1,0 +1,282 @@
+"""`vit-jax record` and `vit-jax replay`, with a run that takes no time: what is compared, and what a person reads."""
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from data import images
+
+from vit_jax import main
+from vit_jax.config import files, json_files
+from vit_jax.recipes import sizes
+from vit_jax.replay import inputs, job, records, segments
+from vit_jax.replay.comparison import Status
+
+MACHINE = {'device_kind': 'cpu', 'cpu_threads': 2, 'cores': 2, 'cpu_model': 'X', 'cpu_isa': 'AVX2', 'XLA_FLAGS': '',
+           'ONEDNN_MAX_CPU_ISA': '', 'versions': {'jax': '1', 'jaxlib': '1'}}
+COMMAND = ['vit-jax', 'train', '--config=from_folder', '--config.data.source=folder:{folder}', '--config.seed=3',
+           '--config.length=4 steps']
+CLAIM = 'Of the images {test/top1:.1%} are right, after 2 steps {test/top1 at 2:.0%}.'
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+  for split in ('train', 'test'):
+    for number in range(4):
+      path = tmp_path / 'photos' / split / ('cat', 'dog')[number % 2] / f'{number}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(images.encode(images.random_image(number + 4 * (split == 'test'))))
+  return tmp_path / 'photos'
+
+
+def write_run(workdir: pathlib.Path, words: list[str], *, top1: float = .75, digest: str = 'abc', isa: str = 'AVX2',
+              changes: tuple[str, ...] = ()) -> None:
+  """Leaves what a run of a command leaves."""
+  workdir.mkdir(parents=True)
+  given = [word.removeprefix('--config.') for word in words if word.startswith('--config.')]
+  config = files.load('from_folder', [*given, *changes], models=sizes.model)
+  (workdir / 'config.json').write_text(json_files.to_json(config))
+  lines: list[dict[str, Any]] = [
+      {'event': 'start', 'time_s': 0., 'resumed_from': None, 'command': words, 'commit': 'c0ffee',
+       'machine': MACHINE | {'cpu_isa': isa}},
+      {'step': 2, 'time_s': 1., 'test/top1': .5},
+      {'event': 'checkpoint', 'time_s': 1., 'step': 2, 'params_digest': 'ab'},
+      {'event': 'checkpoint', 'time_s': 2., 'step': 4, 'params_digest': digest}]
+  (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  (workdir / 'final.json').write_text(json.dumps(
+      {'step': 4, 'processor_s': 7.5, 'params_digest': digest, 'metrics': {'test/top1': top1, 'test/nll': .25}}))
+
+
+@pytest.fixture
+def record(folder: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+  """The record of a run, written by the command."""
+  words = [word.format(folder=folder) for word in COMMAND]
+  write_run(tmp_path / 'run', [*words, f'--workdir={tmp_path / "run"}'])
+  assert main.run(['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}',
+                   f'--to={tmp_path / "record.json"}']) == 0
+  return tmp_path / 'record.json'
+
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def replay(record: pathlib.Path, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+  """Replays the record; the command leaves a run with the values that are given."""
+  def replayed(*more: str, data: pathlib.Path | None = folder, path: pathlib.Path = record, status: int = 0,
+               **values: Any) -> int:
+    def execute(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+      assert words[1:3] == ['-m', 'vit_jax.main'] and not check
+      workdir = next(word.partition('=')[2] for word in words if word.startswith('--workdir='))
+      write_run(pathlib.Path(workdir), words[3:], **values)
+      return subprocess.CompletedProcess(words, status)
+    monkeypatch.setattr(job.subprocess, 'run', execute)
+    return main.run(['replay', str(path), *([f'--data=photos={data}'] if data else []), *more])
+  return replayed
+
+
+def change(path: pathlib.Path, **fields: Any) -> None:
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_record_has_everything_that_a_replay_needs_and_no_path(record: pathlib.Path, folder: pathlib.Path) -> None:
+  text, found = record.read_text(), records.read(str(record))
+  assert str(folder.parent) not in text and list(json.loads(text)) == sorted(json.loads(text))
+  assert found.command == ("vit-jax train --config=from_folder '--config.data.source=folder:{photos}' --config.seed=3 "
+                           "'--config.length=4 steps'",)
+  assert found.sentence == 'Of the images 75.0 % are right, after 2 steps 50 %.'
+  assert found.values == {'test/top1': .75, 'test/nll': .25, 'test/top1 at 2': .5}
+  assert (found.kind, found.params_digest, found.checkpoints) == ('train', 'abc', {'2': 'ab', '4': 'abc'})
+  assert sorted(found.data) == ['folder:{photos} test', 'folder:{photos} train']
+  assert found.settings['seed'] == 3 and found.settings['data.source'] == 'folder:{photos}' and not found.found
+  assert found.made['commit'] == 'c0ffee' and found.made['processor_s'] == 7.5 and found.made['machine'] == MACHINE
+
+
+def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
+  assert replay() == Status.EQUAL == 0
+  shown = capsys.readouterr().out
+  assert 'EQUAL: 3 values and 3 digests of parameters, bit for bit.' in shown and 'Recorded: ' in shown
+
+
+def test_a_directory_is_kept_if_the_outcome_differs_or_if_it_was_given(
+    replay: Run, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('TMPDIR', str(tmp_path))
+  monkeypatch.setattr(job.tempfile, 'tempdir', None)
+  assert replay() == 0 and not [*tmp_path.glob('vit_jax_replay_*')]
+  assert replay(digest='abd') == 3 and [*tmp_path.glob('vit_jax_replay_*')]
+  assert replay(f'--to={tmp_path / "kept"}') == 0 and (tmp_path / 'kept' / 'result' / 'final.json').is_file()
+  assert replay(f'--to={tmp_path / "kept"}') == 2
+
+
+@pytest.mark.parametrize(('values', 'line'), [
+    ({'top1': .7500001}, 'value test/top1: 0.75 -> 0.7500001, by +1e-07'),
+    ({'digest': 'abd'}, 'parameters at the end: abc -> abd\n  parameters at 4: abc -> abd')])
+def test_a_changed_value_or_bit_is_named(replay: Run, capsys: pytest.CaptureFixture[str], values: dict[str, Any],
+                                         line: str) -> None:
+  assert replay(**values) == Status.RESULT
+  assert f'DIFFERS from the record:\n  {line}\n' in capsys.readouterr().out
+
+
+def test_a_tampered_record_is_named(replay: Run, record: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  change(record, values={'test/top1': .8, 'test/top1 at 2': .5})
+  assert replay() == Status.RESULT and 'value test/top1: 0.8 -> 0.75, by -0.05' in capsys.readouterr().out
+  change(record, values={'test/top1': .75, 'test/top1 at 2': .5, 'test/top5': 1.})
+  assert replay() == Status.RESULT and 'value test/top5: 1.0 -> not measured' in capsys.readouterr().out
+
+
+def test_another_machine_is_named_and_has_a_tolerance_of_its_own(
+    replay: Run, record: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert replay(isa='AVX512', digest='abd', top1=.76) == Status.MACHINE
+  assert 'cpu_isa: AVX2 -> AVX512' in capsys.readouterr().out
+  change(record, tolerance={'same': 0., 'elsewhere': .02, 'reason': 'One image of 50.'})
+  assert replay(isa='AVX512', digest='abd', top1=.76) == Status.EQUAL
+  assert 'EQUAL: 3 values within 0.02; another kind of machine' in capsys.readouterr().out
+  assert replay(isa='AVX512', digest='abd', top1=.78) == Status.MACHINE
+  assert ', by +0.03, within 0.02 allowed' in capsys.readouterr().out
+  assert replay(digest='abd') == Status.RESULT, 'the tolerance is for other machines alone'
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_a_changed_image_and_a_changed_label_are_named_before_anything_runs(
+    replay: Run, folder: pathlib.Path, capsys: pytest.CaptureFixture[str], split: str) -> None:
+  path = folder / split / 'dog' / '1.png'
+  before = path.read_bytes()
+  path.write_bytes(images.encode(images.random_image(99)))
+  assert replay() == Status.DATA
+  shown = capsys.readouterr().out
+  assert f'folder:{{photos}} {split}: other images, in class dog' in shown and '$ vit-jax' not in shown
+  path.unlink()
+  (folder / split / 'cat' / '1.png').write_bytes(before)
+  assert replay() == Status.DATA
+  assert f'{split}: the same images with other labels, in classes cat, dog' in capsys.readouterr().out
+
+
+def test_a_changed_setting_is_named_before_anything_runs(
+    replay: Run, record: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  line = records.read(str(record)).command[0]
+  change(record, command=[line.replace('seed=3', 'seed=4')])
+  assert replay() == Status.CONFIG
+  shown = capsys.readouterr().out
+  assert 'nothing was run: config\n  seed: 3 -> 4\n' in shown and '$ vit-jax' not in shown
+  change(record, command=[line.replace(' --config.seed=3', '')])
+  assert replay() == Status.CONFIG and '  seed: 3 -> default\n' in capsys.readouterr().out
+
+
+def test_a_setting_that_only_the_run_shows_is_named(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
+  assert replay(changes=('model.width=24',)) == Status.CONFIG
+  assert '  model.width: ' in capsys.readouterr().out
+
+
+def test_data_that_nobody_gave_skip_the_replay_with_a_reason(
+    replay: Run, record: pathlib.Path, folder: pathlib.Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.delenv(inputs.VARIABLE, raising=False)
+  change(record, about={'photos': 'eight small images'})
+  assert replay(data=None) == Status.MISSING
+  shown = capsys.readouterr().out
+  assert 'SKIPPED: --data: expected the path of photos, got none.' in shown and '(photos: eight small images)' in shown
+  monkeypatch.setenv(inputs.VARIABLE, str(folder.parent))
+  assert replay(data=None) == Status.EQUAL
+  assert replay(data=folder / 'missing') == 2
+
+
+def test_a_command_that_fails_ends_the_replay_with_its_status(replay: Run) -> None:
+  assert replay(status=75) == 75
+
+
+def test_the_date_of_an_equal_replay_is_noted_where_asked(
+    replay: Run, record: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(records, 'path_of', lambda one: record)
+  assert replay('--mark', top1=.7) == 3 and not records.read(str(record)).replayed
+  assert replay('--mark') == 0 and records.read(str(record)).replayed.startswith('20')
+
+
+def test_weights_are_compared_by_their_bytes(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'a.npz'
+  path.write_bytes(b'one')
+  words = [['evaluate', '--weights={net}', '--config.data.source=digits']]
+  before = inputs.files(words, {'net': str(path)})
+  assert before['net']['bytes'] == 3 and inputs.names(words) == ['net']
+  path.write_bytes(b'two')
+  assert inputs.files(words, {'net': str(path)}) != before
+  literal = inputs.files([['train', f'--config.init_from={path}']], {})
+  assert [*literal] == [str(path)] and literal[str(path)]['bytes'] == 3
+
+
+def test_names_replace_whole_paths_and_back() -> None:
+  found = {'a': '/data/a', 'ab': '/data/ab'}
+  text = inputs.named('folder:/data/ab and /data/a/x and /data/abc', found)
+  assert text == 'folder:{ab} and {a}/x and /data/abc'
+  assert inputs.filled([text], found) == ['folder:/data/ab and /data/a/x and /data/abc']
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    ({'kind': 'guess'}, "got the kind 'guess'"), ({'more': 1}, 'got the unknown field more'),
+    ({'values': 3}, 'got a field of another type'), ({'claim': '{test/top9:.1%}'}, 'got a field of another type')])
+def test_a_file_that_is_no_record_is_an_error(record: pathlib.Path, change: dict[str, Any], message: str,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+  record.write_text(json.dumps(json.loads(record.read_text()) | change))
+  assert main.run(['replay', str(record)]) == 2 and message in capsys.readouterr().err
+
+
+def test_what_cannot_be_replayed_or_recorded_is_explained(
+    record: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  def error(*words: str) -> str:
+    assert main.run([*words]) == 2
+    return capsys.readouterr().err
+  assert 'expected one record, got none' in error('replay')
+  assert 'expected both --segment=STEP and --workdir=DIR' in error('replay', '--segment=3')
+  change(record, kind='measurement')
+  assert 'which no machine repeats exactly. Measure it again: vit-jax train' in error('replay', str(record))
+  to = f'--to={tmp_path / "x.json"}'
+  assert 'expected the directory of a run that has ended' in error('record', str(tmp_path), '--claim=x', to)
+  run = str(tmp_path / 'run')
+  assert 'expected names of values in braces, got {a}' in error('record', run, '--claim={a}', to)
+  assert 'expected why the values may differ' in error('record', run, '--claim=x', to, '--tolerance=.1')
+  assert 'expected a file NAME.json' in error('record', run, '--claim=x', '--to=x')
+
+
+def test_a_segment_ends_at_the_next_checkpoint_and_compares_its_digest(
+    record: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  run = tmp_path / 'run'
+  (run / 'checkpoints' / '2').mkdir(parents=True)
+  (run / 'checkpoints' / '4').mkdir()
+
+  def train(config: Any, workdir: pathlib.Path, *, until: int) -> int:
+    assert until == 4 and config.seed == 3 and (workdir / 'checkpoints' / '2').is_dir()
+    with open(workdir / 'metrics.jsonl', 'a') as file:
+      for line in ({'event': 'start', 'time_s': 2., 'resumed_from': 2, 'machine': MACHINE | {'cpu_isa': isa}},
+                   {'event': 'checkpoint', 'time_s': 3., 'step': 4, 'params_digest': digest}):
+        file.write(f'{json.dumps(line)}\n')
+    return 75
+
+  monkeypatch.setattr(segments.train, 'run', train)
+  words = ['replay', f'--workdir={run}', '--segment=2']
+  digest, isa = 'abc', 'AVX2'
+  assert main.run(words) == 0
+  assert 'EQUAL: the parameters of step 4, trained from step 2' in capsys.readouterr().out
+  digest = 'abd'
+  assert main.run(words) == 3 and 'DIFFERS: the parameters of step 4: abc -> abd' in capsys.readouterr().out
+  isa = 'AVX512'
+  assert main.run(words) == 4 and 'cpu_isa: AVX2 -> AVX512' in capsys.readouterr().out
+  digest, isa = 'abc', 'AVX2'
+  change(record, checkpoints={'2': 'ab', '4': 'xyz'})
+  assert main.run([*words, str(record)]) == 3 and 'xyz -> abc' in capsys.readouterr().out
+  assert main.run(['replay', f'--workdir={run}', '--segment=4']) == 2
+  assert 'with a later one, got 4. Use one of 2' in capsys.readouterr().err
+
+
+def test_records_are_listed(record: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                            capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(records, 'FOLDER', record.parent)
+  assert main.run(['list', '--records']) == 0
+  assert 'record' in (shown := capsys.readouterr().out) and 'Of the images 75.0 % are right' in shown
+  assert main.run(['list', '--records=nothing']) == 2
+  assert records.read('record').id == 'record'
+
+

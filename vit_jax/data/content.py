@@ -1,0 +1,123 @@
+"""Digests of the content of a source: its images, their classes and their order.
+
+The `digest` of a source is its identity at a glance: names, numbers and sizes. A `Content` is computed from every byte
+of every image, so it also changes with a changed image of the same size, and it shows what has changed.
+"""
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import NamedTuple
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.files import access
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import Record, Source
+
+MOST_CLASSES = 1_000
+"""`Content.classes` is empty above this number of classes, so that a record of it stays small."""
+LOGGED_EXAMPLES = 10_000
+_DIGITS = 4  # hexadecimal digits of each class
+log = logging.getLogger('vit_jax.data')
+
+
+class Content(NamedTuple):
+  """Digests of a source; they do not depend on where its files are or how they are packed.
+
+  examples: their number.
+  images: of the stored bytes of all images, in any order.
+  labels: of each image with its classes by name, or with its mask, in any order; and of the names of the classes.
+  order: of the images in their order, in which training draws them.
+  classes: four hexadecimal digits for the images of each class, in the order of the classes.
+  """
+  examples: int
+  images: str
+  labels: str
+  order: str
+  classes: str
+
+
+def read(source: Source) -> Content:
+  """Reads every image of a source and returns its digests, in constant memory.
+
+  Raises:
+    UserError: an image is damaged or cannot be read.
+  """
+  if len(source) >= LOGGED_EXAMPLES:
+    log.info('Reading %s images of %s, to compare their content.', f'{len(source):,}', source.name)
+  names = source.class_names
+  images, labels, order = _Sum(), _Sum(), hashlib.sha256()
+  by_class = [_Sum() for _ in names]
+  for index in range(len(source)):
+    record = _example(source, index)
+    image = _image(record.image)
+    own = record.labels if record.labels is not None else (record.label,) if record.label >= 0 else ()
+    images.add(image)
+    order.update(image)
+    labels.add(image + repr([names[label] for label in own]).encode() + (record.mask or b''))
+    for label in own:
+      by_class[label].add(image)
+  labels.add(repr(names).encode())
+  return Content(len(source), images.text(), labels.text(), order.hexdigest(),
+                 ' '.join(one.text()[:_DIGITS] for one in by_class) if len(names) <= MOST_CLASSES else '')
+
+
+def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> list[str]:
+  """Returns what differs, in words; [] if nothing does.
+
+  Args:
+    before, now: of the two sources.
+    class_names: of `now`.
+  """
+  if before == now:
+    return []
+  found = []
+  if before.examples != now.examples:
+    found.append(f'{now.examples:,} images in place of {before.examples:,}')
+  where = _changed_classes(before, now, class_names)
+  if before.images != now.images:
+    found.append(f'other images{where}')
+  elif before.labels != now.labels:
+    found.append(f'the same images with other labels{where}')
+  elif before.order != now.order:
+    found.append('the same images and labels in another order')
+  return found or ['other digests of the classes; the record itself was changed']
+
+
+def _changed_classes(before: Content, now: Content, names: tuple[str, ...]) -> str:
+  pairs = list(zip(before.classes.split(), now.classes.split(), names, strict=False))
+  changed = [name for old, new, name in pairs if old != new]
+  if not changed or len(before.classes.split()) != len(names):
+    return ''
+  more = f' and {len(changed) - 4} more' if len(changed) > 4 else ''
+  return f', in class{"es" * (len(changed) > 1)} {", ".join(changed[:4])}{more}'
+
+
+class _Sum:
+  """A sum of SHA-256 digests modulo 2^256, which does not depend on their order."""
+
+  def __init__(self) -> None:
+    self._total = 0
+
+  def add(self, content: bytes) -> None:
+    self._total += int.from_bytes(hashlib.sha256(content).digest(), 'big')
+
+  def text(self) -> str:
+    return f'{self._total % 2**256:064x}'
+
+
+def _image(image: bytes | HostArray) -> bytes:
+  """Returns the SHA-256 of an image: of its file, or of the shape and the pixels of a decoded one."""
+  content = image if isinstance(image, bytes) else repr(image.shape).encode() + image.tobytes()
+  return hashlib.sha256(content).digest()
+
+
+def _example(source: Source, index: int) -> Record:
+  try:
+    return source[index]
+  except BadImage as error:
+    raise UserError(f'{source.describe(index)}: expected an image, got a damaged record ({error}). Copy or prepare the '
+                    'dataset again.') from error
+  except OSError as error:
+    raise access.user_error(error, source.describe(index)) from error

@@ -1,0 +1,178 @@
+"""`vit-jax replay`: runs the commands of a record again, in a fresh directory, and compares the outcome with it."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.record import stage
+from vit_jax.replay import comparison, inputs, outcomes, records, segments, settings
+from vit_jax.replay.comparison import Status
+from vit_jax.replay.records import Record
+
+ReadLine = Callable[[Sequence[str]], tuple[str, list[schema.Config]]]
+"""Maps the arguments of a command line to the name of its job and its configs; see `commands.read_line`."""
+
+
+def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | None, workdir: pathlib.Path | None,
+        segment: int | None, mark: bool, read_line: ReadLine) -> int:
+  """Replays one record, or one segment of a run; exit status `comparison.Status`, or that of a command that fails.
+
+  Args:
+    files: the id or the file of the record.
+    data: paths by name.
+    to: directory to keep; None = a temporary one, which is removed if the outcome is equal.
+    workdir: of the run of which a segment is replayed.
+    segment: step of the checkpoint at which the segment starts; None = the complete commands.
+    mark: write the date of an equal replay into the record.
+    read_line: reads a command line.
+  """
+  if len(files) > 1 or not files and segment is None:
+    raise UserError(f'replay: expected one record, got {" and ".join(files) or "none"}. List all with vit-jax list '
+                    '--records.')
+  record = records.read(files[0]) if files else None
+  if (segment is None) != (workdir is None):
+    raise UserError('--segment: expected both --segment=STEP and --workdir=DIR of the run, got one of them.')
+  if segment is not None:
+    assert workdir is not None
+    return segments.run(workdir, segment, record, to)
+  assert record is not None
+  if record.kind == 'measurement':
+    raise UserError(f'{record.id}: expected a record of a result, got a measurement of '
+                    f'{record.made.get("date", "an unknown date")}, which no machine repeats exactly. Measure it '
+                    f'again: {" && ".join(record.command)}')
+  print(comparison.header(record), flush=True)
+  try:
+    return Replay(record, data, read_line).run(to, mark=mark)
+  except inputs.Missing as error:
+    stage.end()
+    print(f'SKIPPED: {error}', flush=True)
+    return Status.MISSING
+
+
+class Replay:
+  """One replay of a record.
+
+  Raises:
+    inputs.Missing: data or weights are not given.
+    UserError: they cannot be read.
+  """
+
+  def __init__(self, record: Record, data: Mapping[str, str], read_line: ReadLine) -> None:
+    self.record, self._read_line = record, read_line
+    words = record.words()
+    self.found = inputs.find(inputs.names(words), data, record.about)
+    self.words = [inputs.filled(one, self.found) for one in words]
+
+  def run(self, to: pathlib.Path | None, *, mark: bool) -> int:
+    """Compares data and settings, runs the commands and compares the outcome; returns the exit status."""
+    stage.begin('reading the data')
+    for status, lines in ((Status.DATA, self.other_data()), (Status.CONFIG, self.other_settings())):
+      if lines:
+        stage.end()
+        print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}',
+                         *(f'  {line}' for line in lines)]), flush=True)
+        return status
+    stage.end()
+    with _directory(to) as work:
+      began = time.monotonic()
+      if failed := self._execute(work.path):
+        return failed
+      config, found = self._outcome(work.path)
+      verdict = comparison.compare(self.record, found)
+      status = verdict.status
+      print('\n'.join(verdict.lines), flush=True)
+      if config:
+        print('\n'.join(['The settings of the run differ from those of the record:',
+                         *(f'  {line}' for line in config)]), flush=True)
+        status = status or Status.CONFIG
+      print(f'Replayed in {time.monotonic() - began:,.0f} s, {found.processor_s:,.0f} processor seconds.', flush=True)
+      work.is_kept = work.is_kept or bool(status)
+      if work.is_kept:
+        print(f'The run is in {work.path}')
+    if mark and not status:
+      _mark(self.record)
+    return status
+
+  def other_data(self) -> list[str]:
+    """Returns how data and weights differ from those of the record."""
+    record = self.record
+    now = inputs.files(record.words(), self.found)
+    lines = [f'{name}: {_file(digest)} -> {_file(now[name]) if name in now else "not found"}'
+             for name, digest in record.files.items() if digest != now.get(name)]
+    return lines + inputs.changes(settings.of_data(record.settings), record.data, self.found)
+
+  def other_settings(self) -> list[str]:
+    """Returns how the settings that the last command gives differ from those of the record."""
+    configs = self._read_line(self._arguments(pathlib.Path('work'))[-1])[1]
+    if len(configs) != 1 or not self.record.settings:  # a study has the settings of several runs
+      return []
+    return settings.differences(self.record.settings, settings.given(configs[0], self.found), without=self.record.found)
+
+  def _arguments(self, work: pathlib.Path) -> list[list[str]]:
+    """Returns the commands with their directories; the last one writes into `WORK/result`, unless it says another."""
+    found = [inputs.filled(words, {inputs.WORK: str(work)}) for words in self.words]
+    if not any(word.startswith('--workdir=') for word in found[-1]):
+      found[-1].append(f'--workdir={work / "result"}')
+    return found
+
+  def _execute(self, work: pathlib.Path) -> int:
+    """Runs the commands, each in a process of its own; returns the exit status of the first one that fails."""
+    for words in self._arguments(work):
+      print(f'$ vit-jax {" ".join(words)}', flush=True)
+      if status := subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False).returncode:
+        print(f'The command ended with status {status}.', flush=True)
+        return status if status > 0 else 128 - status
+    return 0
+
+  def _outcome(self, work: pathlib.Path) -> tuple[list[str], outcomes.Outcome]:
+    """Returns how the settings of the run differ from those of the record, and the outcome."""
+    folder = pathlib.Path(next(word.partition('=')[2] for word in self._arguments(work)[-1]
+                               if word.startswith('--workdir=')))
+    found = outcomes.read(folder)
+    if not self.record.config_digest or not (folder / 'config.json').is_file():
+      return [], found
+    paths = self.found | {inputs.WORK: str(work)}
+    config = settings.read(folder)
+    if settings.digest(config, paths) == self.record.config_digest:
+      return [], found
+    return settings.differences(self.record.settings, settings.given(config, paths)) or [
+        'a default of this version of the code'], found
+
+
+@dataclasses.dataclass
+class _Work:
+  path: pathlib.Path
+  is_kept: bool
+
+
+@contextlib.contextmanager
+def _directory(to: pathlib.Path | None) -> Iterator[_Work]:
+  """Yields the fresh directory of a replay; a temporary one is removed if it is not kept."""
+  if to is not None and to.exists() and any(to.iterdir()):
+    raise UserError(f'--to: expected a new or an empty directory, got {to}. Use another one.')
+  work = _Work(to or pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_replay_')), to is not None)
+  work.path.mkdir(parents=True, exist_ok=True)
+  yield work
+  if not work.is_kept:
+    shutil.rmtree(work.path, ignore_errors=True)
+
+
+def _file(digest: Mapping[str, object]) -> str:
+  return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
+
+
+def _mark(record: Record) -> None:
+  """Writes the date of a replay into the file of its record."""
+  path = records.path_of(record)
+  records.write(dataclasses.replace(record, replayed=datetime.datetime.now(datetime.UTC).date().isoformat()), path)
+  print(f'Written: {path}')
