@@ -70,7 +70,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 ORDERED = ('relative', 'at layers', 'axial')
 """Their positions follow from the order of all patches, so that MAE refuses them by name."""
 OF_TRAINING = {'dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'dtype', 'execution', 'unroll', 'remat',
-               'full_remat', 'attention', 'mlp_kernel', 'kernels', 'position_resize', 'norm_eps'}
+               'full_remat', 'attention', 'mlp_kernel', 'kernels', 'position_resize', 'norm_eps', 'init'}
 MESH = AbstractMesh((2, 2, 2), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
 OF_SIZE = {'patch', 'width', 'depth', 'heads', 'mlp', 'stem'}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config.schema import Gelu
-from vit_jax.models import layers
+from vit_jax.models import initialization, layers
 from vit_jax.models.kernels import norm_act
 
 
@@ -73,7 +73,7 @@ def test_drop_path_at_rate_zero_keeps_every_image() -> None:
 
 
 def test_kernels_are_initialised_as_matrices() -> None:
-  module = layers.Dense(features=(4, 16), dtype=jnp.float32, kernel_init=layers.xavier_uniform)
+  module = layers.Dense(features=(4, 16), dtype=jnp.float32, law=initialization.XAVIER)
   kernel = layers.initial(module, jax.random.key(0), jnp.zeros((1, 32)))['kernel']
   assert kernel.shape == (32, 4, 16)
   limit = math.sqrt(6 / (32 + 64))  # Glorot and Bengio 2010, eq. 16, fans of the matrix [32, 64]

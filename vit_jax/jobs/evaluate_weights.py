@@ -54,7 +54,7 @@ class Network:
 
   def __init__(self, config: schema.Config, *, has_head: bool) -> None:
     backbone = build.build_backbone(config)
-    self._view: View = (distill.view(backbone, heads.Head(config.head, config.model.kernels)) if has_head
+    self._view: View = (distill.view(backbone, heads.build(config.head, config.model)) if has_head
                         else NetworkView(backbone))
 
   def views(self) -> dict[str, View]:

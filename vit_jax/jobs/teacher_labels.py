@@ -168,7 +168,7 @@ def classify_tokens(found: Weights, params: PyTree, image: Array, *, top: int) -
   """Returns `classes [B, N, top] i32` and logits `[B, N, top]` f32 of each token of normalized images."""
   features, _ = inference.backbone(found).apply(params['backbone'], params['state'], image, train=False, key=None)
   num_images, num_tokens, width = features.tokens.shape
-  logits_RC = heads.Head(found.head, found.model.kernels).apply(params['head'], features.tokens.reshape(-1, width))
+  logits_RC = heads.build(found.head, found.model).apply(params['head'], features.tokens.reshape(-1, width))
   return highest(logits_RC.reshape(num_images, num_tokens, -1).astype(jnp.float32), top=top)
 
 

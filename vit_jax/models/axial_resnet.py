@@ -40,8 +40,9 @@ from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import counting
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
 from vit_jax.models.counting import Costs, area, by_part, halved, item_bytes
+from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, fan_out_normal, param
+from vit_jax.models.layers import Dense, param
 from vit_jax.parallel.rules import Rule
 
 EXPANSION = 2  # channels that a unit returns, over those of its attention
@@ -71,7 +72,7 @@ class AxialAttention(nn.Module, kw_only=True):
     """`[B, R, N, H]`, R sequences of N positions for each image, to the same shape, f32."""
     num_images, num_sequences, length, width = x.shape
     heads, size = self.heads, width // self.heads
-    qkv = Dense(features=(heads, 2 * size), dtype=self.dtype, kernel_init=initializers.normal(1. / math.sqrt(width)),
+    qkv = Dense(features=(heads, 2 * size), dtype=self.dtype, law=Linear(initializers.normal(1. / math.sqrt(width))),
                 has_bias=False, forms=self.forms, name='qkv')(x.reshape(-1, width))
     qkv = BatchNorm(running=self.running, name='qkv_norm')(qkv.reshape(num_images, num_sequences, length, 2 * width))
     parts = (size // 2, size)

@@ -16,9 +16,10 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.core.types import Array
+from vit_jax.models.initialization import Initializer, lecun_normal, zeros
 from vit_jax.models.kernels.depthwise import LAYOUT, Pads
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Initializer, lecun_normal, param, zeros
+from vit_jax.models.layers import param
 
 STATE = 'state'
 """Name of the collection of running statistics: `mean` and `var`, `[C]` f32, under the path of each BatchNorm."""

@@ -35,8 +35,9 @@ from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import convolution, counting
 from vit_jax.models.convolution import STATE, BatchNorm, Running
 from vit_jax.models.counting import Conv, Costs, area, by_part, halved, item_bytes
+from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, drop_path, dropout, fan_out_normal
+from vit_jax.models.layers import Dense, drop_path, dropout
 from vit_jax.parallel.rules import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -135,7 +136,7 @@ class Gate(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), dtype=jnp.float32, kernel_init=fan_out_normal, forms=self.forms, name=name)
+      return Dense(features=(width,), dtype=jnp.float32, law=Linear(fan_out_normal), forms=self.forms, name=name)
 
     mean_BC = x.astype(jnp.float32).mean((1, 2))
     hidden_BS = nn.silu(dense(self.squeezed, 'down')(mean_BC))

@@ -1,8 +1,8 @@
 """What is on top of a backbone: the classification head, and DINO's projection head.
 
-Parameters of the classification head, all f32: `kernel [D, C]` (zeros, so that logits are equal at initialization),
-`bias [C]` (with `bias`; without, the head is a projection to an embedding, as that of CLIP), and with `pre_logits`
-`pre_logits/{kernel, bias}` of the tanh layer before it (ViT paper, section 3.1).
+Parameters of the classification head, all f32: `kernel [D, C]` and `bias [C]` (with `bias`; without, the head is a
+projection to an embedding, as that of CLIP), and with `pre_logits` `pre_logits/{kernel, bias}` of the tanh layer before
+it (ViT paper, section 3.1).
 
 Parameters of the projection head (arXiv 2104.14294, Appendix C), an MLP, a unit vector, and prototypes of unit length,
 all f32, for K prototypes, hidden width F and bottleneck E:
@@ -18,17 +18,17 @@ import dataclasses
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Kernels
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, Key, Params
+from vit_jax.models import initialization
+from vit_jax.models.initialization import VISION_TRANSFORMER, Laws, Linear
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, applied, initial, lecun_normal, param
+from vit_jax.models.layers import Dense, applied, initial, param
 
-STDDEV = .02    # DINO; its truncation at 2 removes nothing
 EPS = 1e-12     # the least length that a vector is divided by (torch's normalize)
 LAYERS = ('mlp1', 'mlp2', 'mlp3')
 
@@ -39,25 +39,34 @@ class _Classifier(nn.Module, kw_only=True):
   pre_logits: int
   bias_init: float
   has_bias: bool
+  law: Linear
+  hidden_law: Linear
   forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     if self.pre_logits:
-      hidden = Dense(features=(self.pre_logits,), dtype=jnp.float32, kernel_init=lecun_normal, forms=self.forms,
+      hidden = Dense(features=(self.pre_logits,), dtype=jnp.float32, law=self.hidden_law, forms=self.forms,
                      name='pre_logits')
       x = jnp.tanh(hidden(x))
-    kernel = param(self, 'kernel', initializers.zeros, (x.shape[-1], self.num_classes))
-    bias = (param(self, 'bias', initializers.constant(self.bias_init), (self.num_classes,)) if self.has_bias
-            else jnp.zeros(self.num_classes))
+
+    def init_bias(key: Key, shape: tuple[int, ...]) -> Array:
+      return self.bias_init + self.law.bias(x.shape[-1])(key, shape)
+
+    kernel = param(self, 'kernel', self.law.kernel, (x.shape[-1], self.num_classes))
+    bias = param(self, 'bias', init_bias, (self.num_classes,)) if self.has_bias else jnp.zeros(self.num_classes)
     return self.forms.dense(x, kernel, bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """A classification head: pooled features to logits, always in f32. `kernels` is that of the network under it."""
+  """A classification head: pooled features to logits, always in f32; made by `build`.
+
+  `kernels` and `laws` are those of the network under it.
+  """
   settings: schema.Head
   kernels: Kernels = Kernels.FAST
+  laws: Laws = VISION_TRANSFORMER
 
   def init(self, key: Key, width: int, num_classes: int) -> Params:
     """Parameters for features `[B, width]` and `num_classes` classes."""
@@ -70,7 +79,14 @@ class Head:
 
   def _network(self, num_classes: int) -> _Classifier:
     return _Classifier(num_classes=num_classes, pre_logits=self.settings.pre_logits,
-                       bias_init=self.settings.bias_init, has_bias=self.settings.bias, forms=select(self.kernels))
+                       bias_init=self.settings.bias_init, has_bias=self.settings.bias, forms=select(self.kernels),
+                       law=self.laws.probe if self.settings.probe else self.laws.head,
+                       hidden_law=self.laws.pre_logits)
+
+
+def build(settings: schema.Head, model: schema.Model) -> Head:
+  """Returns the head of these settings on a network."""
+  return Head(settings, model.kernels, initialization.laws(model))
 
 
 def hidden(params: Params, pooled: Array) -> Array:
@@ -101,6 +117,7 @@ class Projector:
   learned_norm: bool
   dtype: DTypeLike
   kernels: Kernels = Kernels.FAST
+  law: Linear = VISION_TRANSFORMER.projector
 
   def init(self, key: Key, width: int) -> Params:
     """New parameters for features `[R, width]`."""
@@ -108,8 +125,8 @@ class Projector:
     inputs = (width, self.hidden, self.hidden)
     params: Params = {name: initial(layer, keys[name], jnp.zeros((1, size)))
                       for (name, layer), size in zip(self._layers.items(), inputs, strict=True)}
-    shape, limit = (self.bottleneck, self.prototypes), self.bottleneck ** -.5  # torch's Linear
-    params['prototypes'] = {'kernel': jax.random.uniform(keys['prototypes'], shape, minval=-limit, maxval=limit)}
+    shape = self.bottleneck, self.prototypes
+    params['prototypes'] = {'kernel': initialization.torch_kernel(keys['prototypes'], shape)}
     if self.learned_norm:
       params['prototypes']['norm'] = jnp.ones(self.prototypes)
     return params
@@ -128,6 +145,5 @@ class Projector:
   @property
   def _layers(self) -> dict[str, Dense]:
     widths = (self.hidden, self.hidden, self.bottleneck)
-    return {name: Dense(features=(width,), dtype=self.dtype, kernel_init=initializers.normal(STDDEV),
-                        forms=select(self.kernels))
+    return {name: Dense(features=(width,), dtype=self.dtype, law=self.law, forms=select(self.kernels))
             for name, width in zip(LAYERS, widths, strict=True)}

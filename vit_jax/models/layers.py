@@ -6,7 +6,6 @@ that these layers need no collection but `params`. `forms` selects the fast or p
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import flax.errors
@@ -19,15 +18,8 @@ from jax.typing import DTypeLike
 from vit_jax.config.schema import Norm
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import adapters
+from vit_jax.models.initialization import Initializer, Linear, zeros
 from vit_jax.models.kernels.forms import FAST, Forms
-
-Initializer = Callable[..., Array]
-"""`(key, shape) -> f32 array`."""
-
-zeros = initializers.zeros
-lecun_normal = initializers.lecun_normal()
-xavier_uniform = initializers.xavier_uniform()
-fan_out_normal = initializers.variance_scaling(2., 'fan_out', 'normal')  # He et al., arXiv 1502.01852, section 2.2
 
 
 def dropout(x: Array, rate: float, key: Key | None) -> Array:
@@ -114,14 +106,13 @@ def norm(kind: Norm, eps: float, forms: Forms = FAST, *, name: str | None = None
 class Dense(nn.Module, kw_only=True):
   """A dense layer from `[R, *in]` to `[R, *features]` with `kernel [*in, *features]`, and `bias [*features]` if any.
 
-  With `num_batch_dims` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialised as the matrix
+  With `num_batch_dims` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialized as the matrix
   `[prod(in), prod(features)]`, then given its shape. Input and parameters are cast to `dtype`. If `flat`, the product
   is one of matrices, and the result `[R, prod(features)]`.
   """
   features: tuple[int, ...]
   dtype: DTypeLike
-  kernel_init: Initializer
-  bias_init: Initializer = zeros
+  law: Linear
   has_bias: bool = True
   num_batch_dims: int = 1
   flat: bool = False
@@ -142,10 +133,11 @@ class Dense(nn.Module, kw_only=True):
     """Kernel and bias in the compute dtype, for these axes of inputs."""
 
     def init_kernel(key: Key, shape: tuple[int, ...]) -> Array:
-      return self.kernel_init(key, (prod(inputs), prod(self.features))).reshape(shape)
+      return self.law.kernel(key, (prod(inputs), prod(self.features))).reshape(shape)
 
     kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features))
-    bias = param(self, 'bias', self.bias_init, self.features) if self.has_bias else jnp.zeros(self.features)
+    bias = (param(self, 'bias', self.law.bias(prod(inputs)), self.features) if self.has_bias
+            else jnp.zeros(self.features))
     if self.flat:
       kernel, bias = kernel.reshape(prod(inputs), -1), bias.reshape(-1)
     return kernel.astype(self.dtype), bias.astype(self.dtype)

@@ -20,13 +20,13 @@ from jax.typing import DTypeLike
 from vit_jax.config import schema
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models import stack
+from vit_jax.models import initialization, stack
+from vit_jax.models.initialization import Laws
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, LayerNorm, applied, initial, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, applied, initial
 from vit_jax.models.vit.block import Block
 from vit_jax.models.vit.positions import sincos2d_mae
 
-MASK_STDDEV = .02  # MAE
 MLP_RATIO = 4
 
 
@@ -55,7 +55,7 @@ class Decoder:
 
   def init_mask(self, key: Key) -> Array:
     """A new mask token, `[1, 1, E]`."""
-    return MASK_STDDEV * jax.random.normal(key, (1, 1, self.width))
+    return self._laws.mask(key, (1, 1, self.width))
 
   def apply(self, params: Params, mask_token: Array, tokens: Array, cls: Array | None, *, places: Array,
             grid: tuple[int, int]) -> Array:
@@ -103,6 +103,10 @@ class Decoder:
     return jnp.dtype(self.encoder.dtype.value)
 
   @property
+  def _laws(self) -> Laws:
+    return initialization.laws(self.encoder)
+
+  @property
   def _forms(self) -> Forms:
     return select(self.encoder.kernels)
 
@@ -111,7 +115,7 @@ class Decoder:
     return LayerNorm(self.encoder.norm_eps, self._forms)
 
   def _dense(self, width: int) -> Dense:
-    return Dense(features=(width,), dtype=self._dtype, kernel_init=xavier_uniform, num_batch_dims=2, forms=self._forms)
+    return Dense(features=(width,), dtype=self._dtype, law=self._laws.decoder, num_batch_dims=2, forms=self._forms)
 
   @property
   def _embed(self) -> Dense:
@@ -125,4 +129,4 @@ class Decoder:
   def _block(self) -> Block:
     s = self.encoder
     return Block(heads=self.heads, mlp=MLP_RATIO * self.width, gelu=s.gelu, norm_eps=s.norm_eps, dtype=self._dtype,
-                 forms=self._forms)
+                 laws=self._laws, forms=self._forms)

@@ -32,8 +32,9 @@ from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import counting, stack
 from vit_jax.models.counting import Costs, item_bytes
+from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial, lecun_normal
+from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
 from vit_jax.models.vit.stem import Stem
 from vit_jax.parallel.rules import Rule
 
@@ -58,7 +59,7 @@ class Mlp(nn.Module, kw_only=True):
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[B, M, I]` to `[B, M, I]`."""
     def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), dtype=self.dtype, kernel_init=lecun_normal, num_batch_dims=2, forms=self.forms,
+      return Dense(features=(width,), dtype=self.dtype, law=LECUN, num_batch_dims=2, forms=self.forms,
                    name=name)
 
     keys = (None, None) if key is None else tuple(jax.random.split(key))

@@ -25,8 +25,9 @@ from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
 from vit_jax.models import cost
 from vit_jax.models.heads import normalize
+from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import select
-from vit_jax.models.layers import Dense, LayerNorm, applied, initial, lecun_normal
+from vit_jax.models.layers import Dense, LayerNorm, applied, initial
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
 from vit_jax.optim import schedules
@@ -70,7 +71,7 @@ class Mlp:
 
   def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
     forms = select(self.kernels)
-    first, last = (Dense(features=(size,), dtype=self.dtype, kernel_init=lecun_normal, forms=forms)
+    first, last = (Dense(features=(size,), dtype=self.dtype, law=LECUN, forms=forms)
                    for size in (self.hidden, self.out))
     return first, LayerNorm(NORM_EPS, forms), last
 

@@ -16,7 +16,7 @@ from vit_jax.config.schema import Centering
 from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
-from vit_jax.models import cost
+from vit_jax.models import cost, initialization
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
@@ -164,7 +164,7 @@ class Spec(spec.Spec[schema.Dino]):
     rates = Rates(teacher_temperature=schedules.ramp(s.teacher_temperature, lengths=lengths),
                   momentum=schedules.ramp(s.momentum, lengths=lengths))
     projector = Projector(s.out_dim, s.hidden_dim, s.bottleneck_dim, not s.norm_last_layer, dtype,
-                          self.config.model.kernels)
+                          self.config.model.kernels, initialization.laws(self.config.model).projector)
     return Dino(backbone, projector, rates=rates, student_temperature=s.student_temperature,
                 centering=s.centering, center_momentum=s.center_momentum)
 

@@ -139,10 +139,10 @@ class Spec(spec.Spec[schema.Distill]):
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Distill:
     s, t, recipe = self.settings, self.settings.teacher, self.config.data.recipe
-    teacher = Trained(backbones.build(t.model, self.config.image_px), heads.Head(t.head, t.model.kernels), mean=t.mean,
+    teacher = Trained(backbones.build(t.model, self.config.image_px), heads.build(t.head, t.model), mean=t.mean,
                       std=t.std, seen_mean=recipe.mean, seen_std=recipe.std)
     return Distill(
-        backbone, heads.Head(self.config.head, self.config.model.kernels), teacher, num_classes=num_classes,
+        backbone, heads.build(self.config.head, self.config.model), teacher, num_classes=num_classes,
         teach=s.distill_type, weight=s.weight, temperature=s.temperature, label_smoothing=s.label_smoothing,
         soft_mean=s.soft_mean)
 

@@ -3,7 +3,7 @@
 Half of the patches of each image are corrupted after the embedding: a patch becomes a learned mask token with
 probability 0.8, another patch with probability 0.1, and otherwise stays. The final token of each corrupted patch
 predicts the mean colour of the patch, with 3 bits a channel. Our choices where the paper is silent: exactly the given
-share of each image is corrupted, the other patch is from the same image, and the mask token is initialised as
+share of each image is corrupted, the other patch is from the same image, and the mask token is initialized as
 N(0, 0.02).
 """
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import assert_never
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
@@ -20,7 +19,9 @@ from vit_jax.config.schema import PatchTarget
 from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.models import initialization
 from vit_jax.models.cost import TRAIN_FACTOR
+from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.dense import dense
 from vit_jax.objectives import patches, spec
 from vit_jax.objectives.networks import NetworkView
@@ -29,7 +30,6 @@ from vit_jax.parallel.rules import Rule
 LEVELS = 8                   # 3 bits
 NUM_COLORS = LEVELS ** 3     # 512
 CELLS = schema.COLOR_CELLS   # a patch is shrunk to 4 x 4 for `colors`
-MASK_STDDEV = 0.02
 RULES: tuple[Rule, ...] = (
     ('decoder/kernel', ('fsdp', 'tensor')),  # [D, n]
     ('decoder/bias', ('tensor',)),           # [n]
@@ -64,19 +64,20 @@ class MaskedPatch:
   """
 
   def __init__(self, backbone: TokenBackbone, *, patch: int, target: PatchTarget, corrupted: float, masked: float,
-               swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float]) -> None:
-    """`mean` and `std` are what the images were normalised with."""
+               swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float],
+               laws: Laws = VISION_TRANSFORMER) -> None:
+    """`mean` and `std` are what the images were normalized with; parameters start by `laws`."""
     self._backbone, self._patch, self._target, self._corrupted = backbone, patch, target, corrupted
-    self._masked, self._swapped, self._mean, self._std = masked, swapped, mean, std
+    self._masked, self._swapped, self._mean, self._std, self._laws = masked, swapped, mean, std, laws
     self.num_outputs = num_outputs(target, patch)
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'decoder', 'mask_token')
     params, _ = self._backbone.init(keys['backbone'], batch['image'])
     width = jax.eval_shape(lambda: self._backbone.embed(params, batch['image'])).shape[-1]
-    kernel = initializers.xavier_uniform()(keys['decoder'], (width, self.num_outputs))
+    kernel = self._laws.decoder.kernel(keys['decoder'], (width, self.num_outputs))
     return {'backbone': params, 'decoder': {'kernel': kernel, 'bias': jnp.zeros(self.num_outputs)},
-            'mask_token': MASK_STDDEV * jax.random.normal(keys['mask_token'], (1, 1, width))}, {}
+            'mask_token': self._laws.mask(keys['mask_token'], (1, 1, width))}, {}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del extra, step
@@ -136,7 +137,8 @@ class Spec(spec.Spec[schema.MaskedPatch]):
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> MaskedPatch:
     s, recipe, (encoder, model) = self.settings, self.config.data.recipe, spec.tokens(backbone)
     return MaskedPatch(encoder, patch=model.patch, target=s.target, corrupted=s.mask_ratio,
-                       masked=s.mask_token_prob, swapped=s.random_patch_prob, mean=recipe.mean, std=recipe.std)
+                       masked=s.mask_token_prob, swapped=s.random_patch_prob, mean=recipe.mean, std=recipe.std,
+                       laws=initialization.laws(model))
 
   def rules(self) -> list[Rule]:
     return [*RULES]

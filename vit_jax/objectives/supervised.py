@@ -101,7 +101,7 @@ class Spec(spec.Spec[schema.Supervised]):
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Supervised:
     s = self.settings
     return Supervised(
-        backbone, heads.Head(self.config.head, self.config.model.kernels), num_classes=num_classes, loss=s.loss,
+        backbone, heads.build(self.config.head, self.config.model), num_classes=num_classes, loss=s.loss,
         label_smoothing=s.label_smoothing, threshold=s.threshold, class_weights=s.class_weights)
 
   def rules(self) -> list[Rule]:

@@ -141,7 +141,8 @@ class Spec(spec.Spec[schema.TokenLabel]):
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> TokenLabel:
     s, (encoder, model) = self.settings, spec.tokens(backbone)
     return TokenLabel(
-        encoder, heads.Head(self.config.head), heads.Head(schema.Head()), patch=model.patch, num_classes=num_classes,
+        encoder, heads.build(self.config.head, self.config.model),
+        heads.build(schema.Head(), self.config.model), patch=model.patch, num_classes=num_classes,
         dense_weight=s.dense_weight, mix=s.mix_token, label_smoothing=s.label_smoothing,
         class_from_map=self._class_from_map)
 

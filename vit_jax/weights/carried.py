@@ -14,7 +14,7 @@ from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import Weights
 
 _TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
-             'unroll', 'remat', 'full_remat', 'layer_scale')
+             'unroll', 'remat', 'full_remat', 'layer_scale', 'init')
 """Settings that do not change the function of a model; of LayerScale only its presence matters."""
 
 

@@ -90,4 +90,4 @@ def _view(weights: Weights) -> NetworkView:
   network = backbone(weights)
   if not weights.num_classes:
     return NetworkView(network)
-  return distill.view(network, heads.Head(weights.head, weights.model.kernels))
+  return distill.view(network, heads.build(weights.head, weights.model))

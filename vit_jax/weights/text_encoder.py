@@ -74,7 +74,7 @@ class TextEncoder:
   def project(self, pooled: Array) -> Array:
     """Returns vectors of images of unit length, `[…, E]` f32, of pooled features `[…, D]`; traceable."""
     if self._image.num_classes:
-      head = heads.Head(self._image.head, self._image.model.kernels)
+      head = heads.build(self._image.head, self._image.model)
       flat = pooled.reshape(-1, pooled.shape[-1])
       pooled = head.apply(self._image.params['head'], flat).reshape(*pooled.shape[:-1], -1)
     return heads.normalize(pooled, axis=-1)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vit_jax.config.schema import checks
 
-__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Kernels', 'MlpKernel', 'Norm', 'Remat')
+__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Init', 'Kernels', 'MlpKernel', 'Norm', 'Remat')
 
 
 class Gelu(enum.Enum):
@@ -18,6 +18,23 @@ class Norm(enum.Enum):
   """Kind of a network's norms, over the channels of each token."""
   LAYER = 'layer'  # LayerNorm: centred, divided by the deviation, with scale and bias
   RMS = 'rms'      # divided by the root of the mean square, with a scale (AIMv2)
+
+
+class Init(enum.Enum):
+  """The program by whose laws parameters start, those of heads and of a MAE decoder too (`models/initialization.py`).
+
+  Xavier's law and class tokens of zero are those of the JAX programs; those in PyTorch have N(0, 0.02).
+  """
+  VISION_TRANSFORMER = 'vision_transformer'  # google-research/vision_transformer
+  BIG_VISION = 'big_vision'  # likewise, but positions of patches alone, N(0, 1 / sqrt(width))
+  MAE = 'mae'          # facebookresearch/mae: Xavier's law of query, key and value as one matrix
+  DINO = 'dino'        # facebookresearch/dino, and iBOT
+  DINOV2 = 'dinov2'    # facebookresearch/dinov2: class token and registers N(0, 1e-6)
+  DEIT = 'deit'        # facebookresearch/deit models.py, and timm 0.3.2
+  DEIT3 = 'deit3'      # facebookresearch/deit models_v2.py: positions of patches alone
+  LVVIT = 'lvvit'      # zihangJiang/TokenLabeling
+  TIMM = 'timm'        # timm 1.0, weight_init=''
+  TIMM_JAX = 'timm_jax'  # timm 1.0, weight_init='jax'
 
 
 class DType(enum.Enum):

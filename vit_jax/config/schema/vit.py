@@ -6,7 +6,17 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
-from vit_jax.config.schema.layers import AttentionKernel, DType, Execution, Gelu, Kernels, MlpKernel, Norm, Remat
+from vit_jax.config.schema.layers import (
+    AttentionKernel,
+    DType,
+    Execution,
+    Gelu,
+    Init,
+    Kernels,
+    MlpKernel,
+    Norm,
+    Remat,
+)
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
 __all__ = ('ConvStem', 'PatchStem', 'Pool', 'PositionResize', 'Positions', 'PositionsAt', 'ResNetStem', 'RotaryPlaces',
@@ -188,6 +198,7 @@ class ViT(checks.Settings):
   pool_heads: int = ranged(0, COUNT_OR_0)  # of a pool with attention; 0 = those of the blocks (Perception Encoder: 8)
   pool_mlp: int = ranged(0, COUNT_OR_0)    # hidden width of a pool with attention; 0 = that of the blocks
   mlp_kernel: MlpKernel = MlpKernel.XLA
+  init: Init = Init.VISION_TRANSFORMER
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
 

@@ -30,7 +30,8 @@ from vit_jax.config.schema import Execution, Gelu, Remat
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, HostArray, Key, Params
 from vit_jax.models import stack
-from vit_jax.models.layers import LayerNorm, applied, initial, lecun_normal
+from vit_jax.models.initialization import lecun_normal
+from vit_jax.models.layers import LayerNorm, applied, initial
 from vit_jax.models.vit.block import Block
 
 SLOWEST = 10_000.  # the longest period of a sinusoid is 2 pi times this, the shortest 2 pi (TIPS)

@@ -11,10 +11,11 @@ from jax.typing import DTypeLike
 
 from vit_jax.config.schema import AttentionKernel, Norm, Positions
 from vit_jax.core.types import Array, Key
+from vit_jax.models.initialization import VISION_TRANSFORMER, Initializer, OfAttention
 from vit_jax.models.kernels import attend_kernels, fused
 from vit_jax.models.kernels.attend import attention_weights, combine
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, Projection, dropout, norm, xavier_uniform
+from vit_jax.models.layers import Dense, Projection, dropout, norm
 from vit_jax.models.vit.positions import in_attention
 
 HIDDEN = -1e30  # logit of a key that a query does not attend to: finite, and its weight is 0
@@ -35,6 +36,8 @@ class Attention(nn.Module, kw_only=True):
     mixed_base: of rotary positions with learned frequencies, the ratio that these start with; 0 = fixed ones.
     num_patches: N that relative positions are made for.
     kernel: what computes the weighted sum where the weights themselves are not needed.
+    laws: by which the four matrices start.
+    positions_law: by which relative positions start.
     forms: of the operations.
   """
   heads: int
@@ -51,6 +54,8 @@ class Attention(nn.Module, kw_only=True):
   mixed_base: float = 0.
   num_patches: int = 0
   kernel: AttentionKernel = AttentionKernel.XLA
+  laws: OfAttention = VISION_TRANSFORMER.attention
+  positions_law: Initializer = VISION_TRANSFORMER.positions
   forms: Forms = FAST
 
   @nn.compact
@@ -82,7 +87,7 @@ class Attention(nn.Module, kw_only=True):
     query, key, value = (self._projected(name, source, num_sequences)
                          for name, source in zip(('query', 'key', 'value'), sources, strict=True))
     query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
-                                        param=self.param, mixed_base=self.mixed_base)
+                                        param=self.param, law=self.positions_law, mixed_base=self.mixed_base)
     if is_explicit or relative is not None:
       relative = relative if mask is None else jnp.where(mask, 0. if relative is None else relative, HIDDEN)
       weights_BAQM = attention_weights(query, key, relative=relative)
@@ -95,8 +100,8 @@ class Attention(nn.Module, kw_only=True):
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
   def _dense(self, features: tuple[int, ...], name: str, *, has_bias: bool) -> Dense:
-    return Dense(features=features, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=has_bias, num_batch_dims=2,
-                 forms=self.forms, name=name)
+    return Dense(features=features, dtype=self.dtype, law=getattr(self.laws, name), has_bias=has_bias,
+                 num_batch_dims=2, forms=self.forms, name=name)
 
   def _projected(self, name: str, source: Array, num_sequences: int) -> Array:
     """Query, key or value `[B, M, A, K]`, with its norm if it has one."""
@@ -129,11 +134,11 @@ class Attention(nn.Module, kw_only=True):
     shape = sources[0].shape
     split = (self.heads, shape[-1] // self.heads)
     projections = [
-        Projection(features=split, dtype=self.dtype, kernel_init=xavier_uniform, has_bias=self._has_bias(name),
+        Projection(features=split, dtype=self.dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
                    num_batch_dims=2, forms=self.forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
-    y_BND = Dense(features=shape[-1:], dtype=self.dtype, kernel_init=xavier_uniform, num_batch_dims=2, flat=True,
+    y_BND = Dense(features=shape[-1:], dtype=self.dtype, law=self.laws.out, num_batch_dims=2, flat=True,
                   has_bias=self.out_bias, forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
     return y_BND.reshape(shape)

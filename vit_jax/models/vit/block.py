@@ -18,12 +18,11 @@ from jax.typing import DTypeLike
 from vit_jax.config.schema import AttentionKernel, Gelu, MlpKernel, Norm, Positions
 from vit_jax.core.types import Array, Key
 from vit_jax.models import adapters
+from vit_jax.models.initialization import VISION_TRANSFORMER, Laws, Linear
 from vit_jax.models.kernels import mlp_kernels
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, Weights, drop_path, dropout, norm, param, xavier_uniform
+from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, Weights, drop_path, dropout, norm, param
 from vit_jax.models.vit.attention import Attention
-
-MLP_BIAS_STDDEV = 1e-6  # vision_transformer, models_vit.py
 
 
 class Mlp(nn.Module, kw_only=True):
@@ -31,7 +30,7 @@ class Mlp(nn.Module, kw_only=True):
 
   Dropout comes after the activation. SwiGLU's V is `gate`, W1 is `up`. Without `has_bias` there is no b or c. With
   `inner_norm` what W2 is applied to is normed (arXiv 2110.09456); its epsilon is `norm_eps`. Without a GELU the
-  activation is `max(x, 0)`. `kernel` computes the plain one, if it is for the devices.
+  activation is `max(x, 0)`. `kernel` computes the plain one, if it is for the devices. `gate_law` is that of V.
   """
   hidden: int
   gelu: Gelu | None
@@ -43,21 +42,22 @@ class Mlp(nn.Module, kw_only=True):
   norm_eps: float = 0.
   dropout: float = 0.
   kernel: MlpKernel = MlpKernel.XLA
+  law: Linear = VISION_TRANSFORMER.mlp
+  gate_law: Linear = VISION_TRANSFORMER.gate
   forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[..., D]` to `[..., D]`."""
     options: dict[str, Any] = {
-        'dtype': self.dtype, 'kernel_init': xavier_uniform, 'bias_init': initializers.normal(MLP_BIAS_STDDEV),
-        'has_bias': self.has_bias, 'num_batch_dims': x.ndim - 1, 'forms': self.forms}
+        'dtype': self.dtype, 'has_bias': self.has_bias, 'num_batch_dims': x.ndim - 1, 'forms': self.forms}
 
     def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), name=name, **options)
+      return Dense(features=(width,), name=name, law=self.gate_law if name == 'gate' else self.law, **options)
 
     if self.gelu is not None and self._is_fused(x, key):
-      up = Weights(features=(self.hidden,), name='up', **options)(x.shape[-1])
-      down = Weights(features=(x.shape[-1],), name='down', **options)(self.hidden)
+      up = Weights(features=(self.hidden,), name='up', law=self.law, **options)(x.shape[-1])
+      down = Weights(features=(x.shape[-1],), name='down', law=self.law, **options)(self.hidden)
       return mlp_kernels.mlp(x.astype(self.dtype), *up, *down, self.gelu)
 
     def project(name: str) -> Array:
@@ -86,7 +86,7 @@ class Block(nn.Module, kw_only=True):
   multiplied by a learned vector that starts at this value (arXiv 2103.17239, eq. 4), without `mlp_scale` the first
   alone, and with `branch_scale` by this number. `positions`, `num_patches`, `mixed_base` and the biases are those of
   `Attention`, `attention` its kernel, `mlp_kernel` that of the MLP; `attn_norm` and `mlp_norm` are the inner norms of
-  both branches.
+  both branches; parameters start by `laws`.
   """
   heads: int
   mlp: int
@@ -113,6 +113,7 @@ class Block(nn.Module, kw_only=True):
   parallel: bool = False
   attention: AttentionKernel = AttentionKernel.XLA
   mlp_kernel: MlpKernel = MlpKernel.XLA
+  laws: Laws = VISION_TRANSFORMER
   forms: Forms = FAST
 
   @nn.compact
@@ -141,10 +142,11 @@ class Block(nn.Module, kw_only=True):
         heads=self.heads, dtype=self.dtype, norm_eps=self.norm_eps, norm_kind=self.norm_kind, qk_norm=self.qk_norm,
         inner_norm=self.attn_norm, qkv_bias=self.qkv_bias, key_bias=self.key_bias, out_bias=self.out_bias,
         dropout=self.attention_dropout, positions=self.positions, mixed_base=self.mixed_base,
-        num_patches=self.num_patches, kernel=self.attention, forms=self.forms, name='attn')
+        num_patches=self.num_patches, kernel=self.attention, laws=self.laws.attention,
+        positions_law=self.laws.positions, forms=self.forms, name='attn')
     mlp = Mlp(hidden=self.mlp, gelu=self.gelu, swiglu=self.swiglu, has_bias=self.mlp_bias, inner_norm=self.mlp_norm,
               norm_kind=self.norm_kind, norm_eps=self.norm_eps, dropout=self.dropout, dtype=self.dtype,
-              kernel=self.mlp_kernel, forms=self.forms, name='mlp')
+              kernel=self.mlp_kernel, law=self.laws.mlp, gate_law=self.laws.gate, forms=self.forms, name='mlp')
     normed = self._norm('norm1')(x)
     y, captured = attn(normed, normed, num_sequences=num_sequences, capture=capture, positions=positions,
                        attn_delta=attn_delta, mask=mask, dropout_key=keys[5] if self.attention_dropout > 0. else None)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
+from vit_jax.models import initialization
+from vit_jax.models.initialization import Laws
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import LayerNorm, RMSNorm, norm
 from vit_jax.models.vit.block import AxialBlock, Block
@@ -30,6 +32,10 @@ class Parts:
     return select(self.settings.kernels)
 
   @property
+  def laws(self) -> Laws:
+    return initialization.laws(self.settings)
+
+  @property
   def num_extra(self) -> int:
     """Tokens before the patch tokens."""
     return self.settings.registers + self.embedding.num_first
@@ -42,7 +48,7 @@ class Parts:
   def stem(self) -> Stem:
     s = self.settings
     return Stem(settings=s.stem, patch=s.patch, width=s.width, dtype=self.dtype, remat=s.remat, forms=self.forms,
-                has_bias=s.stem_bias)
+                has_bias=s.stem_bias, laws=self.laws)
 
   @property
   def norm(self) -> LayerNorm | RMSNorm:
@@ -52,7 +58,7 @@ class Parts:
   def pooling(self) -> Pooling:
     s = self.settings
     network = AttentionPool(heads=s.pool_heads or s.heads, mlp=s.pool_mlp or s.mlp, gelu=s.gelu,
-                            norm_eps=s.norm_eps, norm_kind=s.norm, forms=self.forms)
+                            norm_eps=s.norm_eps, norm_kind=s.norm, laws=self.laws, forms=self.forms)
     return Pooling(s.pool, self.num_extra, network)
 
   @property
@@ -67,6 +73,6 @@ class Parts:
           positions=s.positions, mixed_base=s.rotary_base if s.rotary_mixed else 0., num_patches=h * w,
           swiglu=s.swiglu, layer_scale=s.layer_scale, mlp_scale=s.mlp_scale,
           branch_scale=s.branch_scale, parallel=s.parallel, attention=s.attention,
-          mlp_kernel=s.mlp_kernel, forms=self.forms)
+          mlp_kernel=s.mlp_kernel, laws=self.laws, forms=self.forms)
 
     return AxialBlock(one(), one()) if s.axial else one()

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from vit_jax.config.schema import Gelu, Norm, Pool
 from vit_jax.core.types import Array, Key, Params
+from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import applied, initial, norm, param, xavier_uniform
+from vit_jax.models.layers import applied, initial, norm, param
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.block import Mlp
 
@@ -26,18 +27,20 @@ class AttentionPool(nn.Module, kw_only=True):
   gelu: Gelu
   norm_eps: float
   norm_kind: Norm = Norm.LAYER
+  laws: Laws = VISION_TRANSFORMER
   forms: Forms = FAST
 
   @nn.compact
   def __call__(self, tokens: Array, *, capture: bool = False) -> tuple[Array, dict[str, Array]]:
     """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`."""
     num_images, _, width = tokens.shape
-    probe = param(self, 'probe', xavier_uniform, (1, 1, width))
+    probe = param(self, 'probe', self.laws.map_probe, (1, 1, width))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
-    attn = Attention(heads=self.heads, dtype=jnp.float32, norm_eps=self.norm_eps, forms=self.forms, name='attn')
+    attn = Attention(heads=self.heads, dtype=jnp.float32, norm_eps=self.norm_eps, laws=self.laws.pool,
+                     forms=self.forms, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
                           capture=capture)
-    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, dtype=jnp.float32, forms=self.forms, name='mlp')
+    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, dtype=jnp.float32, law=self.laws.mlp, forms=self.forms, name='mlp')
     normed_BD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(y_BD)
     return y_BD + mlp(normed_BD, None), captured
 

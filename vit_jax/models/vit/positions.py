@@ -14,16 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import initializers
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Positions, PositionsAt, RotaryPlaces
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
+from vit_jax.models import initialization
+from vit_jax.models.initialization import Initializer
 from vit_jax.models.vit import free_sizes
 from vit_jax.models.vit.interpolate import joined, resize
 
-STDDEV = .02           # of learned and relative positions: vision_transformer, models_vit.py; the paper does not say
 TEMPERATURE = 10_000.  # MoCo v3, arXiv 2104.02057; MAE and big_vision use the same
 
 
@@ -181,13 +181,14 @@ class PositionEmbedding:
 
   def init(self, key: Key) -> PyTree:
     """A new table of learned positions."""
-    normal = initializers.normal(STDDEV)
-    h, w = self.grid
+    (h, w), laws = self.grid, initialization.laws(self.settings)
     if self.settings.positions.has_rows:
-      return normal(key, (1, h * w + self.num_first, self.settings.width))
+      table = laws.positions(key, (1, h * w + self.num_first, self.settings.width))
+      first = laws.first_positions(key, table.shape)[:, :self.num_first]
+      return table.at[:, :self.num_first].set(first)
     row_key, column_key = jax.random.split(key)
     half = self.settings.width // 2
-    return {'row': normal(row_key, (h, half)), 'column': normal(column_key, (w, half))}
+    return {'row': laws.positions(row_key, (h, half)), 'column': laws.positions(column_key, (w, half))}
 
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens of `grid`; tables are resized if it is another one.
@@ -258,7 +259,8 @@ class PositionEmbedding:
 
 
 def in_attention(kind: Positions, query: Array, key: Array, positions: Array | None, *, num_patches: int,
-                 param: Callable[..., Array], mixed_base: float = 0.) -> tuple[Array, Array, Array | None]:
+                 param: Callable[..., Array], law: Initializer,
+                 mixed_base: float = 0.) -> tuple[Array, Array, Array | None]:
   """Applies positions inside attention.
 
   Args:
@@ -268,6 +270,7 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
     positions: those of the tokens, as `PositionEmbedding.of_sequence` returns them, where blocks get some.
     num_patches: N that relative positions are made for.
     param: makes a parameter of the attention module from `(name, initializer, shape)`.
+    law: by which relative positions start.
     mixed_base: of learned frequencies, see `mixed_frequencies`; 0 = positions are rows of `rotation`.
 
   Returns:
@@ -281,7 +284,7 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
     case Positions.ROTARY2D | Positions.LEARNED_ROTARY2D if positions is not None:  # None: parameters are being made
       return rotated(query, positions), rotated(key, positions), None
     case Positions.RELATIVE:
-      table = param('relative', initializers.normal(STDDEV), (2 * num_patches - 1, *query.shape[2:]))
+      table = param('relative', law, (2 * num_patches - 1, *query.shape[2:]))
       return query, key, relative_logits(query, table.astype(query.dtype))
     case _:
       return query, key, None

@@ -25,8 +25,9 @@ from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import resnet
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
+from vit_jax.models.initialization import VISION_TRANSFORMER, Initializer, Laws
 from vit_jax.models.kernels.forms import Forms
-from vit_jax.models.layers import Dense, applied, fan_out_normal, initial, lecun_normal
+from vit_jax.models.layers import Dense, applied, initial
 
 PATCHES = ('kernel', 'bias')
 CONV_NORM_EPS = 1e-5  # LV-ViT
@@ -37,6 +38,7 @@ class Convolutions(nn.Module, kw_only=True):
   width: int
   dtype: DTypeLike
   running: Running
+  law: Initializer
   forms: Forms
 
   @nn.compact
@@ -45,7 +47,7 @@ class Convolutions(nn.Module, kw_only=True):
     x = image
     for i, (side, stride) in enumerate([(7, 2), (3, 1), (3, 1)], 1):
       x = Conv(features=self.width, side=side, dtype=self.dtype, stride=stride, is_same=False,
-               kernel_init=fan_out_normal, forms=self.forms, name=f'conv{i}')(x)
+               kernel_init=self.law, forms=self.forms, name=f'conv{i}')(x)
       x = relu(BatchNorm(self.running, name=f'norm{i}')(x)).astype(self.dtype)
     return x
 
@@ -60,6 +62,7 @@ class Stem:
   remat: Remat
   forms: Forms
   has_bias: bool = True
+  laws: Laws = VISION_TRANSFORMER
 
   def init(self, key: Key) -> tuple[Params, PyTree]:
     """Parameters, and running statistics or `{}`; the size of the image does not matter."""
@@ -94,7 +97,7 @@ class Stem:
 
   @property
   def _patches(self) -> Dense:
-    return Dense(features=(self.width,), dtype=self.dtype, kernel_init=lecun_normal, has_bias=self.has_bias,
+    return Dense(features=(self.width,), dtype=self.dtype, law=self.laws.patches, has_bias=self.has_bias,
                  num_batch_dims=2, forms=self.forms)
 
   def _network(self, *, train: bool) -> nn.Module | None:
@@ -106,6 +109,6 @@ class Stem:
         return resnet.stem(self.settings, dtype=self.dtype, remat=remat, forms=self.forms)
       case schema.ConvStem() as stem:
         running = Running(stem.norm_momentum, CONV_NORM_EPS, train)
-        return Convolutions(width=stem.width, dtype=self.dtype, running=running, forms=self.forms)
+        return Convolutions(width=stem.width, dtype=self.dtype, running=running, law=self.laws.stem, forms=self.forms)
       case _:
         assert_never(self.settings)

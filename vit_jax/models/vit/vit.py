@@ -40,7 +40,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import initializers
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Positions, PositionsAt, layers
@@ -51,9 +50,6 @@ from vit_jax.models import counting, stack
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import cost
 from vit_jax.models.vit.parts import Parts
-
-REGISTERS_STDDEV = 1e-6  # DINOv2 with registers
-DIST_STDDEV = .02        # DeiT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +67,9 @@ class ViT:
     `image [B, H, W, 3]` must be of `image_px`; only its shape is read.
     """
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
-    s = self.settings
-    optional = (('registers', s.registers), ('pool', s.pool.is_attention), ('dist', s.distilled))
+    s, laws = self.settings, self._parts.laws
+    optional = (('registers', s.registers), ('pool', s.pool.is_attention), ('dist', s.distilled),
+                ('cls', s.pool.has_class_token))
     new = [name for name, is_used in optional if is_used]
     keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
     stem, state = self._parts.stem.init(keys['stem'])
@@ -83,11 +80,11 @@ class ViT:
       if is_used:
         params[name] = initial(self._parts.norm, keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
     if s.pool.has_class_token:
-      params['cls'] = jnp.zeros((1, 1, s.width))
+      params['cls'] = laws.cls(keys['cls'], (1, 1, s.width))
     if s.distilled:
-      params['dist'] = initializers.normal(DIST_STDDEV)(keys['dist'], (1, 1, s.width))
+      params['dist'] = laws.dist(keys['dist'], (1, 1, s.width))
     if s.registers:
-      params['registers'] = initializers.normal(REGISTERS_STDDEV)(keys['registers'], (1, s.registers, s.width))
+      params['registers'] = laws.registers(keys['registers'], (1, s.registers, s.width))
     if s.pool.is_attention:
       params['pool'] = self._parts.pooling.init(keys['pool'], s.width)
     if s.positions.is_learned and s.positions_at is PositionsAt.LAYERS:
