@@ -45,6 +45,7 @@ def get_config(arguments: str = '') -> s.Config:
   size = given['size']
   model = sizes.published(size) if size in sizes.PUBLISHED else sizes.vit(size)
   model.dropout = model.drop_path = .1 if given['reg'] == 'on' else 0.
+  model.init = s.Init.BIG_VISION
   return s.Config(
       name=f'augreg {given["size"]} {given["data"]} {given["aug"]}', length=f'{given["epochs"]} epochs',
       batch_size=4096, image_px=(224, 224), data=data, model=model,

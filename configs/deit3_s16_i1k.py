@@ -7,8 +7,8 @@ Source:   arXiv 2204.07118, Table 1, and its published command for ViT-S (facebo
           mixed image has is a target of 1. apex's LAMB clips at norm 1 and scales only decayed kernels by trust ratios.
           Crop ratio 1 in evaluation (the command's --eval-crop-ratio 1.0). The learning rate changes once an epoch, one
           epoch late, along a cosine from epoch 0, as timm's scheduler and the program's loop have it.
-Differs:  Here the class token has a position. Mixing is drawn once for the batch, and there on each of its 8 devices;
-          copies of an image have one partner and one share here, and several there.
+Differs:  Here the class token has a position, which starts at zero. Mixing is drawn once for the batch, and there on
+          each of its 8 devices; copies of an image have one partner and one share here, and several there.
 Run:      python -m vit_jax.main --config=configs/deit3_s16_i1k.py --workdir=runs/deit3_s16_i1k
 Expected: the repository's table has top-1 81.4 % (ImageNet-v2 70.5 %). Not run here.
 """
@@ -21,6 +21,7 @@ def get_config() -> s.Config:
   model = sizes.vit('S/16')
   model.layer_scale, model.gelu, model.position_resize = 1e-4, s.Gelu.EXACT, s.PositionResize.BICUBIC
   model.drop_path, model.drop_path_even = .05, True
+  model.init = s.Init.DEIT3
   return s.Config(
       name='deit3_s16_i1k', length='800 epochs', batch_size=2048, image_px=(224, 224),
       data=s.Data(

@@ -66,7 +66,7 @@ def get_config(arguments: str = '') -> s.Config:
   """The run of S/16, S/8, B/16 or B/8."""
   given = s.parse_arg(arguments, size=tuple(SIZES))
   size, model = SIZES[given['size']], sizes.vit(given['size'])
-  model.gelu, model.drop_path = s.Gelu.EXACT, .1
+  model.gelu, model.drop_path, model.init = s.Gelu.EXACT, .1, s.Init.DINO
   model.position_resize = s.PositionResize.BICUBIC_OFFSET  # of local crops, which see positions of 6 x 6 tokens
   return s.Config(
       name=f'dino {given["size"]}', length=f'{size.epochs} epochs', batch_size=size.batch_size, image_px=(224, 224),

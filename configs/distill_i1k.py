@@ -41,6 +41,7 @@ def get_config(arguments: str = '') -> s.Config:
                                      temperature=1.)}[given['teach']]
   model = sizes.vit(given['size']) if is_consistent else sizes.published(f'DeiT-distilled-{given["size"]}')
   model.gelu, model.drop_path = s.Gelu.EXACT, 0. if is_consistent else .1
+  model.init = s.Init.BIG_VISION if is_consistent else s.Init.DEIT
   deit = s.Recipe(
       crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3),
       flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,

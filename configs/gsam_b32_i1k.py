@@ -8,10 +8,9 @@ Source:   arXiv 2203.08065, as google-research/big_vision configs/proj/gsam/vit_
 Differs:  The program perturbs the weights on each device by the gradient of that device's part of the batch, so its
           result depends on the number of devices, which the paper does not name. Here one gradient of the whole batch
           perturbs them, and with --config.train.accumulate=N that of each of N parts, as N devices do there. In the
-          first 1 % of the warm-up the program's rho goes from 0.095 to 0.1, and here it is 0.1. Learned positions begin
-          at a standard deviation of 0.02, there at 1 / sqrt(768) = 0.036. The loss that is logged is that at the
-          perturbed weights, and there that at the weights themselves. The program also evaluates 2 % of train,
-          ImageNet-V2, ReaL and few-shot accuracy; imagenet_tests.py has V2 and ReaL for finished weights.
+          first 1 % of the warm-up the program's rho goes from 0.095 to 0.1, and here it is 0.1. The loss that is logged
+          is that at the perturbed weights, and there that at the weights themselves. The program also evaluates 2 % of
+          train, ImageNet-V2, ReaL and few-shot accuracy; imagenet_tests.py has V2 and ReaL for finished weights.
 Run:      python -m vit_jax.main --config=configs/gsam_b32_i1k.py --workdir=runs/gsam_b32_i1k
           --config.train.sam.alpha=0 is SAM. A step costs two.
 Expected: 5.4 points above AdamW alone, 3.2 above SAM (the paper's abstract, for B/32). Not run here.
@@ -24,6 +23,7 @@ def get_config() -> s.Config:
   """The run."""
   model = sizes.vit('B/32')
   model.pool = s.Pool.MEAN
+  model.init = s.Init.BIG_VISION
   return s.Config(
       name='gsam_b32_i1k', length='300 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(

@@ -8,8 +8,7 @@ Source:   protocol=mae: arXiv 2111.06377, Table 10 (LARS, BatchNorm without scal
           crops; evaluation is bicubic in both)
 Run:      python -m vit_jax.main --config=configs/linear_probe.py:B/16 --config.init_from=FILE --workdir=runs/probe
           …/linear_probe.py:S/16,protocol=dino
-Differs:  The head begins at zero here, and at a normal of standard deviation 0.01 there. Both programs report the best
-          epoch on the test split; here it is the last.
+Differs:  Both programs report the best epoch on the test split; here it is the last.
 Plan:     the backbone runs forward only: B/16 35 GFLOP an image
 Expected: MAE 1,600 epochs: B/16 68.0, L/16 75.8, H/14 76.6; DINO: S/16 77.0, S/8 79.7, B/16 78.2, B/8 80.1 (the papers)
 """
@@ -27,9 +26,9 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, model=finetune.MODELS, protocol=('mae', 'dino'))
   size = given['model'].rpartition('-')[2][:1]
   network = sizes.model(given['model'])
-  if isinstance(network, s.ViT):
-    network = dataclasses.replace(network, gelu=s.Gelu.EXACT)
   is_mae = given['protocol'] == 'mae'
+  if isinstance(network, s.ViT):
+    network = dataclasses.replace(network, gelu=s.Gelu.EXACT, init=s.Init.MAE if is_mae else s.Init.DINO)
   recipe = s.Recipe(
       crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
       crop_sampler=s.CropSampler.CLIPPED if is_mae else s.CropSampler.TORCHVISION,

@@ -7,7 +7,6 @@ Source:   arXiv 2111.06377, Table 9, which is BEiT's protocol too, and its code 
           0.1 (0.2, 0.3), RandAugment (9, 0.5), smoothing 0.1, mixup 0.8 or cutmix 1, erasing 0.25. The mean of the
           patch tokens is normalised by a new norm and classified (model.pool=patches, model.norm_after_pool); the class
           token stays in the sequence unread. Positions are learned and initialized with the fixed ones of pre-training.
-Differs:  The new head is initialized with zeros here, with a normal of standard deviation 2e-5 there.
 Run:      python -m vit_jax.main --config=configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16 --workdir=runs/ft
           --config.init_from takes weight files too.
 Plan:     python -m vit_jax.main --job=plan --config=configs/mae_finetune.py:L/16 --topology=v3:8x8
@@ -32,7 +31,7 @@ def get_config(arguments: str = '') -> s.Config:
   model, px = sizes.model(name), studies.number('px', given['px']) or 224
   if isinstance(model, s.ViT):
     model.pool, model.norm_after_pool, model.drop_path = s.Pool.PATCHES, True, drop_path
-    model.gelu, model.position_resize = s.Gelu.EXACT, s.PositionResize.BICUBIC
+    model.gelu, model.position_resize, model.init = s.Gelu.EXACT, s.PositionResize.BICUBIC, s.Init.MAE
   return s.Config(
       name=f'finetune {name} {dataset} mae', length=f'{epochs} epochs', batch_size=1024,
       image_px=(finetune.side(px, model),) * 2,

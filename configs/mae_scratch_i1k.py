@@ -5,7 +5,8 @@ Source:   arXiv 2111.06377, Appendix A.2 (from scratch): AdamW 0.9/0.95, 1e-4 fo
           epochs of warm-up, 300 epochs (L and H 200), RandAugment (9, 0.5), smoothing 0.1, mixup 0.8 or cutmix 1,
           stochastic depth 0.1 (L and H 0.2), moving average 0.9999. For B, mmpretrain's
           vit-base-p16_pt-32xb128-mae_in1k-224.py has the same numbers; those of L and H were not checked again.
-          timm's conventions, as deit_b16_i1k.py.
+          timm's conventions, as deit_b16_i1k.py. Initialization is that of the authors' fine-tuning program
+          (facebookresearch/mae main_finetune.py) without weights, which is timm 0.3.2's; the paper does not state it.
 Run:      python -m vit_jax.main --config=configs/mae_scratch_i1k.py --workdir=runs/mae_scratch
           --config.model.dtype=bfloat16
           size=L/16 or size=H/14 trains a larger model.
@@ -24,6 +25,7 @@ def get_config(arguments: str = '') -> s.Config:
   length, drop_path = ('300 epochs', .1) if given['size'] == 'B/16' else ('200 epochs', .2)
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, drop_path
+  model.init = s.Init.DEIT  # main_finetune.py without --finetune
   return s.Config(
       name=f'mae_scratch {given["size"]}', length=length, batch_size=4096, image_px=(224, 224),
       data=s.Data(

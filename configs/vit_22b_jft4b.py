@@ -23,6 +23,7 @@ def get_config(arguments: str = '') -> s.Config:
   s.parse_arg(arguments)
   model = sizes.published('ViT-22B/14')
   model.dtype = s.DType.BF16
+  model.init = s.Init.VISION_TRANSFORMER
   return s.Config(
       name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536, image_px=(224, 224),
       data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,

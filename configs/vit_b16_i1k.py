@@ -24,6 +24,7 @@ def get_config(arguments: str = '') -> s.Config:
   s.parse_arg(arguments)
   model = sizes.vit('B/16')
   model.dropout = .1
+  model.init = s.Init.VISION_TRANSFORMER
   return s.Config(
       name='vit_b16_i1k', length='300 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(

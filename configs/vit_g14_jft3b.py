@@ -25,6 +25,7 @@ def get_config(arguments: str = '') -> s.Config:
   size = given['size']
   model = sizes.vit(size)
   model.pool, model.dtype = s.Pool.MAP, s.DType.BF16
+  model.init = s.Init.BIG_VISION
   return s.Config(
       name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384, image_px=(224, 224),
       data=s.Data(source='folder:JFT-3B', num_examples=3_000_000_000, num_classes=29_593, max_labels=8,

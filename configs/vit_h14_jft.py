@@ -27,6 +27,7 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit('H/14')
   model.dropout = 0.
   model.dtype = s.DType.BF16
+  model.init = s.Init.VISION_TRANSFORMER
   return s.Config(
       name='vit_h14_jft', length='14 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(

@@ -26,6 +26,7 @@ def get_config(arguments: str = '') -> s.Config:
   s.parse_arg(arguments)
   model = sizes.vit('L/16')
   model.dropout = .1
+  model.init = s.Init.VISION_TRANSFORMER
   return s.Config(
       name='vit_l16_i21k', length='90 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(

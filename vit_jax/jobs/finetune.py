@@ -161,9 +161,12 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   config = load_config(len(found.train), lora=lora)
   devices = jax.device_count()
   recipe = dataclasses.replace(config.data.recipe, crop_sampler=choose_sampler(network))
+  model = network.model
+  if isinstance(model, schema.ViT):  # the protocol starts with a head of zeros, whatever the network began with
+    model = dataclasses.replace(model, init=schema.Init.VISION_TRANSFORMER)
   return dataclasses.replace(
       config, name=f'finetune {_stem(network.source)} {_stem(found.data.source)}', init_from=network.source,
-      batch_size=-(-config.batch_size // devices) * devices, model=network.model,
+      batch_size=-(-config.batch_size // devices) * devices, model=model,
       image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
 
 

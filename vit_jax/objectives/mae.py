@@ -1,8 +1,7 @@
 """Masked autoencoder (MAE; He et al. 2022, arXiv 2111.06377): reconstructs the masked patches from the visible ones.
 
-The encoder sees only the visible patches, so its cost is in proportion to their number. Where this differs from the
-authors' code: the class token is initialised to zero instead of N(0, 0.02), and the kernels of query, key and value are
-initialised as three matrices instead of one.
+The encoder sees only the visible patches, so its cost is in proportion to their number. With `model.init=mae`
+parameters start as in the authors' code.
 """
 from __future__ import annotations
 
