@@ -73,11 +73,12 @@ class Laws(NamedTuple):
   """The laws of one program.
 
   patches: the patch embedding.    stem: kernels of the convolutions before it (LV-ViT).    cls, dist, registers,
-  mask: tokens.    positions: learned and relative ones.    first_positions: the rows of class and distillation token.
-  attention, mlp: of blocks, of attention pooling, and of MAE's decoder.    gate: the matrix of a SwiGLU that the SiLU
-  is applied to.    pool: the attention of attention pooling.    map_probe: its query.    decoder: the first and last
-  matrix of MAE's decoder.    projector: the MLP of DINO's head.    pre_logits: the hidden layer of a head.
-  head: classification heads; `head.bias_init` is added to the bias.    probe: the head of a linear probe.
+  mask: tokens.    positions: learned and relative ones.    has_first_positions: the rows of class and distillation
+  token start likewise; else at 0, as these tokens have no position in the program.    attention: of blocks and of
+  MAE's decoder.    mlp: likewise, and of attention pooling.    gate: the matrix of a SwiGLU that the SiLU is applied
+  to.    pool: the attention of attention pooling.    map_probe: its query.    decoder: the first and last matrix of
+  MAE's decoder.    projector: the MLP of DINO's head.    pre_logits: the hidden layer of a head.    head:
+  classification heads; `head.bias_init` is added to the bias.    probe: the head of a linear probe.
   """
   patches: Linear
   stem: Initializer
@@ -86,7 +87,7 @@ class Laws(NamedTuple):
   registers: Initializer
   mask: Initializer
   positions: Initializer
-  first_positions: Initializer
+  has_first_positions: bool
   attention: OfAttention
   mlp: Linear
   gate: Linear
@@ -112,7 +113,7 @@ VISION_TRANSFORMER = Laws(  # google-research/vision_transformer@c6de1e5, vit_ja
     registers=normal(1e-6),  # has none: DINOv2's
     mask=normal(.02),  # has none: MAE's
     positions=normal(.02),  # line 190
-    first_positions=normal(.02),  # the same table
+    has_first_positions=True,  # the same table
     attention=OfAttention(*(XAVIER,) * 4),  # line 143
     mlp=XAVIER_MLP,  # lines 72 to 75
     gate=XAVIER_MLP,  # has none: as the other matrices
@@ -126,7 +127,7 @@ VISION_TRANSFORMER = Laws(  # google-research/vision_transformer@c6de1e5, vit_ja
 
 BIG_VISION = VISION_TRANSFORMER._replace(  # google-research/big_vision@0127fb6, big_vision/models/vit.py
     positions=width_normal,  # line 49
-    first_positions=zeros)  # line 216: the class token has no position
+    has_first_positions=False)  # line 216: the class token has no position
 
 DINO = Laws(  # facebookresearch/dino@7c446df, vision_transformer.py
     patches=TORCH,  # line 129: PyTorch's default
@@ -136,7 +137,7 @@ DINO = Laws(  # facebookresearch/dino@7c446df, vision_transformer.py
     registers=normal(1e-6),  # has none: DINOv2's
     mask=normal(.02),  # has none: MAE's
     positions=normal(.02),  # line 161
-    first_positions=normal(.02),  # the same table
+    has_first_positions=True,  # the same table
     attention=OfAttention(*(NORMAL,) * 4),  # lines 165 to 169
     mlp=NORMAL,  # likewise
     gate=NORMAL,  # has none: as the other matrices
@@ -153,7 +154,7 @@ DEIT = DINO._replace(  # facebookresearch/deit@7e160fe, models.py, and timm 0.3.
     probe=NORMAL)  # has none: as other heads
 
 DEIT3 = DEIT._replace(  # facebookresearch/deit@7e160fe, models_v2.py
-    first_positions=zeros)  # line 196: the class token has no position
+    has_first_positions=False)  # line 196: the class token has no position
 
 LVVIT = DEIT._replace(  # zihangJiang/TokenLabeling@9dbfd59, tlt/models/lvvit.py
     stem=torch_kernel)  # tlt/models/layers.py, PatchEmbed4_2: PyTorch's default

@@ -184,8 +184,7 @@ class PositionEmbedding:
     (h, w), laws = self.grid, initialization.laws(self.settings)
     if self.settings.positions.has_rows:
       table = laws.positions(key, (1, h * w + self.num_first, self.settings.width))
-      first = laws.first_positions(key, table.shape)[:, :self.num_first]
-      return table.at[:, :self.num_first].set(first)
+      return table if laws.has_first_positions else table.at[:, :self.num_first].set(0.)
     row_key, column_key = jax.random.split(key)
     half = self.settings.width // 2
     return {'row': laws.positions(row_key, (h, half)), 'column': laws.positions(column_key, (w, half))}
