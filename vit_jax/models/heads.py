@@ -94,7 +94,7 @@ def hidden(params: Params, pooled: Array) -> Array:
   x = pooled.astype(jnp.float32)
   if 'pre_logits' not in params:
     return x
-  layer = Dense(features=(params['pre_logits']['bias'].shape[-1],), dtype=jnp.float32, kernel_init=lecun_normal)
+  layer = Dense(features=(params['pre_logits']['bias'].shape[-1],), dtype=jnp.float32, law=initialization.LECUN)
   return jnp.tanh(applied(layer, params['pre_logits'], x))
 
 
