@@ -28,6 +28,7 @@ def get_config() -> s.Config:
       objective=s.Byol(hidden_dim=256, out_dim=64, momentum=s.Ramp(.99, 1.)),
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.04, clip_norm=0., clip_tensor=3.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),
+      train=s.Train(cpu_threads=2),
       evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
                           batch_size=500)},
       checkpoints=s.Checkpoints(every='20 %'))

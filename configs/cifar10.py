@@ -17,6 +17,6 @@ def get_config() -> s.Config:
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 %')),
-      train=s.Train(ema=.999),
+      train=s.Train(cpu_threads=2, ema=.999),
       evals={'test': s.TopK(every='1 epoch', batch_size=500)},
       checkpoints=s.Checkpoints(every='1 epoch'))

@@ -19,6 +19,6 @@ def get_config() -> s.Config:
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 %')),
-      train=s.Train(ema=.99, log_every='20 steps'),
+      train=s.Train(cpu_threads=2, ema=.99, log_every='20 steps'),
       evals={'test': s.TopK(every='10 epochs', batch_size=360)},
       checkpoints=s.Checkpoints(every='20 %'))

@@ -38,5 +38,6 @@ def get_config(arguments: str = '') -> s.Config:
       objective=taught if part == 'taught' else s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
       optimizer=s.AdamW(lr=2e-4 if own else 2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
+      train=s.Train(cpu_threads=2),
       evals={'test': s.TopK(every='25 %', split='test[:20%]', batch_size=500)},
       checkpoints=s.Checkpoints(every='25 %'))

@@ -23,6 +23,7 @@ def get_config() -> s.Config:
       objective=s.Mae(decoder_width=48, decoder_depth=1, decoder_heads=4, mask_ratio=.75, norm_pix_loss=True),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.95, weight_decay=.05, clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
+      train=s.Train(cpu_threads=2),
       evals={'knn': s.Knn(every='20 %', train_split=seen, split=test, batch_size=500),
              'logistic': s.Logistic(every='100 %', l2=(1e-4, 1e-3, 1e-2, .1), train_split=seen, split=test,
                                     batch_size=500)},

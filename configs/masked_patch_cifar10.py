@@ -27,6 +27,7 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.MaskedPatch(target=s.PatchTarget(target), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
+      train=s.Train(cpu_threads=2),
       evals={'knn': s.Knn(every='25 %', train_split=seen, split=test, batch_size=500),
              'logistic': s.Logistic(every='25 %', l2=(1e-4, 1e-3, 1e-2, .1), train_split=seen, split=test,
                                     batch_size=500)},

@@ -34,7 +34,7 @@ import single
 from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
-from vit_jax.jobs import runtime
+from vit_jax.jobs import cpu, runtime
 
 gc.disable()  # to the end of the collection, which leaves no garbage
 
@@ -43,8 +43,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-widen_pool = runtime.widen_pool
-runtime.widen_pool = lambda num_devices: None
 runtime.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
 
 
@@ -84,7 +82,7 @@ def pytest_runtest_protocol() -> None:
 @functools.cache
 def start_devices() -> None:
   """Initializes the devices, in each process that runs tests; jobs that run in here have this pool of threads."""
-  widen_pool(8)
+  os.environ['PJRT_NPROC'] = str(cpu.widen_pool(8))
   jax.devices()
   del os.environ['PJRT_NPROC']  # programs that tests start have a device or two
 

@@ -16,8 +16,8 @@ WITHOUT_A_CONFIG = {
         'Train.progress', 'Train.profile', 'Train.dump_hlo', 'Evaluation.limit', 'Data.any_num_examples',
         'Recipe.max_image_pixels', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.fsdp',
         'Mesh.tensor', 'Mesh.slices', 'Config.mesh', 'Config.trackers', 'Trackers.tensorboard', 'Trackers.wandb',
-        'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms', 'ZeroShot.weights', 'ZeroShot.tokenizer',
-        'ZeroShot.prompts', 'ZeroShot.names', 'ZeroShot.synonyms', 'ZeroShot.text_rule'},
+        'Train.portable', 'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms', 'ZeroShot.weights',
+        'ZeroShot.tokenizer', 'ZeroShot.prompts', 'ZeroShot.names', 'ZeroShot.synonyms', 'ZeroShot.text_rule'},
     'for research on networks, which no recipe here needs': {
         'ViT.kernels', 'ViT.rotary_base', 'ViT.rotary_mixed', 'ViT.mlp_scale'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},

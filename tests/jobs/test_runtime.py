@@ -8,12 +8,16 @@ import sys
 
 import pytest
 
-from vit_jax.jobs import runtime
+from vit_jax.jobs import cpu, runtime
+from vit_jax.parallel import hardware
+from vit_jax.record import machine
 
 COUNT = """
 import os
 import jax
-from vit_jax.jobs import runtime
+from vit_jax.jobs import cpu, runtime
+from vit_jax.parallel import hardware
+from vit_jax.record import machine
 runtime.start()
 assert jax.device_count() == 3
 names = [open(f'/proc/self/task/{task}/comm').read().strip() for task in os.listdir('/proc/self/task')]
@@ -26,8 +30,19 @@ def test_each_simulated_device_has_threads_of_its_own() -> None:
   environ = {name: value for name, value in os.environ.items() if name != 'PJRT_NPROC'}
   flags = {'XLA_FLAGS': '--xla_force_host_platform_device_count=3', 'JAX_PLATFORMS': 'cpu'}
   done = subprocess.run([sys.executable, '-c', COUNT], env=environ | flags, capture_output=True, text=True, check=True)
-  assert int(done.stdout) == 3 * runtime.THREADS_PER_DEVICE
+  assert int(done.stdout) == 3 * cpu.THREADS_PER_DEVICE
 
 
+def test_programs_for_another_pool_are_in_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(machine, 'running_threads', lambda: 0)
+  monkeypatch.setenv('PJRT_NPROC', '3')
+  assert runtime.cache_folder() == tmp_path / 'vit_jax/xla/cpu_threads_3'
+  monkeypatch.setattr(hardware, 'is_cpu_only', lambda: False)
+  assert runtime.cache_folder() == tmp_path / 'vit_jax/xla'
+
+
+@pytest.mark.skipif(not pathlib.Path('/proc/self/task').exists(), reason='elsewhere a job sets its pool again')
 def test_the_pool_of_these_tests_is_wide_and_not_handed_on() -> None:
   assert 'PJRT_NPROC' not in os.environ

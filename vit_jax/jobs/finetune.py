@@ -22,8 +22,8 @@ from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, splits
+from vit_jax.jobs import resume, train
 from vit_jax.jobs import runtime as startup
-from vit_jax.jobs import train
 from vit_jax.recipes import sizes
 from vit_jax.record import stage, storage
 from vit_jax.weights import loading
@@ -65,7 +65,9 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
     UserError: the weights, the images or an override cannot be used.
   """
   check_changes(changes, lora)
-  process_id = startup.start()
+  train_settings = apply(load_config(lora=lora), [one for one in changes if one.startswith('train.')]).train
+  where = workdir or train.default_workdir(run_name(weights, data))
+  process_id = startup.start(train_settings, resume.find_machine(where))
   stage.begin('opening the data')
   found = choose_splits(open_settings(data, changes))
   stage.begin('loading the weights')
@@ -75,7 +77,6 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
   log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
   if not status and not process_id:
-    where = workdir or train.default_workdir(config)
     print(f'Predict on other images:\n  {predict_command(where, found.evaluated)}', flush=True)
   return status
 
@@ -165,7 +166,7 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   if isinstance(model, schema.ViT):  # the protocol starts with a head of zeros, whatever the network began with
     model = dataclasses.replace(model, init=schema.Init.VISION_TRANSFORMER)
   return dataclasses.replace(
-      config, name=f'finetune {_stem(network.source)} {_stem(found.data.source)}', init_from=network.source,
+      config, name=run_name(network.source, found.data.source), init_from=network.source,
       batch_size=-(-config.batch_size // devices) * devices, model=model,
       image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
 
@@ -179,6 +180,11 @@ def choose_sampler(network: Weights) -> schema.CropSampler:
   """
   is_tensorflow = network.preprocess.geometry is schema.Geometry.BIG_VISION
   return schema.CropSampler.TENSORFLOW if is_tensorflow else schema.CropSampler.TORCHVISION
+
+
+def run_name(weights: str, data: str) -> str:
+  """Returns the name of a run."""
+  return f'finetune {_stem(weights)} {_stem(data)}'
 
 
 def _stem(where: str) -> str:

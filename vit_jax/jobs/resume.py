@@ -11,11 +11,11 @@ import jax
 from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import checkpoint_files, goodput, progress, reader, run_directory, storage
+from vit_jax.record import checkpoint_files, goodput, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
 T = TypeVar('T')
-_OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'data.workers', 'data.threads')
+_OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'train.cpu_threads', 'data.workers', 'data.threads')
 """Settings that may differ when a run is resumed on other hardware."""
 _UNIMPORTANT = ('mesh.chosen', 'trackers.')
 """Settings that the program writes, or that no result depends on."""
@@ -31,6 +31,24 @@ def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: stor
   if changed:
     raise UserError(f'--workdir={workdir}: expected a run with the settings of this command, got one with other '
                     f'settings:\n{provenance.text(changed)}\nUse the settings of that run, or another --workdir.')
+
+
+def find_machine(workdir: storage.Path) -> dict[str, Any]:
+  """Returns the description of the machine in the newest readable checkpoint; {} if there is none."""
+  folder = workdir / 'checkpoints'
+  for step in checkpoint_files.steps(folder)[::-1]:
+    try:
+      return dict(checkpoint_files.read_meta(folder / str(step)).get('machine', {}))
+    except (os_errors.Damaged, UserError):  # it is reported when the state is restored
+      continue
+  return {}
+
+
+def warn_of_machine(meta: Mapping[str, Any]) -> None:
+  """Warns if the machine computes other bits than the one on which a checkpoint was saved."""
+  if found := machine.differences(meta.get('machine', {}), machine.describe()):
+    log.warning('The run continues, but not bit for bit as on the machine before:\n%s', '\n'.join(
+        f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in found.items()))
 
 
 def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storage.Path) -> None:

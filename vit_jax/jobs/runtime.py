@@ -5,48 +5,69 @@ import ctypes
 import logging
 import os
 import pathlib
-import re
 import sys
 import warnings
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 import jax
 
+from vit_jax.config import schema
 from vit_jax.data.files import open_files
+from vit_jax.jobs import cpu
 from vit_jax.parallel import hardware, hosts
-from vit_jax.record import console, stage
+from vit_jax.record import console, machine, stage
 
-THREADS_PER_DEVICE = 8
+log = logging.getLogger('vit_jax.jobs')
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 
 
-def start() -> int:
+def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = None) -> int:
   """Sets up jax and logging, and connects this process to the others of the run. Initializes no device.
+
+  Args:
+    train: settings of a run, whose bits must not depend on the cores of this machine; None = of another job.
+    before: the machine on which that run was saved, if it was.
 
   Returns:
     The index of this process, 0 if it is alone.
+
+  Raises:
+    UserError: the processor or the environment does not allow it.
   """
   open_files.raise_limit()
   root = logging.getLogger()
   # Some imports configure the root logger.
   root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]
   start_logging()
+  notes: list[cpu.Note] = []
   if hardware.is_cpu_only():
     keep_freed_memory()
-    if found := re.search(r'--xla_force_host_platform_device_count=(\d+)', os.environ.get('XLA_FLAGS', '')):
-      widen_pool(int(found[1]))
-  cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
-  if cache is None:
-    base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
-    jax.config.update('jax_compilation_cache_dir', str(base / 'vit_jax' / 'xla'))
+    notes = cpu.fix(train or schema.Train(), before or {})
+  elif train and train.portable:
+    log.warning('train.portable has no effect on accelerators.')
+  if os.environ.get('JAX_COMPILATION_CACHE_DIR') is None:
+    jax.config.update('jax_compilation_cache_dir', str(cache_folder()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   place = hosts.initialize()
   if place and place.process_id:
     stage.hide()
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
+  for note in notes:
+    log.log(note.level, '%s', note.text)
   if place:
     return place.process_id
   return jax.process_index() if jax.distributed.is_initialized() else 0
+
+
+def cache_folder() -> pathlib.Path:
+  """Returns the default folder of compiled programs, on CPUs one for each size of XLA's pool.
+
+  XLA splits a program into parts by that size, and jax does not tell such programs apart in its cache.
+  """
+  folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache') / 'vit_jax' / 'xla'
+  return folder / f'cpu_threads_{machine.cpu_threads()}' if hardware.is_cpu_only() else folder
 
 
 def start_logging() -> None:
@@ -90,16 +111,6 @@ def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 def _file_of(trace: TracebackType | None) -> str:
   return trace.tb_frame.f_code.co_filename if trace else ''
-
-
-def widen_pool(num_devices: int) -> None:
-  """Gives simulated devices enough threads to avoid a deadlock; call it before a device is initialized.
-
-  XLA's pool has one thread per device. A device that runs two collectives at a time, for example along two axes of a
-  mesh, takes two threads and waits on both; another device then finds none, and all wait.
-  """
-  os.environ.setdefault('PJRT_NPROC', str(THREADS_PER_DEVICE * num_devices))
-  jax.config.update('jax_cpu_enable_async_dispatch', False)  # and two programs never run at the same time
 
 
 def keep_freed_memory() -> None:

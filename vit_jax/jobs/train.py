@@ -45,10 +45,10 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     until: a step after which the run stops as by a signal; 0 = none.
   """
   began, is_default = time.monotonic(), workdir is None
-  workdir = workdir or default_workdir(config)
+  workdir = workdir or default_workdir(config.name)
   check.check(config)
   trackers.check(config)
-  process_id = startup.start()
+  process_id = startup.start(config.train, resume.find_machine(workdir))
   config, found = inherit.resolve(config, overridden, workdir, found)
   check.check(config)
   if is_default:
@@ -61,9 +61,9 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     return Run(config, workdir, began, found, overridden).run(until)
 
 
-def default_workdir(config: schema.Config) -> storage.Path:
+def default_workdir(name: str) -> storage.Path:
   """Returns the directory of a run whose command names none: `runs/NAME`."""
-  return storage.open_path(f'runs/{run_directory.default_name(config.name)}')
+  return storage.open_path(f'runs/{run_directory.default_name(name)}')
 
 
 def open_data(config: schema.Config) -> build.Data:
@@ -150,6 +150,8 @@ class Run:
                       f'{self.config.length!r}, {total:,} steps. Set a longer one, or use another --workdir.')
     self._restored_digest = str(restored.meta['digests']['params'])
     resume.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
+    if step < total:
+      resume.warn_of_machine(restored.meta)
     log.info('Already finished: step %s of %s in %s. Evaluating.' if step == total else
              'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return program.hold(restored.state), step

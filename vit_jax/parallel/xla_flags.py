@@ -11,7 +11,7 @@ XLA aborts at its start if it does not know a flag; the tests try all of them. I
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import NamedTuple
 
 VARIABLES = {'tpu': 'LIBTPU_INIT_ARGS', 'gpu': 'XLA_FLAGS', 'cpu': 'XLA_FLAGS'}
@@ -48,6 +48,10 @@ FLAGS = {
 }
 
 
+PORTABLE = ('--xla_cpu_enable_platform_dependent_math=false', '--xla_cpu_max_isa=AVX2')
+"""Flags of `train.portable`: exp, tanh and the like by formulas of XLA, and vectors of one length for all sums."""
+
+
 def defaults(platform: str) -> str:
   """The default flags of a platform, in the form of its variable."""
   return ' '.join(flag.text for flag in FLAGS[platform] if flag.default)
@@ -55,12 +59,17 @@ def defaults(platform: str) -> str:
 
 def merged(platform: str, own: str) -> str:
   """The user's `own` flags of a platform after its default ones, without a default that the user sets too."""
-  names = {_name(text) for text in own.split()}
-  added = [flag.text for flag in FLAGS[platform] if flag.default and _name(flag.text) not in names]
-  return ' '.join([*added, *filter(None, [own.strip()])])
+  return join([flag.text for flag in FLAGS[platform] if flag.default], own)
 
 
-def _name(text: str) -> str:
+def join(flags: Iterable[str], own: str) -> str:
+  """The user's `own` flags after `flags`, without those that the user sets too."""
+  names = {name_of(text) for text in own.split()}
+  return ' '.join([*(text for text in flags if name_of(text) not in names), *filter(None, [own.strip()])])
+
+
+def name_of(text: str) -> str:
+  """The name of a flag, with its dashes."""
   return text.partition('=')[0]
 
 

@@ -50,10 +50,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
   is_cpu = before.get('device_kind') == now.get('device_kind') == 'cpu'
   names = ['device_kind', *(_OF_THE_CPU if is_cpu else ())]
   found = {name: (before[name], now[name]) for name in names
-           if name in before and name in now and before[name] != now[name]}
+           if name in before and name in now and _flags(before[name]) != _flags(now[name])}
   old, new = (one.get('versions', {}) for one in (before, now))
   return found | {name: (old[name], new[name]) for name in ('jax', 'jaxlib')
                   if name in old and name in new and old[name] != new[name]}
+
+
+def _flags(value: Any) -> Any:
+  """Returns XLA flags without order and without those that write files; other values as they are."""
+  is_flags = isinstance(value, str) and value.startswith('--')
+  return frozenset(word for word in value.split() if not word.startswith('--xla_dump')) if is_flags else value
 
 
 def cores() -> int:

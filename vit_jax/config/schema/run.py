@@ -76,6 +76,8 @@ class EarlyStop(Settings):
 class Train(Settings):
   """The run itself."""
   accumulate: int = ranged(0, COUNT_OR_0)  # microbatches a step; same result as the whole batch. 0 = auto
+  cpu_threads: int = ranged(0, COUNT_OR_0)  # of XLA on CPUs, on which the last bits depend; 0 = the cores at the start
+  portable: bool = False  # on CPUs: the same bits on every x86 processor with AVX2, as far as known; slower
   unstacked_layers: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
   ema: float = ranged(0., BELOW_1)  # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
@@ -97,6 +99,9 @@ class Train(Settings):
     if self.accumulate > 1 and config.model.has_batch_norm:
       yield problem(f'{name}.accumulate', f'1 for {type(config.model).__name__}, whose BatchNorm needs statistics of '
                     'the complete batch', self.accumulate)
+    if self.portable and self.cpu_threads < 2:  # with one thread, some sums follow the caches of the processor
+      yield problem(f'{name}.cpu_threads', f'at least 2 with {name}.portable=true', self.cpu_threads,
+                    f'Set --config.{name}.cpu_threads=2, or the number of cores of the machines.')
     if self.ema == 0:
       yield from no_effect(self, name, ('ema_warmup',), f'with {name}.ema=0')
     try:
