@@ -6,6 +6,8 @@ Source:   arXiv 2010.11929, Appendix D.6, which compares Axial-ViT-B/32 and B/16
           training as B of Table 3, without clipping. It does not state how the network pools: here it is the mean, and
           the head is linear, as Appendix D.3 has it for the mean. AxialResNet50 is the network of the program of
           Axial-DeepLab; the paper states neither its size (S, M or L) nor its training: here it is that of the others.
+Differs:  Not stated by the paper and chosen here: pooling of Axial-ViT (the mean), size of AxialResNet, and its
+          training.
 Run:      python -m vit_jax.main --config=configs/axial_jft.py:size=Axial-ViT-B/16 --workdir=runs/axial
           The other points of Figure 13: size=B/32 and size=B/16 (with mean pooling), size=Axial-ResNet50-S, -M or -L.
 Expected: the paper reports that Axial-ViT is better, at a higher cost. Not run here.

@@ -1,6 +1,7 @@
 """A plain ViT on synthetic images, to measure the speed of a machine: for `--job=bench`.
 
 Data:     none; images of noise, 1,000 classes.
+Differs:  It follows no paper.
 Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=S/16,B/16 --to=DIR
           --config=configs/bench.py:bf16 computes in bfloat16, which accelerators need for speed, and then
           --config.model.attention=cudnn attends by cuDNN's kernel on GPUs, and

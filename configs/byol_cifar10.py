@@ -2,9 +2,9 @@
 
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH. Only the evaluations
           use labels.
-Source:   arXiv 2006.07733 at a small scale: AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px
-          are too much for 32), half of the colour changes; sizes and rates are our own. LayerNorm in place of
-          BatchNorm in the heads (`objectives/byol.py`).
+Source:   arXiv 2006.07733 at a small scale; sizes and rates are our own.
+Differs:  AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px are too much for 32), half of the
+          colour changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).
 Run:      python -m vit_jax.main --config=configs/byol_cifar10.py --workdir=runs/byol_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
 Plan:     1 device, 0.18 M parameters; 48,000 images, minutes of one CPU core.

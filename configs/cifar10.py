@@ -1,6 +1,7 @@
 """CIFAR-10 from scratch with a small ViT/4 at 32 px: ten minutes on two CPU cores.
 
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH
+Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/cifar10.py --workdir=runs/cifar10
 Plan:     1 device, 0.3 M parameters; about ten minutes on 2 CPU cores.
 Expected: see docs/explanation/results.md.

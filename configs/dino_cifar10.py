@@ -4,6 +4,8 @@ Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.sou
           evaluations alone.
 Source:   arXiv 2104.14294 at a small scale: 1,024 prototypes, no blur (2 px are too much for 32), half the other
           changes of colour, momentum from 0.99; sizes and rates are our own.
+Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of colour,
+          momentum from 0.99.
 Run:      python -m vit_jax.main --config=configs/dino_cifar10.py --workdir=runs/dino_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
           --config.objective.centering=none --config.objective.teacher_temperature.start=0.1

@@ -10,8 +10,7 @@ Source:   arXiv 2104.14294, section 3.2 and Appendix C, and its program, faceboo
           that cite its address (the DINO README of DyT). S/16 and S/8: two copies by third parties that agree in every
           field, crops of S/16 also in lightly's benchmarks; an author's run of S/16 without small crops has the same
           clipping (none), end of the learning rate (1e-5) and freezing (1 epoch; issue 122 of the repository).
-Differs:  Weights are trained in float32 as there, but steps of an epoch are counted as images / batch without rounding
-          down: 1,251.1 and not 1,251.
+Differs:  No difference of this recipe alone is known, apart from what its published arguments rest on (Source).
 Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16 --workdir=runs/dino_s16
           --config.model.dtype=bfloat16
           Or S/8, B/16, B/8. `teacher` is the network to use: --config.init_from=runs/dino_s16

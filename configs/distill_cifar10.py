@@ -3,6 +3,7 @@
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH. Teacher and `alone` get
           the first 1,000 training images with labels; the distilled student all 50,000, with the teacher's outputs.
 Source:   arXiv 2012.12877, eq. 2 (soft), with all weight on the teacher; sizes and rates are our own.
+Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --config.init_from=FILE
           --workdir=runs/teacher
           python -m vit_jax.main --config=configs/distill_cifar10.py --config.objective.teacher.weights=runs/teacher

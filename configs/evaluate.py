@@ -6,6 +6,7 @@ Source:   images are resized, cropped and normalised as the weights expect, unle
           --config.data.recipe.… is given. Evaluations: topk real fewshot knn retrieval logistic probe_mae
           probe_dino segmentation zeroshot (needs a text tower; --config.evals.zeroshot.prompts=clip_paper for all
           templates of CLIP)
+Differs:  It follows no single paper; docs/explanation/preprocessing.md has the images of each family of weights.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=FILE \
               --config.data.source=folder:PATH
 Plan:     any machine; ViT-Ti/16 about 35 images/s on two CPU cores

@@ -4,6 +4,7 @@ Data:     as finetune.py: cifar10 cifar100 imagenet2012 pets flowers resisc45 ki
 Source:   ViT paper, Appendix B.1.1 and Table 4: learning rates 0.001, 0.003, 0.01, 0.03, on ImageNet 0.003, 0.01,
           0.03, 0.06. protocol=augreg: arXiv 2106.10270, section 3.4: 0.001, 0.003, 0.01 (ImageNet 0.01, 0.03) and two
           lengths. All else as in finetune.py. Table 2 gives the mean and deviation of three final runs.
+Differs:  As finetune.py.
 Run:      python -m vit_jax.main --job=study --config=configs/finetune_sweep.py:B/16,cifar10 --workdir=runs/sweep \
               --config.init_from=FILE
           --dry_run shows the cost first; --config.NAME=VALUE applies to all runs. seeds=5 makes five final runs.

@@ -2,6 +2,7 @@
 
 Data:     PATH/{train,val|test}/<class>/*.jpg, or PATH/<class>/… (then 10 % are held out). Also PNG, WebP, BMP, GIF,
           TIFF, AVIF and JPEG 2000. The EXIF orientation is applied.
+Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
 Sizes:    --config=configs/from_folder.py:S/16 selects another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
           --config=configs/from_folder.py:Axial-ViT-B/32 a published architecture, or another network such as

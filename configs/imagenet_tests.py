@@ -6,6 +6,7 @@ Data:     sets of TFDS as they are prepared. --config.evals=val,real selects tho
 Source:   ReaL: arXiv 2006.07159, any of an image's labels counts as correct and 3,163 images have none; -A and -R:
           1907.07174, 2006.16241, only their 200 classes can be predicted; V2 (matched frequency): 1902.10811; Sketch:
           1905.13549; ObjectNet: Barbu et al. 2019, its 113 classes that ImageNet has
+Differs:  No difference is known.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/imagenet_tests.py --weights=FILE --config.evals=val,v2
           --config.evals.real.labels=real.json takes the ReaL labels from the authors' file
           …--config.evals=object --config.evals.object.source=folder:PATH --config.evals.object.classes=FILE

@@ -2,6 +2,7 @@
 
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH; labels are used by the
           evaluations alone.
+Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/mae_cifar10.py --workdir=runs/mae_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
 Plan:     1 device, 0.14 M parameters, of which the encoder has 0.10; 5 epochs, about 8 minutes of one CPU core (500

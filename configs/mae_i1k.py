@@ -6,6 +6,7 @@ Source:   arXiv 2111.06377, Table 8: AdamW 0.9/0.95, 1.5e-4 for 256 images, batc
           warm-up, cosine, crops of 0.2 to 1 and flips alone, normalised pixels. As in its program (facebookresearch/mae
           main_pretrain.py) all but biases and norms are decayed, class token and mask token too. The authors' best
           weights had --config.length='1600 epochs'.
+Differs:  No difference of this recipe alone is known.
 Run:      python -m vit_jax.main --config=configs/mae_i1k.py:L/16 --workdir=runs/mae_l16 --config.model.dtype=bfloat16
           Or B/16, H/14. Then configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16, and
           python -m vit_jax.main --job=evaluate --config=configs/evaluate.py --weights=runs/mae_l16 for probes.

@@ -3,6 +3,7 @@
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH; labels are used by the
           evaluations alone.
 Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
+Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py:pixels --workdir=runs/masked_patch_cifar10
           Targets: color (the mean colour of 3 bits a channel, the default), colors (of 16 cells), pixels.
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.

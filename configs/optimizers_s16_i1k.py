@@ -6,6 +6,7 @@ Source:   the better plain ViT baseline (arXiv 2205.01580; vit_s16_i1k.py), 90 e
           (2204.07118, for batch 2,048); Adafactor with Adam's settings (2106.04560); adaptive clipping at 0.01
           (2102.06171, for batch 4,096); drops at 30, 60, 80 epochs (1706.02677); the last fifth of a constant rate as
           cooldown, and L2 in Adam's gradient of the size of AdamW's, which are our choices.
+Differs:  change=none is vit_s16_i1k.py; all others are choices of this project.
 Run:      python -m vit_jax.main --config=configs/optimizers_s16_i1k.py:change=lion --workdir=runs/s16_lion
 Expected: 76.5 % for change=none (the paper); the others are the object of the study. Not run here.
 """

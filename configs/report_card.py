@@ -3,6 +3,7 @@
 Data:     a folder with the splits train and test, a TFDS set or prepared shards
 Source:   k-NN: arXiv 2104.14294, section 4.1; few shots: ViT paper, section 4.1; recall@1, leave-one-out: arXiv
           1511.06452, section 5; logistic regression: the optimum that CLIP's evaluation takes (2103.00020, section 3.2)
+Differs:  It follows no single paper.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/report_card.py --weights=A.safetensors,B.npz \
               --config.data.source=folder:PATH
           writes runs/report_card/report_card.html and report_card.json; --config.evals=knn,retrieval takes some.

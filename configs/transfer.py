@@ -5,6 +5,7 @@ Data:     imagenet2012, imagenet2012_real, cifar10, cifar100, oxford_iiit_pet, o
 Source:   ViT paper, Table 2 and Table 4: learning rates chosen on held-out training examples, three final runs;
           ImageNet at 512 px (L/16) or 518 px (H/14) with averaged weights, all else at 384 px. ResNets also try
           BiT-HyperRule; the better one on the held-out examples is used (Appendix B.1.1). px=384 is Table 5.
+Differs:  As finetune.py and vtab.py.
 Run:      python -m vit_jax.main --job=study --config=configs/transfer.py:L/16 --workdir=runs/transfer \
               --config.init_from=FILE
           real=real.json takes the ReaL labels from that file, real=no skips ReaL; sets=cifar10+pets,

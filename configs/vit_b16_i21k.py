@@ -5,6 +5,8 @@ Data:     ImageNet-21k as a folder of classes: 14.2 M images, 21,841 classes. Th
 Source:   arXiv 2010.11929, Table 3 (lr 1e-3, decay 0.03, linear, dropout 0.1; no clipping: the caption gives
           clipping for ImageNet only). Sigmoid loss, head bias -10 and a tanh layer before the logits as in the
           released weights.
+Differs:  No program was published for it; batch, rate and its end are of an author's statement (issue 2 of the
+          repository vision_transformer). The head has 21,841 outputs, there 21,843, two of them without images.
 Run:      python -m vit_jax.main --config=configs/vit_b16_i21k.py --config.data.source=folder:PATH
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_b16_i21k.py --topology=v3:8x8

@@ -4,6 +4,8 @@ Data:     TFDS `imagenet2012`: 1,281,167 training and 50,000 validation images, 
 Source:   arXiv 2010.11929, Table 3 (lr 3e-3, decay 0.3, cosine, dropout 0.1, batch 4,096; the caption gives clipping at
           norm 1) and section 3.1 (the head has a hidden layer with tanh). The paper does not name the loss: softmax is
           our choice.
+Differs:  No program was published for it. Not stated by the paper and chosen here: the loss, and that the learning rate
+          falls to 0.
 Run:      python -m vit_jax.main --config=configs/vit_l16_i1k.py --workdir=runs/vit_l16_i1k
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_i1k.py --topology=v3:8x8

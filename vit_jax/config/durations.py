@@ -1,4 +1,9 @@
-"""Lengths of time in a run, as text with a unit: `'90 epochs'`, `'20_000 steps'`, `'30e6 examples'`, `'10 %'`."""
+"""Lengths of time in a run, as text with a unit: `'90 epochs'`, `'20_000 steps'`, `'30e6 examples'`, `'10 %'`.
+
+Differs from the programs in PyTorch: an epoch has examples / batch steps without rounding down, 1,251.1 of ImageNet-1k
+with a batch of 1,024, where they drop the rest and have 1,251. 300 epochs are 42 steps longer (0.01 %), and a rate that
+changes once an epoch has a last stair of these.
+"""
 from __future__ import annotations
 
 import re

@@ -1,4 +1,9 @@
-"""An exponential moving average (EMA) of the parameters of any objective, as one more view."""
+"""An exponential moving average (EMA) of the parameters of any objective, as one more view.
+
+Differs from the ViT paper and the MAE paper, which do not mention it: unless a recipe states `ema_warmup`, the decay
+grows to its value as min(d, (1 + s) / (10 + s)), as TensorFlow's averages do. Of 20,000 steps with 0.9999 the last
+2,200 count most, without the growth the last 10,000, and with them 14 % of the weights at initialization.
+"""
 from __future__ import annotations
 
 import jax

@@ -3,8 +3,10 @@
 The batch holds the targets: `token_targets [B, N, C]` are distributions over classes, made from label maps. A token
 whose target is 0 (it lies outside the image) does not count. With `class_from_map` the target of the class token also
 comes from the map, as `labels [B, C]`, as in the authors' code; otherwise it is the image's label, as in the paper
-(eq. 3). Where this differs from the authors' code (zihangJiang/TokenLabeling@9dbfd59): MixToken's partner is the
-neighbour in a pair of rows, as for all mixing here; there, row i is mixed with row B - 1 - i.
+(eq. 3).
+
+Differs from TokenLabeling: MixToken's partner is the neighbour in a pair of rows, as for all mixing here; there, row i
+is mixed with row B - 1 - i.
 """
 from __future__ import annotations
 

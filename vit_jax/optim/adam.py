@@ -36,8 +36,7 @@ def scale_by_adam(b1: float, b2: float, eps: float, moment: Any) -> optax.Gradie
     b1: decay of the mean.
     b2: decay of the mean of squares.
     eps: added to the root.
-    moment: dtype that the mean is kept in; it is computed in f32, other than by optax's `mu_dtype`, which decays it in
-      that dtype, where b1 = .9 is .8984.
+    moment: dtype that the mean is kept in; it is computed in f32 (`momentum.py` says where that differs).
   """
 
   def init(params: PyTree) -> optax.ScaleByAdamState:

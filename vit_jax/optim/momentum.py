@@ -1,4 +1,10 @@
-"""Optimisers with a first moment alone, SGD and Lion; and the first moment of optax's transformations."""
+"""Optimisers with a first moment alone, SGD and Lion; and the first moment of optax's transformations.
+
+Differs from big_vision and vision_transformer: with `mu_dtype=bfloat16` the first moment is kept in bfloat16 and
+computed in float32. In their programs it is decayed in bfloat16, in which 0.9 is 0.8984. After 200 steps of
+vit_s16_i1k, augreg and vit_g14_jft3b the weights had moved 1.6 to 1.7 % differently; with float32 (mixer_i1k,
+gsam_b32_i1k) the difference is 2e-6.
+"""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -2,14 +2,19 @@
 
 Mixup (Zhang et al., arXiv 1710.09412) takes convex combinations:
 
-x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once per step
-as in the authors' code. Difference: the partner is the other row of a fixed pair of rows of the *global* batch (rows 0
-and 1, 2 and 3, ...) instead of a random permutation. Batches are already shuffled, and so the pairs do not depend on
-the distribution of the batch over devices.
+x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once per step. The
+partner is the other row of a fixed pair of rows of the *global* batch (rows 0 and 1, 2 and 3, ...). Batches are already
+shuffled, and so the pairs do not depend on the distribution of the batch over devices.
 
 Cutmix (Yun et al., arXiv 1905.04899) replaces a box of x_i by the same box of x_j, with the same pairs and one box per
 step. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), around a uniform center, and is
 clipped at the border; labels are mixed by the replaced area.
+
+Differs from big_vision: row i is mixed with a fixed neighbor, there with row i - 1; both are random after the shuffle.
+
+Differs from timm, and so from DeiT and MAE: lambda, and whether mixup or cutmix, is drawn once for the global batch of
+1,024 to 4,096 images, there on each device for its 32 to 256 images, whose row i is mixed with row B - 1 - i. With
+repeated augmentation all copies of an image here have the same partner and lambda; there they are on other devices.
 """
 from __future__ import annotations
 

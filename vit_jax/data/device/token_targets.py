@@ -5,9 +5,11 @@ recipe's geometry has written the box of each example, RoIAlign pools the part o
 softmax over all classes makes it a target. So a crop, flip or shift, on host or device, needs only its box.
 
 As in the authors' program (zihangJiang/TokenLabeling@9dbfd59, tlt/data/mixup.py: get_featuremaps, get_label), a class
-that is not stored has the logit 0. Differences: the program passes the box to RoIAlign with rows and columns exchanged,
-here each token gets the part of the map at its own place; and the program moves maps with the rotations, shears and
-translations of RandAugment, here only crops, flips and shifts are followed.
+that is not stored has the logit 0.
+
+Differs from TokenLabeling: the program passes the box to RoIAlign with rows and columns exchanged, here each token gets
+the part of the map at its own place; and the program moves maps with the rotations, shears and translations of
+RandAugment, here only crops, flips and shifts are followed.
 """
 from __future__ import annotations
 

@@ -43,6 +43,9 @@ class Repeated:
   Row r of a batch of B is example r mod D of D = ceil(B / times) new ones: copies are far from each other, so that
   neighboring rows, which mixup pairs, differ. If `times` does not divide B, the last examples have one copy less.
   An epoch still has S rows, of S / times different examples.
+
+  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is seen equally often. There each
+  epoch has a permutation of its own, of which it takes the first third.
   """
   visit: Visit
   times: int
