@@ -7,6 +7,7 @@ Source:   arXiv 2111.06377, Table 9, which is BEiT's protocol too, and its code 
           0.1 (0.2, 0.3), RandAugment (9, 0.5), smoothing 0.1, mixup 0.8 or cutmix 1, erasing 0.25. The mean of the
           patch tokens is normalised by a new norm and classified (model.pool=patches, model.norm_after_pool); the class
           token stays in the sequence unread. Positions are learned and initialized with the fixed ones of pre-training.
+Differs:  Mixing is drawn once for the batch, and there on each device.
 Run:      python -m vit_jax.main --config=configs/mae_finetune.py:L/16 --config.init_from=runs/mae_l16 --workdir=runs/ft
           --config.init_from takes weight files too.
 Plan:     python -m vit_jax.main --job=plan --config=configs/mae_finetune.py:L/16 --topology=v3:8x8
