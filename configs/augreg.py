@@ -37,7 +37,7 @@ def get_config(arguments: str = '') -> s.Config:
   recipe = s.Recipe(
       crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
       flip=True,
-      randaugment=augreg.randaugment(level), mixup=level.mixup, eval_resize_px=256, eval_area=True)
+      randaugment=augreg.randaugment(level), mixup=level.mixup, eval_resize_px=256, eval_area=True, truncate=True)
   many = given['data'] == 'i21k'
   data = (s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841, recipe=recipe) if many else
           s.Data(source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation',

@@ -24,7 +24,7 @@ from vit_jax.recipes import sizes
 MODELS = ('BiT-R50x1', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x2', 'BiT-R152x4')
 _RECIPE = s.Recipe(
     crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
-    flip=True, eval_resize_px=256, eval_area=True)
+    flip=True, eval_resize_px=256, eval_area=True, truncate=True)
 DATA = {
     'i1k': s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
                   recipe=_RECIPE),

@@ -31,7 +31,7 @@ def get_config(arguments: str = '') -> s.Config:
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True,
               randaugment=s.RandAugment(layers=2, magnitude=15., table=s.OpTable.AUGREG), mixup=.5, eval_resize_px=256,
-              eval_area=True)),
+              eval_area=True, truncate=True)),
       model=model, head=s.Head(bias_init=-6.9), objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.1, clip_norm=1., schedule=s.Schedule(
           s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=1e-8)),

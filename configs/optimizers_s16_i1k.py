@@ -46,7 +46,7 @@ def get_config(arguments: str = '') -> s.Config:
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True,
               randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG), mixup=.2, eval_resize_px=256,
-              eval_area=True)),
+              eval_area=True, truncate=True)),
       model=model,
       head=s.Head(pre_logits=384, bias_init=0.),  # a hidden layer with tanh
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),

@@ -31,7 +31,7 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,
                   recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                                   crop_aspect=(.75, 1.33), flip=True,
-                                  eval_resize_px=256, eval_area=True)),
+                                  eval_resize_px=256, eval_area=True, truncate=True)),
       model=model,
       head=s.Head(bias_init=-10.),
       objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),

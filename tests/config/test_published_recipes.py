@@ -125,3 +125,11 @@ def test_a_linear_probe_crops_and_reads_as_its_program(arguments: str, features:
   assert (r.eval_resize_px, r.eval_geometry) == (256, s.Geometry.TORCHVISION)
   assert c.optimizer.lr * c.batch_size / c.optimizer.base_batch_size == pytest.approx(rate)
   assert isinstance(c.optimizer, s.Sgd | s.Lars) and (c.optimizer.momentum, c.optimizer.weight_decay) == (.9, 0.)
+
+
+@pytest.mark.parametrize('name', ['vit_s16_i1k', 'optimizers_s16_i1k', 'augreg', 'mixer_i1k', 'gsam_b32_i1k',
+                                  'vit_g14_jft3b', 'vit_22b_jft4b', 'bit_pretrain'])
+def test_recipes_of_big_vision_resize_as_its_program(name: str) -> None:
+  recipe = files.load(name, []).data.recipe
+  assert recipe.truncate and recipe.eval_area and not recipe.antialias
+  assert recipe.interpolation is s.Interpolation.BILINEAR and recipe.crop_sampler is s.CropSampler.TENSORFLOW

@@ -54,6 +54,7 @@ def test_a_recipe_with_everything_that_goes_together_passes() -> None:
      'crop_sampler: expected its default torchvision with data.recipe.crop=window, got tensorflow. It has no effect '
      'there. Set crop=inception for it.'),
     (R(interpolation=schema.Interpolation.AREA, antialias=True), 'antialias: expected its default False with data.rec'),
+    (R(antialias=True, truncate=True), 'data.recipe.truncate: expected its default False with data.recipe.antialias='),
     (R(eval_area=True, interpolation=schema.Interpolation.AREA), 'data.recipe.eval_area: expected its default False w'),
     (R(crop_interpolation=schema.CropInterpolation.BILINEAR),
      'data.recipe.crop_interpolation: expected its default same with data.recipe.interpolation=bilinear, got bilinear'),

@@ -85,7 +85,7 @@ def test_a_folder_with_some_classes_is_measured_by_their_names(
   config = json.loads((tmp_path / 'config.json').read_text())
   assert found['preprocessing'] == {
       'geometry': 'torchvision', 'resize_px': 36, 'image_px': [32, 32], 'interpolation': 'bicubic', 'antialias': True,
-      'mean': [.5] * 3, 'std': [.5] * 3, 'exif_orientation': False}
+      'truncate': False, 'mean': [.5] * 3, 'std': [.5] * 3, 'exif_orientation': False}
   assert config['data']['recipe']['eval_resize_px'] == 36 and config['model']['width'] == 32
 
 

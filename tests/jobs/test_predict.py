@@ -66,7 +66,7 @@ def test_json_is_a_line_for_each_file(pictures: list[str], capsys: pytest.Captur
   assert set(rows[0]['classes'][0]) == {'label', 'name', 'probability'}
   assert rows[0]['preprocessing'] == {
       'geometry': 'torchvision', 'resize_px': 40, 'image_px': list(loaded.PX), 'interpolation': 'bicubic',
-      'antialias': True, 'mean': [.5, .4, .3], 'std': [.2, .3, .4], 'exif_orientation': True,
+      'antialias': True, 'truncate': False, 'mean': [.5, .4, .3], 'std': [.2, .3, .4], 'exif_orientation': True,
       'rule': 'given'}
   assert rows[0]['warnings'] == []
   chances = [guess['probability'] for guess in rows[0]['classes']]

@@ -98,10 +98,10 @@ def test_a_saved_run_goes_on_with_the_settings_it_began_with(
 
 def test_weights_that_evaluate_by_area_train_bilinearly(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  how = HOW._replace(interpolation=Interpolation.AREA, antialias=False)
+  how = HOW._replace(interpolation=Interpolation.AREA, antialias=False, truncate=True)
   monkeypatch.setattr(loading, 'load', lambda where, **_: given()._replace(preprocess=how))
   recipe = inherit.resolve(config(), (), tmp_path).config.data.recipe
-  assert recipe.eval_area and recipe.interpolation is Interpolation.BILINEAR
+  assert recipe.eval_area and recipe.truncate and recipe.interpolation is Interpolation.BILINEAR
   resized = inherit.resolve(with_recipe(crop=schema.Crop.RESIZE), (), tmp_path).config.data.recipe
   assert not resized.eval_area and resized.interpolation is Interpolation.AREA
 

@@ -49,6 +49,15 @@ def test_geometry_is_that_of_the_familys_own_program() -> None:
   assert decide(preprocess.parse('geometry=torchvision'), family='huggingface').geometry is Geometry.TORCHVISION
 
 
+def test_only_big_vision_truncates_and_only_without_antialias() -> None:
+  assert [family for family in preprocess.USUAL if decide([], family=family).truncate] == ['big_vision']
+  assert not decide(preprocess.parse('truncate=false'), family='big_vision').truncate
+  assert not decide(preprocess.parse('interpolation=bicubic,antialias=true'), family='big_vision').truncate
+  assert decide(preprocess.parse('truncate=true'), family='vision_transformer').truncate
+  assert preprocess.recipe_values(decide([], family='big_vision'))['truncate']
+  assert ', area, truncated, mean' in preprocess.describe(decide([], family='big_vision'))
+
+
 def test_the_size_of_images_is_that_of_the_positions_unless_a_person_says_otherwise() -> None:
   assert decide([PreprocessRule('config.json', {'image_px': (224, 224)})], px=(384, 384)).image_px == (384, 384)
   assert decide(preprocess.parse('image=320x480'), px=(384, 384)).image_px == (320, 480)
@@ -122,7 +131,7 @@ def test_other_names_say_nothing() -> None:
 
 @pytest.mark.parametrize('text', ['soft', 'resize=much', 'resize=-1', 'resize=99999', 'image=12y', 'image=0',
                                   'image=224x99999', 'image=１２', 'crop=0', 'crop=nan', 'crop=x',
-                                  'interpolation=cubist', 'antialias=yes'])
+                                  'interpolation=cubist', 'antialias=yes', 'truncate=1'])
 def test_what_cannot_be_understood_is_refused(text: str) -> None:
   with pytest.raises(UserError, match='expected one of|=resize: expected a whole number, 1 to 16,384|'
                      '=image: expected a (size such as|whole)|=crop: expected a number, 0.01 to 10'):

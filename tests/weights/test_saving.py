@@ -40,6 +40,16 @@ def test_a_vit_comes_back_from_every_family_with_all_that_goes_with_it(
   assert dataclasses.replace(again.model, dropout=0.) == found.model
 
 
+@pytest.mark.parametrize(('family', 'name'), [('vision_transformer', 'a.npz'), ('big_vision', 'a.npz'),
+                                              ('run', 'folder')])
+@pytest.mark.parametrize('truncate', [True, False])
+def test_preprocessing_of_big_vision_comes_back(
+    family: str, name: str, truncate: bool, tmp_path: pathlib.Path) -> None:
+  how = made.HOW._replace(interpolation=Interpolation.AREA, antialias=False, truncate=truncate)
+  again = there_and_back(made.network(preprocess=how), tmp_path / name, family)
+  assert again.preprocess._replace(rule='') == how._replace(rule='')
+
+
 @pytest.mark.parametrize(('family', 'name', 'changes'), [
     ('timm', 'a.pth', {'distilled': True}), ('huggingface', 'f', {'distilled': True}),
     ('timm', 'a.safetensors', {'registers': 3, 'layer_scale': .1}), ('timm', 'f', {'registers': 3}),

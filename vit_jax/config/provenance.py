@@ -19,7 +19,8 @@ SETTINGS = 'settings'
 _RUNNING = ('dtype', 'execution', 'unroll', 'remat', 'full_remat', 'attention', 'mlp_kernel', 'dropout', 'drop_path',
             'drop_path_even', 'attention_dropout', 'norm_momentum', 'bias_init', 'probe', 'init')
 """Settings of a network that evaluation does not depend on."""
-_PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'mean', 'std')
+_PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate', 'mean',
+                  'std')
 _DECODING = ('type', 'norm_pix_loss', 'decoder_heads')
 log = logging.getLogger('vit_jax.config')
 

@@ -91,7 +91,8 @@ def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source
       source.name, source.digest, len(source), grid, task.top, found.num_classes, label_maps.PER_PART,
       {'weights': found.source, 'image_px': list(found.preprocess.image_px)}, label_maps.LOGITS)
   how = found.preprocess
-  resize = schema.Recipe(interpolation=how.interpolation, antialias=how.antialias, mean=how.mean, std=how.std)
+  resize = schema.Recipe(interpolation=how.interpolation, antialias=how.antialias, truncate=how.truncate, mean=how.mean,
+                         std=how.std)
   with _progress(len(source), shown=True) as count:
     compute = computing(
         found, source, functools.partial(classify_tokens, found, top=task.top),

@@ -241,7 +241,7 @@ class Run:
             provenance.SETTINGS: provenance.settings(self.config),
             'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
                               'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
-                              'antialias': antialias}}
+                              'antialias': antialias, 'truncate': recipe.truncate}}
 
   def _save_after(self, error: DataStopped, ended: loop.Ended, start: int, saving: hooks.Checkpoint) -> UserError:
     """Saves the last step, if this process can do so alone, and returns the error with what to do."""

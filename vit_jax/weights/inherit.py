@@ -22,7 +22,7 @@ log = logging.getLogger('vit_jax.weights')
 
 NETWORK = (('model.gelu',), ('model.norm_eps',), ('model.position_resize',), ('data.recipe.mean', 'data.recipe.std'))
 IMAGES = tuple(f'data.recipe.{name}' for name in (
-    'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias'))
+    'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate'))
 """Groups of settings: a recipe that sets one of a group sets the complete group."""
 
 Values = dict[str, Any]

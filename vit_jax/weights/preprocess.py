@@ -27,6 +27,7 @@ class Preprocess(NamedTuple):
   interpolation, antialias: how pixels are resampled, as in `schema.Recipe`.
   mean, std: of RGB in [0, 1].
   rule: the rules that decided, for the report.
+  truncate: whether values are truncated to integers, as in `schema.Recipe`.
   """
   geometry: Geometry
   resize_px: int
@@ -36,10 +37,12 @@ class Preprocess(NamedTuple):
   mean: tuple[float, float, float]
   std: tuple[float, float, float]
   rule: str
+  truncate: bool = False
 
 
 class PreprocessRule(NamedTuple):
-  """Values set by one rule: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias` and `resize`.
+  """Values set by one rule: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias`, `truncate` and
+  `resize`.
 
   `resize` is the short side in px (int; 0 = without preserving the aspect ratio), or the part of it that the crop keeps
   (float).
@@ -60,7 +63,7 @@ _NAMES = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'ant
 
 USUAL: dict[str, dict[str, Any]] = {
     'vision_transformer': {**NORMS['half'], **_TF, 'resize': 0},
-    'big_vision': {**NORMS['half'], **_TF, 'interpolation': Interpolation.AREA, 'resize': .875},
+    'big_vision': {**NORMS['half'], **_TF, 'interpolation': Interpolation.AREA, 'truncate': True, 'resize': .875},
     'timm': {**NORMS['half'], **_PILLOW, 'resize': .9},
     'huggingface': {**NORMS['half'], 'geometry': Geometry.HUGGINGFACE, 'interpolation': Interpolation.BILINEAR,
                     'antialias': True, 'resize': 0},
@@ -132,7 +135,8 @@ def parse(text: str) -> list[PreprocessRule]:
     return []
   found = schema.parse_arg(text, norm=('', *NORMS), resize=(), image=(), crop=(),
                            geometry=('', *(g.value for g in Geometry)),
-                           interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'))
+                           interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'),
+                           truncate=('', 'true', 'false'))
   values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
   if found['resize']:
     values['resize'] = 0 if found['resize'] == '0' else whole('--preprocess', 'resize', found['resize'], 1, MOST_PX)
@@ -144,8 +148,7 @@ def parse(text: str) -> list[PreprocessRule]:
     values['geometry'] = Geometry(found['geometry'])
   if found['interpolation']:
     values['interpolation'] = Interpolation(found['interpolation'])
-  if found['antialias']:
-    values['antialias'] = found['antialias'] == 'true'
+  values |= {name: found[name] == 'true' for name in ('antialias', 'truncate') if found[name]}
   return [PreprocessRule('--preprocess', values)]
 
 
@@ -183,7 +186,8 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   else:
     resize_px = _short_side(values['resize'], image_px)
   found = Preprocess(values['geometry'], resize_px, image_px, values['interpolation'], values['antialias'],
-                     tuple(values['mean']), tuple(values['std']), origin)
+                     tuple(values['mean']), tuple(values['std']), origin, not values['antialias'] and next(
+                         (rule.values['truncate'] for rule in order if 'truncate' in rule.values), False))
   return found, _guesses(found, [name for name, rule in chosen.items() if rule is last], last.rule)
 
 
@@ -216,7 +220,7 @@ def scaled(p: Preprocess, image_px: tuple[int, int]) -> Preprocess:
 def recipe_values(p: Preprocess) -> dict[str, Any]:
   """Returns the fields of `schema.Recipe` for this preprocessing."""
   return {'eval_resize_px': p.resize_px, 'eval_geometry': p.geometry, 'interpolation': p.interpolation,
-          'antialias': p.antialias, 'mean': p.mean, 'std': p.std}
+          'antialias': p.antialias, 'truncate': p.truncate, 'mean': p.mean, 'std': p.std}
 
 
 def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
@@ -226,7 +230,7 @@ def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
 
 def describe(p: Preprocess) -> str:
   """Returns the preprocessing in one line."""
-  filtered = ', antialiased' if p.antialias else ''
+  filtered = (', antialiased' if p.antialias else '') + (', truncated' if p.truncate else '')
   return (f'Images: {resizing(p)}, {p.interpolation.value}{filtered}, mean {p.mean}, std {p.std} ({p.rule})')
 
 

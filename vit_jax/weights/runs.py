@@ -106,7 +106,7 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
   p = body['preprocessing']
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
-            'antialias': bool(p['antialias']),
+            'antialias': bool(p['antialias']), 'truncate': bool(p.get('truncate', False)),
             'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # not in runs of version 0.1
   frozen = _unwrapped(extra).get(FROZEN, {}) if chosen != 'teacher' else {}
   trained = {'student': params, 'ema': extra.get('ema', {})}[chosen] if frozen else {}
@@ -194,7 +194,7 @@ def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTr
           'class_names': list(class_names), 'image_px': list(image_px),
           provenance.SETTINGS: provenance.settings(config),
           'preprocessing': {'eval_resize_px': r.eval_resize_px, 'eval_geometry': r.eval_geometry.value,
-                            'antialias': r.antialias, 'mean': list(r.mean), 'std': list(r.std),
+                            'antialias': r.antialias, 'truncate': r.truncate, 'mean': list(r.mean), 'std': list(r.std),
                             'interpolation': r.interpolation.value}}
   folder = path.absolute() / 'checkpoints' / '0'
   (folder / 'meta').mkdir(parents=True)

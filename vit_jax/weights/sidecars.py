@@ -80,7 +80,8 @@ def _preprocess(p: Table, resize: str) -> dict[str, Any]:
   """Parses the preprocessing of our own files; `resize` is the name of the size before the crop."""
   values = {'mean': p.numbers('mean', 3, *_MEAN), 'std': p.numbers('std', 3, *_STD),
             'image_px': p.numbers('image_px', 2, 1, MOST_PX, whole=True), 'resize': p.whole(resize, 0, MOST_PX),
-            'interpolation': p.choice('interpolation', Interpolation), 'antialias': p.flag('antialias')}
+            'interpolation': p.choice('interpolation', Interpolation), 'antialias': p.flag('antialias'),
+            'truncate': p.flag('truncate', default=False)}  # not in files of version 0.1
   if 'geometry' in p:  # not in files of version 0.1
     values['geometry'] = p.choice('geometry', Geometry)
   return values

@@ -44,7 +44,7 @@ class Interpolation(enum.Enum):
   """How pixels are resampled where a image is resized."""
   BILINEAR = 'bilinear'
   BICUBIC = 'bicubic'  # sharper; timm, DeiT, MAE, DINO
-  AREA = 'area'        # mean over the covered area where both sides shrink, else bilinear
+  AREA = 'area'        # mean over the covered area; big_vision's evaluation
 
 
 class CropInterpolation(enum.Enum):
@@ -183,10 +183,11 @@ class Recipe(Settings):
   views: Views = field(default_factory=Views)
   eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the centre crop; 0 = squash to image_px
   eval_geometry: Geometry = Geometry.BIG_VISION  # of resizing and cropping, where eval_resize_px is set
-  eval_area: bool = False  # evaluation shrinks by `area`, whatever the next says (big_vision)
+  eval_area: bool = False  # evaluation resizes by `area`, whatever the next says (big_vision)
   interpolation: Interpolation = Interpolation.BILINEAR
   crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
   antialias: bool = False  # the filter covers every stored pixel when shrinking (Pillow's)
+  truncate: bool = False  # resized values are truncated to integers, as big_vision casts them; else they are rounded
   mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
   std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)  # of RGB in [0, 1]
 
@@ -244,7 +245,9 @@ class Recipe(Settings):
       yield problem(f'{name}.eval_resize_px', f'0, or at least image_px={config.image_px}', self.eval_resize_px)
     if self.interpolation is Interpolation.AREA:
       yield from no_effect(self, name, ('antialias', 'eval_area'), f'with {name}.interpolation=area')
-    elif self.eval_area and self.crop is Crop.RESIZE:
+    elif self.antialias and not self.eval_area:
+      yield from no_effect(self, name, ('truncate',), f"with {name}.antialias=True, as Pillow's filters round")
+    if self.eval_area and self.crop is Crop.RESIZE and self.interpolation is not Interpolation.AREA:
       yield problem(f'{name}.eval_area', f'False with {name}.crop=resize, where training resizes as evaluation does',
                     True, f'Set {name}.interpolation=area for both.')
 

@@ -79,7 +79,7 @@ class ViewsTransform:
                           area=views.local_area if local else views.global_area, aspect=recipe.crop_aspect,
                           tries=recipe.crop_tries, covered=recipe.crop_covered)
     image = geometry.resize(window.cut(stored), (views.local_px,) * 2 if local else self.image_px,
-                            antialias=recipe.antialias, interpolation=recipe.interpolation)
+                            antialias=recipe.antialias, interpolation=recipe.interpolation, truncate=recipe.truncate)
     if recipe.flip and rng.random() < 0.5:
       image = np.ascontiguousarray(geometry.flip(image))
     image = colors.jitter(image, views.jitter, rng)
@@ -191,5 +191,5 @@ def eval_summary(recipe: schema.Recipe, image_px: tuple[int, int]) -> dict[str, 
   """Returns the preprocessing of evaluation, for reports and JSON: names as in `weights.preprocess.Preprocess`."""
   interpolation, antialias = geometry.eval_resampling(recipe)
   return {'geometry': recipe.eval_geometry.value, 'resize_px': recipe.eval_resize_px, 'image_px': list(image_px),
-          'interpolation': interpolation.value, 'antialias': antialias, 'mean': list(recipe.mean),
-          'std': list(recipe.std), 'exif_orientation': recipe.exif_orientation}
+          'interpolation': interpolation.value, 'antialias': antialias, 'truncate': recipe.truncate,
+          'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.exif_orientation}

@@ -14,6 +14,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
 from vit_jax.data.files import access
 from vit_jax.data.image import decode, geometry, masks
+from vit_jax.data.image.decode import Window
 from vit_jax.data.image.headers import BadImage, decode_options
 from vit_jax.data.source import Source, find_origin
 
@@ -57,7 +58,8 @@ class MaskedImages:
     image, mask = self.read(index)
     height, width = self._size((image.shape[0], image.shape[1]))
     interpolation, antialias = geometry.eval_resampling(self.recipe)
-    resized = geometry.resize(image, (height, width), antialias=antialias, interpolation=interpolation)
+    resized = geometry.resize_part(image, (height, width), Window(0, 0, height, width), antialias=antialias,
+                                   interpolation=interpolation, truncate=self.recipe.truncate)
     small = masks.resize(mask, (height, width))
     cuts = [(slice(top, top + self.window_px[0]), slice(left, left + self.window_px[1]))
             for top in self._starts(0, height) for left in self._starts(1, width)]
