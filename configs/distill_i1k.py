@@ -50,7 +50,8 @@ def get_config(arguments: str = '') -> s.Config:
       erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
       mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))
   mixed = s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-                   crop_aspect=(.75, 1.33), flip=True, mixup=1., eval_resize_px=256, eval_area=True)
+                   crop_aspect=(.75, 1.33), flip=True, mixup=1., eval_resize_px=256, eval_area=True,
+                   truncate=True)
   config = s.Config(
       name=f'distill {given["size"]} {given["teach"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,

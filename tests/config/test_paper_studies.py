@@ -177,6 +177,7 @@ def test_rounds_may_begin_with_weights_that_are_there() -> None:
   assert (pseudo.per_class, pseudo.threshold) == (130_000, .3)
 
 
+# google-research/noisystudent@aac52bf, main.py and local_scripts/imagenet.
 def test_noisy_student_of_the_paper_goes_from_b7_to_l2() -> None:
   runs, _ = done(files.load_study('noisy_student', []))
   factors = {name: run.model.width_factor for name, run in runs.items() if isinstance(run.model, schema.EfficientNet)}

@@ -62,8 +62,8 @@ def test_consistent_distillation_has_the_numbers_of_its_program_but_for_the_rate
   assert isinstance(o, s.AdamW) and (c.batch_size, c.data.train_split) == (4096, 'train[:98%]')
   assert (o.clip_norm, o.mu_dtype, o.schedule.warmup, o.schedule.end_lr) == (1., s.DType.BF16, '5_000 steps', 0.)
   assert o.weight_decay == pytest.approx(.0003 / .03) and o.lr == 1e-3  # its rate is .03, for a BiT-R50x1
-  assert (r.mixup, r.interpolation, r.antialias, r.eval_resize_px, r.eval_area) == (
-      1., s.Interpolation.BILINEAR, False, 256, True)
+  assert (r.mixup, r.interpolation, r.antialias, r.eval_resize_px, r.eval_area, r.truncate) == (
+      1., s.Interpolation.BILINEAR, False, 256, True, True)
   deit = files.load('distill_i1k:teach=hard', [])
   assert (deit.optimizer.schedule.lag, deit.optimizer.schedule.stairs) == ('1 epoch', '1 epoch')
   assert deit.optimizer == files.load('deit_b16_i1k', []).optimizer and deit.batch_size == 1024

@@ -139,8 +139,7 @@ def test_big_vision_s_protocol_squashes_and_crops_images(number: int) -> None:
   config = files.load('deit_b16_i1k', ['image_px=28,28'])  # whose own images are resized otherwise
   image, _ = geometry.fit(made.image(number), recipe=bench.squashed_crop(config), image_px=(28, 28))
   want = np.reshape(GOLDEN['pixels'][number], (28, 28, 3))
-  # The program cuts off fractions of a level, and OpenCV rounds to its nearest 1 / 2048 of the weights.
-  np.testing.assert_allclose(image.astype(int), want, atol=1)
+  np.testing.assert_array_equal(image, want)
 
 
 def test_big_vision_s_protocol_reads_after_the_hidden_layer() -> None:

@@ -35,6 +35,7 @@ def test_a_run_is_what_table_3_says(name: str) -> None:
   assert c.head.pre_logits == width  # section 3.1: an MLP with one hidden layer at pre-training time
 
 
+# Clipping: the caption of Table 3 has it for ImageNet only.
 @pytest.mark.parametrize(('spec', 'hidden'), [
     ('rivals_jft:R50+L/32', 1024), ('rivals_jft:BiT-R50x1', 0), ('axial_jft:size=B/16', 0)])
 def test_other_networks_on_jft_have_their_head_and_no_clipping(spec: str, hidden: int) -> None:

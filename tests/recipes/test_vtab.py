@@ -125,6 +125,7 @@ def test_table_nine_stands_beside_the_tasks_and_its_mean_is_that_of_the_paper() 
   assert means == pytest.approx(table_2, abs=.02)  # Table 9 is rounded to 0.1, so its mean is exact to 0.05 / sqrt(19)
 
 
+# ViT paper, Appendix B.1.1.
 def test_a_resnet_takes_the_better_of_both_protocols() -> None:
   study = files.load_study('transfer:BiT-R50x1,sets=pets+imagenet2012,seeds=1,real=no', [])
   tried = study.runs['pets_hyperrule']

@@ -163,7 +163,7 @@ class Bench:
     layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
     pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
                 *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
-                recipe.exif_orientation)
+                recipe.exif_orientation, recipe.truncate)
     identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
                 'network': repr((self.config.model, self.config.head)), 'view': view,
                 'features': repr(layers) + ' after the hidden layer' * is_theirs, 'code': __version__}
@@ -201,7 +201,7 @@ def squashed_crop(config: schema.Config) -> schema.Recipe:
   resize_px = round(max(config.image_px) * 256 / 224)
   return dataclasses.replace(
       config.data.recipe, eval_resize_px=resize_px, eval_geometry=schema.Geometry.HUGGINGFACE,
-      interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False)
+      interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False, truncate=True)
 
 
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
