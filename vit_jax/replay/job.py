@@ -116,7 +116,7 @@ class Replay:
     configs = self._read_line(self._arguments(pathlib.Path('work'))[-1])[1]
     if len(configs) != 1 or not self.record.settings:  # a study has the settings of several runs
       return []
-    return settings.differences(self.record.settings, settings.given(configs[0], self.found), without=self.record.found)
+    return settings.differences(self.record.settings, configs[0], self.found, without=self.record.found)
 
   def _arguments(self, work: pathlib.Path) -> list[list[str]]:
     """Returns the commands with their directories; the last one writes into `WORK/result`, unless it says another."""
@@ -138,15 +138,14 @@ class Replay:
     """Returns how the settings of the run differ from those of the record, and the outcome."""
     folder = pathlib.Path(next(word.partition('=')[2] for word in self._arguments(work)[-1]
                                if word.startswith('--workdir=')))
-    found = outcomes.read(folder)
-    if not self.record.config_digest or not (folder / 'config.json').is_file():
+    found = outcomes.read(work if folder.parent == work / 'runs' else folder)
+    if not self.record.config_digest:
       return [], found
     paths = self.found | {inputs.WORK: str(work)}
-    config = settings.read(folder)
-    if settings.digest(config, paths) == self.record.config_digest:
-      return [], found
-    return settings.differences(self.record.settings, settings.given(config, paths)) or [
-        'a default of this version of the code'], found
+    config = settings.read(found.config)
+    if settings.digest(config, paths) != self.record.config_digest:
+      print('This version of the code has other settings, or other defaults of them, than that of the record.')
+    return settings.differences(self.record.settings, config, paths), found
 
 
 @dataclasses.dataclass

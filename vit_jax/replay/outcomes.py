@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 from typing import Any, NamedTuple
 
 from vit_jax.core.errors import UserError
@@ -13,10 +14,11 @@ class Outcome(NamedTuple):
   """What a directory has to say of a result.
 
   kind: `train` or `evaluation`.
-  values: metrics at the end, by name; in a study after the name of the run.
-  history: metrics of evaluations during training, as `METRIC at STEP`.
-  params_digest: of the parameters; '' in a study.    checkpoints: the same by step.
-  command: as it was typed, without the name of the program.
+  values: metrics at the end, by name; of several runs after the name of each, with their `median`.
+  history: of evaluations during training, `METRIC at STEP` and `best METRIC`; of several runs after the name of each.
+  params_digest: of the parameters; '' of several runs.    checkpoints: the same by step, or by the name of the run.
+  commands: as they were typed, without the name of the program.
+  config: the directory with the config; of the last one of several runs.
   commit: of the code; '' = not known.    machine: see `record/machine.py`.
   processor_s: 0 = not known.
   """
@@ -24,10 +26,11 @@ class Outcome(NamedTuple):
   values: dict[str, float]
   params_digest: str
   checkpoints: dict[str, str]
-  command: tuple[str, ...]
+  commands: tuple[tuple[str, ...], ...]
   commit: str
   machine: dict[str, Any]
   processor_s: float
+  config: pathlib.Path
   history: dict[str, float] = {}
 
 
@@ -43,10 +46,10 @@ def read(path: pathlib.Path) -> Outcome:
   if file.is_file():
     content = _json(file)
     return Outcome('evaluation', _numbers(content['metrics']), content.get('params_digest', ''), {},
-                   tuple(content.get('command', ())[1:]), content.get('commit', ''), content.get('machine', {}),
-                   content.get('processor_s', 0.))
+                   (tuple(content.get('command', ())[1:]),), content.get('commit', ''), content.get('machine', {}),
+                   content.get('processor_s', 0.), file.parent)
   if runs := sorted(one.parent for one in path.glob('runs/*/final.json')):
-    return _of_study({run.name: _of_run(run) for run in runs})
+    return _of_several({run.name: _of_run(run) for run in runs})
   raise UserError(f'{path}: expected the directory of a run that has ended, or an evaluate.json, got neither. Run the '
                   'train or evaluate command to its end first.')
 
@@ -57,18 +60,32 @@ def _of_run(path: pathlib.Path) -> Outcome:
   starts = sum(e['event'] == 'start' for e in record.events)
   saved = {str(e['step']): str(e['params_digest']) for e in record.events if e['event'] == 'checkpoint'}
   return Outcome('train', _numbers(final['metrics']), final['params_digest'], saved,
-                 tuple(start.get('command', ())[1:]), start.get('commit', ''), start.get('machine', {}),
-                 final.get('processor_s', 0.) if starts == 1 else 0.,
-                 {f'{name} at {row["step"]:.0f}': value for row in record.rows for name, value in row.items()
-                  if not name.startswith('train/') and name not in ('step', 'time_s')})
+                 (tuple(start.get('command', ())[1:]),), start.get('commit', ''), start.get('machine', {}),
+                 final.get('processor_s', 0.) if starts == 1 else 0., path,
+                 _history(record.rows))
 
 
-def _of_study(runs: dict[str, Outcome]) -> Outcome:
-  first = next(iter(runs.values()))
-  return Outcome('train', {f'{name} {metric}': value for name, run in runs.items()
-                           for metric, value in run.values.items()}, '', {
-                 name: run.params_digest for name, run in runs.items()}, (), first.commit, first.machine,
-                 sum(run.processor_s for run in runs.values()))
+def _history(rows: list[reader.Row]) -> dict[str, float]:
+  """Returns `METRIC at STEP` of all evaluations, and `best METRIC`, the largest value of each."""
+  found = {f'{name} at {row["step"]:.0f}': value for row in rows for name, value in row.items()
+           if not name.startswith('train/') and name not in ('step', 'time_s')}
+  best: dict[str, float] = {}
+  for name, value in found.items():
+    name = f'best {name.rpartition(" at ")[0]}'
+    best[name] = max(value, best.get(name, value))
+  return found | best
+
+
+def _of_several(runs: dict[str, Outcome]) -> Outcome:
+  last = [*runs.values()][-1]
+  values = {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.values.items()}
+  shared = set.intersection(*(set(run.values) for run in runs.values()))
+  values |= {f'median {metric}': statistics.median(run.values[metric] for run in runs.values())
+             for metric in sorted(shared)}
+  return Outcome('train', values, '', {name: run.params_digest for name, run in runs.items()},
+                 tuple(line for run in runs.values() for line in run.commands), last.commit, last.machine,
+                 sum(run.processor_s for run in runs.values()), last.config,
+                 {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.history.items()})
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -14,8 +14,8 @@ from vit_jax.replay.job import ReadLine
 from vit_jax.replay.records import Record, Tolerance
 
 
-def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str, str], tolerance: float,
-        elsewhere: float, reason: str, read_line: ReadLine) -> int:
+def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str, str], command: str,
+        tolerance: float, elsewhere: float, reason: str, read_line: ReadLine) -> int:
   """Writes the record of the outcome in a directory; exit status 0.
 
   Args:
@@ -23,6 +23,7 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
     claim: a sentence, in which {NAME:.1%} is the value of a metric.
     to: the file to write.
     data: paths by the names that replace them in the record.
+    command: lines for a shell joined by &&, in place of those that the result has.
     tolerance, elsewhere, reason: see `records.Tolerance`.
     read_line: reads a command line.
   """
@@ -33,36 +34,40 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
   if (tolerance or elsewhere) and not reason:
     raise UserError('--reason: expected why the values may differ, got none. A tolerance without a reason proves '
                     'nothing.')
-  record = make(pathlib.Path(files[0]), to.stem, claim, data, Tolerance(tolerance, elsewhere, reason), read_line)
+  record = make(pathlib.Path(files[0]), to.stem, claim, data, Tolerance(tolerance, elsewhere, reason), read_line,
+                command)
   records.write(record, to)
   print(f'{record.sentence}\nWritten: {to}. Replay it with vit-jax replay {to}', flush=True)
   return 0
 
 
 def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tolerance: Tolerance,
-         read_line: ReadLine) -> Record:
+         read_line: ReadLine, lines: str = '') -> Record:
   """Returns the record of an outcome.
 
   Raises:
     UserError: there is none, its command cannot be run again, or the claim names a value that it does not have.
   """
   found = outcomes.read(path)
-  words = command(found.command)
-  job, configs = read_line(words)
-  if job == 'evaluate' and not any(word.startswith('--weights') for word in words):
+  typed = [shlex.split(line)[1:] for line in lines.split('&&')] if lines else [command(one) for one in found.commands]
+  job, configs = read_line(typed[-1])
+  if job == 'evaluate' and not any(word.startswith('--weights') for word in typed[-1]):
     raise UserError(f'{path}: expected a run, or an evaluation of weights, got one that wrote into a run. Record the '
                     'run, or evaluate it with --weights=RUN.')
-  stage.begin('reading the data')
-  line = shlex.join(['vit-jax', *(inputs.named(word, data) for word in words)])
-  folder = path if path.is_dir() else path.parent
-  own = settings.read(folder)
-  given = settings.given(configs[-1], data) if configs else {}
+  if len(typed) > 1 and not lines:
+    typed = [[*one, f'--workdir={{{inputs.WORK}}}/runs/{run}']
+             for one, run in zip(typed, found.checkpoints, strict=True)]
+  words = [[inputs.named(word, data) for word in one] for one in typed]
+  own = settings.read(found.config)
   resolved = settings.given(own, data)
+  parsed = settings.given(configs[-1], data) if len(configs) == 1 else resolved
+  stage.begin('reading the data')
   record = Record(
-      id=name, claim=claim, kind=found.kind, command=(line,), values=found.values, tolerance=tolerance,
-      params_digest=found.params_digest, checkpoints=found.checkpoints, settings=resolved,
-      found=tuple(sorted(key for key in given.keys() | resolved.keys() if given.get(key) != resolved.get(key))),
-      config_digest=settings.digest(own, data), files=inputs.files([shlex.split(line)[1:]], data),
+      id=name, claim=claim, kind=found.kind, command=tuple(shlex.join(['vit-jax', *one]) for one in words),
+      values=found.values, tolerance=tolerance, params_digest=found.params_digest, checkpoints=found.checkpoints,
+      settings=resolved, config_digest=settings.digest(own, data),
+      found=tuple(sorted(key for key in parsed.keys() | resolved.keys() if parsed.get(key) != resolved.get(key))),
+      files=inputs.files(words, data),
       data=inputs.contents(own, is_trained=found.kind == 'train', found=data),
       made={'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': found.commit,
             'machine': found.machine, 'processor_s': found.processor_s})
@@ -76,7 +81,6 @@ def with_claimed(record: Record, found: outcomes.Outcome) -> Record:
   Raises:
     UserError: the claim names a value that there is not.
   """
-
   names = [match[1] for match in records.VALUE.finditer(record.claim)]
   if odd := [name for name in names if name not in found.values | found.history]:
     raise UserError(f'--claim: expected names of values in braces, got {{{odd[0]}}}. Use {", ".join(found.values)}, or '

@@ -75,7 +75,11 @@ class Record:
   @property
   def sentence(self) -> str:
     """The claim with its values."""
-    return VALUE.sub(lambda found: _shown(self.values[found[1]], found[2] or ''), self.claim)
+    return self.filled(self.claim)
+
+  def filled(self, text: str) -> str:
+    """Returns a text with values in place of `{NAME:FORMAT}`."""
+    return VALUE.sub(lambda found: _shown(self.values[found[1]], found[2] or ''), text)
 
   def words(self) -> list[list[str]]:
     """The commands as lists of arguments, without the name of the program."""

@@ -49,14 +49,23 @@ def digest(config: schema.Config, found: Mapping[str, str]) -> str:
   return checkpoint_files.sha256(_all(config, found))
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> list[str]:
-  """Returns a line for each setting that differs, except for some; 'default' is the value that the schema has."""
-  return [f'{name}: {_shown(before, name)} -> {_shown(now, name)}' for name in sorted(before.keys() | now.keys())
-          if before.get(name) != now.get(name) and name not in without]
+def differences(before: Mapping[str, Any], config: schema.Config, found: Mapping[str, str], *,
+                without: tuple[str, ...] = ()) -> list[str]:
+  """Returns a line for each setting of a config that differs from those of a record.
 
-
-def _shown(settings: Mapping[str, Any], name: str) -> str:
-  return json.dumps(settings[name]) if name in settings else 'default'
+  Args:
+    before: settings of the record that differ from their defaults.
+    config: to compare.
+    found: paths by name.
+    without: settings that are not compared.
+  """
+  now, own = _all(config, found), given(config, found)
+  lines = []
+  for name in sorted((before.keys() | own.keys()) - set(without)):
+    if name not in before or name not in now or before[name] != now[name]:
+      old, new = (json.dumps(one[name]) if name in one else 'default' for one in (before, own))
+      lines.append(f'{name}: {old} -> {new}')
+  return lines
 
 
 def _kinds(config: schema.Config) -> set[str]:

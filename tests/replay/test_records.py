@@ -1,0 +1,85 @@
+"""The records of the repository: they are complete, their commands still give their settings, and pages show them."""
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from vit_jax import commands, main
+from vit_jax.record import origin
+from vit_jax.replay import inputs, pages, records, settings
+from vit_jax.replay.records import Record
+
+RECORDS = {path.stem: records.read_file(path) for path in records.paths()}
+MOST_BYTES = 20_000
+
+
+@pytest.mark.parametrize('page', pages.PAGES)
+def test_a_page_has_the_numbers_of_the_records(page: str) -> None:
+  text = (origin.ROOT / page).read_text()
+  assert pages.filled(text) == text, 'python -m vit_jax.replay.pages'
+
+
+def test_every_record_is_shown() -> None:
+  assert pages.shown() == RECORDS.keys()
+
+
+def test_the_readme_shows_the_line_of_digits() -> None:
+  share = RECORDS['digits'].values['test/top1@ema']
+  assert f'test/top1 of the ema weights: {share:.2%} of 360 images' in (origin.ROOT / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('name', RECORDS)
+def test_a_record_is_complete_or_says_that_it_is_not(name: str) -> None:
+  record = RECORDS[name]
+  assert len((records.FOLDER / f'{name}.json').read_bytes()) < MOST_BYTES
+  assert record.values and record.sentence.endswith('.') and '{' not in record.sentence
+  assert len(record.made['date']) == 10 and record.made['machine']['cpu_model']
+  if record.kind == 'measurement':
+    assert not record.replayed and not record.params_digest
+  elif record.replayed.startswith('never'):
+    assert record.tolerance.same and record.tolerance.reason and not record.params_digest and not record.data
+  else:
+    assert record.made['commit'].isalnum(), 'made by a checkout without changes'
+    assert record.data and record.config_digest and (record.params_digest or len(record.command) > 1)
+    assert all(len(digest) == 64 for digest in (*record.checkpoints.values(), record.config_digest))
+    assert not record.tolerance.elsewhere or record.tolerance.reason
+  assert set(record.about) == set(inputs.names(record.words())) or record.kind == 'measurement'
+
+
+@pytest.mark.parametrize('name', [name for name, one in RECORDS.items() if one.kind != 'measurement'])
+def test_the_commands_of_a_record_are_valid_and_give_its_settings(name: str) -> None:
+  record = RECORDS[name]
+  read = [commands.read_line(main.parse, words) for words in record.words()]
+  configs = read[-1][1]
+  if len(configs) == 1 and record.settings:
+    assert settings.differences(record.settings, configs[0], {}, without=record.found) == []
+
+
+def test_a_conversion_keeps_the_digest_of_the_parameters() -> None:
+  one, other = RECORDS['vit_ti_imagenet'], RECORDS['vit_ti_converted']
+  assert one.params_digest == other.params_digest and one.values == other.values
+
+
+def test_a_table_names_a_pattern_without_a_record() -> None:
+  with pytest.raises(records.UserError, match="got 'digts'"):
+    pages.table('digts')
+
+
+def test_a_number_that_was_typed_into_a_page_is_replaced() -> None:
+  record = RECORDS['bench_step_s16']
+  page = ('<!-- records: bench_step_s16 -->\n| old |\n<!-- end of the records -->\nIt is '
+          '<!-- claim: bench_step_s16 | {times timm:.2f}× -->3.14×<!-- end --> as fast.')
+  text = pages.filled(page)
+  assert '3.14' not in text and '-->0.98×<!-- end --> as fast.' in text and pages.filled(text) == text
+  made = 'one of 2 cores of an Intel Xeon, 2026-11-22'
+  assert f'| {record.sentence} | {made} | measured, not replayed: `bench_step_s16` |' in text
+  assert shlex.split(record.command[0])[0] == 'taskset'
+
+
+def test_a_row_says_how_a_record_is_replayed() -> None:
+  def shown(**fields: object) -> str:
+    return pages.cells(Record('x', 'A.', 'train', (), {}, **fields))[2]  # type: ignore[arg-type]
+  assert shown(replayed='2026-11-23') == 'EQUAL, 2026-11-23: `x`' and shown() == 'never: `x`'
+  assert shown(replayed='never, since 2026-11-21') == 'never, since 2026-11-21: `x`'
+  assert shown(replayed='2026-11-23', tolerance=records.Tolerance(.01)) == 'within 0.01, 2026-11-23: `x`'
