@@ -5,10 +5,11 @@ Source:   arXiv 2204.07118, Table 1, and its published command for ViT-S (facebo
           augment.py, models_v2.py): batch 2,048, lr 4e-3 to 1e-5, decay 0.05, repeated augmentation, 3-Augment with
           jitter 0.3, mixup 0.8 or cutmix 1, drop path 0.05 in every block alike, LayerScale 1e-4; every class that a
           mixed image has is a target of 1. apex's LAMB clips at norm 1 and scales only decayed kernels by trust ratios.
+          Mixing is drawn for every 256 images, the batch of a device in its command; copies of an image are on
+          different ones.
           Crop ratio 1 in evaluation (the command's --eval-crop-ratio 1.0). The learning rate changes once an epoch, one
           epoch late, along a cosine from epoch 0, as timm's scheduler and the program's loop have it.
-Differs:  Here the class token has a position, which starts at zero. Mixing is drawn once for the batch, and there on
-          each of its 8 devices; copies of an image have one partner and one share here, and several there.
+Differs:  Here the class token has a position, which starts at zero.
 Run:      python -m vit_jax.main --config=configs/deit3_s16_i1k.py --workdir=runs/deit3_s16_i1k
 Expected: the repository's table has top-1 81.4 % (ImageNet-v2 70.5 %). Not run here.
 """
@@ -29,7 +30,7 @@ def get_config() -> s.Config:
           recipe=s.Recipe(
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
               crop_aspect=(.75, 4 / 3), flip=True, three_augment=True, jitter=s.Jitter(.3, .3, .3), mixup=.8, cutmix=1.,
-              repeats=3,
+              mix_group=256, repeats=3,
               eval_resize_px=224, eval_geometry=s.Geometry.TORCHVISION,
               interpolation=s.Interpolation.BICUBIC, antialias=True,
               mean=(.485, .456, .406), std=(.229, .224, .225))),

@@ -6,9 +6,9 @@ Source:   arXiv 2012.12877, Table 9, and the defaults of its released program, f
           stochastic depth 0.1, three repeats of each image in a batch, RandAugment m9-mstd0.5-inc1, mixup 0.8 or cutmix
           1, erasing 0.25. timm's conventions throughout: ImageNet's mean and deviation, bicubic with antialias, exact
           GELU. The learning rate changes once an epoch, one epoch late, along a cosine from epoch 0, as timm's
-          scheduler and the program's loop have it.
-Differs:  Mixing is drawn once for the batch, and there on each of its devices; copies of an image have one partner and
-          one share here, and several there.
+          scheduler and the program's loop have it. Mixing is drawn for every 64 images (S and Ti: 256), the batch of a
+          device in its commands (README_deit.md); copies of an image are on different ones.
+Differs:  No difference is known.
 Run:      python -m vit_jax.main --config=configs/deit_b16_i1k.py --workdir=runs/deit_b16_i1k
           --config.model.dtype=bfloat16
           size=S/16 or size=Ti/16 trains a smaller model.
@@ -37,7 +37,8 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION,
               randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
               erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
-              mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))),
+              mixup=.8, cutmix=1., mix_group=64 if given['size'] == 'B/16' else 256, repeats=3,
+              mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=5e-4, base_batch_size=512, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,

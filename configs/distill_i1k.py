@@ -10,8 +10,7 @@ Source:   arXiv 2012.12877, section 4 and Table 9: as deit_b16_i1k.py, with a di
           there (--config.length='1200 epochs', the paper up to 9,600).
 Differs:  teach=consistent trains a ViT, and the program's student is a BiT-R50x1, so that its learning rate of 0.03 is
           not used: here it is 1e-3, our choice, with the program's decay of 0.01 times the learning rate. The teacher
-          is a ViT-B/16 unless you set another; those of the papers are a RegNetY-16GF and a BiT-M R152x2. Mixing, of
-          hard and soft, is drawn once for the batch, and there on each of its devices.
+          is a ViT-B/16 unless you set another; those of the papers are a RegNetY-16GF and a BiT-M R152x2.
 Run:      python -m vit_jax.main --config=configs/distill_i1k.py:S/16,teach=hard --config.objective.teacher.weights=FILE
           --workdir=runs/deit_s16_distilled
           Or Ti/16, B/16. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its
@@ -48,7 +47,8 @@ def get_config(arguments: str = '') -> s.Config:
       eval_geometry=s.Geometry.TORCHVISION,
       randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
       erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
-      mixup=.8, cutmix=1., repeats=3, mean=(.485, .456, .406), std=(.229, .224, .225))
+      mixup=.8, cutmix=1., mix_group=64 if given['size'] == 'B/16' else 256, repeats=3,
+      mean=(.485, .456, .406), std=(.229, .224, .225))
   mixed = s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                    crop_aspect=(.75, 1.33), flip=True, mixup=1., eval_resize_px=256, eval_area=True,
                    truncate=True)

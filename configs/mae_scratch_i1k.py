@@ -7,8 +7,8 @@ Source:   arXiv 2111.06377, Appendix A.2 (from scratch): AdamW 0.9/0.95, 1e-4 fo
           vit-base-p16_pt-32xb128-mae_in1k-224.py has the same numbers; those of L and H were not checked again.
           timm's conventions, as deit_b16_i1k.py. Initialization is that of the authors' fine-tuning program
           (facebookresearch/mae main_finetune.py) without weights, which is timm 0.3.2's; the paper does not state it.
-Differs:  The authors published no program for it. Mixing is drawn once for the batch, and in their fine-tuning program
-          on each device.
+Differs:  The authors published no program for it. Mixing is drawn for every 128 images, as on each of the 32 devices of
+          mmpretrain's file.
 Run:      python -m vit_jax.main --config=configs/mae_scratch_i1k.py --workdir=runs/mae_scratch
           --config.model.dtype=bfloat16
           size=L/16 or size=H/14 trains a larger model.
@@ -38,7 +38,7 @@ def get_config(arguments: str = '') -> s.Config:
               eval_resize_px=256,
               eval_geometry=s.Geometry.TORCHVISION,
               randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
-              mixup=.8, cutmix=1., mean=(.485, .456, .406), std=(.229, .224, .225))),
+              mixup=.8, cutmix=1., mix_group=128, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=1e-4, base_batch_size=256, b1=.9, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(

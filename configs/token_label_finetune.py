@@ -49,7 +49,7 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.TokenLabel(
-          dense_weight=1., mix_token=True, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
+          dense_weight=1., mix_token=True, mix_group=64, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
           map_grid=(18, 18)),
       optimizer=s.AdamW(lr=5e-6, b1=.9, b2=.999, weight_decay=1e-8, clip_norm=0.,
                         schedule=s.Schedule(s.Decay.CONSTANT, warmup='5 epochs')),

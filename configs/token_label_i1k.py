@@ -5,10 +5,10 @@ Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,
           python -m vit_jax.main --job=prepare --config=configs/token_label_i1k.py --weights=TEACHER --to=maps
 Source:   arXiv 2104.10858, section 4.1 and Table 2, and its program (zihangJiang/TokenLabeling@9dbfd59, README.md and
           main.py): AdamW 1.6e-3 (L 1e-3) for 1,024 images, batch 1,024, 300 epochs and 10 more at 1e-5, 5 of warm-up,
-          decay 0.05, RandAugment m9-mstd0.5-inc1 (L: three operations), erasing 0.25, no mixup, MixToken, stochastic
-          depth by size, moving average 0.99992; targets of class and tokens by RoIAlign of a map's logits, softmax and
-          smoothing 0.1; both losses count the same (the paper's eq. 3 has the image's label as the target of the class:
-          --config.objective.class_target=label).
+          decay 0.05, RandAugment m9-mstd0.5-inc1 (L: three operations), erasing 0.25, no mixup, MixToken (a box for
+          every 128 images, the batch of a device), stochastic depth by size, moving average 0.99992; targets of class
+          and tokens by RoIAlign of a map's logits, softmax and smoothing 0.1; both losses count the same (the paper's
+          eq. 3 has the image's label as the target of the class: --config.objective.class_target=label).
 Differs:  Maps come from your teacher, of the whole image (there by NFNet-F6 at 576 px, of the central
           square); each token gets the part of the map that it shows (there the box has rows and columns exchanged);
           RandAugment comes after the crop, and maps do not follow its rotations, shears and translations (there they
@@ -47,7 +47,7 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.TokenLabel(
-          dense_weight=1., mix_token=True, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
+          dense_weight=1., mix_token=True, mix_group=128, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
           map_grid=(18, 18)),
       optimizer=s.AdamW(
           lr=1e-3 if size == 'L' else 1.6e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,

@@ -133,3 +133,20 @@ def test_recipes_of_big_vision_resize_as_its_program(name: str) -> None:
   recipe = files.load(name, []).data.recipe
   assert recipe.truncate and recipe.eval_area and not recipe.antialias
   assert recipe.interpolation is s.Interpolation.BILINEAR and recipe.crop_sampler is s.CropSampler.TENSORFLOW
+
+
+@pytest.mark.parametrize(('name', 'devices'), [
+    ('deit_b16_i1k', 16), ('deit_b16_i1k:size=S/16', 4), ('deit3_s16_i1k', 8), ('distill_i1k:B/16', 16),
+    ('mae_finetune:B/16', 32), ('mae_finetune:L/16', 32), ('mae_finetune:H/14', 64), ('mae_scratch_i1k', 32)])
+def test_mixing_is_drawn_for_the_batch_of_a_device_of_the_published_command(name: str, devices: int) -> None:
+  config = files.load(name, [])
+  recipe = config.data.recipe
+  assert s.num_groups(config.batch_size, recipe.mix_group) == devices and recipe.mixup == .8 and recipe.cutmix == 1.
+  assert recipe.repeats <= devices
+
+
+@pytest.mark.parametrize('name', ['token_label_i1k', 'token_label_finetune'])
+def test_boxes_of_tokens_are_those_of_eight_devices(name: str) -> None:
+  config = files.load(name, [])
+  assert isinstance(config.objective, s.TokenLabel)
+  assert s.num_groups(config.batch_size, config.objective.mix_group) == 8

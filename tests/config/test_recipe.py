@@ -10,8 +10,9 @@ from vit_jax.core.errors import UserError
 
 R, RA, V = schema.Recipe, schema.RandAugment, schema.Views
 TIMM = RA(2, 9., .5, .5, schema.OpTable.TIMM)
-GOOD = R(randaugment=TIMM, jitter=schema.Jitter(.3, .3, .3), erase=schema.Erase(.25), mixup=.8, cutmix=1., repeats=2,
-         mix_probability=.9, cutmix_share=.3, interpolation=schema.Interpolation.BICUBIC, antialias=True)
+GOOD = R(randaugment=TIMM, jitter=schema.Jitter(.3, .3, .3), erase=schema.Erase(.25), mixup=.8, cutmix=1.,
+         mix_group=256, repeats=2, mix_probability=.9, cutmix_share=.3,
+         interpolation=schema.Interpolation.BICUBIC, antialias=True)
 
 
 def config(recipe: schema.Recipe, **changes: object) -> schema.Config:
@@ -41,6 +42,9 @@ def test_a_recipe_with_everything_that_goes_together_passes() -> None:
     (R(cutmix=-1.), 'data.recipe.cutmix: expected at least 0, got -1.0'),
     (R(mix_probability=.5), 'mix_probability: expected its default 1.0 where mixup and cutmix are 0, got 0.5.'),
     (R(mixup=.2, mix_probability=1.5), 'data.recipe.mix_probability: expected 0 to 1, got 1.5'),
+    (R(mixup=.2, mix_group=48), 'data.recipe.mix_group: expected 0, or an even divisor of batch_size=128, got 48. Set'),
+    (R(mixup=.2, mix_group=127), 'data.recipe.mix_group: expected 0, or an even divisor of batch_size=128, got 127.'),
+    (R(mix_group=64), 'data.recipe.mix_group: expected its default 0 where mixup and cutmix are 0, got 64.'),
     (R(mixup=.2, cutmix_share=.7), 'cutmix_share: expected its default 0.5 unless mixup and cutmix are both on'),
     (R(repeats=0), 'data.recipe.repeats: expected at least 1, got 0'),
     (R(repeats=65), 'batch_size: expected at least 130, two different examples, with data.recipe.repeats=65, got 128'),

@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tests.data import make_golden_mixing as golden
 from vit_jax.config import schema
 from vit_jax.data.device import mix
 
@@ -148,3 +150,56 @@ def test_several_labels_are_mixed_as_their_sum() -> None:
   batch = {'image': jnp.zeros((2, 4, 4, 3)), 'label': jnp.array([0, 2]), 'label_list': jnp.array([[0, 1], [2, -1]])}
   labels = mix_pairs(batch, .75, num_classes=3)['labels']
   np.testing.assert_allclose(labels, [[.75, .75, .25], [.25, .25, .75]])
+
+
+TIMM = np.load(golden.FILE)
+GROUPED = schema.Recipe(mixup=.8, cutmix=1., mix_group=4)
+
+
+def of_groups(recipe: schema.Recipe, num: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
+  """Of `num` rows, black and white in turns, for each key `[keys, num]`: whether pixels are mixed, the own weight."""
+  image = jnp.broadcast_to((jnp.arange(num) % 2.)[:, None, None, None], (num, golden.PX, golden.PX, 3))
+  batch = {'image': image, 'label': jnp.arange(num) % 2}
+
+  def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    out = mix.mix(batch, key, recipe=recipe, num_classes=2)
+    mixed = ((out['image'] > 0) & (out['image'] < 1)).any((1, 2, 3))
+    return mixed, jnp.take_along_axis(out['labels'], batch['label'][:, None], 1)[:, 0]
+  return jax.device_get(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), keys)))
+
+
+@pytest.mark.slow(reason='7 s, to draw from Beta distributions; with uniform draws below')
+def test_draws_of_groups_have_the_law_of_timm() -> None:
+  mixed, weight = (values[:, ::4] for values in of_groups(GROUPED, 32, 250))
+  # 2,000 groups against 20,000 of timm: standard deviations 0.012 of a share, at most 0.017 of a decile's probability.
+  assert abs(mixed.mean() - (1 - TIMM['cutmix'])) < .05
+  for chosen, deciles in ((mixed, TIMM['mixup']), (~mixed, TIMM['boxes'])):
+    found = [(weight[chosen] <= at + 1e-6).mean() for at in deciles]
+    np.testing.assert_allclose(found, np.arange(1, 10) / 10, atol=.07)
+  neighbors = [np.corrcoef(weight[:, i], weight[:, i + 1])[0, 1] for i in range(7)]
+  assert np.abs(neighbors).max() < .3  # five standard deviations of 250 pairs
+
+
+def test_a_group_is_at_most_the_batch() -> None:
+  assert [schema.num_groups(6, group) for group in (0, 2, 6, 64)] == [1, 3, 1, 1]
+
+
+@pytest.mark.usefixtures('betas')
+def test_each_group_of_the_global_batch_has_its_own_draw_on_any_number_of_devices() -> None:
+  batch = {'image': batch_of(32)['image'], 'label': jnp.arange(32) % 2}
+  step = jax.jit(lambda batch, key: mix.mix(batch, key, recipe=GROUPED, num_classes=2))
+  alone = step(batch, jax.random.key(5))
+  own = np.take_along_axis(np.asarray(alone['labels']), np.asarray(batch['label'])[:, None], 1).reshape(8, 4)
+  assert (own == own[:, :1]).all() and len(set(own[:, 0])) >= 4
+  rows = NamedSharding(Mesh(np.array(jax.devices()), ('data',)), PartitionSpec('data'))
+  spread = step(jax.device_put(batch, rows), jax.random.key(5))
+  for name in ('image', 'labels'):
+    np.testing.assert_allclose(spread[name], alone[name], atol=1e-6)
+
+
+def test_padding_is_not_mixed_in_groups() -> None:
+  batch = batch_of(8) | {'mask': jnp.array([1.] * 5 + [0.] * 3)}
+  out = mix_pairs(batch, jnp.array([.25, .5]), num_classes=7)
+  image = np.asarray(batch['image'])
+  np.testing.assert_allclose(out['image'][0], .25 * image[0] + .75 * image[1], atol=1e-6)
+  np.testing.assert_array_equal(out['image'][4], image[4])

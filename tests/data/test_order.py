@@ -4,6 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.data import make_golden_mixing as golden
 from vit_jax.data.pipeline import order
 
 
@@ -68,3 +69,18 @@ def test_repeats_that_do_not_divide_the_batch_leave_out_the_last_copies() -> Non
     assert row[:4].tolist() == row[4:8].tolist() and row[8:].tolist() == row[:2].tolist()
     assert (row[0::2] != row[1::2]).all()
   assert not set(rows[0]) & set(rows[1])
+
+
+def test_copies_are_dealt_to_groups_as_deits_sampler_deals_them_to_devices() -> None:
+  rows = np.load(golden.FILE)['rows']
+  batch_size = golden.DEVICES * golden.PER_DEVICE
+  visit = order.Repeated(lambda positions: positions, golden.REPEATS, batch_size, golden.DEVICES)
+  found = visit(np.arange(golden.STEPS * batch_size)).reshape(rows.shape)
+  np.testing.assert_array_equal(found, rows)
+  for group in found[0].reshape(golden.DEVICES, -1):
+    assert len(set(group)) == len(group)
+
+
+def test_fewer_groups_than_copies_leave_the_order_without_groups() -> None:
+  plain, grouped = (order.Repeated(order.Shuffled(37, 0), 3, 12, groups) for groups in (1, 2))
+  np.testing.assert_array_equal(plain(np.arange(60)), grouped(np.arange(60)))

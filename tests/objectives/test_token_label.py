@@ -23,10 +23,11 @@ BATCH = {'image': RNG.normal(size=(4, 12, 16, 3)).astype(np.float32), 'label': n
 BATCH['token_targets'][1, 2:] = 0  # tokens without a target
 
 
-def task(model: schema.ViT = MODEL, *, mix: bool = True, class_from_map: bool = True) -> TokenLabel:
+def task(model: schema.ViT = MODEL, *, mix: bool = True, class_from_map: bool = True,
+         mix_group: int = 0) -> TokenLabel:
   head = heads.Head(schema.Head())
   return TokenLabel(vit.build(model, (12, 16)), head, head, patch=4, num_classes=CLASSES, dense_weight=.7, mix=mix,
-                    label_smoothing=.1, class_from_map=class_from_map)
+                    label_smoothing=.1, class_from_map=class_from_map, mix_group=mix_group)
 
 
 @pytest.fixture(scope='module')
@@ -112,6 +113,15 @@ def test_the_box_is_that_of_cutmix_on_the_token_grid() -> None:
       inside = np.flatnonzero(line)
       assert not len(inside) or len(inside) == inside[-1] - inside[0] + 1
   assert .55 < kept.mean() < .85 and kept.min() == 0
+
+
+def test_every_group_of_images_has_its_own_box(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(token_label, 'draw_kept', lambda key, grid: jax.random.uniform(key, (grid[0] * grid[1],)))
+  kept = task(mix_group=2)._kept(jax.random.key(1), 8, (6, 8), None)
+  assert kept is not None
+  groups = np.asarray(kept).reshape(4, 2, 48)
+  np.testing.assert_array_equal(groups[:, 0], groups[:, 1])
+  assert len({group.tobytes() for group in groups[:, 0]}) == 4
 
 
 def test_both_heads_speak_at_inference(params: Any) -> None:

@@ -6,7 +6,7 @@ comes from the map, as `labels [B, C]`, as in the authors' code; otherwise it is
 (eq. 3).
 
 Differs from TokenLabeling: MixToken's partner is the neighbour in a pair of rows, as for all mixing here; there, row i
-is mixed with row B - 1 - i.
+of a device's B is mixed with row B - 1 - i. Both are random after the shuffle.
 """
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ RULES: tuple[Rule, ...] = (
 class TokenLabel:
   """Objective: `L = H(y_cls, softmax(z_cls)) + beta mean_n H(y_n, softmax(z_n))` (eq. 3), in nats.
 
-  z_cls is `head` on the pooled features, z_n is `aux` on token n. With `mix` a box of tokens is exchanged with
-  another image after the embedding (MixToken, section 3.2) and back after the last block; the class target is mixed
-  in proportion to the area. Inference adds half of the largest token logit of each class: `z_cls + max_n z_n / 2`.
+  z_cls is `head` on the pooled features, z_n is `aux` on token n. With `mix` a box of tokens, one for each `mix_group`
+  consecutive images, is exchanged with another image after the embedding (MixToken, section 3.2) and back after the
+  last block; the class target is mixed in proportion to the area. Inference adds half of the largest token logit of
+  each class: `z_cls + max_n z_n / 2`.
   """
 
   def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, *, patch: int, num_classes: int,
-               dense_weight: float, mix: bool, label_smoothing: float, class_from_map: bool) -> None:
+               dense_weight: float, mix: bool, label_smoothing: float, class_from_map: bool,
+               mix_group: int = 0) -> None:
     self._backbone, self._head, self._aux, self._patch = backbone, head, aux, patch
     self._num_classes, self._dense_weight, self._mix = num_classes, dense_weight, mix
-    self._smoothing, self._class_from_map = label_smoothing, class_from_map
+    self._smoothing, self._class_from_map, self._mix_group = label_smoothing, class_from_map, mix_group
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'head', 'aux'), batch['image']
@@ -94,7 +96,11 @@ class TokenLabel:
     """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: no mixing."""
     if not self._mix:
       return None
-    kept_BN = jnp.broadcast_to(draw_kept(key, grid)[None], (num_images, grid[0] * grid[1]))
+    groups = schema.num_groups(num_images, self._mix_group)
+    keys = jax.random.split(key, groups) if groups > 1 else key[None]
+    kept_GN = jax.vmap(lambda one: draw_kept(one, grid))(keys)
+    kept_BN = jnp.broadcast_to(kept_GN[:, None], (groups, num_images // groups, kept_GN.shape[1])).reshape(
+        num_images, -1)
     return kept_BN if mask_B is None else jnp.where(mix.swap_pairs(mask_B)[:, None] > 0, kept_BN, 1.)
 
   def _dense(self, aux: Params, tokens_BND: Array, batch: Batch) -> Array:
@@ -146,7 +152,7 @@ class Spec(spec.Spec[schema.TokenLabel]):
         encoder, heads.build(self.config.head, self.config.model),
         heads.build(schema.Head(), self.config.model), patch=model.patch, num_classes=num_classes,
         dense_weight=s.dense_weight, mix=s.mix_token, label_smoothing=s.label_smoothing,
-        class_from_map=self._class_from_map)
+        class_from_map=self._class_from_map, mix_group=s.mix_group)
 
   def rules(self) -> list[Rule]:
     return [*supervised.head_rules(self.config.head), *RULES]

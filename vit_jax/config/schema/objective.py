@@ -20,6 +20,7 @@ from vit_jax.config.schema.ranges import (
     ANY,
     BELOW_1,
     COUNT,
+    COUNT_OR_0,
     INSIDE,
     NOT_NEGATIVE,
     POSITIVE,
@@ -29,6 +30,7 @@ from vit_jax.config.schema.ranges import (
     duration,
     ranged,
 )
+from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import PatchStem, Pool, Positions, PositionsAt, ViT
 
 __all__ = (
@@ -224,6 +226,7 @@ class TokenLabel(ObjectiveSettings):
   maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
   dense_weight: float = ranged(1., POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
   mix_token: bool = False                              # MixToken: a box of tokens comes from another image
+  mix_group: int = ranged(0, COUNT_OR_0)               # consecutive images of a microbatch with one box; 0 = all
   label_smoothing: float = ranged(0., BELOW_1)         # of the targets of class and tokens
   class_target: ClassTarget = ClassTarget.MAP
   top: int = ranged(5, COUNT)                          # classes a position in the maps
@@ -240,6 +243,9 @@ class TokenLabel(ObjectiveSettings):
     if self.mix_token:
       yield from checks.multiple('batch_size / train.accumulate', rows, 2,
                                  f'2 with {name}.mix_token=true, which mixes pairs')
+      yield from group_problems(f'{name}.mix_group', self.mix_group, rows, 'batch_size / train.accumulate')
+    else:
+      yield from checks.no_effect(self, name, ('mix_group',), f'with {name}.mix_token=False')
 
 
 class DistillType(enum.Enum):

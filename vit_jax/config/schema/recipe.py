@@ -9,6 +9,7 @@ from vit_jax.config.schema.ranges import (
     ANY,
     BELOW_1,
     COUNT,
+    COUNT_OR_0,
     NOT_NEGATIVE,
     POSITIVE,
     PX,
@@ -21,7 +22,7 @@ from vit_jax.config.schema.ranges import (
 
 __all__ = (
     'Crop', 'CropInterpolation', 'CropSampler', 'Erase', 'Geometry', 'Interpolation', 'Jitter', 'OpTable',
-    'RandAugment', 'Recipe', 'Views')
+    'RandAugment', 'Recipe', 'Views', 'num_groups')
 
 MAX_TIMM = 10.  # timm cuts off larger magnitudes
 
@@ -179,6 +180,8 @@ class Recipe(Settings):
   cutmix: float = ranged(0., NOT_NEGATIVE)  # alpha of Beta(alpha, alpha), the part that is kept; 0 = off
   mix_probability: float = ranged(1., SHARE)  # that a batch is mixed at all
   cutmix_share: float = ranged(.5, SHARE)  # of mixed batches, where both are on, those with cutmix
+  # Consecutive examples of a batch that share lambda, box and choice, as those of one device in DeiT; 0 = all of it.
+  mix_group: int = ranged(0, COUNT_OR_0)
   repeats: int = ranged(1, COUNT)  # of each example in a batch (repeated augmentation); 1 = off
   views: Views = field(default_factory=Views)
   eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the centre crop; 0 = squash to image_px
@@ -256,6 +259,18 @@ class Recipe(Settings):
       if getattr(self, mixing) and config.batch_size % 2:
         yield problem('batch_size', f'an even number with {name}.{mixing}, which mixes pairs', config.batch_size)
     if not self.mixup and not self.cutmix:
-      yield from no_effect(self, name, ('mix_probability',), 'where mixup and cutmix are 0')
+      yield from no_effect(self, name, ('mix_probability', 'mix_group'), 'where mixup and cutmix are 0')
+    yield from group_problems(f'{name}.mix_group', self.mix_group, config.batch_size, 'batch_size')
     if not self.mixup or not self.cutmix:
       yield from no_effect(self, name, ('cutmix_share',), 'unless mixup and cutmix are both on')
+
+
+def num_groups(num: int, group: int) -> int:
+  """Returns the groups of `group` consecutive ones among `num` examples; 1 if a group has all of them, or for 0."""
+  return num // group if 0 < group < num else 1
+
+
+def group_problems(name: str, group: int, num: int, of: str) -> Iterator[str]:
+  """Groups of mixing that do not divide `num` examples, or are not made of pairs."""
+  if group % 2 or (0 < group < num and num % group):
+    yield problem(name, f'0, or an even divisor of {of}={num}', group, 'Set it to 0 to draw once for all of them.')

@@ -2,19 +2,20 @@
 
 Mixup (Zhang et al., arXiv 1710.09412) takes convex combinations:
 
-x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once per step. The
-partner is the other row of a fixed pair of rows of the *global* batch (rows 0 and 1, 2 and 3, ...). Batches are already
-shuffled, and so the pairs do not depend on the distribution of the batch over devices.
+x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once per step, or
+once for each group of `mix_group` consecutive rows: DeiT, MAE and timm draw on each device. The partner is the other
+row of a fixed pair of rows of the *global* batch (rows 0 and 1, 2 and 3, ...). Batches are already shuffled, and so
+neither pairs nor groups depend on the distribution of the batch over devices.
 
 Cutmix (Yun et al., arXiv 1905.04899) replaces a box of x_i by the same box of x_j, with the same pairs and one box per
-step. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), around a uniform center, and is
+group. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), around a uniform center, and is
 clipped at the border; labels are mixed by the replaced area.
 
 Differs from big_vision: row i is mixed with a fixed neighbor, there with row i - 1; both are random after the shuffle.
 
-Differs from timm, and so from DeiT and MAE: lambda, and whether mixup or cutmix, is drawn once for the global batch of
-1,024 to 4,096 images, there on each device for its 32 to 256 images, whose row i is mixed with row B - 1 - i. With
-repeated augmentation all copies of an image here have the same partner and lambda; there they are on other devices.
+Differs from timm, and so from DeiT and MAE: row i of a group of B is mixed with its neighbor, there with row B - 1 - i;
+both are random after the shuffle. With repeated augmentation two copies of an example often have copies of one other
+example as partners, as there.
 """
 from __future__ import annotations
 
@@ -27,11 +28,21 @@ from vit_jax.core.types import Array, Batch, Key
 
 
 def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> Batch:
-  """Applies mixup, cutmix, one of them at random, or neither at random, as the recipe requires; see `mixup`."""
+  """Applies mixup, cutmix, one of them at random, or neither at random, as the recipe requires; see `mix_pairs`."""
+  num, size = batch['image'].shape[0], batch['image'].shape[1:3]
+  groups = schema.num_groups(num, recipe.mix_group)
+  if groups == 1:
+    return mix_pairs(batch, draw(key, size, recipe), num_classes=num_classes)
+  lam = jax.vmap(lambda one: draw(one, size, recipe))(jax.random.split(key, groups))
+  return mix_pairs(batch, lam, num_classes=num_classes)
+
+
+def draw(key: Key, size: tuple[int, ...], recipe: schema.Recipe) -> Array:
+  """Returns the lambda of one group of images of `size`: `[] f32` for mixup alone, else `[H, W]`."""
   if recipe.mix_probability == 1 and not recipe.cutmix:
-    return mixup(batch, key, alpha=recipe.mixup, num_classes=num_classes)
+    return jax.random.beta(key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
   mixup_key, cutmix_key, share_key, at_all_key = jax.random.split(key, 4)
-  kept_HW = jnp.ones(batch['image'].shape[1:3], jnp.float32)
+  kept_HW = jnp.ones(size, jnp.float32)
   if recipe.mixup:
     kept_HW = kept_HW * jax.random.beta(mixup_key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
   if recipe.cutmix:
@@ -39,7 +50,7 @@ def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> B
     share = recipe.cutmix_share if recipe.mixup else 1.
     kept_HW = jnp.where(jax.random.bernoulli(share_key, share), cut_HW, kept_HW)
   at_all = jax.random.bernoulli(at_all_key, recipe.mix_probability)
-  return mix_pairs(batch, jnp.where(at_all, kept_HW, 1.), num_classes=num_classes)
+  return jnp.where(at_all, kept_HW, 1.)
 
 
 def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
@@ -74,22 +85,25 @@ def mixup(batch: Batch, key: Key, *, alpha: float, num_classes: int) -> Batch:
 
 
 def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
-  """Mixes with a given lambda: `[] f32`, or `[H, W] f32`, whose mean weights the labels.
+  """Mixes with a given lambda: `[] f32`, or `[H, W] f32`, whose mean weights the labels; `[G]`, `[G, H, W]` of groups.
 
   A row whose partner is padding or missing stays as it is.
   """
   labels_BC = class_targets(batch, num_classes)
   lam = jnp.asarray(lam, jnp.float32)
+  lam = lam[None] if lam.ndim % 2 == 0 else lam
+  num = labels_BC.shape[0]
+  assert num % lam.shape[0] == 0, 'groups of equal size'
 
   def combine(values: Array, lam: Array) -> Array:
-    weight = jnp.broadcast_to(lam.reshape((1, *lam.shape) + (1,) * (values.ndim - 1 - lam.ndim)),
-                              (values.shape[0],) + (1,) * (values.ndim - 1) if not lam.ndim else values.shape)
+    weight = jnp.broadcast_to(lam[:, None], (lam.shape[0], num // lam.shape[0], *lam.shape[1:]))
+    weight = weight.reshape((num, *lam.shape[1:]) + (1,) * (values.ndim - lam.ndim))
     if 'mask' in batch:
       has_partner_B = swap_pairs(batch['mask']) > 0
       weight = jnp.where(has_partner_B.reshape((-1,) + (1,) * (values.ndim - 1)), weight, 1.)
     return weight * values + (1. - weight) * swap_pairs(values)
   return batch | {'image': combine(batch['image'], lam),
-                  'labels': combine(labels_BC, lam.mean())}
+                  'labels': combine(labels_BC, lam.reshape(lam.shape[0], -1).mean(1))}
 
 
 def swap_pairs(values: Array) -> Array:

@@ -86,9 +86,11 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
   that use torchvision or timm. `AREA` is the mean over the covered area. An image of the right size is returned as it
   is.
 
-  Differs from TensorFlow: 2 truncated bilinear values in 10,000 of a photo differ by one level, since OpenCV computes
-  positions in double precision. Rounded values have weights of 11 bits: one in eight differs by one level, and they are
-  0.13 levels too small on average. `resize_part` has TensorFlow's values, in four times the time.
+  Differs from big_vision: of its bilinear random crops, 2 truncated values in 10,000 differ by one gray level, since
+  OpenCV computes positions in double precision; `resize_part` has the program's pixels, in four times the time.
+
+  Differs from vision_transformer and BiT: rounded bilinear crops have weights of 11 bits. One value in eight differs by
+  one gray level, and all are 0.13 levels smaller on average.
   """
   window = Window(0, 0, *image_px)
   if antialias or image.shape[:2] == tuple(image_px) or interpolation is Interpolation.AREA or (
@@ -155,7 +157,7 @@ def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, anti
   The pixels are Pillow's with `antialias`. Without it, those by area and truncated bilinear ones are TensorFlow's (see
   `resample`).
 
-  Differs from TensorFlow: rounded bilinear pixels are OpenCV's too; 2 in 10,000 differ by one level.
+  Rounded bilinear pixels are OpenCV's, of which 5 in 10,000 differ by one level from TensorFlow's rounded ones.
 
   The memory is bounded by the stored image and the window, not by `size`: a line of 2 x 30,000 px with a short side of
   256 px would take 2.9 GB. If the resized image has more than `MAX_ENLARGEMENT` times the pixels of the window, only

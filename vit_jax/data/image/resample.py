@@ -11,8 +11,8 @@ positions, the weights and the order of the sums, so that truncation gives the s
 
 big_vision casts the result to uint8, which truncates it (`truncate`); vision_transformer and BiT pass it on as float32.
 
-Differs from vision_transformer and BiT: without `truncate` the values are rounded to uint8, since images leave the host
-in 8 bits: by up to half a gray level.
+Differs from vision_transformer and BiT: resized values are rounded to uint8, since images leave the host in 8 bits;
+there they stay float32. The difference is at most half a gray level, and 0 on average.
 """
 from __future__ import annotations
 

@@ -167,7 +167,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   memory.check('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
-  visit = _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size)
+  groups = schema.num_groups(batch_size, recipe.mix_group)
+  visit = _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups)
   start: Start
   supply = None
   if in_memory:
@@ -180,7 +181,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     size = memory.batch_bytes(batch_size, shard, shapes)
     workers = processes.at_start(workers, num_examples=len(source), batch_bytes=size, here=processes.machine())
     start = supply = Supply(make, threads, workers, size)
-  digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}'
+  digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
+      f' groups={groups}' if groups > 1 else '')
   labels = _labels(source, maps)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
   return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
@@ -245,7 +247,7 @@ def _check_crop(recipe: schema.Recipe) -> None:
                     'at every step, got yes. Set in_memory=auto, or data.recipe.crop=resize without such settings.')
 
 
-def _visit(source: Source, *, seed: int, repeats: int, batch_size: int) -> order.Visit:
+def _visit(source: Source, *, seed: int, repeats: int, batch_size: int, groups: int) -> order.Visit:
   """Returns the order of training."""
   visit: order.Visit = source.visit(seed) if isinstance(source, Mixture) else order.Shuffled(len(source), seed)
   if repeats == 1:
@@ -253,7 +255,7 @@ def _visit(source: Source, *, seed: int, repeats: int, batch_size: int) -> order
   if batch_size < 2 * repeats:
     raise UserError(f'batch_size: expected at least {2 * repeats}, two different examples with data.recipe.repeats='
                     f'{repeats}, got {batch_size}.')
-  return order.Repeated(visit, repeats, batch_size)
+  return order.Repeated(visit, repeats, batch_size, groups)
 
 
 def _running(start: Start, numbers: range, running: list[Iterator[Batch]]) -> Iterator[Batch]:

@@ -44,15 +44,23 @@ class Repeated:
   neighboring rows, which mixup pairs, differ. If `times` does not divide B, the last examples have one copy less.
   An epoch still has S rows, of S / times different examples.
 
+  With `groups` of consecutive rows, at least `times`, rows are as DeiT's `RASampler` deals them to as many devices: row
+  j of group q is copy t mod times of example floor(t / times), where t = B step + groups j + q. The copies of an
+  example are in consecutive groups, and neighboring rows of a group differ.
+
   Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is seen equally often. There each
   epoch has a permutation of its own, of which it takes the first third.
   """
   visit: Visit
   times: int
   batch_size: int
+  groups: int = 1
 
   def __call__(self, positions: HostArray) -> HostArray:
     steps, rows = np.divmod(np.asarray(positions, np.int64), self.batch_size)
+    if self.groups >= self.times:
+      group, slot = np.divmod(rows, self.batch_size // self.groups)
+      return self.visit((steps * self.batch_size + slot * self.groups + group) // self.times)
     different = -(-self.batch_size // self.times)
     return self.visit(steps * different + rows % different)
 
