@@ -1,7 +1,8 @@
 """What is compared with the authors' programs, the papers or an independent computation, and within which bounds.
 
 `python -m tests.fidelity` runs the tests that are named here and writes `docs/explanation/fidelity.md` with the
-tolerance that each of them demands, which does not depend on the machine. What an authors' program computed lies beside
+tolerance that each of them demands, which does not depend on the machine; `python -m tests.fidelity knn` runs the new
+ones and those with that word in their names, and keeps the bounds of the others. What an authors' program computed lies beside
 its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row claims to be compared
 is in its test or in that script.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,9 +138,12 @@ ROWS: dict[str, tuple[Row, ...]] = {
     'Objectives': (
         Row('MAE', 'transformers', 'loss and reconstruction',
             'objectives/test_mae.py::test_loss_and_reconstruction_are_those_of_transformers'),
+        Row('DINO', 'dino', 'loss and centre over three steps',
+            'objectives/test_dino.py::test_loss_and_centre_are_those_of_the_authors_class',
+            'objectives/make_golden_dino.py'),
         Row('DINO', 'NumPy, float64', 'loss, centre and teacher over three steps',
             'objectives/test_dino.py::test_loss_centre_and_teacher_are_those_of_numpy_over_three_steps'),
-        Row('Sinkhorn-Knopp', 'dino', 'assignments',
+        Row('Sinkhorn-Knopp', 'NumPy, float64', 'assignments',
             'objectives/test_dino.py::test_sinkhorn_is_that_of_the_authors_and_takes_large_logits'),
         Row('distillation, hard and soft', 'deit', 'loss',
             'objectives/test_distill.py::test_the_loss_is_that_of_deits_program'),
@@ -182,6 +187,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'config/test_published_recipes.py::test_mae_decays_what_its_program_decays'),
     ),
     'Evaluations': (
+        Row('k nearest neighbours', 'dino', 'top-1 and top-5 of three k',
+            'evaluate/test_knn.py::test_accuracies_are_those_of_dinos_program', 'evaluate/make_golden_knn.py'),
         Row('k nearest neighbours', 'NumPy, float64', 'similarities and votes',
             'evaluate/test_knn.py::test_similarities_and_votes_are_those_of_numpy'),
         Row('few-shot regression', 'NumPy, float64', 'weights',
@@ -340,31 +347,39 @@ def demanded(desired: Any, rtol: Any, atol: Any) -> Seen:
   return Seen(float(np.max(rtol)), float(np.max(atol)), largest)
 
 
-def page(recorder: Recorder) -> str:
-  """The text of `docs/explanation/fidelity.md`."""
+def bounds_of_the_page() -> dict[str, str]:
+  """The bounds that the page has, by test."""
+  lines = PAGE.read_text().splitlines() if PAGE.exists() else []
+  cells = [line.split(' | ') for line in lines if line.endswith('` |')]
+  return {cell[-1].removesuffix(' |').strip('`'): cell[-2] for cell in cells}
+
+
+def page(bounds: Mapping[str, str]) -> str:
+  """The text of `docs/explanation/fidelity.md`, with the bound of each test."""
   parts = [HEAD.format(commits=', '.join(f'{name} {commit}' for name, commit in COMMITS.items()))]
   for title, rows in ROWS.items():
     parts += [f'\n## {title}\n', '| what | compared with | what is compared | bound | test |',
               '|---|---|---|---|---|']
-    parts += [f'| {row.what} | {row.oracle} | {row.how} | {recorder.seen.get(row.test, Seen())} | `{row.test}` |'
-              for row in rows]
+    parts += [f'| {row.what} | {row.oracle} | {row.how} | {bounds[row.test]} | `{row.test}` |' for row in rows]
   return '\n'.join(parts) + '\n\n' + MEASURED.read_text()
 
 
-def main() -> int:
-  """Runs the tests and writes the page; status 1, and nothing written, if one did not pass."""
-  recorder = Recorder()
-  wanted = [f'tests/{row.test}' for rows in ROWS.values() for row in rows]
-  status = pytest.main(['-q', '-m', '', '-p', 'no:cacheprovider', *dict.fromkeys(wanted)], plugins=[recorder])
-  missing = [row.test for rows in ROWS.values() for row in rows if row.test not in recorder.ran]
+def main(words: Sequence[str]) -> int:
+  """Runs the tests, or those whose names have one of the words, and writes the page; status 1 if one did not pass."""
+  recorder, bounds = Recorder(), bounds_of_the_page() if words else {}
+  named = dict.fromkeys(row.test for rows in ROWS.values() for row in rows)
+  wanted = [test for test in named if not words or test not in bounds or any(word in test for word in words)]
+  status = pytest.main(['-q', '-m', '', '-p', 'no:cacheprovider', *(f'tests/{test}' for test in wanted)],
+                       plugins=[recorder])
+  missing = [test for test in wanted if test not in recorder.ran]
   if status or recorder.failed or missing:
     print('Not written, since these did not pass or were skipped:', *(recorder.failed or missing), sep='\n  ')
     return 1
   PAGE.parent.mkdir(exist_ok=True)
-  PAGE.write_text(page(recorder))
+  PAGE.write_text(page(bounds | {test: str(recorder.seen.get(test, Seen())) for test in wanted}))
   print(f'Written: {PAGE}')
   return 0
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

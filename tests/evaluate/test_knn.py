@@ -1,10 +1,14 @@
 """k nearest neighbours against NumPy in float64, over any batch size and mesh."""
 from __future__ import annotations
 
+import json
+import pathlib
+
 import jax
 import numpy as np
 import pytest
 
+from tests.evaluate import make_golden_knn as made
 from tests.evaluate import rows
 from vit_jax.evaluate import knn
 
@@ -92,3 +96,12 @@ def test_a_part_says_so_in_every_name() -> None:
   result = evaluator(40, 'one', limit=50).measure(rows.weights())
   assert set(result.metrics) == {f'{name}.partial50' for name in brute()[0]} and result.is_partial
   assert result.headline == 'top1_k20.partial50' and result.score == result.metrics[result.headline]
+
+
+def test_accuracies_are_those_of_dinos_program() -> None:
+  train, test = (rows.Loader(*made.split(which), 50) for which in (0, 1))
+  one = knn.Knn(rows.split(train, name='train'), rows.split(test, name='test'), num_classes=made.CLASSES,
+                neighbours=made.NEIGHBOURS, temperature=made.TEMPERATURE, headline=20)
+  golden = json.loads(pathlib.Path(__file__).with_name('golden_knn.json').read_text())
+  found = one.run(rows.weights(), 0)
+  np.testing.assert_allclose([found[name] for name in golden], list(golden.values()), rtol=1e-6)  # k / 200 in f32

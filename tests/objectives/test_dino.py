@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import pathlib
 from math import erf
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import programs
 import pytest
 
+from tests.objectives import make_golden_dino as made
 from vit_jax.config import schema
 from vit_jax.config.schema import Centering
 from vit_jax.core import trees
@@ -209,3 +212,30 @@ def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
   params, extra = jax.eval_shape(lambda: one.init(jax.random.key(0), views))
   trees.match_rules(params, [rule[:2] for rule in build.build_rules(config)], what='sharding')
   assert set(extra) == {'teacher', 'center'} and set(one.views()) == {'student', 'teacher'}
+
+
+class Given:
+  """A backbone and a projector whose outputs are the image, times a parameter."""
+  prototypes = made.PROTOTYPES
+
+  def apply(self, params: Params, *inputs: Any, train: bool = False, key: Key | None = None) -> Any:
+    if len(inputs) == 1:
+      return inputs[0]
+    return Features(inputs[1][:, 0], params * inputs[1][:, 0, 0], (1, 1)), {}
+
+
+def test_loss_and_centre_are_those_of_the_authors_class() -> None:
+  rates = dino.Rates(teacher_temperature=lambda s: jnp.asarray([one['temperature'] for one in golden])[s],
+                     momentum=lambda s: jnp.asarray(1.))
+  golden = json.loads(pathlib.Path(__file__).with_name('golden_dino.json').read_text())
+  given: Any = Given()
+  one = dino.Dino(given, given, student_temperature=.1, rates=rates, centering=Centering.MEAN, center_momentum=.9)
+  params = {'backbone': jnp.asarray(1.), 'projector': {}}
+  extra = {'teacher': {'backbone': jnp.asarray(made.SCALE), 'projector': {}}, 'center': jnp.zeros((1, made.PROTOTYPES))}
+  for step, want in enumerate(golden):
+    views = made.outputs(step)[:, :, None, None]
+    batch = {'views_global': views[:, :made.GLOBAL], 'views_local': views[:, made.GLOBAL:]}
+    out = one.loss(params, extra, batch, jax.random.key(0), jnp.asarray(step))
+    extra = one.after_update(params, extra, out.stats, jnp.asarray(step))
+    np.testing.assert_allclose(float(out.loss.value), want['loss'], rtol=1e-5)  # f32 on both sides, 500 terms
+    np.testing.assert_allclose(extra['center'][0], want['center'], atol=1e-7)

@@ -8,31 +8,22 @@ around timm's scheduler are those of deit main.py (7e160fe) and TokenLabeling ma
 """
 from __future__ import annotations
 
-import ast
 import json
 import math
 import pathlib
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from timm.scheduler import CosineLRScheduler
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from taken import taken  # noqa: E402
+
 EPOCHS, STEPS, WARMUP, PEAK, END, START = 40, 10, 5, 2., .1, .01
 TOTAL = EPOCHS * STEPS
-
-
-def taken(path: pathlib.Path, *names: str, **known: Any) -> Callable[..., Any]:
-  """The last of some functions or classes of a file, with what they need of other modules."""
-  text = path.read_text()
-  for node in ast.parse(text).body:
-    if getattr(node, 'name', None) in names:
-      exec(compile(ast.Module([node], []), str(path), 'exec'), known)
-  return known[names[-1]]
 
 
 def timm_epochs(*, is_late: bool, epochs: int = EPOCHS, cooldown: int = 0) -> list[float]:
