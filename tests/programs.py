@@ -1,6 +1,7 @@
 """Builds and runs train steps for tests, on meshes of the simulated devices."""
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Sequence
@@ -9,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType
 
-from vit_jax.config import durations, schema
+from vit_jax.config import durations, layout, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import LossOut, Shard
+from vit_jax.jobs import build as jobs_build
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
@@ -56,6 +59,14 @@ def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rule
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
                      mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate,
                      unstacked_layers=unstacked_layers)
+
+
+def train_flops(config: schema.Config, num_classes: int = 10) -> float:
+  """FLOPs of an image in a training step of a config, on one abstract device."""
+  one = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
+  alone = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
+  return jobs_build.train_flops(jobs_build.parts(  # type: ignore[arg-type]
+      one, mesh=alone, num_examples=1_000_000, num_classes=num_classes, in_memory=False))
 
 
 def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarray], num_steps: int = 1,

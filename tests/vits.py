@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Execution, Gelu, Pool, Positions, PositionsAt
+from vit_jax.core import traced_costs
 from vit_jax.core.types import Array, Features, Params, PyTree
 from vit_jax.models.vit import vit
 
@@ -48,6 +49,18 @@ def forward(settings: schema.ViT, params: Params, image: Array) -> Features:
     backbone = vit.build(settings, PX)
     _PROGRAMS[text] = jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0])
   return _PROGRAMS[text](params, image)
+
+
+def kept_bytes(settings: schema.ViT) -> int:
+  """Bytes that an image of a batch keeps for the gradient of the pooled features."""
+  backbone, shapes = vit.build(settings, PX), shapes_of(settings)
+
+  def loss(params: Params, image: Array) -> Array:
+    return backbone.apply(params, {}, image, train=True, key=jax.random.key(0))[0].pooled.sum()
+
+  few, more = (traced_costs.kept_bytes(loss, shapes, jax.ShapeDtypeStruct((rows, *PX, 3), np.float32))
+               for rows in (1, 2))
+  return more - few
 
 
 def parameters(settings: schema.ViT) -> Params:

@@ -143,8 +143,8 @@ class Sized:
     return dict.fromkeys((*bench_own.PARTS, bench_own.MATMUL), lambda count: bench_own.Spent(.1, .1))
 
   def flops(self) -> dict[str, float]:
-    return {'forward': sum(cost.forward_flops(self.config.model, self.config.image_px, head=self.config.head,
-                                              num_classes=3).values())}
+    return {'forward': sum(cost.forward(self.config.model, self.config.image_px, head=self.config.head,
+                                        num_classes=3).flops.values())}
 
   def close(self) -> None:
     pass

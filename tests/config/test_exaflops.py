@@ -31,7 +31,8 @@ def test_the_rows_that_are_held_to_it_are_these() -> None:
 @pytest.mark.parametrize(('model', 'epochs', 'least', 'most'), [
     ('B/32', 7, 0., .03), ('R50+B/32', 7, 0., .02), ('R50+L/32', 7, 0., .01),
     # Theirs leaves out products with padding, as XLA's count does: 3 to 5 % of a ResNet.
-    *((model, epochs, .03, .05) for model, epochs in RESNETS)])
+    *(pytest.param(model, epochs, .03, .05, marks=pytest.mark.slow(reason='1 s each: traces of ResNets'))
+      for model, epochs in RESNETS)])
 def test_the_others_are_near(model: str, epochs: int, least: float, most: float) -> None:
   row, = (row for row in published.TABLE_6 if (row.model, row.epochs) == (model, epochs))
   assert least < exaflops(row) / row.exaflops - 1 < most

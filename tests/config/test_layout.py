@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import check, files, json_files, layout
 from vit_jax.config import schema as s
-from vit_jax.models import cost
+from vit_jax.jobs import build
 from vit_jax.recipes import sizes
 
 GIB = 2**30
@@ -179,26 +179,26 @@ def test_a_config_of_before_layouts_were_chosen_keeps_its_own() -> None:
   assert layout.reopen(read, V3).mesh == s.Mesh(-1, 2, 1)
 
 
+@pytest.mark.quick('vit_l16_jft-v3', reason='2 to 5 s each: traces of training')
 @pytest.mark.parametrize('name, hardware', [
-    ('finetune:L/16,imagenet2012,px=512', V3), ('finetune:H/14,imagenet2012,px=518', V3), ('vit_l16_jft', V3),
-    ('mae_finetune:H/14', V3), ('bit_hyperrule:BiT-R152x4,imagenet2012', V3), ('vit_l16_i21k', layout.Hardware(
-        'h200', 'gpu', 1, 134.))])
+    pytest.param(name, hardware, id=f'{name}-{hardware.name}') for name, hardware in (
+        ('finetune:L/16,imagenet2012,px=512', V3), ('finetune:H/14,imagenet2012,px=518', V3), ('vit_l16_jft', V3),
+        ('mae_finetune:H/14', V3), ('bit_hyperrule:BiT-R152x4,imagenet2012', V3),
+        ('vit_l16_i21k', layout.Hardware('h200', 'gpu', 1, 134.)))])
 def test_published_runs_fit_on_eight_cores_and_on_one_gpu_by_arithmetic(
     name: str, hardware: layout.Hardware) -> None:
-  config = files.load(name, [])
-  count = sum(cost.parameters(config.model, config.image_px, head=config.head, num_classes=1_000).values())
-  found = layout.choose(config, hardware, layout.Sizes(
-      12 * count, 4 * count, lambda model: cost.activation_bytes(model, config.image_px)))
-  assert found.fits, found.text
-  check.check(found.config)
+  assert_fits(files.load(name, []), hardware)
 
 
-@pytest.mark.dear('ablations:positions', reason='2 s: networks are counted')
+@pytest.mark.slow(reason='2 to 20 s each: traces of training')
 @pytest.mark.parametrize('study', ['vtab', 'finetune_sweep', 'ablations:positions', 'study_data_size:i1k'])
 def test_the_runs_of_studies_fit_on_eight_cores_by_arithmetic(study: str) -> None:
   runs = {repr((one.model, one.image_px, one.batch_size)): one for one in files.load_study(study, []).runs.values()}
   for config in runs.values():
-    count = sum(cost.parameters(config.model, config.image_px, head=config.head, num_classes=1_000).values())
-    found = layout.choose(config, V3, layout.Sizes(
-        12 * count, 4 * count, lambda model, px=config.image_px: cost.activation_bytes(model, px)))  # type: ignore[misc]
-    assert found.fits, found.text
+    assert_fits(config, V3)
+
+
+def assert_fits(config: s.Config, hardware: layout.Hardware) -> None:
+  found = build.lay_out(config, hardware, build.Numbers(config.data.num_examples or 1_000_000, 1_000, False))
+  assert found.fits, found.text
+  check.check(found.config)

@@ -13,7 +13,6 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Norm, Pool, Positions, RotaryPlaces
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.models import cost
 from vit_jax.models.layers import RMSNorm
 from vit_jax.models.vit import positions, rules, vit
 
@@ -42,11 +41,9 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_parameters_are_counted_and_each_has_one_sharding_rule(name: str) -> None:
+def test_each_parameter_has_one_sharding_rule(name: str) -> None:
   settings = MODELS[name]
   shapes = vits.shapes_of(settings)
-  counted = cost.parameters(settings, vits.PX, head=schema.Head(), num_classes=0)
-  assert trees.num_elements(shapes) == sum(counted.values())
   trees.match_rules({'backbone': shapes}, [rule[:2] for rule in rules.rules(settings)], what='sharding')
 
 

@@ -12,8 +12,7 @@ import pytest
 import vits
 
 from vit_jax.config.schema import Gelu
-from vit_jax.core import trees
-from vit_jax.models.text import cost, rules, tower
+from vit_jax.models.text import rules, tower
 from vit_jax.models.text.tower import TextPool, TextTower
 from vit_jax.parallel import rules as sharding
 
@@ -43,20 +42,10 @@ def changed(ids: np.ndarray, *entries: tuple[int | slice, int | slice, int]) -> 
 
 
 @pytest.mark.parametrize('one', [CLIP, SIGLIP, TIPS], ids=['clip', 'siglip', 'tips'])
-def test_every_parameter_has_a_rule_and_is_counted(one: TextTower) -> None:
+def test_every_parameter_has_a_rule(one: TextTower) -> None:
   params = jax.eval_shape(one.init, jax.random.key(0))
   specs = sharding.param_specs(params, rules.rules(one), programs.mesh(programs.MESHES['data=2,tensor=4']))
   assert jax.tree.structure(params) == jax.tree.structure(specs)
-  assert sum(cost.parameters(one).values()) == trees.num_elements(params)
-
-
-@pytest.mark.slow(reason='2 s: compiles a tower; parameters are counted in another test')
-def test_flops_are_those_of_xla() -> None:
-  unrolled = dataclasses.replace(SIGLIP, depth=1)  # XLA counts the body of a scan once
-  params = unrolled.init(jax.random.key(0))
-  counted = jax.jit(unrolled.apply).lower(params, IDS[:1], ALL[:1]).compile().cost_analysis()['flops']
-  products = cost.forward_flops(unrolled)
-  assert products < counted < 1.6 * products  # XLA also counts norms, softmax and activations
 
 
 def test_what_follows_the_end_of_a_text_does_not_matter_to_clip() -> None:

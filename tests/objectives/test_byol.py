@@ -158,9 +158,9 @@ def test_a_config_gives_the_momentum_of_the_paper_and_rules_for_all_parameters()
 
 def test_a_step_costs_two_forward_and_backward_passes_and_two_forward_passes() -> None:
   c = config()
-  backbone = sum(cost.forward_flops(MODEL, (8, 8), head=schema.Head(), num_classes=0).values())
+  backbone = sum(cost.forward(MODEL, (8, 8), head=schema.Head(), num_classes=0).flops.values())
   project, predict = 2 * (16 * 32 + 32 * 8), 2 * (8 * 32 + 32 * 8)
-  assert kinds.of(c).train_flops(0) == 2 * (3 * (backbone + project + predict) + backbone + project)
+  assert programs.train_flops(c) == 2 * (3 * (backbone + project + predict) + backbone + project)
 
 
 def test_a_small_spread_raises_an_alarm_unless_the_threshold_is_0() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import programs
 import pytest
 
 from vit_jax.config import schema
 from vit_jax.models import cost
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.models.vit import vit
-from vit_jax.objectives import kinds
 from vit_jax.objectives.mae import Mae
 from vit_jax.recipes import sizes
 
@@ -23,10 +23,10 @@ def gflops(objective: schema.Objective, name: str = 'B/16', num_classes: int = 1
   return flops(objective, sizes.model(name), num_classes, **views) / 1e9
 
 
-def flops(objective: schema.Objective, model: schema.Model, num_classes: int, **views: Any) -> int:
-  recipe = schema.Recipe(views=schema.Views(**views))
-  return kinds.of(schema.Config(image_px=PX, model=model, objective=objective, data=schema.Data(recipe=recipe))
-                  ).train_flops(num_classes)
+def flops(objective: schema.Objective, model: schema.Model, num_classes: int, **views: Any) -> float:
+  recipe = schema.Recipe(views=schema.Views(on=isinstance(objective, schema.Dino), **views))
+  config = schema.Config(image_px=PX, model=model, objective=objective, data=schema.Data(recipe=recipe), batch_size=8)
+  return programs.train_flops(config, num_classes)
 
 
 @pytest.mark.parametrize(('name', 'gmacs'), [('B/16', 9.78), ('L/16', 20.8), ('H/14', 48.6)])
@@ -42,7 +42,7 @@ def test_dino_costs_what_was_counted_for_the_authors_code(name: str, want: float
 
 def test_small_crops_add_their_part() -> None:
   both, fewer = (gflops(schema.Dino(out_dim=1, hidden_dim=1, bottleneck_dim=1), num_local=n) for n in (8, 0))
-  small = sum(cost.forward_flops(sizes.vit('B/16'), (96, 96), head=schema.Head(), num_classes=0).values())
+  small = sum(cost.forward(sizes.vit('B/16'), (96, 96), head=schema.Head(), num_classes=0).flops.values())
   assert both - fewer == pytest.approx(8 * 3 * small / 1e9, rel=1e-3)
 
 
@@ -68,7 +68,7 @@ def test_masked_patches_token_labels_and_teachers_add_their_part() -> None:
       6 * 98 * 768 * 15 * 512)
   assert (gflops(schema.TokenLabel()) - plain) * 1e9 == pytest.approx(6 * 196 * 768 * 1000)
   teacher = schema.Teacher(model=dataclasses.replace(model, depth=6))
-  half = sum(cost.forward_flops(teacher.model, PX, head=schema.Head(), num_classes=1000).values())
+  half = sum(cost.forward(teacher.model, PX, head=schema.Head(), num_classes=1000).flops.values())
   assert (gflops(schema.Distill(teacher)) - plain) * 1e9 == pytest.approx(half)
   distilled = gflops(schema.Distill(teacher), 'DeiT-distilled-B/16')
   assert distilled > gflops(schema.Distill(teacher)) + 6 * 768 * 1000 / 1e9

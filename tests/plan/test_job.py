@@ -80,10 +80,10 @@ def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
     tmp_path: pathlib.Path, no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
   found = run(tmp_path, *JFT, '--config.model.full_remat=3')
   config = files.load('vit_l16_jft', [])
-  numbers = cost.parameters(config.model, config.image_px, head=config.head, num_classes=18_291)
+  own = cost.forward(config.model, config.image_px, head=config.head, num_classes=18_291)
   assert found['total_steps'] == 1_035_645 and found['num_devices'] == 512 and found['paper_core_days'] == 680
-  assert found['num_params'] == sum(numbers.values()) and not found['compiled'] and found['fits']
-  flops = 4096 * cost.train_flops(config.model, config.image_px, head=config.head, num_classes=18_291)
+  assert found['num_params'] == sum(own.parameters.values()) and not found['compiled'] and found['fits']
+  flops = 3 * 4096 * sum(own.flops.values())
   assert found['flops_per_step'] == flops
   assert found['estimated_step_ms'] == pytest.approx(flops / 512 / 61.5e12 / .4 * 1e3)
   assert found['core_days'] == pytest.approx(found['estimated_step_ms'] / 1e3 * 1_035_645 * 512 / 86_400)

@@ -1,6 +1,7 @@
 """The list of networks."""
 from __future__ import annotations
 
+import network_costs
 import pytest
 
 import vit_jax
@@ -62,3 +63,18 @@ def test_an_empty_list_of_networks_is_explained_by_a_warning() -> None:
   with pytest.warns(UserWarning, match="list_models: .* got 'dinov2_vitb14'. Did you mean DINOv2-B/14") as caught:
     assert vit_jax.list_models('dinov2_vitb14') == []
   assert caught[0].filename == __file__  # the line of the caller
+
+
+def test_the_file_of_costs_has_what_is_listed_and_nothing_else() -> None:
+  assert {*catalog._known_costs()} == {str(one) for one in network_costs.needed()}
+
+
+@pytest.mark.parametrize('name', ['Ti/16, 224 px, 1000 classes', 'Mixer-B/16, 224 px, 21843 classes'])
+def test_a_cost_in_the_file_is_that_of_the_network(name: str) -> None:
+  one = next(one for one in network_costs.needed() if str(one) == name)
+  assert one.derive() == catalog._known_costs()[name]
+
+
+@pytest.mark.slow(reason='80 s of tracing')
+def test_all_costs_in_the_file_are_those_of_the_networks() -> None:
+  assert {str(one): one.derive() for one in network_costs.needed()} == catalog._known_costs()

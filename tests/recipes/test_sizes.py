@@ -130,7 +130,7 @@ def test_an_unknown_name_lists_the_known_ones_of_its_kind(name: str, message: st
 @pytest.mark.parametrize('name', sizes.SMALL)
 def test_small_networks_cost_the_same_within_5_per_cent(name: str) -> None:
   model, px = sizes.small(name), (sizes.SMALL_PX, sizes.SMALL_PX)
-  flops = sum(cost.forward_flops(model, px, head=schema.Head(), num_classes=10).values())
+  flops = sum(cost.forward(model, px, head=schema.Head(), num_classes=10).flops.values())
   assert flops == pytest.approx(21.4e6, rel=.05) and not problems(model, px)
 
 

@@ -65,7 +65,7 @@ class Own:
     self._square = jnp.ones((jax.device_count(), side, side), config.model.dtype.value)
 
   def flops(self) -> dict[str, float]:
-    """Returns analytic FLOPs per call of each part that computes."""
+    """Returns the FLOPs per call of each part that computes."""
     return count_flops(self.run_parts, num_classes=self.num_classes)
 
   def parts(self) -> dict[str, Part]:
@@ -124,9 +124,9 @@ class Own:
 
 
 def count_flops(parts: build.Parts, *, num_classes: int) -> dict[str, float]:
-  """Returns analytic FLOPs per call of each part of a run that computes."""
+  """Returns the FLOPs per call of each part of a run that computes."""
   one, config = build.train_flops(parts), parts.config
-  forward = sum(cost.forward_flops(config.model, config.image_px, head=config.head, num_classes=num_classes).values())
+  forward = sum(cost.forward(config.model, config.image_px, head=config.head, num_classes=num_classes).flops.values())
   return {'forward': forward * config.batch_size, **dict.fromkeys(
       ('gradient', 'step', 'together', 'loop', 'logged loop'), one * config.batch_size)}
 

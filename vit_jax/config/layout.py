@@ -243,7 +243,7 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
     is_first = (accumulate, remat) == (counts[0], remats[0])
     if is_first or (_may_accumulate(config, shards, accumulate) and not any(check.combinations(one))):
       images = math.ceil(config.batch_size / shards / accumulate)
-      need = (sizes.state + sizes.gradients) / fsdp / tensor + images * _kept(one.model, sizes) / tensor
+      need = (sizes.state + sizes.gradients) / fsdp / tensor + images * sizes.activations(one.model) / tensor
       time = REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1))
       yield _Way(one, time + accumulate * _gather_time(config, shards) * (fsdp > 1), need)
 
@@ -260,12 +260,6 @@ def _may_accumulate(config: schema.Config, shards: int, accumulate: int) -> bool
   """Whether so many microbatches divide the batch, and give the result of one; `check` knows the models for which."""
   mixes = config.train.sam.rho or getattr(config.objective, 'mix_token', False)
   return accumulate == 1 or (config.batch_size % (shards * accumulate) == 0 and not mixes)
-
-
-def _kept(model: schema.Model, sizes: Sizes) -> float:
-  """Bytes of the activations of one image. A scan that saves everything keeps about twice what it needs."""
-  is_stacked = model.remat is Remat.NONE and getattr(model, 'execution', None) is Execution.SCAN
-  return sizes.activations(model) * (2 if is_stacked else 1)
 
 
 def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes) -> Layout:

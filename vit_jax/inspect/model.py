@@ -65,10 +65,10 @@ class Model:
             f'{self.num_layers} blocks, {self.weights.num_classes} classes')
 
   def tabulate(self) -> str:
-    """Returns a table of all parameters with their shapes, and of the FLOPs of a forward pass by part."""
+    """Returns a table of all parameters with their shapes, and of the FLOPs of a forward pass by module."""
     w = self.weights
-    flops = cost.forward_flops(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
-    return counting.table(w.params, flops)
+    found = cost.forward(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
+    return counting.table(w.params, found.flops)
 
   def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5, names: Sequence[str] = (),
                prompts: str | Sequence[str] = PLAIN) -> list[list[Guess]]:

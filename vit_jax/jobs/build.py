@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import pathlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import jax
@@ -18,10 +18,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from vit_jax.config import durations, json_files, layout, schema
-from vit_jax.core import trees
+from vit_jax.core import traced_costs, trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Batch, Schedule, Shard
+from vit_jax.core.types import Array, Batch, Params, PyTree, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader as loaders
@@ -45,6 +45,9 @@ from vit_jax.weights.loading import Weights
 
 SIZE_TOLERANCE = .01
 """Relative difference that is allowed between the size of a dataset and `data.num_examples`."""
+FEW_ROWS = 2
+"""Images of the smallest batch whose activations are counted; two, as some objectives compare images."""
+
 log = logging.getLogger('vit_jax.jobs')
 
 
@@ -136,12 +139,10 @@ def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) 
     mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
     one = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
     state = one.program.abstract_state
-    # An objective keeps activations for its backward pass in proportion to its FLOPs.
-    more = train_flops(one) / cost.train_flops(config.model, config.image_px, head=config.head,
-                                               num_classes=numbers.num_classes)
-    sizes = layout.Sizes(
-        trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
-        lambda model: more * cost.activation_bytes(model, config.image_px) + 8 * math.prod(config.image_px) * 3)
+    image = 8 * math.prod(config.image_px) * 3  # as it arrives and as it is prepared, f32
+    kept = functools.cache(lambda remat: kept_bytes(one, dataclasses.replace(config.model, remat=remat)))
+    sizes = layout.Sizes(trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
+                         lambda model: kept(model.remat) + image)
   return layout.choose(config, hardware, sizes)
 
 
@@ -280,7 +281,50 @@ def abstract_batch(config: schema.Config) -> Batch:
 
 
 def train_flops(parts: Parts) -> float:
-  """Returns the FLOPs of one image in one training step; SAM doubles them."""
-  spec = kinds.of(parts.config)
-  flops = spec.train_flops(parts.num_classes) + adapters.train_flops(parts.config, spec)
-  return flops * (2 if parts.config.train.sam.rho else 1)
+  """Returns the FLOPs of one image in one training step: all networks on all their inputs, forward and backward.
+
+  The gradient by the image counts too, so that a classifier costs three times its forward pass, as the papers count.
+  What is computed again under remat is not counted. SAM doubles the FLOPs.
+  """
+  return _train_flops(cost.ByText(parts, repr((parts.config, parts.num_classes))))
+
+
+@functools.lru_cache(100)
+def _train_flops(key: cost.ByText) -> float:
+  parts: Parts = key.value
+  config = parts.config
+
+  def gradient(params: Params, images: Batch, others: Batch) -> PyTree:
+    loss = _abstract_loss(parts, cost.plain(config))
+    return jax.grad(lambda params, images: loss(params, images | others), argnums=(0, 1))(params, images)
+
+  batch = parts.program.prepared
+  images = {name: shape for name, shape in batch.items()
+            if shape.ndim > 3 and jnp.issubdtype(shape.dtype, jnp.floating)}
+  others = {name: shape for name, shape in batch.items() if name not in images}
+  flops = traced_costs.flops(gradient, parts.program.abstract_state.params, images, others)
+  return sum(flops.values()) / config.batch_size * (2 if config.train.sam.rho else 1)
+
+
+def kept_bytes(parts: Parts, model: schema.Model) -> int:
+  """Returns the bytes that one image keeps for the backward pass of `model`, which may differ in what it saves."""
+  config = layout.put(dataclasses.replace(parts.config, model=model), {
+      'model.execution': schema.Execution.SCAN, 'model.attention': schema.AttentionKernel.XLA,
+      'model.mlp_kernel': schema.MlpKernel.XLA})
+  loss = _abstract_loss(parts, config)
+  few, more = (traced_costs.kept_bytes(loss, parts.program.abstract_state.params, {
+      name: jax.ShapeDtypeStruct((rows, *shape.shape[1:]), shape.dtype)
+      for name, shape in parts.program.prepared.items()}) for rows in (FEW_ROWS, 2 * FEW_ROWS))
+  return (more - few) // FEW_ROWS
+
+
+def _abstract_loss(parts: Parts, config: schema.Config) -> Callable[[Params, Batch], Array]:
+  """Returns the loss of a prepared batch as a function of parameters, for a run like `parts` with another config."""
+  objective = build_objective(config, build_backbone(config), parts.num_classes, lengths=parts.lengths)
+  extra = parts.program.abstract_state.extra
+
+  def loss(params: Params, batch: Batch) -> Array:
+    filled = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), extra)
+    return objective.loss(params, filled, batch, jax.random.key(0), jnp.zeros((), jnp.int32)).loss.sum
+
+  return loss

@@ -38,7 +38,7 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
     raise UserError(f'evals.{name}.weights: expected weights with a text tower, got none. Set '
                     f'--config.evals.{name}.weights=FILE, or begin the run with such weights (init_from).')
   image = image or loading.load(where)
-  own, width = (cost.feature_width(model, px) for model, px in (
+  own, width = (cost.forward(model, px, head=config.head, num_classes=0).width for model, px in (
       (config.model, config.image_px), (image.model, image.preprocess.image_px)))
   if own != width:
     raise UserError(f'evals.{name}.weights: expected weights of a network with {own} features, as that of the run, got '

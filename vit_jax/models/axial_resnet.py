@@ -37,9 +37,7 @@ from vit_jax.config import check, schema
 from vit_jax.config.schema import Remat
 from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models import counting
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
-from vit_jax.models.counting import Costs, area, by_part, halved, item_bytes
 from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, param
@@ -197,10 +195,6 @@ class AxialResNet:
     pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
     return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), changed[STATE]
 
-  def tabulate(self) -> str:
-    """A table of all parameters, and FLOPs by part."""
-    return counting.tabulate(self, costs(self.settings, self.image_px), self.image_px)
-
 
 def build(model: schema.AxialResNet, image_px: tuple[int, int]) -> AxialResNet:
   """The backbone of these settings for images of `image_px` (height, width).
@@ -210,35 +204,3 @@ def build(model: schema.AxialResNet, image_px: tuple[int, int]) -> AxialResNet:
   """
   check.check_model(model, image_px)
   return AxialResNet(model, (int(image_px[0]), int(image_px[1])))
-
-
-def costs(model: schema.AxialResNet, image_px: tuple[int, int]) -> Costs:
-  """The cost. Attention over N positions costs 3.5 N K multiply-adds for each head and position: three terms of the
-  logits with half of the channels of a head, and two sums with all of them.
-  """
-  side, channels = halved(halved(image_px)), model.width
-  parameters = [('root', 7 * 7 * 3 * model.width + 2 * model.width)]
-  macs = [('root', 7 * 7 * 3 * model.width * area(halved(image_px)))]
-  kept, units_kept = 2 * 2 * model.width * area(halved(image_px)), []
-  for i, units in enumerate(model.layers):
-    inner, part = hidden(model, i), f'stage{i + 1}'
-    wide = EXPANSION * inner
-    for unit in range(units):
-      after = (side[0] // 2, side[1] // 2) if i and not unit else side
-      norms = 2 * inner + 2 * wide + 2 * (2 * 2 * inner + 2 * 3 * model.heads + 2 * 2 * inner)
-      tables = sum((2 * n - 1) * 2 * (inner // model.heads) for n in side)
-      proj = 0 if unit else channels * wide
-      parameters += [(part, channels * inner + 2 * inner * 2 * inner + inner * wide + proj + norms + tables
-                      + (0 if unit else 2 * wide))]
-      attention = sum(n * (3 * inner // 2 + 2 * inner) for n in side)  # a position, both axes
-      macs += [(part, area(side) * (channels * inner + 2 * inner * 2 * inner + attention)
-                + area(after) * (inner * wide + proj))]
-      logits = area(side) * sum(side) * model.heads
-      units_kept.append((channels * area(side), area(side) * (2 * inner + 2 * 8 * inner) + 5 * logits))
-      side, channels = after, wide
-  size = item_bytes(model.dtype)
-  if model.remat.saves_everything:
-    kept += sum(read + inside for read, inside in units_kept)
-  else:
-    kept += sum(read for read, _ in units_kept) + max((inside for _, inside in units_kept), default=0)
-  return Costs(by_part(parameters), by_part(macs), kept * size, channels)

@@ -8,8 +8,6 @@ from typing import NamedTuple, assert_never
 from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
 from vit_jax.models import axial_resnet, efficientnet, mixer, resnet
-from vit_jax.models.counting import Costs
-from vit_jax.models.vit import cost as vit_cost
 from vit_jax.models.vit import rules as vit_rules
 from vit_jax.models.vit import vit
 from vit_jax.parallel.rules import Rule
@@ -21,30 +19,24 @@ Size = tuple[int, int]
 class Room(NamedTuple):
   """build: the backbone; UserError lists all settings that do not fit together.    rules: of sharding.
 
-  costs: parameters, multiply-adds and bytes for one image.
   """
   build: Callable[[Size], Backbone]
   rules: Callable[[], list[Rule]]
-  costs: Callable[[Size], Costs]
 
 
 def room(model: schema.Model) -> Room:
   """What the kind of network of these settings brings along."""
   match model:
     case schema.ViT():
-      return Room(functools.partial(vit.build, model), functools.partial(vit_rules.rules, model),
-                  functools.partial(vit_cost.costs, model))
+      return Room(functools.partial(vit.build, model), functools.partial(vit_rules.rules, model))
     case schema.ResNet():
-      return Room(functools.partial(resnet.build, model), lambda: [*resnet.RULES],
-                  functools.partial(resnet.costs, model))
+      return Room(functools.partial(resnet.build, model), lambda: [*resnet.RULES])
     case schema.Mixer():
-      return Room(functools.partial(mixer.build, model), lambda: [*mixer.RULES], functools.partial(mixer.costs, model))
+      return Room(functools.partial(mixer.build, model), lambda: [*mixer.RULES])
     case schema.EfficientNet():
-      return Room(functools.partial(efficientnet.build, model), lambda: [*efficientnet.RULES],
-                  functools.partial(efficientnet.costs, model))
+      return Room(functools.partial(efficientnet.build, model), lambda: [*efficientnet.RULES])
     case schema.AxialResNet():
-      return Room(functools.partial(axial_resnet.build, model), lambda: [*axial_resnet.RULES],
-                  functools.partial(axial_resnet.costs, model))
+      return Room(functools.partial(axial_resnet.build, model), lambda: [*axial_resnet.RULES])
     case _:
       assert_never(model)
 

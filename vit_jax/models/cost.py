@@ -1,55 +1,92 @@
-"""What a network costs, by arithmetic: parameters, FLOPs, bytes kept for the backward pass.
+"""The cost of a network, derived from its own program: parameters, FLOPs, and the width of its features.
 
-XLA counts the body of a scan once, so utilisation is computed from these figures. FLOPs are those of
-matrix products and convolutions only, two per multiply-add; elementwise work is left out, as in the papers.
+XLA counts the body of a scan once, so utilization is computed from these figures. FLOPs are those of matrix products
+and convolutions only, two per multiply-add; elementwise work is left out, as in the papers.
 """
 from __future__ import annotations
 
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
 from vit_jax.config import schema
-from vit_jax.models.backbones import room
-from vit_jax.models.vit.cost import num_tokens as num_tokens
+from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Remat
+from vit_jax.core import traced_costs, trees
+from vit_jax.models import backbones, heads
 
-TRAIN_FACTOR = 3  # one forward product, and two in the backward pass
-
-
-def parameters(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head,
-               num_classes: int) -> dict[str, int]:
-  """Number of parameters by part; `num_classes=0` leaves the head out."""
-  found = room(model).costs(image_px)
-  if not num_classes:
-    return found.parameters
-  pre_logits = (found.width + 1) * head.pre_logits
-  return {**found.parameters, 'head': pre_logits + ((head.pre_logits or found.width) + head.bias) * num_classes}
+TRAIN_FACTOR = 3  # one product in the forward pass, and two in the backward pass
 
 
-def forward_flops(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head,
-                  num_classes: int) -> dict[str, int]:
-  """FLOPs of one forward pass of one image by part, two per multiply-add.
+class Cost(NamedTuple):
+  """Parameters by part, FLOPs of the forward pass of one image by module, and D, the width of the features."""
+  parameters: dict[str, int]
+  flops: dict[str, int]
+  width: int
 
-  Of a ViT, `qkv` and `out` are the projections, `attention` the products of query with key and weights with
-  value, `relative` those of query with relative keys, `pool` all of attention pooling.
-  """
-  found = room(model).costs(image_px)
-  of_head = found.width * head.pre_logits + (head.pre_logits or found.width) * num_classes
-  return {part: 2 * count for part, count in {**found.macs, 'head': of_head}.items()}
+
+def forward(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head, num_classes: int) -> Cost:
+  """Returns the cost of a network with its classification head; `num_classes=0` leaves the head out."""
+  about = (plain(model), image_px, head if num_classes else None, num_classes)
+  return _forward(ByText(about, repr(about)))
+
+
+class ByText:
+  """A value as the key of a cache, equal to others with the same text; settings themselves cannot be hashed."""
+
+  def __init__(self, value: Any, text: str) -> None:
+    self.value, self._text = value, text
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, ByText) and self._text == other._text
+
+  def __hash__(self) -> int:
+    return hash(self._text)
+
+
+@functools.lru_cache(1000)
+def _forward(key: ByText) -> Cost:
+  model, image_px, head_settings, num_classes = key.value
+  backbone, rng = backbones.build(model, image_px), jax.random.key(0)
+  image = jax.ShapeDtypeStruct((1, *image_px, 3), jnp.float32)
+  params, state = jax.eval_shape(backbone.init, rng, image)
+  pooled = jax.eval_shape(lambda p, s, x: backbone.apply(p, s, x, train=False, key=None)[0].pooled,
+                          params, state, image)
+  width = pooled.shape[-1]
+  head = heads.Head(head_settings, Kernels.PLAIN) if head_settings else None
+  if head:
+    params['head'] = jax.eval_shape(lambda key: head.init(key, width, num_classes), rng)
+
+  def run(params: Any, state: Any, image: jax.Array) -> jax.Array:
+    found = backbone.apply(params, state, image, train=False, key=None)[0].pooled
+    with jax.named_scope('head'):
+      return head.apply(params['head'], found) if head else found
+
+  return Cost({part: trees.num_elements(leaves) for part, leaves in params.items()},
+              traced_costs.flops(run, params, state, image), width)
 
 
 def train_flops(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head, num_classes: int) -> int:
-  """FLOPs of forward and backward pass of one image; what is computed again under remat is not counted."""
-  return TRAIN_FACTOR * sum(forward_flops(model, image_px, head=head, num_classes=num_classes).values())
+  """Returns the FLOPs of forward and backward pass of one image of a plain classifier.
 
-
-def activation_bytes(model: schema.Model, image_px: tuple[int, int]) -> int:
-  """Estimate of the bytes of one image that live at the start of the backward pass.
-
-  What `model.remat` saves in every block or unit and, where something is computed again, the rest of one.
-  Of a ViT the saved values are exact, and its stem is left out unless it is a network. `Remat.NONE` is what
-  gradients of norms, activations and attention written by hand need; those of autodiff keep about twice as
-  much (S/16, f32, XLA on CPU: 1.7 unrolled, 2.2 scanned).
+  What is computed again under remat is not counted.
   """
-  return room(model).costs(image_px).activation_bytes
+  return TRAIN_FACTOR * sum(forward(model, image_px, head=head, num_classes=num_classes).flops.values())
 
 
-def feature_width(model: schema.Model, image_px: tuple[int, int]) -> int:
-  """D, of the pooled features."""
-  return room(model).costs(image_px).width
+def plain(settings: Any) -> Any:
+  """Returns settings in the form whose FLOPs are counted: plain kernels, scanned blocks, nothing computed again.
+
+  Fast forms compute the same function by other products, such as sums over rows as products with ones. All networks in
+  the settings are changed, also those of teachers.
+  """
+  if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+    return settings
+  forms: dict[str, Any] = {'kernels': Kernels.PLAIN, 'execution': Execution.SCAN, 'remat': Remat.NONE,
+                           'attention': AttentionKernel.XLA, 'mlp_kernel': MlpKernel.XLA, 'full_remat': 0}
+  own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+  is_model = 'remat' in own
+  return dataclasses.replace(settings, **{
+      name: forms[name] if is_model and name in forms else plain(value) for name, value in own.items()})

@@ -16,7 +16,6 @@ format.
 from __future__ import annotations
 
 import dataclasses
-from typing import assert_never
 
 import flax.linen as nn
 import jax
@@ -26,12 +25,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import Gelu, Remat, layers
+from vit_jax.config.schema import Gelu, layers
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models import counting, stack
-from vit_jax.models.counting import Costs, item_bytes
+from vit_jax.models import stack
 from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
@@ -136,14 +134,12 @@ class Mixer:
                       f'was made for, got {image.shape[1:3]}, which has {grid[0] * grid[1]}.')
     is_random = train and (s.dropout > 0. or s.drop_path > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
-    x_BND, _ = self._stem.apply(params['stem'], {}, image, train=train)
-    x_BND = self._run(params['blocks'], x_BND, key=key if is_random else None)
+    with jax.named_scope('stem'):
+      x_BND, _ = self._stem.apply(params['stem'], {}, image, train=train)
+    with jax.named_scope('blocks'):
+      x_BND = self._run(params['blocks'], x_BND, key=key if is_random else None)
     x_BND = applied(self._norm, params['norm'], x_BND)
     return Features(x_BND, constrain_batch(x_BND.mean(1)), grid), state
-
-  def tabulate(self) -> str:
-    """A table of all parameters, and FLOPs by part."""
-    return counting.tabulate(self, costs(self.settings, self.image_px), self.image_px)
 
   def _run(self, params: Params, x_BND: Array, *, key: Key | None) -> Array:
     """All blocks."""
@@ -219,39 +215,3 @@ def build(model: schema.Mixer, image_px: tuple[int, int]) -> Mixer:
   """
   check.check_model(model, image_px)
   return Mixer(model, (int(image_px[0]), int(image_px[1])))
-
-
-def costs(model: schema.Mixer, image_px: tuple[int, int]) -> Costs:
-  """The cost; blocks are two MLPs, each after a LayerNorm."""
-  width, tokens = model.width, _num_tokens(model, image_px)
-  over_tokens, over_channels = 2 * tokens * model.tokens_mlp, 2 * width * model.channels_mlp
-  biases = tokens + model.tokens_mlp + width + model.channels_mlp
-  parameters = {'stem': (model.patch ** 2 * 3 + 1) * width,
-                'blocks': model.depth * (over_tokens + over_channels + biases + 4 * width), 'norm': 2 * width}
-  macs = {'stem': tokens * model.patch ** 2 * 3 * width, 'tokens_mlp': model.depth * width * over_tokens,
-          'channels_mlp': model.depth * tokens * over_channels}
-  return Costs(parameters, macs, _activation_bytes(model, image_px), width)
-
-
-def _activation_bytes(model: schema.Mixer, image_px: tuple[int, int]) -> int:
-  """As of a ViT: what `remat` saves in every block, and the rest of one where something is computed again."""
-  size, tokens = item_bytes(model.dtype), _num_tokens(model, image_px)
-  wide = tokens * model.width * size
-  hidden = (model.width * model.tokens_mlp + tokens * model.channels_mlp) * size
-  everything = 2 * tokens * model.width * 4 + 2 * wide + 2 * hidden  # centred inputs of the norms in f32
-  match model.remat:
-    case Remat.NONE | Remat.AUTO:
-      return model.depth * everything
-    case Remat.NAMES:  # the input, residual, pre-activations
-      saved = 2 * wide + hidden
-    case Remat.QKV | Remat.MLP:  # the input, pre-activations
-      saved = wide + hidden
-    case Remat.FULL:
-      saved = wide
-    case _:
-      assert_never(model.remat)
-  return model.depth * saved + everything - saved
-
-
-def _num_tokens(model: schema.Mixer, image_px: tuple[int, int]) -> int:
-  return (image_px[0] // model.patch) * (image_px[1] // model.patch)

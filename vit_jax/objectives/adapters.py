@@ -6,18 +6,13 @@ are of plain networks with merged adapters, so that evaluations do not depend on
 """
 from __future__ import annotations
 
-import dataclasses
-import math
-from typing import Any
-
 import jax
 
 from vit_jax.config import schema
 from vit_jax.core import trees, unstacked
 from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
-from vit_jax.models import adapters, backbones, cost
-from vit_jax.objectives.spec import Spec
+from vit_jax.models import adapters
 from vit_jax.parallel.rules import FROZEN, Rule
 
 INNER = 'inner'
@@ -104,33 +99,3 @@ def rules(config: schema.Config) -> list[Rule]:
 
 def _ends(layer: str, names: str) -> bool:
   return layer.rsplit('/', 1)[-1] in names.strip('()').split('|')
-
-
-def train_flops(config: schema.Config, spec: Spec[Any]) -> int:
-  """Returns the FLOPs of one image that adapters add to those of a training step; below 0, as they save more.
-
-  No gradient of the frozen kernels is computed: one of three products of each. A and B add three each. DoRA's norms,
-  which do not depend on the number of images, are left out.
-  """
-  if not config.lora.rank:
-    return 0
-  image = jax.ShapeDtypeStruct((1, *config.image_px, 3), 'float32')
-  backbone = jax.eval_shape(backbones.build(config.model, config.image_px).init, jax.random.key(0), image)[0]
-  leaves = trees.flatten({'backbone': backbone})
-  macs = 0
-  for layer in adapters.kernels(leaves, dataclasses.replace(config.lora, targets='.*')):
-    depth, *shape = leaves[f'{layer}/kernel'].shape
-    cut = adapters.num_inputs(layer)
-    inputs, outputs = math.prod(shape[:cut]), math.prod(shape[cut:])
-    own = config.lora.is_target(layer.removeprefix(adapters.BLOCKS)) * config.lora.rank * (inputs + outputs)
-    macs += depth * _num_rows(config, layer) * (cost.TRAIN_FACTOR * own - inputs * outputs)
-  return round(2 * spec.num_encoded * macs)
-
-
-def _num_rows(config: schema.Config, layer: str) -> int:
-  """Rows of one image that a dense layer is applied to."""
-  if isinstance(config.model, schema.ViT):
-    return cost.num_tokens(config.model, config.image_px)[1]
-  assert isinstance(config.model, schema.Mixer), config.model
-  patches = math.prod(px // config.model.patch for px in config.image_px)
-  return config.model.width if '/tokens/' in layer else patches

@@ -24,7 +24,6 @@ from vit_jax.config.schema import Kernels
 from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
-from vit_jax.models import cost
 from vit_jax.models.heads import normalize
 from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import select
@@ -137,16 +136,6 @@ class Spec(spec.Spec[schema.Byol]):
 
   def rules(self) -> list[Rule]:
     return [*RULES]
-
-  def train_flops(self, num_classes: int) -> int:
-    s, width = self.settings, cost.feature_width(self.config.model, self.config.image_px)
-    target = self.forward_flops(head=schema.Head()) + 2 * s.hidden_dim * (width + s.out_dim)
-    online = target + 2 * s.hidden_dim * 2 * s.out_dim
-    return 2 * (cost.TRAIN_FACTOR * online + target)
-
-  @property
-  def num_encoded(self) -> float:
-    return 2.
 
   def watches(self, lengths: Lengths) -> list[Watch]:
     c = self.settings.collapse

@@ -16,7 +16,7 @@ from vit_jax.config.schema import Centering
 from vit_jax.core.contracts import Backbone, View, Watch
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
-from vit_jax.models import cost, initialization
+from vit_jax.models import initialization
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
@@ -170,19 +170,6 @@ class Spec(spec.Spec[schema.Dino]):
 
   def rules(self) -> list[Rule]:
     return [*RULES, *([] if self.settings.norm_last_layer else [LEARNED_NORM])]
-
-  def train_flops(self, num_classes: int) -> int:
-    s, px, views = self.settings, self.config.image_px, self.config.data.recipe.views
-    width = cost.feature_width(self.config.model, px)
-    project = 2 * (width * s.hidden_dim + s.hidden_dim ** 2 + s.bottleneck_dim * (s.hidden_dim + s.out_dim))
-    large, small = (self.forward_flops(image_px=size, head=schema.Head()) + project
-                    for size in (px, (views.local_px,) * 2))
-    return cost.TRAIN_FACTOR * (2 * large + views.num_local * small) + 2 * large
-
-  @property
-  def num_encoded(self) -> float:
-    views, (h, w) = self.config.data.recipe.views, self.config.image_px
-    return 2. + views.num_local * views.local_px ** 2 / (h * w)
 
   def watches(self, lengths: Lengths) -> list[Watch]:
     c = self.settings.collapse

@@ -17,7 +17,7 @@ from vit_jax.config.schema import DistillType, SoftMean
 from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
-from vit_jax.models import backbones, cost, heads
+from vit_jax.models import backbones, heads
 from vit_jax.objectives import losses, spec, supervised
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
 from vit_jax.parallel import rules as sharding
@@ -148,13 +148,6 @@ class Spec(spec.Spec[schema.Distill]):
 
   def rules(self) -> list[sharding.Rule]:
     return [*supervised.head_rules(self.config.head), *(RULES if self._has_token else ())]
-
-  def train_flops(self, num_classes: int) -> int:
-    teacher = self.settings.teacher
-    head_dist = 2 * self.vit.width * num_classes if self._has_token else 0
-    learned = self.forward_flops(num_classes=num_classes) + head_dist
-    return cost.TRAIN_FACTOR * learned + self.forward_flops(model=teacher.model, head=teacher.head,
-                                                            num_classes=num_classes)
 
   def models(self) -> dict[str, schema.Model]:
     return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}

@@ -14,8 +14,7 @@ from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
-from vit_jax.models import cost
-from vit_jax.models.mae_decoder import MLP_RATIO, Decoder
+from vit_jax.models.mae_decoder import Decoder
 from vit_jax.objectives import patches, spec
 from vit_jax.objectives.networks import NetworkView
 from vit_jax.parallel.rules import Rule
@@ -135,26 +134,6 @@ class Spec(spec.Spec[schema.Mae]):
 
   def rules(self) -> list[Rule]:
     return [*RULES]
-
-  def train_flops(self, num_classes: int) -> int:
-    return cost.TRAIN_FACTOR * (self.encoder_flops() + self._decoder_flops())
-
-  @property
-  def num_encoded(self) -> float:
-    return self._num_visible / self.num_patches
-
-  def encoder_flops(self) -> int:
-    """FLOPs of a forward pass of the encoder: as on an image of the visible patches in a row."""
-    return self.forward_flops(image_px=(self.vit.patch, self._num_visible * self.vit.patch), head=schema.Head())
-
-  def _decoder_flops(self) -> int:
-    s, vit = self.settings, self.vit
-    # The prediction of the pixels of a patch costs as much as a patch embedding of the decoder's width.
-    decoder = schema.ViT(patch=vit.patch, width=s.decoder_width, depth=s.decoder_depth, heads=s.decoder_heads,
-                         mlp=MLP_RATIO * s.decoder_width,
-                         pool=schema.Pool.CLS if vit.pool.has_class_token else schema.Pool.MEAN)
-    embedded = self._num_visible + int(vit.pool.has_class_token)
-    return self.forward_flops(model=decoder, head=schema.Head()) + 2 * embedded * vit.width * s.decoder_width
 
   @property
   def _num_visible(self) -> int:

@@ -20,7 +20,6 @@ from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import initialization
-from vit_jax.models.cost import TRAIN_FACTOR
 from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.dense import dense
 from vit_jax.objectives import patches, spec
@@ -142,8 +141,3 @@ class Spec(spec.Spec[schema.MaskedPatch]):
 
   def rules(self) -> list[Rule]:
     return [*RULES]
-
-  def train_flops(self, num_classes: int) -> int:
-    num_predicted = round(self.settings.mask_ratio * self.num_patches)
-    outputs = num_outputs(self.settings.target, self.vit.patch)
-    return TRAIN_FACTOR * (self.forward_flops(head=schema.Head()) + 2 * num_predicted * self.vit.width * outputs)

@@ -13,7 +13,6 @@ from vit_jax.data.device.token_targets import Targets
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels.label_maps import LabelMaps
 from vit_jax.data.source import Source
-from vit_jax.models import cost
 from vit_jax.models.vit import vit
 from vit_jax.parallel.rules import Rule
 
@@ -22,7 +21,7 @@ S = TypeVar('S')
 
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC, Generic[S]):
-  """The objective of a config. `build`, `rules` and `train_flops` are required; the rest is for the kinds that need it.
+  """The objective of a config. `build` and `rules` are required; the rest is for the kinds that need it.
 
   config: of the run.   settings: its `objective`.
   """
@@ -36,10 +35,6 @@ class Spec(abc.ABC, Generic[S]):
   @abc.abstractmethod
   def rules(self) -> list[Rule]:
     """Sharding rules of the parameters that the objective adds to the backbone."""
-
-  @abc.abstractmethod
-  def train_flops(self, num_classes: int) -> int:
-    """FLOPs of one image in one training step, of all networks on all their inputs."""
 
   def models(self) -> dict[str, schema.Model]:
     """Settings of all networks of the run, by their place in the config."""
@@ -64,18 +59,6 @@ class Spec(abc.ABC, Generic[S]):
     return []
 
   @property
-  def num_encoded(self) -> float:
-    """Inputs of the trained backbone for one image of a training step, in images of full size."""
-    return 1.
-
-  def forward_flops(self, *, model: schema.Model | None = None, image_px: tuple[int, int] | None = None,
-                    head: schema.Head | None = None, num_classes: int = 0) -> int:
-    """FLOPs of a forward pass of one image: by default of the model, without its head."""
-    parts = cost.forward_flops(model or self.config.model, image_px or self.config.image_px,
-                               head=head or self.config.head, num_classes=num_classes)
-    return sum(parts.values())
-
-  @property
   def vit(self) -> schema.ViT:
     """Settings of the backbone, for an objective on patch tokens."""
     assert isinstance(self.config.model, schema.ViT), self.config.model
@@ -84,7 +67,7 @@ class Spec(abc.ABC, Generic[S]):
   @property
   def num_patches(self) -> int:
     """Patch tokens of an image."""
-    return cost.num_tokens(self.vit, self.config.image_px)[0]
+    return vit.num_tokens(self.vit, self.config.image_px)[0]
 
 
 def tokens(backbone: Backbone) -> tuple[TokenBackbone, schema.ViT]:

@@ -10,7 +10,6 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import heads
-from vit_jax.models.cost import TRAIN_FACTOR
 from vit_jax.objectives import losses, spec
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
 from vit_jax.parallel.rules import Rule
@@ -106,6 +105,3 @@ class Spec(spec.Spec[schema.Supervised]):
 
   def rules(self) -> list[Rule]:
     return head_rules(self.config.head)
-
-  def train_flops(self, num_classes: int) -> int:
-    return TRAIN_FACTOR * self.forward_flops(num_classes=num_classes)

@@ -25,7 +25,6 @@ from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels import label_maps
 from vit_jax.data.source import Source
 from vit_jax.models import heads
-from vit_jax.models.cost import TRAIN_FACTOR
 from vit_jax.objectives import losses, spec, supervised
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
 from vit_jax.parallel.rules import Rule
@@ -156,10 +155,6 @@ class Spec(spec.Spec[schema.TokenLabel]):
 
   def rules(self) -> list[Rule]:
     return [*supervised.head_rules(self.config.head), *RULES]
-
-  def train_flops(self, num_classes: int) -> int:
-    dense = 2 * self.num_patches * self.vit.width * num_classes
-    return TRAIN_FACTOR * (self.forward_flops(num_classes=num_classes) + dense)
 
   def open_maps(self, source: Source) -> label_maps.LabelMaps:
     s = self.settings

@@ -17,7 +17,6 @@ from vit_jax.config import layout, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
-from vit_jax.models import cost
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.plan import compile, compiled, quick, topologies
@@ -66,7 +65,7 @@ class Plan:
     batch = trees.num_bytes(build.abstract_batch(self.parts.config)) // self._batch_shards
     return {'parameters': params, 'optimiser': sharding.bytes_per_device(state.opt, specs.opt, mesh),
             'extra': sharding.bytes_per_device(state.extra, specs.extra, mesh), 'batch': batch, 'gradients': params,
-            'activations': self.rows * cost.activation_bytes(self.parts.config.model, self.parts.config.image_px)}
+            'activations': self.rows * build.kept_bytes(self.parts, self.parts.config.model)}
 
   @property
   def _batch_shards(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import layout, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.models import cost
+from vit_jax.jobs import build
 from vit_jax.plan import plan as plans
 from vit_jax.plan import table
 
@@ -57,7 +57,9 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
   held = {fsdp: _held_bytes(plan, fsdp) for fsdp in sizes}
   if config.model.has_batch_norm:
     steps = [a for a in steps if a == 1]
-  found = [_expect(plan, *choice, held=held[choice[-1]])
+  kept = {remat: build.kept_bytes(plan.parts, layout.put(config, {'model.remat': remat}).model)
+          for remat in config.model.remats}
+  found = [_expect(plan, *choice, held=held[choice[-1]], kept=kept[choice[1]])
            for choice in itertools.product(steps, config.model.remats, config.model.executions, sizes)]
   return sorted(found, key=lambda c: (c.expected_ms, c.expected_gib))
 
@@ -73,21 +75,18 @@ def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
 
 
 def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: schema.Execution | None, fsdp: int, *,
-            held: int) -> Candidate:
-  """Time and memory by arithmetic."""
+            held: int, kept: int) -> Candidate:
+  """Time and memory by arithmetic; `kept` bytes of an image."""
   config, topology = plan.parts.config, plan.subject.topology
   params = trees.num_bytes(plan.parts.program.abstract_state.params)
   shards = topology.num_devices // max(1, config.mesh.tensor)
-  model = layout.put(config, {'model.remat': remat, 'model.execution': execution}).model
-  kept = cost.activation_bytes(model, config.image_px) * config.batch_size // shards // accumulate
-  kept *= 2 if remat is schema.Remat.NONE else 1  # autodiff keeps more than the backward pass needs
   # All-reduce of the gradients, or gathering bf16 weights twice a microbatch and scattering gradients once.
   sent = 2 * params if fsdp == 1 else params * accumulate + params
   seconds = plan.flops_per_step / topology.num_devices / topology.chip.peak_flops / plans.ASSUMED_MFU
   seconds *= layout.REMAT_TIME[remat] * (layout.EXECUTION_TIME[execution] if execution else 1.)
   seconds *= 1 + layout.MICROBATCH_TIME * (accumulate - 1)
   return Candidate(accumulate, remat, execution, fsdp, 1e3 * (seconds + sent / topology.chip.ring_bytes_s),
-                   (held + kept) / plans.GIB)
+                   (held + kept * config.batch_size // shards // accumulate) / plans.GIB)
 
 
 def search(plan: plans.Plan) -> list[Tried]:

@@ -1,11 +1,14 @@
 """The networks that can be chosen by name, with their cost: `vit_jax.list_models()`.
 
-The names are those of `sizes.names()`. Parameters and FLOPs are computed by arithmetic (`models/cost.py`), with a
-linear head of 1,000 classes; no network is built.
+The names are those of `sizes.names()`. Parameters and FLOPs are derived from the networks (`models/cost.py`),
+with a linear head of 1,000 classes. `network_costs.json` has them for listed names, so that no network is traced to
+show a list; `python -m tests.network_costs` writes it anew.
 """
 from __future__ import annotations
 
 import functools
+import json
+import pathlib
 import re
 import warnings
 from typing import NamedTuple
@@ -17,6 +20,7 @@ from vit_jax.recipes import families, sizes
 
 PX = 224  # side of the images, but for EfficientNets
 NUM_CLASSES = 1_000
+COSTS = pathlib.Path(__file__).with_name('network_costs.json')
 _SIZES = {  # sizes of plain ViTs that are not from the ViT paper
     'mu': 'big_vision', 'M': 'big_vision', 'g-opt': 'big_vision', 'G-opt': 'big_vision', 'Ti': 'arXiv 2012.12877',
     'S': 'arXiv 2012.12877', 'So400m': 'arXiv 2305.13035', 'g': 'arXiv 2106.04560', 'G': 'arXiv 2106.04560',
@@ -57,6 +61,24 @@ class Model(NamedTuple):
   source: str
 
 
+class Network(NamedTuple):
+  """What a cost is of; its text is the key in `network_costs.json`."""
+  name: str
+  px: int
+  num_classes: int
+  is_hidden: bool
+
+  def __str__(self) -> str:
+    return f'{self.name}, {self.px} px, {self.num_classes} classes{", hidden layer" * self.is_hidden}'
+
+  def derive(self) -> tuple[int, int]:
+    """Parameters and FLOPs, derived from the program of the network."""
+    found = sizes.model(self.name)
+    head = schema.Head(pre_logits=sizes.pretraining_head(found) if self.is_hidden else 0)
+    own = cost.forward(found, (self.px, self.px), head=head, num_classes=self.num_classes)
+    return sum(own.parameters.values()), sum(own.flops.values())
+
+
 def list_models(pattern: str = '*') -> list[Model]:
   """Networks whose names match a pattern such as `*b16*`; case and separators may be left out.
 
@@ -90,13 +112,27 @@ def model(name: str, *, px: int = 0, num_classes: int = NUM_CLASSES, is_hidden: 
   Raises:
     UserError: the name is unknown.
   """
-  found = sizes.model(name)
-  side = px or (sizes.efficientnet_px(name.partition('-')[2]) if isinstance(found, schema.EfficientNet) else PX)
-  head = schema.Head(pre_logits=sizes.pretraining_head(found) if is_hidden else 0)
-  parameters = cost.parameters(found, (side, side), head=head, num_classes=num_classes)
-  flops = cost.forward_flops(found, (side, side), head=head, num_classes=num_classes)
+  network = Network(name, px or usual_px(name), num_classes, is_hidden)
+  parameters, flops = _known_costs().get(str(network)) or network.derive()
   family, source = _origin(name)
-  return Model(name, family, sum(parameters.values()), sum(flops.values()), side, source)
+  return Model(name, family, parameters, flops, network.px, source)
+
+
+def usual_px(name: str) -> int:
+  """The side of the images that a network is usually trained on, a multiple of its patches.
+
+  Raises:
+    UserError: the name is unknown.
+  """
+  found = sizes.model(name)
+  if isinstance(found, schema.EfficientNet):
+    return sizes.efficientnet_px(name.partition('-')[2])
+  return PX - PX % getattr(found, 'patch', 1)
+
+
+@functools.cache
+def _known_costs() -> dict[str, tuple[int, int]]:
+  return {name: tuple(pair) for name, pair in json.loads(COSTS.read_text(encoding='utf-8')).items()}
 
 
 def _origin(name: str) -> tuple[str, str]:

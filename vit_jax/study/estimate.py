@@ -100,7 +100,8 @@ def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[i
   if is_plain and not getattr(config.model, 'distilled', False):
     model, px, head = config.model, config.image_px, config.head
     flops = cost.train_flops(model, px, head=head, num_classes=num_classes) * (2 if config.train.sam.rho else 1)
-    return sum(cost.parameters(model, px, head=head, num_classes=num_classes).values()), flops
+    found = cost.forward(model, px, head=head, num_classes=num_classes)
+    return sum(found.parameters.values()), flops
   alone = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
   mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
   parts = build.parts(alone, mesh=mesh, num_examples=num_examples, num_classes=num_classes,  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ class Program(NamedTuple):
   hold: stacked to held state.            join: held to stacked state, as a new state.
   abstract_held: shapes and dtypes of a held state.
   step_fn: `(held TrainState, Batch) -> (held TrainState, Packed)`; donates the state.
+  prepared: shapes and dtypes of a batch as the objective gets it.
   """
   abstract_state: TrainState
   shardings: TrainState
@@ -42,6 +43,7 @@ class Program(NamedTuple):
   join: Callable[[TrainState], TrainState]
   abstract_held: TrainState
   step_fn: jax.stages.Wrapped
+  prepared: Batch
 
 
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
@@ -82,7 +84,8 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
       jax.jit(_hold_apart, out_shardings=held_placed) if unstacked_layers else same,
       jax.jit(unstacked.join, out_shardings=placed) if unstacked_layers else same, held,
       jax.jit(step, in_shardings=(held_placed, meshes.batch_sharding(mesh)), out_shardings=(held_placed, whole),
-              donate_argnums=0))
+              donate_argnums=0),
+      jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes))
 
 
 def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:

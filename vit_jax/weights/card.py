@@ -86,8 +86,8 @@ def _source(source: str) -> str:
 
 def _about(weights: Weights) -> str:
   m, px = weights.model, weights.preprocess.image_px
-  parameters = sum(cost.parameters(m, px, head=weights.head, num_classes=weights.num_classes).values())
-  flops = sum(cost.forward_flops(m, px, head=weights.head, num_classes=weights.num_classes).values())
+  found = cost.forward(m, px, head=weights.head, num_classes=weights.num_classes)
+  parameters, flops = sum(found.parameters.values()), sum(found.flops.values())
   sizes = [f'{key} {getattr(m, key)}' for key in ('patch', 'width', 'depth', 'heads', 'mlp', 'registers', 'layers')
            if getattr(m, key, 0)]
   kind = 'Vision Transformer' if isinstance(m, schema.ViT) else type(m).__name__

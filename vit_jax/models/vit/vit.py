@@ -46,9 +46,8 @@ from vit_jax.config.schema import Positions, PositionsAt, layers
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models import counting, stack
+from vit_jax.models import stack
 from vit_jax.models.layers import applied, dropout, initial
-from vit_jax.models.vit import cost
 from vit_jax.models.vit.parts import Parts
 
 
@@ -104,7 +103,8 @@ class ViT:
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
     self._grid(image)  # raises where patches do not tile it
-    tokens_BND, changed = self._parts.stem.apply(params['stem'], state.get('stem', {}), image, train=train)
+    with jax.named_scope('stem'):
+      tokens_BND, changed = self._parts.stem.apply(params['stem'], state.get('stem', {}), image, train=train)
     return self._normed(params, 'stem_norm', tokens_BND), {'stem': changed} if changed else {}
 
   def embed(self, params: Params, image: Array) -> Array:
@@ -159,7 +159,8 @@ class ViT:
     """
     is_late = self.settings.norm_after_pool
     x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
-    pooled_BD = self._parts.pooling.pooled(params.get('pool'), x_BMD)
+    with jax.named_scope('pool'):
+      pooled_BD = self._parts.pooling.pooled(params.get('pool'), x_BMD)
     pooled_BD = self._last_normed(params, pooled_BD) if is_late else pooled_BD
     distilled = constrain_batch(x_BMD[:, 1]) if self.settings.distilled else None
     return Features(x_BMD[:, self._parts.num_extra:], constrain_batch(pooled_BD), grid, distilled)
@@ -194,10 +195,6 @@ class ViT:
     return self._layer(_without_positions(own), tokens.astype(self._parts.dtype), positions, grid=grid, rate=None,
                        key=None, capture=capture, attn_delta=attn_delta)
 
-  def tabulate(self) -> str:
-    """A table of all parameters, and FLOPs by part."""
-    return counting.tabulate(self, cost.costs(self.settings, self.image_px), self.image_px)
-
   def _layer(self, params: Params, x_BMD: Array, positions: Array | None, *, grid: tuple[int, int], rate: Array | None,
              key: Key | None, capture: bool, attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """One block on tokens with these positions, `[1, M, D]` or `[B, M, D]`, if it gets some."""
@@ -227,8 +224,9 @@ class ViT:
     first = s.drop_path if s.drop_path_even else 0.
     rates_L = jnp.asarray(np.linspace(first, s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
-    return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
-                     remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
+    with jax.named_scope('blocks'):
+      return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
+                       remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
@@ -287,6 +285,12 @@ def build(model: schema.ViT, image_px: tuple[int, int]) -> ViT:
   """
   check.check_model(model, image_px)
   return ViT(model, (int(image_px[0]), int(image_px[1])))
+
+
+def num_tokens(model: schema.ViT, image_px: tuple[int, int]) -> tuple[int, int]:
+  """Patch tokens N, and tokens in the encoder M (with class and distillation token, registers)."""
+  patches = (image_px[0] // model.patch) * (image_px[1] // model.patch)
+  return patches, patches + model.pool.has_class_token + model.distilled + model.registers
 
 
 def _without_positions(params: Params) -> Params:

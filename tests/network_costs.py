@@ -1,0 +1,34 @@
+"""Writes `vit_jax/recipes/network_costs.json`: parameters and FLOPs of all listed networks and published weights.
+
+    python -m tests.network_costs     about a minute
+"""
+from __future__ import annotations
+
+import json
+import sys
+
+from vit_jax.recipes import catalog, sizes
+from vit_jax.weights import catalog as weights
+from vit_jax.weights import known_weights
+
+
+def needed() -> list[catalog.Network]:
+  """Returns everything that `list_models` and `list_weights` show."""
+  found = [catalog.Network(name, catalog.usual_px(name), catalog.NUM_CLASSES, False) for name in sizes.names()]
+  for rule, model in map(weights._rule, known_weights.NAMES):
+    found.append(catalog.Network(model, rule.px or catalog.usual_px(model), rule.num_classes, rule.is_hidden))
+  return list(dict.fromkeys(found))
+
+
+def write() -> None:
+  """Derives all costs and writes the file."""
+  costs = {}
+  for network in needed():
+    costs[str(network)] = network.derive()
+    print(network, *costs[str(network)], file=sys.stderr)
+  lines = (f'  {json.dumps(name)}: {json.dumps(costs[name])}' for name in sorted(costs))
+  catalog.COSTS.write_text('{\n' + ',\n'.join(lines) + '\n}\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+  write()
