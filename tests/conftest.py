@@ -1,6 +1,7 @@
 """Settings of the whole suite: eight simulated devices, strict ranks, no network, one compilation cache."""
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import gc
@@ -77,6 +78,19 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol() -> None:
   start_devices()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+  """Lists why tests were skipped: each reason once, with the number of tests and their files."""
+  where: dict[str, collections.Counter[str]] = {}
+  for report in terminalreporter.stats.get('skipped', ()):
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    file = report.nodeid.partition('::')[0].removeprefix('tests/')
+    where.setdefault(reason.removeprefix('Skipped: '), collections.Counter())[file] += 1
+  if where:
+    terminalreporter.section('skipped tests, by reason')
+  for reason, files in sorted(where.items(), key=lambda item: -item[1].total()):
+    terminalreporter.line(f'{files.total():4}  {reason}  ({", ".join(sorted(files))})')
 
 
 @functools.cache

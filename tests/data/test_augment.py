@@ -62,6 +62,15 @@ def test_flip_mirrors_the_chosen_rows_and_their_boxes() -> None:
     np.testing.assert_array_equal(out['box'][row], BOXES[row][[0, 3, 2, 1]] if chosen[row] else BOXES[row])
 
 
+def test_shifts_are_drawn_for_each_image_and_reach_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+  drawn: list[jax.Array] = []
+  monkeypatch.setattr(geometry, 'shift', lambda batch, offsets, limit_px: drawn.append(offsets) or batch)
+  recipe = schema.Recipe(crop=schema.Crop.RESIZE, flip=False, shift_px=1)
+  geometry.augment({'image': np.zeros((64, 2, 2, 3))}, jax.random.key(0), recipe=recipe)
+  places = {tuple(row) for row in np.asarray(drawn[0]).tolist()}
+  assert places == {(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)}  # one is missed by 5 of 1,000 seeds
+
+
 def test_shift_is_the_one_of_the_host_and_its_box_follows() -> None:
   offsets = np.array([[0, 0], [1, 2], [-3, 3], [3, -1], [-2, -2], [0, 3]])
   out = jax.jit(geometry.shift, static_argnames='limit_px')(

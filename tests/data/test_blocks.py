@@ -76,6 +76,38 @@ def test_a_host_makes_its_rows_of_the_global_batch_and_reads_no_other(source: Co
     assert source.read == whole['index'][counted].tolist()
 
 
+class Numbers:
+  """Six examples, each of them its number."""
+
+  def __len__(self) -> int:
+    return 6
+
+  def __getitem__(self, index: int) -> int:
+    return index
+
+
+def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> None:
+  def draw(record: int, rng: np.random.Generator) -> dict[str, float]:
+    return {'record': record, 'drawn': rng.random()}
+
+  shard, visit = Shard((1,), 2), order.Shuffled(6, 5)
+  shapes = {'record': ((), np.int64), 'drawn': ((), np.float64)}
+  make = blocks.TrainBlocks(Numbers(), draw, visit, shapes, 5, 4, shard)  # type: ignore[arg-type]
+  batches = [make(number) for number in range(5)]
+  positions = [4 * number + row for number in range(5) for row in (2, 3)]
+  drawn = np.concatenate([batch['drawn'] for batch in batches]).tolist()
+  assert drawn == [order.example_rng(5, position).random() for position in positions] and len(set(drawn)) == 10
+  np.testing.assert_array_equal(np.concatenate([batch['record'] for batch in batches]), visit(np.array(positions)))
+
+
+def test_from_memory_every_batch_has_its_own_place_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(blocks, '_POSITIONS', 4)  # of two batches
+  zeros, visit = np.zeros(6, np.int32), order.Shuffled(6, 5)
+  make = blocks.MemoryTrainBlocks(blocks.DecodedSource(zeros, zeros, zeros, zeros), visit, 4, Shard((1,), 2))
+  for number in (0, 1, 2, 5, 3, 0):
+    assert make(number)['index'].tolist() == visit(4 * number + np.array([2, 3])).tolist()
+
+
 class Failing:
   """A source that the system does not let be read at one place."""
 

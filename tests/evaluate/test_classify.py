@@ -91,6 +91,7 @@ def test_an_example_of_several_classes_counts_to_each_in_equal_parts() -> None:
   recall = (share * hit[:, None]).sum(0) / share.sum(0)
   got = measure(6, programs.MESHES['one'], labels)
   assert got['class_mean'] == pytest.approx(recall.mean(), rel=1e-5) and got['top1'] == pytest.approx(hit.mean())
+  assert got['nll'] == pytest.approx(-(share * np.log(probabilities())).sum(-1).mean(), rel=1e-5)
 
 
 def test_any_of_the_listed_labels_is_right_and_is_shown_as_the_label() -> None:

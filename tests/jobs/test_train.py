@@ -101,10 +101,20 @@ def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
 
 
 def test_a_longer_run_goes_on_where_the_shorter_one_ended(
-    done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch) -> None:
   shutil.copytree(done, tmp_path / 'b')
+  taken, batches = [], loader.TrainLoader.batches
+
+  def noted(self: loader.TrainLoader, start: int) -> Iterator[types.Batch]:
+    for batch in batches(self, start):
+      taken.append((batch['index'], self.indexes(12)))
+      yield batch
+
+  monkeypatch.setattr(loader.TrainLoader, 'batches', noted)
   with caplog.at_level('INFO'):
     assert run(tmp_path / 'b', '--config.length=13 steps') == 0
+  np.testing.assert_array_equal(*taken[0])  # of steps 0 to 11 the first run had the batches
   assert 'length: 12 steps -> 13 steps' in caplog.text and 'Resuming at step 12 of 13' in caplog.text
   assert [e['resumed_from'] for e in reader.read(tmp_path / 'b').events if e['event'] == 'start'][-1] == 12
   assert load(tmp_path / 'b' / 'final.json')['step'] == 13

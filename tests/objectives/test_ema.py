@@ -39,6 +39,20 @@ def test_the_average_follows_its_recurrence(warmup: schema.EmaWarmup) -> None:
   np.testing.assert_allclose(extra['ema']['w'], want, rtol=1e-5)
 
 
+class Counting:
+  """A task whose `extra` changes after each update, as a teacher, a center or running statistics do."""
+
+  def after_update(self, params: object, extra: dict[str, float], stats: float, step: int) -> dict[str, float]:
+    return {'total': 2. * extra['total'] + stats + step}
+
+
+def test_what_the_task_keeps_follows_its_own_rule() -> None:
+  task, extra = ema.Ema(Counting(), .7), {'ema': {'w': jnp.ones(3)}, 'inner': {'total': 1.}}
+  for step in range(3):
+    extra = task.after_update({'w': jnp.zeros(3)}, extra, 10., jnp.asarray(step))
+  assert extra['inner']['total'] == 2. * (2. * (2. + 10.) + 11.) + 12.
+
+
 def test_a_network_and_its_average_are_evaluated_by_the_same_program() -> None:
   one = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=3, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
   views = ema.Ema(one, .9).views()

@@ -62,6 +62,18 @@ def test_loss_and_reconstruction_are_those_of_transformers(golden: dict, params:
   assert not golden['positions'][0, 0].any() and not golden['decoder_positions'][0, 0].any()
 
 
+def test_the_loss_is_the_mean_over_the_masked_patches_of_the_images_that_count(
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  task, key = mae(normalized=False), jax.random.key(3)
+  image = jax.random.normal(jax.random.key(0), (3, 16, 16, 3))
+  monkeypatch.setattr(task, 'predict', lambda *_, **__: jnp.zeros((3, 16, 48)))
+  out = task.loss({}, {}, {'image': image, 'mask': jnp.array([1., 0., 1.])}, key, jnp.asarray(0))
+  masked = np.asarray(task.draw(jax.random.split(key, 2)[0], image).others)  # as `loss` splits it: hide, encoder
+  errors = np.square(np.asarray(patches.patchify(image, 4))).mean(-1)
+  want = [errors[b][masked[b]].mean() for b in (0, 2)]
+  assert masked.shape == (3, 12) and float(out.loss.value) == pytest.approx(np.mean(want), rel=1e-5)
+
+
 @pytest.mark.slow(reason='2 s; the loss of transformers is above')
 def test_loss_is_that_of_numpy(params: dict) -> None:
   task, key = mae(), jax.random.key(3)

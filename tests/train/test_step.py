@@ -14,6 +14,7 @@ from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.objectives.ema import Ema
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import diagnose, loop, step
+from vit_jax.train.state import TrainState
 
 DATA = programs.batch(size=8)
 ONE = programs.MESHES['one']
@@ -45,6 +46,27 @@ def test_masked_rows_change_nothing_even_if_they_are_nan(accumulate: int) -> Non
   want, _ = programs.run(program(task(), data=kept, optimizer=plain), ONE, kept)
   assert float(metrics.means['loss'].weight) == 8 and bool(metrics.ok)
   programs.assert_close(got.params, want.params)
+
+
+def test_augmentation_and_loss_have_keys_of_their_own_at_every_step() -> None:
+  prepared = step._preparing(lambda batch, key, step: {'key': jax.random.key_data(key)}, 0)
+  keys = [(batch['key'], jax.random.key_data(key)) for batch, key in (prepared({}, jnp.asarray(i)) for i in (0, 1))]
+  assert len({tuple(one.tolist()) for pair in keys for one in pair}) == 4
+
+
+class Line:
+  """The gradient of its loss is the mean of `x` over the rows that count."""
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    return LossOut(weighted_mean(params['w'] * batch['x'], batch['mask']), {}, {})
+
+
+def test_the_gradient_is_the_mean_over_the_rows_that_count_for_any_number_of_microbatches() -> None:
+  batch = {'x': jnp.arange(8.), 'mask': jnp.array([1., 1., 0., 1., 0., 0., 1., 0.])}
+  state = TrainState(jnp.zeros((), jnp.int32), {'w': jnp.ones(())}, {}, {})
+  for accumulate in (1, 2, 4):
+    _, grads = step._gradients(Line(), state, batch, jax.random.key(0), accumulate)
+    assert float(grads['w']) == pytest.approx((0. + 1. + 3. + 6.) / 4., rel=1e-6)
 
 
 @pytest.mark.quick('Loss.SOFTMAX', reason='1 s: another program')
