@@ -8,7 +8,8 @@ Source:   protocol=vit: ViT paper, Table 4 and Appendix B.1.1: 2,500 steps, SGD 
           2106.10270, section 3.4: four rates, 500 or 2,500 steps, chosen for each task by val200
 Differs:  The paper does not state the square that 384 px are cropped from; here it is 448 px, as in BiT's paper. It
           gives no warm-up; here it is AugReg's. AugReg's crops of VTAB were not checked; here they are those of
-          protocol=vit.
+          protocol=vit. Dropout is off; the program that fine-tunes on other datasets has 0.1 for L/16 and H/14
+          (finetune.py).
 Run:      python -m vit_jax.main --job=study --config=configs/vtab.py:L/16 --workdir=runs/vtab --config.init_from=FILE
           …/vtab.py:B/16,protocol=augreg,seeds=5,px=224; …/vtab.py:Ti/16,tasks=clevr/count+pets selects some tasks
 Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px 0.43 exaFLOPs each

@@ -1,10 +1,10 @@
 """What is compared with the authors' programs, the papers or an independent computation, and within which bounds.
 
 `python -m tests.fidelity` runs the tests that are named here and writes `docs/explanation/fidelity.md` with the
-tolerance that each of them demands, which does not depend on the machine; `python -m tests.fidelity knn` runs the new
-ones and those with that word in their names, and keeps the bounds of the others. What an authors' program computed lies beside
-its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row claims to be compared
-is in its test or in that script.
+tolerance that each of them demands, which does not depend on the machine. `python -m tests.fidelity knn` runs those
+with that word in their names and new ones, and keeps the bounds of the others. What an authors' program computed lies
+beside its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row claims to be
+compared is in its test or in that script.
 """
 from __future__ import annotations
 
