@@ -131,7 +131,7 @@ MUTATIONS = (
              'jnp.repeat(jax.random.bernoulli(chosen_key, settings.probability, (1,)), num)', AUGMENT),
     Mutation('data/device/prepare.py', 'jax.random.uniform(key, (TRIES, num, 4), jnp.float32)',
              'jnp.repeat(jax.random.uniform(key, (TRIES, 1, 4), jnp.float32), num, 1)', AUGMENT),
-    Mutation('data/device/mix.py', 'combine(labels_BC, lam.mean())', 'combine(labels_BC, lam.max())',
+    Mutation('data/device/mix.py', 'lam.reshape(lam.shape[0], -1).mean(1)', 'lam.reshape(lam.shape[0], -1).max(1)',
              'data/test_mix.py'),
     Mutation('data/device/mix.py', 'jnp.floor(jnp.sqrt(area) * jnp', 'jnp.floor(area * jnp', 'data/test_mix.py'),
     Mutation('train/step.py', "keys['prepare'], step), keys['loss']", "keys['prepare'], step), keys['prepare']", STEP),
