@@ -136,6 +136,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'data/make_token_targets.py'),
     ),
     'Objectives': (
+        Row('MAE', 'mae', 'loss of given reconstructions, pixels normalized or not', 'objectives/test_mae.py::'
+            'test_the_loss_of_given_reconstructions_is_that_of_the_authors_program', 'objectives/make_golden_mae.py'),
         Row('MAE', 'transformers', 'loss and reconstruction',
             'objectives/test_mae.py::test_loss_and_reconstruction_are_those_of_transformers'),
         Row('DINO', 'dino', 'loss and centre over three steps',
