@@ -5,7 +5,7 @@ Data:     scikit-learn's `load_digits`: 1,797 images of 8 x 8, split 80/20, stra
 Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 Plan:     1 device, 0.1 M parameters, 2 CPU cores: under 2 minutes, compilation included.
-Expected: of five seeds 99.2 % of the 360 test images in the median, 98.6 % at least (averaged weights).
+Expected: of five seeds 99.2 % of the 360 test images in the median, 98.3 % at least (averaged weights).
 """
 from vit_jax.config import schema as s
 

@@ -69,7 +69,7 @@ def test_a_table_names_a_pattern_without_a_record() -> None:
 def test_a_number_that_was_typed_into_a_page_is_replaced() -> None:
   record = RECORDS['bench_step_s16']
   page = ('<!-- records: bench_step_s16 -->\n| old |\n<!-- end of the records -->\nIt is '
-          '<!-- claim: bench_step_s16 | {times timm:.2f}× -->3.14×<!-- end --> as fast.')
+          '<!-- claim: bench_step_s16 = {times timm:.2f}× -->3.14×<!-- end --> as fast.')
   text = pages.filled(page)
   assert '3.14' not in text and '-->0.98×<!-- end --> as fast.' in text and pages.filled(text) == text
   made = 'one of 2 cores of an Intel Xeon, 2026-11-22'
@@ -80,6 +80,6 @@ def test_a_number_that_was_typed_into_a_page_is_replaced() -> None:
 def test_a_row_says_how_a_record_is_replayed() -> None:
   def shown(**fields: object) -> str:
     return pages.cells(Record('x', 'A.', 'train', (), {}, **fields))[2]  # type: ignore[arg-type]
-  assert shown(replayed='2026-11-23') == 'EQUAL, 2026-11-23: `x`' and shown() == 'never: `x`'
+  assert shown(replayed='2026-11-23') == 'EQUAL, 2026-11-23: `x`' and shown() == 'not yet: `x`'
   assert shown(replayed='never, since 2026-11-21') == 'never, since 2026-11-21: `x`'
   assert shown(replayed='2026-11-23', tolerance=records.Tolerance(.01)) == 'within 0.01, 2026-11-23: `x`'

@@ -163,7 +163,7 @@ def test_a_changed_setting_is_named_before_anything_runs(
   shown = capsys.readouterr().out
   assert 'nothing was run: config\n  seed: 3 -> 4\n' in shown and '$ vit-jax' not in shown
   change(record, command=[line.replace(' --config.seed=3', '')])
-  assert replay() == Status.CONFIG and '  seed: 3 -> default\n' in capsys.readouterr().out
+  assert replay() == Status.CONFIG and '  seed: 3 -> 0 (the default)\n' in capsys.readouterr().out
 
 
 def test_a_setting_that_only_the_run_shows_is_named(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:

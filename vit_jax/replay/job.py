@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.record import stage
+from vit_jax.record import origin, stage
 from vit_jax.replay import comparison, inputs, outcomes, records, segments, settings
 from vit_jax.replay.comparison import Status
 from vit_jax.replay.records import Record
@@ -84,7 +84,7 @@ class Replay:
         return status
     stage.end()
     with _directory(to) as work:
-      began = time.monotonic()
+      began, before_s = time.monotonic(), origin.processor_s()
       if failed := self._execute(work.path):
         return failed
       config, found = self._outcome(work.path)
@@ -95,12 +95,13 @@ class Replay:
         print('\n'.join(['The settings of the run differ from those of the record:',
                          *(f'  {line}' for line in config)]), flush=True)
         status = status or Status.CONFIG
-      print(f'Replayed in {time.monotonic() - began:,.0f} s, {found.processor_s:,.0f} processor seconds.', flush=True)
+      spent_s = origin.processor_s() - before_s
+      print(f'Replayed in {time.monotonic() - began:,.0f} s, {spent_s:,.0f} processor seconds.', flush=True)
       work.is_kept = work.is_kept or bool(status)
       if work.is_kept:
         print(f'The run is in {work.path}')
     if mark and not status:
-      _mark(self.record)
+      _mark(self.record, spent_s)
     return status
 
   def other_data(self) -> list[str]:
@@ -170,8 +171,9 @@ def _file(digest: Mapping[str, object]) -> str:
   return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
 
 
-def _mark(record: Record) -> None:
-  """Writes the date of a replay into the file of its record."""
+def _mark(record: Record, spent_s: float) -> None:
+  """Writes the date of a replay into the file of its record, and its processor seconds if they are not known."""
   path = records.path_of(record)
-  records.write(dataclasses.replace(record, replayed=datetime.datetime.now(datetime.UTC).date().isoformat()), path)
+  records.write(dataclasses.replace(record, replayed=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                                    made={'processor_s': round(spent_s, 1)} | record.made), path)
   print(f'Written: {path}')

@@ -3,7 +3,7 @@
   python -m vit_jax.replay.pages
 
 Between `<!-- records: PATTERN PATTERN -->` and `<!-- end of the records -->` it writes a table of the records with
-these ids; between `<!-- claim: ID -->` and `<!-- end -->` the claim of one, or between `<!-- claim: ID | TEXT -->` and
+these ids; between `<!-- claim: ID -->` and `<!-- end -->` the claim of one, or between `<!-- claim: ID = TEXT -->` and
 `<!-- end -->` another text with its values. The rest of a page stays.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/expl
 """The pages with numbers of records. The last one is the lower part of the one before."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
 _TABLE = re.compile(r'(<!-- records: ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
-_CLAIM = re.compile(r'(<!-- claim: ([\w.-]+)(?: \| (.*?))? -->)(.*?)(<!-- end -->)', re.S)
+_CLAIM = re.compile(r'(<!-- claim: ([\w.-]+)(?: = (.*?))? -->)(.*?)(<!-- end -->)', re.S)
 
 
 def table(patterns: str) -> str:
@@ -60,7 +60,7 @@ def _replay(record: Record) -> str:
   if record.kind == 'measurement':
     return f'measured, not replayed: `{record.id}`'
   if not record.replayed.startswith('20'):
-    return f'{record.replayed or "never"}: `{record.id}`'
+    return f'{record.replayed or "not yet"}: `{record.id}`'
   how = f'within {record.tolerance.same:g}' if record.tolerance.same else 'EQUAL'
   return f'{how}, {record.replayed}: `{record.id}`'
 
