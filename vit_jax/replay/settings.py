@@ -63,7 +63,8 @@ def differences(before: Mapping[str, Any], config: schema.Config, found: Mapping
   lines = []
   for name in sorted((before.keys() | own.keys()) - set(without)):
     if name not in before or name not in now or before[name] != now[name]:
-      old, new = (json.dumps(one[name]) if name in one else 'none' for one in ({name: 'default'} | before, now))
+      old = json.dumps(before[name]) if name in before else 'default'
+      new = json.dumps(now[name]) if name in now else 'none'
       lines.append(f'{name}: {old} -> {new}' + ' (the default)' * (name in now and name not in own))
   return lines
 
