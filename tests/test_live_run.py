@@ -82,3 +82,16 @@ def test_evaluating_again_and_again_beside_training_changes_nothing_of_it(
   assert 'damaged' not in error and 'Traceback' not in error
   assert runs.final(workdir)['params_digest'] == runs.final(tmp_path / 'alone')['params_digest']
   assert runs.losses(workdir) == runs.losses(tmp_path / 'alone')
+
+
+@pytest.mark.slow(reason='8 s: a run of its own')
+def test_a_run_whose_directory_is_moved_stops_and_resumes_there(tmp_path: pathlib.Path) -> None:
+  run, moved = tmp_path / 'run', tmp_path / 'moved'
+  process = runs.start(run, '--config.length=20000 steps', '--config.checkpoints.every=20 steps',
+                       '--config.evals.test.every=20000 steps')
+  runs.wait_for_checkpoint(process, run)
+  run.rename(moved)
+  out = runs.finish(process, status=2)
+  assert 'expected the directory in which the run began, got none' in out and 'Traceback' not in out
+  assert not (run / 'metrics.jsonl').exists() and not (run / 'config.json').exists()
+  assert [path.name for path in (moved / 'checkpoints').iterdir() if path.name.isdigit()]

@@ -4,8 +4,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,12 +15,15 @@ import sys
 import time
 
 import pytest
+import runs
 
 from vit_jax import commands, main
 from vit_jax.commands import JOBS, Command
 from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
 from vit_jax.weights import peft_saving, saving
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def test_the_job_is_a_flag_or_the_first_word_and_defaults_to_train() -> None:
@@ -316,3 +321,30 @@ def test_quiet_and_verbose_belong_to_every_job(capsys: pytest.CaptureFixture[str
   assert 'Traceback' in (said := capsys.readouterr().err) and 'Did you mean evaluate?' in said
   assert main.run(['evaluat']) == 2 and 'Traceback' not in capsys.readouterr().err
   assert main.run(['train', '-q', '-v']) == 2 and '-q, -v: expected one of them' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('closed', ['>&-', '2>&-', '<&- >&- 2>&-'])
+def test_closed_standard_streams_are_no_error(closed: str, tmp_path: pathlib.Path) -> None:
+  """As in cron jobs; a file that is opened next must not get the number of standard output."""
+  code = ('import os, sys; from vit_jax import main; main.open_streams(); file = open("kept.txt", "w"); '
+          'assert file.fileno() > 2; os.write(1, b"lost"); os.write(2, b"lost"); print(1); print(2, file=sys.stderr)')
+  done = subprocess.run(['bash', '-c', f'exec "$0" -c \'{code}\' {closed}', sys.executable], cwd=tmp_path)
+  assert done.returncode == 0 and not (tmp_path / 'kept.txt').read_bytes()
+
+
+@pytest.mark.parametrize(('words', 'status'), [('list', 0), ('--help', 0), ('settings digits', 0), ('nope', 2)])
+@pytest.mark.parametrize('closed', ['>&-', '2>&-', '>&- 2>&-'])
+def test_jobs_run_with_closed_streams(words: str, status: int, closed: str) -> None:
+  done = subprocess.run(['bash', '-c', f'exec "$0" -m vit_jax.main {words} {closed}', sys.executable],
+                        capture_output=True, text=True, cwd=ROOT)
+  assert done.returncode == status and 'Traceback' not in done.stderr
+
+
+@pytest.mark.slow(reason='10 s: two processes that train and evaluate')
+def test_training_and_evaluation_run_with_closed_streams(tmp_path: pathlib.Path) -> None:
+  for words in ([*runs.TINY, '--config=digits', '--config.length=2 steps'], ['--job=evaluate']):
+    line = ' '.join(map(shlex.quote, [*words, f'--workdir={tmp_path / "run"}']))
+    done = subprocess.run(['bash', '-c', f'exec "$0" -m vit_jax.main {line} <&- >&- 2>&-', sys.executable], cwd=ROOT,
+                          env=runs.environment())
+    assert done.returncode == 0
+  assert json.loads((tmp_path / 'run' / 'evaluate.json').read_text())['step'] == 2

@@ -282,8 +282,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
   raise KeyboardInterrupt
 
 
+def open_streams() -> None:
+  """Opens the null device as each standard stream that is closed, as in cron jobs and daemons.
+
+  Otherwise the next file that is opened would have its number, and what libraries print would be written into it.
+  """
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+  for name in ('stdout', 'stderr'):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, 'w', encoding='utf-8', errors='backslashreplace'))
+
+
 def program() -> None:
   """Runs the command line of this process and exits. A second Ctrl-C exits at once, without closing anything."""
+  open_streams()
   gc.set_threshold(50_000, 20, 50)  # by default, the search for garbage is a tenth of the time to the first step
   os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # it warns of semaphores that an interrupt leaves
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -109,3 +109,21 @@ def test_a_directory_with_checkpoints_is_not_written_to(
   assert '--to: expected a directory without checkpoints' in capsys.readouterr().err
   assert main.run(['--job=average', *SETTINGS, f'--workdir={tmp_path}', f'--to={done}', '--last=2']) == 2
   assert 'expected the directory of a run' in capsys.readouterr().err
+
+
+def test_the_newest_checkpoints_are_chosen_again_when_a_live_run_removed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+  lists, asked = [[2, 4], [4, 6], [6, 8]], []
+
+  def average_of(reader: Any, steps: list[int], parts: Any, compare: Any) -> tuple[str, str]:
+    asked.append(steps)
+    if steps != [6, 8]:
+      raise checkpoint_reader.Removed(f'{steps[0]}: gone')
+    return 'newest', 'state'
+
+  monkeypatch.setattr(average, '_average', average_of)
+  find = iter(lists)
+  assert average._newest_average(lambda: next(find), None, None, lambda _: None, tries=5) == (  # type: ignore[arg-type]
+      [6, 8], 'newest', 'state')
+  assert asked == lists
+  with pytest.raises(checkpoint_reader.Removed, match='2: gone'):
+    average._newest_average(lambda: [2, 4], None, None, lambda _: None, tries=1)  # type: ignore[arg-type]

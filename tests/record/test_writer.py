@@ -4,11 +4,13 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import shutil
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
+from vit_jax.core.errors import UserError
 from vit_jax.record import reader
 from vit_jax.record import writer as writer_lib
 from vit_jax.record.trackers.tracker import Guarded
@@ -198,3 +200,22 @@ def test_the_record_continues_when_a_tracker_fails(tmp_path: pathlib.Path, caplo
     writer.write(2, {'a': 2.})
   assert [row['step'] for row in reader.read(tmp_path).rows] == [1, 2] and kept.rows == [(1, {'a': 1.})]
   assert caplog.text.count('no images') == 1
+
+
+@pytest.mark.parametrize('how', ['moved', 'removed', 'replaced', 'a file'])
+def test_a_directory_that_is_not_in_its_place_any_more_is_noticed(how: str, tmp_path: pathlib.Path) -> None:
+  run = tmp_path / 'run'
+  with make(run) as writer:
+    writer.write(1, {'a': 1.})
+    writer.check_place()
+    run.rename(tmp_path / 'other')
+    if how == 'removed':
+      shutil.rmtree(tmp_path / 'other')
+    elif how == 'replaced':
+      run.mkdir()
+      (run / 'metrics.jsonl').write_text('{}\n')
+    elif how == 'a file':
+      run.write_text('')
+    with pytest.raises(UserError, match=f'^--workdir={run}: expected the directory in which the run began, got '
+                       f'{"another" if how == "replaced" else "none"}: .* with --workdir=DIR, where it is now'):
+      writer.check_place()

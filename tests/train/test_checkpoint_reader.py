@@ -171,3 +171,18 @@ def test_one_process_that_fails_makes_all_take_the_checkpoint_before(monkeypatch
     checkpoint_reader._all_or_none(lambda: 'whole')
   others[0] = 0
   assert checkpoint_reader._all_or_none(lambda: 'whole') == 'whole'
+
+
+def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(
+    folder: pathlib.Path, one: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+  reader = checkpoint_reader.Reader(folder)
+  check = reader.check_description
+
+  def remove(step: int) -> None:
+    check(step)
+    shutil.rmtree(folder / str(step))
+
+  monkeypatch.setattr(reader, 'check_description', remove)
+  with pytest.raises(checkpoint_reader.Removed, match='expected a checkpoint of step 1, got none any more: the run '
+                     r'that is training there removed it\. It has: 2'):
+    reader.read(1, one.abstract_state, one.shardings)

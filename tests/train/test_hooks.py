@@ -32,6 +32,9 @@ class Record:
   def event(self, name: str, **fields: object) -> None:
     self.events.append((name, fields))
 
+  def check_place(self) -> None:
+    pass
+
   def norms(self, step: int, norms: Mapping[str, object]) -> None:
     assert set(norms) == {'grad', 'param', 'update'}
     self.norms_steps.append(step)

@@ -56,10 +56,10 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
   if config.lora.rank:
     log.warning('%s: the adapters are averaged, which is not the average of the networks with them.', workdir)
   reader = checkpoint_reader.Reader(workdir / 'checkpoints')
-  chosen = choose(reader.steps(), last=last, steps=steps, workdir=workdir)
   with run_directory.hold(to):
-    newest, state = _average(reader, chosen, parts, lambda meta: provenance.check(
-        meta, config, said=source, overridden=overridden))
+    chosen, newest, state = _newest_average(
+        lambda: choose(reader.steps(), last=last, steps=steps, workdir=workdir), reader, parts,
+        lambda meta: provenance.check(meta, config, said=source, overridden=overridden), tries=5 if last else 1)
     target = checkpoint.Checkpointer(to / 'checkpoints', keep=checkpoint.Keep(1))
     meta = {name: value for name, value in newest.meta.items() if name not in OF_SAVING}
     target.save(chosen[-1], state, data=newest.data, meta={
@@ -91,6 +91,21 @@ def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, w
   if len(chosen) < 2 or not set(chosen) <= set(saved):
     raise UserError(f'--steps: expected at least two of the checkpoints, got {",".join(map(str, chosen))}. {shown}')
   return chosen
+
+
+def _newest_average(find: Callable[[], list[int]], reader: checkpoint_reader.Reader, parts: build.Parts,
+                    compare: Callable[[Mapping[str, Any]], None], *,
+                    tries: int) -> tuple[list[int], checkpoint_reader.Restored, TrainState]:
+  """Returns steps and their average; chooses again if the run, which may be training, removes one of them."""
+  for number in range(tries):
+    chosen = find()
+    try:
+      return chosen, *_average(reader, chosen, parts, compare)
+    except checkpoint_reader.Removed as error:
+      if number == tries - 1:
+        raise
+      log.info('%s The newest checkpoints are chosen again.', error)
+  raise AssertionError
 
 
 def _average(reader: checkpoint_reader.Reader, steps: list[int], parts: build.Parts,

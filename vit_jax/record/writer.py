@@ -18,6 +18,7 @@ Arrays are only accessed through `float()` and `tolist()`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -134,6 +135,28 @@ class Writer:
     """Updates the progress between rows."""
     if self._active:
       self._progress.update(step, {})
+
+  def check_place(self) -> None:
+    """Checks that the record is still where the run writes everything else, before a checkpoint is saved.
+
+    Raises:
+      UserError: the run directory was moved, removed or replaced.
+    """
+    if not self._active or self._mirror:
+      return
+    own = os.fstat(self._file.fileno())
+    try:
+      found: os.stat_result | None = os.stat(self._path)
+    except OSError as error:
+      if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+        raise os_errors.writing(self._path, error) from error
+      found = None
+    if found is None or not os.path.samestat(own, found) and own.st_size != found.st_size:
+      folder = os.path.dirname(self._path)
+      raise os_errors.Obstacle(
+          f'--workdir={folder}: expected the directory in which the run began, got {"another" if found else "none"}: '
+          'it was moved or removed while the run was writing to it. Run the same command again with --workdir=DIR, '
+          'where it is now, to resume from its last checkpoint. What is at the old place is incomplete.')
 
   def close(self) -> None:
     """Ends the progress bar and closes the files and trackers; it may be called twice, also while an error passes."""

@@ -48,6 +48,10 @@ class _Item(NamedTuple):
     return self.begun or trees.begin_digest(self.tree)
 
 
+class Removed(UserError):
+  """A checkpoint was removed while it was read, by a run that keeps only its newest ones."""
+
+
 class Reader:
   """The checkpoints of one folder. Every process creates one and calls the same methods.
 
@@ -96,14 +100,18 @@ class Reader:
     """Reads and verifies the checkpoint of one step with these `shardings`.
 
     Raises:
-      UserError: the checkpoint does not exist, is damaged or belongs to another model, or the system does not allow
-        reading it.
+      Removed: the checkpoint does not exist, or not any more.
+      UserError: it is damaged or belongs to another model, or the system does not allow reading it.
     """
     if step not in (steps := _same(self.steps())):
-      raise UserError(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
+      raise Removed(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
     try:
       return self._read(step, abstract, shardings)
     except Damaged as error:
+      if step not in (steps := _same(self.steps())):
+        raise Removed(f'{self.folder}: expected a checkpoint of step {step}, got none any more: the run that is '
+                      f'training there removed it. It has: {", ".join(map(str, steps)) or "none"}. Choose among these, '
+                      'or raise checkpoints.keep_latest.') from error
       raise UserError(f'Checkpoint {step} in {self.folder} is damaged: {error}') from error
 
   def _read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:

@@ -1,9 +1,10 @@
 """Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values."""
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -202,7 +203,8 @@ class Checkpoint:
     self.digest, self.saved = '', -1
 
   def on_metrics(self, done: Done) -> None:
-    self._checkpointer.check()
+    with self._in_place():
+      self._checkpointer.check()
 
   def on_state(self, step: int, state: TrainState) -> None:
     is_due = self._times.is_due(step)
@@ -214,7 +216,8 @@ class Checkpoint:
     """Saves the state, unless that of this step is saved."""
     if step == self.saved:
       return
-    with self._clock.phase('checkpoint'):
+    self._writer.check_place()
+    with self._clock.phase('checkpoint'), self._in_place():
       metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
       self.digest = self._checkpointer.save(
           step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics)
@@ -222,6 +225,15 @@ class Checkpoint:
     self._times.saved()
     self._writer.event('checkpoint', step=step, params_digest=self.digest)
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
+
+  @contextlib.contextmanager
+  def _in_place(self) -> Iterator[None]:
+    """Replaces the error of a save that failed because the run directory was moved."""
+    try:
+      yield
+    except UserError:
+      self._writer.check_place()
+      raise
 
 
 class Alarm:

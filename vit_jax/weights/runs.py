@@ -81,9 +81,12 @@ def read(path: pathlib.Path, *, view: str) -> Found:
     try:
       return _read(folder / str(step), json_files.read(folder.parent / 'config.json'), view)
     except Damaged as error:
+      now = checkpoint_files.steps(folder)
+      if is_step and step not in now:
+        raise UserError(f'{path}: expected a checkpoint, got none any more: the run that is training there removed it. '
+                        f'It has: {", ".join(map(str, now)) or "none"}. Choose among these.') from error
       if is_step:
         raise UserError(f'{path}: expected a complete checkpoint, got a damaged one: {error}') from error
-      now = checkpoint_files.steps(folder)
       if step not in now or any(one > step and one not in damaged for one in now):
         continue  # the run is training: it has saved a newer checkpoint and removes this one
       damaged[step] = str(error)
