@@ -248,7 +248,8 @@ JOBS = {
         Flag('lora', whole(1, 1024), 'rank of adapters (LoRA) to train in place of the weights; 8 without a number', 0,
              'all weights are trained', alone='8')), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
-        RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING)),
+        RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
+        Flag('to', STORED, 'directory for the results', None, 'the run directory'))),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
         Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),

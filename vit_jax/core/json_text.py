@@ -38,6 +38,18 @@ def parse(data: bytes | str) -> Any:
     raise ValueError('JSON with a number of too many digits') from None
 
 
+def finite(value: Any) -> Any:
+  """Returns a value with None for numbers that are infinite or NaN, which JSON does not have."""
+  match value:
+    case float():
+      return value if math.isfinite(value) else None
+    case dict() | Mapping():
+      return {name: finite(one) for name, one in value.items()}
+    case list() | tuple():
+      return [finite(one) for one in value]
+  return value
+
+
 def shown(value: object) -> str:
   """Returns a value as JSON for a message, on one line and at most 60 characters; `none` if it is absent."""
   if value is _REQUIRED:

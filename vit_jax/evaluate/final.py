@@ -103,8 +103,8 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
   _write_figures(workdir, final)
 
 
-def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schema.Recipe) -> None:
-  """Prints one line per evaluation and view, named if there are several, and where the results are written."""
+def show(final: Final, *, num_classes: int, recipe: schema.Recipe) -> None:
+  """Prints one line per evaluation and view, named if there are several."""
   for name, group in final.results.items():
     for view, result in group.items():
       numbers = '  '.join(f'{metric} {100 * number:.2f} %' if is_share(metric) else f'{metric} {number:.4f}'
@@ -115,8 +115,7 @@ def show(final: Final, workdir: storage.Path, *, num_classes: int, recipe: schem
     features = f', of which features {s:.1f} s' if (s := final.feature_seconds[name]) else ''
     print(f'{name} took {final.seconds[name]:.1f} s{features}')
   print('Images are rotated by their EXIF orientation.' if recipe.exif_orientation else
-        'The EXIF orientation of images is ignored, as in the published pipelines.')
-  print(f'Written to {workdir / "evaluate.json"}', flush=True)
+        'The EXIF orientation of images is ignored, as in the published pipelines.', flush=True)
 
 
 def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform,

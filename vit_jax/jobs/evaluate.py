@@ -8,30 +8,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-import jax
+import jax.numpy as jnp
 
 from vit_jax.config import check, provenance, schema
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import transform as transforms
-from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights, report_card
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import stage, storage
+from vit_jax.record import destination, stage, storage
 from vit_jax.train import checkpoint_reader
+from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit
 
 log = logging.getLogger('vit_jax.jobs')
 
+ELSEWHERE = 'Set --to=DIR to write the results elsewhere.'
 
-def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: str = '', preprocess: str = '',
-        model: str = '', view: str = '', allow_download: bool = False, allow_nonfinite: bool = False, source: str,
-        overridden: Collection[str]) -> int:
+
+def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
+        weights: str = '', preprocess: str = '', model: str = '', view: str = '', allow_download: bool = False,
+        allow_nonfinite: bool = False, source: str, overridden: Collection[str]) -> int:
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
     config: of the run, or for `weights`, with overrides; None = there is no run.
     workdir: the run directory; of `weights`, where the results go.
+    to: where the results go instead; None = `workdir`.
     weights: what to evaluate instead of the run; '' = the run.
     preprocess, model, view, allow_download, allow_nonfinite: of `weights`, see `weights.loading.load`.
     source: of the config, for messages.
@@ -39,6 +42,9 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: 
   """
   if weights:
     assert config is not None
+    if to is not None and workdir is not None:
+      raise UserError('--to: expected either --workdir or --to for the results of weights, got both. Remove one.')
+    workdir = to or workdir
     specs = [evaluate_weights.WeightsSpec(one, preprocess, model, view, allow_download, allow_nonfinite)
              for one in report_card.split_weights(weights)]
     if len(specs) > 1 or config.name == report_card.NAME:
@@ -51,14 +57,16 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, weights: 
   if workdir is None:
     raise UserError('--workdir: expected the directory of a run, got none. Set --workdir=DIR or --weights=FILE.')
   assert config is not None
-  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=allow_nonfinite)
+  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=allow_nonfinite, to=to)
 
 
 def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridden: Collection[str],
-         allow_nonfinite: bool) -> int:
+         allow_nonfinite: bool, to: storage.Path | None) -> int:
   check.check(config)
   startup.start()
   check_is_run(workdir)
+  out = to or workdir
+  destination.check_writable(out, setting='--to' if to else '--workdir', advice=ELSEWHERE)
   config = inherit.resolve(config, overridden, workdir).config
   data = build.open_data(config)
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
@@ -71,19 +79,28 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
                     'yet. Wait for its first one.')
   provenance.check(restored.meta, config, said=source, overridden=overridden)
   check_classes(tuple(restored.meta['class_names']), data.class_names)
+  if not allow_nonfinite:
+    check_finite(restored.state, f'--workdir={workdir}')
   step = int(restored.state.step)
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=workdir,
+  evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=out,
                                 bar=config.train.progress)
   stage.begin('evaluating')
   final = results.measure(evaluators, parts.objective, restored.state)
   stage.end()
-  results.write(workdir, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=bench.eval_source(config, data, final.name), class_names=data.class_names,
-                params_digest=restored.meta['digests']['params'])
-  if jax.process_index() == 0:
-    results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
+  evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'])
   return 0
+
+
+def check_finite(state: TrainState, said: str) -> None:
+  """Raises UserError if parameters, or a copy of them such as the EMA, have infinite or NaN values."""
+  leaves = trees.flatten({'params': state.params, 'extra': state.extra})
+  bad = [name for name, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
+         and not bool(jnp.isfinite(leaf).all())]
+  if bad:
+    more = f' and {len(bad) - 3} more' if len(bad) > 3 else ''
+    raise UserError(f'{said}: expected a network with finite values, got infinite or NaN values in '
+                    f'{", ".join(bad[:3])}{more}. Use an earlier checkpoint, or add --allow_nonfinite to evaluate it.')
 
 
 def check_is_run(workdir: storage.Path) -> None:

@@ -28,7 +28,7 @@ from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import run_directory, stage, storage
+from vit_jax.record import destination, run_directory, stage, storage
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state, loading, preprocess
 from vit_jax.weights.loading import Weights
@@ -76,12 +76,13 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   if workdir is not None and (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
+  workdir = workdir or default_workdir(spec.where)
+  destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
   startup.start()
   found = load(config, spec, overridden)
   check_head(found, config, where=spec.where)
   config = with_weights(config, found, overridden)
   check.check(config)
-  workdir = workdir or default_workdir(spec.where)
   stage.begin('opening the data')
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
@@ -92,16 +93,23 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   stage.begin('evaluating')
   final = results.measure(evaluators, network, state(found, mesh))
   stage.end()
-  workdir.mkdir(parents=True, exist_ok=True)
+  report(final, workdir, 0, config, data, trees.digest(found.params))
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
-  results.write(workdir, final, 0, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=bench.eval_source(config, data, final.name), class_names=data.class_names,
-                params_digest=trees.digest(found.params))
-  if jax.process_index() == 0:
-    results.show(final, workdir, num_classes=len(data.class_names), recipe=config.data.recipe)
   return 0
+
+
+def report(final: results.Final, out: storage.Path, step: int, config: schema.Config, data: build.Data,
+           params_digest: str) -> None:
+  """Prints the results, and then writes them into the directory `out`."""
+  if jax.process_index() == 0:
+    results.show(final, num_classes=len(data.class_names), recipe=config.data.recipe)
+  results.write(out, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
+                source=bench.eval_source(config, data, final.name), class_names=data.class_names,
+                params_digest=params_digest)
+  if jax.process_index() == 0:
+    print(f'Written to {out / "evaluate.json"}', flush=True)
 
 
 def default_workdir(where: str) -> pathlib.Path:

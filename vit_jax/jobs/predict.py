@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import image_files
@@ -227,4 +228,5 @@ def _as_json(one: Prepared, found: Sequence[Guess], properties: Mapping[str, obj
   if one.image is None:
     return json.dumps({'file': one.path, 'error': one.problem})
   classes = [guess._asdict() for guess in found]
-  return json.dumps({'file': one.path, 'classes': classes, **properties}, ensure_ascii=False)
+  return json.dumps(json_text.finite({'file': one.path, 'classes': classes, **properties}), ensure_ascii=False,
+                    allow_nan=False)

@@ -22,6 +22,7 @@ from vit_jax import __version__
 from vit_jax.config import check, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
+from vit_jax.core.redaction import redacted
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
@@ -29,7 +30,7 @@ from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate_weights import WeightsSpec
 from vit_jax.models.kernels import devices
-from vit_jax.record import run_directory, stage, storage
+from vit_jax.record import destination, run_directory, stage, storage
 from vit_jax.weights import addresses, loading, preprocess
 from vit_jax.weights.loading import Weights
 
@@ -83,6 +84,7 @@ def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Coll
   """
   process_id = startup.start()
   workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
+  destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
   workdir.mkdir(parents=True, exist_ok=True)
   titles = short([spec.where for spec in specs])
   columns = [measure(config, spec, title=title, overridden=overridden, workdir=workdir)
@@ -92,9 +94,9 @@ def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Coll
     raise UserError(next(reason for column in columns for reason in column.reasons.values()))
   if not process_id:
     content = plain(config, columns)
+    print(text(columns), flush=True)
     run_directory.write_json(workdir / NUMBERS, content)
-    storage.write_bytes(workdir / PAGE, render(content, columns).encode())
-    print(text(columns))
+    storage.write_bytes(workdir / PAGE, redacted(render(content, columns)).encode())
     print(f'Written to {workdir / PAGE} and {workdir / NUMBERS}', flush=True)
   return 0
 

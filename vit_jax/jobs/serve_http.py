@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 
 log = logging.getLogger('vit_jax.jobs')
@@ -191,7 +192,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _to_json(value: Mapping[str, Any]) -> Answer:
-  return Answer(json.dumps(value, ensure_ascii=False).encode(), 'application/json')
+  return Answer(json.dumps(json_text.finite(value), ensure_ascii=False, allow_nan=False).encode(), 'application/json')
 
 
 def _is_address(host: str) -> bool:

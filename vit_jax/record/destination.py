@@ -5,10 +5,12 @@ import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
+from vit_jax.record import storage
 
 
 def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
@@ -44,6 +46,24 @@ def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
     raise UserError(f'{setting}: expected a path in a directory that can be written, got {text}. Change the '
                     f'permissions of {parent}, or choose another.')
   return path
+
+
+def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
+  """Checks that files can be written into a directory, or where it will be created, by creating and removing one.
+
+  Raises:
+    UserError: they cannot; says why.
+  """
+  if not isinstance(folder, pathlib.Path):
+    return
+  try:
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    handle, name = tempfile.mkstemp(prefix='.vit_jax_', dir=place)
+    os.close(handle)
+    os.unlink(name)
+  except OSError as error:
+    raise UserError(f'{setting}={folder}: expected a directory that can be written, got {error.strerror or error}. '
+                    f'{advice}') from error
 
 
 @contextlib.contextmanager

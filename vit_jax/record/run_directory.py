@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.core import os_errors
+from vit_jax.core import json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
@@ -90,8 +90,8 @@ def default_name(name: str) -> str:
 
 
 def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
-  """Replaces a JSON file atomically; only process 0 writes."""
-  write_text(path, json.dumps(content, indent=2) + '\n')
+  """Replaces a JSON file atomically, with null for numbers that are not finite; only process 0 writes."""
+  write_text(path, json.dumps(json_text.finite(content), indent=2, allow_nan=False) + '\n')
 
 
 def write_text(path: storage.PathLike, text: str) -> None:

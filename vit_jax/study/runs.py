@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import pathlib
 import signal
@@ -16,6 +17,7 @@ import sys
 from typing import IO, NamedTuple
 
 from vit_jax.config import json_files, layout, schema
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
@@ -25,6 +27,7 @@ OUTPUT = 'output.txt'
 CHILD = ('-m', 'vit_jax.study.child')
 TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 
+_RESTORE = 'Restore it, or remove that folder to run it again.'
 
 class Task(NamedTuple):
   """A run: its name, config and directory."""
@@ -59,13 +62,23 @@ class Task(NamedTuple):
       UserError: a file of the run cannot be read.
     """
     try:
-      final = json.loads((self.folder / 'final.json').read_text())
-      evaluation = json.loads((self.folder / 'evaluate.json').read_text())
-      return schema.Result(self.config, str(self.folder), final['step'], final['seconds'], final['num_params'],
-                           final['exaflops'], final['metrics'], evaluation['top1'], self._best())
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-      raise UserError(f'{self.folder}: expected final.json and evaluate.json as the run wrote them, got '
-                      f'{type(error).__name__}: {error}. Restore them, or remove that folder.') from error
+      final, evaluation = (
+          json_text.Table(json_text.parse((self.folder / name).read_bytes()), str(self.folder / name), fix=_RESTORE)
+          for name in ('final.json', 'evaluate.json'))
+    except OSError as error:
+      raise UserError(f'{error.filename}: expected a file that can be read, got {error.strerror}. '
+                      f'{_RESTORE}') from error
+    except UserError:
+      raise
+    except ValueError as error:
+      raise UserError(f'{self.folder}: expected final.json and evaluate.json as the run wrote them, got {error}. '
+                      f'{_RESTORE}') from error
+    numbers = final.table('metrics')
+    metrics = {name: numbers.number(name, default=math.nan) for name in numbers.content}  # null = not finite
+    return schema.Result(
+        self.config, str(self.folder), final.whole('step'), final.number('seconds', 0),
+        final.whole('num_params', 0, 2**53), final.number('exaflops', 0), metrics,
+        evaluation.number('top1', default=None), self._best())
 
   def _best(self) -> dict[str, float]:
     """Returns all metrics of the step at which the watched metric was best, from its latest rows."""
