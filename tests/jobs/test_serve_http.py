@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,13 +143,93 @@ def test_what_an_action_refuses_and_errors_of_the_program_reach_the_person(
   assert post(server, b'fine')[0] == 200  # it goes on
 
 
-def test_more_connections_than_allowed_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(serve_http, 'MAX_CONNECTIONS', 1)
-  with running() as server, socket.create_connection(('127.0.0.1', server.server_port), timeout=10) as held:
-    with socket.create_connection(('127.0.0.1', server.server_port), timeout=10) as other:
-      assert other.recv(1) == b''
-    held.sendall(f'GET / HTTP/1.1\r\nHost: localhost:{server.server_port}\r\n\r\n'.encode())
-    assert b'200 OK' in held.makefile('rb').read()
+def connect(server: Server) -> socket.socket:
+  return socket.create_connection(('127.0.0.1', server.server_port), timeout=10)
+
+
+def test_slow_connections_do_not_keep_others_from_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+  """More of them than there are places: the oldest incomplete request is closed, and one that is complete answered."""
+  monkeypatch.setattr(serve_http, 'MAX_INCOMPLETE', 3)
+  with running() as server, contextlib.ExitStack() as stack:
+    slow = [stack.enter_context(connect(server)) for _ in range(8)]
+    for one in slow:
+      with contextlib.suppress(OSError):
+        one.sendall(b'GET / HTTP/1.1\r\nHost: loc')
+    assert ask(server, 'GET', '/')[0] == 200
+    assert slow[0].recv(1) == b''
+    slow[-1].sendall(f'alhost:{server.server_port}\r\n\r\n'.encode())
+    assert b'200 OK' in slow[-1].makefile('rb').read()
+
+
+@pytest.mark.parametrize('start', ['', 'GET / HT', 'POST /count HTTP/1.1\r\nHost: localhost:{port}\r\nX-Vit-Jax: 1\r\n'
+                                   'Content-Length: 99\r\n\r\n'])
+def test_a_request_has_a_deadline_however_its_bytes_arrive(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(serve_http, 'HEADER_S', .3)
+  monkeypatch.setattr(serve_http, 'BODY_S', .3)
+  with running() as server, connect(server) as client:
+    client.sendall(start.format(port=server.server_port).encode())
+    began = time.monotonic()
+    client.settimeout(.05)
+    while time.monotonic() < began + 5:
+      try:
+        client.sendall(b'x')
+        if client.recv(1) == b'':
+          break
+      except TimeoutError:
+        continue
+      except OSError:
+        break
+    assert .2 < time.monotonic() - began < 4
+
+
+def test_no_more_requests_are_answered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(serve_http, 'MAX_ANSWERS', 1)
+  held, free = threading.Event(), threading.Event()
+
+  def wait() -> Answer:
+    held.set()
+    free.wait(10)
+    return Answer(b'late')
+
+  with Server('127.0.0.1', 0, pages={'/': wait}, actions={}) as server:
+    threading.Thread(target=server.serve_forever, kwargs={'poll_interval': .01}, daemon=True).start()
+    first = threading.Thread(target=ask, args=(server, 'GET', '/'))
+    first.start()
+    held.wait(10)
+    status, body, _ = ask(server, 'GET', '/')
+    assert status == 503 and 'Try again' in json.loads(body)['error']
+    free.set()
+    first.join()
+    assert ask(server, 'GET', '/')[0] == 200
+    server.shutdown()
+
+
+@pytest.mark.parametrize('line', [
+    'GET', 'GET /', 'GET / HTTP/9.9', 'PUT / HTTP/1.1', 'OPTIONS /count HTTP/1.1', 'DELETE / HTTP/1.1', 'x' * 70_000, '\x00\x01',
+    'GET / HTTP/1.1\r\n' + 'a: b\r\n' * 200, 'GET / HTTP/1.1\r\nHost: evil', 'POST / HTTP/1.1', 'GET /x HTTP/1.1'])
+def test_every_error_has_the_headers_of_a_page(server: Server, line: str) -> None:
+  with connect(server) as client:
+    with contextlib.suppress(OSError):
+      client.sendall(f'{line}\r\n\r\n'.encode())
+    answer = client.makefile('rb').read().decode()
+  head, _, body = answer.partition('\r\n\r\n')
+  assert head.split()[1][0] in '45' and 'error' in json.loads(body)
+  for name, value in serve_http.SECURITY.items():
+    assert f'{name}: {value}' in head
+  assert 'Access-Control' not in head and '<' not in body
+
+
+@pytest.mark.parametrize('headers', [
+    {'Host': 'evil.example:{port}'}, {'Host': 'evil.example'}, {'Origin': 'http://evil.example'},
+    {'Origin': 'http://evil.example:{port}'}, {'Origin': 'null'}, {'Sec_Fetch_Site': 'cross-site'},
+    {'Host': 'evil.example:{port}', 'Origin': 'http://evil.example:{port}'}])
+def test_a_server_for_all_networks_refuses_other_names_and_sites_too(headers: dict[str, str]) -> None:
+  """As a browser sends them for a name that its owner lets point here, and for a page of another site."""
+  with running('0.0.0.0') as server:
+    port = server.server_port
+    found = {name: value.format(port=port) for name, value in headers.items()}
+    assert ask(server, 'POST', '/count', b'1', **MARK, **found)[0] in (403, 421)
+    assert post(server, b'1', Host=f'127.0.0.1:{port}', Origin=f'http://127.0.0.1:{port}')[0] == 200
 
 
 def test_a_port_in_use_is_named_with_what_to_do() -> None:

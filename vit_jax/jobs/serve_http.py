@@ -4,17 +4,23 @@ No address is turned into a path of the disk. A page is answered to this machine
 `Host` is another name are refused (DNS rebinding), and so are posts that another site's page has sent (cross-site
 request forgery). Bodies need a length, which is checked before they are read. Nothing is loaded from another server,
 which the content security policy of every answer also says to the browser.
+
+A request must be complete within a time, however its bytes arrive. Incomplete ones take no place among those that are
+answered: there may be a few, and a further one closes the oldest.
 """
 from __future__ import annotations
 
+import contextlib
 import http.server
+import io
 import ipaddress
 import json
 import logging
 import socket
 import threading
+import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -23,8 +29,11 @@ from vit_jax.core.errors import UserError
 
 log = logging.getLogger('vit_jax.jobs')
 MAX_BYTES = 32 * 2**20  # of a posted image
-MAX_CONNECTIONS = 32  # at the same time; a browser opens about six
-TIMEOUT_S = 30.  # without a byte from the client
+MAX_ANSWERS = 32  # at the same time; a browser opens about six connections
+MAX_INCOMPLETE = 32  # requests whose header or body is still arriving
+HEADER_S = 10.  # until the header of a request is complete
+BODY_S = 120.  # until the body is complete too: 32 MiB at 2.2 Mbit/s
+ANSWER_S = 60.  # to send an answer
 MARK = 'X-Vit-Jax'  # header that our script sets; another site's page cannot without asking, which is not answered
 SECURITY = {
     'Content-Security-Policy': "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -69,7 +78,9 @@ class Server(http.server.ThreadingHTTPServer):
 
   def __init__(self, host: str, port: int, *, pages: Mapping[str, Page], actions: Mapping[str, Action]) -> None:
     self.pages, self.actions = pages, actions
-    self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+    self._slots = threading.BoundedSemaphore(MAX_ANSWERS)
+    self._incomplete: dict[socket.socket, None] = {}  # in the order of their arrival
+    self._lock = threading.Lock()
     try:
       self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
       super().__init__((host, port), Handler)
@@ -100,14 +111,35 @@ class Server(http.server.ThreadingHTTPServer):
     return port == self.server_port and (name in self._names or is_address)
 
   def process_request(self, request: Any, client_address: Any) -> None:
-    if not self._slots.acquire(blocking=False):
-      self.shutdown_request(request)
-      return
+    with self._lock:
+      oldest = next(iter(self._incomplete)) if len(self._incomplete) >= MAX_INCOMPLETE else None
+      if oldest is not None:
+        del self._incomplete[oldest]
+      self._incomplete[request] = None
+    if oldest is not None:
+      with contextlib.suppress(OSError):  # it ended meanwhile
+        oldest.shutdown(socket.SHUT_RDWR)  # its thread, which waits for bytes, ends
     super().process_request(request, client_address)
 
   def process_request_thread(self, request: Any, client_address: Any) -> None:
     try:
       super().process_request_thread(request, client_address)
+    finally:
+      self.complete(request)
+
+  def complete(self, request: socket.socket) -> None:
+    """Notes that no more bytes of a request are expected."""
+    with self._lock:
+      self._incomplete.pop(request, None)
+
+  @contextlib.contextmanager
+  def answering(self, request: socket.socket) -> Iterator[None]:
+    """Takes a place among the requests that are answered. Raises Refused if all are taken."""
+    self.complete(request)
+    if not self._slots.acquire(blocking=False):
+      raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f'{MAX_ANSWERS} requests are answered already. Try again.')
+    try:
+      yield
     finally:
       self._slots.release()
 
@@ -115,11 +147,33 @@ class Server(http.server.ThreadingHTTPServer):
     log.debug('a connection of the live page ended early', exc_info=True)
 
 
+class _Arriving(io.RawIOBase):
+  """The bytes of a connection until a deadline on the clock `time.monotonic`, however slowly they arrive."""
+
+  def __init__(self, connection: socket.socket, until_s: float) -> None:
+    self._connection, self.until_s = connection, until_s
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer: Any) -> int:
+    left_s = self.until_s - time.monotonic()
+    if left_s <= 0:
+      raise TimeoutError('the request took too long')
+    self._connection.settimeout(left_s)
+    return self._connection.recv_into(buffer)
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
   """Answers one request."""
   server: Server
-  timeout = TIMEOUT_S
   server_version, sys_version = 'vit_jax', ''
+
+  def setup(self) -> None:
+    super().setup()
+    self._arriving = _Arriving(self.connection, time.monotonic() + HEADER_S)
+    self.rfile.close()
+    self.rfile = io.BufferedReader(self._arriving)
 
   def do_GET(self) -> None:
     self._reply(self._get)
@@ -130,10 +184,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
   def do_POST(self) -> None:
     self._reply(self._post)
 
-  def _reply(self, make: Callable[[], Answer]) -> None:
+  def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+    """Answers a request that is not HTTP, or has another method, as any other that is refused."""
+    self.close_connection = True
+    self.request_version = 'HTTP/1.0'  # an answer to an older version would have no headers
+    phrase = HTTPStatus(code).phrase
+    self._send(code, _to_json({'error': f'{phrase}: expected a GET or POST request of HTTP/1.'}))
+
+  def _reply(self, make: Callable[[], Callable[[], Answer]]) -> None:
+    if self.request_version == 'HTTP/0.9':
+      self.send_error(HTTPStatus.BAD_REQUEST)
+      return
     try:
       self._check_host()
-      self._send(HTTPStatus.OK, make())
+      answer = make()
+      with self.server.answering(self.connection):
+        self._send(HTTPStatus.OK, answer())
     except Refused as error:
       self._send(error.status, _to_json({'error': str(error)}))
     except OSError:
@@ -147,18 +213,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
     if not self.server.knows(self.headers.get('Host', '')):
       raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f'Open the page at {self.server.url}, not by another name.')
 
-  def _get(self) -> Answer:
+  def _get(self) -> Callable[[], Answer]:
+    """Returns what makes the answer."""
     page = self.server.pages.get(self.path.partition('?')[0])
     if page is None:
       raise Refused(HTTPStatus.NOT_FOUND, 'There is no such page.')
-    return page()
+    return page
 
-  def _post(self) -> Answer:
+  def _post(self) -> Callable[[], Answer]:
+    """Reads the body, and returns what makes the answer."""
     self._check_origin()
     action = self.server.actions.get(self.path)
     if action is None:
       raise Refused(HTTPStatus.NOT_FOUND, 'There is no such action.')
-    return _to_json(action(self._read()))
+    body = self._read()
+    return lambda: _to_json(action(body))
 
   def _check_origin(self) -> None:
     origin, site = self.headers.get('Origin'), self.headers.get('Sec-Fetch-Site', 'same-origin')
@@ -174,12 +243,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
       self.close_connection = True
       raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                     f'Expected a file of at most {MAX_BYTES / 2**20:.0f} MiB, got {int(text[:15]) / 2**20:,.1f} MiB.')
+    self._arriving.until_s = time.monotonic() + BODY_S
     body = self.rfile.read(int(text))
     if len(body) < int(text):
       raise Refused(HTTPStatus.BAD_REQUEST, 'The image is incomplete.')
     return body
 
   def _send(self, status: int, answer: Answer) -> None:
+    self.connection.settimeout(ANSWER_S)
     self.send_response(status)
     for name, value in {**SECURITY, 'Content-Type': answer.kind, 'Content-Length': str(len(answer.body))}.items():
       self.send_header(name, value)
