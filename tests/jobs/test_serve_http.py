@@ -205,8 +205,9 @@ def test_no_more_requests_are_answered_than_allowed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize('line', [
-    'GET', 'GET /', 'GET / HTTP/9.9', 'PUT / HTTP/1.1', 'OPTIONS /count HTTP/1.1', 'DELETE / HTTP/1.1', 'x' * 70_000, '\x00\x01',
-    'GET / HTTP/1.1\r\n' + 'a: b\r\n' * 200, 'GET / HTTP/1.1\r\nHost: evil', 'POST / HTTP/1.1', 'GET /x HTTP/1.1'])
+    'GET', 'GET /', 'GET / HTTP/9.9', 'PUT / HTTP/1.1', 'OPTIONS /count HTTP/1.1', 'DELETE / HTTP/1.1', 'x' * 70_000,
+    '\x00\x01', 'GET / HTTP/1.1\r\n' + 'a: b\r\n' * 200, 'GET / HTTP/1.1\r\nHost: evil', 'POST / HTTP/1.1',
+    'GET /x HTTP/1.1'])
 def test_every_error_has_the_headers_of_a_page(server: Server, line: str) -> None:
   with connect(server) as client:
     with contextlib.suppress(OSError):

@@ -24,7 +24,7 @@ def test_a_local_path_is_filled_in_and_a_remote_one_stays(
 
 @pytest.mark.parametrize('text', ['s3://mine/a', 'gs://', 'gs:///', 'http://mine/a'])
 def test_another_kind_of_storage_is_refused(text: str) -> None:
-  with pytest.raises(UserError, match=r'expected a folder or gs://BUCKET/PATH for a run'):
+  with pytest.raises(UserError, match=r'expected a (folder or gs://BUCKET/PATH for a run|path, or an address)'):
     storage.open_path(text)
 
 

@@ -397,7 +397,7 @@ def test_the_best_of_results_and_their_spread() -> None:
 def test_results_that_cannot_be_read_are_said(tmp_path: pathlib.Path) -> None:
   assert start(tmp_path, {'a': config()}) == 0
   (tmp_path / 'runs' / 'a' / 'final.json').write_text('{"step": 3}')
-  with pytest.raises(UserError, match='expected final.json and evaluate.json as the run wrote them, got KeyError'):
+  with pytest.raises(UserError, match='final.json, seconds: expected a number, at least 0, got none. Restore'):
     start(tmp_path, {'a': config()})
 
 
