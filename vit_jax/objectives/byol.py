@@ -3,7 +3,7 @@
 From one crop of an image the online network predicts how the target network projects another crop; the target is an
 EMA of the online network. No negative examples are used.
 
-Differs from the paper: the hidden layer of projector and predictor has LayerNorm in place of BatchNorm.
+Differs from the BYOL paper: the hidden layer of projector and predictor has LayerNorm in place of BatchNorm.
 BatchNorm would make the loss depend on the number of microbatches. Batch statistics are not needed: with group
 normalisation and weight standardisation in place of BatchNorm, Richemond et al. 2020 (arXiv 2010.10241) reach 73.9 %
 instead of 74.3 % on ImageNet. LayerNorm is group normalisation with one group; weights are not standardised here.
