@@ -35,7 +35,7 @@ MEASURED = pathlib.Path(__file__).with_name('fidelity_measured.md')
 COMMITS = {
     'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'deit': '7e160fe',
     'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
-    'big_transfer': '140de6e', 'timm': '1.0.31', 'transformers': '5.23', 'PEFT': '0.21'}
+    'big_transfer': '140de6e', 'tips': '4db271d', 'timm': '1.0.31', 'transformers': '5.23', 'PEFT': '0.21'}
 
 
 class Row(NamedTuple):
@@ -59,6 +59,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row('networks of the families of docs/reference/families.md', 'timm, transformers',
             'features, random weights', 'weights/test_golden_families.py::test_features_are_those_of_the_reference',
             'weights/make_golden_families.py'),
+        Row('TIPS and TIPSv2', 'tips, on scenic', 'class and patch tokens at three sizes, random weights',
+            'weights/test_families_scenic.py::test_outputs_are_those_of_the_jax_program_of_the_authors',
+            'weights/make_golden_tips.py'),
         Row('adapters of a folder, merged', 'PEFT on timm and transformers', 'logits, random weights',
             'weights/test_peft.py::test_a_folder_of_peft_is_read_merged_with_the_outputs_of_peft',
             'weights/make_golden_peft.py'),

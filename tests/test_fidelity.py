@@ -14,7 +14,7 @@ SIGNS = {  # what stands where one of these is compared with
     'axial-deeplab': 'axial-deeplab', 'big_transfer': 'big_transfer', 'big_vision': 'big_vision', 'deit': '(?i)deit',
     'dino': r'\bdino', 'mae': r'\bmae\b', 'noisystudent': 'noisystudent', 'vision_transformer': 'vision_transformer',
     'TokenLabeling': 'TokenLabeling', 'timm': r'\btimm\b', 'transformers': r'\btransformers\b', 'PEFT': r'\bpeft\b',
-    'open_clip': 'open_clip', 'TensorFlow': '(?i)tensorflow', 'torch': r'\btorch\b', 'Pillow': r'\bPIL\b|Image\.',
+    'tips': r'\btips\b', 'TensorFlow': '(?i)tensorflow', 'torch': r'\btorch\b', 'Pillow': r'\bPIL\b|Image\.',
     'optax': r'\boptax\.', 'scikit-learn': r'\bsklearn\b|linear_model', 'NumPy': r'\bnp\.', 'ReaL': 'real',
     'Table 3': '(?i)table[ _]3', 'Table 4': '(?i)table[ _]4', 'Table 5': '(?i)table[ _](5|five)',
     'Table 6': '(?i)table[ _](6|six)', 'Table 7': '(?i)table[ _](7|seven)', 'Table 8': '(?i)table[ _](8|eight)',
