@@ -112,6 +112,11 @@ def check(results: Sequence[Result], num: int) -> None:
 def check_message(text: str) -> None:
   """It says what was expected and what was found, in our words, and can be printed."""
   assert 'expected' in text and 'got ' in text, text
+  check_words(text)
+
+
+def check_words(text: str) -> None:
+  """It can be printed, and has no words of Python."""
   assert len(text) < LONGEST and text.replace('\n', '').isprintable(), text[:LONGEST]
   assert not (found := PYTHON_WORDS.search(text)), f'{found and found[0]!r} in: {text}'
 

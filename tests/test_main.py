@@ -348,3 +348,11 @@ def test_training_and_evaluation_run_with_closed_streams(tmp_path: pathlib.Path)
                           env=runs.environment())
     assert done.returncode == 0
   assert json.loads((tmp_path / 'run' / 'evaluate.json').read_text())['step'] == 2
+
+
+@pytest.mark.parametrize('flag', ['train --workdir', 'prepare --to', 'inspect --to'])
+def test_a_directory_that_is_written_has_a_name_in_utf_8(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+  job, name = flag.split()
+  assert main.run([job, f'{name}={os.fsdecode(bytes([0x63, 0xe9]))}']) == 2
+  said = capsys.readouterr().err
+  assert f'error: {name}: expected a path in UTF-8' in said and 'got c\\xe9. Choose' in said

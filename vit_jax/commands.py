@@ -11,6 +11,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -60,6 +61,9 @@ class Flag(NamedTuple):
     assert self.kind is not None
     if not text:
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}.')
+    if self.kind.metavar in ('DIR', 'PATH') and any('\udc80' <= c <= '\udcff' for c in text):
+      raise UserError(f'--{self.name}: expected a path in UTF-8, as the libraries that write there need it, got '
+                      f'{os.fsencode(text).decode(errors="backslashreplace")}. Choose another name.')
     for part in text.split(',') if self.kind.is_place else ():
       address.check(part, f'--{self.name}')
     try:

@@ -46,7 +46,7 @@ def test_a_file_may_name_several_classes_or_none(text: str, tmp_path: pathlib.Pa
     (('fish',), 'fish: tench\nfish: n01\n', 'expected one line for each class of the source, got fish twice'),
     (('fish',), 'fish tench\n', "expected lines such as `alarm_clock: n02708093; n03196217`, got 'fish tench'"),
     (('fish',), '# nothing\n', 'expected one line for each class of the source, got none'),
-    (('fish',), '{"fish": ', 'expected JSON, got text that is not JSON at line 1, column 9')])
+    (('fish',), '{"fish": ', 'expected JSON, got no JSON at line 1, column 9')])
 def test_what_does_not_fit_is_named(own: tuple[str, ...], text: str, message: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=message):
     find(own, write(tmp_path, text) if text else '')

@@ -150,7 +150,7 @@ def test_a_source_without_such_labels_is_refused(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize(('content', 'message'), [
     ('[[1], [2]]', 'expected a list of 50,000 lists of classes from 0 to 999, got 2 entries'),
     ('{"a": 1}', 'classes from 0 to 999, got an object'),
-    ('[[1], ', 'expected real.json of the authors of ImageNet-ReaL, got text that is not JSON'),
+    ('[[1], ', 'expected real.json of the authors of ImageNet-ReaL, got no JSON at line'),
     (json.dumps([[1000]] * 50_000), 'classes from 0 to 999, got 50,000 entries')])
 def test_a_file_of_something_else_is_refused(content: str, message: str, tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'real.json'

@@ -264,3 +264,43 @@ def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
     (tmp_path / name).symlink_to(tmp_path / 'x.jpg')
   found = fuzzing.run('large', 0, 8, home=tmp_path)
   assert len(found) == 8 and all('20,000,000,000 bytes' in one['refused'] for one in found), found
+
+
+@pytest.mark.parametrize('name', [b'caf\xe9', b'a\nb', b'a\x1b[2J', b'\xff\xfe'])
+def test_a_class_folder_whose_name_is_no_text_is_an_error(name: bytes, folder: pathlib.Path) -> None:
+  image(folder / os.fsdecode(name) / '0.png')
+  image(folder / os.fsdecode(name) / '1.png')
+  text = message(lambda: opened(f'folder:{folder}'))
+  shown = {b'caf\xe9': 'caf\\xe9', b'a\nb': 'a\\nb', b'a\x1b[2J': 'a\\x1b[2J', b'\xff\xfe': '\\xff\\xfe'}[name]
+  assert f'expected names of classes in UTF-8, without control characters, got {shown}. Rename the class.' in text
+
+
+def test_an_image_may_have_any_name(folder: pathlib.Path) -> None:
+  image(folder / 'cat' / os.fsdecode(b'\xff\n\x1b.png'))
+  source = opened(f'folder:{folder}', holdout=.01)
+  assert all(source[i].image for i in range(len(source)))
+  assert [name for i in range(len(source)) if (name := source.describe(i)).endswith(os.fsdecode(b'\xff\n\x1b.png'))]
+
+
+@pytest.mark.parametrize(('lines', 'said'), [
+    ('"cat/0.png', 'at least one class, got none'),
+    ('cat/0.png,"' + 'a' * 200_000, 'line 1: expected cells of at most 131,072 characters'),
+    ('cat/0.png,a\x1b[2J', 'without control characters, got a\\x1b[2J'), (',,,\n', 'got no image')])
+def test_a_label_file_with_odd_cells_is_an_error(lines: str, said: str, folder: pathlib.Path) -> None:
+  (folder / 'labels_train.csv').write_text(lines)
+  assert said in message(lambda: opened(f'folder:{folder}'))
+
+
+@pytest.mark.parametrize(('line', 'said'), [
+    ('[' * 100_000, 'JSON that is nested too deep'), ('{"image": "cat/0.png", "labels": ' + '[' * 90_000, 'nested'),
+    ('{"image": ["cat/0.png"], "labels": []}', 'line 1, image: expected text without control characters, got a list'),
+    ('{"image": "cat/0.png", "labels": [["cat"]]}', 'line 1, labels[0]: expected text'),
+    ('{"image": "cat/0.png", "labels": "cat"}', "line 1, labels: expected a list, got 'cat'"),
+    ('{"image": "cat/0.png", "labels": ["\\ud800"]}', "labels[0]: expected text without control characters, got '\\u"),
+    ('{"image": "cat/0.png", "image": "x", "labels": []}', "the field 'image' twice"),
+    ('{"image": "cat/0.png", "labels": [' + '9' * 5_000 + ']}', 'a number of too many digits'),
+    ('3', 'expected an object, got 3'), ('{"image": "cat/0.png"', 'no JSON at line 1, column 22'),
+    ('{}', 'expected the field labels, got none')])
+def test_a_line_of_json_names_its_field(line: str, said: str, folder: pathlib.Path) -> None:
+  (folder / 'labels_train.jsonl').write_text(line)
+  assert said in message(lambda: opened(f'folder:{folder}'))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.record import reader
+from vit_jax.record import reader, run_directory
 from vit_jax.record import writer as writer_lib
 from vit_jax.record.trackers.tracker import Guarded
 
@@ -219,3 +220,15 @@ def test_a_directory_that_is_not_in_its_place_any_more_is_noticed(how: str, tmp_
     with pytest.raises(UserError, match=f'^--workdir={run}: expected the directory in which the run began, got '
                        f'{"another" if how == "replaced" else "none"}: .* with --workdir=DIR, where it is now'):
       writer.check_place()
+
+
+def test_names_of_files_need_not_be_text(tmp_path: pathlib.Path) -> None:
+  """Reports and records name images, whose files may have names in any encoding."""
+  name = os.fsdecode(b'caf\xe9.jpg')
+  made = make(tmp_path)
+  made.event('start', command=[name])
+  made.close()
+  row, = (json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text(encoding='utf-8').splitlines())
+  assert row['command'] == [name]
+  run_directory.write_text(tmp_path / 'report.html', f'<p>{name}</p>')
+  assert (tmp_path / 'report.html').read_text(encoding='utf-8') == '<p>caf\\udce9.jpg</p>'

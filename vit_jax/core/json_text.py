@@ -22,10 +22,12 @@ def parse(data: bytes | str) -> Any:
   """Returns the value of a JSON text.
 
   Raises:
-    ValueError: it is not JSON; the text says where.
+    ValueError: it is not JSON, or an object has two fields of one name; the text says where.
   """
   try:
-    return json.loads(data)
+    return json.loads(data, object_pairs_hook=_unique)
+  except _Twice:
+    raise
   except json.JSONDecodeError as error:
     end = 'it ends' if error.pos >= len(error.doc.rstrip()) else f'{error.doc[error.pos:error.pos + 12]!r} is there'
     raise ValueError(f'no JSON at line {error.lineno}, column {error.colno}, where {end}' if data.strip() else
@@ -36,6 +38,19 @@ def parse(data: bytes | str) -> Any:
     raise ValueError('JSON that is nested too deep') from None
   except ValueError:  # Python reads no integer of more than 4,300 digits
     raise ValueError('JSON with a number of too many digits') from None
+
+
+class _Twice(ValueError):
+  """An object has two fields of one name."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for name, value in pairs:
+    if name in found:
+      raise _Twice(f'the field {ascii(name)[:60]} twice')
+    found[name] = value
+  return found
 
 
 def finite(value: Any) -> Any:

@@ -163,5 +163,5 @@ def _write_numbers(to: pathlib.Path, inspections: Sequence[Inspection]) -> None:
     for block, rows in enumerate(zip(m.distance_px, m.information, m.entropy, strict=True), 1):
       for head, values in enumerate(zip(*rows, strict=True), 1):
         table.writerow([one.name, block, head, *(f'{value:.6g}' for value in values)])
-  (to / 'numbers.csv').write_text(text.getvalue())
+  (to / 'numbers.csv').write_bytes(storage.encode(text.getvalue()))
   np.savez_compressed(to / 'arrays.npz', **arrays)  # type: ignore[arg-type]

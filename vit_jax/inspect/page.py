@@ -65,7 +65,7 @@ def write(to: pathlib.Path, inspections: Sequence[Inspection]) -> str:
   page.write_text(html_pages.render(
       'inspection.html', title=f'{inspections[0].name} – inspection', names=[one.name for one in inspections],
       head=['weights', 'family', 'images', 'patches', 'blocks', 'heads'], rows=rows, sections=sections),
-                  encoding='utf-8')
+                  encoding='utf-8', errors='backslashreplace')
   return str(page)
 
 

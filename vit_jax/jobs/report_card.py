@@ -96,7 +96,7 @@ def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Coll
     content = plain(config, columns)
     print(text(columns), flush=True)
     run_directory.write_json(workdir / NUMBERS, content)
-    storage.write_bytes(workdir / PAGE, redacted(render(content, columns)).encode())
+    storage.write_bytes(workdir / PAGE, storage.encode(redacted(render(content, columns))))
     print(f'Written to {workdir / PAGE} and {workdir / NUMBERS}', flush=True)
   return 0
 

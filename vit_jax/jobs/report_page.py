@@ -69,7 +69,7 @@ def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: s
     workdirs = [workdirs]
   page = to_html(workdirs)
   path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
-  run_directory.write_bytes(path, page.encode())
+  run_directory.write_bytes(path, storage.encode(page))
   return path
 
 

@@ -114,7 +114,7 @@ class Site:
         '/classify': self._network.classify, '/attention': self._network.attention})
 
   def _render(self, template: str, here: str, **values: Any) -> bytes:
-    return html_pages.render(template, menu=self._menu, here=here, **values).encode()
+    return html_pages.render(template, menu=self._menu, here=here, **values).encode(errors='backslashreplace')
 
   def _script(self) -> Answer:
     return Answer(html_pages.read('live.js').encode(), 'text/javascript; charset=utf-8')
@@ -136,7 +136,8 @@ class Site:
   def _show_report(self) -> Answer:
     with self._lock:
       if (signature := self._signature()) != self._seen or not self._report:
-        self._report = report_page.to_html([str(self._workdir)], menu=self._menu, here='/report').encode()
+        page = report_page.to_html([str(self._workdir)], menu=self._menu, here='/report')
+        self._report = page.encode(errors='backslashreplace')
         self._seen = signature
       return Answer(self._report)
 

@@ -263,7 +263,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _to_json(value: Mapping[str, Any]) -> Answer:
-  return Answer(json.dumps(json_text.finite(value), ensure_ascii=False, allow_nan=False).encode(), 'application/json')
+  text = json.dumps(json_text.finite(value), ensure_ascii=False, allow_nan=False)
+  return Answer(text.encode(errors='backslashreplace'), 'application/json')
 
 
 def _is_address(host: str) -> bool:

@@ -96,7 +96,7 @@ def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
 
 def write_text(path: storage.PathLike, text: str) -> None:
   """Replaces a text file atomically, without passwords and tokens of addresses; only process 0 writes."""
-  write_bytes(path, redacted(text).encode())
+  write_bytes(path, storage.encode(redacted(text)))
 
 
 def write_bytes(path: storage.PathLike, content: bytes) -> None:

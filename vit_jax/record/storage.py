@@ -102,6 +102,11 @@ def _sync_folder(folder: pathlib.Path) -> None:
     os.close(descriptor)
 
 
+def encode(text: str) -> bytes:
+  """Returns a text as UTF-8; of names of files that are not UTF-8, the other bytes as `\\udcNN`, as JSON has them."""
+  return text.encode(errors='backslashreplace')
+
+
 def read_text(path: PathLike) -> str:
   """Returns the text of a file; bytes that are not UTF-8 are replaced.
 

@@ -70,7 +70,7 @@ class Writer:
       os.makedirs(folder, exist_ok=True)
       self._time_offset_s = _started_s(self._path) - time.monotonic()
       _end_last_line(self._path)
-      self._file = open(self._path, 'a', encoding='utf-8')
+      self._file = open(self._path, 'a', encoding='utf-8', errors='backslashreplace')  # names of files
     self._trackers = trackers(folder) if trackers else [tensorboard.opened(folder, resumed_from)]
     self._status: Status = 'done'
     self._norms = norms_file.NormsFile(os.path.join(folder, norms_file.FILE), is_new=resumed_from is None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import user_files
 
@@ -38,7 +39,7 @@ class Field(NamedTuple):
     """Returns the field of an object. Raises UserError if it is missing, or the value is not an object."""
     found = self.optional(name)
     if found is None:
-      names = ', '.join(describe(one)[1:-1] for one in list(self.value)[:5]) or 'none'
+      names = listed(list(self.value), 5) or 'none'
       raise UserError(f'{self.where}: expected the field {name}, got {names}. {self.advice}')
     return found
 
@@ -50,7 +51,7 @@ class Field(NamedTuple):
   def fields(self) -> Iterator[tuple[str, Field]]:
     """Yields names and values of an object."""
     for name, value in self.object().items():
-      yield name, self._inside(f'.{describe(name)[1:-1]}', value)
+      yield name, self._inside(f'.{shown(name)}', value)
 
   def items(self) -> Iterator[Field]:
     """Yields the values of a list."""
@@ -91,6 +92,19 @@ def is_clean(text: str) -> bool:
   return not _UNCLEAN.search(text)
 
 
+def shown(text: str) -> str:
+  """Returns the beginning of a text of a file as a message shows it, with what cannot be printed escaped."""
+  found = ''.join(c if c.isprintable() else f'\\x{ord(c) - 0xDC00:02x}' if '\udc80' <= c <= '\udcff' else ascii(c)[1:-1]
+                  for c in text[:_SHOWN])
+  return f'{found}…' if len(text) > _SHOWN else found
+
+
+def listed(names: Sequence[str], most: int) -> str:
+  """Returns the first names as a message shows them, and the number of the others."""
+  more = f' and {len(names) - most} more' if len(names) > most else ''
+  return ', '.join(map(shown, names[:most])) + more
+
+
 def describe(value: Any) -> str:
   """Returns a value as a message shows it."""
   match value:
@@ -99,23 +113,10 @@ def describe(value: Any) -> str:
     case list():
       return f'a list of {len(value):,}'
     case str():
-      return f'{value[:_SHOWN]!r}…' if len(value) > _SHOWN else repr(value)
+      return f"'{shown(value)}'"
     case int() if abs(value) >= 10**_SHOWN:
       return 'a number with many digits'
   return json.dumps(value)
-
-
-class _Twice(ValueError):
-  """An object has two fields of one name."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found: dict[str, Any] = {}
-  for name, value in pairs:
-    if name in found:
-      raise _Twice(name)
-    found[name] = value
-  return found
 
 
 def parse(text: str | bytes, where: str, *, expected: str, advice: str) -> Field:
@@ -124,21 +125,10 @@ def parse(text: str | bytes, where: str, *, expected: str, advice: str) -> Field
   Raises:
     UserError: it is not JSON, or its lists are nested too deeply.
   """
-  def error(got: str) -> UserError:
-    return UserError(f'{where}: expected {expected}, got {got}. {advice}')
   try:
-    return Field(json.loads(text, object_pairs_hook=_unique), where, advice)
-  except _Twice as twice:
-    raise error(f'the field {describe(str(twice))} twice') from None
-  except json.JSONDecodeError as wrong:
-    place = f'line {wrong.lineno:,}, column {wrong.colno:,}'
-    raise error(f'text that is not JSON at {place}' if str(text).strip() else 'an empty file') from None
-  except UnicodeDecodeError:
-    raise error('bytes that are not UTF-8') from None
-  except ValueError:  # of int(), for more than 4,300 digits
-    raise error('a number with too many digits') from None
-  except RecursionError:
-    raise error('lists that are nested too deeply') from None
+    return Field(json_text.parse(text), where, advice)
+  except ValueError as error:
+    raise UserError(f'{where}: expected {expected}, got {error}. {advice}') from None
 
 
 def read(path: str | os.PathLike[str], *, expected: str, advice: str, where: str = '',

@@ -39,6 +39,15 @@ class BadRecord(BadImage):
   """A record is damaged or incomplete: it counts as an image that cannot be decoded."""
 
 
+class BadLabel(BadRecord):
+  """A class of a record is out of range; `label` is how a message shows it."""
+
+  def __init__(self, name: str, value: bytes | int | float, num_classes: int) -> None:
+    self.label = f'the label {value}' if isinstance(value, int) else 'a label that is not a whole number'
+    super().__init__(f'the record: expected classes from 0 to {num_classes - 1:,} in the feature {name!r}, got '
+                     f'{self.label}')
+
+
 class ArrayRecords:
   """The records of several ArrayRecord files. Pickles to few bytes; safe for threads.
 
@@ -198,9 +207,36 @@ def first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | flo
   return found
 
 
-def integers(features: Mapping[str, Sequence[Any]], name: str) -> list[int]:
-  """Returns the values of a feature; none if the record does not have the feature."""
-  return [int(value) for value in features.get(name, [])]
+def encoded(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
+  """Returns the first value of a feature. Raises BadRecord if there is none, or it is a number."""
+  found = first(features, name)
+  if not isinstance(found, bytes):
+    raise BadRecord(f'the record: expected bytes in the feature {name!r}, got a number')
+  return found
+
+
+def label(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) -> int:
+  """Returns the first value of a feature, a class.
+
+  Raises:
+    BadRecord: there is none.
+    BadLabel: it is not one of so many classes.
+  """
+  first(features, name)
+  return classes(features, name, num_classes)[0]
+
+
+def classes(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) -> list[int]:
+  """Returns the values of a feature; none if the record does not have the feature.
+
+  Raises:
+    BadLabel: one is not one of so many classes.
+  """
+  found = list(features.get(name, ()))
+  for value in found:
+    if not isinstance(value, int) or not 0 <= value < num_classes:
+      raise BadLabel(name, value, num_classes)
+  return found
 
 
 @functools.cache

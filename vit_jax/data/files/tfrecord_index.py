@@ -35,6 +35,7 @@ else:
 log = logging.getLogger('vit_jax.data')
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
+_MOST_LOST = 10_000_000  # records of truncated files, whose number their sizes do not bound
 LOST = -1  # offset of a record that cannot be found, since the file is damaged before it
 FOLDER = '.vit_jax_index'
 """The folder beside the files in which their index is kept."""
@@ -68,6 +69,10 @@ def load(paths: Sequence[str], counts: Sequence[int], cache: pathlib.Path) -> Ho
   """
   try:
     stats = [os.stat(p) for p in paths]
+    most = max(sum(s.st_size for s in stats) // (HEADER_BYTES + FOOTER_BYTES), _MOST_LOST)
+    if sum(counts) > most:
+      raise UserError(f'{paths[0]}: expected at most {most:,} records in files of this size, got {sum(counts):,} in '
+                      'dataset_info.json. Copy or prepare the dataset again.')
     found = list(zip(paths, counts, [(s.st_size, s.st_mtime_ns) for s in stats], strict=True))
     places = [cache / _name([(p, n, *stamp) for p, n, stamp in found])]
     if len(folders := {os.path.dirname(p) for p in paths}) == 1:  # by names, as hosts may mount it at other places
@@ -175,4 +180,5 @@ def _scan(file: File) -> HostArray:
   if len(rows) > count:
     raise UserError(f'{path}: expected {count:,} records, as in dataset_info.json, got {len(rows):,}. Copy or '
                     'prepare the dataset again.')
-  return np.array(rows + [(number, LOST, 0)] * (count - len(rows)), np.int64).reshape(-1, 3)
+  missing = np.tile(np.array([[number, LOST, 0]], np.int64), (count - len(rows), 1))
+  return np.concatenate([np.array(rows, np.int64).reshape(-1, 3), missing])

@@ -21,7 +21,7 @@ TEXT_BYTES = 2**26     # class lists and descriptions: a million classes of 64 b
 LABELS_BYTES = 2**30   # label files: 14 million images with 70 bytes each
 FOLLOW = 'set data.follow_links=true (prepare, predict and inspect: --follow_links)'
 """How links that lead out of a folder are allowed."""
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES, _NAME_BYTES = 2**22, 255
 
 
 class Rules(NamedTuple):
@@ -65,9 +65,13 @@ def check_inside(path: str, root: str, rules: Rules) -> None:
 
 
 def is_below(path: str) -> bool:
-  """Returns whether a listed path is relative and has no `..`, so that without links it leads into its folder."""
+  """Returns whether a listed path is relative and has no `..`, so that without links it leads into its folder.
+
+  The names in it are not longer than a file system allows.
+  """
   parts = pathlib.PurePath(path).parts
-  return bool(parts) and not os.path.isabs(path) and '..' not in parts and '\0' not in path
+  return (bool(parts) and not os.path.isabs(path) and '..' not in parts and '\0' not in path
+          and all(len(part.encode(errors='surrogatepass')) <= _NAME_BYTES for part in parts))
 
 
 def read(path: str | os.PathLike[str], max_bytes: int) -> bytes:

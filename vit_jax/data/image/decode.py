@@ -30,7 +30,7 @@ PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin
                   'avif': 'AvifImagePlugin.AvifImageFile', 'jp2': 'Jpeg2KImagePlugin.Jpeg2KImageFile',
                   'ppm': 'PpmImagePlugin.PpmImageFile'}
 """Pillow's module and class of each format that Pillow decodes here."""
-_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
+DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
            RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
            Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
@@ -251,7 +251,7 @@ def _as_bad_image(kind: str) -> Iterator[None]:
     yield
   except BadImage:
     raise
-  except _DAMAGE as error:
+  except DAMAGE as error:
     if isinstance(error, OSError) and error.errno:
       raise  # an error of the system, not of the file
     raise BadImage(f'not a complete {kind.upper()} image: {error or type(error).__name__}') from error

@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from vit_jax.core.types import HostArray
+from vit_jax.data.image.decode import DAMAGE
 from vit_jax.data.image.headers import MAX_PIXELS
 
 IGNORED = -1
@@ -23,26 +24,43 @@ class BadMask(ValueError):
   """A mask cannot be used; the message begins with what was expected."""
 
 
-def decode(encoded: bytes) -> HostArray:
+class WrongSize(BadMask):
+  """A mask has another size than its image: `size`, height and width in px."""
+
+  def __init__(self, size: tuple[int, int]) -> None:
+    super().__init__(f'{size[0]} x {size[1]} px')
+    self.size = size
+
+
+def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
   """Returns the values of a mask, `[H, W]` i32: gray levels as they are stored, or indices into the palette.
+
+  Args:
+    encoded: the content of the file.
+    size: height and width of its image, px; a mask of another size is not decoded.
 
   Raises:
     BadMask: the file is not an image, is stored with loss, or has several channels.
+    WrongSize: it has another size.
   """
   try:
     with Image.open(io.BytesIO(encoded)) as image:
-      kind, mode, size = image.format, image.mode, image.size
+      kind, mode, (width, height) = image.format, image.mode, image.size
       if kind not in FORMATS:
         raise BadMask(f'expected a mask stored without loss ({", ".join(FORMATS)}), got {kind}')
       if mode not in _MODES:
         raise BadMask(f'expected a mask with one channel of class indices, or with a palette, got the mode {mode}')
-      if size[0] * size[1] > MAX_PIXELS:
-        raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got {size[0] * size[1]:,}')
+      if height * width > MAX_PIXELS:
+        raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got {height * width:,}')
+      if size not in (None, (height, width)):
+        raise WrongSize((height, width))
       return np.asarray(image).astype(np.int32)
   except BadMask:
     raise
-  except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-    raise BadMask(f'expected a mask, got a file that cannot be decoded ({error})') from error
+  except Image.DecompressionBombError as error:
+    raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got more') from error
+  except DAMAGE as error:
+    raise BadMask('expected a mask, got a file that cannot be decoded') from error
 
 
 def classes(values: HostArray, *, first: int, ignore: int, num_classes: int) -> HostArray:

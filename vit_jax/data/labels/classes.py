@@ -17,12 +17,14 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import json_fields, user_files
+from vit_jax.data.files.json_fields import shown
 from vit_jax.data.source import Relabeled, Source
 
 Targets = tuple[tuple[int, ...], ...]
 """For each class of a source, the classes of the network that count as correct."""
 _SEPARATOR = ';'
 _SHOWN = 6
+_LINE = 100_000  # characters; a class map in JSON may be one line
 MOST_CLASSES = 100_000
 """Classes that a description may list for fewer images than classes: 4 times those of ImageNet-21k."""
 
@@ -31,10 +33,8 @@ def check_text(names: Sequence[str], *, where: str) -> None:
   """Raises UserError if a name is not text, such as a folder's name in another encoding than UTF-8."""
   for name in names:
     if not json_fields.is_clean(name):
-      shown = ''.join(c if c.isprintable() else c.encode('utf-8', 'surrogateescape').decode('ascii', 'backslashreplace')
-                      if '\udc80' <= c <= '\udcff' else ascii(c)[1:-1] for c in name[:_SHOWN * 10])
-      raise UserError(f'{where}: expected names of classes in UTF-8, without control characters, got {shown}. Rename '
-                      'the class.')
+      raise UserError(f'{where}: expected names of classes in UTF-8, without control characters, got {shown(name)}. '
+                      'Rename the class.')
 
 
 def from_json(listed: json_fields.Field, *, num_examples: int) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def read(path: str, *, setting: str = 'data.classes') -> tuple[str, ...]:
   twice = _repeated(names)
   if twice or not names:
     raise UserError(f'{setting}={path}: expected one line for each class, in the order of the outputs, got '
-                    + (f'{", ".join(twice[:_SHOWN])} twice.' if twice else 'no class.'))
+                    + (f'{_some(twice)} twice.' if twice else 'no class.'))
   return names
 
 
@@ -81,8 +81,8 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
     problems = [f'{len(missing)} of {len(own)} that are not there: {_some(missing)}'] if missing else []
     problems += [f'{len(several)} that match several: {_some(several)}'] if several else []
     raise UserError(f'classes of the data: expected classes of {where}, got ' + '; '.join(problems)
-                    + f'. It has {len(names)} lines such as {names[0]!r}. Name the folders by complete lines, their '
-                    'first words, or the rest of the lines.')
+                    + f'. It has {len(names)} lines such as {json_fields.describe(names[0])}. Name the folders by '
+                    'complete lines, their first words, or the rest of the lines.')
   return tuple(next(iter(at)) for at in found)
 
 
@@ -108,12 +108,12 @@ def find(names: Sequence[str], named: int | str, *, count: int) -> int:
            or [i for i, parts in enumerate(called) if wanted in parts])
   if len(found) == 1:
     return found[0]
-  shown = ', '.join(f'{i} ({names[i]})' for i in found[:_SHOWN])
+  several = ', '.join(f'{i} ({shown(names[i])})' for i in found[:_SHOWN])
   near = [] if found else difflib.get_close_matches(wanted, sorted(set().union(*called)), n=3)
-  raise UserError(f'class: expected a number or the name of one class, got {named!r}, the name of '
-                  f'{len(found) or "none"}' + (f': {shown}' if shown else '') + '.'
+  raise UserError(f'class: expected a number or the name of one class, got {json_fields.describe(named)}, the name of '
+                  f'{len(found) or "none"}' + (f': {several}' if several else '') + '.'
                   + ('' if names else ' These weights have no class names; set them with classes=FILE.')
-                  + (f' Did you mean {", ".join(near)}?' if near else ''))
+                  + (f' Did you mean {_some(near)}?' if near else ''))
 
 
 def renumbered(source: Source, names: tuple[str, ...], *, where: str) -> Source:
@@ -138,7 +138,7 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
     UserError: a name is unknown, ambiguous, or repeated.
   """
   if twice := _repeated(own):
-    raise UserError(f'{where}: expected each class of the source once, got {", ".join(twice[:_SHOWN])} twice.')
+    raise UserError(f'{where}: expected each class of the source once, got {_some(twice)} twice.')
   if path:
     return _from_file(own, network, path)
   if tuple(own) == tuple(network):
@@ -151,8 +151,8 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
 def _from_file(own: Sequence[str], network: Sequence[str], path: str) -> Targets:
   listed = read_map(path)
   if unknown := sorted(set(listed) - set(own)):
-    raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as {own[0]!r}, got '
-                    f'{len(unknown)} others: {", ".join(unknown[:_SHOWN])}.')
+    raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as '
+                    f'{json_fields.describe(own[0])}, got {len(unknown)} others: {_some(unknown)}.')
   wanted = list(dict.fromkeys(name for names in listed.values() for name in names))
   numbers = {name: int(name) for name in wanted if _is_number(name) and int(name) < len(network)}
   by_name = [name for name in wanted if name not in numbers]
@@ -173,19 +173,26 @@ def read_map(path: str) -> dict[str, tuple[str, ...]]:
     entries = [(name, value.text()) for name, value in found.fields()]
   else:
     if wrong := [line for line in lines if ':' not in line]:
-      raise UserError(f'{path}: expected lines such as `alarm_clock: n02708093; n03196217`, got {wrong[0]!r}.')
+      raise UserError(f'{path}: expected lines such as `alarm_clock: n02708093; n03196217`, got '
+                      f'{json_fields.describe(wrong[0])}.')
     entries = [(name.strip(), rest.strip()) for name, _, rest in (line.partition(':') for line in lines)]
   twice = _repeated([name for name, _ in entries])
   if twice or not entries:
     raise UserError(f'{path}: expected one line for each class of the source, got '
-                    + (f'{", ".join(twice[:_SHOWN])} twice.' if twice else 'none.'))
+                    + (f'{_some(twice)} twice.' if twice else 'none.'))
   return {name: tuple(part.strip() for part in value.split(_SEPARATOR) if part.strip()) for name, value in entries}
 
 
 def _lines(path: str, what: str) -> list[str]:
   """Returns the lines of a text file, stripped, without empty lines and comments."""
-  text = user_files.read_text(path, what)
-  return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('#')]
+  found = []
+  for number, line in enumerate(user_files.read_text(path, what).splitlines(), 1):
+    if line.strip() and not line.lstrip().startswith('#'):
+      if not json_fields.is_clean(line.strip()) or len(line) > _LINE:
+        raise UserError(f'{what}, line {number:,}: expected at most {_LINE:,} characters, none of them control '
+                        f'characters, got {json_fields.describe(line)}. Correct the line.')
+      found.append(line.strip())
+  return found
 
 
 def _is_number(name: str) -> bool:
@@ -207,4 +214,4 @@ def _key(name: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-  return ', '.join(names[:_SHOWN]) + (f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else '')
+  return json_fields.listed(names, _SHOWN)

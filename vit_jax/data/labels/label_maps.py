@@ -13,6 +13,7 @@ import itertools
 import json
 import pathlib
 import shutil
+import tokenize
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -227,7 +228,8 @@ def _load(path: pathlib.Path, shape: tuple[int, ...], kind: str) -> HostArray:
       found: HostArray = np.lib.format.open_memmap(path, mode='r') if file.read(6) == _NUMPY else np.zeros(0)
   except OSError as error:
     raise UserError(f'{what}, got "{error.strerror or "a file that cannot be mapped"}". {_AGAIN}') from None
-  except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError, KeyError):
+  except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError, KeyError,
+          tokenize.TokenError):
     raise UserError(f'{what}, got a damaged file. {_AGAIN}') from None
   if found.shape != shape or found.dtype.kind != kind:
     raise UserError(f'{what}, got {"another file" if found.shape == (0,) else f"{found.shape} of {found.dtype}"}. '

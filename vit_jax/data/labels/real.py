@@ -139,7 +139,7 @@ def file_name(source: Source, index: int) -> str:
     return source.describe(index)
   record = features(index)
   name = next((record[key] for key in _NAMES if key in record), b'')
-  return name.decode() if isinstance(name, bytes) else str(name)
+  return name.decode(errors='replace') if isinstance(name, bytes) else str(name)
 
 
 def _own(stored: Source, index: int, source: Source) -> tuple[int, ...]:
@@ -148,7 +148,11 @@ def _own(stored: Source, index: int, source: Source) -> tuple[int, ...]:
   if FEATURE not in record:
     raise UserError(f'{source.name}: expected the feature {FEATURE}, which it does not have. Use '
                     'tfds:imagenet2012_real, or set evals.….labels=real.json with the validation images.')
-  return tuple(int(c) for c in np.atleast_1d(record[FEATURE]))
+  found = np.atleast_1d(record[FEATURE])
+  if found.dtype.kind != 'i' or not all(0 <= c < NUM_CLASSES for c in found):
+    raise UserError(f'{source.name}: expected classes from 0 to {NUM_CLASSES - 1} in the feature {FEATURE}, got '
+                    f'others in {source.describe(index)}. Prepare the dataset again.')
+  return tuple(int(c) for c in found)
 
 
 if __name__ == '__main__':

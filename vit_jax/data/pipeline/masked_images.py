@@ -74,8 +74,12 @@ class MaskedImages:
       record = self.source[index]
       image = decode.as_rgb(record.image, decode_options(self.recipe))
       assert record.mask is not None
-      mask = masks.classes(masks.decode(record.mask), first=self.values.first, ignore=self.values.ignore,
+      values = masks.decode(record.mask, size=(image.shape[0], image.shape[1]))
+      mask = masks.classes(values, first=self.values.first, ignore=self.values.ignore,
                            num_classes=self.values.num_classes)
+    except masks.WrongSize as error:
+      raise UserError(f'{mask_name}: expected {image.shape[0]} x {image.shape[1]} px, the size of {image_name}, got '
+                      f'{error}. Replace the mask.') from error
     except masks.BadMask as error:
       raise UserError(f'{mask_name}: {error}. Replace it, or set ignore, first_class and num_classes of the '
                       'evaluation.') from error
@@ -84,9 +88,6 @@ class MaskedImages:
                       'remove it with its mask.') from error
     except (OSError, MemoryError) as error:
       raise access.user_error(error, image_name) from error
-    if mask.shape != image.shape[:2]:
-      raise UserError(f'{mask_name}: expected {image.shape[0]} x {image.shape[1]} px, the size of {image_name}, got '
-                      f'{mask.shape[0]} x {mask.shape[1]} px. Replace the mask.')
     return image, mask
 
   def stride(self, axis: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import access, image_files, listing, user_files
+from vit_jax.data.files import access, image_files, json_fields, listing, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
@@ -144,4 +144,4 @@ def _is_above(link: str, folder: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-  return ', '.join(names[:20]) + (f' and {len(names) - 20} more' if len(names) > 20 else '')
+  return json_fields.listed(names, 20)

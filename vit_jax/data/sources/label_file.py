@@ -170,7 +170,8 @@ def read(root: str, file: str, rules: Rules = OWN) -> Iterator[Image]:
       yield Image(image, found, labels)
   if problems or not seen:
     raise UserError(f'{path}: expected each image below {root} at most once, got '
-                    + (_listed(problems) if problems else 'no image') + f'. {_FORM}')
+                    + ('; '.join(problems[:_SHOWN]) or 'no image')
+                    + (f'; and {len(problems) - _SHOWN:,} more' if len(problems) > _SHOWN else '') + f'. {_FORM}')
 
 
 class _Inside:
@@ -250,4 +251,4 @@ def _quoted(path: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-  return ', '.join(names[:_SHOWN]) + (f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else '')
+  return json_fields.listed(names, _SHOWN)

@@ -20,7 +20,7 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.masks import BadMask
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
-from vit_jax.data.sources import splits, tfds
+from vit_jax.data.sources import splits, tfds, tfds_description
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
@@ -82,11 +82,11 @@ class FolderMasks:
 class TfdsMasks:
   """A split of a dataset prepared by TFDS with images and masks."""
 
-  def __init__(self, builder: DatasetBuilder, split: str, *, mask: str) -> None:
+  def __init__(self, builder: DatasetBuilder, split: str, *, mask: str, rules: Rules = OWN) -> None:
     info = builder.info.splits[split]
     known = KNOWN.get(builder.info.name, Known(0, ()))
     self.name, self.first_class, self.class_names = f'masks:tfds:{builder.info.full_name}/{split}', *known
-    self._mask, self._records = mask, tfds.open_records(builder, split)
+    self._mask, self._records = mask, tfds.open_records(builder, split, rules)
     text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {mask}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
@@ -95,8 +95,7 @@ class TfdsMasks:
 
   def __getitem__(self, index: int) -> Record:
     found = records.parse(self._records[index])
-    image, mask = (records.first(found, name) for name in ('image', self._mask))
-    return Record(image, -1, mask=mask)  # type: ignore[arg-type]
+    return Record(records.encoded(found, 'image'), -1, mask=records.encoded(found, self._mask))
 
   def label(self, index: int) -> int:
     del index
@@ -127,7 +126,7 @@ def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed:
   """
   kind, _, name = where.partition(':')
   if kind == 'tfds' and name:
-    return _open_tfds(name, data_dir=data_dir, mask_column=mask_column)
+    return _open_tfds(name, data_dir=data_dir, mask_column=mask_column, rules=rules)
   root = access.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
@@ -208,17 +207,17 @@ def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
   return classes.read(path, setting='classes.txt')
 
 
-def _open_tfds(name: str, *, data_dir: str, mask_column: str) -> Callable[[str], Source]:
+def _open_tfds(name: str, *, data_dir: str, mask_column: str, rules: Rules) -> Callable[[str], Source]:
   folder = tfds.find(name, data_dir=data_dir)
 
   @functools.cache
   def builder() -> DatasetBuilder:
-    return tfds.open_builder(folder)
+    return tfds_description.open_builder(folder, rules)
 
   @functools.cache
   def open_named(split: str) -> Source:
     found = splits.resolve(split, builder().info.splits, source=f'masks:tfds:{name}')
-    return TfdsMasks(builder(), found, mask=_mask_column(builder(), folder, mask_column))
+    return TfdsMasks(builder(), found, mask=_mask_column(builder(), folder, mask_column), rules=rules)
   return open_named
 
 

@@ -87,9 +87,9 @@ def _open(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source
       return open_named(label_file.opener(where, holdout=data.holdout, seed=data.holdout_seed, rules=rules)
                         or folder.opener(where, holdout=data.holdout, seed=data.holdout_seed, rules=rules))
     case 'tfds', True:
-      return open_named(tfds.opener(where, data_dir=data.data_dir, label_column=data.label_column))
+      return open_named(tfds.opener(where, data_dir=data.data_dir, label_column=data.label_column, rules=rules))
     case 'vtab', True:
-      return open_named(vtab.opener(where, data_dir=data.data_dir))
+      return open_named(vtab.opener(where, data_dir=data.data_dir, rules=rules))
     case 'array_record', True:
       return open_named(prepared.opener(where, verify=data.verify_shards, rules=rules))
     case 'masks', True:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,13 +51,16 @@ class PreparedSource:
 
   def __getitem__(self, index: int) -> Record:
     found = records.pick(self._records[index], 'image', 'labels' if self.most_labels else 'label')
-    image = records.first(found, 'image')
+    image = records.encoded(found, 'image')
     if self.most_labels:
-      return Record.multilabel(image, records.integers(found, 'labels'))  # type: ignore[arg-type]
-    return Record(image, int(records.first(found, 'label')))  # type: ignore[arg-type]
+      return Record.multilabel(image, records.classes(found, 'labels', len(self.class_names)))
+    return Record(image, records.label(found, 'label', len(self.class_names)))
 
   def label(self, index: int) -> int:
-    return int(records.first(records.pick(self._records[index], 'label'), 'label'))
+    found = records.pick(self._records[index], 'labels' if self.most_labels else 'label')
+    if self.most_labels:
+      return next(iter(records.classes(found, 'labels', len(self.class_names))), -1)
+    return records.label(found, 'label', len(self.class_names))
 
   def describe(self, index: int) -> str:
     place = f'{self.name}[{index}]'
@@ -128,6 +132,9 @@ def read_info(folder: pathlib.Path) -> Info:
   if kind.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got {json_fields.describe(kind.value)}. Prepare the '
                     'dataset again.')
+  if wrong := [name for name in found.field('splits').object() if not re.fullmatch(r'[\w.-]{1,100}', name)]:
+    raise UserError(f'{path}, splits: expected names of letters and digits, got {json_fields.listed(wrong, 3)}. '
+                    f'{_AGAIN}')
   splits_of = {name: tuple(read_shard(one) for one in some.items()) for name, some in found.field('splits').fields()}
   num = sum(shard.num_examples for some in splits_of.values() for shard in some)
   most = found.optional('most_labels')

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.files import json_fields
 from vit_jax.data.source import ConcatSource, Part, Source, title
 
 log = logging.getLogger('vit_jax.data')
@@ -88,7 +89,7 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
-  raise NoSplit(f'split of {source}: expected one of {", ".join(names)}, got {name!r}.{hint}')
+  raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint}')
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:

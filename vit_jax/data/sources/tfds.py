@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, records
+from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.labels import classes
 from vit_jax.data.source import UNKNOWN, Record, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import splits, tfds_description
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
@@ -32,20 +34,27 @@ class Columns(NamedTuple):
 
 
 class ClassColumn(NamedTuple):
-  """A feature with classes: its path, such as `objects/label`, names of classes, and whether it is a sequence."""
+  """A feature with classes: its path, such as `objects/label`, the TFDS feature, and whether it is a sequence."""
   path: str
-  class_names: tuple[str, ...]
+  feature: Any
   several: bool
+
+  @property
+  def num_classes(self) -> int:
+    return int(self.feature.num_classes or 0)
+
+  def class_names(self) -> tuple[str, ...]:
+    return tuple(self.feature.names)
 
 
 class TfdsSource:
   """A split of a dataset prepared as ArrayRecord or TFRecord files."""
 
-  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns) -> None:
+  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns, rules: Rules = OWN) -> None:
     info = builder.info.splits[split]
     self.name, self.class_names = f'tfds:{builder.info.full_name}/{split}', columns.class_names
     self._columns, self.most_labels = columns, UNKNOWN if columns.several else 0
-    self._records = open_records(builder, split)
+    self._records = open_records(builder, split, rules)
     text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {columns}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
@@ -55,10 +64,10 @@ class TfdsSource:
   def __getitem__(self, index: int) -> Record:
     column = self._columns.label
     found = records.pick(self._records[index], self._columns.image, column)
-    image = records.first(found, self._columns.image)
+    image = records.encoded(found, self._columns.image)
     if self._columns.several:  # objects of one class may be several
-      return Record.multilabel(image, list(dict.fromkeys(records.integers(found, column))))  # type: ignore[arg-type]
-    return Record(image, int(records.first(found, column)))  # type: ignore[arg-type]
+      return Record.multilabel(image, list(dict.fromkeys(records.classes(found, column, len(self.class_names)))))
+    return Record(image, records.label(found, column, len(self.class_names)))
 
   def features(self, index: int) -> Mapping[str, Any]:
     """Returns all features of an example by name, as they are stored; text as bytes, others as lists."""
@@ -68,14 +77,14 @@ class TfdsSource:
   def label(self, index: int) -> int:
     found = records.parse(self._records[index])
     if self._columns.several:
-      return next(iter(records.integers(found, self._columns.label)), -1)
-    return int(records.first(found, self._columns.label))
+      return next(iter(records.classes(found, self._columns.label, len(self.class_names))), -1)
+    return records.label(found, self._columns.label, len(self.class_names))
 
   def describe(self, index: int) -> str:
     return f'{self.name}[{index}]'
 
 
-def opener(name: str, *, data_dir: str, label_column: str = '') -> Callable[[str], Source]:
+def opener(name: str, *, data_dir: str, label_column: str = '', rules: Rules = OWN) -> Callable[[str], Source]:
   """Returns what opens a split of the dataset `NAME[/CONFIG][:VERSION]`.
 
   Args:
@@ -83,6 +92,7 @@ def opener(name: str, *, data_dir: str, label_column: str = '') -> Callable[[str
     data_dir: the folder of prepared datasets; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
     label_column: the feature with the class or classes, by its path, such as `objects/label`; '' is `label`, or the
       only one.
+    rules: which files are read.
 
   Raises:
     UserError: the dataset is not prepared, or prepared in another format.
@@ -91,26 +101,25 @@ def opener(name: str, *, data_dir: str, label_column: str = '') -> Callable[[str
 
   @functools.cache
   def builder() -> DatasetBuilder:
-    return open_builder(folder)
+    return tfds_description.open_builder(folder, rules)
 
   @functools.cache
   def open_named(split: str) -> Source:
     found = splits.resolve(split, builder().info.splits, source=f'tfds:{name}')
-    source = TfdsSource(builder(), found, columns=_columns(builder(), folder, label_column))
-    if not source.most_labels and (label := _first_label(source)) < 0:
-      raise UserError(f'{source.name}: expected examples with labels, got the label {label}. Choose another split.')
+    source = TfdsSource(builder(), found, columns=_columns(builder(), folder, label_column), rules=rules)
+    if not source.most_labels:
+      _check_labels(source)
     return source
   return open_named
 
 
-def open_records(builder: DatasetBuilder, split: str) -> records.ArrayRecords | records.TfRecords:
+def open_records(builder: DatasetBuilder, split: str, rules: Rules) -> records.ArrayRecords | records.TfRecords:
   """Returns the records of a split, in the order of its files.
 
   Raises:
-    UserError: the format of the files does not support random access.
+    UserError: the description of the files is damaged, or their format does not support random access.
   """
-  info = builder.info.splits[split]
-  paths, counts = [os.path.abspath(os.fspath(path)) for path in info.filepaths], list(info.shard_lengths)
+  paths, counts = tfds_description.shards(builder, split, rules)
   match builder.info.file_format.value:
     case 'array_record':
       return records.ArrayRecords(paths, counts)
@@ -119,17 +128,6 @@ def open_records(builder: DatasetBuilder, split: str) -> records.ArrayRecords | 
     case kind:
       raise UserError(f'{builder.data_dir}: expected ArrayRecord or TFRecord, which support random access, got {kind}. '
                       'Prepare the dataset in one of these formats.')
-
-
-def open_builder(folder: str) -> DatasetBuilder:
-  """Returns the TFDS builder of a prepared dataset. Raises UserError if its description is damaged."""
-  import tensorflow_datasets as tfds
-  from google.protobuf import json_format
-  try:
-    return tfds.builder_from_directory(folder)
-  except (json_format.Error, ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
-    raise UserError(f'{folder}: expected dataset_info.json and features.json as TFDS writes them, got '
-                    f'{type(error).__name__}: {error}. Copy or prepare the dataset again.') from error
 
 
 def data_folder(data_dir: str) -> str:
@@ -162,16 +160,21 @@ def find(name: str, *, data_dir: str) -> str:
   return found
 
 
-def _first_label(source: TfdsSource) -> int:
-  """Returns the class of the first undamaged example; 0 if there is none among the first."""
+def _check_labels(source: TfdsSource) -> None:
+  """Raises UserError if the first examples have no label, as those of some test splits."""
+  problem: records.BadLabel | None = None
   for index in range(min(len(source), _TRIES)):
     try:
-      return source.label(index)
+      source.label(index)
+      return
+    except records.BadLabel as error:
+      problem = problem or error
     except records.BadRecord:
       continue
     except OSError as error:
       raise access.user_error(error, source.name) from error
-  return 0
+  if problem:
+    raise UserError(f'{source.name}: expected examples with labels, got {problem.label}. Choose another split.')
 
 
 def _entries(folder: str) -> list[str]:
@@ -199,7 +202,11 @@ def _columns(builder: DatasetBuilder, folder: str, label_column: str) -> Columns
   lists = [path for path, column in found.items() if column.several and '/' not in path]
   path = label_column or (_the_one(single, 'label', folder) if single else
                           _the_one(lists or list(found), 'labels' if found else 'label', folder))
-  return Columns(image, path, found[path].class_names, found[path].several)
+  num = sum(builder.info.splits[name].num_examples for name in builder.info.splits)
+  if found[path].num_classes > max(classes.MOST_CLASSES, num):
+    raise UserError(f'{folder}: expected at most {max(classes.MOST_CLASSES, num):,} classes for {num:,} images, got '
+                    f'{found[path].num_classes:,} of {path}. Copy or prepare the dataset again.')
+  return Columns(image, path, found[path].class_names(), found[path].several)
 
 
 def class_columns(features: Mapping[str, Any], *, prefix: str = '', several: bool = False) -> Iterator[ClassColumn]:
@@ -211,7 +218,7 @@ def class_columns(features: Mapping[str, Any], *, prefix: str = '', several: boo
     if is_sequence and several:  # a sequence in a sequence is stored as a ragged array
       continue
     if isinstance(inner, tfds.features.ClassLabel):
-      yield ClassColumn(path, tuple(inner.names), several or is_sequence)
+      yield ClassColumn(path, inner, several or is_sequence)
     elif isinstance(inner, tfds.features.FeaturesDict):
       yield from class_columns(dict(inner), prefix=f'{path}/', several=several or is_sequence)
 

@@ -22,9 +22,10 @@ import numpy as np
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import records
+from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.image import decode
 from vit_jax.data.source import ConcatSource, Part, Record, Source
-from vit_jax.data.sources import splits, tfds
+from vit_jax.data.sources import splits, tfds, tfds_description
 from vit_jax.data.sources.vtab_tasks import SETS, TASKS, Features, Set, Task
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class Range(NamedTuple):
 class VtabSource:
   """A complete TFDS split with the classes of a task."""
 
-  def __init__(self, builder: DatasetBuilder, split: str, task: Task) -> None:
+  def __init__(self, builder: DatasetBuilder, split: str, task: Task, rules: Rules = OWN) -> None:
     info = builder.info.splits[split]
     self.name = f'vtab:{task.name}/{split}'
     self._task = task
     self.class_names = _class_names(builder, task)
-    self._records = tfds.open_records(builder, split)
+    self._records = tfds.open_records(builder, split, rules)
     text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {task.name}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
@@ -58,8 +59,7 @@ class VtabSource:
 
   def __getitem__(self, index: int) -> Record:
     features = self.features(index)
-    stored = records.first(features, self._task.image)
-    assert isinstance(stored, bytes)
+    stored = records.encoded(features, self._task.image)
     image: bytes | HostArray = stored
     if self._task.pixel_factor != 1:
       image = decode.decode(stored) * np.uint8(self._task.pixel_factor)
@@ -76,7 +76,11 @@ class VtabSource:
     return f'{self.name}[{index}]'
 
   def _label(self, features: Features) -> int:
-    label = self._task.label(features)
+    try:
+      label = self._task.label(features)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+      raise records.BadRecord(f'the record: expected the features of {self._task.dataset}, got '
+                              f'{", ".join(sorted(features)) or "none"}') from error
     if not 0 <= label < self._task.num_classes:
       raise UserError(f'{self.name}: expected classes from 0 to {self._task.num_classes - 1}, got {label}.')
     return label
@@ -91,12 +95,13 @@ def _class_names(builder: DatasetBuilder, task: Task) -> tuple[str, ...]:
   return names or tuple(f'{task.name} {i}' for i in range(task.num_classes))
 
 
-def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
+def opener(name: str, *, data_dir: str, rules: Rules = OWN) -> Callable[[str], Source]:
   """Returns what opens a split of a task.
 
   Args:
     name: of the task, such as `clevr/count_all`.
     data_dir: the folder of prepared datasets; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+    rules: which files are read.
 
   Raises:
     UserError: there is no such task, or its dataset is not prepared; then with install instructions.
@@ -112,11 +117,12 @@ def opener(name: str, *, data_dir: str) -> Callable[[str], Source]:
 
   @functools.cache
   def builder() -> DatasetBuilder:
-    return tfds.open_builder(folder)
+    return tfds_description.open_builder(folder, rules)
 
   @functools.cache
   def stored(split: str) -> VtabSource:
-    return VtabSource(builder(), splits.resolve(split, builder().info.splits, source=f'tfds:{task.dataset}'), task)
+    return VtabSource(builder(), splits.resolve(split, builder().info.splits, source=f'tfds:{task.dataset}'), task,
+                      rules)
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, SPLITS, source=f'vtab:{name}')
