@@ -10,6 +10,7 @@ import pytest
 
 from tests.evaluate import rows
 from tests.evaluate.test_linear import CLASSES, TRAIN, WIDTH, splits
+from vit_jax.config import evaluations, schema
 from vit_jax.evaluate import probe
 
 
@@ -37,8 +38,8 @@ def by_hand(recipe: probe.Recipe, rate: float, keep: np.ndarray) -> tuple[np.nda
       if recipe.trust_coefficient:
         grads[0] *= recipe.trust_coefficient * np.linalg.norm(kernel) / np.linalg.norm(grads[0])
       velocity = [recipe.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
-      now = (step + 1) / (warmup + 1) if step < warmup else (
-          (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2)
+      at = step // (total // recipe.epochs) * (total // recipe.epochs) if recipe.by_epoch else step
+      now = at / warmup if at < warmup else (1 + math.cos(math.pi * (at - warmup) / (total - warmup))) / 2
       kernel, bias = kernel - rate * now * velocity[0], bias - rate * now * velocity[1]
       step += 1
   if recipe.normalize:
@@ -47,8 +48,10 @@ def by_hand(recipe: probe.Recipe, rate: float, keep: np.ndarray) -> tuple[np.nda
   return kernel, bias
 
 
-DINO = probe.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust_coefficient=0., normalize=False)
-MAE = probe.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust_coefficient=.001, normalize=True)
+DINO = probe.Recipe(epochs=3, batch_size=16, momentum=.9, warmup_epochs=0, trust_coefficient=0., normalize=False,
+                    by_epoch=True)
+MAE = probe.Recipe(epochs=4, batch_size=20, momentum=.9, warmup_epochs=1, trust_coefficient=.001, normalize=True,
+                   by_epoch=False)
 
 
 @pytest.mark.quick('recipe1-rates1-16-data=2,tensor=4', reason='2 s: a program for each mesh')
@@ -74,3 +77,9 @@ def test_training_is_that_of_numpy(recipe: probe.Recipe, rates: tuple[float, ...
 def test_a_probe_chooses_its_rate_and_learns() -> None:
   result = probe.Probe(**splits(16, 'one'), recipe=DINO, rates=(1e-6, .1), holdout=.2).measure(rows.weights())
   assert result.metrics['lr'] == .1 and result.metrics['top1'] > .35 and result.metrics['held_out'] > .35
+
+
+def test_dino_lowers_the_rate_once_an_epoch_and_mae_at_every_step() -> None:
+  dino, mae = evaluations.named('probe_dino'), evaluations.named('probe_mae')
+  assert isinstance(dino, schema.Probe) and isinstance(mae, schema.Probe)
+  assert (dino.rate_by_epoch, mae.rate_by_epoch) == (True, False)

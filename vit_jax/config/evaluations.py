@@ -13,7 +13,7 @@ LAST_FOUR = (-4, -3, -2, -1)
 def dino_probe() -> schema.Probe:
   """DINO's linear probe of a ViT-S: class tokens of the last four blocks, SGD for 100 epochs, with DINOv2's rates."""
   return schema.Probe(epochs=100, warmup_epochs=0, train_batch_size=1024, learning_rates=DINO_RATES,
-                      trust_coefficient=0., batch_norm=False,
+                      trust_coefficient=0., batch_norm=False, rate_by_epoch=True,
                       features=schema.FeatureLayers(LAST_FOUR))
 
 

@@ -29,13 +29,14 @@ INIT_STDDEV = .01    # of the initial kernel (MAE, DINO)
 
 
 class Recipe(NamedTuple):
-  """The training of a probe: a linear warm-up, then a cosine schedule to zero, no weight decay.
+  """The training of a probe: a linear warm-up from zero, then a cosine schedule to zero, no weight decay.
 
   epochs, warmup_epochs: numbers of epochs.
   batch_size: limited to the number of examples.
   momentum: of SGD.
   trust: LARS's coefficient; 0 = SGD.
   normalize: BatchNorm of the features, without scale and bias.
+  by_epoch: the learning rate changes once an epoch.
   """
   epochs: int
   batch_size: int
@@ -43,6 +44,7 @@ class Recipe(NamedTuple):
   warmup_epochs: int
   trust_coefficient: float
   normalize: bool
+  by_epoch: bool
 
   def num_steps(self, num_examples: int) -> int:
     """Returns the total number of training steps."""
@@ -97,7 +99,10 @@ def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimiz
     settings = schema.Lars(momentum=recipe.momentum, trust_coefficient=recipe.trust_coefficient,
                            trust_ratio_mask=('kernel',))
   warmup = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
-  schedule = schedules.build(schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup} steps'), peak=1., lengths=lengths)
+  stairs = f'{lengths.total_steps // recipe.epochs} steps' if recipe.by_epoch else ''
+  schedule = schedules.build(
+      schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup} steps', warmup_form=schema.Warmup.FROM_ZERO, stairs=stairs),
+      peak=1., lengths=lengths)
   return optimizers.build(settings, schedule, lengths=lengths)
 
 
@@ -181,7 +186,8 @@ def build(bench: Bench, name: str, settings: schema.Probe) -> Make:
   size = min(settings.train_batch_size, len(train))
   recipe = Recipe(
       epochs=settings.epochs, batch_size=size, momentum=settings.momentum, warmup_epochs=settings.warmup_epochs,
-      trust_coefficient=settings.trust_coefficient, normalize=settings.batch_norm)
+      trust_coefficient=settings.trust_coefficient, normalize=settings.batch_norm,
+      by_epoch=settings.rate_by_epoch)
   base = settings.base_batch_size
   rates = [rate * size / base if base else rate for rate in settings.learning_rates]
 

@@ -184,6 +184,7 @@ class Probe(FrozenEvaluation):
   momentum: float = ranged(.9, SHARE)  # of SGD
   trust_coefficient: float = ranged(.001, NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
   batch_norm: bool = True                    # of the features, without scale and bias; DINO: no
+  rate_by_epoch: bool = False                # the learning rate falls once an epoch, and not at every step; DINO: yes
   holdout: float = ranged(.1, INSIDE)        # part of the training examples that chooses, where there are several rates
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
