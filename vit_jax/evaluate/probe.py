@@ -100,10 +100,9 @@ def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimiz
                            trust_ratio_mask=('kernel',))
   warmup = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
   stairs = f'{lengths.total_steps // recipe.epochs} steps' if recipe.by_epoch else ''
-  schedule = schedules.build(
-      schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup} steps', warmup_form=schema.Warmup.FROM_ZERO, stairs=stairs),
-      peak=1., lengths=lengths)
-  return optimizers.build(settings, schedule, lengths=lengths)
+  schedule = schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup} steps', warmup_form=schema.Warmup.FROM_ZERO,
+                             stairs=stairs)
+  return optimizers.build(settings, schedules.build(schedule, peak=1., lengths=lengths), lengths=lengths)
 
 
 @functools.partial(jax.jit, static_argnums=(5, 6, 7), donate_argnums=0)
