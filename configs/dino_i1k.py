@@ -19,7 +19,7 @@ Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16 --workdir=run
           --config.objective.centering=sinkhorn
 Plan:     python -m vit_jax.main --job=plan --config=configs/dino_i1k.py:S/16 --topology=v3:8x8
           --config.model.dtype=bfloat16
-          An image and step costs 124 GFLOP (S/16), 557 (S/8), 474 (B/16).
+          An image and step costs 124 GFLOP (S/16), 557 (S/8), 474 (B/16), 2,016 (B/8).
 Expected: k-NN and linear probe of the published weights: 74.5 / 77.0 % (S/16), 78.3 / 79.7 % (S/8), 76.1 / 78.2 %
           (B/16), 77.4 / 80.1 % (B/8). The README's shorter run, S/16 with --config.length='300 epochs'
           --config.data.recipe.views.num_local=8 --config.data.recipe.views.global_area=0.4,1
