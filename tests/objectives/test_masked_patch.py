@@ -38,6 +38,13 @@ def test_half_is_corrupted_by_mask_other_patch_or_not_at_all() -> None:
   assert set(away) == set(range(1, 9))
 
 
+def test_chosen_patches_are_masked_or_become_another_one_and_never_themselves() -> None:
+  tokens = jnp.arange(1., 20 * 9 + 1).reshape(20, 9, 1)
+  mixed, choice = task(masked=.5, swapped=.5).corrupt(tokens, jnp.zeros((1, 1, 1)), jax.random.key(0))
+  mixed, before, chosen = np.asarray(mixed), np.asarray(tokens), np.asarray(choice.rank)[..., None] < 5
+  assert ((mixed != before) == chosen).all() and chosen.sum() == 100 and 30 < (mixed == 0).sum() < 70  # 4 deviations
+
+
 def test_colours_are_three_bits_a_channel() -> None:
   colors = jnp.array([[0., 0., 0.], [1., 1., 1.], [.124, .126, .5], [.999, 0., .25], [-.1, 1.2, .374]])
   want = [0, 511, 0 * 64 + 1 * 8 + 4, 7 * 64 + 2, 7 * 8 + 2]
