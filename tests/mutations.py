@@ -222,7 +222,18 @@ MUTATIONS = (
              'evaluate/test_classify.py evaluate/test_targets.py'),
     Mutation('evaluate/classify.py', 'target_BC * (mask_B / jnp.maximum(target_BC.sum(-1), 1.))[:, None]',
              'target_BC * mask_B[:, None]', 'evaluate/test_classify.py'),
-    Mutation('config/durations.py', 'int(steps + .5)', 'int(steps)', 'config/test_durations.py'))
+    Mutation('config/durations.py', 'int(steps + .5)', 'int(steps)', 'config/test_durations.py'),
+    Mutation('core/types.py', 'np.array(self.parts, np.int64)[:, None] * size', 'np.arange(len(self.parts))[:, None] * '
+             'size', LOADER),
+    Mutation('data/device/token_targets.py', "'labels': labels_BC / labels_BC.sum(-1, keepdims=True)",
+             "'labels': labels_BC", 'data/test_token_targets.py data/test_pseudo.py'),
+    Mutation('train/loop.py', '_Late(step + 1, metrics, batch)', '_Late(step, metrics, batch)', 'train/test_loop.py'),
+    Mutation('train/hooks.py', 'done.step <= watch.after', 'done.step < watch.after', 'train/test_alarm.py'),
+    Mutation('train/hooks.py', 'self._since < self._patience', 'self._since <= self._patience', HOOKS),
+    Mutation('train/save_times.py', 'left_s < step_s / 2', 'left_s < step_s', 'train/test_save_times.py'),
+    Mutation('optim/adafactor.py', '(state.updates + 1).astype', '(state.updates + 2).astype', OPTIM),
+    Mutation('objectives/ema.py', 'extra[AVERAGE] if self._average else params, extra.get(INNER, {})',
+             'extra[AVERAGE] if self._average else params, {}', 'objectives/test_ema.py'))
 
 
 def main() -> int:

@@ -218,3 +218,14 @@ def test_a_run_of_adapters_resumes_to_the_same_bits_and_is_read_merged(
   assert main.run(['predict', f'--weights={workdir}', str(next(pathlib.Path('photos').rglob('*.png')))]) == 0
   predicted = capsys.readouterr().out
   assert all(name in predicted for name in ('ant', 'bee', 'cat'))
+
+
+def test_the_threads_of_the_run_are_fixed_before_its_devices_are_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+  def start(train: schema.Train, before: dict[str, object]) -> int:
+    raise InterruptedError(train.cpu_threads, before)
+
+  monkeypatch.setattr('vit_jax.jobs.finetune.startup.start', start)
+  monkeypatch.setattr('vit_jax.jobs.resume.find_machine', lambda workdir: {'of': str(workdir)})
+  with pytest.raises(InterruptedError) as found:
+    finetune.run('gs://b/ti16.npz', 'folder:my/pets', None, lora=0, changes=['train.cpu_threads=3'], overridden=())
+  assert found.value.args == (3, {'of': str(finetune.train.default_workdir('finetune ti16 pets'))})

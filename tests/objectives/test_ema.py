@@ -8,6 +8,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.objectives import ema
+from vit_jax.objectives.networks import STATE
 from vit_jax.objectives.supervised import Supervised
 
 Warmup = schema.EmaWarmup
@@ -59,3 +60,5 @@ def test_a_network_and_its_average_are_evaluated_by_the_same_program() -> None:
   assert views['student'].predict == views['ema'].predict
   own, average = ({'backbone': name, 'head': name} for name in ('own', 'average'))
   assert [view.select(own, {'ema': average})['head'] for view in views.values()] == ['own', 'average']
+  assert [view.select(own, {'ema': average, 'inner': {STATE: 'statistics'}})['state'] for view in views.values()] == [
+      'statistics'] * 2

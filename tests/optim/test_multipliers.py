@@ -10,7 +10,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.optim import optimizers
+from vit_jax.optim import masks, optimizers
 
 LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=20)
 SHAPES = {'backbone/stem/kernel': (2, 2, 3, 4), 'backbone/cls': (1, 1, 4), 'backbone/positions': (1, 5, 4),
@@ -71,3 +71,9 @@ def test_decay_by_the_schedule_knows_no_factor_of_the_rate() -> None:
                             rules=(schema.PathRule('head/.*', lr=0.),)) for d in by}
   np.testing.assert_allclose(move(config[by.LR])['head/kernel'], 0.)
   np.testing.assert_allclose(move(config[by.SCHEDULE])['head/kernel'], .05, rtol=1e-6)
+
+
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('head/kernel', True), ('head/kernel/lora_a', False), ('head/kernel_scale', False), ('kernel', False)])
+def test_a_pattern_is_of_the_whole_name(name: str, expected: bool) -> None:
+  assert masks.matches(name, ('.*/kernel',)) is expected

@@ -110,3 +110,15 @@ def test_checkpoints_so_far_apart_are_kept() -> None:
   policy = checkpoint.Keep(1, every_s=60.).policy()
   assert [type(one).__name__ for one in policy.policies] == ['LatestN', 'EveryNSeconds']  # type: ignore[attr-defined]
   assert list(itertools.islice(iter(policy.policies), 2))[1].interval_secs == 60  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(('seconds', 'expected'), [(10.25, 10), (10.75, 11)])
+def test_a_save_is_at_the_nearest_step(seconds: float, expected: int) -> None:
+  steps = iter(range(20))  # of a second each
+  now_s = [0.]
+  times = save_times.EverySeconds(seconds, start=next(steps), clock=lambda: now_s[0], agree=lambda answer: answer)
+  for step in steps:
+    now_s[0] = float(step)
+    if times.is_due(step):
+      break
+  assert step == expected
