@@ -33,8 +33,8 @@ commits: {commits}.
 MEASURED = pathlib.Path(__file__).with_name('fidelity_measured.md')
 """The end of the page: runs with real weights, which no test repeats."""
 COMMITS = {
-    'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'deit': '7e160fe',
-    'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
+    'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'dinov2': 'b8931f7',
+    'deit': '7e160fe', 'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
     'big_transfer': '140de6e', 'tips': '4db271d', 'timm': '1.0.31', 'transformers': '5.23', 'PEFT': '0.21'}
 
 
@@ -99,6 +99,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'weights/test_resize.py::test_the_convention_is_that_of_the_program_that_weights_are_from'),
         Row('LV-ViT with both heads', 'LV-ViT paper, Table 1', 'number of parameters of a run',
             'models/test_rival_costs.py::test_lv_vit_has_the_size_of_the_papers_table'),
+        Row('initialization, every parameter of 17 networks of nine programs',
+            'vision_transformer, big_vision, mae, dino, dinov2, deit, TokenLabeling, timm, axial-deeplab',
+            "standard deviation divided by the program's, random; also mean, kurtosis and support",
+            'models/test_initialization.py::test_every_parameter_starts_as_in_the_authors_program',
+            'models/make_golden_initialization.py'),
     ),
     'Images': (
         Row('ReaL labels and their score', "ReaL's program and label file", 'counts and score',

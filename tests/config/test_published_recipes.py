@@ -43,6 +43,19 @@ def test_dino_has_the_arguments_that_others_repeat_of_its_published_weights(size
   assert ('projector/prototypes/norm' in o.weight_decay_mask) != c.objective.norm_last_layer
 
 
+@pytest.mark.parametrize(('recipe', 'init'), [
+    ('vit_b16_jft', 'vision_transformer'), ('vit_l16_i21k', 'vision_transformer'), ('finetune', 'vision_transformer'),
+    ('vit_s16_i1k', 'big_vision'), ('augreg:Ti/16,i1k', 'big_vision'), ('vit_g14_jft3b', 'big_vision'),
+    ('gsam_b32_i1k', 'big_vision'), ('optimizers_s16_i1k', 'big_vision'), ('distill_i1k:teach=consistent', 'big_vision'),
+    ('dino_i1k', 'dino'), ('deit_b16_i1k', 'deit'), ('distill_i1k:teach=soft', 'deit'), ('mae_scratch_i1k', 'deit'),
+    ('deit3_s16_i1k', 'deit3'), ('token_label_i1k', 'lvvit'), ('token_label_finetune', 'lvvit'), ('mae_i1k', 'mae'),
+    ('mae_finetune', 'mae'), ('linear_probe:B/16', 'mae'), ('linear_probe:S/16,protocol=dino', 'dino')])
+def test_parameters_of_a_recipe_start_by_the_laws_of_its_program(recipe: str, init: str) -> None:
+  c = files.load(recipe, [])
+  assert isinstance(c, s.Config) and isinstance(c.model, s.ViT)
+  assert c.model.init.value == init
+
+
 # DeiT (arXiv 2012.12877), section 4: tau 3 and lambda .1 of soft, weights of 1/2 of hard distillation.
 # The division of the teacher's term: facebookresearch/deit@7e160fe, losses.py, lines 53 to 66.
 @pytest.mark.parametrize(('teach', 'weight', 'temperature', 'soft_mean'), [

@@ -5,7 +5,8 @@ that depends on the size of a layer sees the kernel as the matrix `[inputs, outp
 and 0; LayerScale starts at `model.layer_scale`. Networks that are not Vision Transformers have one program each, and
 their laws stand in their own modules.
 
-PyTorch's `trunc_normal_(std=0.02)` cuts at -2 and 2, which is 100 standard deviations away: it is a normal law.
+PyTorch's `trunc_normal_(std=0.02)` cuts at -2 and 2, which is 100 standard deviations away: it is a normal law. In
+float32 it also makes one value in 2^24 equal to -2, an error that is not repeated here.
 """
 from __future__ import annotations
 
@@ -106,31 +107,31 @@ XAVIER_MLP = Linear(xavier_uniform, lambda num_inputs: normal(1e-6))
 FUSED = OfAttention(*(Linear(fused_xavier(3)),) * 3, XAVIER)  # query, key and value are one matrix [D, 3 D]
 
 VISION_TRANSFORMER = Laws(  # google-research/vision_transformer@c6de1e5, vit_jax/models_vit.py
-    patches=LECUN,  # line 275: Flax's default
+    patches=LECUN,  # line 269: Flax's default
     stem=fan_out_normal,  # has no such stem: He et al.
-    cls=zeros,  # line 290
+    cls=zeros,  # line 281
     dist=normal(.02),  # has none: DeiT's
     registers=normal(1e-6),  # has none: DINOv2's
     mask=normal(.02),  # has none: MAE's
-    positions=normal(.02),  # line 190
+    positions=normal(.02),  # line 192
     has_first_positions=True,  # the same table
-    attention=OfAttention(*(XAVIER,) * 4),  # line 143
-    mlp=XAVIER_MLP,  # lines 72 to 75
+    attention=OfAttention(*(XAVIER,) * 4),  # line 141
+    mlp=XAVIER_MLP,  # lines 75 and 77
     gate=XAVIER_MLP,  # has none: as the other matrices
     pool=OfAttention(*(XAVIER,) * 4),  # has none: big_vision's
     map_probe=xavier_uniform,  # likewise
     decoder=XAVIER,  # has none: MAE's
     projector=NORMAL,  # has none: DINO's
-    pre_logits=LECUN,  # line 305: Flax's default
-    head=ZEROS,  # lines 310 to 314
+    pre_logits=LECUN,  # line 297: Flax's default
+    head=ZEROS,  # line 306
     probe=ZEROS)
 
 BIG_VISION = VISION_TRANSFORMER._replace(  # google-research/big_vision@0127fb6, big_vision/models/vit.py
     positions=width_normal,  # line 49
-    has_first_positions=False)  # line 216: the class token has no position
+    has_first_positions=False)  # line 219: the class token has no position
 
 DINO = Laws(  # facebookresearch/dino@7c446df, vision_transformer.py
-    patches=TORCH,  # line 129: PyTorch's default
+    patches=TORCH,  # line 126: PyTorch's default
     stem=torch_kernel,  # has none: PyTorch's default, as LV-ViT's
     cls=normal(.02),  # line 162
     dist=normal(.02),  # has none: DeiT's
@@ -154,7 +155,7 @@ DEIT = DINO._replace(  # facebookresearch/deit@7e160fe, models.py, and timm 0.3.
     probe=NORMAL)  # has none: as other heads
 
 DEIT3 = DEIT._replace(  # facebookresearch/deit@7e160fe, models_v2.py
-    has_first_positions=False)  # line 196: the class token has no position
+    has_first_positions=False)  # line 198: the class token has no position
 
 LVVIT = DEIT._replace(  # zihangJiang/TokenLabeling@9dbfd59, tlt/models/lvvit.py
     stem=torch_kernel)  # tlt/models/layers.py, PatchEmbed4_2: PyTorch's default
@@ -176,7 +177,7 @@ TIMM_JAX = VISION_TRANSFORMER._replace(  # timm 1.0.31, models/vision_transforme
 DINOV2 = TIMM._replace(  # facebookresearch/dinov2@b8931f7, dinov2/models/vision_transformer.py
     cls=normal(1e-6),  # line 175
     registers=normal(1e-6),  # line 177
-    mask=zeros,  # line 161
+    mask=zeros,  # line 169
     gate=NORMAL,  # line 333: both halves of a SwiGLU's matrix
     probe=Linear(normal(.01)))  # dinov2/eval/linear.py
 
