@@ -46,7 +46,8 @@ def test_dino_has_the_arguments_that_others_repeat_of_its_published_weights(size
 @pytest.mark.parametrize(('recipe', 'init'), [
     ('vit_b16_jft', 'vision_transformer'), ('vit_l16_i21k', 'vision_transformer'), ('finetune', 'vision_transformer'),
     ('vit_s16_i1k', 'big_vision'), ('augreg:Ti/16,i1k', 'big_vision'), ('vit_g14_jft3b', 'big_vision'),
-    ('gsam_b32_i1k', 'big_vision'), ('optimizers_s16_i1k', 'big_vision'), ('distill_i1k:teach=consistent', 'big_vision'),
+    ('gsam_b32_i1k', 'big_vision'), ('optimizers_s16_i1k', 'big_vision'),
+    ('distill_i1k:teach=consistent', 'big_vision'),
     ('dino_i1k', 'dino'), ('deit_b16_i1k', 'deit'), ('distill_i1k:teach=soft', 'deit'), ('mae_scratch_i1k', 'deit'),
     ('deit3_s16_i1k', 'deit3'), ('token_label_i1k', 'lvvit'), ('token_label_finetune', 'lvvit'), ('mae_i1k', 'mae'),
     ('mae_finetune', 'mae'), ('linear_probe:B/16', 'mae'), ('linear_probe:S/16,protocol=dino', 'dino')])
