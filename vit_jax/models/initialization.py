@@ -5,8 +5,10 @@ that depends on the size of a layer sees the kernel as the matrix `[inputs, outp
 and 0; LayerScale starts at `model.layer_scale`. Networks that are not Vision Transformers have one program each, and
 their laws stand in their own modules.
 
-PyTorch's `trunc_normal_(std=0.02)` cuts at -2 and 2, which is 100 standard deviations away: it is a normal law. In
-float32 it also makes one value in 2^24 equal to -2, an error that is not repeated here.
+PyTorch's `trunc_normal_(std=0.02)` cuts at -2 and 2, which is 100 standard deviations away: it is a normal law.
+
+Differs from the programs in PyTorch: in float32 `trunc_normal_` makes one value in 2^24 equal to -2, 100 standard
+deviations away, so about five of the parameters of a ViT-B; here no value is cut.
 """
 from __future__ import annotations
 
