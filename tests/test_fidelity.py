@@ -12,8 +12,9 @@ import pytest
 ROWS = [row for rows in fidelity.ROWS.values() for row in rows]
 SIGNS = {  # what stands where one of these is compared with
     'axial-deeplab': 'axial-deeplab', 'big_transfer': 'big_transfer', 'big_vision': 'big_vision', 'deit': '(?i)deit',
-    'dino': r'\bdino', 'dinov2': 'dinov2', 'mae': r'\bmae\b', 'noisystudent': 'noisystudent', 'vision_transformer': 'vision_transformer',
-    'TokenLabeling': 'TokenLabeling', 'timm': r'\btimm\b', 'transformers': r'\btransformers\b', 'PEFT': r'\bpeft\b',
+    'dino': r'\bdino', 'dinov2': 'dinov2', 'mae': r'\bmae\b', 'noisystudent': 'noisystudent',
+    'vision_transformer': 'vision_transformer', 'TokenLabeling': 'TokenLabeling', 'timm': r'\btimm\b',
+    'transformers': r'\btransformers\b', 'PEFT': r'\bpeft\b',
     'tips': r'\btips\b', 'TensorFlow': '(?i)tensorflow', 'torch': r'\btorch\b', 'Pillow': r'\bPIL\b|Image\.',
     'optax': r'\boptax\.', 'scikit-learn': r'\bsklearn\b|linear_model', 'NumPy': r'\bnp\.', 'ReaL': 'real',
     'Table 3': '(?i)table[ _]3', 'Table 4': '(?i)table[ _]4', 'Table 5': '(?i)table[ _](5|five)',
