@@ -223,17 +223,11 @@ def shift(image: HostArray, *, down_px: int, right_px: int) -> HostArray:
   return moved
 
 
-def warp_affine(image: HostArray, matrix: Sequence[Sequence[float]], *, interpolation: int | None = None,
-                fill: Sequence[int] = (0, 0, 0)) -> HostArray:
-  """Samples `image [H, W, 3] u8` at `matrix [2, 3] @ (column, row, 1)` with an OpenCV interpolation; `fill` outside.
-
-  The interpolation is bilinear if it is None.
-  """
-  interpolation = cv2.INTER_LINEAR if interpolation is None else interpolation
+def warp_affine(image: HostArray, matrix: Sequence[Sequence[float]]) -> HostArray:
+  """Samples `image [H, W, 3] u8` bilinearly at `matrix [2, 3] @ (column, row, 1)`; zeros outside."""
   height, width = image.shape[:2]
   return cv2.warpAffine(image, np.asarray(matrix, np.float64), (width, height),
-                        flags=interpolation | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_CONSTANT,
-                        borderValue=[float(f) for f in fill])
+                        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_CONSTANT)
 
 
 def inverse_affine(cos: Number, sin: Number, zoom: Number, shear: Number, *,

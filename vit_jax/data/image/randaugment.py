@@ -12,12 +12,11 @@ The two published tables differ in more than their numbers. M is the magnitude, 
     least 0.1; translate s 0.45 M/10 of the side. M = 0 leaves most operations without effect; the recipe's
     interpolation, filled with the mean color of the recipe.
 
-Operations are drawn uniformly with replacement. The coordinates of geometric operations are those of pixel centers, and
-shear keeps the first row or column in place.
+Operations are drawn uniformly with replacement.
 
-TIMM's color operations are those of `colors.py`. AUGREG's are the `tensorflow_*` functions below, which follow
-google-research/big_vision pp/archive/autoaugment.py. Their results differ from Pillow's, often by one gray level and
-sometimes completely:
+TIMM's geometric operations are Pillow's (`affine.py`), its color operations those of `colors.py`. AUGREG's are the
+`tensorflow_*` functions below, which follow google-research/big_vision pp/archive/autoaugment.py. Their results differ
+from Pillow's, often by one gray level and sometimes completely:
 
 - contrast blends with a gray of `H W / 256`, at most 255, for any image: 196 at 224 px;
 - solarize compares with a threshold modulo 256, since it is converted to uint8: M = 10 and M = 20 invert every value;
@@ -36,7 +35,7 @@ import numpy as np
 from vit_jax.config.schema import Interpolation, OpTable, RandAugment
 from vit_jax.core import lazy
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import colors, geometry
+from vit_jax.data.image import affine, colors, geometry
 
 if TYPE_CHECKING:
   import cv2
@@ -59,17 +58,16 @@ _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
 class Style(NamedTuple):
-  """Interpolation (OpenCV's constant) and fill color of geometric operations."""
-  interpolation: int
+  """Interpolation of TIMM's and fill color of all geometric operations."""
+  interpolation: Interpolation
   fill: tuple[int, ...]
 
 
 def style(settings: RandAugment, *, interpolation: Interpolation, mean: Sequence[float]) -> Style:
   """Returns the style of a table; `mean` of RGB in [0, 1]."""
   if settings.table is OpTable.AUGREG:
-    return Style(cv2.INTER_NEAREST, FILL)
-  linear_or_cubic = cv2.INTER_CUBIC if interpolation is Interpolation.BICUBIC else cv2.INTER_LINEAR
-  return Style(linear_or_cubic, tuple(min(255, round(255 * m)) for m in mean))
+    return Style(interpolation, FILL)
+  return Style(interpolation, tuple(min(255, round(255 * m)) for m in mean))
 
 
 def randaugment(image: HostArray, settings: RandAugment, rng: np.random.Generator, *, style: Style) -> HostArray:
@@ -126,8 +124,12 @@ def apply(image: HostArray, name: str, value: float, *, table: OpTable, style: S
     place = (int(rng.integers(height)), int(rng.integers(width)))
     return cutout(image, place, int(value), fill=style.fill)
   if table is OpTable.TIMM:
-    return geometry.warp_affine(image, matrix(name, value, size=(height, width)), interpolation=style.interpolation,
-                                fill=style.fill)
+    if name == 'rotate':
+      return affine.rotate(image, value, interpolation=style.interpolation, fill=style.fill)
+    kind, _, axis = name.partition('_')
+    shear, offset = (value, 0.) if kind == 'shear' else (0., value)
+    return affine.shift_along(image, int(axis == 'x'), shear=shear, offset=offset, interpolation=style.interpolation,
+                              fill=style.fill)
   rotation = tensorflow_rotation(value, size=(height, width)) if name == 'rotate' else None
   return warp_nearest(image, rotation or matrix(name, value, size=(height, width)), fill=style.fill)
 

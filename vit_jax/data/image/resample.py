@@ -101,9 +101,10 @@ def buffer(name: str, shape: tuple[int, ...], dtype: Any = _f32) -> HostArray:
   if size > _MAX_KEPT:
     return np.empty(shape, dtype)
   kept = _thread.__dict__.setdefault('kept', {})
-  if name not in kept or kept[name].size < size:
-    kept[name] = np.empty(size, dtype)
-  found: HostArray = kept[name][:size].reshape(shape)
+  key = name, np.dtype(dtype)
+  if key not in kept or kept[key].size < size:
+    kept[key] = np.empty(size, dtype)
+  found: HostArray = kept[key][:size].reshape(shape)
   return found
 
 
