@@ -74,7 +74,7 @@ def test_the_tokenizer_of_another_family_is_refused() -> None:
 def test_damaged_and_incomplete_files_are_reported(tmp_path: pathlib.Path) -> None:
   for name in ('tokenizer.json', 'spiece.model'):
     (tmp_path / name).write_text('no tokenizer')
-    with pytest.raises(UserError, match='expected a tokenizer, got a file that cannot be read'):
+    with pytest.raises(UserError, match='expected a tokenizer( as JSON)?, got (no JSON at line 1|a damaged file)'):
       Tokenizer(tmp_path / name, family=tokenizer.SIGLIP, length=7)
   shutil.copy(FILES / 'clip' / 'vocab.json', tmp_path)
   with pytest.raises(UserError, match=r'expected merges\.txt beside it'):

@@ -45,8 +45,8 @@ def test_a_folder_that_is_no_run_gets_no_page(tmp_path: pathlib.Path, capsys: py
 
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])
 @pytest.mark.parametrize(('content', 'said'), [
-    (b'', 'an empty file'), (b'[]', 'list'), (b'{"a', 'text that is not JSON'), (b'\xff\x00', 'text that is not JSON'),
-    (b'[' * 100_000, 'text that is not JSON')])
+    (b'', 'an empty file'), (b'[]', '[]'), (b'{"a', 'no JSON at line 1'), (b'\xff\x00', 'no JSON at line 1, column 1'),
+    (b'[' * 100_000, 'JSON that is nested too deep')])
 def test_damaged_records_are_named_with_status_2_beside_a_page_of_the_rest(
     workdir: pathlib.Path, name: str, content: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
   (workdir / name).write_bytes(content)

@@ -107,3 +107,24 @@ def test_local_directories_are_locked_and_remote_ones_leased(bucket: buckets.Ser
   with run_directory.hold(WORKDIR) as far:
     assert isinstance(far, lease.Lease)
   assert 'lease' not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize('ahead_s', [1e6, 0., float('nan')])
+def test_a_clock_that_is_set_back_lengthens_no_wait(
+    ahead_s: float, bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Before the start of this run, or while it waits."""
+  write(bucket, time=time.time() + ahead_s)
+  began, clock = time.monotonic(), time.time
+  monkeypatch.setattr(lease.time, 'time', lambda: clock() - 3600 * (time.monotonic() - began > .1))
+  with hold(expires_s=.5):
+    assert time.monotonic() - began < 5
+
+
+def test_a_lease_is_kept_while_the_clock_is_set_back(bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+  with hold(expires_s=60.):
+    clock = time.time
+    monkeypatch.setattr(lease.time, 'time', lambda: clock() - 3600)
+    time.sleep(.2)
+    monkeypatch.setattr(lease, '_machine', lambda: 'another pid:[1]')
+    monkeypatch.setattr(lease.time, 'time', clock)
+    assert json.loads(bucket.read('mine/run/.lock'))['pid'] == os.getpid()

@@ -74,3 +74,13 @@ def test_a_file_that_has_grown_is_followed_by_another(tmp_path: pathlib.Path) ->
   found = [event for path in paths for event in events(path)]
   assert [e.step for e in found if e.summary.value] == list(range(40))
   assert all(events(path)[0].file_version == 'brain.Event:2' for path in paths)
+
+
+def test_files_are_in_the_order_of_their_starts_though_the_clock_is_set_back(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  names: list[str] = []
+  for now_s in (2_000_000_000., 1_000_000_000., 1_000_000_000.):
+    monkeypatch.setattr(tensorboard.time, 'time', lambda now_s=now_s: now_s)
+    tensorboard.opened(str(tmp_path), None).close('done')
+    names += [path.name for path in tmp_path.iterdir() if path.name not in names]
+  assert len(names) == 3 and names == sorted(names)

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -232,3 +233,16 @@ def test_names_of_files_need_not_be_text(tmp_path: pathlib.Path) -> None:
   assert row['command'] == [name]
   run_directory.write_text(tmp_path / 'report.html', f'<p>{name}</p>')
   assert (tmp_path / 'report.html').read_text(encoding='utf-8') == '<p>caf\\udce9.jpg</p>'
+
+
+def test_times_of_the_record_do_not_follow_a_clock_that_is_set_back(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  clock = time.time
+  for number in range(3):
+    monkeypatch.setattr(time, 'time', lambda number=number: clock() - 1e6 * number)
+    with make(tmp_path, resumed_from=number or None) as writer:
+      writer.write(number + 1, {'a': 1.})
+      monkeypatch.setattr(time, 'time', lambda number=number: clock() - 1e6 * (number + .5))
+      writer.event('goodput', step=number + 1)
+  times = [line['time_s'] for line in read_lines(tmp_path)]
+  assert times == sorted(times) and 0 <= times[-1] < 60

@@ -23,6 +23,10 @@ Models = Callable[[str], schema.Model]
 """The model of a size by name, such as `S/16`. Raises UserError for unknown names."""
 
 
+MOST_LISTED = 40
+"""Settings with problems that one message names."""
+
+
 def kinds(declared: Any) -> dict[str, type]:
   """The types that a part may have, by the names that a person uses: `{'adamw': AdamW, …}`; {} if there is one."""
   if not isinstance(declared, types.UnionType):
@@ -78,7 +82,8 @@ def from_plain(value: Any, *, models: Models | None = None, old_names: bool = Fa
   config = reader.part(value, schema.Config, 'config')
   if found := reader.problems:
     raise UserError('\n'.join([f'{len(found)} setting{"s" * (len(found) > 1)} cannot be read:',
-                               *(f'  {one}' for one in found)]))
+                               *(f'  {one}' for one in found[:MOST_LISTED]),
+                               *[f'  … and {len(found) - MOST_LISTED} more'] * (len(found) > MOST_LISTED)]))
   return config
 
 
@@ -113,6 +118,7 @@ class _Reader:
     found = {}
     for key, one in value.items():
       new = renamed.setting(declared, key)
+      plain = str(key) if str(key).isprintable() else ascii(key)[1:-1]
       if key in known:
         found[key] = self.typed(one, known[key], f'{name}.{key}')
       elif new and self._old_names:
@@ -121,7 +127,7 @@ class _Reader:
         self.problems.append(f'{name}.{key}: expected the name of a setting, got one of an earlier version. It is now '
                              f'{name}.{new}.')
       elif key != 'type' and not (self._old_names and renamed.is_removed(declared, key)):
-        self.problems.append(f'{name}.{key}: expected the name of a setting, got {key!r}.'
+        self.problems.append(f'{name}.{plain[:60]}: expected the name of a setting, got {plain[:60]!r}.'
                              + nearest(key, known, f'{name}.'))
     for field in dataclasses.fields(declared):
       if base is None and field.name not in found and (

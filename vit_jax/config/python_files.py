@@ -101,4 +101,9 @@ def _located(path: pathlib.Path, error: BaseException, message: str) -> UserErro
     number, function = (frames[-1].lineno or 0, frames[-1].name) if frames else (0, '')
   code = linecache.getline(str(path), number).strip()[:120] if number else ''
   where = f', line {number}' * bool(number) + f', in {function}' * (function not in ('', '<module>'))
-  return UserError(f'{path}{where}: {message}' + f'\n    {code}' * bool(code))
+  return UserError(_printable(f'{path}{where}: {message}' + f'\n    {code}' * bool(code)))
+
+
+def _printable(text: str) -> str:
+  """Returns a text without control characters for a terminal, which code may contain."""
+  return ''.join(letter if letter.isprintable() or letter == '\n' else ascii(letter)[1:-1] for letter in text)

@@ -229,7 +229,8 @@ def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) ->
     found = info['weights']
     other = [name for name in info['identity'] if identity.get(name) != info['identity'][name]]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    log.warning('%s cannot be read (%s).', path, error)
+    log.warning('%s is damaged or of another version, and is written again%s.', path,
+                f' ({error.strerror})' if isinstance(error, OSError) else '')
     return {}
   if found != weights:
     raise UserError(f'{path}: expected features of the evaluated weights (digest {weights[:_NAME]}), got those of '

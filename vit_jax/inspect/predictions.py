@@ -72,7 +72,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
   except FileNotFoundError:
     raise
   except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-    raise ValueError(f'{name}: could not be read ({error})') from error
+    got = getattr(error, 'strerror', None) or f'{os.path.getsize(path):,} damaged bytes'
+    raise ValueError(f'{name}: could not be read: {got}') from error
   if missing := [key for key in ('class_names', *_PER_IMAGE) if key not in arrays]:
     raise ValueError(f'{name}: expected the arrays {", ".join(("class_names", *_PER_IMAGE))}, got none named '
                      f'{", ".join(missing)}')

@@ -45,14 +45,25 @@ def read(path: str) -> Manifest:
     slices = int(replicated.get('replicas', 1))
   except OSError as error:
     raise UserError(f'{path}: expected a manifest, got "{error.strerror}". Copy launch/k8s.yaml.') from error
-  except (yaml.YAMLError, StopIteration, KeyError, IndexError, TypeError, ValueError) as error:
-    raise UserError(f'{path}: expected a JobSet with one job on TPUs as in launch/k8s.yaml, got '
-                    f'{type(error).__name__}: {error}.') from error
+  except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
+    raise UserError(f'{path}: expected a JobSet with one job on TPUs as in launch/k8s.yaml, got {_reason(error)}. '
+                    'Compare it with that file.') from error
   if chip not in CHIPS:
     problems.append(f'{_CHIP}: expected one of {", ".join(CHIPS)}, got {chip}.')
   if problems:
     raise UserError('\n'.join(f'{path}: {problem}' for problem in problems))
   return Manifest(shlex.join(['vit-jax', *arguments]), f'{CHIPS[chip]}:{shape}', slices)
+
+
+def _reason(error: Exception) -> str:
+  """Returns what is wrong with a manifest that could not be read."""
+  if mark := getattr(error, 'problem_mark', None):
+    return f'no YAML at line {mark.line + 1}, column {mark.column + 1}'
+  if isinstance(error, KeyError):
+    return f'none of the field {str(error.args[0])[:60]!r}'
+  if isinstance(error, StopIteration):
+    return 'no document of kind JobSet'
+  return 'a field of another type, or a number of jobs that is not 1'
 
 
 def _placeholder_problems(text: str) -> Iterator[str]:

@@ -1,12 +1,11 @@
 """`--job=report`: writes the page of a run, or one that compares several runs, and no other file."""
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 
 from vit_jax.config import json_files, provenance
-from vit_jax.core import os_errors
+from vit_jax.core import json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.jobs import report_page
@@ -72,16 +71,16 @@ def find_damaged(workdir: storage.Path) -> list[str]:
     path = workdir / name
     try:
       text = storage.read_text(path)
-      found = json.loads(text)
-      got = '' if isinstance(found, dict) else type(found).__name__
+      found = json_text.parse(text)
+      got = '' if isinstance(found, dict) else json_text.shown(found)
     except FileNotFoundError:
       continue
     except OSError as error:
       if os_errors.find(error):
         raise os_errors.reading(os.fspath(path), error) from error
       got = str(error.strerror)
-    except (ValueError, RecursionError) as error:
-      got = f'text that is not JSON: {error}' if text.strip() else 'an empty file'
+    except ValueError as error:
+      got = str(error)
     if got:
       lines.append(f'{path}: expected a JSON object, got {got}.')
   return lines

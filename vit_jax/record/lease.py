@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -67,11 +68,13 @@ class Lease:
     first = holder = self._read()
     if not holder or _is_gone(holder):
       return
-    until = float(first['time']) + self._expires_s
-    if until > time.time():
+    # No longer than the lease is valid, whatever the clocks of both machines show, also if this one is set back.
+    wait_s = min(_time(first) + self._expires_s - time.time(), self._expires_s)
+    until_s = time.monotonic() + wait_s
+    if wait_s > 0:
       log.info('%s was last used by %s. Waiting %.0f s to see whether that run still exists.', self._workdir,
-               _name(first), until - time.time())
-    while time.time() < until:
+               _name(first), wait_s)
+    while time.monotonic() < until_s:
       time.sleep(min(self._renew_s / 4, 5.))
       holder = self._read()
       if not holder:
@@ -110,6 +113,12 @@ class Lease:
 
 def _name(holder: dict[str, Any]) -> str:
   return f'process {holder["pid"]} on {str(holder["host"]).split()[0]}' if holder else 'an unknown process'
+
+
+def _time(holder: dict[str, Any]) -> float:
+  """Returns the time of the last renewal; now, if the file has none."""
+  value = holder['time']
+  return float(value) if isinstance(value, int | float) and math.isfinite(value) else time.time()
 
 
 def _machine() -> str:

@@ -120,7 +120,7 @@ class Events(Sequence[dict[str, Any]]):
     try:
       self._leaves = [_Leaf(str(kind), str(name), int(layers)) for kind, name, layers in json.loads(header)['leaves']]
     except (TypeError, KeyError, ValueError) as error:
-      raise ValueError(f'{path}: expected norms behind a header, got {error}') from error
+      raise ValueError(f'{path}: expected norms behind a header, got one that is damaged') from error
     dtype = _dtype(self._leaves)
     count = (os.path.getsize(path) - len(header)) // dtype.itemsize
     self._records = np.memmap(path, dtype, 'r', len(header), (count,)) if count else np.zeros(0, dtype)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import trees
+from vit_jax.core import json_text, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
@@ -65,12 +65,15 @@ def _read(where: str, view: str) -> Run:
     raise UserError(f'--weights: expected a run that trained adapters, got {where}, which trained all weights. Choose '
                     'another --family.')
   folder = path if (path / 'config.json').is_file() else path.parents[1]
+  said = f'{folder / "init.json"}: expected the weights that the run began with, whose names PEFT writes, got'
   try:
-    record = json.loads((folder / 'init.json').read_text())['init_from']
-    base, family = str(record['source']), str(record['family'])
-  except (OSError, ValueError, KeyError) as error:
-    raise UserError(f'{folder / "init.json"}: expected the weights that the run began with, got {error!r}. PEFT writes '
-                    'the names of their program.') from None
+    content = json_text.parse((folder / 'init.json').read_bytes())
+  except OSError as error:
+    raise UserError(f'{said} {error.strerror}. Choose another --family, which writes merged weights.') from None
+  except ValueError as error:
+    raise UserError(f'{said} {error}. Restore the file.') from None
+  record = json_text.Table(content, str(folder / 'init.json'), fix='Restore the file.').table('init_from')
+  base, family = record.text('source'), record.text('family')
   family = 'timm' if family in TIMM else family
   merged = loading.load(where, view=view)
   model = merged.model

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
@@ -128,9 +129,12 @@ def _read(path: pathlib.Path) -> _Encoder:
     raise UserError(f'{path}: expected the package {error.name} to read it, got none. {INSTALL}') from None
   except UserError:
     raise
+  except OSError as error:
+    raise UserError(f'{path}: expected a tokenizer, got {error.strerror or "a file that cannot be read"}. Check the '
+                    'path.') from error
   except Exception as error:  # `tokenizers` raises the bare class for a damaged file
-    raise UserError(f'{path}: expected a tokenizer, got a file that cannot be read: {str(error)[:200]}. Fetch it again.'
-                    ) from error
+    raise UserError(f'{path}: expected a tokenizer, got a damaged file: {ascii(str(error))[1:-1][:200]}. Fetch it '
+                    'again.') from error
 
 
 def _sentencepiece(path: pathlib.Path) -> _Encoder:
@@ -146,6 +150,10 @@ def _sentencepiece(path: pathlib.Path) -> _Encoder:
 
 def _tokenizers(path: pathlib.Path) -> _Encoder:
   import tokenizers
+  try:
+    json_text.parse(path.read_bytes())
+  except ValueError as error:
+    raise UserError(f'{path}: expected a tokenizer as JSON, got {error}. Fetch it again.') from None
   found: Any = _clip_bpe(path) if path.name == 'vocab.json' else tokenizers.Tokenizer.from_file(str(path))
   found.no_padding()
   found.no_truncation()

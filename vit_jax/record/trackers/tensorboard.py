@@ -31,6 +31,7 @@ _VALUE, _TAG, _SIMPLE_VALUE, _IMAGE, _HISTOGRAM = 1, 1, 2, 4, 5  # of Summary; o
 _HEIGHT, _WIDTH, _CHANNELS, _ENCODED = 1, 2, 3, 4  # of Summary.Image
 _MIN, _MAX, _NUM, _SUM, _SUM_SQUARES, _LIMITS, _COUNTS = 1, 2, 3, 4, 5, 6, 7  # of HistogramProto
 _NOT_IN_TAGS = re.compile(r'[^-/\w.]')
+_EVENTS = re.compile(r'events\.out\.tfevents\.(\d{1,12})\.', re.ASCII)
 _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
 
@@ -99,8 +100,10 @@ class Board:
     self._file.close()
 
   def _begin(self) -> IO[bytes]:
-    # The name is unique even for two starts within a second.
-    name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}'
+    # The name is unique even for two starts within a second, and behind all others even if the clock was set back.
+    before = [int(found[1]) for name in os.listdir(self._folder) if (found := _EVENTS.match(name))]
+    now_s = max(round(time.time()), *before, 0)
+    name = f'events.out.tfevents.{now_s + (now_s in before)}.{socket.gethostname()}.{time.time_ns()}'
     file = open(os.path.join(self._folder, name), 'wb')
     file.write(_frame(_bytes(_FILE_VERSION, _VERSION)))
     return file
