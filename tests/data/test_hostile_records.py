@@ -106,6 +106,8 @@ def test_a_description_has_a_largest_size(folder: pathlib.Path) -> None:
     ('dataset_info.json', '"6"', '', 'got 0 files'),
     ('dataset_info.json', '"train"', '"tr\\u0000"', 'expected one of tr\\x00, got'),
     ('features.json', '"3"', '"1000000000000"', 'at most 100,000 classes for 6 images, got 1,000,000,000,000 of label'),
+    ('features.json', 'uint8', '\\ud800', 'got half of a surrogate pair'),
+    ('features.json', 'file_name', '\\udc00', 'got half of a surrogate pair'),
     ('features.json', 'image', '\ud800', 'byte 0xed in line')])
 def test_a_hostile_description_is_refused(name: str, old: str, new: str, said: str, folder: pathlib.Path) -> None:
   if name == 'features.json':

@@ -92,6 +92,15 @@ def is_clean(text: str) -> bool:
   return not _UNCLEAN.search(text)
 
 
+def is_unicode(value: Any) -> bool:
+  """Returns whether all texts of a value of a JSON file can be written as UTF-8."""
+  try:
+    json.dumps(value, ensure_ascii=False).encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
 def shown(text: str) -> str:
   """Returns the beginning of a text of a file as a message shows it, with what cannot be printed escaped."""
   found = ''.join(c if c.isprintable() else f'\\x{ord(c) - 0xDC00:02x}' if '\udc80' <= c <= '\udcff' else ascii(c)[1:-1]

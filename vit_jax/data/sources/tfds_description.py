@@ -42,12 +42,10 @@ def check_files(folder: str, rules: Rules) -> None:
   for name in (INFO, FEATURES):
     found = json_fields.read(os.path.join(folder, name), expected='the description of a dataset', advice=_AGAIN)
     found.object()
-    for place in _objects(found):
-      if wrong := [one for one in place.value if not json_fields.is_clean(one)]:  # which protobuf does not survive
-        raise UserError(f'{place.where}: expected names of fields without control characters, got '
-                        f'{json_fields.shown(wrong[0])}. {_AGAIN}')
-      if name == FEATURES:
-        _check_classes(place)
+    if not json_fields.is_unicode(found.value):  # which protobuf answers with a SystemError
+      raise UserError(f'{found.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
+    for place in _objects(found) if name == FEATURES else ():
+      _check_classes(place)
 
 
 def _objects(field: json_fields.Field) -> Iterator[json_fields.Field]:
