@@ -172,7 +172,8 @@ def find_orientation(encoded: bytes) -> int:
   if kind not in PILLOW_READERS:
     return read_header(encoded, kind)[0].orientation
   with _as_bad_image(kind):
-    return _open(encoded, kind).getexif().get(headers.ORIENTATION, 1)
+    found = _open(encoded, kind).getexif().get(headers.ORIENTATION, 1)
+    return found if found in range(1, 9) else 1
 
 
 def is_jpeg(encoded: bytes) -> bool:
