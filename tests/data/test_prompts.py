@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from tests import fuzzing
 from tests.data import make_golden_prompts as golden
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
@@ -61,3 +62,22 @@ def test_a_template_needs_one_place_for_the_name() -> None:
   for wrong in ('a photo', '{} and {}', ()):
     with pytest.raises(UserError, match=r'x: expected one of class_name_only, clip_paper, clip_best, or a template'):
       prompts.find_templates(wrong, setting='x')
+
+
+@pytest.mark.parametrize(('names', 'said'), [
+    ([], 'names of classes in words, got []'), ('cat', "in words, got 'cat'"),
+    (['cat', 3], 'in words, got other values'),
+    (['cat', ''], "got '' as number 2 of 2"), (['cat', ' \t'], 'as number 2'), (['a' * 5_000], 'as number 1 of 1'),
+    (['cat\ud800'], 'without control characters'), (['a\x1b[2J'], "got 'a\\x1b[2J'"),
+    (['cat', 'dog', 'cat '], 'expected each name once, got cat twice'),
+    ([f'class {i % 9_000}' for i in range(10_000)], 'got class 0, class 1, class 2, class 3, class 4 and 995 more'),
+    ([''] * 10_000, "got '' as number 1 of 10,000"), ([str(i) for i in range(200_000)], 'at most 100,000 names, got')])
+def test_names_that_cannot_be_classes_are_refused(names: list[str], said: str) -> None:
+  with pytest.raises(UserError) as error:
+    prompts.check_names(names)
+  assert said in str(error.value)
+  fuzzing.check_message(str(error.value))
+
+
+def test_ten_thousand_names_are_accepted() -> None:
+  prompts.check_names([f'class {i}' for i in range(10_000)])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import pathlib
 import shutil
 from typing import Any
@@ -92,3 +93,11 @@ def test_a_missing_package_is_reported_with_its_installation(monkeypatch: pytest
   monkeypatch.setattr(builtins, '__import__', refuse)
   with pytest.raises(UserError, match=r'expected the package sentencepiece to read it, got none\. Run pip install'):
     opened('siglip')
+
+
+def test_a_tokenizer_has_a_largest_size(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'tokenizer.json'
+  path.touch()
+  os.truncate(path, 20 * 10**9)
+  with pytest.raises(UserError, match='expected a tokenizer of at most 268,435,456 bytes, got 20,000,000,000'):
+    tokenizer.Tokenizer(path, family=tokenizer.CLIP, length=8)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate.zeroshot import class_vectors
@@ -50,8 +49,7 @@ class ZeroShot:
 
   def __init__(self, pooled: Callable[[Any, bool], HostArray], encoder: TextEncoder, names: Sequence[str],
                prompts: str | Sequence[str]) -> None:
-    if isinstance(names, str) or not names or not all(name.strip() for name in names):
-      raise UserError(f'names: expected a list of names of classes in words, got {names!r}.')
+    prompting.check_names(names)
     self.class_names = tuple(names)
     templates = prompting.find_templates(prompts, setting='prompts')
     self._pooled, self._encoder = pooled, encoder

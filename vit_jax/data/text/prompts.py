@@ -6,6 +6,7 @@ their source.
 """
 from __future__ import annotations
 
+import collections
 import functools
 import importlib.resources
 import json
@@ -15,12 +16,14 @@ from collections.abc import Sequence
 
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import json_fields
 from vit_jax.data.labels import classes
 
 PLACE = '{}'
 NAMES_FILE = 'clip_imagenet_names.txt'
 PLAIN = 'a photo of a {}.'  # CLIP, section 3.1.4
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
+_NAME = 1_000  # characters; a text tower reads at most 77 tokens
 _WORDNET = re.compile(r'n\d{8}\b')
 
 
@@ -80,6 +83,27 @@ def class_names(own: Sequence[str], choice: str, *, setting: str) -> tuple[str, 
     raise UserError(f'{setting}: expected {len(own):,} names, one for each class of the data, got {len(found):,}. Set '
                     'a file with one name per line, in the order of the classes.')
   return found
+
+
+def check_names(names: Sequence[str]) -> None:
+  """Checks names of classes that a person gives in place of those of a dataset.
+
+  Raises:
+    UserError: there is none or too many, one is empty, too long or not text, or there are two of one name, which would
+      share its probability.
+  """
+  if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+    got = repr(names)[:60] if isinstance(names, str) or not names else 'other values'
+    raise UserError(f'names: expected a list of names of classes in words, got {got}.')
+  if len(names) > classes.MOST_CLASSES:
+    raise UserError(f'names: expected at most {classes.MOST_CLASSES:,} names, got {len(names):,}.')
+  for place, name in enumerate(names, 1):
+    if not name.strip() or len(name) > _NAME or not json_fields.is_clean(name):
+      raise UserError(f'names: expected 1 to {_NAME:,} characters without control characters for each name, got '
+                      f'{json_fields.describe(name)} as number {place:,} of {len(names):,}. Correct the name.')
+  counts = collections.Counter(name.strip() for name in names)
+  if twice := [name for name, count in counts.items() if count > 1]:
+    raise UserError(f'names: expected each name once, got {json_fields.listed(twice, 5)} twice. Remove the others.')
 
 
 def simplify(text: str, rule: TextRule, *, keep: str = '') -> str:

@@ -26,6 +26,7 @@ FAMILIES = (CLIP, SIGLIP, TIPS)
 FILES = {CLIP: ('tokenizer.json', 'vocab.json'), SIGLIP: ('spiece.model', 'tokenizer.json', 'tokenizer.model'),
          TIPS: ('tokenizer.model', 'tokenizer.json')}
 """Names of tokenizer files by family, the first found is used. `vocab.json` needs `merges.txt` beside it."""
+_MOST_BYTES = 2**28  # 8 times the largest one, of 256,000 pieces
 INSTALL = "Run pip install 'vit-jax[text]'."
 _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
 """How CLIP splits texts: a fact of its vocabulary."""
@@ -121,6 +122,10 @@ def _told(family: str) -> str:
 
 
 def _read(path: pathlib.Path) -> _Encoder:
+  for file in (path, path.with_name('merges.txt')):
+    if file.is_file() and file.stat().st_size > _MOST_BYTES:
+      raise UserError(f'{file}: expected a tokenizer of at most {_MOST_BYTES:,} bytes, got {file.stat().st_size:,}. '
+                      'Fetch it again.')
   try:
     if path.suffix == '.model':
       return _sentencepiece(path)
