@@ -138,6 +138,14 @@ def test_a_batch_is_a_multiple_of_the_devices(tmp_path: pathlib.Path, monkeypatc
   assert config.batch_size == 9 and isinstance(config.model, schema.ViT)
 
 
+def test_a_new_head_starts_as_in_the_protocol_whatever_the_network_began_with() -> None:
+  network = made.network()
+  assert isinstance(network.model, schema.ViT)
+  network = network._replace(model=dataclasses.replace(network.model, init=schema.Init.DINO))
+  config = finetune.make(network, finetune.choose_splits(finetune.open_settings('synthetic', ['data.num_classes=5'])))
+  assert config.model == dataclasses.replace(network.model, init=schema.Init.VISION_TRANSFORMER)
+
+
 @pytest.mark.parametrize(('geometry', 'sampler'), [
     ('torchvision', 'torchvision'), ('huggingface', 'torchvision'), ('big_vision', 'tensorflow')])
 def test_random_crops_are_those_of_the_program_of_the_weights(geometry: str, sampler: str) -> None:
