@@ -124,6 +124,7 @@ def test_a_pool_of_the_user_stays_with_a_warning(
                   f'{cause}. The last bits of this run depend on this number.')
   assert environ.get('PJRT_NPROC') == ('4' if name == 'PJRT_NPROC' else None)
   assert cpu.fix(schema.Train(cpu_threads=4), {})[0].level == logging.INFO and not cpu.fix(schema.Train(), {})
+  assert not cpu.fix(schema.Train(), BEFORE)  # what resumes is compared with its checkpoint, `warn_of_machine`
 
 
 def test_simulated_devices_have_threads_enough_whatever_the_setting(

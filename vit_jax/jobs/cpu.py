@@ -58,6 +58,8 @@ def fix(train: schema.Train, before: Mapping[str, Any]) -> list[Note]:
   if wanted and not fixed:
     os.environ['PJRT_NPROC'] = str(wanted)
   if wanted and fixed and fixed != wanted:
+    if before.get('cpu_threads') == wanted:  # the warning of a resume names both numbers
+      return notes
     cause = 'the devices of this process, which are initialized' if running else f'{name}={given}'
     return [*notes, Note(logging.WARNING, f'train.cpu_threads: expected {wanted} threads, {why}, got {fixed} by '
                          f'{cause}. The last bits of this run depend on this number.')]
