@@ -255,8 +255,9 @@ def jax_programs(checkouts: pathlib.Path) -> dict[str, Callable[[], Leaves]]:
 def statistics(values: np.ndarray) -> list[float]:
   """How many values, mean, standard deviation, kurtosis (0 of equal values), largest magnitude, how many at ±2.
 
-  In PyTorch's and timm's `trunc_normal_` one value in 2^24 is at an end of the truncation, 100 standard deviations
-  away: the inverse of the error function is infinite at -1. They are counted, and left out of the other figures.
+  In the `trunc_normal_` of DINO and timm one value in 2^24 is at the lower end of the truncation, 100 standard
+  deviations away: the inverse of the error function is infinite at -1. They are counted, and left out of the other
+  figures.
   """
   x = values.astype(np.float64).ravel()
   ends = np.abs(x) == 2.

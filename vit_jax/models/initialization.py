@@ -7,8 +7,8 @@ their laws stand in their own modules.
 
 PyTorch's `trunc_normal_(std=0.02)` cuts at -2 and 2, which is 100 standard deviations away: it is a normal law.
 
-Differs from the programs in PyTorch: in float32 `trunc_normal_` makes one value in 2^24 equal to -2, 100 standard
-deviations away, so about five of the parameters of a ViT-B; here no value is cut.
+Differs from the programs in PyTorch: the `trunc_normal_` of DINO and timm makes one float32 value in 2^24 equal to -2,
+100 standard deviations away, so about five of the parameters of a ViT-B; here no value is cut.
 """
 from __future__ import annotations
 
