@@ -23,6 +23,12 @@ COMMAND = ['vit-jax', 'train', '--config=from_folder', '--config.data.source=fol
 CLAIM = 'Of the images {test/top1:.1%} are right, after 2 steps {test/top1 at 2:.0%}.'
 
 
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Directories that replays keep are removed with those of the test."""
+  monkeypatch.setattr(job.tempfile, 'tempdir', str(tmp_path))
+
+
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
   for split in ('train', 'test'):
@@ -103,9 +109,7 @@ def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.Capture
 
 
 def test_a_directory_is_kept_if_the_outcome_differs_or_if_it_was_given(
-    replay: Run, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setenv('TMPDIR', str(tmp_path))
-  monkeypatch.setattr(job.tempfile, 'tempdir', None)
+    replay: Run, tmp_path: pathlib.Path) -> None:
   assert replay() == 0 and not [*tmp_path.glob('vit_jax_replay_*')]
   assert replay(digest='abd') == 3 and [*tmp_path.glob('vit_jax_replay_*')]
   assert replay(f'--to={tmp_path / "kept"}') == 0 and (tmp_path / 'kept' / 'result' / 'final.json').is_file()
@@ -184,8 +188,11 @@ def test_data_that_nobody_gave_skip_the_replay_with_a_reason(
   assert replay(data=folder / 'missing') == 2
 
 
-def test_a_command_that_fails_ends_the_replay_with_its_status(replay: Run) -> None:
+def test_a_command_that_fails_ends_the_replay_with_its_status(
+    replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
   assert replay(status=75) == 75
+  folder = capsys.readouterr().out.rpartition('What it left is in ')[2].strip()
+  assert (pathlib.Path(folder) / 'result' / 'final.json').is_file()
 
 
 def test_the_date_of_an_equal_replay_is_noted_where_asked(

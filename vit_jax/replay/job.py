@@ -86,6 +86,7 @@ class Replay:
     with _directory(to) as work:
       began, before_s = time.monotonic(), origin.processor_s()
       if failed := self._execute(work.path):
+        work.is_kept = True
         return failed
       config, found = self._outcome(work.path)
       verdict = comparison.compare(self.record, found)
@@ -131,7 +132,7 @@ class Replay:
     for words in self._arguments(work):
       print(f'$ vit-jax {" ".join(words)}', flush=True)
       if status := subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False).returncode:
-        print(f'The command ended with status {status}.', flush=True)
+        print(f'The command ended with status {status}. What it left is in {work}', flush=True)
         return status if status > 0 else 128 - status
     return 0
 
