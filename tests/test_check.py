@@ -103,3 +103,13 @@ def test_images_are_counted_for_training_only(capsys: pytest.CaptureFixture[str]
   assert 'Checked: the evaluate command' in checked(capsys, f'--line={line}')
   line = f'vit-jax train --config=from_folder --config.data.source=folder:{tmp_path}'
   assert "got 'train'" in checked(capsys, f'--line={line}')
+
+
+@pytest.mark.parametrize('line', ['vit-jax train "--config=digits', "vit-jax train '--config", 'vit-jax train x\\'])
+def test_a_line_with_an_open_quote_is_a_message(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+  assert '--line: expected a command line whose quotes are closed, got ' in checked(capsys, f'--line={line}')
+
+
+def test_a_rank_beyond_every_network_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+  said = checked(capsys, '--config=digits', '--config.lora.rank=1000000000')
+  assert 'lora.rank: expected 0 to 16384, got 1000000000' in said

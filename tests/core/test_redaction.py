@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vit_jax import main
 from vit_jax.config import json_files, schema
 from vit_jax.core import failures, redaction
 from vit_jax.core.errors import UserError
@@ -54,3 +55,9 @@ def test_messages_reports_logs_and_records_do_not_have_them(tmp_path: pathlib.Pa
                      trackers=lambda _: []) as record_of_run:
     record_of_run.event('start', source=ADDRESS)
   assert SECRET not in (tmp_path / 'metrics.jsonl').read_text()
+
+
+def test_settings_are_listed_without_them(capsys: pytest.CaptureFixture[str]) -> None:
+  for form in ([], ['--json']):
+    assert main.run(['settings', 'digits', f'--config.init_from={ADDRESS}', *form]) == 0
+    assert SECRET not in capsys.readouterr().out

@@ -10,6 +10,7 @@ from tests.data import images
 from tests.weights import made, text_models
 from vit_jax import main
 from vit_jax.config import files, schema
+from vit_jax.core.errors import UserError
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import report_card
 from vit_jax.weights import saving
@@ -120,3 +121,9 @@ def test_two_weights_of_other_classes_are_compared_by_their_features(
   assert found['protocols'].keys() == {'topk', 'knn', 'retrieval'} and 'topk of one.npz is not measured' in out
   assert '<h1>Report card</h1>' in pathlib.Path('runs/report_card/report_card.html').read_text()
   assert main.run([*words[:1], *words[2:], '--weights=one.npz', '--config.evals=topk']) == 2
+
+
+@pytest.mark.parametrize('text', [',', ' , ,', ',,'])
+def test_a_list_of_no_weights_is_refused(text: str) -> None:
+  with pytest.raises(UserError, match='--weights: expected weights, or several with commas, got'):
+    report_card.split_weights(text)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import durations
 from vit_jax.config.schema import ranges
 from vit_jax.config.schema.checks import shown
+from vit_jax.core.redaction import redacted
 
 _UNITS = {'px': 'px', 'steps': 'steps', 's': 's', 'gib': 'GiB', 'epochs': 'epochs'}
 """Units by the last word of a name."""
@@ -119,7 +120,7 @@ def text(value: Any) -> str:
     return str(value).lower()
   if isinstance(value, float):
     return short if float(short := f'{value:.10g}') == value else repr(value)
-  return value or "''" if isinstance(value, str) else shown(value)
+  return redacted(value) or "''" if isinstance(value, str) else shown(value)
 
 
 @functools.cache

@@ -5,20 +5,21 @@ from collections.abc import Iterator
 
 from vit_jax.config.schema.checks import Run, Settings, patterns, problem, switched_off
 from vit_jax.config.schema.model import Mixer, Model
-from vit_jax.config.schema.ranges import BELOW_1, COUNT_OR_0, NOT_NEGATIVE, ranged
+from vit_jax.config.schema.ranges import BELOW_1, NOT_NEGATIVE, Range, ranged
 from vit_jax.config.schema.vit import ViT
 
 __all__ = ('Lora', 'adapted_layers')
 
 EVERY = 'query,key,value,out,mlp/.*,tokens/.*,channels/.*'
 """All dense layers in the blocks of all networks."""
+RANKS = Range(0, 16_384)  # no published ViT is as wide
 ATTENTION, MLP = ('attn/query', 'attn/key', 'attn/value', 'attn/out'), ('mlp/up', 'mlp/down')
 
 
 @dataclasses.dataclass
 class Lora(Settings):
   """Low-rank adapters (arXiv 2106.09685): the backbone is frozen, and `W + scale A B` takes the place of W."""
-  rank: int = ranged(0, COUNT_OR_0)         # r, the inner size of A B; 0 = off, all parameters are trained
+  rank: int = ranged(0, RANKS)              # r, the inner size of A B; 0 = off, all parameters are trained
   alpha: float = ranged(0., NOT_NEGATIVE)   # scale is alpha / rank; 0 = alpha is the rank, so the scale is 1
   dropout: float = ranged(0., BELOW_1)      # of the input of A, while training
   # Layers of the blocks, by the end of their path or a pattern of it; several with commas: query,value,mlp/.*
