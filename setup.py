@@ -46,6 +46,7 @@ setuptools.setup(
   package_data={'vit_jax': ['py.typed'], 'vit_jax.inspect': ['templates/*'],
                 'vit_jax.data.labels': ['imagenet_*.txt', 'LICENSE_WORDNET'],
                 'vit_jax.recipes': ['network_costs.json'],
+                'vit_jax.weights': ['published.txt'],
                 'vit_jax.data.text': ['templates.json', 'clip_imagenet_names.txt']},
   python_requires='>=3.11',
   # Each bound is a version that exists; `bash launch/test.sh --lowest` installs exactly these. With jax 0.10.0 no step

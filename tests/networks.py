@@ -117,7 +117,7 @@ def numpy_resnet_stem(s: schema.ResNetStem, p: PyTree, image: np.ndarray) -> np.
   """The last map of a hybrid's ResNet."""
   def normed(x: np.ndarray, name: PyTree, norm: PyTree, stride: int = 1) -> np.ndarray:
     kernel = standard(name['kernel'], var_eps=s.var_eps, std_eps=s.std_eps)
-    return group_norm(conv(x, kernel, stride, same(x, kernel.shape[0], stride)), norm, eps=1e-6)
+    return group_norm(conv(x, kernel, stride, same(x, kernel.shape[0], stride)), norm, eps=s.norm_eps)
 
   x = relu(normed(image, p['root'], p['root_norm'], 2))
   x = max_pool(x, same(x, 3, 2), -np.inf)

@@ -151,6 +151,13 @@ def test_a_report_of_several_runs_needs_a_path(workdirs: str, said: str, capsys:
   assert said in capsys.readouterr().err
 
 
+def test_names_may_have_commas_inside_of_quotes() -> None:
+  assert commands.NAMES.read('cat, red boat,') == ['cat', 'red boat']
+  assert commands.NAMES.read('"tench, Tinca tinca", goldfish') == ['tench, Tinca tinca', 'goldfish']
+  with pytest.raises(ValueError, match='end of data'):
+    commands.NAMES.read('"tench, goldfish')
+
+
 def test_a_mistake_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--config=digit', '--workdir=x']) == 2
   error = capsys.readouterr().err

@@ -7,6 +7,7 @@ name; it returns the exit status. To add a job, add its module and its entry in 
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
 import functools
 import importlib
@@ -216,8 +217,17 @@ def _local_path(text: str) -> pathlib.Path:
   return pathlib.Path(storage.open_path(text))
 
 
+def _names(text: str) -> list[str]:
+  """Splits names at commas; those inside of double quotes are part of a name."""
+  rows = csv.reader([text], skipinitialspace=True, strict=True)
+  try:
+    return [name.strip() for row in rows for name in row if name.strip()]
+  except csv.Error as error:
+    raise ValueError(str(error)) from None
+
+
 TEXT = Kind('TEXT', 'a value', str)
-NAMES = Kind('A,B,…', 'names with commas', lambda text: [part.strip() for part in text.split(',') if part.strip()])
+NAMES = Kind('A,B,…', 'names with commas', _names)
 PATHS = Kind('NAME=PATH,…', 'names with paths, NAME=PATH with commas', _read_paths)
 NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')

@@ -127,9 +127,9 @@ def test_a_folded_layer_scale_computes_what_transformers_does_with_it(tmp_path: 
 @pytest.mark.parametrize('name', ['timm_tipsv2', 'timm_tipsv2_giant'])
 def test_a_file_of_scenic_is_the_same_network_to_the_bit_as_one_of_pytorch(name: str, tmp_path: pathlib.Path) -> None:
   state = {k: np.ones_like(x) if k.endswith('.gamma') else x for k, x in of_timm(name).items()}
-  files.write_safetensors(tmp_path / 'tipsv2.safetensors', state)
+  files.write_safetensors(tmp_path / 'vit_base_patch14_reg1_tipsv2.webli.safetensors', state)
   one = loading.load(write(tmp_path / 'scenic', as_scenic(state)))
-  two = loading.load(str(tmp_path / 'tipsv2.safetensors'), model='heads=2')
+  two = loading.load(str(tmp_path / 'vit_base_patch14_reg1_tipsv2.webli.safetensors'), model='heads=2')
   scales = [two.params['backbone']['blocks'].pop(f'scale{n}') for n in (1, 2)]
   assert all((x == 1.).all() for x in scales)
   assert one.model == dataclasses.replace(two.model, layer_scale=0., gelu=Gelu.TANH) and one.model.registers == 1

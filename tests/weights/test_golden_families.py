@@ -26,8 +26,9 @@ from vit_jax.weights import files, inference, loading, saving
 FOUND = np.load(pathlib.Path(__file__).with_name('golden_families.npz'))
 NAMES = [*dict.fromkeys(name.split('/')[0] for name in FOUND.files), *golden.ORIGINALS]
 CLOSE = 1e-5  # features are of about unit size; two blocks of products of up to 192 terms in f32, on both sides
-BY_NAME = {'timm_clip_openai': 'vit_base_patch16_clip_quickgelu_224.openai', 'original_clip_openai': 'clip-openai',
-           'timm_clip_laion': 'vit_base_patch32_clip_224.laion2b', 'timm_tipsv2_giant': 'vit_giant_tipsv2',
+BY_NAME = {'timm_clip_openai': 'vit_base_patch16_clip_quickgelu_224.openai', 'original_clip_openai': 'ViT-B-16',
+           'timm_clip_laion': 'vit_base_patch32_clip_224.laion2b', 'timm_tipsv2': 'vit_base_patch14_reg1_tipsv2.webli',
+           'timm_tipsv2_giant': 'vit_giant_patch14_reg1_tipsv2.webli',
            'timm_ropevit_ape': 'vit_base_patch16_rope_ape_224.naver_in1k'}
 SAID = dict.fromkeys(  # what timm does with them, which is not what their authors do
     ('timm_dinov2', 'timm_tipsv2', 'timm_tipsv2_giant', 'timm_mae_finetuned', *golden.ORIGINALS),

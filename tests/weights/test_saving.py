@@ -245,7 +245,6 @@ def test_fixed_positions_become_a_table_where_a_format_wants_one(
 @pytest.mark.parametrize(('changes', 'says'), [
     ({'branch_scale': .5}, r'branch_scale=0.5 \(read back: 1.0\)'),
     ({'positions_at': PositionsAt.SHARED}, 'positions_at=PositionsAt.SHARED'),
-    ({'pool': Pool.PATCHES}, 'pool=Pool.PATCHES'),
     ({'norm_eps': 1e-5}, r'norm_eps=1e-05 \(read back: 1e-06\)')])
 def test_what_would_be_another_network_is_not_written(changes: dict, says: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=f'--family: expected a format that can hold this .* cannot say .*{says}'):

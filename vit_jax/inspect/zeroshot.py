@@ -53,9 +53,7 @@ class ZeroShot:
     self.class_names = tuple(names)
     templates = prompting.find_templates(prompts, setting='prompts')
     self._pooled, self._encoder = pooled, encoder
-    # A comma is part of a name here; in lists of classes it separates synonyms.
-    words = [name.replace(',', ' ') for name in names]
-    self._vectors_CE = class_vectors(encoder, prompting.build(words, templates, encoder.rule))
+    self._vectors_CE = class_vectors(encoder, prompting.build(names, templates, encoder.rule, is_whole=True))
     self._project = jax.jit(encoder.project)
     self.probability = ('Each probability is the sigmoid of one name alone; they need not add up to 1.'
                         if encoder.is_sigmoid else 'Probabilities are a softmax over the given names.')

@@ -43,7 +43,6 @@ from vit_jax.models.layers import applied, initial
 from vit_jax.parallel.rules import Rule
 
 BIT_NORM_EPS = 1e-5     # big_transfer
-HYBRID_NORM_EPS = 1e-6  # vision_transformer, models_resnet.py
 EXPANSION = 4  # channels of a unit's output over those of its 3 x 3 convolution: arXiv 1512.03385, section 4.1
 RULES: tuple[Rule, ...] = (
     ('backbone/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
@@ -190,7 +189,7 @@ class ResNet:
 
 def stem(settings: schema.ResNetStem, *, dtype: DTypeLike, remat: Remat, forms: Forms) -> Network:
   """The network of a hybrid's stem."""
-  style = Style(settings.var_eps, settings.std_eps, HYBRID_NORM_EPS, is_same=True)
+  style = Style(settings.var_eps, settings.std_eps, settings.norm_eps, is_same=True)
   return Network(layers=settings.layers, width=settings.width, dtype=dtype, style=style, remat=remat, is_hybrid=True,
                  forms=forms)
 

@@ -10,9 +10,11 @@ from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
 
 
-def ambiguities(model: schema.Model, leaves: Leaves, hints: Hints, family: str, sidecar: sidecars.Sidecar,
-                names: tuple[str, ...]) -> list[str]:
+def ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: sidecars.Sidecar, names: tuple[str, ...],
+                *, has_gelu: bool) -> list[str]:
   """Returns warnings about networks whose tensors could also be those of another network.
+
+  `has_gelu`: whether `--model`, a sidecar or a published name determines the form of the GELU.
 
   Raises:
     UserError: the file is of the other network.
@@ -27,9 +29,12 @@ def ambiguities(model: schema.Model, leaves: Leaves, hints: Hints, family: str, 
                                 'tensors, and other results']
   if not isinstance(model, schema.ViT):
     return []
-  if model.norm_before and hints.gelu is None:
-    return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have another: '
-            'set --model=gelu=quick for these']
+  if not has_gelu and family in ('timm', 'clip') and not model.swiglu:
+    if model.norm_before and model.positions is schema.Positions.LEARNED:
+      return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have '
+              'another: set --model=gelu=quick for these']
+    if model.pool is schema.Pool.MAP and model.positions is schema.Positions.LEARNED:
+      return ['its GELU is a guess: exact. Some of the published SigLIPs have another: set --model=gelu=tanh for these']
   if 'backbone/positions' in leaves or model.positions is not schema.Positions.SINCOS2D:
     return []
   if family != 'big_vision':
@@ -37,9 +42,9 @@ def ambiguities(model: schema.Model, leaves: Leaves, hints: Hints, family: str, 
   return ['it has no position embeddings; they are assumed to be fixed (sincos2d), as in big_vision']
 
 
-def guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints, sidecar: sidecars.Sidecar) -> list[str]:
+def guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints) -> list[str]:
   """Returns a warning if neither the tensors, `--model` nor a sidecar determine how tokens are pooled."""
-  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or sidecar.architecture or (
+  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or (
       model.norm_after_pool):
     return []
   return ['its pooling is a guess: the mean of the patch tokens. The same tensors may belong to a network that takes '

@@ -19,8 +19,10 @@ from vit_jax.weights.infer import Leaves
 from vit_jax.weights.renaming import Recognised, Tensors, distinct, dropping, renamed, without_fixed
 from vit_jax.weights.report import Line
 
+STEM = {'stem_std_eps': 0., 'stem_var_eps': 1e-8, 'stem_norm_eps': 1e-5}
+"""Epsilons of standardized kernels and of GroupNorm in timm, where those of the authors' programs differ."""
 JAX = Hints(gelu=Gelu.TANH, norm_eps=1e-6)     # vision_transformer and big_vision: flax's defaults
-TORCH = Hints(gelu=Gelu.EXACT, norm_eps=1e-6)  # timm, DeiT, MAE, DINO
+TORCH = Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=STEM)  # timm, DeiT, MAE, DINO
 
 UNKNOWN_PARTS = {
     r'fc_norm\.': 'it normalises tokens and their mean; networks here do one of these',
@@ -112,7 +114,7 @@ def _of_timm(tensors: Tensors) -> Recognised | None:
     return Recognised('timm', names.TIMM_MIXER, kept, (), TORCH)
   kept, counters = dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
   if 'stem.conv.weight' in kept and 'stages.0.blocks.0.conv1.weight' in kept:
-    return Recognised('timm', names.TIMM_BIT, kept, counters, Hints())
+    return Recognised('timm', names.TIMM_BIT, kept, counters, Hints(settings=STEM))
   if 'conv_stem.weight' in kept:
     return Recognised('efficientnet', names.TIMM_EFFICIENTNET, kept, counters, Hints())
   of_text = families_timm.TEXT if families_timm.is_tower(kept) else {}

@@ -4,7 +4,6 @@ those of their authors, which are renamed to these first.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,7 +118,7 @@ def hints(tensors: Tensors) -> tuple[str, Hints] | None:
     return 'pe', Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings=own, pool=None if 'attn_pool.latent' in tensors else
                        Pool.PATCHES if has_cls else Pool.MEAN)
   if 'norm_pre.weight' in tensors:
-    return 'clip', Hints(norm_eps=1e-5)
+    return 'clip', Hints(gelu=Gelu.EXACT, norm_eps=1e-5)
   if not has_rows and has_cls and 'reg_token' in tensors:
     return 'dinov3', Hints(gelu=Gelu.EXACT, norm_eps=1e-5,
                            settings={'rotary_base': 100., 'rotary_places': RotaryPlaces.UNIT})
@@ -136,20 +135,3 @@ def hints(tensors: Tensors) -> tuple[str, Hints] | None:
 def _is_packed(tensors: Tensors) -> bool:
   up, down = (tensors.get(f'blocks.0.mlp.{name}.weight') for name in ('fc1', 'fc2'))
   return up is not None and down is not None and up.ndim == down.ndim == 2 and up.shape[0] == 2 * down.shape[1]
-
-
-def by_name(names: Sequence[str]) -> Hints:
-  """Returns what belongs to a published name, where tensors do not show it: the GELU, and RoPE-ViT with a table."""
-  for name in (re.sub(r'\.(safetensors|pth|pt|bin)$', '', one.rstrip('/').lower()) for one in names):
-    if re.search(r'patch16_rope_ape', name):
-      return Hints(settings={'rotary_base': 100.})
-    if found := next((gelu for pattern, gelu in _GELUS if re.search(pattern, name)), None):
-      return Hints(gelu=found)
-  return Hints()
-
-
-_GELUS = (
-    (r'quickgelu|clip.*(openai|dfn2b|dfn5b|metaclip)', Gelu.QUICK),
-    (r'clip.*(laion|datacomp|openclip|mobileclip)', Gelu.EXACT),
-    (r'vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip|vit_large_patch16_siglip_(gap_)?512', Gelu.TANH))
-"""By published name, as in timm 1.0.31, which computes the first with another GELU unless asked for `quickgelu`."""

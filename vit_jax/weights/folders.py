@@ -140,6 +140,7 @@ def timm_config(weights: Weights) -> dict[str, Any]:
                          'std': list(p.std), 'num_classes': weights.num_classes, 'pool_size': None,
                          'first_conv': first, 'classifier': last}}
   found |= {'position_resize': m.position_resize.value} if isinstance(m, schema.ViT) else {}
+  found |= {'network': network} if (network := _network(m)) else {}
   return found | ({'label_names': list(weights.class_names)} if weights.class_names else {})
 
 
@@ -224,9 +225,13 @@ def ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
 
 def _network(m: schema.Model) -> dict[str, Any]:
   """Returns the settings of `sidecars.SETTINGS` that this network has."""
+  if isinstance(m, schema.ResNet):
+    return {'stem_var_eps': m.var_eps}
   if not isinstance(m, schema.ViT):
     return {}
   found: dict[str, Any] = {'pool_heads': m.pool_heads} if m.pool_heads else {}
+  if isinstance(m.stem, schema.ResNetStem):
+    found |= {f'stem_{name}': getattr(m.stem, name) for name in ('std_eps', 'var_eps', 'norm_eps')}
   if m.positions is Positions.SINCOS2D_MAE:
     found['positions'] = m.positions.value
   if m.positions.is_rotary:

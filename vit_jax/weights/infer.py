@@ -36,7 +36,8 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
   if 'backbone/blocks/tokens/up/kernel' in leaves:
     return _mixer(leaves, hints)
   if 'backbone/root/kernel' in leaves:
-    return schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
+    found = schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
+    return dataclasses.replace(found, var_eps=switches.of_stem(hints.settings).get('var_eps', found.var_eps))
   if 'backbone/stem/conv/kernel' in leaves:
     return _efficientnet(leaves)
   wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
@@ -65,7 +66,8 @@ def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
 def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   stem: schema.PatchStem | schema.ResNetStem = schema.PatchStem()
   if 'backbone/stem/root/kernel' in leaves:
-    stem = schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1])
+    stem = schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1],
+                             **switches.of_stem(hints.settings))
   depth, width = leaves['backbone/blocks/norm1/scale'].shape
   mlp, is_gated = leaves['backbone/blocks/mlp/up/kernel'].shape[-1], 'backbone/blocks/mlp/gate/kernel' in leaves
   pool = _pool(leaves, hints)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core import trees
@@ -23,14 +24,15 @@ from vit_jax.weights import (
     catalog,
     doubts,
     families,
-    families_timm,
     files,
     infer,
     peft,
+    published,
     resize,
     rotary,
     runs,
     sidecars,
+    switches,
     tables,
 )
 from vit_jax.weights import hints as model_hints
@@ -153,15 +155,19 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
                 hints: Hints) -> Weights:
   """Returns weights from the named tensors of a file."""
   sidecar, known = sidecars.read(path), families.recognise(tensors)
-  hints = hints.over(sidecar.hints).over(families_timm.by_name((where, path.name, sidecar.architecture)))
-  hints = hints.over(known.hints)
+  named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
-  hints = hints.over(Hints(position_resize=resize.convention(
-      known.family, (path.name, where), has_registers='backbone/registers' in found.leaves)))
+  named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  hints = hints.over(sidecar.hints).over(named.hints._replace(position_resize=None))
+  has_gelu = hints.gelu is not None
+  hints = hints.over(known.hints).over(Hints(
+      position_resize=resize.convention(known.family, named.hints.position_resize,
+                                        has_registers='backbone/registers' in found.leaves),
+      pool=switches.pool(sidecar.pool or named.pool, found.leaves)))
   _check_all_used(found)
   model = infer.model(found.leaves, hints)
-  unsure = doubts.ambiguities(model, found.leaves, hints, known.family, sidecar, (path.name, where))
-  unsure += doubts.guessed_pool(model, found.leaves, hints, sidecar)
+  unsure = doubts.ambiguities(model, found.leaves, known.family, sidecar, (path.name, where), has_gelu=has_gelu)
+  unsure += doubts.guessed_pool(model, found.leaves, hints)
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0,
@@ -173,12 +179,12 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
     hints = hints._replace(image_px=infer.efficientnet_px(model))
   image_px = own_px or hints.image_px or (224, 224)
   _check_complete(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
-  rules = [*explicit, *sidecar.rules, *preparing.by_name(path.name), *preparing.by_name(where)]
+  rules = [*explicit, *sidecar.rules, *named.rules]
   rules += [preparing.PreprocessRule('its size', {'image_px': hints.image_px})] if hints.image_px else []
   decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  notes = tuple(filter(None, [catalog.terms(where)]))
+  notes = tuple(filter(None, [catalog.terms(where), switches.pool_note(model, found.leaves, hints)]))
   report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *unsure, *more, *doubts.values(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})

@@ -1,13 +1,12 @@
 """The preprocessing of images for a network, and the rule that each of its settings comes from.
 
 Weight files rarely contain the preprocessing. The first of these sources with a value decides: `--preprocess=`, the
-sidecars of the file, its published name, and the default of its family. The last one comes with a warning, since the
-files of AugReg and DeiT have the same names and shapes but need differently normalized images.
+sidecars of the file, its published name (`published.py`), and the default of its family. The last one comes with a
+warning, since the files of AugReg and DeiT have the same names and shapes but need differently normalized images.
 """
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,10 +44,11 @@ class PreprocessRule(NamedTuple):
   `resize`.
 
   `resize` is the short side in px (int; 0 = without preserving the aspect ratio), or the part of it that the crop keeps
-  (float).
+  (float). `is_guess`: whether the values may be those of other weights, so that their use is a warning.
   """
   rule: str
   values: Mapping[str, Any]
+  is_guess: bool = False
 
 
 NORMS: dict[str, dict[str, Any]] = {
@@ -56,6 +56,7 @@ NORMS: dict[str, dict[str, Any]] = {
     'imagenet': {'mean': (.485, .456, .406), 'std': (.229, .224, .225)},  # DeiT, MAE, DINO
     'clip': {'mean': (.48145466, .4578275, .40821073), 'std': (.26862954, .26130258, .27577711)},
     'zero_one': {'mean': (0., 0., 0.), 'std': (1., 1., 1.)},
+    'satellite': {'mean': (.430, .411, .296), 'std': (.213, .156, .143)},  # DINOv3 for satellite images
 }
 _PILLOW = {'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True}
 _TF = {'geometry': Geometry.BIG_VISION, 'interpolation': Interpolation.BILINEAR, 'antialias': False}
@@ -75,55 +76,6 @@ USUAL: dict[str, dict[str, Any]] = {
        for one in families.FAMILIES if one.key},
 }
 """The defaults of each family."""
-
-_AUGREG = r'vit_(tiny|small|base|large)_(patch|r)(?!.*(clip|siglip|rope|miil|bamboo))\w*_{}([._-].*)?'
-_BIT = {**NORMS['half'], **_PILLOW, 'interpolation': Interpolation.BILINEAR}
-_BIT_TUNED = r'resnetv2_{}_bit(m|\.goog_in21k_ft_in1k)'
-_CROPS = {'b0': .875, 'b1': .882, 'b2': .89, 'b3': .904, 'b4': .922, 'b5': .934, 'b6': .942, 'b7': .949, 'b8': .954,
-          'l2': .96}
-
-BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r'.*dinov3.*sat493m.*', {**USUAL['dinov3'], 'mean': (.430, .411, .296), 'std': (.213, .156, .143)}),
-    (r'.*dinov3.*', USUAL['dinov3']), (r'.*tips_?v2.*|tips_oss_.*', USUAL['tips']),
-    (r'pe-(core|lang|spatial).*', USUAL['pe']), (r'aimv2_.*', USUAL['aimv2']),
-    (r'vit_\w+_clip_\w*\.(openai|datacomp\w*|dfn\w*|metaclip\w*)', USUAL['clip']),
-    (r'siglip2?-.*', {**NORMS['half'], **_PILLOW, 'geometry': Geometry.HUGGINGFACE, 'resize': 0}),
-    (r'vit_\w+_rope_\w*\.naver_in1k', {**NORMS['imagenet'], **_PILLOW, 'resize': .9}),
-    (r'.*(dinov2).*', USUAL['dinov2']),
-    (r'(.*[./_-])?(mae|dino)([._-].*)?', USUAL['mae']),
-    (r'deit_?3.*', {**NORMS['imagenet'], **_PILLOW, 'resize': 1.}),
-    (r'deit.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .875}),
-    (r'mixer_(?!.*miil).*', {**NORMS['half'], **_PILLOW, 'resize': .875}),
-    (_AUGREG.format(384), {**NORMS['half'], **_PILLOW, 'resize': 1.}),
-    (_AUGREG.format(224), USUAL['timm']),
-    (_BIT_TUNED.format('152x4'), {**_BIT, 'resize': 1., 'image_px': (480, 480)}),
-    (r'resnetv2_152x2_bit\.goog_teacher_in21k_ft_in1k_384', {**_BIT, **_PILLOW, 'resize': 1., 'image_px': (384, 384)}),
-    (r'resnetv2_\w+_bit\.goog_(teacher_in21k_ft|distilled)_in1k', {**_BIT, **_PILLOW, 'resize': .875}),
-    (_BIT_TUNED.format(r'\w+'), {**_BIT, 'resize': 1., 'image_px': (448, 448)}),
-    (r'resnetv2_\w+_bit(m_in21k|\.goog_in21k)', {**_BIT, 'resize': .875}),
-    (r'bit-m-r\d+x\d+-ilsvrc2012', {**USUAL['bit'], 'image_px': (480, 480)}),
-    (r'bit-[ms]-r\d+x\d+', USUAL['bit']),
-    *((rf'tf_efficientnet_{size}[._]ap([._-].*)?', {**NORMS['half'], **_PILLOW, 'resize': crop})  # AdvProp
-      for size, crop in _CROPS.items()),
-    (r'tf_efficientnet_l2\w*[._-].*475.*', {**NORMS['imagenet'], **_PILLOW, 'resize': .936, 'image_px': (475, 475)}),
-    *((rf'tf_efficientnet_{size}([._-].*)?', {**NORMS['imagenet'], **_PILLOW, 'resize': crop})
-      for size, crop in _CROPS.items()),
-    (r'(r\d*\+)?vit-\w+.*|(r\d*_)?(ti|s|b|l)_\d+-i\d+k-.*', USUAL['vision_transformer']),
-)
-"""Rules by published name in lower case; the first match decides. Sources: timm's default configs, and VT's README.
-
-The preprocessing of DeiT is that of its authors' evaluation: short side 256 for 224 px, 438 for 384 px (deit 7e160fe,
-`--eval-crop-ratio` 0.875). timm has crop_pct 0.9 and 1.0 (248 and 384 px), which decides if timm's `config.json` is
-beside the file. DeiT III has `--eval-crop-ratio 1.0` in its published commands; timm has 0.9 for some of its models.
-"""
-
-
-def by_name(name: str) -> list[PreprocessRule]:
-  """Returns the rule of a published name; nothing for other names."""
-  plain = re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower())
-  found = next((values for pattern, values in BY_NAME if re.fullmatch(pattern, plain)), None)
-  return [PreprocessRule(f'the name {plain}', found)] if found else []
-
 
 def parse(text: str) -> list[PreprocessRule]:
   """Parses `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true`.
@@ -169,7 +121,7 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   Returns:
     The preprocessing, and warnings.
   """
-  last = PreprocessRule(f'what is usual for {family}', USUAL[family])
+  last = PreprocessRule(f'what is usual for {family}', USUAL[family], is_guess=True)
   own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
   first = [rule for rule in rules if rule.rule in FIRST]
   order = [*first, *own, *rules, last, PreprocessRule('the usual size', {'image_px': (224, 224)})]
@@ -188,11 +140,12 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   found = Preprocess(values['geometry'], resize_px, image_px, values['interpolation'], values['antialias'],
                      tuple(values['mean']), tuple(values['std']), origin, not values['antialias'] and next(
                          (rule.values['truncate'] for rule in order if 'truncate' in rule.values), False))
-  return found, _guesses(found, [name for name, rule in chosen.items() if rule is last], last.rule)
+  guessed = {rule.rule: [name for name, one in chosen.items() if one is rule] for rule in order if rule.is_guess}
+  return found, tuple(one for rule, names in guessed.items() for one in _guesses(found, names, rule))
 
 
 def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
-  """Returns warnings about the settings with a family's default, and how to set them."""
+  """Returns a warning about the settings of these names, which a guess decided, and how to set them."""
   shown = [what for name, what in (
       ('mean', f'mean {p.mean}, std {p.std}'), ('resize', resizing(p)),
       ('interpolation', p.interpolation.value + (', antialiased' if p.antialias else ''))) if name in names]

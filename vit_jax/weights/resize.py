@@ -4,9 +4,6 @@ All operations are linear, with one matrix per axis, and are computed in float64
 """
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 import numpy as np
 
 from vit_jax.config.schema import PositionResize
@@ -20,25 +17,18 @@ _BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': Positi
               'huggingface': PositionResize.BICUBIC, 'mae': PositionResize.BICUBIC,
               'dino': PositionResize.BICUBIC_OFFSET,
               **{one.key: one.position_resize for one in families.FAMILIES if one.position_resize}}
-_BY_NAME = ((r'.*tips.*', PositionResize.BILINEAR_ANTIALIAS),
-            (r'.*dinov2.*|(.*[./_-])?dino([._-].*)?', PositionResize.BICUBIC_OFFSET),
-            (r'deit.*|(.*[./_-])?mae([._-].*)?', PositionResize.BICUBIC))
-"""For files with timm's names, which many programs write; the first match decides."""
 
 
-def convention(family: str, names: Sequence[str], *, has_registers: bool) -> PositionResize:
+def convention(family: str, named: PositionResize | None, *, has_registers: bool) -> PositionResize:
   """Returns how the program that wrote the weights resizes position embeddings.
 
   Args:
     family: of the file.
-    names: of the file, and its address; they distinguish DeiT, MAE and DINO, whose tensors have timm's names.
+    named: what the published name says; it distinguishes DeiT, MAE and DINO, whose tensors have timm's names.
     has_registers: whether there are registers. DINOv2 with registers is antialiased, in its own program and in
       transformers.
   """
-  named = [re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name.rstrip('/').split('/')[-1].lower()) for name in names]
-  found = _BY_FAMILY.get(family) or next(
-      (how for pattern, how in _BY_NAME if any(re.fullmatch(pattern, name) for name in named)),
-      PositionResize.BICUBIC_ANTIALIAS)
+  found = _BY_FAMILY.get(family) or named or PositionResize.BICUBIC_ANTIALIAS
   is_torch = found not in (PositionResize.ALIGNED, PositionResize.BILINEAR, PositionResize.BILINEAR_ANTIALIAS)
   return PositionResize.BICUBIC_ANTIALIAS if has_registers and is_torch else found
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize, Positions, RotaryPlaces
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table
-from vit_jax.weights import files
+from vit_jax.weights import files, published
 from vit_jax.weights.hints import MOST_HEADS, MOST_PX, Hints
 from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
 
@@ -27,11 +27,16 @@ _MEAN, _STD, _EPSILON = (-1e3, 1e3), (1e-6, 1e3), (0., .999)  # limits of normal
 
 
 class Sidecar(NamedTuple):
-  """The settings in the sidecars of a file; `architecture` is timm's name of the network."""
+  """The settings in the sidecars of a file.
+
+  architecture: timm's name of the network, with its tag if the config has one.
+  pool: how timm pools tokens, in its words; '' = unknown.
+  """
   hints: Hints = Hints()
   rules: tuple[PreprocessRule, ...] = ()
   class_names: tuple[str, ...] = ()
   architecture: str = ''
+  pool: str = ''
 
 
 def read(path: pathlib.Path) -> Sidecar:
@@ -44,6 +49,9 @@ def read(path: pathlib.Path) -> Sidecar:
   if own.is_file():
     return _from(own, _ours)
   config, processor = path.with_name('config.json'), path.with_name('preprocessor_config.json')
+  open_clip = path.with_name('open_clip_config.json')
+  if open_clip.is_file() and (path.name.startswith('open_clip') or not config.is_file()):
+    return _from(open_clip, _open_clip)
   found = _from(config, _config) if config.is_file() else Sidecar()
   if processor.is_file():
     found = found._replace(rules=(*_from(processor, _processor).rules, *found.rules))
@@ -107,7 +115,8 @@ SETTINGS: dict[str, Callable[[Table, str], Any]] = {
     'rotary_grid': lambda t, name: t.whole(name, 0, MOST_PX),
     'rotary_offset': lambda t, name: t.number(name, -1e6, 1e6),
     'pool_heads': lambda t, name: t.whole(name, 0, MOST_HEADS),
-    'positions': lambda t, name: t.choice(name, Positions)}
+    'positions': lambda t, name: t.choice(name, Positions),
+    **dict.fromkeys(('stem_std_eps', 'stem_var_eps', 'stem_norm_eps'), lambda t, name: t.number(name, *_EPSILON))}
 """Settings of our own files that tensors do not determine, besides those with a field of their own."""
 
 
@@ -121,7 +130,7 @@ def _config(content: Table) -> Sidecar:
   """Parses `config.json` of transformers or timm; such a file of any other program is ignored."""
   if 'model_type' in content:
     return _transformers(content)
-  return _timm(content) if 'pretrained_cfg' in content else Sidecar()
+  return _timm(content) if 'pretrained_cfg' in content or 'architecture' in content else Sidecar()
 
 
 def _transformers(whole: Table) -> Sidecar:
@@ -169,24 +178,48 @@ TOWERS: dict[str, dict[str, Any]] = {
 
 
 def _timm(c: Table) -> Sidecar:
-  cfg = c.table('pretrained_cfg')
+  """Parses `config.json` of timm, whose oldest files have the preprocessing beside the architecture."""
+  cfg = c.table('pretrained_cfg') if 'pretrained_cfg' in c else c
   values: dict[str, Any] = {name: cfg.numbers(name, 3, *limits) for name, limits in (('mean', _MEAN), ('std', _STD))
                             if name in cfg}
   values['geometry'] = Geometry.TORCHVISION
   if cfg.text('interpolation', default='') in ('bilinear', 'bicubic'):
     values |= {'interpolation': cfg.choice('interpolation', Interpolation), 'antialias': True}
+  part = cfg.number('crop_pct', .01, 10., default=1.)
   if cfg.text('crop_mode', default='') == 'squash':
-    values['resize'] = 0
+    values |= {'resize': 0} if part == 1. else {'resize': part, 'geometry': Geometry.HUGGINGFACE}
   elif 'crop_pct' in cfg:
-    values['resize'] = cfg.number('crop_pct', .01, 10.)
+    values['resize'] = part
   size = cfg.numbers('input_size', 3, 1, MOST_PX, whole=True, default=(0, 0, 0))[1:]
   if any(size):
     values['image_px'] = size
-  arguments = c.table('model_args')
+  arguments, network, tag = c.table('model_args'), c.text('architecture', default=''), cfg.text('tag', default='')
+  pool = arguments.text('global_pool', default='') or c.text('global_pool', default='')
   return Sidecar(Hints(arguments.whole('num_heads', 0, MOST_HEADS, default=0),
                        gelu=_activation(arguments, 'act_layer') if 'act_layer' in arguments else None,
-                       image_px=size if any(size) else None, position_resize=_position_resize(c)),
-                 (PreprocessRule(_name(c), values),), _timm_labels(c), c.text('architecture', default=''))
+                       image_px=size if any(size) else None, position_resize=_position_resize(c),
+                       settings=_settings(c.table('network'))),
+                 (PreprocessRule(_name(c), values),), _timm_labels(c), published.full_name(network, tag), pool)
+
+
+def _open_clip(c: Table) -> Sidecar:
+  """Parses `open_clip_config.json`: the image tower, and the preprocessing that open_clip uses for it."""
+  model, found = c.table('model_cfg'), c.table('preprocess_cfg')
+  vision = model.table('vision_cfg')
+  values: dict[str, Any] = {name: found.numbers(name, 3, *limits) for name, limits in (('mean', _MEAN), ('std', _STD))
+                            if name in found}
+  if found.text('interpolation', default='') in ('bilinear', 'bicubic'):
+    values |= {'interpolation': found.choice('interpolation', Interpolation), 'antialias': True}
+  mode = found.text('resize_mode', default='shortest')
+  if mode in ('squash', 'shortest'):
+    values |= {'geometry': Geometry.TORCHVISION, 'resize': 0 if mode == 'squash' else 1.}
+  size = _pair(vision, 'image_size') if 'image_size' in vision else None
+  values |= {'image_px': size} if size else {}
+  network, width = vision.text('timm_model_name', default=''), vision.whole('width', 0, 1 << 20, default=0)
+  hints = Hints(image_px=size) if network else Hints(
+      width // vision.whole('head_width', 1, 1 << 20, default=64), image_px=size,
+      gelu=Gelu.QUICK if model.flag('quick_gelu', default=False) else Gelu.EXACT)
+  return Sidecar(hints, (PreprocessRule(_name(c), values),), architecture=network)
 
 
 def _timm_labels(c: Table) -> tuple[str, ...]:

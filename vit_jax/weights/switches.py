@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Norm, Positions
+from vit_jax.config.schema import Norm, Pool, Positions
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.weights.hints import Hints
 
 Leaves = Mapping[str, HostArray]
 OWN_GRID = -1  # as `rotary_grid`: that of the table of positions
@@ -19,6 +21,30 @@ def positions(leaves: Leaves, settings: Mapping[str, Any]) -> Positions:
   if 'backbone/positions' in leaves:
     return Positions.LEARNED_ROTARY2D if is_rotary else Positions.LEARNED
   return Positions.ROTARY2D if is_rotary else settings.get('positions', Positions.SINCOS2D)
+
+
+def pool(word: str, leaves: Leaves) -> Pool | None:
+  """Returns the pooling that a network of timm with this `global_pool` has; None where its tensors determine it.
+
+  Raises:
+    UserError: networks here do not pool in this way.
+  """
+  if word not in ('', 'token', 'avg', 'map'):
+    raise UserError(f'global_pool: expected token, avg or map in the config of timm, got {word!r}, which is not '
+                    'available here. Change it if the weights were trained otherwise.')
+  if not word or 'backbone/pool/probe' in leaves:
+    return None
+  has_cls = 'backbone/cls' in leaves
+  return {'token': Pool.CLS if has_cls else None, 'avg': Pool.PATCHES if has_cls else Pool.MEAN, 'map': None}[word]
+
+
+def pool_note(model: schema.Model, leaves: Leaves, hints: Hints) -> str:
+  """Returns a sentence where a name or a config decided that patch tokens are pooled, beside a class token."""
+  is_ours = isinstance(model, schema.ViT) and model.pool is Pool.PATCHES and not model.norm_after_pool
+  if not is_ours or not hints.pool:
+    return ''
+  return ('Pooling: the mean of the patch tokens, as in timm for this network. For the class token, set '
+          '--model=pool=cls.')
 
 
 def of_parameters(leaves: Leaves) -> dict[str, Any]:
@@ -39,6 +65,11 @@ def of_parameters(leaves: Leaves) -> dict[str, Any]:
 
 def of_settings(model: schema.ViT, settings: Mapping[str, Any]) -> dict[str, Any]:
   """Returns those of `settings` that this network has."""
-  return {name: value for name, value in settings.items() if name != 'positions' and (
+  return {name: value for name, value in settings.items() if name != 'positions' and not name.startswith('stem_') and (
       model.positions.is_rotary or not name.startswith('rotary')) and (
           model.pool.is_attention or name != 'pool_heads')}
+
+
+def of_stem(settings: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the epsilons of convolutions and their norms, by their names in `schema.ResNetStem`."""
+  return {name.removeprefix('stem_'): value for name, value in settings.items() if name.startswith('stem_')}

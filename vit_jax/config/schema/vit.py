@@ -122,6 +122,7 @@ class ResNetStem(checks.Settings):
   width: int = ranged(64, COUNT)                               # channels of the root
   std_eps: float = ranged(1e-5, NOT_NEGATIVE)                  # added to the standard deviation of a kernel (timm: 0)
   var_eps: float = ranged(0., NOT_NEGATIVE)                    # added to its variance, under the root (timm: 1e-8)
+  norm_eps: float = ranged(1e-6, POSITIVE)                     # epsilon of GroupNorm (timm: 1e-5)
 
   @property
   def stride(self) -> int:

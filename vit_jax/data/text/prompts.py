@@ -125,7 +125,8 @@ def simplify(text: str, rule: TextRule, *, keep: str = '') -> str:
   return re.sub(r'\s+', ' ', bare.lower()).strip()
 
 
-def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, synonyms: bool = False) -> list[list[str]]:
+def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, synonyms: bool = False,
+          is_whole: bool = False) -> list[list[str]]:
   """Returns the prompts of each class.
 
   Args:
@@ -133,11 +134,13 @@ def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, syn
     templates: each with one place for a name.
     rule: by which names and templates are simplified.
     synonyms: whether all names of a class are used, and not only the first.
+    is_whole: whether an entry is one name, and its commas a part of it.
   """
   simple = [simplify(one, rule, keep=PLACE) for one in templates]
   found = []
   for entry in names:
-    every = [one.strip() for one in simplify(entry, rule, keep=',').split(',')]
+    every = [simplify(entry, rule)] if is_whole else [
+        one.strip() for one in simplify(entry, rule, keep=',').split(',')]
     every = [one for one in every if one] or ['']
     found.append([one.replace(PLACE, name) for name in (every if synonyms else every[:1]) for one in simple])
   return found
