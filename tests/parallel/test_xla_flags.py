@@ -18,7 +18,8 @@ def start_jax(flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow(reason='3 s: starts programs')
 def test_xla_knows_every_switch_of_the_table_and_no_other() -> None:
-  known = ' '.join(flag.text for platform in ('gpu', 'cpu') for flag in xla_flags.FLAGS[platform])
+  flags = [flag.text for platform in ('gpu', 'cpu') for flag in xla_flags.FLAGS[platform]]
+  known = ' '.join([*flags, *xla_flags.PORTABLE])
   done = start_jax(known)
   assert done.returncode == 0 and done.stdout == '2\n', done.stderr
   broken = start_jax(known.replace('triton_gemm', 'tryton_gemm'))
