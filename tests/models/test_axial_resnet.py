@@ -12,9 +12,8 @@ import pytest
 from tests.weights import drawn
 from vit_jax.config import schema
 from vit_jax.config.schema import Kernels, Remat
-from vit_jax.core import trees
 from vit_jax.core.types import PyTree, UserError
-from vit_jax.models import axial_resnet, backbones
+from vit_jax.models import backbones, cost
 from vit_jax.recipes import sizes
 
 SMALL = schema.AxialResNet(layers=(1, 2, 1, 1), width=16, heads=4)
@@ -94,20 +93,8 @@ def test_remat_and_plain_kernels_change_nothing() -> None:
 def test_costs_count_as_many_parameters_as_the_authors_program_has(name: str, number: int) -> None:
   settings = sizes.model(name)
   assert isinstance(settings, schema.AxialResNet)
-  costs = axial_resnet.costs(settings, (224, 224))
-  assert sum(costs.parameters.values()) + (costs.width + 1) * 1000 == number
-
-
-@pytest.mark.slow(reason='1 s of tracing each')
-@pytest.mark.parametrize('name', ['Axial-ResNet26-S', *(
-    pytest.param(f'Axial-ResNet50-{size}', marks=pytest.mark.slow(reason='4 s of tracing')) for size in 'SML')])
-def test_parameters_are_as_many_as_costs_count(name: str) -> None:
-  settings = sizes.model(name)
-  assert isinstance(settings, schema.AxialResNet)
-  costs = axial_resnet.costs(settings, (224, 224))
-  params = jax.eval_shape(lambda: backbones.build(settings, (224, 224)).init(
-      jax.random.key(0), jnp.zeros((1, 224, 224, 3)))[0])
-  assert trees.num_elements(params) == sum(costs.parameters.values())
+  found = cost.forward(settings, (224, 224), head=schema.Head(), num_classes=1000)
+  assert sum(found.parameters.values()) == number
 
 
 @pytest.mark.slow(reason='2 s: compiles a network')
@@ -116,7 +103,7 @@ def test_the_cost_is_what_xla_counts() -> None:
   shapes = jax.eval_shape(lambda: backbone.init(jax.random.key(0), jnp.zeros((1, *PX, 3))))
   run = jax.jit(lambda params, state, image: backbone.apply(params, state, image, train=False, key=None)[0].pooled)
   analysis = run.lower(*shapes, jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32)).cost_analysis()
-  products = 2 * sum(axial_resnet.costs(SMALL, PX).macs.values())
+  products = sum(cost.forward(SMALL, PX, head=schema.Head(), num_classes=0).flops.values())
   assert products < analysis['flops'] < 1.15 * products  # which counts norms and softmax too
 
 
