@@ -45,5 +45,8 @@ def test_flags_are_refused_before_anything_is_made(
     words: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
   monkeypatch.chdir(tmp_path)
   assert main.run(words) == 2
-  assert 'expected a path, or an address such as gs://NAME/PATH' in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert 'expected a path, or an address such as gs://NAME/PATH' in said
+  assert '--' in said or 'weights:' in said  # names the flag
+  assert 'error: path:' not in said
   assert not list(tmp_path.iterdir())

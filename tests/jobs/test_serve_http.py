@@ -156,6 +156,7 @@ def test_slow_connections_do_not_keep_others_from_an_answer(monkeypatch: pytest.
       with contextlib.suppress(OSError):
         one.sendall(b'GET / HTTP/1.1\r\nHost: loc')
     assert ask(server, 'GET', '/')[0] == 200
+    slow[0].settimeout(4)  # less than the deadline of a header
     assert slow[0].recv(1) == b''
     slow[-1].sendall(f'alhost:{server.server_port}\r\n\r\n'.encode())
     assert b'200 OK' in slow[-1].makefile('rb').read()
@@ -180,6 +181,13 @@ def test_a_request_has_a_deadline_however_its_bytes_arrive(start: str, monkeypat
       except OSError:
         break
     assert .2 < time.monotonic() - began < 4
+
+
+def test_a_silent_connection_is_closed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(serve_http, 'HEADER_S', .3)
+  with running() as server, connect(server) as client:
+    client.settimeout(4)
+    assert client.recv(1) == b''
 
 
 def test_no_more_requests_are_answered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
