@@ -7,7 +7,8 @@ Source:   arXiv 2104.14294 at a small scale: 1,024 prototypes, no blur (2 px are
 Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of colour,
           momentum from 0.99.
 Run:      python -m vit_jax.main --config=configs/dino_cifar10.py --workdir=runs/dino_cifar10
-          --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
+          --config.length='1 steps' --config.optimizer.lr=0 --config.optimizer.schedule.end_lr=0 measures the same
+          network at initialization.
           --config.objective.centering=none --config.objective.teacher_temperature.start=0.1
           --config.objective.teacher_temperature.end=0.1 collapses, and raises the alarm.
 Plan:     1 device, 0.28 M parameters; 48,000 images, minutes of one CPU core.

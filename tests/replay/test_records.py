@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from vit_jax import commands, main
+from vit_jax.config import check
 from vit_jax.record import origin
 from vit_jax.replay import inputs, pages, records, settings
 from vit_jax.replay.records import Record
@@ -51,6 +52,7 @@ def test_a_record_is_complete_or_says_that_it_is_not(name: str) -> None:
 def test_the_commands_of_a_record_are_valid_and_give_its_settings(name: str) -> None:
   record = RECORDS[name]
   read = [commands.read_line(main.parse, words) for words in record.words()]
+  assert [problem for _, found in read for config in found for problem in check.problems(config)] == []
   configs = read[-1][1]
   if len(configs) == 1 and record.settings:
     assert settings.differences(record.settings, configs[0], {}, without=record.found) == []
