@@ -111,8 +111,8 @@ def read_image(path: str | os.PathLike[str], max_bytes: int = IMAGE_MIB * 2**20)
   try:
     return read(path, max_bytes)
   except TooLarge as error:
-    raise BadImage(f'the file has {error}: expected at most {max_bytes:,}. Shrink the image, or raise '
-                   'data.max_file_mib') from None
+    raise BadImage(f'the file has {error}: expected at most {max_bytes:,}. Shrink the image, or in a '
+                   'config raise data.max_file_mib') from None
 
 
 def read_text(path: str | os.PathLike[str], what: str, *, max_bytes: int = TEXT_BYTES, expected: str = 'a text file',
