@@ -343,7 +343,7 @@ JOBS = {
     'record': Job('Write the record of a run or an evaluation, with which it can be replayed.', 'replay.recording', (
         Flag('claim', TEXT, 'the result as a sentence; {test/top1:.1%} stands for the value of that metric'),
         Flag('to', LOCAL, 'file to write, NAME.json')), (
-        Flag('data', PATHS, 'paths of data and weights by the names that replace them in the record', {}),
+        Flag('data', PATHS, 'paths of data and weights by the names that replace them in the record', {}, 'none'),
         Flag('command', TEXT, 'lines that make the result, joined by &&, with {work} for a fresh directory', '',
              'the one that made it'),
         Flag('tolerance', NUMBER, 'how far values may differ on a machine with the same bits; 0 = not one bit', 0.),
