@@ -41,7 +41,7 @@ setuptools.setup(
     'Typing :: Typed',
   ],
   packages=list_packages(),
-  # An editable install honours this mapping only for folders with an __init__.py.
+  # An editable install honors this mapping only for folders with an __init__.py.
   package_dir={'vit_jax': 'vit_jax', 'vit_jax.configs': 'configs'},
   package_data={'vit_jax': ['py.typed'], 'vit_jax.inspect': ['templates/*'],
                 'vit_jax.data.labels': ['imagenet_*.txt', 'LICENSE_WORDNET'],

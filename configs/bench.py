@@ -11,7 +11,7 @@ Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=
           --config.train.unstacked_layers=false, --config.model.execution=scan, or with it --config.model.unroll=2.
           With images of your own:
           --config.data.source=folder:PATH --config.data.num_classes=0 --config.data.num_examples=0
-Expected: a table of milliseconds, images/s and utilisation, with what a large product reaches beside it.
+Expected: a table of milliseconds, images/s and utilization, with what a large product reaches beside it.
 """
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes

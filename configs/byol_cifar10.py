@@ -4,13 +4,13 @@ Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.sou
           use labels.
 Source:   arXiv 2006.07733 at a small scale; sizes and rates are our own.
 Differs:  AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px are too much for 32), half of the
-          colour changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).
+          color changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).
 Run:      python -m vit_jax.main --config=configs/byol_cifar10.py --workdir=runs/byol_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 --config.optimizer.schedule.end_lr=0 measures the same
           network at initialization.
 Plan:     1 device, 0.18 M parameters; 48,000 images, minutes of one CPU core.
 Expected: loss 4.0 to 0.15 and spread 0.43 to 0.12, without an alarm. So short a run learns no better features: 20
-          nearest neighbours by the teacher 26.6 % (2,000 test images, 5,000 labelled ones, JPEG copies, one seed), as
+          nearest neighbors by the teacher 26.6 % (2,000 test images, 5,000 labeled ones, JPEG copies, one seed), as
           the same network at initialization in `configs/dino_cifar10.py`.
 """
 from vit_jax.config import schema as s

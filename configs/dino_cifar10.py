@@ -3,8 +3,8 @@
 Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH; labels are used by the
           evaluations alone.
 Source:   arXiv 2104.14294 at a small scale: 1,024 prototypes, no blur (2 px are too much for 32), half the other
-          changes of colour, momentum from 0.99; sizes and rates are our own.
-Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of colour,
+          changes of color, momentum from 0.99; sizes and rates are our own.
+Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of color,
           momentum from 0.99.
 Run:      python -m vit_jax.main --config=configs/dino_cifar10.py --workdir=runs/dino_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 --config.optimizer.schedule.end_lr=0 measures the same
@@ -12,7 +12,7 @@ Run:      python -m vit_jax.main --config=configs/dino_cifar10.py --workdir=runs
           --config.objective.centering=none --config.objective.teacher_temperature.start=0.1
           --config.objective.teacher_temperature.end=0.1 collapses, and raises the alarm.
 Plan:     1 device, 0.28 M parameters; 48,000 images, minutes of one CPU core.
-Expected: 20 nearest neighbours by the teacher 28.6, 28.8, 29.4, 29.9 and 30.2 % (2,000 test images, 5,000 labelled
+Expected: 20 nearest neighbors by the teacher 28.6, 28.8, 29.4, 29.9 and 30.2 % (2,000 test images, 5,000 labeled
           ones, JPEG copies); with --config.length='360e3 examples' 29.8, 30.6, 31.5 and 31.6 % after each quarter. Of
           the same network at initialization 26.4, 27.2 and 27.1 % (three seeds).
 """

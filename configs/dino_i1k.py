@@ -15,7 +15,7 @@ Run:      python -m vit_jax.main --config=configs/dino_i1k.py:S/16 --workdir=run
           --config.model.dtype=bfloat16
           Or S/8, B/16, B/8. `teacher` is the network to use: --config.init_from=runs/dino_s16
           --config.init_view=teacher
-          A collapse is logged, and ends the run with --config.objective.collapse.action=stop. Centring as in DINOv2:
+          A collapse is logged, and ends the run with --config.objective.collapse.action=stop. Centering as in DINOv2:
           --config.objective.centering=sinkhorn
 Plan:     python -m vit_jax.main --job=plan --config=configs/dino_i1k.py:S/16 --topology=v3:8x8
           --config.model.dtype=bfloat16

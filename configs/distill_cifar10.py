@@ -14,7 +14,7 @@ Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --c
 Plan:     1 device; the teacher has 5.5 M parameters, the student 0.1 M; 3, 8 and 11 minutes of one CPU core
 Expected: of 2,000 test images (JPEG copies) the teacher has 69.2 % after 3 CPU minutes; the distilled student 37.9,
           47.9, 51.5 and 53.4 % after each quarter of 8 CPU minutes; the student alone 36.9, 36.3, 37.8 and 38.1 % after
-          each quarter of 11. With the same 2,000 labelled images for both and no others, distillation did not help:
+          each quarter of 11. With the same 2,000 labeled images for both and no others, distillation did not help:
           45.0 % after 30 epochs with a teacher of 63 %, while the student alone has 48.5 % after 70 epochs in less
           time.
 """

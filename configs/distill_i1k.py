@@ -14,7 +14,7 @@ Differs:  teach=consistent trains a ViT, and the program's student is a BiT-R50x
 Run:      python -m vit_jax.main --config=configs/distill_i1k.py:S/16,teach=hard --config.objective.teacher.weights=FILE
           --workdir=runs/deit_s16_distilled
           Or Ti/16, B/16. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its
-          other settings select another; images are normalised as the teacher expects (objective.teacher.mean, std).
+          other settings select another; images are normalized as the teacher expects (objective.teacher.mean, std).
 Plan:     python -m vit_jax.main --job=plan --config=configs/distill_i1k.py:S/16 --topology=v3:4x4
           --config.model.dtype=bfloat16
 Expected: the repository reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) with a RegNetY-16GF as the teacher: 2.3,

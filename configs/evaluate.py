@@ -2,7 +2,7 @@
 
 Data:     a folder, a TFDS set or prepared shards. Where a folder has only some of the classes, or the weights have no
           class names, --config.data.classes=FILE lists them in the order of the outputs: n01440764 tench, a line each
-Source:   images are resized, cropped and normalised as the weights expect, unless --preprocess= or
+Source:   images are resized, cropped and normalized as the weights expect, unless --preprocess= or
           --config.data.recipe.… is given. Evaluations: topk real fewshot knn retrieval logistic probe_mae
           probe_dino segmentation zeroshot (needs a text tower; --config.evals.zeroshot.prompts=clip_paper for all
           templates of CLIP)

@@ -7,7 +7,7 @@ Run:      python -m vit_jax.main --config=configs/mae_cifar10.py --workdir=runs/
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
 Plan:     1 device, 0.14 M parameters, of which the encoder has 0.10; 5 epochs, about 8 minutes of one CPU core (500
           images/s).
-Expected: on 2,000 test images, from 5,000 labelled ones: 36.2 % by 20 nearest neighbours, 37.5 % by 100, 44.6 % by
+Expected: on 2,000 test images, from 5,000 labeled ones: 36.2 % by 20 nearest neighbors, 37.5 % by 100, 44.6 % by
           logistic regression; of the same network at initialization 29.9, 30.0 and 39.3 % (measured once, on a folder
           of JPEG copies, 2 shared CPU cores).
 """

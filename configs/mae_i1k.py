@@ -3,7 +3,7 @@
 Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images, only the k-NN
           evaluation during training uses labels.
 Source:   arXiv 2111.06377, Table 8: AdamW 0.9/0.95, 1.5e-4 for 256 images, batch 4,096, decay 0.05, 40 epochs of
-          warm-up, cosine, crops of 0.2 to 1 and flips alone, normalised pixels. As in its program (facebookresearch/mae
+          warm-up, cosine, crops of 0.2 to 1 and flips alone, normalized pixels. As in its program (facebookresearch/mae
           main_pretrain.py) all but biases and norms are decayed, class token and mask token too. The authors' best
           weights had --config.length='1600 epochs'.
 Differs:  No difference of this recipe alone is known.

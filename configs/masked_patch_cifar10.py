@@ -5,11 +5,11 @@ Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.sou
 Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py:pixels --workdir=runs/masked_patch_cifar10
-          Targets: color (the mean colour of 3 bits a channel, the default), colors (of 16 cells), pixels.
+          Targets: color (the mean color of 3 bits a channel, the default), colors (of 16 cells), pixels.
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
 Plan:     1 device, 0.14 M parameters; 9 epochs, about 15 minutes of one CPU core (500 images/s).
-Expected: logistic regression on 5,000 labelled images (JPEG copies), all 10,000 test images: at initialization 33.6,
-          33.3 and 33.1 % (seeds 0, 1, 2); pixels: 39.1, 38.2, 39.6, 39.9 % after each quarter. Neighbours do not gain
+Expected: logistic regression on 5,000 labeled images (JPEG copies), all 10,000 test images: at initialization 33.6,
+          33.3 and 33.1 % (seeds 0, 1, 2); pixels: 39.1, 38.2, 39.6, 39.9 % after each quarter. Neighbors do not gain
           from the last block (20 of them: 27.9 to 28.9 at initialization, 25.3 %), but from the first
           (--config.evals.knn.features.blocks=1: 28.2, then 28.4, 32.3, 32.9, 33.4, 33.0 in 5 epochs, 2,000 images).
           color, with three blocks, gained less: 34.1 at initialization, then 37.0, 37.7, 36.7 %.

@@ -1,19 +1,19 @@
 """A study: Noisy Student. A student learns, with noise, from images that its teacher labels, and is the next teacher.
 
 Data:     set=imagenet: TFDS `imagenet2012`, and JFT-300M without its labels, which is internal to Google: any folder or
-          TFDS set does, unlabelled=folder:PATH. set=cifar10: TFDS `cifar10`, or source=folder:PATH; a tenth of its
+          TFDS set does, unlabeled=folder:PATH. set=cifar10: TFDS `cifar10`, or source=folder:PATH; a tenth of its
           labels is used, and all other training images without theirs.
 Source:   arXiv 1911.04252 and its program (google-research/noisystudent@aac52bf: main.py, utils.py, preprocessing.py,
           local_scripts/imagenet): EfficientNet-B7 teaches L2 at 475 px, three rounds; of each class 130,000 images with
-          a probability of at least 30 %, soft labels; 14 (in the last round 28) such images for each labelled one,
+          a probability of at least 30 %, soft labels; 14 (in the last round 28) such images for each labeled one,
           2,048 of these a step; RandAugment of two operations and magnitude 27, dropout 0.5, stochastic depth to 0.2;
-          350 epochs of the labelled images; RMSProp (0.9, momentum 0.9, eps 0.001), 0.016 for 256 labelled images,
+          350 epochs of the labeled images; RMSProp (0.9, momentum 0.9, eps 0.001), 0.016 for 256 labeled images,
           times 0.97 every 2.4 epochs, 5 epochs of warm-up, L2 penalty 1e-5 on all but BatchNorm, average 0.9999. Then
-          1.5 epochs at 800 px of labelled images without augmentation, at the final learning rate of the run, the first
-          layers fixed. The program divides the sum of the losses of all images by the number of labelled ones; here it
+          1.5 epochs at 800 px of labeled images without augmentation, at the final learning rate of the run, the first
+          layers fixed. The program divides the sum of the losses of all images by the number of labeled ones; here it
           is the mean, with eps, the squares that RMSProp begins with and the penalty divided to match, which gives the
           same updates. Ratios, rounds and the length at 800 px are of the paper and were not checked again.
-Differs:  Labelled images of a student have no label smoothing (0.1 there); the head starts at zero (there uniform in
+Differs:  Labeled images of a student have no label smoothing (0.1 there); the head starts at zero (there uniform in
           ±1 / sqrt(classes)); BatchNorm is over the whole batch; the paper does not state which layers are fixed: here
           the stem and stages 1 to 4, whose running statistics are still updated.
 Run:      python -m vit_jax.main --job=study --config=configs/noisy_student.py:cifar10 --workdir=runs/noisy
@@ -31,8 +31,8 @@ from vit_jax.config import schema as s
 from vit_jax.recipes import noisy_student, sizes
 
 ROUNDS = ('', '1', '2', '3', '4', '5')
-LABELLED = 2_048  # of a step, of ImageNet
-EPOCH = 1_281_167 / LABELLED  # steps of the labelled images
+LABELED = 2_048  # of a step, of ImageNet
+EPOCH = 1_281_167 / LABELED  # steps of the labeled images
 RATE, DROP = .016, .97  # main.py, utils.py
 DECAYED = ('.*/kernel', '.*/gate/.*/bias', 'head/bias')  # all but BatchNorm
 FIXED = 'backbone/(stem|stage[1-4])/.*'
@@ -40,8 +40,8 @@ PER_CLASS = {'imagenet': 130_000, 'cifar10': 4_000}
 
 
 def get_config(arguments: str = '') -> s.Study:
-  """The study: set, then source=… unlabelled=… model=… rounds=… teacher=…."""
-  given = s.parse_arg(arguments, set=('imagenet', 'cifar10'), source=('',), unlabelled=('',), model=('',),
+  """The study: set, then source=… unlabeled=… model=… rounds=… teacher=…."""
+  given = s.parse_arg(arguments, set=('imagenet', 'cifar10'), source=('',), unlabeled=('',), model=('',),
                       rounds=ROUNDS, teacher=('',))
   is_small, model = given['set'] == 'cifar10', given['model']
   source = given['source'] or ('tfds:cifar10' if is_small else 'tfds:imagenet2012')
@@ -50,9 +50,9 @@ def get_config(arguments: str = '') -> s.Study:
     return small_run(model or 'ViT', source, number) if is_small else large_run(model, source, number)
 
   def pseudo(number: int) -> s.Pseudo:
-    unlabelled = given['unlabelled'] or (source if is_small else 'folder:JFT-300M')
-    ratio = 1 if is_small else unlabelled_ratio(number)
-    return s.Pseudo(source=unlabelled, split='train[10%:]' if is_small and not given['unlabelled'] else 'train',
+    unlabeled = given['unlabeled'] or (source if is_small else 'folder:JFT-300M')
+    ratio = 1 if is_small else unlabeled_ratio(number)
+    return s.Pseudo(source=unlabeled, split='train[10%:]' if is_small and not given['unlabeled'] else 'train',
                     threshold=.5 if is_small else .3, per_class=PER_CLASS[given['set']], share=ratio / (1 + ratio),
                     top=10)
 
@@ -64,8 +64,8 @@ def get_config(arguments: str = '') -> s.Study:
   return s.Study(f'Noisy Student {given["set"]}', first, then, noisy_student.rows, noisy_student.FIGURES)
 
 
-def unlabelled_ratio(number: int) -> int:
-  """Unlabelled images for each labelled one."""
+def unlabeled_ratio(number: int) -> int:
+  """Unlabeled images for each labeled one."""
   return 28 if number == 3 else 14
 
 
@@ -76,11 +76,11 @@ def large_run(model: str, source: str, number: int) -> s.Config:
   if isinstance(network, s.EfficientNet):
     px = 475 if name == 'EfficientNet-L2' else sizes.efficientnet_px(name.removeprefix('EfficientNet-'))
     network.dropout, network.drop_path = .5, .2
-  # Images a step for each labelled one. The program's loss is this many times the mean.
-  scale = 1 + unlabelled_ratio(number) if number else 1
+  # Images a step for each labeled one. The program's loss is this many times the mean.
+  scale = 1 + unlabeled_ratio(number) if number else 1
   return s.Config(
-      name=noisy_student.name(number), length='218_949 steps',  # 350 epochs of 1,281,167 labelled images
-      batch_size=LABELLED * scale, image_px=(px, px),
+      name=noisy_student.name(number), length='218_949 steps',  # 350 epochs of 1,281,167 labeled images
+      batch_size=LABELED * scale, image_px=(px, px),
       data=s.Data(source=source, eval_split='validation', num_examples=1_281_167, num_classes=1_000, recipe=recipe(px)),
       model=network, objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1 if not number else 0.),
       optimizer=s.RMSProp(
@@ -94,7 +94,7 @@ def large_run(model: str, source: str, number: int) -> s.Config:
 
 
 def recipe(px: int) -> s.Recipe:
-  """The program's images: TensorFlow's crops, bicubic without antialias, evaluated with 32 px around the centre."""
+  """The program's images: TensorFlow's crops, bicubic without antialias, evaluated with 32 px around the center."""
   return s.Recipe(
       crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
       crop_sampler=s.CropSampler.TENSORFLOW, crop_tries=10, crop_covered=.1,  # preprocessing.py
@@ -103,7 +103,7 @@ def recipe(px: int) -> s.Recipe:
 
 
 def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
-  """1.5 epochs at 800 px from the last student on: labelled images as evaluation sees them, the first layers fixed."""
+  """1.5 epochs at 800 px from the last student on: labeled images as evaluation sees them, the first layers fixed."""
   student = results.get(last)
   if student is None or not isinstance(student.config.model, s.EfficientNet):
     return {}
@@ -113,7 +113,7 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
                               crop_covered=s.Recipe().crop_covered, randaugment=s.RandAugment())
   ended = RATE * DROP ** (218_949 // round(2.4 * EPOCH))  # of the schedule's last step
   return {noisy_student.HIGH: dataclasses.replace(
-      before, name=noisy_student.HIGH, length='1.5 epochs', batch_size=LABELLED, image_px=(px, px),
+      before, name=noisy_student.HIGH, length='1.5 epochs', batch_size=LABELED, image_px=(px, px),
       init_from=student.workdir,
       data=dataclasses.replace(before.data, recipe=plain, pseudo=s.Pseudo()),
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
@@ -125,7 +125,7 @@ def high_resolution(results: s.Results, last: str) -> dict[str, s.Config]:
 
 
 def small_run(model: str, source: str, number: int) -> s.Config:
-  """On a tenth of CIFAR-10, at 32 px; a student sees as many labelled images a step as the teacher."""
+  """On a tenth of CIFAR-10, at 32 px; a student sees as many labeled images a step as the teacher."""
   network = sizes.small(model) if model in sizes.SMALL else sizes.model(model)
   if isinstance(network, s.ViT):
     network.dropout, network.drop_path = .1, .1

@@ -1,4 +1,4 @@
-"""A study: which network needs how much data: nested random subsets of a dataset, no extra regularisation.
+"""A study: which network needs how much data: nested random subsets of a dataset, no extra regularization.
 
 Data:     scale=jft: JFT-300M, which is internal to Google (point --config.data.source at your data); i1k: TFDS
           `imagenet2012`; few-shot accuracy on TFDS `imagenet2012`. small: TFDS `cifar10` at 32 px, or any other small

@@ -1,4 +1,4 @@
-"""LV-ViT on ImageNet-1k by token labelling: each patch has its own target, from a teacher's label map of the image.
+"""LV-ViT on ImageNet-1k by token labeling: each patch has its own target, from a teacher's label map of the image.
 
 Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,281,167 images of 1,000 classes; and
           label maps of the training images, 6.5 KB each at 18 x 18, by any trained classifier:

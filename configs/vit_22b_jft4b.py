@@ -1,11 +1,11 @@
-"""ViT-22B pre-trained on JFT-4B for three epochs: parallel attention and MLP, normalised queries and keys.
+"""ViT-22B pre-trained on JFT-4B for three epochs: parallel attention and MLP, normalized queries and keys.
 
 Data:     JFT-4B: about 4 G images, about 30,000 classes, several labels per image (data.max_labels). It is internal to
           Google: point --config.data.source at your data, and set data.num_examples and data.num_classes to match.
 Source:   arXiv 2302.05442, Table 1 and section 3: batch 65,536, 177,000 steps, lr 1e-3, reciprocal square root, warm-up
-          10,000 and cooldown 30,000 steps; decay 0.03, of the head 3; sigmoid loss, attention pooling. Optimiser,
+          10,000 and cooldown 30,000 steps; decay 0.03, of the head 3; sigmoid loss, attention pooling. Optimizer,
           timescale and clipping as in Scaling ViT (vit_g14_jft3b.py), which its recipe extends. The numbers of section
-          3 were not checked again. The paper's model has LayerNorm without bias and centring; ours has both.
+          3 were not checked again. The paper's model has LayerNorm without bias and centering; ours has both.
 Differs:  The paper's LayerNorm has neither bias nor centering; here it has both. Not stated by the paper and chosen
           here: optimizer, timescale, clipping.
 Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py --workdir=runs/vit_22b_jft4b

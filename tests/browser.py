@@ -1,4 +1,4 @@
-"""Chromium without a window, for tests of pages: real clicks, files, screen sizes and colour schemes.
+"""Chromium without a window, for tests of pages: real clicks, files, screen sizes and color schemes.
 
 It is driven by the DevTools protocol over two pipes, which needs no package and no port.
 """
@@ -107,7 +107,7 @@ class Page:
       self.requests.append(event['params']['request']['url'])
 
   def show(self, *, width: int, height: int = 900, dark: bool) -> None:
-    """Sets the size of the screen, in px, and the colour scheme that the person prefers."""
+    """Sets the size of the screen, in px, and the color scheme that the person prefers."""
     self.call('Emulation.setDeviceMetricsOverride', width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
     self.call('Emulation.setEmulatedMedia', features=[
         {'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}])

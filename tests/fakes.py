@@ -18,14 +18,14 @@ from vit_jax.core.types import Array, Batch, Features, Key, LossOut, Params
 WIDTH = 16
 
 
-def normalise(batch: Batch, key: Key, step: Array) -> Batch:
+def normalize(batch: Batch, key: Key, step: Array) -> Batch:
   """Prepare: uint8 to f32."""
   del key, step
   return {**batch, 'image': batch['image'].astype(jnp.float32) / 127.5 - 1.}
 
 
-def normalised(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """`normalise` on the host."""
+def normalized(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """`normalize` on the host."""
   return {**data, 'image': data['image'].astype(np.float32) / np.float32(127.5) - np.float32(1.)}
 
 
@@ -65,13 +65,13 @@ class FakeMae:
 
 
 class FakeDino:
-  """A student follows a teacher that follows the student; the teacher's outputs are centred by their mean."""
+  """A student follows a teacher that follows the student; the teacher's outputs are centered by their mean."""
   temperature, teacher_temperature, momentum, center_momentum = .1, .04, .9, .8
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, dict[str, Any]]:
     size = batch['image'][0].size
     params = {'backbone': {'kernel': .01 * jax.random.normal(key, (size, WIDTH))}}
-    return params, {'teacher': jax.tree.map(lambda x: x + 0., params), 'centre': jnp.zeros((1, WIDTH))}
+    return params, {'teacher': jax.tree.map(lambda x: x + 0., params), 'center': jnp.zeros((1, WIDTH))}
 
   def _out(self, params: Params, image: Array) -> Array:
     return image.reshape(image.shape[0], -1) @ params['backbone']['kernel']
@@ -80,7 +80,7 @@ class FakeDino:
     views = batch['image'], batch['image'][:, :, ::-1]
     student = [self._out(params, v) / self.temperature for v in views]
     teacher = [self._out(extra['teacher'], v) for v in views]
-    targets = [jax.nn.softmax((t - extra['centre']) / self.teacher_temperature) for t in teacher]
+    targets = [jax.nn.softmax((t - extra['center']) / self.teacher_temperature) for t in teacher]
     loss_B = sum(optax.softmax_cross_entropy(student[1 - i], targets[i]) for i in (0, 1)) / 2.
     stats = {'sum': sum(t.sum(0, keepdims=True) for t in teacher), 'count': jnp.asarray(2. * len(loss_B))}
     return LossOut(weighted_mean(loss_B), {'entropy': weighted_mean(-(targets[0] * jnp.log(targets[0])).sum(-1))},
@@ -89,14 +89,14 @@ class FakeDino:
   def after_update(self, params: Params, extra: dict[str, Any], stats: Any, step: Array) -> dict[str, Any]:
     m, c = self.momentum, self.center_momentum
     return {'teacher': jax.tree.map(lambda t, p: m * t + (1. - m) * p, extra['teacher'], params),
-            'centre': c * extra['centre'] + (1. - c) * stats['sum'] / stats['count']}
+            'center': c * extra['center'] + (1. - c) * stats['sum'] / stats['count']}
 
   def views(self) -> dict[str, Any]:
     return {}
 
 
 class BatchNormNet:
-  """A backbone with running statistics: pixels to WIDTH features, normalised over the batch."""
+  """A backbone with running statistics: pixels to WIDTH features, normalized over the batch."""
 
   def init(self, key: Key, image: Array) -> tuple[Params, Any]:
     size = image[0].size

@@ -69,8 +69,8 @@ def used() -> dict[str, set[str]]:
   """Settings by `Class.field`, with the configs and studies that use them (by default, or with arguments they show).
 
   A setting is used where it is not at its default; where the docstring of a config shows an override of it; and where a
-  run has a part of its class and runs are without one by default: an optimiser, a task, or a part that is switched on.
-  What the code makes itself counts for an optimiser too, such as the linear probe's LARS. Of a study with very many
+  run has a part of its class and runs are without one by default: an optimizer, a task, or a part that is switched on.
+  What the code makes itself counts for an optimizer too, such as the linear probe's LARS. Of a study with very many
   runs, which differ in a rate or a seed, four are looked at.
   """
   found = _made_by_code()

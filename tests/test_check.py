@@ -21,7 +21,7 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_a_sound_run_is_checked_without_its_data_and_its_layout_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
   text = checked(capsys, '--config=digits', '--topology=cpu:8', '--elsewhere')
-  assert 'Checked: the train command of digits has no problem that can be seen here.' in text
+  assert 'Checked the train command of digits: no problems found.' in text
   assert 'data=8 fsdp=1 tensor=1' in text
 
 

@@ -54,7 +54,7 @@ def test_a_config_loads_and_checks(name: str) -> None:
 @pytest.mark.quick(
     'byol_cifar10', 'cifar10', 'digits', 'dino_cifar10', 'distill_cifar10', 'linear_probe', 'mae_i1k',
     'masked_patch_cifar10', 'vit_s16_i1k',
-    reason='1 s each; the networks, objectives and optimisers of the others have tests of their own')
+    reason='1 s each; the networks, objectives and optimizers of the others have tests of their own')
 @pytest.mark.parametrize('name', NAMES)
 def test_a_config_builds(name: str) -> None:
   config = runs_of(name)[0]

@@ -38,7 +38,7 @@ TASKS = {
 def after(task: str, settings: str, *, accumulate: int = 1, num_steps: int = 3) -> tuple[object, object]:
   mesh = programs.MESHES[settings]
   rules = programs.KERNELS if 'dino' in task else (*programs.KERNELS, ('.*', ()))
-  program = programs.build(TASKS[task](), fakes.normalise, mesh, rules=rules, like=DATA,
+  program = programs.build(TASKS[task](), fakes.normalize, mesh, rules=rules, like=DATA,
                            accumulate=accumulate)
   state, metrics = programs.run(program, mesh, DATA, num_steps)
   return state, metrics.means
@@ -55,7 +55,7 @@ def test_a_fake_task_takes_the_same_steps_on_any_mesh(task: str) -> None:
 def test_stats_are_summed_over_microbatches_and_devices_so_accumulation_is_exact() -> None:
   want, got = after('dino', 'one'), after('dino', 'data=8', accumulate=4)
   programs.assert_close(got, want)
-  assert np.abs(want[0].extra['centre']).max() > 0
+  assert np.abs(want[0].extra['center']).max() > 0
 
 
 @pytest.mark.slow(reason='3 s: three programs; tests/train/test_randomness.py has seeds and microbatches')

@@ -1,4 +1,4 @@
-"""The result of a step does not depend on how it is run: mesh, accumulation, rematerialisation, layout."""
+"""The result of a step does not depend on how it is run: mesh, accumulation, rematerialization, layout."""
 from __future__ import annotations
 
 import dataclasses
@@ -44,7 +44,7 @@ def after(settings: str = 'one', accumulate: int = 1, unstacked_layers: bool = F
   """State and metrics after two steps from one start. That a mesh has the same start is a test of its own, below."""
   c, mesh = config(**model), programs.MESHES[settings]
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  program = programs.build(task, fakes.normalise, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
+  program = programs.build(task, fakes.normalize, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
                            unstacked_layers=unstacked_layers, optimizer=OPTIMIZER)
   return programs.run(program, mesh, DATA, 2, start=start(program.abstract_state))
 
@@ -84,13 +84,13 @@ def test_four_microbatches_are_the_whole_batch(settings: str) -> None:
     {'execution': schema.Execution.SCAN, 'remat': schema.Remat.MLP, 'full_remat': 1},
     {'execution': schema.Execution.SCAN, 'unroll': 2},
 ], ids=lambda m: ' '.join(str(getattr(v, 'value', v)) for v in m.values()))
-def test_execution_and_rematerialisation_change_nothing(model: dict[str, object]) -> None:
+def test_execution_and_rematerialization_change_nothing(model: dict[str, object]) -> None:
   programs.assert_close(after(**model), after(), **SAME)
 
 
 @pytest.mark.slow(reason='6 s; tests/optim/test_per_layer.py has the layers of a stack')
 def test_a_network_with_unstacked_layers_is_trained_as_with_a_stack() -> None:
-  """Also the metrics are the same, such as the norms of each layer. Every optimiser: tests/optim/test_optimizers.py."""
+  """Also the metrics are the same, such as the norms of each layer. Every optimizer: tests/optim/test_optimizers.py."""
   got, want = after(FULL, unstacked_layers=True), after()
   assert jax.tree.structure(got) == jax.tree.structure(want)
   programs.assert_close(got, want, **SAME)
@@ -134,7 +134,7 @@ def test_dropout_does_not_depend_on_the_mesh() -> None:
     c = config(depth=1, dropout=.1, attention_dropout=.1, drop_path=.2, drop_path_even=True)
     task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
     return programs.gradients(task, programs.MESHES[settings], rules=build.build_rules(c),
-                              batch=fakes.normalised(DATA))['gradient']
+                              batch=fakes.normalized(DATA))['gradient']
 
   programs.assert_reordered(found(FULL), found('one'), terms=80, operations=30)
 

@@ -48,13 +48,13 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
 
 
 @pytest.mark.parametrize(('words', 'said'), [
-    (['--confg=a'], ['--confg: expected a flag of this job, got an unknown one. Did you mean --config?\nSee vit-jax']),
+    (['--confg=a'], ['--confg: expected a known flag, got --confg. Did you mean --config?\nSee vit-jax']),
     (['--job=trian'], ['--job: expected one of train, finetune, evaluate', 'got trian. Did you mean train?']),
     (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
-    (['evaluat'], ["'evaluat': expected a job or a flag --NAME=VALUE, got neither. Did you mean evaluate?"]),
-    (['train', 'digits'], ["'digits': expected a job or a flag --NAME=VALUE, got neither. Did you mean --conf"]),
-    (['finetune:B/16,own'], ['got neither. Did you mean --config=finetune:B/16,own?']),
-    (['--lr', '3e-4'], ['--lr: expected a flag of this job, got an unknown one. Did you mean the setting '
+    (['evaluat'], ["command line: expected a job such as train or a flag such as --config=digits, got 'evaluat'. Did you mean evaluate?"]),
+    (['train', 'digits'], ["a flag such as --config=digits, got 'digits'. Did you mean --conf"]),
+    (['finetune:B/16,own'], ["got 'finetune:B/16,own'. Did you mean --config=finetune:B/16,own?"]),
+    (['--lr', '3e-4'], ['--lr: expected a known flag, got --lr. Did you mean the setting '
                         '--config.optimizer.lr?\n']),
     (['--config=digits', '--batch-size=4'], ['the setting --config.batch_size or --config.evals.test.batch_size?']),
     (['--epochs=3', '--warmpu=2', '--bs=4'],

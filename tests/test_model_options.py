@@ -21,7 +21,7 @@ from vit_jax.models import backbones
 from vit_jax.parallel import rules
 from vit_jax.recipes import sizes
 
-DATA = fakes.normalised(programs.batch(size=16, px=16))
+DATA = fakes.normalized(programs.batch(size=16, px=16))
 SPLIT = 'data=2,fsdp=2,tensor=2'
 
 

@@ -166,7 +166,7 @@ def test_a_host_reads_its_rows_alone_and_process_0_alone_writes_the_record(
     assert ('metrics.jsonl' in written and 'report.html.part' in written) if host == 0 else written <= {'checkpoints'}
 
 
-def test_rows_that_are_no_neighbours_come_together_as_the_global_batch() -> None:
+def test_rows_that_are_no_neighbors_come_together_as_the_global_batch() -> None:
   runs.finish(launch(2, 4, str(runs.ROOT / 'tests' / 'interleaved.py')), timeout_s=200)
 
 

@@ -20,7 +20,7 @@ from vit_jax.models import backbones
 from vit_jax.parallel import rules
 from vit_jax.recipes import sizes
 
-DATA = fakes.normalised(programs.batch(size=16, px=16))
+DATA = fakes.normalized(programs.batch(size=16, px=16))
 SPLIT = 'data=2,fsdp=2,tensor=2'
 VIT = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=48)
 MODELS: dict[str, schema.Model] = {

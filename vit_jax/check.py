@@ -61,7 +61,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
   if topology and job == 'train' and isinstance(subject, schema.Config):
     text = fit(subject, topology, slices)
   name = f' of {subject.name}' if subject else ''
-  print('\n'.join(filter(None, [f'Checked: the {job} command{name} has no problem that can be seen here.', text])))
+  print('\n'.join(filter(None, [f'Checked the {job} command{name}: no problems found.', text])))
   return 0
 
 

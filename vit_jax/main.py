@@ -74,8 +74,9 @@ def parse(arguments: Sequence[str]) -> Command:
   problems += [_explain(word, job, str(values.get('config') or job.base)) for word in unknown]
   meant = {near for word in unknown for near in difflib.get_close_matches(word, list(job.flags), 1)}
   meant |= {'config'} if any(_as_config(job, word) for word in files) else set()
-  problems += [f'--{flag.name}: expected a value, got none. --job={name} needs it: {flag.help}.'
-               for flag in job.needs if flag.name not in meant and not hasattr(texts, flag.name)]
+  problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
+               f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
+               for flag in job.needs if flag.kind and flag.name not in meant and not hasattr(texts, flag.name)]
   problems += _word_problems(job, files)
   if overrides and not job.has_settings:
     problems.append(f'--config.{overrides[0]}: expected no override, as --job={name} takes no config. Remove it.')
@@ -158,14 +159,14 @@ def _explain(word: str, job: Job, config: str) -> str:
     found = [one for one in settings if last and one.split('.')[-1] == last[0]]
   if found:
     near = f' Did you mean the setting --config.{" or --config.".join(found[:3])}?'
-  return f'--{name}: expected a flag of this job, got an unknown one.{near}'
+  return f'--{name}: expected a known flag, got --{name}.{near}'
 
 
 def _word_problems(job: Job, words: list[str]) -> list[str]:
   """Problems of the arguments that are not flags."""
   if job.words:
     return [] if words or job.words.startswith('[') else [f'Expected {job.words}, got none.']
-  return [f'{word!r}: expected a job or a flag --NAME=VALUE, got neither.'
+  return [f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
           f'{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
 
 

@@ -29,9 +29,9 @@ def test_a_config_with_all_evaluations_is_valid() -> None:
     (FewShot(shots=(5, 0)), r'evals.x.shots: expected numbers, each at least 1, got \(5, 0\)'),
     (FewShot(l2=0.), 'evals.x.l2: expected more than 0, got 0.0'), (FewShot(l2_sweep=(-1.,)), 'evals.x.l2_sweep'),
     (FewShot(num_seeds=0), 'evals.x.num_seeds: expected at least 1, got 0'),
-    (Knn(neighbours=()), r'evals.x.neighbours: expected at least one number, got \(\)'),
+    (Knn(neighbors=()), r'evals.x.neighbors: expected at least one number, got \(\)'),
     (Knn(temperature=0.), 'evals.x.temperature'),
-    (Knn(neighbours=(5,)), r'evals.x.headline: expected one of evals.x.neighbours=\(5,\), got 20'),
+    (Knn(neighbors=(5,)), r'evals.x.headline: expected one of evals.x.neighbors=\(5,\), got 20'),
     (Logistic(l2=()), 'evals.x.l2'), (Logistic(holdout=1.), 'evals.x.holdout: expected more than 0 to below 1'),
     (Logistic(max_steps=0), 'evals.x.max_steps: expected at least 1, got 0'),
     (Probe(learning_rates=(0.,)), 'evals.x.learning_rates'),
@@ -64,9 +64,9 @@ def test_settings_that_do_not_go_together_are_named(changes: dict, message: str)
 
 def test_a_run_gets_evaluations_by_their_names_and_overrides_reach_into_them() -> None:
   config = files.load('digits', ['evals=test,knn,probe_dino', 'evals.knn.limit=50', 'evals.knn.features.blocks=-2,-1',
-                                 'evals.knn.neighbours=5,20', 'evals.test.every=3 epochs'])
+                                 'evals.knn.neighbors=5,20', 'evals.test.every=3 epochs'])
   assert list(config.evals) == ['test', 'knn', 'probe_dino'] and config.evals['test'].batch_size == 360
-  assert config.evals['knn'] == Knn(limit=50, neighbours=(5, 20), features=FeatureLayers((-2, -1)))
+  assert config.evals['knn'] == Knn(limit=50, neighbors=(5, 20), features=FeatureLayers((-2, -1)))
   assert config.evals['probe_dino'].features.blocks == (-4, -3, -2, -1) and config.evals['test'].every == '3 epochs'
   assert list(files.load('digits', []).evals) == ['test']
 

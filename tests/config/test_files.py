@@ -64,7 +64,7 @@ def get_config():
   c.optimizer = {'name': 'sgd', 'lr': 1, 'schedule': {'decay': 'linear'}, 'rules': ({'paths': 'head/.*', 'lr': 0.},)}
   c.objective = 'mae'
   c.batch_size = ml_collections.FieldReference(96)
-  c.evals = {'fit': {'type': 'Knn', 'neighbours': [5, 20]}}
+  c.evals = {'fit': {'type': 'Knn', 'neighbors': [5, 20]}}
   return c
 """
 
@@ -78,7 +78,7 @@ def test_a_config_may_be_an_ml_collections_config_dict(tmp_path: pathlib.Path) -
       model=dataclasses.replace(sizes.model('S/16'), dropout=.1, pool=schema.Pool.MEAN, dtype=schema.DType.BF16),
       optimizer=schema.Sgd(lr=.5, schedule=schema.Schedule(schema.Decay.LINEAR),
                            rules=(schema.PathRule('head/.*', 0.),)),
-      evals={'fit': schema.Knn(neighbours=(5, 20))})
+      evals={'fit': schema.Knn(neighbors=(5, 20))})
 
 
 def test_a_config_dict_is_converted_as_strictly(tmp_path: pathlib.Path) -> None:

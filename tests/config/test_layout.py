@@ -94,7 +94,7 @@ def test_fsdp_stays_inside_a_slice_and_divides_the_width() -> None:
     (1., (2, 'none')),     # 0.98 x 1.02 of two microbatches is less than 1.00 of names
     (1.8, (2, 'names')),   # 11.5 GiB, where none needs 14.4 and four microbatches are 0.98 x 1.06
     (13., (2, 'full')), (30., (4, 'full'))])
-def test_the_fastest_rematerialisation_and_accumulation_that_fit_are_taken(
+def test_the_fastest_rematerialization_and_accumulation_that_fit_are_taken(
     image_gib: float, expected: tuple[int, str]) -> None:
   found = layout.choose(s.Config(), V3, needs(0., image_gib))
   assert found.fits and (found.config.train.accumulate, found.config.model.remat.value) == expected

@@ -30,24 +30,24 @@ def originals() -> dict[str, bytes]:
   """Files of every format and of many kinds, by name; the format is the part before the blank."""
   rng = np.random.default_rng(0)
   image = np.asarray(Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((80, 60)))
-  colours, deep = Image.fromarray(image), Image.fromarray(image[..., 0].astype(np.uint16) * 257)
+  colors, deep = Image.fromarray(image), Image.fromarray(image[..., 0].astype(np.uint16) * 257)
   exif = Image.Exif()
   exif[headers.ORIENTATION], exif[271] = 6, 'maker'
-  alpha = colours.copy()
+  alpha = colors.copy()
   alpha.putalpha(128)
   kinds = {
-      'JPEG plain': (colours, {}), 'JPEG progressive': (colours, {'progressive': True}), 'JPEG EXIF': (colours, {
-          'exif': exif}), 'JPEG CMYK': (colours.convert('CMYK'), {}), 'JPEG grey': (colours.convert('L'), {}),
-      'PNG plain': (colours, {}), 'PNG 16 bit': (deep, {}), 'PNG palette': (colours.convert('P'), {'transparency': 3}),
-      'PNG alpha': (alpha, {'exif': exif}), 'PNG 1 bit': (colours.convert('1'), {}),
-      'WEBP lossy': (colours, {'exif': exif}), 'WEBP lossless': (alpha, {'lossless': True}),
-      'BMP plain': (colours, {}), 'BMP palette': (colours.convert('P'), {}), 'BMP 1 bit': (colours.convert('1'), {}),
-      'GIF plain': (colours.convert('P'), {}), 'GIF animated': (colours.convert('P'), {
-          'save_all': True, 'append_images': [colours.rotate(9).convert('P')]}),
-      'TIFF plain': (colours, {'exif': exif}), 'TIFF deflate': (colours, {'compression': 'tiff_deflate'}),
-      'TIFF LZW': (deep, {'compression': 'tiff_lzw'}), 'TIFF JPEG': (colours, {'compression': 'jpeg'}),
-      'TIFF CMYK': (colours.convert('CMYK'), {}), 'AVIF plain': (colours, {}), 'JPEG2000 plain': (colours, {}),
-      'PPM plain': (colours, {})}
+      'JPEG plain': (colors, {}), 'JPEG progressive': (colors, {'progressive': True}), 'JPEG EXIF': (colors, {
+          'exif': exif}), 'JPEG CMYK': (colors.convert('CMYK'), {}), 'JPEG gray': (colors.convert('L'), {}),
+      'PNG plain': (colors, {}), 'PNG 16 bit': (deep, {}), 'PNG palette': (colors.convert('P'), {'transparency': 3}),
+      'PNG alpha': (alpha, {'exif': exif}), 'PNG 1 bit': (colors.convert('1'), {}),
+      'WEBP lossy': (colors, {'exif': exif}), 'WEBP lossless': (alpha, {'lossless': True}),
+      'BMP plain': (colors, {}), 'BMP palette': (colors.convert('P'), {}), 'BMP 1 bit': (colors.convert('1'), {}),
+      'GIF plain': (colors.convert('P'), {}), 'GIF animated': (colors.convert('P'), {
+          'save_all': True, 'append_images': [colors.rotate(9).convert('P')]}),
+      'TIFF plain': (colors, {'exif': exif}), 'TIFF deflate': (colors, {'compression': 'tiff_deflate'}),
+      'TIFF LZW': (deep, {'compression': 'tiff_lzw'}), 'TIFF JPEG': (colors, {'compression': 'jpeg'}),
+      'TIFF CMYK': (colors.convert('CMYK'), {}), 'AVIF plain': (colors, {}), 'JPEG2000 plain': (colors, {}),
+      'PPM plain': (colors, {})}
   found = {}
   for name, (one, options) in kinds.items():
     out = io.BytesIO()

@@ -29,7 +29,7 @@ CENTER = (30, 70)  # of cutouts: row, column
 
 
 def images() -> dict[str, np.ndarray]:
-  """Images `[H, W, 3] u8` by name, in integer arithmetic: noise beside slopes of few levels, and a grey ramp."""
+  """Images `[H, W, 3] u8` by name, in integer arithmetic: noise beside slopes of few levels, and a gray ramp."""
   row, column, channel = np.ogrid[:224, :224, :3]
   noise = (row * 7919 + column * 104_729 + channel * 1_299_709) ** 2 % 65_521 >> 8
   slopes = 40 + (row * (3 - channel) + column * (1 + channel)) // 6

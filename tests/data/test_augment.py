@@ -37,7 +37,7 @@ def test_a_quarter_turn_is_the_one_of_numpy() -> None:
   np.testing.assert_allclose(sample_affine(jnp.array(square), turn)[0], np.rot90(square[0], -1), atol=2e-3)
 
 
-def test_zoom_enlarges_about_the_centre() -> None:
+def test_zoom_enlarges_about_the_center() -> None:
   image = np.zeros((1, 9, 9, 3), np.float32)
   image[:, 3:6, 3:6] = 1.
   large = sample_affine(jnp.array(image), jnp.array(inverse_affine(1., 0., 2., 0., size=(9, 9)))[None])

@@ -1,4 +1,4 @@
-"""Resizing and the centre crop of evaluation beside torchvision, timm and transformers, pixel by pixel."""
+"""Resizing and the center crop of evaluation beside torchvision, timm and transformers, pixel by pixel."""
 from __future__ import annotations
 
 import hashlib

@@ -32,8 +32,8 @@ def chunk(kind: bytes, content: bytes) -> bytes:
   return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
 
 
-def png(height: int, width: int, data: bytes = b'', *, depth: int = 8, colour: int = 2) -> bytes:
-  head = struct.pack('>IIBBBBB', width, height, depth, colour, 0, 0, 0)
+def png(height: int, width: int, data: bytes = b'', *, depth: int = 8, color: int = 2) -> bytes:
+  head = struct.pack('>IIBBBBB', width, height, depth, color, 0, 0, 0)
   return b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', head) + chunk(b'IDAT', zlib.compress(data)) + chunk(b'IEND', b'')
 
 
@@ -47,7 +47,7 @@ def by_pillow(stored: np.ndarray, orientation: int) -> np.ndarray:
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP', 'TIFF'])
 @pytest.mark.parametrize('orientation', TURNED)
-def test_all_orientations_are_honoured_when_asked_for_and_ignored_else(kind: str, orientation: int) -> None:
+def test_all_orientations_are_honored_when_asked_for_and_ignored_else(kind: str, orientation: int) -> None:
   encoded = saved(kind, orientation=orientation)
   plain = decode.decode(saved(kind))
   assert decode.find_orientation(encoded) == orientation

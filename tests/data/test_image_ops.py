@@ -29,14 +29,14 @@ def test_every_format_decodes_to_rgb(extension: str) -> None:
   assert np.abs(decoded.astype(int) - image).mean() < 8
 
 
-def test_cmyk_grey_rgba_palette_progressive_and_16_bit_become_rgb() -> None:
+def test_cmyk_gray_rgba_palette_progressive_and_16_bit_become_rgb() -> None:
   image = random_image(1)
-  grey = image[..., 0]
+  gray = image[..., 0]
   files = {
       'cmyk': (saved(image, 'JPEG', 'CMYK', quality=95), image, 8),
       'progressive': (saved(image, 'JPEG', progressive=True, quality=95), image, 8),
-      'grey': (saved(grey, 'PNG'), np.repeat(grey[..., None], 3, 2), 0),
-      'rgba': (saved(np.dstack([image, np.full_like(grey, 9)]), 'PNG'), image, 0),
+      'gray': (saved(gray, 'PNG'), np.repeat(gray[..., None], 3, 2), 0),
+      'rgba': (saved(np.dstack([image, np.full_like(gray, 9)]), 'PNG'), image, 0),
       'palette': (saved(image, 'PNG', 'P'), image, 40),
       '16 bit': (cv2.imencode('.png', (image[..., ::-1].astype(np.uint16) * 257))[1].tobytes(), image, 0),
   }

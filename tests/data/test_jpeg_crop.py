@@ -30,8 +30,8 @@ def coded(size: tuple[int, int], *flags: int, ending: str = '.jpg', channels: in
 
 
 FILES = {
-    'usual': coded((203, 309)), 'fine colours': coded((97, 131), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111),
-    'progressive': coded((150, 214), cv2.IMWRITE_JPEG_PROGRESSIVE, 1), 'grey': coded((64, 81), channels=1),
+    'usual': coded((203, 309)), 'fine colors': coded((97, 131), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111),
+    'progressive': coded((150, 214), cv2.IMWRITE_JPEG_PROGRESSIVE, 1), 'gray': coded((64, 81), channels=1),
     'restarts': coded((120, 77), cv2.IMWRITE_JPEG_RST_INTERVAL, 3), 'PNG': coded((40, 51), ending='.png')}
 
 

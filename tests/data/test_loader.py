@@ -160,7 +160,7 @@ BAD = {'cut.jpg': lambda: encode(random_image(1, height=90, width=90), '.jpg')[:
        'text.jpg': lambda: b'no picture', 'empty.png': lambda: b'',
        'cut.png': lambda: encode(random_image(2))[:-20]}
 GOOD = {'deep.png': lambda: cv2.imencode('.png', random_image(3).astype(np.uint16) * 257)[1].tobytes(),
-        'grey.png': lambda: cv2.imencode('.png', random_image(4)[..., 0])[1].tobytes(),
+        'gray.png': lambda: cv2.imencode('.png', random_image(4)[..., 0])[1].tobytes(),
         'rgba.png': lambda: cv2.imencode('.png', np.dstack([random_image(5), random_image(5)[..., 0]]))[1].tobytes()}
 
 

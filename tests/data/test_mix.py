@@ -33,7 +33,7 @@ def batch_of(size: int) -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize('size', [6, 7, 1])
-def test_neighbours_are_mixed_and_the_odd_one_out_stays(size: int) -> None:
+def test_neighbors_are_mixed_and_the_odd_one_out_stays(size: int) -> None:
   batch = batch_of(size)
   out = mix_pairs(batch, .3, num_classes=7)
   image, labels = np.asarray(batch['image']), np.eye(7)[np.asarray(batch['label'])]

@@ -83,8 +83,8 @@ def test_each_kind_of_view_has_its_own_chances() -> None:
         differ = [bool((one != two).any()) for one, two in zip(*rows, strict=True)]
         # The draws of the views before are the same; a blur draws its sigma, and so changes what comes after.
         assert differ[:kind + 1] == [k == kind for k in range(kind + 1)], (kind, differ)
-  grey = make(views(grayscale=1.))
-  assert (grey['views_global'][..., :1] == grey['views_global']).all()
+  gray = make(views(grayscale=1.))
+  assert (gray['views_global'][..., :1] == gray['views_global']).all()
   jittered = make(views(jitter=schema.Jitter(.4, .4, .2, .1)))
   assert (jittered['views_global'] != make(views())['views_global']).any()
 

@@ -25,7 +25,7 @@ def test_digits_are_split_in_proportion_and_never_shared() -> None:
   assert not pictures[0] & pictures[1]
 
 
-def test_digits_fill_the_range_of_grey_levels() -> None:
+def test_digits_fill_the_range_of_gray_levels() -> None:
   record = open_all(source='digits').train[0]
   assert record.image.shape == (8, 8, 1) and record.image.dtype == np.uint8
   assert record.image.max() == 255 and record.image.min() == 0

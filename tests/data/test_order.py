@@ -53,7 +53,7 @@ def test_augmentation_follows_from_seed_and_position_alone() -> None:
   assert order.example_rng(2, 1).random() == draws[2, 1]
 
 
-def test_repeated_examples_are_in_one_batch_and_never_neighbours() -> None:
+def test_repeated_examples_are_in_one_batch_and_never_neighbors() -> None:
   visit = order.Repeated(order.Shuffled(37, 0), 3, 12)
   whole = visit(np.arange(12 * 40)).reshape(40, 12)
   for row in whole:

@@ -1,4 +1,4 @@
-"""Colours and geometry of RandAugment against Pillow, an independent implementation."""
+"""Colors and geometry of RandAugment against Pillow, an independent implementation."""
 from __future__ import annotations
 
 import colorsys
@@ -24,7 +24,7 @@ def assert_near(ours: np.ndarray, theirs: Image.Image, *, levels: int = 0) -> No
 
 
 @pytest.mark.parametrize('image', PICTURES, ids=range(len(PICTURES)))
-def test_tables_of_grey_levels_are_pillows_exactly(image: np.ndarray) -> None:
+def test_tables_of_gray_levels_are_pillows_exactly(image: np.ndarray) -> None:
   theirs = Image.fromarray(image)
   assert_near(colors.autocontrast(image), ImageOps.autocontrast(theirs))
   assert_near(colors.equalize(image), ImageOps.equalize(theirs))
@@ -38,11 +38,11 @@ def test_tables_of_grey_levels_are_pillows_exactly(image: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize('image', PICTURES, ids=range(len(PICTURES)))
-def test_blends_are_pillows_but_for_the_rounding_of_grey(image: np.ndarray) -> None:
+def test_blends_are_pillows_but_for_the_rounding_of_gray(image: np.ndarray) -> None:
   theirs = Image.fromarray(image)
   assert_near(colors.grayscale(image), theirs.convert('L').convert('RGB'), levels=1)
   for factor in FACTORS:
-    # The grey picture may differ by 1, which the blend multiplies by |1 - factor|; truncation may add one more.
+    # The gray picture may differ by 1, which the blend multiplies by |1 - factor|; truncation may add one more.
     levels = 1 + int(np.ceil(abs(1 - factor)))
     assert_near(colors.saturation(image, factor), ImageEnhance.Color(theirs).enhance(factor), levels=levels)
     assert_near(colors.contrast(image, factor), ImageEnhance.Contrast(theirs).enhance(factor), levels=levels)
@@ -57,7 +57,7 @@ def test_no_bits_are_black_and_additions_stop_at_the_middle() -> None:
   assert colors.solarize_add(ramp, 220)[0, 127, 0] == 255
 
 
-def test_hue_turns_the_colour_circle() -> None:
+def test_hue_turns_the_color_circle() -> None:
   image = PICTURES[1]
   same = np.abs(colors.hue(image, 0.).astype(int) - image)
   assert same.max() <= 16 and same.mean() < 4  # hue and saturation have 8 bits, a step of the hue is 6 levels

@@ -25,7 +25,7 @@ def test_rare_formats_decode_to_rgb(kind: str) -> None:
   image = random_image(0, height=24, width=30)
   got = decode.decode(saved(Image.fromarray(image), kind))
   assert got.dtype == np.uint8 and got.shape == image.shape
-  assert np.abs(got.astype(int) - image).mean() < 8  # GIF has 256 colours, AVIF and JPEG 2000 lose some
+  assert np.abs(got.astype(int) - image).mean() < 8  # GIF has 256 colors, AVIF and JPEG 2000 lose some
 
 
 @pytest.mark.parametrize('mode', ['RGB', 'L', '1', 'P', 'LA', 'RGBA', 'I;16', 'CMYK'])

@@ -1,4 +1,4 @@
-"""Pictures that a teacher has labelled: which are taken, and what a batch has of them."""
+"""Pictures that a teacher has labeled: which are taken, and what a batch has of them."""
 from __future__ import annotations
 
 import pathlib

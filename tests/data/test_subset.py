@@ -30,7 +30,7 @@ def test_the_first_examples_or_all() -> None:
 
 def test_the_origin_of_an_example_is_behind_parts_subsets_and_new_labels() -> None:
   parts = opening.open_split(schema.Data(source='digits'), 'test[10:20]+test[40:50]', image_px=(8, 8))
-  relabelled = Relabeled(parts, np.arange(10, dtype=np.int32)[::-1].copy(), DIGITS.class_names)
-  some = Subset(relabelled, [12, 2], name='some')
+  relabeled = Relabeled(parts, np.arange(10, dtype=np.int32)[::-1].copy(), DIGITS.class_names)
+  some = Subset(relabeled, [12, 2], name='some')
   assert find_origin(some, 0) == (DIGITS, 42) and find_origin(some, 1) == (DIGITS, 12)
   assert some.label(0) == 9 - DIGITS.label(42)

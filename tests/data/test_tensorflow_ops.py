@@ -58,10 +58,10 @@ def test_posterize_keeps_one_bit_at_least(bits: int, kept: int) -> None:
   np.testing.assert_array_equal(randaugment.tensorflow_posterize(ramp, bits), ramp & kept)
 
 
-@pytest.mark.parametrize(('px', 'grey'), [(32, 4), (224, 196), (256, 255), (384, 255)])
-def test_contrast_blends_from_the_number_of_pixels(px: int, grey: int) -> None:
+@pytest.mark.parametrize(('px', 'gray'), [(32, 4), (224, 196), (256, 255), (384, 255)])
+def test_contrast_blends_from_the_number_of_pixels(px: int, gray: int) -> None:
   image = np.full((px, px, 3), 100, np.uint8)
-  np.testing.assert_array_equal(randaugment.tensorflow_contrast(image, 0.), np.full_like(image, grey))
+  np.testing.assert_array_equal(randaugment.tensorflow_contrast(image, 0.), np.full_like(image, gray))
 
 
 def test_one_channel_of_a_single_level_stays_in_autocontrast() -> None:

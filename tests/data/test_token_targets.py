@@ -35,7 +35,7 @@ def coded(size: tuple[int, int]) -> np.ndarray:
 
 
 def seen(image: np.ndarray) -> np.ndarray:
-  """Row and column, as fractions, that a coded picture shows at the centre of each token, and blue, `[N, 3]`."""
+  """Row and column, as fractions, that a coded picture shows at the center of each token, and blue, `[N, 3]`."""
   (h, w), (side_y, side_x) = GRID, (PX[0] // GRID[0], PX[1] // GRID[1])
   cut = image.reshape(h, side_y, w, side_x, 3).astype(np.float64)
   middle = slice(side_y // 2 - 1, side_y // 2 + 1)

@@ -95,7 +95,7 @@ def test_every_field_of_geometry_acts_on_host_and_device(field: str) -> None:
   assert np.abs(with_geometry()[field] - plain(recipe)).max() > .05
 
 
-def test_on_the_host_path_the_device_only_normalises() -> None:
+def test_on_the_host_path_the_device_only_normalizes() -> None:
   recipe = schema.Recipe(shift_px=3, rotate_degrees=20., mean=(.1, .2, .3), std=(.4, .5, .6))
   batch = host_batch()
   out = prepare_train(recipe, num_classes=7, on_device_geometry=False)(
@@ -138,10 +138,10 @@ def test_crops_may_be_resized_otherwise_than_evaluation_does() -> None:
   assert (seen[0] != seen[2]).any()
 
 
-def test_grey_pictures_get_three_equal_channels() -> None:
-  grey = random_image(0)[..., :1]
-  out = transforms.eval_transform(RESIZE, (12, 15))(Record(grey, 0))
-  np.testing.assert_array_equal(out['image'], np.repeat(grey, 3, 2))
+def test_gray_pictures_get_three_equal_channels() -> None:
+  gray = random_image(0)[..., :1]
+  out = transforms.eval_transform(RESIZE, (12, 15))(Record(gray, 0))
+  np.testing.assert_array_equal(out['image'], np.repeat(gray, 3, 2))
 
 
 def test_prepared_batches_depend_on_key_and_not_on_call() -> None:
@@ -217,9 +217,9 @@ def test_jitter_is_as_likely_as_asked_and_three_augment_takes_turns() -> None:
   kinds = []
   for i in range(300):
     out = colors.three_augment(image, np.random.default_rng(i))
-    grey, solar = (out == colors.grayscale(image)).all(), (out == colors.solarize(image, 128)).all()
-    kinds.append('grey' if grey else 'solar' if solar else 'blur')
-  assert all(75 < kinds.count(k) < 125 for k in ('grey', 'solar', 'blur'))
+    gray, solar = (out == colors.grayscale(image)).all(), (out == colors.solarize(image, 128)).all()
+    kinds.append('gray' if gray else 'solar' if solar else 'blur')
+  assert all(75 < kinds.count(k) < 125 for k in ('gray', 'solar', 'blur'))
 
 
 @pytest.mark.slow(reason='5 s; tests/test_invariance.py prepares images on a mesh')

@@ -34,7 +34,7 @@ def _tfds() -> object:
   return tfds
 
 
-def _labelled(num_classes: int, text: str, **more: object) -> Callable[[], dict[str, object]]:
+def _labeled(num_classes: int, text: str, **more: object) -> Callable[[], dict[str, object]]:
   def features() -> dict[str, object]:
     f = _tfds().features
     return {'image': f.Image(), 'label': f.ClassLabel(num_classes=num_classes), text: f.Text()} | {
@@ -45,7 +45,7 @@ def _labelled(num_classes: int, text: str, **more: object) -> Callable[[], dict[
 def _plain(task: str, num_classes: int, published: Mapping[str, int], text: str = 'file_name') -> Fixture:
   def example(i: int, image: str) -> dict[str, object]:
     return {'image': image, 'label': i * 7 % num_classes, text: f'{i}.jpg'}
-  return Fixture(published, _labelled(num_classes, text), example, {task: lambda i: i * 7 % num_classes})
+  return Fixture(published, _labeled(num_classes, text), example, {task: lambda i: i * 7 % num_classes})
 
 
 def _clevr_features() -> dict[str, object]:

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-CLASSES, NEIGHBOURS, TEMPERATURE = 9, (5, 20, 60), .07
+CLASSES, NEIGHBORS, TEMPERATURE = 9, (5, 20, 60), .07
 NUM = (150, 200)  # training and test examples; the program takes 100 parts of these
 
 
@@ -32,7 +32,7 @@ def main(checkout: pathlib.Path) -> None:
   (train, label), (test, answer) = ((torch.nn.functional.normalize(torch.from_numpy(x)), torch.from_numpy(y).long())
                                     for x, y in map(split, (0, 1)))
   found = {}
-  for k in NEIGHBOURS:
+  for k in NEIGHBORS:
     top1, top5 = classify(train, label, test, answer, k, TEMPERATURE, num_classes=CLASSES)
     found |= {f'top1_k{k}': top1 / 100, f'top5_k{k}': top5 / 100}
   (HERE / 'golden_knn.json').write_text(json.dumps(found, indent=1) + '\n')

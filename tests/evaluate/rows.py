@@ -66,6 +66,6 @@ def split(loader: Loader, mesh: str = 'one', *, folder: pathlib.Path | None = No
 def clusters(num: int, *, classes: int, width: int, seed: int, spread: float = 2.) -> tuple[np.ndarray, np.ndarray]:
   """Features and labels of overlapping classes."""
   rng = np.random.default_rng(seed)
-  centres = np.random.default_rng(99).normal(size=(classes, width))
+  centers = np.random.default_rng(99).normal(size=(classes, width))
   label = rng.integers(0, classes, num).astype(np.int32)
-  return (centres[label] + spread * rng.normal(size=(num, width))).astype(np.float32), label
+  return (centers[label] + spread * rng.normal(size=(num, width))).astype(np.float32), label

@@ -30,7 +30,7 @@ def get_config():
       data=s.Data(source='digits', train_split='train[:300]', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
       model=s.ViT(patch=4, width=16, depth=2, heads=2, mlp=16), train=s.Train(ema=.9, progress=False),
       checkpoints=s.Checkpoints(every='6 steps'), evals={
-          'knn': s.Knn(every='5 steps', split='test[:90]', neighbours=(5, 20), batch_size=80),
+          'knn': s.Knn(every='5 steps', split='test[:90]', neighbors=(5, 20), batch_size=80),
           'few': s.FewShot(split='test[:90]', shots=(1, 2), num_seeds=2, batch_size=80, views=('ema',)),
           'test': s.TopK(every='5 steps', batch_size=80),
           'log': s.Logistic(split='test[:90]', l2=(.1,), batch_size=80, views=('ema',), max_steps=20),

@@ -1,4 +1,4 @@
-"""k nearest neighbours against NumPy in float64, over any batch size and mesh."""
+"""k nearest neighbors against NumPy in float64, over any batch size and mesh."""
 from __future__ import annotations
 
 import json
@@ -38,7 +38,7 @@ def brute(ks: tuple[int, ...] = KS, *,
 
 def evaluator(size: int, mesh: str, *, bad: tuple[int, ...] = (), ks: tuple[int, ...] = KS, limit: int = 0) -> knn.Knn:
   train = rows.split(rows.Loader(*TRAIN, size, bad=bad), mesh, name='train')
-  return knn.Knn(train, rows.split(rows.Loader(*TEST, size), mesh, name='test'), num_classes=CLASSES, neighbours=ks,
+  return knn.Knn(train, rows.split(rows.Loader(*TEST, size), mesh, name='test'), num_classes=CLASSES, neighbors=ks,
                  temperature=.07, headline=ks[-1], limit=limit)
 
 
@@ -52,9 +52,9 @@ def test_it_equals_numpy_for_any_batch_and_mesh(size: int, mesh: str, monkeypatc
   assert result.headline == 'top1_k20' and result.score == result.metrics['top1_k20']
 
 
-def test_bad_examples_and_padding_are_nobodys_neighbours() -> None:
+def test_bad_examples_and_padding_are_nobodys_neighbors() -> None:
   one = evaluator(6, 'one', bad=(3, 50), ks=(101,))
-  similarity, _ = one.neighbours(rows.weights(), one._test.place(one._test.table(rows.weights()))['features'])
+  similarity, _ = one.neighbors(rows.weights(), one._test.place(one._test.table(rows.weights()))['features'])
   finite = np.isfinite(similarity[0, :len(TEST[1])])
   assert finite[:, :99].all() and not finite[:, 99:].any()
 
@@ -62,7 +62,7 @@ def test_bad_examples_and_padding_are_nobodys_neighbours() -> None:
 def test_similarities_and_votes_are_those_of_numpy() -> None:
   one = evaluator(6, 'one')
   test = one._test.place(one._test.table(rows.weights()))
-  similarity, label = map(np.asarray, one.neighbours(rows.weights(), test['features']))
+  similarity, label = map(np.asarray, one.neighbors(rows.weights(), test['features']))
   votes = np.asarray(jax.jit(knn.vote, static_argnums=(2, 3))(similarity, label, CLASSES, .07))[0, :len(TEST[1])]
   _, want, want_votes = brute()
   np.testing.assert_allclose(similarity[0, :len(TEST[1])], want[:, :20], atol=1e-6)
@@ -70,25 +70,25 @@ def test_similarities_and_votes_are_those_of_numpy() -> None:
                              atol=1e-5)
 
 
-def test_an_undecodable_training_picture_is_nobodys_neighbour() -> None:
+def test_an_undecodable_training_picture_is_nobodys_neighbor() -> None:
   bad = (0, 17, 50)
   keep = np.setdiff1d(np.arange(len(TRAIN[1])), bad)
   assert evaluator(8, 'data=2', bad=bad).run(rows.weights(), 0) == pytest.approx(brute(keep=keep)[0])
 
 
-def test_of_equal_neighbours_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_neighbors_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(knn, 'BLOCK', 16)
   same = np.ones((64, 3), np.float32)
   label = np.arange(64, dtype=np.int32) % CLASSES
   train = rows.split(rows.Loader(same, label, 8), 'data=8', name='train')
   test = rows.split(rows.Loader(same[:3], np.array([0, 1, 2], np.int32), 8), 'data=8', name='test')
-  one = knn.Knn(train, test, num_classes=CLASSES, neighbours=(1, 2), temperature=.07, headline=1)
+  one = knn.Knn(train, test, num_classes=CLASSES, neighbors=(1, 2), temperature=.07, headline=1)
   placed = test.place(test.table(rows.weights()))
-  _, labels = one.neighbours(rows.weights(), placed['features'])
+  _, labels = one.neighbors(rows.weights(), placed['features'])
   np.testing.assert_array_equal(np.asarray(labels)[:3, 0], [[0, 1]] * 3)
 
 
-def test_more_neighbours_than_examples_are_all_of_them() -> None:
+def test_more_neighbors_than_examples_are_all_of_them() -> None:
   assert evaluator(40, 'one', ks=(500,)).run(rows.weights(), 0) == pytest.approx(brute((500,))[0])
 
 
@@ -101,7 +101,7 @@ def test_a_part_says_so_in_every_name() -> None:
 def test_accuracies_are_those_of_dinos_program() -> None:
   train, test = (rows.Loader(*made.split(which), 50) for which in (0, 1))
   one = knn.Knn(rows.split(train, name='train'), rows.split(test, name='test'), num_classes=made.CLASSES,
-                neighbours=made.NEIGHBOURS, temperature=made.TEMPERATURE, headline=20)
+                neighbors=made.NEIGHBORS, temperature=made.TEMPERATURE, headline=20)
   golden = json.loads(pathlib.Path(__file__).with_name('golden_knn.json').read_text())
   found = one.run(rows.weights(), 0)
   np.testing.assert_allclose([found[name] for name in golden], list(golden.values()), rtol=1e-6)  # k / 200 in f32

@@ -58,7 +58,7 @@ def tokens(root: pathlib.Path, split: str, mesh: str, **settings: int) -> Tokens
 
 
 def evaluator(root: pathlib.Path, mesh: str = 'one', **settings: Any) -> segmentation.Segmentation:
-  own = schema.Segmentation(**{'l2': (L2,), 'neighbours': (3,), 'temperature': .1, 'max_steps': 100} | settings)
+  own = schema.Segmentation(**{'l2': (L2,), 'neighbors': (3,), 'temperature': .1, 'max_steps': 100} | settings)
   geometry = {name: settings[name] for name in ('resize_px', 'stride_px') if name in settings}
   return segmentation.Segmentation(
       tokens(root, 'train', mesh, **geometry), tokens(root, 'test', mesh, **geometry), settings=own,
@@ -156,7 +156,7 @@ def test_held_out_images_choose_the_penalty(root: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(('settings', 'said'), [
-    ({'l2': (), 'neighbours': ()}, r'evals.dense.neighbours: expected at least one number with evals.dense.l2=\(\)'),
+    ({'l2': (), 'neighbors': ()}, r'evals.dense.neighbors: expected at least one number with evals.dense.l2=\(\)'),
     ({'stride_px': 4}, 'evals.dense.stride_px: expected its default 0 with evals.dense.resize_px=0'),
     ({'resize_px': 8}, 'evals.dense.resize_px: expected at least image_px'),
     ({'resize_px': 32, 'stride_px': 17}, 'evals.dense.resize_px: expected at least image_px'),
@@ -230,7 +230,7 @@ def get_config():
       train=s.Train(ema=.9, progress=False),
       checkpoints=s.Checkpoints(keep_best='dense/miou.knn3.t0.07.b1.norm.8x8@ema'),
       evals={{'dense': s.Segmentation(source='masks:{root}', train_split='train', every='2 steps', l2=(),
-                                     neighbours=(3,), overlays=1)}})
+                                     neighbors=(3,), overlays=1)}})
 """)
   with single.one_device():
     assert main.run(['train', f'--config={tmp_path / "tiny.py"}', f'--workdir={tmp_path / "run"}']) == 0

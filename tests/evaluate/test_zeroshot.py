@@ -14,13 +14,13 @@ from vit_jax.data.text import prompts
 from vit_jax.evaluate import zeroshot
 
 WIDTH, CLASSES = 24, 7
-NAMES = ('Red Fox', 'grey-wolf', 'Polar_Bear', "St. Bernard's dog", 'cat', 'HORSE', 'sea lion.')
+NAMES = ('Red Fox', 'gray-wolf', 'Polar_Bear', "St. Bernard's dog", 'cat', 'HORSE', 'sea lion.')
 TEST = rows.clusters(61, classes=CLASSES, width=WIDTH, seed=3, spread=1.5)
-CENTRES = np.random.default_rng(99).normal(size=(CLASSES, WIDTH))  # those of `rows.clusters`
+CENTERS = np.random.default_rng(99).normal(size=(CLASSES, WIDTH))  # those of `rows.clusters`
 
 
 class Toy:
-  """An encoder with a vocabulary of whole words in lower case; a class's word points to the centre of its images.
+  """An encoder with a vocabulary of whole words in lower case; a class's word points to the center of its images.
 
   Unknown words have one vector, as the unknown token of a tokenizer has.
   """
@@ -28,7 +28,7 @@ class Toy:
 
   def __init__(self) -> None:
     words = [prompts.simplify(name, TextRule.CANONICAL).split() for name in NAMES]
-    self._known = {word: centre for every, centre in zip(words, CENTRES, strict=True) for word in every}
+    self._known = {word: center for every, center in zip(words, CENTERS, strict=True) for word in every}
     rng = np.random.default_rng(1)
     self._known |= {word: .3 * rng.normal(size=WIDTH) for word in ('a', 'photo', 'of', 'the', 'itap')}
     self._unknown = rng.normal(size=WIDTH) * 2.

@@ -74,7 +74,7 @@ def test_an_onnx_file_describes_itself(tmp_path: pathlib.Path, capsys: pytest.Ca
   model = onnx.load(str(tmp_path / 'a.onnx'))
   about = {p.key: p.value for p in model.metadata_props}
   assert about['opset'] == '20' == str(model.opset_import[0].version) and json.loads(about['classes'])[6] == 'kind 6'
-  assert about['resize'] == 'short side to 40 px, then centre crop of 32 x 48, bicubic, antialiased'
+  assert about['resize'] == 'short side to 40 px, then center crop of 32 x 48, bicubic, antialiased'
   assert about['values'] == '(RGB / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]' and about['source'] == 'small vit'
   stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
   block = loaded.weights('vit').params['backbone']['blocks']
@@ -116,7 +116,7 @@ def test_stablehlo_runs_without_this_project(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize('suffix', ['.stablehlo', pytest.param('.onnx', marks=needs_onnx)])
 @pytest.mark.usefixtures('unchecked')
-def test_pixels_are_normalised_inside_on_request(suffix: str, tmp_path: pathlib.Path) -> None:
+def test_pixels_are_normalized_inside_on_request(suffix: str, tmp_path: pathlib.Path) -> None:
   path, found = tmp_path / f'a{suffix}', loaded.weights('mixer')
   job.write(found, path, from_pixels=True)
   model = Model(found)

@@ -1,4 +1,4 @@
-"""Components, similarities and neighbours against scikit-learn and plain loops."""
+"""Components, similarities and neighbors against scikit-learn and plain loops."""
 from __future__ import annotations
 
 import numpy as np
@@ -53,7 +53,7 @@ def test_token_colors_are_the_first_components_within_bounds() -> None:
     assert abs(np.corrcoef(colors.reshape(60, 3)[:, i], parts[:, i])[0, 1]) > .98
 
 
-def test_neighbours_come_nearest_first_and_never_the_image_itself() -> None:
+def test_neighbors_come_nearest_first_and_never_the_image_itself() -> None:
   order, similarity = embeddings.nearest(FEATURES, 4)
   unit = FEATURES / np.linalg.norm(FEATURES, axis=1, keepdims=True)
   for i in range(37):
@@ -80,7 +80,7 @@ def test_a_flat_map_keeps_groups_apart_and_repeats_itself() -> None:
   labels = np.repeat([0, 1], 12)
   rows = RNG.normal(size=(24, 8)) + 30 * labels[:, None]
   places = embeddings.flat_map(rows, seed=0)
-  centres = places[labels == 0].mean(0), places[labels == 1].mean(0)
-  spread = np.linalg.norm(places[labels == 0] - centres[0], axis=1).max()
-  assert places.shape == (24, 2) and np.linalg.norm(centres[0] - centres[1]) > spread
+  centers = places[labels == 0].mean(0), places[labels == 1].mean(0)
+  spread = np.linalg.norm(places[labels == 0] - centers[0], axis=1).max()
+  assert places.shape == (24, 2) and np.linalg.norm(centers[0] - centers[1]) > spread
   np.testing.assert_array_equal(places, embeddings.flat_map(rows, seed=0))

@@ -17,9 +17,9 @@ def test_a_file_its_bytes_and_what_pillow_makes_of_it_are_the_same_image(tmp_pat
   deep = np.linspace(0, 65_535, 12 * 15).astype(np.uint16).reshape(12, 15)
   exif = Image.Exif()
   exif[headers.ORIENTATION] = 6
-  colours = Image.fromarray(loaded.pictures(1)[0])
-  for image, kind in ((Image.fromarray(deep), 'png'), (colours, 'webp'), (colours.convert('P'), 'gif'),
-                      (colours, 'tiff')):
+  colors = Image.fromarray(loaded.pictures(1)[0])
+  for image, kind in ((Image.fromarray(deep), 'png'), (colors, 'webp'), (colors.convert('P'), 'gif'),
+                      (colors, 'tiff')):
     path = tmp_path / f'image.{kind}'
     image.save(path, **({'lossless': True} if kind == 'webp' else {}), **({} if kind == 'gif' else {'exif': exif}))
     want = module.decode(path)

@@ -78,7 +78,7 @@ def test_one_network_gets_a_page_with_all_figures_and_numbers(weights: list[str]
                    f'--to={tmp_path}', images]) == 0
   assert f'Report: {tmp_path}/report.html' in capsys.readouterr().out
   drawn = {'filters', 'positions', 'maps', 'heads', 'distance', 'information', 'entropy', 'fourier', 'singular', 'cka',
-           'separable', 'map', 'neighbours'}
+           'separable', 'map', 'neighbors'}
   assert {p.stem for p in tmp_path.glob('*.png')} == drawn
   assert (tmp_path / 'report.html').read_text().count('<img src="data:image/png;base64,') == len(drawn)
   rows = list(csv.DictReader((tmp_path / 'numbers.csv').open()))

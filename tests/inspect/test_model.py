@@ -29,7 +29,7 @@ def vit() -> Model:
 
 
 def by_hand(image: np.ndarray) -> np.ndarray:
-  """Preprocessing with Pillow and numpy alone, by torchvision's rules: short side 40, bicubic, centre 32 x 48."""
+  """Preprocessing with Pillow and numpy alone, by torchvision's rules: short side 40, bicubic, center 32 x 48."""
   h, w = image.shape[:2]
   size = (max(48, int(w * 40 / min(h, w))), max(32, int(h * 40 / min(h, w))))
   resized = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
@@ -64,9 +64,9 @@ def test_images_of_all_kinds_give_the_same(vit: Model, tmp_path: pathlib.Path) -
   path = tmp_path / 'a.png'
   for same in (Image.fromarray(image), file.getvalue(), path, str(path), [image], [[image]], image[None], (path,)):
     np.testing.assert_array_equal(vit.logits(same), want)
-  grey = image[..., :1]
-  np.testing.assert_array_equal(vit.logits(grey[..., 0]), vit.logits(np.repeat(grey, 3, 2)))
-  np.testing.assert_array_equal(vit.logits(grey), vit.logits(Image.fromarray(grey[..., 0])))
+  gray = image[..., :1]
+  np.testing.assert_array_equal(vit.logits(gray[..., 0]), vit.logits(np.repeat(gray, 3, 2)))
+  np.testing.assert_array_equal(vit.logits(gray), vit.logits(Image.fromarray(gray[..., 0])))
 
 
 def test_the_rest_of_a_batch_does_not_matter(vit: Model) -> None:

@@ -21,9 +21,9 @@ def test_with_many_classes_the_map_shows_the_images() -> None:
   one = page.Inspection('net', 'ours', images[:2], [f'{i}.png' for i in range(26)], [f'class{i}' for i in range(26)],
                         [], (4, 4), None, None, Measurements(**measured), images, None, '')  # type: ignore[arg-type]
   found = {figure.name: figure.png for figure in page._features(one)}
-  assert set(found) == {'map', 'neighbours'}
+  assert set(found) == {'map', 'neighbors'}
   drawn = np.asarray(Image.open(io.BytesIO(found['map'])).convert('RGB')).reshape(-1, 3).astype(int)
   own = [(np.abs(drawn - (250, 10 * i, 0)).max(1) <= 4).sum() for i in range(26)]
   assert min(own) > 100  # pixels of each image
   names = {figure.name for figure in page._tokens([one])}
-  assert names == {'fourier', 'singular', 'cka'}  # one image of each class says nothing about neighbours
+  assert names == {'fourier', 'singular', 'cka'}  # one image of each class says nothing about neighbors

@@ -40,7 +40,7 @@ def test_a_smooth_map_has_less_of_high_frequencies_than_a_chequered_one() -> Non
   assert ends[0] < -5 < ends[1]
 
 
-def test_singular_values_are_those_of_centred_tokens() -> None:
+def test_singular_values_are_those_of_centered_tokens() -> None:
   want = []
   for tokens in TOKENS.astype(np.float64):
     values = np.sqrt(np.linalg.eigvalsh((tokens - tokens.mean(0)).T @ (tokens - tokens.mean(0)))[::-1])

@@ -91,12 +91,12 @@ def test_a_folder_with_some_classes_is_measured_by_their_names(
 
 def test_what_learns_from_features_goes_by_the_classes_of_the_folder(here: pathlib.Path,
                                                                      tmp_path: pathlib.Path) -> None:
-  words = ['--config.evals=test,knn', '--config.data.train_split=test[1:]', '--config.evals.knn.neighbours=1,3',
+  words = ['--config.evals=test,knn', '--config.data.train_split=test[1:]', '--config.evals.knn.neighbors=1,3',
            '--config.evals.knn.headline=1']
   assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', *words) == 0
   found = read(tmp_path)
   assert found['metrics']['test/top1'] == pytest.approx(by_hand(here)['top1']) and found['metric'] == 'top1'
-  assert found['metrics']['knn/top1_k1'] >= 8 / 9  # all but the first are their own neighbours
+  assert found['metrics']['knn/top1_k1'] >= 8 / 9  # all but the first are their own neighbors
 
 
 @pytest.mark.slow(reason='2 s: evaluates four times')

@@ -210,7 +210,7 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
   assert abs(rows[-1]['train/below_uniform']) < .05 and rows[-1]['train/teacher_entropy'] > .99 * np.log(8)
   with pytest.raises(UserError, match=r'ALARM at step 18'):
     train.run(config(collapsed(action=schema.OnCollapse.STOP), steps=40), tmp_path / 'stopped')
-  # The same with the usual temperature and centring, and a rate that they can follow: no alarm.
+  # The same with the usual temperature and centering, and a rate that they can follow: no alarm.
   well = dataclasses.replace(collapsed(), centering=schema.Centering.MEAN, teacher_temperature=schema.Ramp(.04, .04))
   usual = config(well, steps=40, lr=1e-3)
   usual.data.train_split = 'train'  # on a tenth of the images there is less to tell apart

@@ -108,7 +108,7 @@ def test_shrinking_keeps_small_pictures_and_damaged_files(images: pathlib.Path, 
     else:
       assert new.shape == (20, round((15 + number) * 20 / (12 + number)), 3)
       small = cv2.resize(old, new.shape[1::-1], interpolation=cv2.INTER_AREA)
-      assert abs(new.astype(int) - small).mean() < 6  # JPEG of a colourful picture, colours at half the resolution
+      assert abs(new.astype(int) - small).mean() < 6  # JPEG of a colorful picture, colors at half the resolution
 
 
 @pytest.fixture(autouse=True)
@@ -291,7 +291,7 @@ def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: path
     ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
     ({'splits': ['tran']}, "expected one of train, val, got 'tran'"),
     ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards for label maps, got one. Remove it.\n--seed:'),
-    ({'weights': 'x', 'data': ''}, 'expected --config and --weights for label maps, got one of them'),
+    ({'weights': 'x', 'data': ''}, 'expected both --config and --weights, which label maps need, got one of them'),
 ])
 def test_flags_that_do_not_go_together_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, flags: dict[str, Any],
                                                    said: str) -> None:

@@ -56,13 +56,13 @@ def test_the_page_has_protocols_numbers_and_escaped_names() -> None:
 
 def test_a_protocol_names_splits_and_settings() -> None:
   config = schema.Config(data=schema.Data(source='folder:x', train_split='tr', eval_split='te'))
-  knn = report_card.protocol(config, schema.Knn(neighbours=(3, 5), headline=3, limit=50))
-  assert knn == ('Weighted k nearest neighbours by cosine (DINO, arXiv 2104.14294). folder:x, tr to te; limit=50, '
-                 'neighbours=3,5, temperature=0.07, headline=3')
+  knn = report_card.protocol(config, schema.Knn(neighbors=(3, 5), headline=3, limit=50))
+  assert knn == ('Weighted k nearest neighbors by cosine (DINO, arXiv 2104.14294). folder:x, tr to te; limit=50, '
+                 'neighbors=3,5, temperature=0.07, headline=3')
   assert ' folder:x, te; gallery=rest, ranks=1,5,10' in report_card.protocol(config, schema.Retrieval())
   assert ' folder:x, tr to te;' in report_card.protocol(config, schema.Retrieval(gallery=schema.Gallery.TRAIN))
   assert '; features.blocks=-2,-1, ' in report_card.protocol(config, schema.Knn(
-      features=schema.FeatureLayers((-2, -1)), neighbours=(20, 30)))
+      features=schema.FeatureLayers((-2, -1)), neighbors=(20, 30)))
 
 
 @pytest.mark.parametrize(('places', 'titles'), [
@@ -110,7 +110,7 @@ def test_two_weights_of_other_classes_are_compared_by_their_features(
       for i in range(4):
         (place / f'{i}.png').write_bytes(images.encode(images.random_image(len(label) + i, height=40, width=36)))
   words = ['evaluate', '--weights=one.npz,two.npz', '--config=report_card', '--config.data.source=folder:photos',
-           '--config.evals=topk,knn,retrieval', '--config.evals.knn.neighbours=3,5', '--config.evals.knn.headline=3',
+           '--config.evals=topk,knn,retrieval', '--config.evals.knn.neighbors=3,5', '--config.evals.knn.headline=3',
            '--config.batch_size=8']
   assert main.run(words) == 0
   out = capsys.readouterr().out

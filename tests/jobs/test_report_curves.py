@@ -22,7 +22,7 @@ def test_the_training_loss_is_smoothed_and_says_so_but_evaluations_are_not() -> 
   assert 'class="line raw"' in chart.svg and 'Evaluations are exact and not smoothed' in chart.note
 
 
-def test_a_mean_covers_the_neighbours_of_each_value_and_leaves_out_what_is_not_finite() -> None:
+def test_a_mean_covers_the_neighbors_of_each_value_and_leaves_out_what_is_not_finite() -> None:
   y = np.arange(100.)
   y[50] = math.nan
   found = report_curves.smooth(charts.Curve('loss', list(range(100)), y.tolist()))
@@ -42,7 +42,7 @@ def test_an_evaluation_is_not_smoothed_however_often_it_is_made() -> None:
   assert chart is not None and '</i>test/nll <b>1</b>' in chart.svg and 'mean over' not in chart.svg and not chart.note
 
 
-def test_several_runs_are_labelled_by_their_names_and_shown_without_single_batches() -> None:
+def test_several_runs_are_labeled_by_their_names_and_shown_without_single_batches() -> None:
   chart = report_curves.draw(LOSS, [('a', rows(100)[:-1]), ('b', rows(100)[:-1])])
   assert chart is not None and 'b, mean over 50 steps' in chart.svg and 'class="line raw"' not in chart.svg
   both = report_curves.draw(LOSS, [('a', rows(100)), ('b', rows(100))])

@@ -206,7 +206,7 @@ def test_several_runs_share_their_curves(workdir: pathlib.Path, tmp_path: pathli
   out = tmp_path / 'both.html'
   page = parse(report_page.write_report([workdir, other], out))
   assert '2 runs' in page.text
-  assert 'other: train/loss' not in page.text  # one metric a run: labelled by the run alone
+  assert 'other: train/loss' not in page.text  # one metric a run: labeled by the run alone
   assert 'run: test/top1@ema' in page.text
   assert page.text.count('other') >= 5 and 'other: test/top1@ema' in page.text
   assert 'other: config.json: no such file' in page.text

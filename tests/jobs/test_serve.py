@@ -128,7 +128,7 @@ def test_a_server_reads_the_run_only_and_ends_with_ctrl_c(workdir: pathlib.Path,
 @pytest.mark.skipif(browser.find() is None, reason='needs Chromium, which is not installed')
 def test_in_a_browser_images_are_classified_and_their_attention_opens(
     workdir: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  """At the widths of a phone and of a desktop, with light and dark colours, by clicks and by dropping files."""
+  """At the widths of a phone and of a desktop, with light and dark colors, by clicks and by dropping files."""
   shots = os.environ.get('VIT_JAX_SCREENSHOTS')
   (tmp_path / 'note.png').write_text('no image')
   with serving(f'--workdir={workdir}', images) as (process, url), browser.Page(tmp_path / 'profile') as page:
@@ -181,7 +181,7 @@ def test_in_a_browser_the_report_grows_with_the_run_and_what_is_unfolded_stays_s
 
 
 def check_look(page: browser.Page, width: int, dark: bool) -> None:
-  """Nothing is wider than the screen, and colours are those of the scheme."""
+  """Nothing is wider than the screen, and colors are those of the scheme."""
   assert page.run('document.documentElement.scrollWidth') <= width
   red = page.run('getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]')
   assert (int(red) < 60) == dark

@@ -30,7 +30,7 @@ def png(color: int = 0, side: int = 6) -> bytes:
 
 
 class Fake:
-  """A network of three classes; the colour of an image is the predicted one."""
+  """A network of three classes; the color of an image is the predicted one."""
   class_names = ('cat', 'dog', 'owl')
   num_layers = 0
 

@@ -30,7 +30,7 @@ CONFIG = schema.Config(
                      recipe=schema.Recipe(crop=schema.Crop.RESIZE, flip=False, mixup=.2)),
     optimizer=schema.AdamW(lr=1e-2, weight_decay=0.), train=schema.Train(log_every='1 steps', progress=False),
     checkpoints=schema.Checkpoints(every='100 %'))
-UNLABELLED = schema.Pseudo(source='digits', split='test', top=4, threshold=.1, per_class=30, share=.6)
+UNLABELED = schema.Pseudo(source='digits', split='test', top=4, threshold=.1, per_class=30, share=.6)
 """360 pictures."""
 
 
@@ -40,7 +40,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def student(teacher: pathlib.Path) -> schema.Config:
-  return noisy_student.taught(CONFIG, str(teacher), UNLABELLED, 1)
+  return noisy_student.taught(CONFIG, str(teacher), UNLABELED, 1)
 
 
 @pytest.mark.slow(reason='9 s: two programs; tests/data/test_pseudo.py has what a student reads')
@@ -73,7 +73,7 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
   assert [row['step'] for row in rows if 'train/loss' in row] == [1, 2]
   seen.clear()
   assert not teacher_labels.ensure(dataclasses.replace(config, length='3 steps'))
-  assert not seen  # nothing is labelled twice
+  assert not seen  # nothing is labeled twice
 
 
 def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:

@@ -34,9 +34,9 @@ def test_padding_at_stride_two_differs_by_where_the_zeros_are() -> None:
 
 
 @pytest.mark.parametrize('var_eps, std_eps', [(1e-10, 0.), (0., 1e-2), (1e-2, 0.)])
-def test_each_filter_is_standardised_by_itself(var_eps: float, std_eps: float) -> None:
+def test_each_filter_is_standardized_by_itself(var_eps: float, std_eps: float) -> None:
   kernel = .3 + .1 * some(3, 3, 5, 4)
-  found = convolution.standardised(kernel, var_eps=var_eps, std_eps=std_eps)
+  found = convolution.standardized(kernel, var_eps=var_eps, std_eps=std_eps)
   want = networks.standard(np.asarray(kernel, np.float64), var_eps=var_eps, std_eps=std_eps)
   np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
 

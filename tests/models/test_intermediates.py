@@ -23,7 +23,7 @@ def params() -> dict:
 
 @pytest.fixture(scope='module')
 def layers(params: dict) -> list[np.ndarray]:
-  """Normalised class and mean patch token after each block, one after the other."""
+  """Normalized class and mean patch token after each block, one after the other."""
   @jax.jit
   def after_block(tokens: jax.Array, layer: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     tokens, _ = MODEL.block(params, tokens, layer=layer, capture=False)

@@ -1,4 +1,4 @@
-"""Tests of LayerNorm, GELU, dropout, stochastic depth and initialisation."""
+"""Tests of LayerNorm, GELU, dropout, stochastic depth and initialization."""
 from __future__ import annotations
 
 import math
@@ -72,7 +72,7 @@ def test_drop_path_at_rate_zero_keeps_every_image() -> None:
   np.testing.assert_array_equal(y.astype(jnp.float32), 1.)
 
 
-def test_kernels_are_initialised_as_matrices() -> None:
+def test_kernels_are_initialized_as_matrices() -> None:
   module = layers.Dense(features=(4, 16), dtype=jnp.float32, law=initialization.XAVIER)
   kernel = layers.initial(module, jax.random.key(0), jnp.zeros((1, 32)))['kernel']
   assert kernel.shape == (32, 4, 16)

@@ -38,7 +38,7 @@ MEANS = {'mean normed': {'pool': Pool.MEAN, 'norm_after_pool': True, 'registers'
 
 @pytest.mark.slow(reason='1 s each: networks')
 @pytest.mark.parametrize('name', MEANS)
-def test_the_mean_of_the_patches_can_be_normalised_and_stand_beside_a_class_token(name: str) -> None:
+def test_the_mean_of_the_patches_can_be_normalized_and_stand_beside_a_class_token(name: str) -> None:
   settings, image = tiny(**MEANS[name]), some_image()
   params, backbone = parameters(settings), vit.build(settings, PX)
   features = forward(settings, params, image)

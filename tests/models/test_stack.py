@@ -1,4 +1,4 @@
-"""Tests of running stacked layers: scanned or unrolled, with or without rematerialisation."""
+"""Tests of running stacked layers: scanned or unrolled, with or without rematerialization."""
 from __future__ import annotations
 
 import dataclasses

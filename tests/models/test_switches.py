@@ -127,7 +127,7 @@ def test_places_in_the_unit_interval_are_those_of_the_image_and_a_reference_grid
   np.testing.assert_allclose(positions.places(16, dataclasses.replace(scaled, rotary_grid=0)), np.arange(1., 17.))
 
 
-def test_rms_norm_neither_centres_nor_adds() -> None:
+def test_rms_norm_neither_centers_nor_adds() -> None:
   x = np.random.default_rng(0).normal(3., 2., size=(5, 7)).astype(np.float32)
   found = RMSNorm(1e-5).apply({'params': {'scale': jnp.full(7, 2.)}}, jnp.asarray(x, jnp.bfloat16))
   x = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)

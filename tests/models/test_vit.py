@@ -35,8 +35,8 @@ def parameters(settings: schema.ViT) -> Params:
 
 
 def numpy_norm(x: np.ndarray, p: Params) -> np.ndarray:
-  centred = x - x.mean(-1, keepdims=True)
-  return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p['scale'] + p['bias']
+  centered = x - x.mean(-1, keepdims=True)
+  return centered / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p['scale'] + p['bias']
 
 
 def numpy_gelu(x: np.ndarray, kind: Gelu) -> np.ndarray:

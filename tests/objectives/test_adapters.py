@@ -36,7 +36,7 @@ def rules(lora: schema.Lora) -> list[Any]:
 
 
 def program(mesh: str = 'one', lora: schema.Lora = LORA, **how: Any) -> Any:
-  return programs.build(supervised(lora, decay=how.pop('decay', 0.)), fakes.normalise, programs.MESHES[mesh],
+  return programs.build(supervised(lora, decay=how.pop('decay', 0.)), fakes.normalize, programs.MESHES[mesh],
                         rules=rules(lora), like=programs.batch(), optimizer=schema.AdamW(), **how)
 
 

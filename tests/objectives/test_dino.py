@@ -1,4 +1,4 @@
-"""DINO: loss, centre and teacher against NumPy over three steps, the projector, Sinkhorn, and health signals."""
+"""DINO: loss, center and teacher against NumPy over three steps, the projector, Sinkhorn, and health signals."""
 from __future__ import annotations
 
 import functools
@@ -98,7 +98,7 @@ def numpy_loss(params: dict, extra: dict, step: int) -> tuple[float, np.ndarray,
       'information': -(mean * np.log(mean)).sum() - entropy, 'center_norm': np.linalg.norm(extra['center'])}
 
 
-def test_loss_centre_and_teacher_are_those_of_numpy_over_three_steps() -> None:
+def test_loss_center_and_teacher_are_those_of_numpy_over_three_steps() -> None:
   placed = programs.meshes.put_batch(BATCH, programs.mesh(programs.MESHES['one']), programs.Shard((0,), 1))
   state = program().init_fn()
   extra = jax.tree.map(lambda x: np.asarray(x, np.float64), state.extra)
@@ -177,7 +177,7 @@ def begin(one: dino.Dino) -> tuple[dict, dict]:
 
 @pytest.mark.quick('Centering.MEAN', reason='1 s: another program')
 @pytest.mark.parametrize('centering', Centering)
-def test_the_centre_moves_only_where_it_is_used(centering: Centering) -> None:
+def test_the_center_moves_only_where_it_is_used(centering: Centering) -> None:
   one = task(centering)
   params, extra = begin(one)
   out = jax.jit(one.loss)(params, extra, BATCH, jax.random.key(1), jnp.asarray(0))
@@ -224,7 +224,7 @@ class Given:
     return Features(inputs[1][:, 0], params * inputs[1][:, 0, 0], (1, 1)), {}
 
 
-def test_loss_and_centre_are_those_of_the_authors_class() -> None:
+def test_loss_and_center_are_those_of_the_authors_class() -> None:
   rates = dino.Rates(teacher_temperature=lambda s: jnp.asarray([one['temperature'] for one in golden])[s],
                      momentum=lambda s: jnp.asarray(1.))
   golden = json.loads(pathlib.Path(__file__).with_name('golden_dino.json').read_text())

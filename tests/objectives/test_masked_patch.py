@@ -1,4 +1,4 @@
-"""Masked patch prediction: what is corrupted and how, the colours, and the loss of each variant."""
+"""Masked patch prediction: what is corrupted and how, the colors, and the loss of each variant."""
 from __future__ import annotations
 
 import jax
@@ -45,14 +45,14 @@ def test_chosen_patches_are_masked_or_become_another_one_and_never_themselves() 
   assert ((mixed != before) == chosen).all() and chosen.sum() == 100 and 30 < (mixed == 0).sum() < 70  # 4 deviations
 
 
-def test_colours_are_three_bits_a_channel() -> None:
+def test_colors_are_three_bits_a_channel() -> None:
   colors = jnp.array([[0., 0., 0.], [1., 1., 1.], [.124, .126, .5], [.999, 0., .25], [-.1, 1.2, .374]])
   want = [0, 511, 0 * 64 + 1 * 8 + 4, 7 * 64 + 2, 7 * 8 + 2]
   assert masked_patch.color_classes(colors).tolist() == want
 
 
 def numpy_classes(image: np.ndarray, cells: int) -> np.ndarray:
-  """`[B, 9, cells^2]` of a normalised image, from means in float64."""
+  """`[B, 9, cells^2]` of a normalized image, from means in float64."""
   pixels, side = image.astype(np.float64) * STD + MEAN, 4 // cells
   found = np.zeros((len(image), 9, cells * cells), int)
   for b, i, g in np.ndindex(*found.shape):

@@ -69,7 +69,7 @@ def classifier() -> Supervised:
 
 def after(task: Any, settings: str = 'one', accumulate: int = 1) -> Any:
   mesh = programs.MESHES[settings]
-  program = programs.build(task, fakes.normalise, mesh, rules=RULES, like=DATA, accumulate=accumulate)
+  program = programs.build(task, fakes.normalize, mesh, rules=RULES, like=DATA, accumulate=accumulate)
   return programs.run(program, mesh, DATA, 2)[0]
 
 

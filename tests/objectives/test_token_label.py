@@ -1,4 +1,4 @@
-"""Token labelling: its loss against NumPy, MixToken and its way back, and the two heads at inference."""
+"""Token labeling: its loss against NumPy, MixToken and its way back, and the two heads at inference."""
 from __future__ import annotations
 
 from typing import Any

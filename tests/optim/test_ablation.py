@@ -1,4 +1,4 @@
-"""The configs that use the optimisers: each makes the state it should for a full-size model, in shapes."""
+"""The configs that use the optimizers: each makes the state it should for a full-size model, in shapes."""
 from __future__ import annotations
 
 import jax

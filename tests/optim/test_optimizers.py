@@ -1,4 +1,4 @@
-"""Each optimiser against its recurrence in NumPy float64."""
+"""Each optimizer against its recurrence in NumPy float64."""
 from __future__ import annotations
 
 import dataclasses
@@ -40,7 +40,7 @@ def gradients(step: int) -> dict[str, dict[str, jax.Array]]:
 
 def take(config: optimizers.Kind, now: object, grads: Callable[[int], object],
          num_steps: int = 3) -> tuple[Tree, object]:
-  """Parameters by path and the optimiser's state after some steps."""
+  """Parameters by path and the optimizer's state after some steps."""
   optimizer = optimizers.build(config, schedule, lengths=LENGTHS)
   state = jax.jit(optimizer.init)(now)
 

@@ -1,4 +1,4 @@
-"""Every optimiser treats each layer of a stack as a tensor of its own, as it does layers that are no stack."""
+"""Every optimizer treats each layer of a stack as a tensor of its own, as it does layers that are no stack."""
 from __future__ import annotations
 
 import jax
@@ -81,5 +81,5 @@ def _update(optimizer: optimizers.Optimizer, now: object, state: object, grads: 
   return optax.apply_updates(now, updates), state
 
 
-def test_every_optimiser_is_tried_above() -> None:
+def test_every_optimizer_is_tried_above() -> None:
   assert {type(c) for c in EVERY.values()} == set(schema.Optimizer.__subclasses__())

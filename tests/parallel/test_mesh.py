@@ -118,9 +118,9 @@ def test_a_step_over_two_slices_is_the_step_of_one_device(settings: schema.Mesh)
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
   rules = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
   one = programs.MESHES['one']
-  want, first = programs.run(programs.build(task, fakes.normalise, one, rules=rules[1:], like=data), one, data)
+  want, first = programs.run(programs.build(task, fakes.normalize, one, rules=rules[1:], like=data), one, data)
   got, second = programs.run(
-      programs.build(task, fakes.normalise, settings, rules=((rules[0][0], ('fsdp', None)), rules[1]), like=data),
+      programs.build(task, fakes.normalize, settings, rules=((rules[0][0], ('fsdp', None)), rules[1]), like=data),
       settings, data)
   programs.assert_close(got.params, want.params)
   assert second.grad_norm == pytest.approx(float(first.grad_norm), rel=1e-5)
@@ -160,7 +160,7 @@ def test_a_batch_lies_over_the_devices_and_no_longer_in_the_arrays_of_the_host(n
   assert placed['index'].dtype == np.int32
 
 
-def test_the_rows_of_a_host_need_not_be_neighbours() -> None:
+def test_the_rows_of_a_host_need_not_be_neighbors() -> None:
   mesh = meshes.make(schema.Mesh(), slices.devices('v5e:4x4'))  # type: ignore[arg-type]
   shard = meshes.local_rows(mesh, 0)
   assert shard == Shard((0, 1, 6, 15), 16)

@@ -71,7 +71,7 @@ def test_a_factored_moment_keeps_the_axes_it_has(mesh: Mesh, shape: tuple[int, .
 
 
 @pytest.mark.parametrize('small', [
-    only('count', leaf(dtype=jnp.int32)), only('centre', leaf(1, 65_536)), only('model_state/norm/mean', leaf(2048)),
+    only('count', leaf(dtype=jnp.int32)), only('center', leaf(1, 65_536)), only('model_state/norm/mean', leaf(2048)),
     only('model_state/blocks/norm/var', leaf(24, 2048)), only('mask', leaf(1, 1, 96)),
     only('inner/trained/head/kernel', leaf(128, 10)), {}])
 def test_small_things_and_trained_networks_of_another_shape_are_whole(mesh: Mesh, small: PyTree) -> None:
@@ -83,7 +83,7 @@ def test_small_things_and_trained_networks_of_another_shape_are_whole(mesh: Mesh
     (only('queue', leaf(65_536, 256)), r'  inner/queue float32\[65536, 256\]'),
     (only('small', leaf(2, 3)), r'  inner/small float32\[2, 3\]'),
     (only('blocks/sums', leaf(3, 64, 64)), r'  inner/blocks/sums float32\[3, 64, 64\]'),
-    (only('centre', leaf(300_000)), r'  inner/centre float32\[300000\]'),
+    (only('center', leaf(300_000)), r'  inner/center float32\[300000\]'),
     (only('teacher/head/kernel', leaf(128, 10)),
      r'  inner/teacher/head/kernel float32\[128, 10\], where the parameter is \[64, 10\]'),
     (only('teacher/heads/kernel', leaf(64, 10)), r'  inner/teacher/heads/kernel float32\[64, 10\]\n')])
@@ -100,7 +100,7 @@ KINDS = {'adam': schema.Adam(), 'adamw': schema.AdamW(), 'adafactor': schema.Ada
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_no_optimiser_keeps_more_whole_than_the_parameters_do(mesh: Mesh, kind: str) -> None:
+def test_no_optimizer_keeps_more_whole_than_the_parameters_do(mesh: Mesh, kind: str) -> None:
   lengths = durations.Lengths(num_examples=1000, batch_size=8, total_steps=100)
   optimizer = optimizers.build(KINDS[kind], lambda step: jnp.asarray(.1), lengths=lengths)
   state = jax.eval_shape(optimizer.init, PARAMS)

@@ -106,7 +106,7 @@ def test_state_is_split_over_fsdp(no_compiler: None) -> None:
   whole = plan.make(subject('vit_l16_jft', 'v3:2x2', FLAT, 'mesh.fsdp=1')).memory
   split = plan.make(subject('vit_l16_jft', 'v3:2x2', FLAT, 'mesh.fsdp=8')).memory
   assert whole['parameters'] == pytest.approx(8 * split['parameters'], rel=.05)  # biases, norms, positions stay whole
-  assert whole['optimiser'] == pytest.approx(2 * whole['parameters'], rel=.001)
+  assert whole['optimizer'] == pytest.approx(2 * whole['parameters'], rel=.001)
 
 
 def test_an_fsdp_size_that_divides_no_dimension_is_reported(no_compiler: None) -> None:
@@ -169,7 +169,7 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
   assert one.topology.num_devices == one.request().parse().num_devices == 512
   found = plan.make(one)
   text, content = table.render(found), found.to_json()
-  assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'data-centre network' in text
+  assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'data-center network' in text
   ms = 1e3 * 2**20 / 3.125e9
   assert any([cell.strip() for cell in line.split('|')][1:6:4] == ['between slices', f'{ms:.2f}']
              for line in text.splitlines() if line.count('|') == 6)
@@ -247,7 +247,7 @@ def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pyt
 
 @pytest.mark.parametrize(('words', 'said'), [
     (['--config=vit_l16_jft', '--topology=v3:16x17'], "one of the topologies below, got 'v3:16x17'"),
-    (['--config=vit_l16_jft'], '--job=plan needs it: hardware'),
+    (['--config=vit_l16_jft'], 'The plan job needs --topology=TEXT: hardware'),
     (['--config=vit_l16_jft:mesh=v9', '--topology=v3:2x2'], 'laid out for the devices it runs on'),
     (['--config=vit_l16_jft:S/16', '--topology=v3:2x2'], "as this config takes none, got 'S/16'"),
     (['--config=vit_l16_jft', '--topology=v3:2x2', '--search=yes'], "--search: expected no value, got 'yes'"),

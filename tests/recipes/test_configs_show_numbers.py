@@ -81,7 +81,7 @@ def test_no_module_of_recipes_makes_a_run() -> None:
     assert not calls & (made - {'schema.RandAugment'}), path
 
 
-def test_defaults_regularise_and_schedule_nothing() -> None:
+def test_defaults_regularize_and_schedule_nothing() -> None:
   for kind in (schema.AdamW, schema.Adam, schema.Adafactor, schema.Lamb, schema.Lars, schema.Lion, schema.RMSProp,
                schema.Sgd):
     o = kind()

@@ -28,7 +28,7 @@ def task(loss: schema.Loss = schema.Loss.SOFTMAX) -> Supervised:
 
 def program(objective: object, settings: schema.Mesh = ONE, *, accumulate: int = 1, data: Batch = DATA,
             optimizer: schema.Sgd | None = None) -> step.Program:
-  return programs.build(objective, fakes.normalise, settings, rules=RULES, like=data, accumulate=accumulate,
+  return programs.build(objective, fakes.normalize, settings, rules=RULES, like=data, accumulate=accumulate,
                         optimizer=optimizer)
 
 
@@ -133,7 +133,7 @@ def test_diagnosis_names_the_example(settings: str) -> None:
   placed = programs.meshes.put_batch(data, programs.mesh(mesh), programs.Shard((0,), 1))
   state, metrics = built.step_fn(built.init_fn(), placed)
   far = 2_999_999_990  # beyond 32 bits, which is all that devices have
-  find = diagnose.build(task(), fakes.normalise, 'picture{}'.format,
+  find = diagnose.build(task(), fakes.normalize, 'picture{}'.format,
                         lambda step: np.arange(len(data['image'])) + far + step, mesh=programs.mesh(mesh), seed=0)
   named = f'{far + 5} (index {far + 5})'
   assert find(loop.Done(1, metrics.unpack(), placed, state)) == [f'picture{named}']
@@ -154,7 +154,7 @@ def test_microbatches_take_turns_so_that_rows_stay_on_their_devices() -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not() -> None:
-  built = [programs.build(task(), fakes.normalise, ONE, rules=RULES, like=DATA, seed=seed) for seed in (0, 1)]
+  built = [programs.build(task(), fakes.normalize, ONE, rules=RULES, like=DATA, seed=seed) for seed in (0, 1)]
   states = [programs.run(built[seed], ONE, DATA)[0] for seed in (0, 0, 1)]
   programs.assert_close(states[0], states[1], rtol=0, atol=0)
   assert not np.array_equal(states[0].params['head']['kernel'], states[2].params['head']['kernel'])

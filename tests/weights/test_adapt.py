@@ -116,11 +116,11 @@ def test_the_class_token_goes_and_comes_with_its_position() -> None:
 def test_fine_tuning_begins_with_a_new_norm_where_it_is_that_of_the_mean() -> None:
   # mae/main_finetune.py@efb2a80, line 252: fc_norm and the head are missing in what is loaded.
   fitted = fit(made.network(), target(pool=Pool.PATCHES, norm_after_pool=True))
-  rule = 'the run normalises the mean of the tokens, the weights do not'
+  rule = 'the run normalizes the mean of the tokens, the weights do not'
   assert {name: line for name, line in told(fitted).items() if 'head' not in name} == {
       f'backbone/norm/{leaf}': ('new', rule) for leaf in ('scale', 'bias')}
   back = fit(made.network(pool=Pool.PATCHES, norm_after_pool=True), target())
-  assert told(back)['backbone/norm/scale'] == ('new', 'the run normalises each token, the weights do not')
+  assert told(back)['backbone/norm/scale'] == ('new', 'the run normalizes each token, the weights do not')
   same = fit(made.network(pool=Pool.PATCHES, norm_after_pool=True), target(pool=Pool.PATCHES, norm_after_pool=True))
   assert not any('norm' in name for name in told(same))
 
@@ -202,7 +202,7 @@ def test_a_mixer_grows_to_whole_multiples_of_its_image_and_to_nothing_else() -> 
     fit(found, target(made.MIXER, px=(32, 48)))
 
 
-def test_images_that_a_run_normalises_otherwise_are_told() -> None:
+def test_images_that_a_run_normalizes_otherwise_are_told() -> None:
   recipe = schema.Recipe(mean=(.485, .456, .406), std=(.5, .5, .5))
   said = adapt.preprocessing_differs(made.network(), recipe)
   assert len(said) == 1 and said[0].endswith('Set --config.data.recipe.mean=0.5,0.5,0.5.')

@@ -47,7 +47,7 @@ def test_what_nothing_sets_is_that_of_the_weights_and_is_logged(
       Interpolation.BICUBIC, True, Geometry.TORCHVISION)
   assert recipe.eval_resize_px == 425  # 248 * 384 / 224, truncated
   assert found.init_settings is InitSettings.CONFIG and read is given()  # it is not read again
-  assert 'From a.npz, as the config does not set them: model.gelu=exact, model.norm_eps=1e-05' in caplog.text
+  assert 'Taken from a.npz, because the config does not set them: model.gelu=exact, model.norm_eps=1e-05' in caplog.text
   assert 'data.recipe.mean=(0.4, 0.5, 0.6)' in caplog.text
 
 

@@ -39,7 +39,7 @@ def test_every_parameter_is_told_of(tmp_path: pathlib.Path) -> None:
     ('head.weight', np.ones((7, 30)), r'~ head/kernel: float32\[30, 7\] in the file, float32\[32, 7\] in the network'),
     ('blocks.0.attn.qkv.weight', np.ones((95, 32)), r'blocks.0.attn.qkv.weight is float32\[95, 32\], from which'),
     ('pos_embed', np.ones((1, 19, 32)), '18 positions are no square grid; say for which images they are'),
-    ('fc_norm.weight', np.ones(32), 'it normalises tokens and their mean; networks here do one of these'),
+    ('fc_norm.weight', np.ones(32), 'it normalizes tokens and their mean; networks here do one of these'),
     ('norm_pre.weight', np.ones(32), r'- backbone/norm_before/bias float32\[32\]: only in the network'),
     ('blocks.0.attn.q_bias', np.ones(32), 'and another tensor are both backbone/blocks/attn/query/bias'),
     ('blocks.0.attn.relative_position_bias_table', np.ones(9), 'it is a BEiT'),
@@ -192,7 +192,7 @@ def test_the_pooling_is_that_of_the_weights(pool: Pool, tmp_path: pathlib.Path) 
   assert loading.load(file(tmp_path, timm(pool=pool)), model='heads=4').model.pool is pool
 
 
-def test_a_damaged_neighbour_is_an_error_not_a_guess(tmp_path: pathlib.Path) -> None:
+def test_a_damaged_neighbor_is_an_error_not_a_guess(tmp_path: pathlib.Path) -> None:
   path = file(tmp_path, timm())
   (tmp_path / 'config.json').write_text('{"model_type": "vit"')
   with pytest.raises(UserError, match='config.json: expected settings .* as JSON, got no JSON at line 1, column 21'):

@@ -26,7 +26,7 @@ TABLES = ('TIMM', 'TIMM_SWIGLU', 'TIMM_MIXER', 'TIMM_BIT', 'TIMM_EFFICIENTNET', 
 
 
 def paths() -> set[str]:
-  """Of every kind of network, by its own initialisation."""
+  """Of every kind of network, by its own initialization."""
   found = set()
   for i, changes in enumerate(VITS):
     one = made.network(**changes, decoder=None if i else made.DECODER,

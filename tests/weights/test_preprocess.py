@@ -39,7 +39,7 @@ def test_the_usual_of_a_family_is_a_warning() -> None:
   assert found.mean == (.5, .5, .5) and found.resize_px == 248
   assert warnings == (
       'The preprocessing of images is a guess: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5); short side resized to 248 '
-      'px, centre crop of 224 x 224 px (geometry torchvision); bicubic, antialiased is what is usual for timm. If it '
+      'px, center crop of 224 x 224 px (geometry torchvision); bicubic, antialiased is what is usual for timm. If it '
       'is wrong, set it with --preprocess=half, imagenet or clip, and resize=, geometry=, interpolation=.',)
   some = preprocess.decide(preprocess.parse('half,resize=0'), family='timm', own_px=None)[1]
   assert some[0].startswith('The preprocessing of images is a guess: bicubic, antialiased is what is usual for timm.')
@@ -167,7 +167,7 @@ def test_sizes_in_all_the_ways_they_have_been_written(
   assert (values['image_px'], values['resize'], values['geometry'].value) == (px, resize, geometry)
 
 
-def test_images_that_are_not_normalised_or_otherwise_scaled(tmp_path: pathlib.Path) -> None:
+def test_images_that_are_not_normalized_or_otherwise_scaled(tmp_path: pathlib.Path) -> None:
   rule = beside(tmp_path, preprocessor_config={'do_normalize': False}).rules[0]
   assert rule.values == {'mean': (0., 0., 0.), 'std': (1., 1., 1.)}
   for wrong in ({'rescale_factor': 1 / 127.5}, {'do_rescale': False}):

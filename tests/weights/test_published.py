@@ -149,7 +149,7 @@ def test_a_network_without_a_known_tag_says_what_all_its_tags_have_in_common() -
   p, warnings = preprocess.decide(found.rules, family='timm', own_px=None)
   assert p.mean == preprocess.NORMS['clip']['mean']
   assert warnings == (
-      'The preprocessing of images is a guess: short side resized to 235 px, centre crop of 224 x 224 px (geometry '
+      'The preprocessing of images is a guess: short side resized to 235 px, center crop of 224 x 224 px (geometry '
       'torchvision) is that of vit_base_patch16_clip_224.laion2b_ft_in12k_in1k, the default tag of timm for '
       'vit_base_patch16_clip_224, whose tags differ. If it is wrong, set it with --preprocess=half, imagenet or clip, '
       'and resize=, geometry=, interpolation=.',)

@@ -43,7 +43,7 @@ def test_vectors_of_texts_are_those_of_transformers(family: str, tmp_path: pathl
 def test_both_readers_together_account_for_every_tensor_once(family: str, tmp_path: pathlib.Path) -> None:
   folder = text_models.write(family, tmp_path)
   image = loading.load(folder)
-  own = text_families.recognise(text_models.tensors(family))
+  own = text_families.recognize(text_models.tensors(family))
   scalars = {'logit_scale', 'logit_bias', 'temperature'} & text_models.tensors(family).keys()
   of_text = {line.name for line in image.report.lines if line.rule == 'of the text tower'}
   assert of_text == own.tensors.keys() | scalars

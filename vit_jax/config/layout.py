@@ -1,4 +1,4 @@
-"""Layout of a run on its hardware: device axes, microbatches, rematerialisation, and how the blocks are run.
+"""Layout of a run on its hardware: device axes, microbatches, rematerialization, and how the blocks are run.
 
 A setting that is `auto` (0 for a number) is chosen here. `choose` is a pure function of the config, the hardware and
 the run's sizes. Its rules, in order:
@@ -9,7 +9,7 @@ the run's sizes. Its rules, in order:
     batch, everything is saved, and there is one microbatch.
 3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
     each place along `data` and `fsdp`.
-4.  `fsdp` is 1 if state (parameters, optimiser state, averages, teachers) and gradients take at most 1/8 of a device's
+4.  `fsdp` is 1 if state (parameters, optimizer state, averages, teachers) and gradients take at most 1/8 of a device's
     memory. Otherwise it is the smallest of 8 (the devices of one host or node), 16, 32, … with which the share of one
     device is that small. It divides the devices of one slice and the width of the model.
 5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
@@ -84,7 +84,7 @@ class Hardware(NamedTuple):
 class Sizes(NamedTuple):
   """What a run needs, in bytes over all devices.
 
-  state: parameters, optimiser state, averages, teachers.
+  state: parameters, optimizer state, averages, teachers.
   gradients: of all parameters.
   activations: of one image, for a model with given `remat`.
   """

@@ -44,7 +44,7 @@ def differences(meta: Mapping[str, Any], config: schema.Config) -> dict[str, tup
   """Settings by name that a checkpoint and a config both state and that differ, each as (checkpoint's, config's).
 
   Args:
-    meta: of the checkpoint; one of before settings were saved states the size and the normalisation of images only.
+    meta: of the checkpoint; one of before settings were saved states the size and the normalization of images only.
     config: to compare it with.
   """
   saved, now = meta.get(SETTINGS), settings(config)

@@ -34,6 +34,8 @@ SETTINGS = {
     'Collapse.then': 'action',
     'TokenLabel.mix': 'mix_token',
     'Distill.teach': 'distill_type',
+    'Knn.neighbours': 'neighbors',
+    'Segmentation.neighbours': 'neighbors',
     'Probe.rates': 'learning_rates',
     'Probe.rate_per': 'base_batch_size',
     'Probe.trust': 'trust_coefficient',

@@ -37,16 +37,16 @@ class Knn:
     train: split whose examples vote.
     test: split to classify.
     num_classes: C.
-    neighbours: values of k; a value above the number of training examples means all of them.
+    neighbors: values of k; a value above the number of training examples means all of them.
     temperature: T.
     headline: the k of the headline metric.
     limit: number of examples to which the splits were truncated; 0 = not truncated.
   """
 
-  def __init__(self, train: Split, test: Split, *, num_classes: int, neighbours: Sequence[int], temperature: float,
+  def __init__(self, train: Split, test: Split, *, num_classes: int, neighbors: Sequence[int], temperature: float,
                headline: int, limit: int = 0) -> None:
     self._train, self._test, self._num_classes = train, test, num_classes
-    self._ks, self._temperature, self._limit = tuple(neighbours), temperature, limit
+    self._ks, self._temperature, self._limit = tuple(neighbors), temperature, limit
     self._headline = headline
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
@@ -57,9 +57,9 @@ class Knn:
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
     if (num := self._train.num_examples) < max(self._ks):
-      log.warning('%s has %d examples; all of them are neighbours where k is more.', self._train.name, num)
+      log.warning('%s has %d examples; all of them are neighbors where k is more.', self._train.name, num)
     test = self._test.place(self._test.table(selected))
-    similarity, label = self.neighbours(selected, test['features'])
+    similarity, label = self.neighbors(selected, test['features'])
     right, total = jax.device_get(_count_right(
         similarity, label, test['label'], test['mask'], self._ks, self._num_classes, self._temperature))
     problems.check_counted(self._test.name, int(total), self._test.num_examples)
@@ -68,7 +68,7 @@ class Knn:
     return Result(named(metrics, self._limit), int(total), None, mark(f'top1_k{self._headline}', self._limit),
                   self._train.spent_s + self._test.spent_s)
 
-  def neighbours(self, selected: PyTree, features: Array) -> tuple[Array, Array]:
+  def neighbors(self, selected: PyTree, features: Array) -> tuple[Array, Array]:
     """Returns similarity and label of the best neighbors of `features [G, R, D]`: `[G, R, max(k)]` each, best first.
 
     Missing neighbors have similarity -inf.
@@ -190,6 +190,6 @@ def build(bench: Bench, name: str, settings: schema.Knn) -> Make:
   def make(view: str) -> Measuring:
     return Knn(
         *bench.splits(name, settings, train, test, view),
-        num_classes=len(train.class_names), neighbours=settings.neighbours, temperature=settings.temperature,
+        num_classes=len(train.class_names), neighbors=settings.neighbors, temperature=settings.temperature,
         headline=settings.headline, limit=settings.limit)
   return make

@@ -65,7 +65,7 @@ class Segmentation:
     s = self._settings
     data = self._train.table(selected, Draw(s.tokens_per_image, s.token_seed))
     metrics: dict[str, float] = {}
-    heads = [self._nearest(data, k) for k in s.neighbours]
+    heads = [self._nearest(data, k) for k in s.neighbors]
     if s.l2:
       best = self._fit(data)
       heads.insert(0, Head(f'linear.l2_{f"{s.l2[0]:g}" if len(s.l2) == 1 else "sweep"}', best[0]))

@@ -1,7 +1,7 @@
 """Tokens of a network on images with masks: each image is read once, and only one batch of tokens is on the devices.
 
 Every process reads its own images. Their windows are put into batches of one size, and all processes take part in each
-batch until none has windows left, so that images may have any number of windows.
+batch until every process has run out of windows, so images may have any number of windows.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Converts a traced function to the nodes of an ONNX graph.
 
 The network is traced once with a symbolic number of images, and on request with symbolic sides, and each operation of
-the trace becomes ONNX nodes. Values that depend only on parameters (standardised kernels, summed positions, slices of
+the trace becomes ONNX nodes. Values that depend only on parameters (standardized kernels, summed positions, slices of
 stacked blocks) are computed here and stored. All families therefore use the same rules, and no model is written twice.
 
 The package jax2onnx is not used. Version 0.17.1, tried with jax 0.10.2 and onnxruntime 1.31.1 on the eight networks of

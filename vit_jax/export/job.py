@@ -77,7 +77,7 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
   Args:
     weights: loaded.
     to: a new file; its suffix selects the format.
-    from_pixels: the input is uint8 of the network's size, and is normalised inside.
+    from_pixels: the input is uint8 of the network's size, and is normalized inside.
     any_size: the input may have any height and width that the patches tile.
 
   Raises:
@@ -153,11 +153,11 @@ def describe(weights: Weights, *, from_pixels: bool, multiple: int = 0) -> dict[
   """Returns what a user of the file needs to know, as properties."""
   how = weights.preprocess
   height, width = how.image_px
-  resize = f'short side to {how.resize_px} px, then centre crop of {height} x {width}' if how.resize_px else \
+  resize = f'short side to {how.resize_px} px, then center crop of {height} x {width}' if how.resize_px else \
       f'to {height} x {width} px'
   filtered = f'{how.interpolation.value}{", antialiased" if how.antialias else ""}'
   mean, std = (', '.join(f'{x:g}' for x in three) for three in (how.mean, how.std))
-  values = 'RGB from 0 to 255; normalised inside' if from_pixels else f'(RGB / 255 - [{mean}]) / [{std}]'
+  values = 'RGB from 0 to 255; normalized inside' if from_pixels else f'(RGB / 255 - [{mean}]) / [{std}]'
   resize = f'any height and width that are multiples of {multiple} px; of the weights: {resize}' if multiple else resize
   return {'source': weights.source, 'resize': f'{resize}, {filtered}', 'values': values,
           'classes': json.dumps(list(weights.class_names)) if weights.class_names else 'not known'}
@@ -198,12 +198,12 @@ def sizes(subject: Subject) -> list[tuple[int, int]]:
 
 
 def to_stablehlo(subject: Subject) -> bytes:
-  """Serialises the function with `jax.export`, for any batch size and all `PLATFORMS`."""
+  """Serializes the function with `jax.export`, for any batch size and all `PLATFORMS`."""
   image = onnx.free(subject.image, subject.multiple)
   return bytes(export.export(jax.jit(subject.function), platforms=PLATFORMS)(image).serialize())
 
 
 def from_stablehlo(content: bytes) -> Callable[[HostArray], HostArray]:
-  """Returns the function in serialised StableHLO; needs only jax."""
+  """Returns the function in serialized StableHLO; needs only jax."""
   call = jax.jit(export.deserialize(bytearray(content)).call)
   return lambda image: np.asarray(call(image))

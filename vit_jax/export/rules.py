@@ -217,7 +217,7 @@ def _reduce_window_max(w: Writer, equation: Any, x: Any, *_: Any) -> list[Value]
   (_, _), (low_h, high_h), (low_w, high_w), (_, _) = settings['padding']
   if (settings['window_dimensions'][0], settings['window_dimensions'][3]) != (1, 1):
     raise UserError('--to: expected pooling over pixels, got pooling over images or channels. Export as .stablehlo.')
-  # onnxruntime 1.31 moves a zero padding before MaxPool into it, where it means -inf (its optimiser Pad_Fusion);
+  # onnxruntime 1.31 moves a zero padding before MaxPool into it, where it means -inf (its optimizer Pad_Fusion);
   # not past this maximum, which changes nothing. To go when test_export passes for BiT without it.
   whole = w.arithmetic('Max', [w.expanded(x, equation.invars[0].aval.shape), np.finfo(np.float32).min])
   image = w.transposed(whole, (0, 3, 1, 2))

@@ -25,7 +25,7 @@ def rollout(attentions: Iterable[Array], readout_weights: Array, *, discard: flo
     attentions: `[B, A, M, M]` of each layer, the first layer first; consumed one by one.
     readout_weights: `[B, M]`.
     discard: share of the smallest entries of each row of attention that are set to 0, never the largest; rows are
-      normalised again. The paper discards none: 0.
+      normalized again. The paper discards none: 0.
   """
   product: Array | None = None
   for attention in attentions:

@@ -1,6 +1,6 @@
 """SVG charts for HTML pages: curves, heat maps, confusion matrices.
 
-A chart is inline SVG that takes its text colour from the page, so that it fits a light and a dark one. Legends are
+A chart is inline SVG that takes its text color from the page, so that it fits a light and a dark one. Legends are
 HTML, so that long names wrap. The templates `curves.svg`, `heat_map.svg` and `confusion.svg` draw what is laid out
 here. The module knows nothing about runs or models.
 """
@@ -23,7 +23,7 @@ _HEIGHT = 250
 _LETTER = 7.  # mean width of a letter of text in a wide font, in the same units
 _MAX_POINTS = 600  # of a curve: more than the chart has pixels
 _DASHES = (('', 'solid'), ('6 3', 'dashed'), ('1.5 3', 'dotted'))
-"""Of lines whose colours are used again, in the chart and in its legend."""
+"""Of lines whose colors are used again, in the chart and in its legend."""
 _FEW = 40  # points, up to which each has a mark with its value
 
 
@@ -100,9 +100,9 @@ class _Line:
 
 
 def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: str) -> Markup:
-  """Draws `values [rows, columns]` as colours on a log scale; '0' marks a zero, a cross a value that is not finite.
+  """Draws `values [rows, columns]` as colors on a log scale; '0' marks a zero, a cross a value that is not finite.
 
-  The lowest tenth of the values has the palest colour, as a few that are nearly 0 would hide the differences of all
+  The lowest tenth of the values has the palest color, as a few that are nearly 0 would hide the differences of all
   others. Columns count from 1.
   """
   values = np.asarray(values, np.float64)
@@ -127,7 +127,7 @@ def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: 
 
 
 def draw_confusion(counts: HostArray, names: Sequence[str]) -> Markup:
-  """Draws a confusion matrix `counts [C, C]`, labels in rows; colours show the share of the images with a label."""
+  """Draws a confusion matrix `counts [C, C]`, labels in rows; colors show the share of the images with a label."""
   counts = np.asarray(counts)
   share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   short = [shorten(name, 18) for name in names]
@@ -165,7 +165,7 @@ def _rounded(value: float) -> float:
 
 
 def _thin(steps: Sequence[float], values: Sequence[float]) -> tuple[HostArray, HostArray]:
-  """Returns a curve as arrays of at most `_MAX_POINTS` points; beyond that, neighbouring points are averaged."""
+  """Returns a curve as arrays of at most `_MAX_POINTS` points; beyond that, neighboring points are averaged."""
   x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
   y = np.where(np.isfinite(y), y, np.nan)
   group = -(-len(x) // _MAX_POINTS)

@@ -1,4 +1,4 @@
-"""Analyses of the input layer and of feature spaces: principal components, similarities, nearest neighbours.
+"""Analyses of the input layer and of feature spaces: principal components, similarities, nearest neighbors.
 
 In NumPy, as each runs once for a model or a folder of images.
 """
@@ -36,7 +36,7 @@ def signed(components: HostArray) -> HostArray:
 
 
 def position_similarity(positions: HostArray, grid: tuple[int, int]) -> HostArray:
-  """Cosine similarity of position embeddings (ViT paper, Figure 7 centre).
+  """Cosine similarity of position embeddings (ViT paper, Figure 7 center).
 
   Args:
     positions: `[N, D]`, of the patch tokens.
@@ -64,17 +64,17 @@ def token_colors(tokens: HostArray) -> HostArray:
     `[B, N, 3]` f64 in [0, 1]; 2 % of the values at each end are clipped.
   """
   rows = np.asarray(tokens, np.float64).reshape(-1, tokens.shape[-1])
-  centred = rows - rows.mean(0)
-  _, vectors = np.linalg.eigh(centred.T @ centred)
-  parts = centred @ signed(vectors[:, :-4:-1].T).T
+  centered = rows - rows.mean(0)
+  _, vectors = np.linalg.eigh(centered.T @ centered)
+  parts = centered @ signed(vectors[:, :-4:-1].T).T
   low, high = np.percentile(parts, (2, 98), axis=0)
   return np.clip((parts - low) / np.maximum(high - low, 1e-12), 0, 1).reshape(*tokens.shape[:2], 3)
 
 
 def linear_cka(x: HostArray, y: HostArray) -> float:
-  """Linear centred kernel alignment of two sets of features of the same images (arXiv 1905.00414, eq. 6).
+  """Linear centered kernel alignment of two sets of features of the same images (arXiv 1905.00414, eq. 6).
 
-  `|Y^T X|^2 / (|X^T X| |Y^T Y|)` with Frobenius norms and centred columns; 1 for features equal up to rotation and
+  `|Y^T X|^2 / (|X^T X| |Y^T Y|)` with Frobenius norms and centered columns; 1 for features equal up to rotation and
   scale.
 
   Args:
@@ -83,8 +83,8 @@ def linear_cka(x: HostArray, y: HostArray) -> float:
   """
   kernels = []
   for rows in (x, y):
-    centred = np.asarray(rows, np.float64) - np.asarray(rows, np.float64).mean(0)
-    kernels.append(centred @ centred.T)  # [S, S]: S images are far fewer than features
+    centered = np.asarray(rows, np.float64) - np.asarray(rows, np.float64).mean(0)
+    kernels.append(centered @ centered.T)  # [S, S]: S images are far fewer than features
   cross = (kernels[0] * kernels[1]).sum()
   return float(cross / max(np.linalg.norm(kernels[0]) * np.linalg.norm(kernels[1]), 1e-300))
 
@@ -103,12 +103,12 @@ def nearest(features: HostArray, count: int) -> tuple[HostArray, HostArray]:
   return order, np.take_along_axis(similarity, order, 1)
 
 
-def leave_one_out(features: HostArray, labels: HostArray, neighbours: int) -> float:
+def leave_one_out(features: HostArray, labels: HostArray, neighbors: int) -> float:
   """Share of the images whose class is that of most of their nearest other images.
 
   Ties are decided by the nearest image. A cheap measure of how separable the classes are at a depth.
   """
-  order, _ = nearest(features, neighbours)
+  order, _ = nearest(features, neighbors)
   hits = 0
   for row, label in zip(labels[order], labels, strict=True):
     classes, first, counts = np.unique(row, return_index=True, return_counts=True)

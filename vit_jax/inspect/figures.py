@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
 """Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
 RECONSTRUCTION_COLUMNS = ('input', 'masked', 'prediction', 'prediction where masked')
-_MASKED = 128  # grey level of masked patches
-_DEPTHS = 'viridis'  # colour map of lines by depth, and of tables
+_MASKED = 128  # gray level of masked patches
+_DEPTHS = 'viridis'  # color map of lines by depth, and of tables
 
 
 def position_tiles(similarity: HostArray) -> bytes:
@@ -93,7 +93,7 @@ def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArr
 
 
 def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str, ylabel: str, title: str) -> bytes:
-  """Draws a panel for each model with a line for each depth of `[L + 1, n]`, coloured by depth."""
+  """Draws a panel for each model with a line for each depth of `[L + 1, n]`, colored by depth."""
   matplotlib = plotting.load()
   with _canvas((4.4 * len(tables) + .6, 3.4), (1, len(tables))) as (figure, axes):
     for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
@@ -107,7 +107,7 @@ def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str
 
 
 def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, unit: str) -> bytes:
-  """Draws `[rows, columns]` between 0 and 1 as colours, the first row at the bottom."""
+  """Draws `[rows, columns]` between 0 and 1 as colors, the first row at the bottom."""
   with _canvas((4.4, 3.8)) as (figure, axes):
     image = axes[0, 0].imshow(values, origin='lower', vmin=0, vmax=1, cmap=_DEPTHS, interpolation='nearest')
     _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=False)
@@ -118,7 +118,7 @@ def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, uni
 
 
 def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
-  """Draws images as points `[S, 2]`; each label has a colour, from the ninth label on with another marker."""
+  """Draws images as points `[S, 2]`; each label has a color, from the ninth label on with another marker."""
   names = list(dict.fromkeys(labels))
   with _canvas((5.6, 4.6), right_in=1.6 if 1 < len(names) <= 24 else .15) as (figure, axes):
     ax = axes[0, 0]
@@ -143,7 +143,7 @@ def shade(image: HostArray, heat: HostArray) -> HostArray:
 
 
 def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
-  """`image [H, W, 3]` uint8 under the colours of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
+  """`image [H, W, 3]` uint8 under the colors of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
   matplotlib = plotting.load()
   scaled = (heat - heat.min()) / max(_bright(heat) - float(heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]
@@ -160,14 +160,14 @@ def _bright(heat: HostArray) -> float:
 
 
 def enlarge(heat: HostArray, size: tuple[int, int]) -> HostArray:
-  """Resizes `[h, w]` in [0, 1] to `size` (height, width), linear between the centres of cells; f64."""
+  """Resizes `[h, w]` in [0, 1] to `size` (height, width), linear between the centers of cells; f64."""
   from PIL import Image
   image = Image.fromarray(np.asarray(heat, np.float32))
   return np.clip(np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR), np.float64), 0, 1)
 
 
 def blocks(values: HostArray, size: tuple[int, int]) -> HostArray:
-  """Resizes `[h, w, 3]` in [0, 1] to blocks of one colour at `size`; uint8."""
+  """Resizes `[h, w, 3]` in [0, 1] to blocks of one color at `size`; uint8."""
   from PIL import Image
   image = Image.fromarray(np.uint8(np.round(255 * values)))
   return np.asarray(image.resize(size[::-1], Image.Resampling.NEAREST))

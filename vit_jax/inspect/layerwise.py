@@ -56,7 +56,7 @@ class Driver:
     self._first_pull = jax.jit(self._first_back, static_argnames=('logits', 'grid'))
 
   def layers(self, image: Array, *, capture: bool) -> Iterator[Layer]:
-    """`num_layers + 1` depths of `image [B, H, W, 3]` f32, normalised; only the newest depth is in memory."""
+    """`num_layers + 1` depths of `image [B, H, W, 3]` f32, normalized; only the newest depth is in memory."""
     tokens = self._begin(self.params, image)
     yield Layer(0, tokens, None)
     for i in range(self.num_layers):

@@ -51,7 +51,7 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
 
   Args:
     driver: the network.
-    batches: normalised images `[B, H, W, 3]` f32, all of one size; the last batch may be smaller.
+    batches: normalized images `[B, H, W, 3]` f32, all of one size; the last batch may be smaller.
     grid: `(h, w)` of their tokens.
     patch_px: height and width of a patch in pixels.
     num_maps: K, the number of images to compute maps for, the first ones.

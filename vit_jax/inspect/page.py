@@ -14,9 +14,9 @@ from vit_jax.inspect.measurements import Measurements
 
 FILTERS = 28  # ViT paper, Figure 7
 MASS = 0.6  # share of the attention that a thresholded map keeps (DINO)
-NEIGHBOURS = 5
+NEIGHBORS = 5
 MIN_FOR_MAP = 12  # images: below that, no map and no classes by depth are drawn
-MAX_ON_MAP = 200  # images that are drawn as thumbnails where there are too many classes for colours
+MAX_ON_MAP = 200  # images that are drawn as thumbnails where there are too many classes for colors
 
 
 class Inspection(NamedTuple):
@@ -96,7 +96,7 @@ def _input(one: Inspection) -> Iterator[Figure]:
   if one.positions is not None:
     yield Figure('positions', figures.position_tiles(embeddings.position_similarity(one.positions, one.grid)),
                  'Each tile shows the similarity of the position embedding of one patch to those of all patches (ViT '
-                 'paper, Figure 7 centre).')
+                 'paper, Figure 7 center).')
 
 
 def _reconstructions(one: Inspection) -> Iterator[Figure]:
@@ -104,7 +104,7 @@ def _reconstructions(one: Inspection) -> Iterator[Figure]:
     sheet = figures.reconstruction_sheet(one.shown, one.reconstruction, _captions(one, len(one.shown)))
     yield Figure('reconstructions', sheet, (
         f'Masked autoencoding (arXiv 2111.06377, Figure 2): {one.reconstruction.hidden.mean():.0%} of the patches are '
-        'masked, and reconstructed from the others. If the network was trained on normalised patches, each prediction '
+        'masked, and reconstructed from the others. If the network was trained on normalized patches, each prediction '
         'gets the mean and standard deviation of the true patch.'), is_sheet=True)
 
 
@@ -119,7 +119,7 @@ def _maps(one: Inspection) -> Iterator[Figure]:
     row += [] if m.relevance is None else [figures.overlay(image, m.relevance[i])]
     rows.append([*row, figures.blocks(colors[i], image.shape[:2])])
   yield Figure('maps', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
-      'Attention rollout over all layers, as colours and as brightness (ViT paper, Figure 6); relevance of patches for '
+      'Attention rollout over all layers, as colors and as brightness (ViT paper, Figure 6); relevance of patches for '
       f'{one.of_class or "the predicted class"} (arXiv 2103.15679); the first three principal components of the final '
       'patch tokens of all these images as red, green and blue (DINOv2, Figure 1).'), is_sheet=True)
   yield Figure('heads', _head_sheet(one, m), (
@@ -152,7 +152,7 @@ def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
       ('distance', 'distance_px', 'mean attention distance (px)', 'Mean attention distance',
        'Mean distance between a patch and those that it attends to, in pixels of the prepared image; one dot for each '
        'head (ViT paper, Figure 7 right).'),
-      ('information', 'information', 'normalised mutual information', 'Dependence of attention on the query',
+      ('information', 'information', 'normalized mutual information', 'Dependence of attention on the query',
        'Near 0, all patches attend to the same places, as in the late layers of contrastive learning (arXiv '
        '2305.00729).'),
       ('entropy', 'entropy', 'entropy (nats)', 'Entropy of attention',
@@ -176,24 +176,24 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   yield Figure('singular', figures.lines_by_depth(
       singular, np.arange(1, max(t.shape[1] for t in singular.values()) + 1), xlabel='singular value',
       ylabel='log of the ratio to the first', title='Singular values of the tokens'),
-      "Singular values of an image's centred patch tokens.")
+      "Singular values of an image's centered patch tokens.")
   first, last = list(measured.values())[0], list(measured.values())[-1]
   table = embeddings.cka_table(list(first.by_depth), list(last.by_depth))
   names = [one.name for one in inspections]
   yield Figure('cka', figures.square_table(
       table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}', title='Similarity of layers (CKA)',
       unit='linear CKA'),
-      'Centred kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).')
+      'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).')
   labels = np.unique(np.array(inspections[0].labels), return_inverse=True)[1]
   if len(set(inspections[0].labels)) > 1 and len(labels) >= MIN_FOR_MAP and np.bincount(labels).mean() >= 2:
     curves = {}
     for name, m in measured.items():
-      shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBOURS) for rows in m.by_depth]
+      shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBORS) for rows in m.by_depth]
       curves[name] = (np.arange(len(shares)), np.array(shares))
     yield Figure('separable', figures.lines(
         curves, xlabel='after block (0: before the first)', ylabel='of images (%)',
-        title='Classes by nearest neighbours'),
-        f'Share of the images whose folder is that of most of their {NEIGHBOURS} nearest neighbours, by the mean patch '
+        title='Classes by nearest neighbors'),
+        f'Share of the images whose folder is that of most of their {NEIGHBORS} nearest neighbors, by the mean patch '
         'token at each depth.')
 
 
@@ -207,8 +207,8 @@ def _features(one: Inspection) -> Iterator[Figure]:
            if 1 < num_labels <= 24 or len(points) > MAX_ON_MAP else sheets.image_map(points, one.images, title=title))
   yield Figure('map', drawn, 'Features before the head, by principal components and t-SNE. Distances between distant '
                'groups mean little.')
-  order, _ = embeddings.nearest(one.measured.pooled, NEIGHBOURS)
+  order, _ = embeddings.nearest(one.measured.pooled, NEIGHBORS)
   rows = [[one.images[i], *(one.images[j] for j in order[i])] for i in range(min(8, len(one.images)))]
-  heads = ['image', *(f'{rank}.' for rank in range(1, NEIGHBOURS + 1))]
-  yield Figure('neighbours', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
+  heads = ['image', *(f'{rank}.' for rank in range(1, NEIGHBORS + 1))]
+  yield Figure('neighbors', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
                'The nearest other images by cosine similarity of their features.', is_sheet=True)

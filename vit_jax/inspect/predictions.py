@@ -26,7 +26,7 @@ _PER_EXAMPLE = ('example_index', 'example_name', 'example_image')
 
 
 class Confusion(NamedTuple):
-  """Which classes are confused, and how often each is recognised.
+  """Which classes are confused, and how often each is recognized.
 
   chart: the confusion matrix; None with more than `_MAX_CLASSES` classes.
   pairs: the most confused pairs: label, prediction, number of images, their share of the images with this label.

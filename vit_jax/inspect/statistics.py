@@ -21,7 +21,7 @@ def patch_attention(attention: Array, num_patches: int) -> Array:
 
 
 def distances_px(grid: tuple[int, int], patch_px: tuple[float, float]) -> HostArray:
-  """Distances between patch centres, `[N, N]` f32 in pixels of the prepared image, in raster order."""
+  """Distances between patch centers, `[N, N]` f32 in pixels of the prepared image, in raster order."""
   rows, columns = np.indices(grid).reshape(2, -1).astype(np.float32)
   across = (columns[:, None] - columns[None]) * patch_px[1]
   return np.hypot((rows[:, None] - rows[None]) * patch_px[0], across)
@@ -42,7 +42,7 @@ def mean_distance(attention: Array, distances: Array | HostArray) -> Array:
 
 
 def mutual_information(attention: Array, num_patches: int) -> Array:
-  """Normalised mutual information of query and key of each head, `[A]` (arXiv 2305.00729, section 3.1).
+  """Normalized mutual information of query and key of each head, `[A]` (arXiv 2305.00729, section 3.1).
 
   With `p(q) = 1 / N` and `p(k | q) = A`: `I(q; k) / sqrt(H(q) H(k))`. Near 0, every query attends to the same keys.
   """
@@ -75,8 +75,8 @@ def fourier_amplitude(tokens: Array, grid: tuple[int, int]) -> Array:
 
 
 def singular_values(tokens: Array) -> Array:
-  """Log singular values of an image's centred tokens relative to the first, `[min(N, D)]`, mean over images."""
-  centred = tokens.astype(jnp.float32)
-  centred = centred - centred.mean(1, keepdims=True)
-  values = jnp.linalg.svd(centred, compute_uv=False)
+  """Log singular values of an image's centered tokens relative to the first, `[min(N, D)]`, mean over images."""
+  centered = tokens.astype(jnp.float32)
+  centered = centered - centered.mean(1, keepdims=True)
+  values = jnp.linalg.svd(centered, compute_uv=False)
   return jnp.log(jnp.maximum(values, 1e-12) / jnp.maximum(values[:, :1], 1e-12)).mean(0)

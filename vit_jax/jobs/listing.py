@@ -128,8 +128,8 @@ def _weights(pattern: str) -> Table:
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
       'file is downloaded once. Licenses are those of the repositories that publish the files, as far as known: check '
-      'them there before use. A side of 0 px is not '
-      f'known from the name. Other names that work: {others}. This page is the output of '
+      'them there before use. 0 px means that the '
+      f'name does not give the image size. Other names that work: {others}. This page is the output of '
       '`vit-jax list --weights --format=markdown`.',
       ('weights', 'parameters', 'px', 'license', 'data', 'model', 'classes', 'GFLOPs', 'source'), 5,
       (False, True, True, False, False, False, True, True, False),

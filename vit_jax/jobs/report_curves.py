@@ -1,6 +1,6 @@
 """The curves of a report, from the rows of a run's record.
 
-Training metrics are those of single batches; where they are noisy, the curve is their moving mean, labelled as such,
+Training metrics are those of single batches; where they are noisy, the curve is their moving mean, labeled as such,
 with the single values behind it. Evaluations are never smoothed.
 """
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = (
     Kind('Learning rate', 'learning rate', r'train/lr'),
     Kind('Gradient norm', 'L2 norm', r'train/grad_norm', is_log=True),
     Kind('Speed', 'images/s', r'train/images_per_s'),
-    Kind('Model FLOPs utilisation', '%', r'train/mfu', 100.))
+    Kind('Model FLOPs utilization', '%', r'train/mfu', 100.))
 
 
 class Chart(NamedTuple):
@@ -77,7 +77,7 @@ def draw(kind: Kind, runs: Sequence[tuple[str, Sequence[Row]]]) -> Chart | None:
 
 
 def smooth(curve: charts.Curve) -> charts.Curve:
-  """Returns the moving mean of a curve, centred, with the curve itself behind it; a short curve stays as it is.
+  """Returns the moving mean of a curve, centered, with the curve itself behind it; a short curve stays as it is.
 
   The label says how many steps a mean covers. Values that are not finite are left out of it.
   """

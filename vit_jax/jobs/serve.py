@@ -153,6 +153,6 @@ class Site:
     mistakes = sorted(folder.mistakes.copy(), key=lambda one: -one.probability)
     return Answer(self._render(
         'live_folder.html', '/folder', title=pathlib.Path(folder.root).name, root=str(folder.root),
-        num_done=folder.num_done, num_images=len(folder.paths), num_right=right, num_labelled=len(folder.labels),
+        num_done=folder.num_done, num_images=len(folder.paths), num_right=right, num_labeled=len(folder.labels),
         error=folder.error, notes=list(folder.notes), mistakes=mistakes,
         confusion=predictions.summarize(arrays).confusion if arrays else None))

@@ -101,7 +101,7 @@ class Network:
               'weights': model.weights.source, 'seconds': round(time.monotonic() - began, 3)}
 
   def attention(self, encoded: bytes) -> dict[str, Any]:
-    """Returns the attention of an image file over all layers, as colours over the image and as its brightness."""
+    """Returns the attention of an image file over all layers, as colors over the image and as its brightness."""
     with self.use() as model:
       if not model.num_layers:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'This network has no attention.')
@@ -139,7 +139,7 @@ class Mistake(NamedTuple):
 
 
 class Folder:
-  """The images of a folder, labelled by the subfolder that they are in, and how a network classifies them.
+  """The images of a folder, labeled by the subfolder that they are in, and how a network classifies them.
 
   Args:
     root: the folder; links that lead out of it are skipped.

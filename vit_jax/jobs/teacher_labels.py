@@ -1,4 +1,4 @@
-"""Labels by a trained classifier: label maps (`--job=prepare`), and the labels of Noisy Student's unlabelled images.
+"""Labels by a trained classifier: label maps (`--job=prepare`), and the labels of Noisy Student's unlabeled images.
 
 Label maps: each stored image is resized to the input size of the teacher without preserving the aspect ratio, so that
 the map covers all of it. The classifier's head is applied to each patch token (of networks that pool by the mean, the
@@ -44,7 +44,7 @@ from vit_jax.weights import inference, init_state, loading
 from vit_jax.weights.loading import Weights
 
 log = logging.getLogger('vit_jax.jobs')
-PER_PART = 4_096  # unlabelled images in a part; a kill loses at most one part
+PER_PART = 4_096  # unlabeled images in a part; a kill loses at most one part
 
 Compute = Callable[[range], tuple[HostArray, HostArray]]
 Predict = Callable[[PyTree, Array], tuple[Array, Array]]
@@ -65,12 +65,12 @@ def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str 
     to: directory to write.
 
   Raises:
-    UserError: the objective is not token labelling, or the teacher has other classes or no classes per token.
+    UserError: the objective is not token labeling, or the teacher has other classes or no classes per token.
   """
   check.check(config)
   if not isinstance(config.objective, schema.TokenLabel):
     raise UserError(f'objective: expected TokenLabel, got {type(config.objective).__name__}. Label maps are for token '
-                    'labelling.')
+                    'labeling.')
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'--job=prepare: expected one process, got {jax.process_count()}. Run it on one host.')
@@ -104,7 +104,7 @@ def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source
 
 
 def ensure(config: schema.Config) -> str:
-  """Labels the unlabelled images that a config's training needs, unless that is done. All processes call it.
+  """Labels the unlabeled images that a config's training needs, unless that is done. All processes call it.
 
   Returns:
     The signal that stopped it, or ''. A run of several processes ends at once on a signal.
@@ -118,8 +118,8 @@ def ensure(config: schema.Config) -> str:
     return ''
   found = loading.load(settings.teacher)
   log.info('Teacher: %s', loading.text(found))
-  labelled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
-  init_state.check_order(found, labelled.class_names, is_listed=bool(config.data.classes))
+  labeled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
+  init_state.check_order(found, labeled.class_names, is_listed=bool(config.data.classes))
   source = opening.open_unlabeled(config.data, image_px=config.image_px)
   info = label_maps.Info(
       source.name, source.digest, len(source), (1, 1), settings.top, found.num_classes, PER_PART,

@@ -1,4 +1,4 @@
-"""Parts of networks of convolutions: convolution, weight standardisation, GroupNorm, BatchNorm, pooling.
+"""Parts of networks of convolutions: convolution, weight standardization, GroupNorm, BatchNorm, pooling.
 
 Activations are `[B, H, W, C]`, kernels `[height, width, inputs, outputs]`, depthwise ones with 1 for inputs. A
 convolution computes in its `dtype`, norms in f32. `SAME` padding gives half of a side rounded up at stride 2, and
@@ -69,7 +69,7 @@ def convolve(x: Array, kernel: Array, *, stride: int, is_same: bool, forms: Form
   return forms.dense(x[:, ::stride, ::stride], kernel[0, 0], jnp.zeros(kernel.shape[-1], x.dtype))
 
 
-def standardised(kernel: Array, *, var_eps: float, std_eps: float) -> Array:
+def standardized(kernel: Array, *, var_eps: float, std_eps: float) -> Array:
   """`(w - mean) / (sqrt(var + var_eps) + std_eps)` for each output channel (arXiv 1903.10520, eq. 3).
 
   Mean and variance (of squares, divided by their number) are over height, width and inputs.
@@ -127,7 +127,7 @@ class Conv(nn.Module, kw_only=True):
 
 
 class StdConv(nn.Module, kw_only=True):
-  """A convolution whose kernel is standardised, in f32, before it is used."""
+  """A convolution whose kernel is standardized, in f32, before it is used."""
   features: int
   side: int
   dtype: DTypeLike
@@ -138,7 +138,7 @@ class StdConv(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features))
-    kernel = standardised(kernel, var_eps=self.style.var_eps, std_eps=self.style.std_eps).astype(self.dtype)
+    kernel = standardized(kernel, var_eps=self.style.var_eps, std_eps=self.style.std_eps).astype(self.dtype)
     return convolve(x.astype(self.dtype), kernel, stride=self.stride, is_same=self.style.is_same, forms=self.forms)
 
 

@@ -109,7 +109,7 @@ def normalize(x: Array, *, axis: int) -> Array:
 class Projector:
   """DINO's projection head with `prototypes` outputs; `learned_norm` makes their lengths parameters.
 
-  Dense layers are in the compute dtype; both normalisations are in f32, and so are the outputs.
+  Dense layers are in the compute dtype; both normalizations are in f32, and so are the outputs.
   """
   prototypes: int
   hidden: int

@@ -18,7 +18,7 @@ def is_layered(backbone: Backbone) -> TypeGuard[LayeredBackbone]:
 
 
 def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int]) -> list[Features]:
-  """Features after each of `blocks`, normalised and pooled as after the last one; in evaluation mode.
+  """Features after each of `blocks`, normalized and pooled as after the last one; in evaluation mode.
 
   Args:
     backbone: with blocks.

@@ -1,4 +1,4 @@
-"""A backbone for a linear probe: it only evaluates, and the features that the head sees are selected and normalised.
+"""A backbone for a linear probe: it only evaluates, and the features that the head sees are selected and normalized.
 
 It has the parameters of the backbone and no others, so that weights are loaded and saved as usual. Its state is that of
 the backbone, and running statistics of the features.

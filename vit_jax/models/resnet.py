@@ -1,4 +1,4 @@
-"""ResNets of bottleneck units with GroupNorm and weight standardisation: BiT, and the stem of the hybrids.
+"""ResNets of bottleneck units with GroupNorm and weight standardization: BiT, and the stem of the hybrids.
 
 Parameters of BiT (arXiv 1912.11370), all f32 (a public format; stages and units count from 1, W is the
 channels of the root, `H = W * 2^(s - 1)` those of a 3 x 3 convolution of stage s, I what a unit reads):
@@ -19,7 +19,7 @@ Of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its c
   stage{s}/unit{u}/{norm1,norm2}/{scale,bias} [H], stage{s}/unit{u}/norm3/{scale,bias} [4 H]
   stage{s}/unit1/{proj/kernel [1, 1, I, 4 H], proj_norm/{scale,bias} [4 H]}
 
-Kernels are stored as they are learned, not standardised. Also the sharding rules and the cost of both. Knows no mesh,
+Kernels are stored as they are learned, not standardized. Also the sharding rules and the cost of both. Knows no mesh,
 no objective and no weight format.
 """
 from __future__ import annotations

@@ -50,7 +50,7 @@ def cast(dtype: DTypeLike) -> Ready:
       lambda name, leaf: leaf if any(part in name for part in kept) else leaf.astype(dtype), params)
 
 
-def rematerialised(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
+def rematerialized(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
   """`layer` with its backward pass computing again whatever `remat` does not save."""
   if remat.saves_everything:
     return layer
@@ -80,7 +80,7 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
     unroll: layers an iteration of the scan.
   """
   # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
-  first, rest = (rematerialised(layer, how, prevent_cse=execution is not Execution.SCAN) for how in (Remat.FULL, remat))
+  first, rest = (rematerialized(layer, how, prevent_cse=execution is not Execution.SCAN) for how in (Remat.FULL, remat))
   match execution:
     case Execution.SCAN:
       layers = (ready(params), rates, keys)

@@ -5,10 +5,10 @@ EMA of the online network. No negative examples are used.
 
 Differs from the BYOL paper: the hidden layer of projector and predictor has LayerNorm in place of BatchNorm.
 BatchNorm would make the loss depend on the number of microbatches. Batch statistics are not needed: with group
-normalisation and weight standardisation in place of BatchNorm, Richemond et al. 2020 (arXiv 2010.10241) reach 73.9 %
-instead of 74.3 % on ImageNet. LayerNorm is group normalisation with one group; weights are not standardised here.
+normalization and weight standardization in place of BatchNorm, Richemond et al. 2020 (arXiv 2010.10241) reach 73.9 %
+instead of 74.3 % on ImageNet. LayerNorm is group normalization with one group; weights are not standardized here.
 
-Crops and colours are those of `data.recipe.views`.
+Crops and colors are those of `data.recipe.views`.
 """
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Mlp:
 
 
 class Byol:
-  """Objective: `L = |q_1 - z_2|^2 + |q_2 - z_1|^2` of unit vectors, so from 0 to 8 (eq. 2, symmetrised).
+  """Objective: `L = |q_1 - z_2|^2 + |q_2 - z_1|^2` of unit vectors, so from 0 to 8 (eq. 2, symmetrized).
 
     q_i = unit(predictor(projector(backbone(x_i))))        online network, crop i
     z_i = unit(projector'(backbone'(x_i)))                 target network, without gradient

@@ -1,4 +1,4 @@
-"""DINO: self-distillation without labels (Caron et al. 2021, arXiv 2104.14294), optionally with DINOv2's centring.
+"""DINO: self-distillation without labels (Caron et al. 2021, arXiv 2104.14294), optionally with DINOv2's centering.
 
 The student sees two global and several local crops of an image, the teacher only the global ones. The student learns
 to predict from each crop the output of the teacher for another one. The teacher is an EMA of the student.
@@ -50,7 +50,7 @@ class Dino:
     after the update, with m of the step:    teacher <- m teacher + (1 - m) student    (section 3.1)
     c <- m_c c + (1 - m_c) mean of g_t over the whole batch and both crops             (eq. 4)
 
-  With Sinkhorn centring P_t is `sinkhorn(g_t / T_t)` instead, over the whole batch, and c stays 0.
+  With Sinkhorn centering P_t is `sinkhorn(g_t / T_t)` instead, over the whole batch, and c stays 0.
 
   Metrics beside the loss, in nats: `teacher_entropy`, `student_entropy` (of the large crops), `kl` of the two (loss
   minus teacher's entropy), `information` (`H(mean of P_t) - mean of H(P_t)`: 0 when all outputs of the teacher are the

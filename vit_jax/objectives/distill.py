@@ -1,7 +1,7 @@
 """Distillation from a trained classifier: DeiT (Touvron et al. 2021, arXiv 2012.12877), and consistent teaching
 (Beyer et al. 2022, arXiv 2106.05237).
 
-The teacher sees the prepared images of the student: the same crop, colours and mixing. With `weight` 1 the teacher is
+The teacher sees the prepared images of the student: the same crop, colors and mixing. With `weight` 1 the teacher is
 the only source of targets, which is consistent teaching. It needs soft targets and long training.
 """
 from __future__ import annotations
@@ -45,11 +45,11 @@ def view(backbone: Backbone, head: Head) -> NetworkView:
 
 
 class Trained:
-  """The teacher of a run: a trained classifier, and the normalisation of images that it expects."""
+  """The teacher of a run: a trained classifier, and the normalization of images that it expects."""
 
   def __init__(self, backbone: Backbone, head: Head, *, mean: Pixels, std: Pixels, seen_mean: Pixels,
                seen_std: Pixels) -> None:
-    """`seen_mean` and `seen_std` are what the student's images are normalised with."""
+    """`seen_mean` and `seen_std` are what the student's images are normalized with."""
     self._backbone, self._head, self._view = backbone, head, supervised.view(backbone, head)
     self._mean, self._std, self._seen_mean, self._seen_std = (
         jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (mean, std, seen_mean, seen_std))
@@ -62,7 +62,7 @@ class Trained:
     return {'backbone': params, 'head': head, **({'state': state} if state else {})}
 
   def predict(self, teacher: PyTree, image: Array) -> Array:
-    """Logits `[B, C]` for images that are normalised for the student; no gradient flows through."""
+    """Logits `[B, C]` for images that are normalized for the student; no gradient flows through."""
     own = (image * self._seen_std + self._seen_mean - self._mean) / self._std
     logits_BC = self._view.predict({'state': {}, **teacher}, own).logits
     assert logits_BC is not None

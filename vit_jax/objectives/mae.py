@@ -105,7 +105,7 @@ class Mae:
                                grid=self._grid(image))
 
   def reconstruct(self, params: Params, image: Array, key: Key) -> Reconstruction:
-    """Reconstructed images in the units of `image`. Normalised patches get the moments of the original ones."""
+    """Reconstructed images in the units of `image`. Normalized patches get the moments of the original ones."""
     choice, grid = self.draw(key, image), self._grid(image)
     predicted_BNP = self.predict(params, image, choice, train=False, key=None)
     if self._normalized:

@@ -2,7 +2,7 @@
 
 Half of the patches of each image are corrupted after the embedding: a patch becomes a learned mask token with
 probability 0.8, another patch with probability 0.1, and otherwise stays. The final token of each corrupted patch
-predicts the mean colour of the patch, with 3 bits a channel. Our choices where the paper is silent: exactly the given
+predicts the mean color of the patch, with 3 bits a channel. Our choices where the paper is silent: exactly the given
 share of each image is corrupted, the other patch is from the same image, and the mask token is initialized as
 N(0, 0.02).
 """
@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def color_classes(pixels: Array) -> Array:
-  """Colours `[..., 3]` in [0, 1] to classes `64 r + 8 g + b`, each channel in 8 equal steps, i32."""
+  """Colors `[..., 3]` in [0, 1] to classes `64 r + 8 g + b`, each channel in 8 equal steps, i32."""
   levels = jnp.clip(jnp.floor(pixels * LEVELS), 0, LEVELS - 1).astype(jnp.int32)
   return (levels[..., 0] * LEVELS + levels[..., 1]) * LEVELS + levels[..., 2]
 
@@ -56,7 +56,7 @@ def num_outputs(target: PatchTarget, patch: int) -> int:
 
 
 class MaskedPatch:
-  """Objective: cross-entropy of the colours of corrupted patches, in nats, or the mean squared error of their pixels.
+  """Objective: cross-entropy of the colors of corrupted patches, in nats, or the mean squared error of their pixels.
 
   Parameters beside the backbone: `mask_token [1, 1, D]`, `decoder/{kernel [D, n], bias [n]}` with n = 512, 16 * 512
   or 3 P^2. With `colors` the loss is the mean over the 16 predictions of a patch.
@@ -115,7 +115,7 @@ class MaskedPatch:
     return mixed_BND, choice
 
   def classes(self, image_BnP: Array) -> Array:
-    """Colour classes `[B, n, G] i32` of normalised patches `[B, n, 3 P^2]`, for G cells a patch."""
+    """Color classes `[B, n, G] i32` of normalized patches `[B, n, 3 P^2]`, for G cells a patch."""
     mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 1, 3) for x in (self._mean, self._std))
     cells = CELLS if self._target is PatchTarget.COLORS else 1
     side, shape = self._patch // cells, image_BnP.shape[:2]

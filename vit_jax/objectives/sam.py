@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation of any objective: the gradient is taken where the loss near the parameters is largest.
+"""Sharpness-aware minimization of any objective: the gradient is taken where the loss near the parameters is largest.
 
 SAM: Foret et al. 2021 (arXiv 2010.01412). GSAM: Zhuang et al. 2022 (arXiv 2203.08065). The perturbation is computed
 inside `loss`, so the train step does not depend on it. A step costs two forward and backward passes.

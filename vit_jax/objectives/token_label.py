@@ -1,11 +1,11 @@
-"""Token labelling (LV-ViT, Jiang et al. 2021, arXiv 2104.10858): each patch token has its own target.
+"""Token labeling (LV-ViT, Jiang et al. 2021, arXiv 2104.10858): each patch token has its own target.
 
 The batch holds the targets: `token_targets [B, N, C]` are distributions over classes, made from label maps. A token
 whose target is 0 (it lies outside the image) does not count. With `class_from_map` the target of the class token also
 comes from the map, as `labels [B, C]`, as in the authors' code; otherwise it is the image's label, as in the paper
 (eq. 3).
 
-Differs from TokenLabeling: MixToken's partner is the neighbour in a pair of rows, as for all mixing here; there, row i
+Differs from TokenLabeling: MixToken's partner is the neighbor in a pair of rows, as for all mixing here; there, row i
 of a device's B is mixed with row B - 1 - i. Both are random after the shuffle.
 """
 from __future__ import annotations

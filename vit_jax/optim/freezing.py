@@ -38,7 +38,7 @@ def silence(tree: PyTree, frozen_for: Until, step: Array) -> PyTree:
 
 def freeze(make: Callable[[], optax.GradientTransformation], frozen_for: Until, *, lengths: Sequence[int],
            total: int) -> list[optax.GradientTransformation]:
-  """An optimiser for each length of freezing, to be chained: each acts on its parameters alone.
+  """An optimizer for each length of freezing, to be chained: each acts on its parameters alone.
 
   Its whole state stays as it is, counts included, while its parameters are frozen: they begin as at the start
   of a run. Parameters that are frozen for `total` updates or more have no state.

@@ -1,4 +1,4 @@
-"""Optimisers with a first moment alone, SGD and Lion; and the first moment of optax's transformations.
+"""Optimizers with a first moment alone, SGD and Lion; and the first moment of optax's transformations.
 
 Differs from big_vision and vision_transformer: with `mu_dtype=bfloat16` the first moment is kept in bfloat16 and
 computed in float32. In their programs it is decayed in bfloat16, in which 0.9 is 0.8984. After 200 steps of

@@ -1,6 +1,6 @@
-"""The optimiser of a config, as one optax transformation. Only this module knows every kind of optimiser.
+"""The optimizer of a config, as one optax transformation. Only this module knows every kind of optimizer.
 
-`update(grads, state, params, step=…, grad_norm=…, ok=…)`: schedules are functions of the run's step, so no optimiser
+`update(grads, state, params, step=…, grad_norm=…, ok=…)`: schedules are functions of the run's step, so no optimizer
 counts steps for schedules, and the norm is computed once, in the train step. Where `ok` is false the state does not
 change, and the updates have no meaning. Operations on complete tensors (trust ratios, clipping, factored statistics)
 treat each layer of a stacked leaf separately.
@@ -22,7 +22,7 @@ Kind: TypeAlias = schema.AnyOptimizer
 
 
 def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
-  """The optimiser of a config. What goes by path is checked when the state is made.
+  """The optimizer of a config. What goes by path is checked when the state is made.
 
   In order: clip; moments and trust ratio, with coupled decay; decay by the learning rate; factors of layers and
   rules; decay by the schedule alone; the learning rate. Frozen leaves are silent before and after, so that the
@@ -73,7 +73,7 @@ def _clip(config: Kind) -> list[optax.GradientTransformation]:
 
 
 def _core(config: Kind, lengths: Lengths, schedule: Schedule) -> optax.GradientTransformation:
-  """From gradient to update, with the optimiser's state and the weight decay that is part of it."""
+  """From gradient to update, with the optimizer's state and the weight decay that is part of it."""
   coupled = [multipliers.add_decay(config, lengths, over=1.)] if config.weight_decay else []
   match config:
     case schema.AdamW():

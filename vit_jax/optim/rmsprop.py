@@ -60,7 +60,7 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
 
 
 def rmsprop(config: schema.RMSProp, coupled: Parts, schedule: Schedule) -> optax.GradientTransformation:
-  """The optimiser of the settings."""
+  """The optimizer of the settings."""
   return chain(*coupled, scale_by_rms(
       schedule, b2=config.b2, start=config.initial_scale, eps=config.eps, momentum=config.momentum,
       moment=config.mu_dtype.value))

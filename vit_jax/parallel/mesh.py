@@ -51,7 +51,7 @@ def find_hardware(slices: int) -> layout.Hardware:
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """The mesh of a config over `devices` (all of them by default), neighbours along `tensor` first.
+  """The mesh of a config over `devices` (all of them by default), neighbors along `tensor` first.
 
   Raises:
     UserError: it does not fit the devices, or the slices that they are in.

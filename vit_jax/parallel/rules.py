@@ -1,7 +1,7 @@
 """Where every parameter lies on the mesh, by rules of paths that each network has beside it.
 
-Strict both ways: a parameter without a rule and a rule that decides nothing are errors. Optimiser state,
-averages and teachers follow the parameter whose path they end in; besides, only counters, centres and running
+Strict both ways: a parameter without a rule and a rule that decides nothing are errors. Optimizer state,
+averages and teachers follow the parameter whose path they end in; besides, only counters, centers and running
 statistics, which are vectors, may be replicated.
 
 A rule may have a second spec, for TPUs, which is used where it divides the kernel, for one of two reasons (both seen
@@ -37,7 +37,7 @@ SCATTERS_ROWS_ONLY = ('v2', 'v3')
 """TPUs that scatter a sum only along an axis that is not the last one in memory."""
 TILE_ROWS = 8
 """Rows of one tile of a TPU: a shard of other numbers of rows is padded before it is sent (libtpu 0.0.52)."""
-MOST_REPLICATED_BYTES = 2**20  # four times the centre of DINO's 65,536 outputs
+MOST_REPLICATED_BYTES = 2**20  # four times the center of DINO's 65,536 outputs
 
 FROZEN = 'frozen'
 """Part of `extra` with parameters that are not trained; the rules of the parameters lay them out."""
@@ -101,10 +101,10 @@ def _used(axes: str | tuple[str, ...] | None, mesh: Mesh) -> str | tuple[str, ..
 
 
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
-  """Specs for optimiser state or `extra`.
+  """Specs for optimizer state or `extra`.
 
   A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
-  without one axis (factored moments). Anything else (counters, centres, running statistics) is replicated, if
+  without one axis (factored moments). Anything else (counters, centers, running statistics) is replicated, if
   it is small or below the key `TRAINED`.
 
   Raises:

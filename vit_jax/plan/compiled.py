@@ -28,7 +28,7 @@ class Collective(NamedTuple):
   """All collectives of a kind in one step of one device.
 
   num_bytes: of their results; for reduce-scatter, of the array that is scattered.
-  sent_bytes: what a device sends when they run around a ring; between slices, to the data-centre network.
+  sent_bytes: what a device sends when they run around a ring; between slices, to the data-center network.
   """
   kind: str
   calls: int

@@ -63,7 +63,7 @@ class Plan:
     specs = jax.tree.map(lambda s: s.spec, placed)
     params = sharding.bytes_per_device(state.params, specs.params, mesh)
     batch = trees.num_bytes(build.abstract_batch(self.parts.config)) // self._batch_shards
-    return {'parameters': params, 'optimiser': sharding.bytes_per_device(state.opt, specs.opt, mesh),
+    return {'parameters': params, 'optimizer': sharding.bytes_per_device(state.opt, specs.opt, mesh),
             'extra': sharding.bytes_per_device(state.extra, specs.extra, mesh), 'batch': batch, 'gradients': params,
             'activations': self.rows * build.kept_bytes(self.parts, self.parts.config.model)}
 
@@ -83,7 +83,7 @@ class Plan:
       return sum(self.memory.values()) / GIB
     if self.answer.overflow:
       own = self.memory
-      state = sum(own[k] for k in ('parameters', 'optimiser', 'extra', 'batch')) / GIB
+      state = sum(own[k] for k in ('parameters', 'optimizer', 'extra', 'batch')) / GIB
       return self.answer.overflow.need_gib + (state if self.answer.overflow.what == 'temporaries' else 0.)
     return self.answer.peak_bytes / GIB
 
@@ -105,14 +105,14 @@ class Plan:
 
   @property
   def flops_per_step(self) -> float:
-    """FLOPs of the complete batch, forward and backward, without rematerialisation."""
+    """FLOPs of the complete batch, forward and backward, without rematerialization."""
     return build.train_flops(self.parts) * self.parts.config.batch_size
 
   @property
   def roofline_ms(self) -> float:
     """A lower bound: products at peak rate, or one read and one write of state and saved activations."""
     own, chip = self.memory, self.subject.topology.chip
-    moved = 2 * (own['parameters'] + own['optimiser'] + own['extra'] + own['gradients']
+    moved = 2 * (own['parameters'] + own['optimizer'] + own['extra'] + own['gradients']
                  + own['activations'] * self.parts.config.train.microbatches)
     ideal = self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops
     return 1e3 * max(ideal, moved / chip.hbm_bytes_s)
@@ -144,7 +144,7 @@ class Plan:
 
   @property
   def collectives_ms(self) -> float:
-    """Time of all collectives within a slice around one ring of neighbours, without any overlap."""
+    """Time of all collectives within a slice around one ring of neighbors, without any overlap."""
     rows = self.answer.costs.collectives if self.answer else []
     sent = sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
     return 1e3 * sent / self.subject.topology.chip.ring_bytes_s

@@ -1,4 +1,4 @@
-"""`--search`: the fastest accumulation, rematerialisation, execution and sharding that fit.
+"""`--search`: the fastest accumulation, rematerialization, execution and sharding that fit.
 
 All combinations are sorted by an estimate of their speed, and those whose state and saved activations alone are too
 large are dropped. The rest is compiled in that order.
@@ -71,7 +71,7 @@ def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
                                    'mesh.tensor': max(1, own_config.mesh.tensor)})
   subject = plan.subject._replace(config=config)
   own = plans.Plan(subject, plans.abstract_parts(subject), None, '').memory
-  return sum(own[part] for part in ('parameters', 'optimiser', 'extra', 'gradients'))
+  return sum(own[part] for part in ('parameters', 'optimizer', 'extra', 'gradients'))
 
 
 def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: schema.Execution | None, fsdp: int, *,

@@ -125,7 +125,7 @@ def memory_rows(plan: plans.Plan) -> list[tuple[str, str, str]]:
 
 
 def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
-  """Time, utilisation and cost of a step and of the run."""
+  """Time, utilization and cost of a step and of the run."""
   chip, total, step = plan.subject.topology.chip, plan.parts.lengths.total_steps, plan.step_ms
   count = trees.num_elements(plan.parts.program.abstract_state.params)
   yield 'parameters', f'{count:,}', 'exact'
@@ -152,14 +152,14 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
         f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, without overlap'
   if between := plan.between_slices_ms:
     yield 'between slices', f'{_short(between)} ms', \
-        f'data-centre network at {chip.between_bytes_s / 1e9:g} GB/s a device; not included in other figures'
+        f'data-center network at {chip.between_bytes_s / 1e9:g} GB/s a device; not included in other figures'
   yield from _cost_rows(plan, step, more, less)
   if plan.answer:
     yield from _compiler_rows(plan.answer, chip.clock_hz)
 
 
 def _cost_rows(plan: plans.Plan, step: float, more: str, less: str) -> Iterator[tuple[str, str, str]]:
-  """Utilisation, hours and core-days of the run by the time of a step in ms, and with all collectives added.
+  """Utilization, hours and core-days of the run by the time of a step in ms, and with all collectives added.
 
   Args:
     plan: of the run.
@@ -238,7 +238,7 @@ def collectives(plan: plans.Plan) -> str:
   shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms'), rows) if rows else 'None.'
   shown += f'\n\nThis layout needs {warn.ideal_bytes(plan) / 2**20:,.1f} MiB sent within a slice.'
   if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
-    shown += '\n\nTransfers between slices use the data-centre network; no sum here includes their time.'
+    shown += '\n\nTransfers between slices use the data-center network; no sum here includes their time.'
   return f'{shown}\n\n{TRUST}' if plan.has_cycles else shown
 
 

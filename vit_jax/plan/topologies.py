@@ -30,7 +30,7 @@ class Chip(NamedTuple):
 
   hbm_gib: memory that a program may use; for TPUs read off the compiler's own errors (libtpu 0.0.51).
   peak_flops: dense bf16 FLOP/s.                   hbm_bytes_s: of the memory.
-  ring_bytes_s: what a device sends around one ring of neighbours, both directions together.
+  ring_bytes_s: what a device sends around one ring of neighbors, both directions together.
   clock_hz: of the cycles that the compiler counts; 0 = it counts none.
   cores: in one device, for core-days.
   between_bytes_s: its share of the bandwidth of its host to other slices; 0 = unknown.
@@ -95,7 +95,7 @@ def num_chips(grid: str) -> int:
 
 
 # Names of cloud providers -> names of the compiler. Of several grids with as many chips a name is that of the most
-# compact one, in which neighbours are nearest.
+# compact one, in which neighbors are nearest.
 ALIASES = {f'{name}-{num_chips(grid) * (2 if kind in _NUMBERED_BY_CORES else 1)}': f'{kind}:{grid}'
            for kind, grids in GRIDS.items() for grid in reversed(grids)
            for name in (kind, *(nick for nick, chip in NICKNAMES.items() if chip == kind))}

@@ -84,7 +84,7 @@ def _row_problems(plan: plans.Plan) -> Iterator[str]:
     more = f' and {len(found) - _SHOWN} more' if len(found) > _SHOWN else ''
     yield (f'mesh.fsdp={fsdp} splits {len(found)} large parameters into shards whose number of rows is not a multiple '
            f'of {TILE_ROWS}: {named}{more}. The TPU compiler pads them to complete tiles, and moves rows between '
-           f'neighbours after each sum. {_advice(plan)}')
+           f'neighbors after each sum. {_advice(plan)}')
 
 
 def _rows(plan: plans.Plan) -> dict[str, int]:

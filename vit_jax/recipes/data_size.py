@@ -3,7 +3,7 @@ on nested random subsets of one (Figure 4).
 
 Sources keep their examples in an order that was random when they were written (TFDS, prepared shards) or that a hash of
 the names gives (folders), so that the first N are a random subset, and those of a smaller N are among them. All runs of
-a network have the same settings, number of updates and no regularisation beyond the published weight decay; the
+a network have the same settings, number of updates and no regularization beyond the published weight decay; the
 accuracy is that of the moment at which the held-out examples were classified best (early stopping).
 """
 from __future__ import annotations

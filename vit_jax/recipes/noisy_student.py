@@ -16,7 +16,7 @@ def name(number: int) -> str:
 
 
 def taught(config: s.Config, teacher: str, pseudo: s.Pseudo, number: int) -> s.Config:
-  """The run of a student: as `config`, with images that the teacher, a run or a file of weights, has labelled.
+  """The run of a student: as `config`, with images that the teacher, a run or a file of weights, has labeled.
 
   Labels lie in the directory of a run, or beside a file; those of each round have a name of their own.
   """
@@ -31,7 +31,7 @@ def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo
 
   Args:
     students: number of a round, from 0, to its run; that of round 0 is the teacher.
-    pseudo: likewise to the images that are labelled for it, from 1.
+    pseudo: likewise to the images that are labeled for it, from 1.
     num: rounds with a student.
     teacher: weights that are there already, in place of round 0; '' = none.
   """

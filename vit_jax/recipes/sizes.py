@@ -109,7 +109,7 @@ _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     'ViT-g/14': ('g/14', _MAP), 'ViT-G/14': ('G/14', _MAP), 'ViT-e/14': ('e/14', _MAP),
     'SigLIP-B/16': ('B/16', _MAP), 'SigLIP-L/16': ('L/16', _MAP), 'SigLIP-So400m/14': ('So400m/14', _MAP),
     'SigLIP2-g-opt/16': ('g-opt/16', _MAP),
-    # arXiv 2302.05442. It also leaves out bias and centring of LayerNorm.
+    # arXiv 2302.05442. It also leaves out bias and centering of LayerNorm.
     'ViT-22B/14': ('22B/14', {**_MAP, 'qk_norm': True, 'parallel': True, 'qkv_bias': False}),
     'DINOv2-S/14': ('S/14', _DINOV2), 'DINOv2-B/14': ('B/14', _DINOV2), 'DINOv2-L/14': ('L/14', _DINOV2),
     'DINOv2-g/14': ('g-opt/14', _DINOV2_G),

@@ -65,7 +65,7 @@ def _leaves(norms: Norms) -> list[_Leaf]:
 
 
 def _open(path: str, leaves: Sequence[_Leaf], *, is_new: bool) -> IO[bytes]:
-  """Opens a file behind its last complete record; one of other norms is begun anew."""
+  """Opens a file behind its last complete record; a file of other norms is started again."""
   header = json.dumps({'leaves': leaves}).encode() + b'\n'
   if not is_new and os.path.exists(path):
     with open(path, 'rb') as old:

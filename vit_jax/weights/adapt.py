@@ -100,7 +100,7 @@ def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
   what = 'the mean of the tokens' if getattr(model, 'norm_after_pool', False) else 'each token'
   names = [name for name in leaves if name.startswith(NORM)]
   return ({name: leaf for name, leaf in leaves.items() if name not in names},
-          [Line(name, 'new', f'the run normalises {what}, the weights do not') for name in names])
+          [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in names])
 
 
 def _numerics(found: schema.Model, wanted: schema.Model) -> list[str]:

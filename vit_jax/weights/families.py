@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.weights import families_huggingface, families_scenic, families_timm, names, names_families, tables
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.renaming import Recognised, Tensors, distinct, dropping, renamed, without_fixed
+from vit_jax.weights.renaming import Recognized, Tensors, distinct, dropping, renamed, without_fixed
 from vit_jax.weights.report import Line
 
 STEM = {'stem_std_eps': 0., 'stem_var_eps': 1e-8, 'stem_norm_eps': 1e-5}
@@ -25,7 +25,7 @@ JAX = Hints(gelu=Gelu.TANH, norm_eps=1e-6)     # vision_transformer and big_visi
 TORCH = Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=STEM)  # timm, DeiT, MAE, DINO
 
 UNKNOWN_PARTS = {
-    r'fc_norm\.': 'it normalises tokens and their mean; networks here do one of these',
+    r'fc_norm\.': 'it normalizes tokens and their mean; networks here do one of these',
     r'.*\.relative_position\w*|rel_pos\w*': 'it is a BEiT, which has relative positions of its own',
     r'.*rope.*': 'it has rotary positions of a kind that no network here has',
     r'stages\..*running_mean': 'it is a ResNet with BatchNorm; that of BiT has GroupNorm',
@@ -33,13 +33,13 @@ UNKNOWN_PARTS = {
 """Reasons why some tensors are not supported, by pattern of their names."""
 
 
-def recognise(tensors: Tensors) -> Recognised:
+def recognize(tensors: Tensors) -> Recognized:
   """Returns the family of a file, detected from the names of its tensors.
 
   Raises:
     UserError: the names belong to no family.
   """
-  for place in (_of_bit, families_scenic.recognise, _of_flax, families_huggingface.recognise, _of_timm):
+  for place in (_of_bit, families_scenic.recognize, _of_flax, families_huggingface.recognize, _of_timm):
     if found := place(tensors):
       return found
   shown = ', '.join(sorted(tensors)[:6])
@@ -54,19 +54,19 @@ def reasons(left: list[str]) -> list[str]:
 # vision_transformer and big_vision
 
 _FLAX_DROPS = {
-    r'opt/(?!target/).*|chrono/.*|step|state/.*': 'of training: optimiser state and counters',
+    r'opt/(?!target/).*|chrono/.*|step|state/.*': 'of training: optimizer state and counters',
     r'params/(txt/.*|t|b|bias_init|temperature)': 'of the text tower',
 }
 _BLOCK = r'^(Transformer/encoderblock_\d+)/'
 
 
-def _of_flax(tensors: Tensors) -> Recognised | None:
+def _of_flax(tensors: Tensors) -> Recognized | None:
   if not any('/' in name for name in tensors):
     return None
   kept, dropped = dropping(tensors, _FLAX_DROPS)
   kept = renamed(kept, (r'^opt/target/', ''), (r'^params/(img/)?', ''))
   if any(name.startswith('MixerBlock_') for name in kept):
-    return Recognised('vision_transformer', names.FLAX_MIXER, kept, dropped, JAX)
+    return Recognized('vision_transformer', names.FLAX_MIXER, kept, dropped, JAX)
   if 'embedding/kernel' not in kept:
     return None
   kept = _unstacked(renamed(kept, (r'^(probe$|MlpBlock_0/|MultiHeadDotProductAttention_0/|LayerNorm_0/)',
@@ -74,10 +74,10 @@ def _of_flax(tensors: Tensors) -> Recognised | None:
   if 'Transformer/posembed_input/pos_embedding' in kept:
     kept = renamed(kept, (_BLOCK + 'MultiHeadDotProductAttention_0', r'\1/MultiHeadDotProductAttention_1'),
                     (_BLOCK + 'LayerNorm_1', r'\1/LayerNorm_2'), (_BLOCK + 'MlpBlock_0', r'\1/MlpBlock_3'))
-    return Recognised('vision_transformer', names.VISION_TRANSFORMER, kept, dropped, JAX)
+    return Recognized('vision_transformer', names.VISION_TRANSFORMER, kept, dropped, JAX)
   kept = renamed(kept, (_BLOCK + 'MultiHeadDotProductAttention_1', r'\1/MultiHeadDotProductAttention_0'),
                   (_BLOCK + 'LayerNorm_2', r'\1/LayerNorm_1'), (_BLOCK + 'MlpBlock_3', r'\1/MlpBlock_0'))
-  return Recognised('big_vision', names.BIG_VISION, kept, dropped, JAX)
+  return Recognized('big_vision', names.BIG_VISION, kept, dropped, JAX)
 
 
 def _unstacked(tensors: Tensors) -> Tensors:
@@ -95,9 +95,9 @@ def _unstacked(tensors: Tensors) -> Tensors:
   return found
 
 
-def _of_bit(tensors: Tensors) -> Recognised | None:
+def _of_bit(tensors: Tensors) -> Recognized | None:
   is_one = 'resnet/root_block/standardized_conv2d/kernel' in tensors
-  return Recognised('bit', names.BIT, tensors, (), Hints()) if is_one else None
+  return Recognized('bit', names.BIT, tensors, (), Hints()) if is_one else None
 
 
 # timm, DeiT, MAE, DINO, DINOv2
@@ -105,18 +105,18 @@ def _of_bit(tensors: Tensors) -> Recognised | None:
 _TIMM_DROPS = {r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision'}
 
 
-def _of_timm(tensors: Tensors) -> Recognised | None:
+def _of_timm(tensors: Tensors) -> Recognized | None:
   kept = tensors
   for prefix in ('_orig_mod.', 'module.', 'model.', 'backbone.', 'encoder.', 'teacher.backbone.'):
     if any(name.startswith(prefix) for name in kept) and not {'cls_token', 'patch_embed.proj.weight'} & kept.keys():
       kept = distinct(kept, lambda name, prefix=prefix: name.removeprefix(prefix))  # type: ignore[misc]
   if 'stem.proj.weight' in kept and any('.mlp_tokens.' in name for name in kept):
-    return Recognised('timm', names.TIMM_MIXER, kept, (), TORCH)
+    return Recognized('timm', names.TIMM_MIXER, kept, (), TORCH)
   kept, counters = dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
   if 'stem.conv.weight' in kept and 'stages.0.blocks.0.conv1.weight' in kept:
-    return Recognised('timm', names.TIMM_BIT, kept, counters, Hints(settings=STEM))
+    return Recognized('timm', names.TIMM_BIT, kept, counters, Hints(settings=STEM))
   if 'conv_stem.weight' in kept:
-    return Recognised('efficientnet', names.TIMM_EFFICIENTNET, kept, counters, Hints())
+    return Recognized('efficientnet', names.TIMM_EFFICIENTNET, kept, counters, Hints())
   of_text = families_timm.TEXT if families_timm.is_tower(kept) else {}
   kept, rotations = dropping(kept, families_timm.DROPS | of_text)
   authors = kept
@@ -137,7 +137,7 @@ def _of_timm(tensors: Tensors) -> Recognised | None:
   kept, more = without_fixed(kept, 'decoder_pos_embed')
   table = names_families.READ_TIMM_PACKED if _is_gated(kept) else names_families.READ_TIMM
   own = known[1] if known else TORCH
-  return Recognised(family, table, kept, counters + rotations + reshaped + dropped + more,
+  return Recognized(family, table, kept, counters + rotations + reshaped + dropped + more,
                     own._replace(norm_after_pool=after))
 
 

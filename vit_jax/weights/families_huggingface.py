@@ -10,7 +10,7 @@ from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.weights import names, names_families
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.renaming import Recognised, Tensors, dropping, renamed, without_fixed
+from vit_jax.weights.renaming import Recognized, Tensors, dropping, renamed, without_fixed
 
 HF = Hints(gelu=Gelu.EXACT, norm_eps=1e-12)    # ViTConfig's defaults
 _HF_PREFIX = (r'^(vit|deit|dinov2|dinov2_with_registers|vit_mae|ijepa)\.|^((clip|siglip|aimv2|tipsv2)\.)?vision_model\.'
@@ -25,7 +25,7 @@ _HF_DROPS = {
 _HF_BLOCK = r'^((?:encoder\.layer|decoder\.decoder_layers)\.\d+)\.'
 
 
-def recognise(tensors: Tensors) -> Recognised | None:
+def recognize(tensors: Tensors) -> Recognized | None:
   """Returns the family of a file with the names of transformers; None for other files."""
   kept = renamed(tensors, (_HF_PREFIX, ''), (r'^cls_classifier', 'classifier'), (r'^layers\.', 'encoder.layer.'),
                   (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
@@ -43,7 +43,7 @@ def recognise(tensors: Tensors) -> Recognised | None:
     kept = renamed(kept, (_HF_BLOCK + r'mlp\.fc1', r'\1.intermediate.dense'),
                     (_HF_BLOCK + r'mlp\.fc2', r'\1.output.dense'))
     kept, more = without_fixed(kept, 'decoder.decoder_pos_embed')
-    return Recognised('huggingface', names.HUGGINGFACE, kept, dropped + more, HF)
+    return Recognized('huggingface', names.HUGGINGFACE, kept, dropped + more, HF)
   width = kept['embeddings.patch_embeddings.projection.weight'].shape[:1]
   if 'classifier.weight' in kept and width and kept['classifier.weight'].shape[-1:] == (2 * width[0],):
     kept, more = dropping(kept, {r'classifier\..*': 'this head reads class token and mean patch side by side; no head '
@@ -52,10 +52,10 @@ def recognise(tensors: Tensors) -> Recognised | None:
   kept = _gates_joined(kept)
   is_gated = any('.mlp.weights_in.' in name for name in kept)
   table = names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
-  return Recognised('huggingface', table, kept, dropped, HF._replace(norm_eps=1e-6))
+  return Recognized('huggingface', table, kept, dropped, HF._replace(norm_eps=1e-6))
 
 
-def _of_towers(tensors: Tensors) -> Recognised | None:
+def _of_towers(tensors: Tensors) -> Recognized | None:
   """Files of transformers with CLIP, SigLIP, DINOv3 or AIMv2."""
   kept, dropped = dropping(tensors, _HF_DROPS)
   if 'embeddings.patch_embedding.weight' in kept:
@@ -64,16 +64,16 @@ def _of_towers(tensors: Tensors) -> Recognised | None:
     if kept['embeddings.patch_embedding.weight'].ndim == 2:
       kept = _as_convolution(kept)
       own = own._replace(position_resize=schema.PositionResize.BILINEAR_ANTIALIAS)
-    return Recognised('huggingface', names_families.HUGGINGFACE_TOWER, kept, dropped, own)
+    return Recognized('huggingface', names_families.HUGGINGFACE_TOWER, kept, dropped, own)
   if 'embeddings.patch_embeddings.weight' in kept:
     own = Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings={
         'rotary_base': 100., 'rotary_places': schema.RotaryPlaces.UNIT})
-    return Recognised('huggingface', names_families.HUGGINGFACE_DINOV3, kept, dropped, own)
+    return Recognized('huggingface', names_families.HUGGINGFACE_DINOV3, kept, dropped, own)
   if 'embeddings.patch_embed.weight' in kept:
     kept, more = dropping(kept, {r'head\..*': 'a pool without a projection of its query, which no network here has'})
     fixed = {} if 'embeddings.position_embedding.weight' in kept else {'positions': schema.Positions.SINCOS2D_MAE}
     own = Hints(norm_eps=1e-5, settings=fixed, pool=schema.Pool.MEAN)
-    return Recognised('huggingface', names_families.HUGGINGFACE_AIMV2, kept, dropped + more, own)
+    return Recognized('huggingface', names_families.HUGGINGFACE_AIMV2, kept, dropped + more, own)
   return None
 
 

@@ -11,7 +11,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.layouts import SAME, Entry, Table
-from vit_jax.weights.renaming import Recognised, Tensors
+from vit_jax.weights.renaming import Recognized, Tensors
 from vit_jax.weights.report import Line
 
 _TOKENS = 'encoder/ToTokenSequence_0'
@@ -53,7 +53,7 @@ def _table(mlp: dict[str, str]) -> Table:
 MLP, SWIGLU = _table(_PLAIN), _table(_SWIGLU)
 
 
-def recognise(tensors: Tensors) -> Recognised | None:
+def recognize(tensors: Tensors) -> Recognized | None:
   """Returns the family of an image tower of TIPS with the names of scenic; None for other files.
 
   Raises:
@@ -68,7 +68,7 @@ def recognise(tensors: Tensors) -> Recognised | None:
   found = {**tensors, _CLS: cls[:, :1], _REGISTERS: cls[:, 1:], _POSITIONS: table.reshape(1, -1, table.shape[-1])}
   line = Line(_CLS, 'folded', 'the second class token is a register here')
   is_gated = any('/FFNSwiGluFused_0/' in name for name in tensors)
-  return Recognised('tips', SWIGLU if is_gated else MLP, found, (line,),
+  return Recognized('tips', SWIGLU if is_gated else MLP, found, (line,),
                     HINTS._replace(image_px=(table.shape[1] * side, table.shape[2] * side)))
 
 

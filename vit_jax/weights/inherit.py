@@ -56,7 +56,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   chosen = {name: values[name] for name in names if name in values}
   if changed := [f'{name}={getattr(values[name], "value", values[name])}' for name in chosen
                  if chosen[name] != _of_config(config).get(name)]:
-    log.info('From %s, as the config does not set them: %s', config.init_from, ', '.join(changed))
+    log.info('Taken from %s, because the config does not set them: %s', config.init_from, ', '.join(changed))
   return Resolved(dataclasses.replace(_replaced(config, chosen), init_settings=InitSettings.CONFIG), found)
 
 

@@ -154,7 +154,7 @@ def describe(model: schema.Model) -> str:
 def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
                 hints: Hints) -> Weights:
   """Returns weights from the named tensors of a file."""
-  sidecar, known = sidecars.read(path), families.recognise(tensors)
+  sidecar, known = sidecars.read(path), families.recognize(tensors)
   named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
   named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])

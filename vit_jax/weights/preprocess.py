@@ -193,6 +193,6 @@ def resizing(p: Preprocess) -> str:
   if not p.resize_px:
     return f'resized to {size} without preserving the aspect ratio'
   if p.geometry is Geometry.HUGGINGFACE:
-    return (f'resized to {p.resize_px} x {p.resize_px} px without preserving the aspect ratio, centre crop of {size} '
+    return (f'resized to {p.resize_px} x {p.resize_px} px without preserving the aspect ratio, center crop of {size} '
             f'(geometry {p.geometry.value})')
-  return f'short side resized to {p.resize_px} px, centre crop of {size} (geometry {p.geometry.value})'
+  return f'short side resized to {p.resize_px} px, center crop of {size} (geometry {p.geometry.value})'

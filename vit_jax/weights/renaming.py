@@ -18,7 +18,7 @@ from vit_jax.weights.report import Line
 Tensors = dict[str, HostArray]
 
 
-class Recognised(NamedTuple):
+class Recognized(NamedTuple):
   """A file's tensors under the names of its family's table.
 
   hints: defaults of the family, which sidecars of the file and `--model` override.

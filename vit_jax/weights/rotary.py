@@ -16,8 +16,8 @@ from vit_jax.core.types import HostArray
 from vit_jax.weights.infer import Leaves
 
 HALVES_YX, PAIRS_YX, PAIRS_XY, PAIRS = 'halves_yx', 'pairs_yx', 'pairs_xy', 'pairs'
-"""DINOv3: channel j with j + K / 2, rows first. EVA-02: neighbours, rows first. Perception Encoder, and RoPE-ViT with
-numbers that no grid scales: columns first. With learned frequencies: neighbours, each pair with its own."""
+"""DINOv3: channel j with j + K / 2, rows first. EVA-02: neighbors, rows first. Perception Encoder, and RoPE-ViT with
+numbers that no grid scales: columns first. With learned frequencies: neighbors, each pair with its own."""
 _TURNED = r'backbone/blocks/attn/(query|key)(_norm)?/(kernel|bias|scale)'
 
 

@@ -81,7 +81,7 @@ def _beside(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def _of_tensors(tensors: text_families.Tensors, path: pathlib.Path, where: str, image: Weights) -> TextWeights:
-  found = text_families.recognise(tensors)
+  found = text_families.recognize(tensors)
   match = tables.read(found.tensors, found.table)
   if match.left or match.problems:
     raise UserError('\n'.join([*match.problems, *(['tensors without a place in a text tower:'] if match.left else []),

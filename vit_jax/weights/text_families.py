@@ -56,7 +56,7 @@ def has_text(tensors: Tensors) -> bool:
   return bool(_kind(tensors))
 
 
-def recognise(tensors: Tensors) -> Found:
+def recognize(tensors: Tensors) -> Found:
   """Returns the text tower among the tensors of a file.
 
   Raises:

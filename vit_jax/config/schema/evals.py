@@ -127,16 +127,16 @@ class FewShot(FrozenEvaluation):
 
 @dataclasses.dataclass
 class Knn(FrozenEvaluation):
-  """Weighted k nearest neighbours by cosine (DINO, arXiv 2104.14294)."""
-  neighbours: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)  # values of k
+  """Weighted k nearest neighbors by cosine (DINO, arXiv 2104.14294)."""
+  neighbors: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)  # values of k
   temperature: float = ranged(.07, POSITIVE)  # of the votes
   headline: int = ranged(20, COUNT)  # the k of the single number that is reported
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
-    yield from _not_empty(f'{name}.neighbours', self.neighbours)
-    if self.headline not in self.neighbours:
-      yield problem(f'{name}.headline', f'one of {name}.neighbours={self.neighbours}', self.headline)
+    yield from _not_empty(f'{name}.neighbors', self.neighbors)
+    if self.headline not in self.neighbors:
+      yield problem(f'{name}.headline', f'one of {name}.neighbors={self.neighbors}', self.headline)
 
 
 class Gallery(enum.Enum):
@@ -239,7 +239,7 @@ class Segmentation(FrozenEvaluation):
   holdout: float = ranged(.1, INSIDE)            # part of the training images that chooses among them
   max_steps: int = ranged(500, COUNT)            # of L-BFGS
   tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
-  neighbours: tuple[int, ...] = ranged((30,), COUNT)  # values of k, of tokens by cosine; () = no k-NN
+  neighbors: tuple[int, ...] = ranged((30,), COUNT)  # values of k, of tokens by cosine; () = no k-NN
   temperature: float = ranged(.07, POSITIVE)  # of their votes
   ignore: int = ranged(255, Range(-1, 65_535))  # value of pixels that do not count; -1 = none
   first_class: int = ranged(-1, Range(-1, 65_535))  # value of class 0; lower values do not count; -1 = of the source
@@ -250,8 +250,8 @@ class Segmentation(FrozenEvaluation):
     yield from super().problems(config, name)
     if self.features.patches:
       yield problem(f'{name}.features.patches', 'false, as every token is classified', True)
-    if not self.l2 and not self.neighbours:
-      yield problem(f'{name}.neighbours', f'at least one number with {name}.l2=()', self.neighbours)
+    if not self.l2 and not self.neighbors:
+      yield problem(f'{name}.neighbors', f'at least one number with {name}.l2=()', self.neighbors)
     if not self.resize_px:
       yield from no_effect(self, name, ('stride_px',), f'with {name}.resize_px=0, where one window is the whole image')
     elif self.resize_px < min(config.image_px) or self.stride_px > min(config.image_px):

@@ -16,7 +16,7 @@ class Gelu(enum.Enum):
 
 class Norm(enum.Enum):
   """Kind of a network's norms, over the channels of each token."""
-  LAYER = 'layer'  # LayerNorm: centred, divided by the deviation, with scale and bias
+  LAYER = 'layer'  # LayerNorm: centered, divided by the deviation, with scale and bias
   RMS = 'rms'      # divided by the root of the mean square, with a scale (AIMv2)
 
 
@@ -114,7 +114,7 @@ def unit_remat(remat: Remat, name: str) -> Iterator[str]:
 
 
 def residual_units(width: int, *, eps: float, name: str) -> Iterator[str]:
-  """Problems of units with GroupNorm and standardised kernels; `eps` is all that is added to a kernel's deviation."""
+  """Problems of units with GroupNorm and standardized kernels; `eps` is all that is added to a kernel's deviation."""
   yield from checks.multiple(f'{name}.width', width, NORM_GROUPS, f'the {NORM_GROUPS} groups of its norms')
   if eps <= 0:
     yield checks.problem(f'{name}.var_eps', 'a small positive number, here or in std_eps, by which a kernel of equal '

@@ -27,7 +27,7 @@ __all__ = ('AxialResNet', 'EfficientNet', 'FeatureLayers', 'Head', 'Mixer', 'Mod
 
 @dataclasses.dataclass
 class ResNet(checks.Settings):
-  """BiT: ResNet-v2 with GroupNorm and weight standardisation (arXiv 1912.11370). By name: `sizes.resnet('R50x1')`."""
+  """BiT: ResNet-v2 with GroupNorm and weight standardization (arXiv 1912.11370). By name: `sizes.resnet('R50x1')`."""
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # bottleneck units a stage
   width: int = ranged(64, COUNT)                # channels of the root; stage i from 0 gives width * 4 * 2^i
   var_eps: float = ranged(1e-10, NOT_NEGATIVE)  # added to the variance of a kernel, under the root (timm: 1e-8)
@@ -124,7 +124,7 @@ Model = ViT | ResNet | Mixer | EfficientNet | AxialResNet
 @dataclasses.dataclass
 class FeatureLayers(checks.Settings):
   """Where in a network features are read; by default what its head sees."""
-  # After these blocks, normalised and pooled as after the last, concatenated; from 1, or from the end: -4,-3,-2,-1
+  # After these blocks, normalized and pooled as after the last, concatenated; from 1, or from the end: -4,-3,-2,-1
   blocks: tuple[int, ...] = ranged((), Range(-10_000, 10_000))
   patches: bool = False  # and the mean patch token of the last of them (DINO's ViT-B)
 

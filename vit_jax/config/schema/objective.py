@@ -77,7 +77,7 @@ class Mae(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   needs_tokens: ClassVar[bool] = True
   mask_ratio: float = ranged(.75, INSIDE)  # share of the patches of each image that the encoder does not see
-  norm_pix_loss: bool = True  # normalises the pixels of each target patch to mean 0 and standard deviation 1
+  norm_pix_loss: bool = True  # normalizes the pixels of each target patch to mean 0 and standard deviation 1
   decoder_width: int = ranged(512, COUNT)  # channels of a token in the decoder
   decoder_depth: int = ranged(8, Range(1, 10_000))  # blocks of the decoder
   decoder_heads: int = ranged(16, COUNT)  # attention heads of the decoder
@@ -109,7 +109,7 @@ COLOR_CELLS = 4
 
 class PatchTarget(enum.Enum):
   """What is predicted of a corrupted patch (ViT paper, Appendix B.1.2)."""
-  COLOR = 'color'    # its mean colour, 3 bits a channel: one of 512 classes
+  COLOR = 'color'    # its mean color, 3 bits a channel: one of 512 classes
   COLORS = 'colors'  # likewise of each cell of 4 x 4: 16 of 512 classes
   PIXELS = 'pixels'  # all pixels as the network gets them, by their squared error
 
@@ -182,7 +182,7 @@ class Dino(ObjectiveSettings):
   collapse: Collapse = field(default_factory=Collapse)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Ramps out of range, centring that has no effect or cannot work, and models that need one size of images."""
+    """Ramps out of range, centering that has no effect or cannot work, and models that need one size of images."""
     yield from super().problems(config, name)
     yield from ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
     yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
@@ -214,14 +214,14 @@ class Byol(ObjectiveSettings):
 
 
 class ClassTarget(enum.Enum):
-  """The target of the class token in token labelling."""
+  """The target of the class token in token labeling."""
   MAP = 'map'      # the label map over the whole crop (the authors' code)
   LABEL = 'label'  # the class of the image (arXiv 2104.10858, eq. 3)
 
 
 @dataclasses.dataclass
 class TokenLabel(ObjectiveSettings):
-  """Token labelling (arXiv 2104.10858): every patch token has its own target, in addition to the class of the image."""
+  """Token labeling (arXiv 2104.10858): every patch token has its own target, in addition to the class of the image."""
   needs_tokens: ClassVar[bool] = True
   maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
   dense_weight: float = ranged(1., POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
@@ -262,7 +262,7 @@ class SoftMean(enum.Enum):
 
 @dataclasses.dataclass
 class Teacher(checks.Settings):
-  """A trained classifier. It sees the same images as the student, also mixed ones, with its own normalisation."""
+  """A trained classifier. It sees the same images as the student, also mixed ones, with its own normalization."""
   weights: str = ''                                             # a weight file; required when training starts
   model: Model = field(default_factory=ViT)  # network of the teacher
   head: Head = field(default_factory=Head)

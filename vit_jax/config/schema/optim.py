@@ -1,4 +1,4 @@
-"""Settings of optimisers, learning rates, and what differs by parameter."""
+"""Settings of optimizers, learning rates, and what differs by parameter."""
 import dataclasses
 import enum
 from collections.abc import Iterator
@@ -134,7 +134,7 @@ class DecayBy(enum.Enum):
 
 @dataclasses.dataclass
 class Optimizer(Settings):
-  """What every optimiser has. Not one itself."""
+  """What every optimizer has. Not one itself."""
   lr: float = ranged(1e-3, NOT_NEGATIVE)  # at the peak of the schedule
   base_batch_size: int = ranged(0,
                                 COUNT_OR_0)  # examples a step that `lr` is for; it is scaled to the batch; 0 = as it is

@@ -56,7 +56,7 @@ class CropInterpolation(enum.Enum):
 
 
 class Geometry(enum.Enum):
-  """Whose program decides the resized size and the offset of the centre crop in evaluation.
+  """Whose program decides the resized size and the offset of the center crop in evaluation.
 
   The three differ where `eval_resize_px` is set; without it, all resize to `image_px` directly.
   """
@@ -93,22 +93,22 @@ class RandAugment(Settings):
 
 @dataclasses.dataclass
 class Jitter(Settings):
-  """Colour jitter: four operations in random order, each with a factor uniform in [1 - x, 1 + x]."""
+  """Color jitter: four operations in random order, each with a factor uniform in [1 - x, 1 + x]."""
   brightness: float = ranged(0., NOT_NEGATIVE)  # largest relative change
   contrast: float = ranged(0., NOT_NEGATIVE)  # largest relative change
   saturation: float = ranged(0., NOT_NEGATIVE)  # largest relative change
-  hue: float = ranged(0., Range(0, .5))   # turns of the colour circle, uniform in [-x, x]
+  hue: float = ranged(0., Range(0, .5))   # turns of the color circle, uniform in [-x, x]
   probability: float = ranged(1., SHARE)  # that an image is jittered at all
 
   @property
   def is_on(self) -> bool:
-    """Whether any colour changes."""
+    """Whether any color changes."""
     return any((self.brightness, self.contrast, self.saturation, self.hue))
 
 
 @dataclasses.dataclass
 class Erase(Settings):
-  """Random erasing (arXiv 1708.04896) after normalisation, with normal noise in each pixel."""
+  """Random erasing (arXiv 1708.04896) after normalization, with normal noise in each pixel."""
   probability: float = ranged(0., SHARE)                     # of an image; 0 = off
   area: tuple[float, float] = ranged((.02, 1 / 3), UP_TO_1)  # of the image's area
   aspect: tuple[float, float] = ranged((.3, 1 / .3), POSITIVE)  # range of the ratio of its sides
@@ -184,7 +184,7 @@ class Recipe(Settings):
   mix_group: int = ranged(0, COUNT_OR_0)
   repeats: int = ranged(1, COUNT)  # of each example in a batch (repeated augmentation); 1 = off
   views: Views = field(default_factory=Views)
-  eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the centre crop; 0 = squash to image_px
+  eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the center crop; 0 = squash to image_px
   eval_geometry: Geometry = Geometry.BIG_VISION  # of resizing and cropping, where eval_resize_px is set
   eval_area: bool = False  # evaluation resizes by `area`, whatever the next says (big_vision)
   interpolation: Interpolation = Interpolation.BILINEAR
@@ -210,7 +210,7 @@ class Recipe(Settings):
                     f'{self.repeats}', config.batch_size)
     if self.views.on and (others := self._augmentations()):
       yield problem(f'{name}.views.on', 'False with augmentation of single images', True,
-                    f'Views have their own colours and crops. Switch off {", ".join(others)}.')
+                    f'Views have their own colors and crops. Switch off {", ".join(others)}.')
 
   def on_host(self) -> list[str]:
     """The augmentations that are applied on the host, by name."""

@@ -42,7 +42,7 @@ class EmaWarmup(enum.Enum):
 
 @dataclasses.dataclass
 class Sam(Settings):
-  """Sharpness-aware minimisation (arXiv 2010.01412), or GSAM (arXiv 2203.08065) with `alpha`. Steps cost double."""
+  """Sharpness-aware minimization (arXiv 2010.01412), or GSAM (arXiv 2203.08065) with `alpha`. Steps cost double."""
   rho: float = ranged(0., NOT_NEGATIVE)    # length of the perturbation at the peak of the learning rate; 0 = off
   # At the end of the learning rate, linear in the rate between; -1 = as rho.
   rho_end: float = ranged(-1., Range(also=(-1,)))
@@ -135,7 +135,7 @@ class Checkpoints(Settings):
 class Mesh(Settings):
   """Devices as a grid. -1, at most once, takes the rest; 0 = auto, chosen by the rules of `config/layout.py`."""
   data: int = ranged(-1, MESH)            # splits the batch
-  fsdp: int = ranged(0, MESH_OR_AUTO)     # splits the batch, parameters and optimiser state
+  fsdp: int = ranged(0, MESH_OR_AUTO)     # splits the batch, parameters and optimizer state
   tensor: int = ranged(0, MESH_OR_AUTO)   # splits heads, MLP and classes
   slices: int = ranged(1, COUNT)  # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
   chosen: tuple[str, ...] = ()    # written by the program: settings that were auto, such as mesh.fsdp, model.remat
@@ -171,7 +171,7 @@ class InitSettings(enum.Enum):
 
   A recipe sets what it gives another value than the default here.
   """
-  WEIGHTS = 'weights'  # form of the GELU, epsilon, resizing of positions, normalisation, resizing of images
+  WEIGHTS = 'weights'  # form of the GELU, epsilon, resizing of positions, normalization, resizing of images
   NETWORK = 'network'  # likewise, but images are resized as the config says: protocols of papers
   CONFIG = 'config'    # none; what config.json of a run has, in which they are resolved
 
@@ -180,7 +180,7 @@ class InitSettings(enum.Enum):
 class Config(Settings):
   """A run."""
   name: str = 'unnamed'  # of the run, in its report
-  seed: int = ranged(0, SEED)  # of parameters, order of the data and augmentation
+  seed: int = ranged(0, SEED)  # for the parameters, the data order and the augmentation
   length: str = duration('10 epochs', zero=False, percent=False)  # of the training
   batch_size: int = ranged(128, COUNT)  # examples a step, over all devices
   image_px: tuple[int, int] = ranged((224, 224), PX)  # height, width

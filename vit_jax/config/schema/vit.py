@@ -93,7 +93,7 @@ class PositionsAt(enum.Enum):
 class RotaryPlaces(enum.Enum):
   """What rows and columns count as in `rotary2d`."""
   INDEX = 'index'  # their number, in radians (RoPE-ViT, EVA-02, Perception Encoder)
-  UNIT = 'unit'    # the centre of the patch in an image from -1 to 1, times 2 pi (DINOv3)
+  UNIT = 'unit'    # the center of the patch in an image from -1 to 1, times 2 pi (DINOv3)
 
 
 class PositionResize(enum.Enum):
@@ -229,7 +229,7 @@ class ViT(checks.Settings):
                            self.layer_scale)
     if self.norm_after_pool and self.pool not in (Pool.MEAN, Pool.PATCHES):
       yield checks.problem(f'{name}.norm_after_pool', f'False with {name}.pool={self.pool.value}', True,
-                           f'Set {name}.pool=mean or patches, whose mean it normalises.')
+                           f'Set {name}.pool=mean or patches, whose mean it normalizes.')
     if self.distilled and self.pool is not Pool.CLS:
       yield checks.problem(f'{name}.distilled', f'False with {name}.pool={self.pool.value}', True,
                            f'Set {name}.pool=cls: the distillation token follows the class token.')

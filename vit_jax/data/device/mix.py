@@ -60,7 +60,7 @@ def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
 
 
 def outside_box(key: Key, size: tuple[int, ...], *, area: Array) -> Array:
-  """`[H, W] f32`: 0 in a box with the shape of the image and this share of its area, at a random centre; 1 elsewhere.
+  """`[H, W] f32`: 0 in a box with the shape of the image and this share of its area, at a random center; 1 elsewhere.
 
   The box is cut off at the border.
   """

@@ -43,7 +43,7 @@ class Image(NamedTuple):
   labels: tuple[str, ...]
 
 
-class LabelledFiles:
+class LabeledFiles:
   """Image files below `root`, each with any number of classes, read on access."""
 
   def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...],
@@ -142,7 +142,7 @@ def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...],
 def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[str, ...], *, seed: int,
             rules: Rules, title: str = '') -> Source:
   order = splits.scattered([image.path for image in images], seed=seed)
-  return LabelledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names,
+  return LabeledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names,
                        title=title, rules=rules)
 
 

@@ -31,7 +31,7 @@ class TeacherLabeled:
 
   def __init__(self, source: Source, rows: HostArray, label: HostArray, *, class_names: tuple[str, ...]) -> None:
     """Takes indexes `rows [R] i64` of the source and their classes `label [R] i32`."""
-    self.name, self.class_names, self.rows = f'{source.name} as labelled', class_names, rows
+    self.name, self.class_names, self.rows = f'{source.name} as labeled', class_names, rows
     self._source, self._label = source, label
     self.digest = hashlib.sha256(source.digest.encode() + rows.tobytes() + label.tobytes()).hexdigest()
 

@@ -64,7 +64,7 @@ def attend(query: Array, key: Array, value: Array) -> Array:
   """Equal to `plain_attend` up to rounding; reverse-mode differentiation only.
 
   Products accumulate in f32; logits, weights and their sum are rounded to the compute dtype. The result is named
-  `attention` for rematerialisation.
+  `attention` for rematerialization.
   """
   return _forward(query, key, value)[0]
 

@@ -255,7 +255,7 @@ def _call(kernel: Any, shape: Shape, arrays: tuple[Array, ...], kinds: str, *, v
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def attend(query: Array, key: Array, value: Array, biases: Array, heads: int, vmem_bytes: int = SMALL_VMEM,
            interpret: bool = False) -> Array:
-  """Attention of each image within its tokens. The result is named `attention` for rematerialisation.
+  """Attention of each image within its tokens. The result is named `attention` for rematerialization.
 
   Args:
     query: `[B, N, D]`, any float dtype; head `a` has the channels from `a D / A` on.

@@ -191,7 +191,7 @@ def _call(kernel: Callable[..., None], arrays: Sequence[Array], kinds: str, scra
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def mlp(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu, vmem_bytes: int = VMEM,
         interpret: bool = False) -> Array:
-  """`gelu(x W1 + b1) W2 + b2`. What GELU is of is named `mlp` for rematerialisation.
+  """`gelu(x W1 + b1) W2 + b2`. What GELU is of is named `mlp` for rematerialization.
 
   Args:
     x: `[B, N, D]`, any float dtype.

@@ -79,7 +79,7 @@ def rotation(grid: tuple[int, int], settings: schema.ViT) -> np.ndarray:
 def places(side: int, settings: schema.ViT) -> np.ndarray:
   """Angles `[side]` f64 of the rows or columns of a grid, in radians at frequency 1.
 
-  By index `(i + offset) g / side`, or without `rotary_grid` g `i + offset`: neighbours then have the same angle between
+  By index `(i + offset) g / side`, or without `rotary_grid` g `i + offset`: neighbors then have the same angle between
   them in images of any size, and otherwise the same share of the image has. In the unit interval (DINOv3, arXiv
   2508.10104, section 3.2) `2 pi c` with `c = 2 (i + 1/2) / side - 1`.
   """
@@ -121,7 +121,7 @@ def mixed_frequencies(base: float) -> Callable[..., Array]:
 def rotated(x: Array, positions: Array) -> Array:
   """Rotates pairs of channels: `(a, b)` becomes `(a cos - b sin, b cos + a sin)`.
 
-  Channel j is paired with channel `j + K / 2`, and not with its neighbour as in the paper: the same model with channels
+  Channel j is paired with channel `j + K / 2`, and not with its neighbor as in the paper: the same model with channels
   in another order, whose halves need no strided access.
 
   Args:

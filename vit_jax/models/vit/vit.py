@@ -121,7 +121,7 @@ class ViT:
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
              train: bool, key: Key | None) -> Features:
-    """Adds positions and class token (eq. 1), runs the blocks (eqs. 2, 3), normalises and pools (eq. 4).
+    """Adds positions and class token (eq. 1), runs the blocks (eqs. 2, 3), normalizes and pools (eq. 4).
 
     Args:
       params: of this backbone.
@@ -153,9 +153,9 @@ class ViT:
     return self._normed(params, 'norm_before', x_BMD)
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
-    """Normalises and pools (eq. 4) the output `[B, M, D]` of the last block.
+    """Normalizes and pools (eq. 4) the output `[B, M, D]` of the last block.
 
-    With `norm_after_pool` the mean is normalised, and the tokens of the features are not.
+    With `norm_after_pool` the mean is normalized, and the tokens of the features are not.
     """
     is_late = self.settings.norm_after_pool
     x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
