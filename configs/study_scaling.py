@@ -23,8 +23,7 @@ import dataclasses
 
 from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.models import cost
-from vit_jax.recipes import scaling, sizes, transfer
+from vit_jax.recipes import catalog, published, scaling, sizes, transfer
 from vit_jax.recipes.scaling import Next, Run
 
 JFT = [  # network, epochs (Table 6) and learning rate (Table 3)
@@ -61,8 +60,7 @@ def get_config(arguments: str = '') -> s.Study:
 
 def exaflops(model: str, epochs: int) -> float:
   """Of pre-training on JFT-300M: 3 x forward x images, at 224 px."""
-  flops = cost.train_flops(sizes.model(model), (224, 224), head=s.Head(), num_classes=18_291)
-  return flops * epochs * 303e6 / 1e18
+  return 3 * catalog.model(model, num_classes=published.JFT_CLASSES).flops * epochs * 303e6 / 1e18
 
 
 def jft_run(run: Run, source: str) -> s.Config:

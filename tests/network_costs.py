@@ -7,16 +7,19 @@ from __future__ import annotations
 import json
 import sys
 
-from vit_jax.recipes import catalog, sizes
+from vit_jax.configs import study_scaling
+from vit_jax.recipes import catalog, published, sizes
 from vit_jax.weights import catalog as weights
 from vit_jax.weights import known_weights
 
 
 def needed() -> list[catalog.Network]:
-  """Returns everything that `list_models` and `list_weights` show."""
+  """Returns everything that `list_models`, `list_weights` and the scaling study show."""
   found = [catalog.Network(name, catalog.usual_px(name), catalog.NUM_CLASSES, False) for name in sizes.names()]
   for rule, model in map(weights._rule, known_weights.NAMES):
     found.append(catalog.Network(model, rule.px or catalog.usual_px(model), rule.num_classes, rule.is_hidden))
+  found += [catalog.Network(name, catalog.PX, published.JFT_CLASSES, False)
+            for name in (*study_scaling.NEXT, *(row.model for row in published.TABLE_6))]
   return list(dict.fromkeys(found))
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import jax
 import loaded
@@ -44,12 +45,13 @@ def test_load_does_not_let_jax_look_for_a_missing_tpu(monkeypatch: pytest.Monkey
 def test_load_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
   asked = []
 
-  def load(where: str, **given: str) -> loading.Weights:
+  def load(where: str, **given: Any) -> loading.Weights:
     asked.append((where, given))
     return loaded.weights('vit')
   monkeypatch.setattr(loading, 'load', load)
   model = vit_jax.load(pathlib.Path('a.npz'), preprocess='half')
-  assert isinstance(model, vit_jax.Model) and asked == [('a.npz', {'preprocess': 'half', 'model': '', 'view': ''})]
+  assert isinstance(model, vit_jax.Model) and asked == [('a.npz', {
+      'preprocess': 'half', 'model': '', 'view': '', 'allow_download': False, 'allow_nonfinite': False})]
 
 
 def test_an_unknown_attribute_of_the_package_lists_the_known_ones() -> None:

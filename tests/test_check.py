@@ -54,7 +54,7 @@ def test_a_run_that_needs_more_memory_than_the_devices_have_is_refused(capsys: p
 def test_all_problems_of_a_command_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
   line = 'python -m vit_jax.main --config=digits --config.optimizer.lr=high --workdri=x --config.seeed=1'
   text = checked(capsys, f'--line={line}')
-  for problem in ('optimizer.lr', '--workdri: expected a flag', 'seeed'):
+  for problem in ('optimizer.lr', '--workdri: expected a known flag', 'seeed'):
     assert problem in text, text
 
 
@@ -89,9 +89,9 @@ def test_a_batch_with_more_images_than_there_are_is_refused_unless_counting_take
   words = ['--config=from_folder', f'--config.data.source=folder:{tmp_path}']
   message = f'batch_size: expected at most 4, the number of training images of folder:{tmp_path}, got 6.'
   assert f'{message} Set --config.batch_size=4.' in checked(capsys, *words, '--config.batch_size=6')
-  assert 'Checked: ' in checked(capsys, *words, '--config.batch_size=4')  # one of five is held out
+  assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=4')  # one of five is held out
   monkeypatch.setattr(places, 'FEW_FILES', 4)
-  assert 'Checked: ' in checked(capsys, *words, '--config.batch_size=6')
+  assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=6')
   counted = [*words, '--config.batch_size=10', '--config.data.num_examples=8']
   assert 'expected at most 8, the number' in checked(capsys, *counted)
 
@@ -100,7 +100,7 @@ def test_images_are_counted_for_training_only(capsys: pytest.CaptureFixture[str]
   (tmp_path / 'test' / 'a').mkdir(parents=True)
   (tmp_path / 'test' / 'a' / '1.png').touch()
   line = f'vit-jax evaluate --weights=x.npz --config.data.source=folder:{tmp_path}'
-  assert 'Checked: the evaluate command' in checked(capsys, f'--line={line}')
+  assert 'Checked the evaluate command' in checked(capsys, f'--line={line}')
   line = f'vit-jax train --config=from_folder --config.data.source=folder:{tmp_path}'
   assert "got 'train'" in checked(capsys, f'--line={line}')
 

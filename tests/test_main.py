@@ -51,7 +51,8 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
     (['--confg=a'], ['--confg: expected a known flag, got --confg. Did you mean --config?\nSee vit-jax']),
     (['--job=trian'], ['--job: expected one of train, finetune, evaluate', 'got trian. Did you mean train?']),
     (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
-    (['evaluat'], ["command line: expected a job such as train or a flag such as --config=digits, got 'evaluat'. Did you mean evaluate?"]),
+    (['evaluat'], ['command line: expected a job such as train or a flag such as --config=digits, ',
+                   "got 'evaluat'. Did you mean evaluate?"]),
     (['train', 'digits'], ["a flag such as --config=digits, got 'digits'. Did you mean --conf"]),
     (['finetune:B/16,own'], ["got 'finetune:B/16,own'. Did you mean --config=finetune:B/16,own?"]),
     (['--lr', '3e-4'], ['--lr: expected a known flag, got --lr. Did you mean the setting '

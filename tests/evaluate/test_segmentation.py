@@ -27,7 +27,7 @@ from vit_jax.evaluate.tokens import Draw, Tokens
 from vit_jax.weights import saving
 
 PX, GRID = (16, 24), (4, 6)
-L2 = 1e-3
+L2 = 2e-3
 
 
 def patch_means(selected: PyTree, image: Array) -> Array:
@@ -87,8 +87,10 @@ def by_hand(root: pathlib.Path) -> dict[str, np.ndarray]:
     weight = np.exp(np.take_along_axis(similarity, near, 1) / .1)
     votes = np.stack([(weight * (y[near] == c)).sum(1) for c in range(3)], 1) / weight.sum(1, keepdims=True)
     for name, scores in (('linear', best.decision_function((token - mean) / std)), ('knn', votes)):
-      pixels = jax.image.resize(scores.reshape(*GRID, 3), (*mask.shape, 3), 'bilinear', antialias=False)
-      found[name] += confusion.count(mask, np.round(np.asarray(pixels) * 2**16).argmax(-1), 3)
+      pixels = np.asarray(jax.image.resize(scores.reshape(*GRID, 3), (*mask.shape, 3), 'bilinear', antialias=False))
+      best_two = np.sort(pixels[mask >= 0], -1)[:, -2:]
+      assert name == 'knn' or np.diff(best_two).min() > 1e-3  # beyond what the tolerances of the solvers change
+      found[name] += confusion.count(mask, np.round(pixels * 2**16).argmax(-1), 3)
   return found
 
 
@@ -100,7 +102,7 @@ def test_scores_are_those_of_scikit_learn_and_numpy(root: pathlib.Path, mesh: st
     want = confusion.scores(by_hand(root)[name])
     where = f'{method}.b2.norm.16x24'
     found = [result.metrics[f'{kind}.{where}'] for kind in ('miou', 'accuracy')]
-    # A few of 9,208 pixels have scores of two classes that are equal but for the tolerances of the solvers.
+    # A few of 9,208 pixels have votes of two classes that are equal but for rounding.
     assert found == pytest.approx([want.miou, want.accuracy], abs=1e-3)
     assert .5 < found[0] < 1.
     iou = [result.metrics[f'iou.{where}.class_{label}'] for label in ('red', 'green', 'blue_sky')]

@@ -157,7 +157,7 @@ def test_a_pod_runs_the_real_program_to_the_end_of_its_steps(pod: Machines) -> N
                   *(word for word in runs.TINY if 'batch_size' not in word), '--config.length=2 steps',
                   '--config.batch_size=64', '--config.evals.test.batch_size=64')
   assert found.returncode == 0, found.stdout + found.stderr
-  assert 'Checked: the train command of digits' in found.stderr and 'Layout for 32 x v3' in found.stderr
+  assert 'Checked the train command of digits' in found.stderr and 'Layout for 32 x v3' in found.stderr
   assert 'process 0 of 2' in found.stdout and 'test/top1' in found.stdout
 
 

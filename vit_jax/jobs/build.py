@@ -308,6 +308,12 @@ def _train_flops(key: cost.ByText) -> float:
 
 def kept_bytes(parts: Parts, model: schema.Model) -> int:
   """Returns the bytes that one image keeps for the backward pass of `model`, which may differ in what it saves."""
+  return _kept_bytes(cost.ByText((parts, model), repr((parts.config, parts.num_classes, model))))
+
+
+@functools.lru_cache(100)
+def _kept_bytes(key: cost.ByText) -> int:
+  parts, model = key.value
   config = layout.put(dataclasses.replace(parts.config, model=model), {
       'model.execution': schema.Execution.SCAN, 'model.attention': schema.AttentionKernel.XLA,
       'model.mlp_kernel': schema.MlpKernel.XLA})

@@ -49,7 +49,8 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
                     for name, value in of_shards.items() if value]:
       raise UserError('\n'.join(problems))
     if config is None or not weights:
-      raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set both.')
+      raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
+                      'both.')
     return teacher_labels.run(config, weights, to, preprocess=preprocess, model=model, view=view,
                               allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   if not data:

@@ -66,6 +66,9 @@ class Scaled(NamedTuple):
     return self.accuracies[0]
 
 
+JFT_CLASSES = 18_291
+"""Classes of JFT-300M, of the networks in `TABLE_6`."""
+
 TABLE_6 = (
     Scaled('B/32', 7, 55, (80.73, 86.27, 98.61, 90.49, 93.40, 99.27)),
     Scaled('B/16', 7, 224, (84.15, 88.85, 99.00, 91.87, 95.80, 99.56)),
