@@ -174,7 +174,7 @@ def test_mistakes_are_reported(
 
 
 def test_other_jobs_take_no_files() -> None:
-  with pytest.raises(UserError, match="'a.jpg': expected a job or a flag"):
+  with pytest.raises(UserError, match="expected a job such as train or a flag such as --config=digits, got 'a.jpg'"):
     main.parse(['evaluate', '--workdir=x', 'a.jpg'])
 
 

@@ -239,7 +239,7 @@ def refusal(code: int, reason: str) -> urllib.error.HTTPError:
 
 
 @pytest.mark.parametrize(('error', 'says'), [
-    (urllib.error.URLError('no route'), 'expected a file, got "no route". Fetch it on a machine with a network'),
+    (urllib.error.URLError('no route'), 'expected an address that can be reached, got "no route". Download'),
     (refusal(401, 'Unauthorized'), 'got status 401 Unauthorized from its server. Fetch it with your account'),
     (refusal(500, 'Broken'), 'got status 500 Broken')])
 def test_what_a_server_or_the_network_says_is_passed_on(error: Exception, says: str, cache: pathlib.Path) -> None:
@@ -317,7 +317,8 @@ def test_a_real_server_is_read_and_one_that_breaks_off_is_noticed(server: str, c
 
 @pytest.mark.parametrize('target', ['ftp_//h/a.npz', 'file_///etc/passwd', 'data_,x', 'http_//[', 'http_//a..b/x.npz'])
 def test_redirects_lead_to_web_servers_alone(target: str, server: str, cache: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='^http://127.0.0.1.*expected a (redirect to http or https|file), got'):
+  expected = '(a redirect to http or https|a file|an address that can be reached)'
+  with pytest.raises(UserError, match=f'^http://127.0.0.1.*expected {expected}, got'):
     addresses.local(f'{server}/to/{target}?x=/a.npz')
   assert files_in(cache) == []
 

@@ -142,8 +142,8 @@ def _unreachable(address: str, path: pathlib.Path, error: Exception) -> str:
     return (f'{path}: expected a file that can be written, got "{error.strerror}". Free some space or change the '
             'permissions, or set XDG_CACHE_HOME to another directory.')
   reason = _shown(str(getattr(error, 'reason', None) or error or type(error).__name__))
-  return (f'{_shown(address)}: expected a server that answers, got "{reason}". Download the file elsewhere and pass '
-          'its path.')
+  return (f'{_shown(address)}: expected an address that can be reached, got "{reason}". Download the file elsewhere '
+          'and pass its path.')
 
 
 def _unfit(headers: Mapping[str, str], folder: pathlib.Path, most_bytes: int) -> str:
