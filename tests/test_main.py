@@ -70,7 +70,7 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
     (['predict', '--weights=x', 'a.jpg', '--top=0'], ["--top: expected a whole number, at least 1, got '0'."]),
     (['predict', '--weights=x', 'a.jpg', '--json=1'], ["--json: expected no value, got '1'. Set --json alone."]),
     (['predict', '--weights=x', '--view=tacher'], ["--view: expected one of student, ema, teacher, got 'tacher'.",
-                                                  'Expected FILES and folders, got none.']),
+                                                  'command line: expected FILES and folders, got none.']),
     (['average', '--workdir=x', '--to=y', '--last=-1'], ['--last: expected a whole number, at least 2, got', "'-1'"]),
     (['average', '--workdir=x', '--to=y', '--steps=1,²'], ['--steps: expected whole numbers with commas, each at']),
     (['prepare', '--data=x', '--to=gs://b', '--shards=0', '--quality=101', '--seed=' + '9' * 5000, '--short_px=1e3'],

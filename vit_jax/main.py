@@ -165,7 +165,7 @@ def _explain(word: str, job: Job, config: str) -> str:
 def _word_problems(job: Job, words: list[str]) -> list[str]:
   """Problems of the arguments that are not flags."""
   if job.words:
-    return [] if words or job.words.startswith('[') else [f'Expected {job.words}, got none.']
+    return [] if words or job.words.startswith('[') else [f'command line: expected {job.words}, got none.']
   return [f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
           f'{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
 

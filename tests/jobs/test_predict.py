@@ -156,7 +156,7 @@ def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
 @pytest.mark.parametrize(('words', 'said'), [
     (['--top=0', 'a.jpg'], "--top: expected a whole number, at least 1, got '0'."),
     (['--to=x', 'a.jpg'], '--to: expected --overlay as well'),
-    ([], 'Expected FILES and folders, got none'),
+    ([], 'command line: expected FILES and folders, got none'),
     (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
     (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),
     (['--config=digits', 'a.jpg'], '--config: expected a flag of this job, got one of train, evaluate'),

@@ -99,7 +99,8 @@ def test_a_server_for_others_is_known_by_its_addresses_and_the_name_of_the_machi
     {'Origin': 'https://evil.example'}, {'Origin': 'null'}, {'Origin': 'http://127.0.0.1:1'},
     {'Sec_Fetch_Site': 'cross-site'}, {'Sec_Fetch_Site': 'same-site'}])
 def test_a_post_of_another_site_is_refused(server: Server, headers: dict[str, str]) -> None:
-  assert post(server, b'12345', **headers) == (403, {'error': 'Only the page of this server may send images.'})
+  assert post(server, b'12345', **headers) == (
+      403, {'error': 'Only the page of this server, or a program with the header X-Vit-Jax, may send images.'})
 
 
 def test_a_post_without_the_mark_of_the_page_is_refused_and_no_other_site_is_allowed_to_set_it(server: Server) -> None:

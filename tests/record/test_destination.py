@@ -20,7 +20,7 @@ def test_a_path_in_an_existing_directory_is_taken(tmp_path: pathlib.Path, monkey
 
 @pytest.mark.parametrize(('to', 'says'), [
     ('gs://b/x', 'expected a path on this machine, got the address gs://b/x'), ('gs:/b/x', "got 'gs:/b/x'"),
-    (pathlib.Path('s3://b/x'), "got 's3:/b/x'.* Did you mean s3://b/x"), ('hf://o/m', 'got the address'),
+    (pathlib.Path('s3://b/x'), "got 's3:/b/x'.* Write s3://b/x for"), ('hf://o/m', 'got the address'),
     ('out/a.npz', r'got out/a.npz, and there is no directory .*/out. Create it'),
     ('/rnus/vit/a.npz', 'there is no directory /rnus/vit'), ('file/a.npz', 'there is no directory .*/file'),
     ('/', "expected the name of a file or folder to write, got '/'"),

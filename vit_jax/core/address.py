@@ -20,4 +20,4 @@ def check(text: str, setting: str) -> None:
     scheme = (found['scheme'] or found['bare'] or found['many']).lower()
     rest = text[found.end():].lstrip('/:')
     raise UserError(f'{setting}: expected a path, or an address such as {scheme}://NAME/PATH, got {text!r}, which is '
-                    f'neither. Did you mean {scheme}://{rest}? For a local path with this name, write ./{text}')
+                    f'neither. Write {scheme}://{rest} for the address, or ./{text} for a local path with this name.')

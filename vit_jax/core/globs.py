@@ -26,11 +26,16 @@ def matches(name: str, pattern: str) -> bool:
 def no_match(pattern: str, names: Iterable[str]) -> str:
   """Returns a sentence for a pattern that matches none of these names, with the most similar ones."""
   names = list(names)
-  keys = {_SEPARATORS.sub('', name.lower()): name for name in reversed(names)}
+  return (f'expected a pattern such as *b16* that matches one of {len(names)} names, got {pattern!r}.'
+          f'{hint(pattern, names)}')
+
+
+def hint(pattern: str, names: Iterable[str]) -> str:
+  """Returns ` Did you mean …?` with the most similar names, '' if there are none."""
+  keys = {_SEPARATORS.sub('', name.lower()): name for name in reversed(list(names))}
   wanted = _SEPARATORS.sub('', re.sub(r'[*?[\]]', '', pattern.lower()))
   near = [keys[key] for key in difflib.get_close_matches(wanted, keys, 3, _NEAR)]
-  return (f'expected a pattern such as *b16* that matches one of {len(names)} names, got {pattern!r}.'
-          + (f' Did you mean {" or ".join(near)}?' if near else ''))
+  return f' Did you mean {" or ".join(near)}?' if near else ''
 
 
 def _squeezed(pattern: str) -> str:

@@ -233,7 +233,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     origin, site = self.headers.get('Origin'), self.headers.get('Sec-Fetch-Site', 'same-origin')
     own = origin is None or origin == f'http://{self.headers.get("Host")}'
     if not own or site not in ('same-origin', 'none') or self.headers.get(MARK) is None:
-      raise Refused(HTTPStatus.FORBIDDEN, 'Only the page of this server may send images.')
+      raise Refused(HTTPStatus.FORBIDDEN,
+                    f'Only the page of this server, or a program with the header {MARK}, may send images.')
 
   def _read(self) -> bytes:
     text = self.headers.get('Content-Length', '')

@@ -44,8 +44,8 @@ def find(wanted: Sequence[str], given: Mapping[str, str], about: Mapping[str, st
     UserError: a path that was given does not exist, or its name is not needed.
   """
   if odd := [name for name in given if name not in wanted]:
-    raise UserError(f'--data: expected names of {", ".join(wanted) or "nothing, as the commands need no data"}, got '
-                    f'{odd[0]!r}. Remove it.')
+    needed = f'the names {", ".join(wanted)}' if wanted else 'no names, as the commands need no data'
+    raise UserError(f'--data: expected {needed}, got {odd[0]!r}. {"Correct" if wanted else "Remove"} it.')
   found = {name: given[name] for name in wanted if name in given}
   if absent := [name for name, path in found.items() if not pathlib.Path(path).exists()]:
     raise UserError(f'--data: expected the path of {absent[0]}, got {found[absent[0]]}, which does not exist. Correct '

@@ -41,7 +41,8 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
                     '--records.')
   record = records.read(files[0]) if files else None
   if (segment is None) != (workdir is None):
-    raise UserError('--segment: expected both --segment=STEP and --workdir=DIR of the run, got one of them.')
+    raise UserError('--segment: expected both --segment=STEP and --workdir=DIR of the run, got one of them. Add the '
+                    'other one.')
   if segment is not None:
     assert workdir is not None
     return segments.run(workdir, segment, record, to)

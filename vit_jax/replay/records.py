@@ -96,7 +96,8 @@ def read(spec: str) -> Record:
   if path.suffix != '.json':
     names = [one.stem for one in paths()]
     if spec not in names:
-      raise UserError(f'{globs.no_match(spec, names)} List all records with vit-jax list --records.' if names else
+      raise UserError(f'replay: expected the ID of a record, got {spec!r}.{globs.hint(spec, names)} List all with '
+                      'vit-jax list --records.' if names else
                       f'{spec}: expected the id of a record, got no folder {FOLDER}. The records are in the '
                       'repository; pass the path of a JSON file.')
     path = FOLDER / f'{spec}.json'

@@ -112,7 +112,7 @@ def _class_names(root: str, split: str) -> tuple[str, ...]:
     return tuple(sorted(names))
   images = [e.name for e in os.scandir(folder) if image_files.is_image(e)]
   what = f'{len(images)} images but no class folders' if images else 'no class folders'
-  raise UserError(f'{folder}: expected {LAYOUT}, got {what}.')
+  raise UserError(f'{folder}: expected {LAYOUT}, got {what}. Correct the path.')
 
 
 def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool, rules: Rules) -> listing.Listing:
@@ -124,7 +124,7 @@ def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool
   if not len(found) or (all_filled and empty):
     raise UserError(f'{where}: expected files with the extension {" ".join(image_files.EXTENSIONS)} in each class, got '
                     f'none in {len(empty)} of {len(class_names)} classes: {_listed(empty)}.'
-                    + (f' Ignored {ignored}.' if ignored else ''))
+                    + (f' Ignored {ignored}.' if ignored else '') + ' Add images, or correct the path.')
   image_files.report(found.ignored, where)
   return found
 
