@@ -112,7 +112,7 @@ class FewShot(FrozenEvaluation):
 
   For ImageNet `train_split='train[:65000]'` suffices.
   """
-  protocol: FewShotProtocol = FewShotProtocol.RUN
+  protocol: FewShotProtocol = FewShotProtocol.RUN  # whose features, images and examples: the run's or big_vision's
   shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)  # examples of each class
   num_seeds: int = ranged(3, COUNT)  # draws of examples, whose mean is reported
   l2: float = ranged(1024., POSITIVE)  # penalty of the regression

@@ -21,13 +21,13 @@ class Norm(enum.Enum):
 
 
 class Init(enum.Enum):
-  """The program by whose laws parameters start, those of heads and of a MAE decoder too (`models/initialization.py`).
+  """The program whose initialization is used, also for heads and the MAE decoder (`models/initialization.py`).
 
-  Xavier's law and class tokens of zero are those of the JAX programs; those in PyTorch have N(0, 0.02).
+  The JAX programs have Xavier initialization and class tokens of zero; those in PyTorch have N(0, 0.02).
   """
   VISION_TRANSFORMER = 'vision_transformer'  # google-research/vision_transformer
   BIG_VISION = 'big_vision'  # likewise, but positions of patches alone, N(0, 1 / sqrt(width))
-  MAE = 'mae'          # facebookresearch/mae: Xavier's law of query, key and value as one matrix
+  MAE = 'mae'          # facebookresearch/mae: Xavier initialization, of query, key and value as one matrix
   DINO = 'dino'        # facebookresearch/dino, and iBOT
   DINOV2 = 'dinov2'    # facebookresearch/dinov2: class token and registers N(0, 1e-6)
   DEIT = 'deit'        # facebookresearch/deit models.py, and timm 0.3.2

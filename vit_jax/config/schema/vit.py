@@ -199,7 +199,7 @@ class ViT(checks.Settings):
   pool_heads: int = ranged(0, COUNT_OR_0)  # of a pool with attention; 0 = those of the blocks (Perception Encoder: 8)
   pool_mlp: int = ranged(0, COUNT_OR_0)    # hidden width of a pool with attention; 0 = that of the blocks
   mlp_kernel: MlpKernel = MlpKernel.XLA
-  init: Init = Init.VISION_TRANSFORMER  # the program by whose laws parameters start, those of heads too
+  init: Init = Init.VISION_TRANSFORMER  # initial values of parameters, heads included: as in this program
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
 
