@@ -7,8 +7,8 @@ Source:   arXiv 2010.11929, Table 3 (length and rate by model; Adam for ResNets 
           is trained as R152x2. The head of a ViT or hybrid has the hidden layer of section 3.1, the head of a ResNet is
           linear. Sigmoid loss and head bias -10 as in the released code. The studies take their runs from here.
 Differs:  No program was published for JFT. Not stated by the paper and chosen here: the learning rate falls to 0, where
-          that of ImageNet-21k ends at 1e-5 (an author's statement), at most 8 labels an image count, and BiT-R200x3 is
-          trained as R152x2.
+          that of ImageNet-21k ends at 1e-5 (an author's statement), at most 8 labels of an image are used, and
+          BiT-R200x3 is trained as R152x2.
 Run:      python -m vit_jax.main --config=configs/rivals_jft.py:R50+B/16 --workdir=runs/r50_b16_jft
           epochs=14 trains R50+L/16 for as long as its second row.
 Plan:     python -m vit_jax.main --job=plan --config=configs/rivals_jft.py:R50+B/16 --topology=v3:16x16

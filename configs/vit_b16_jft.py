@@ -7,7 +7,7 @@ Source:   arXiv 2010.11929, Table 3 (lr 8e-4, decay 0.1, linear, dropout 0; no c
           clipping for ImageNet only) and section 3.1 (the head has a hidden layer with tanh during pre-training).
           Sigmoid loss and head bias -10 as in the released code.
 Differs:  No program was published for JFT. Not stated by the paper and chosen here: the learning rate falls to 0, where
-          that of ImageNet-21k ends at 1e-5 (an author's statement), and at most 8 labels an image count.
+          that of ImageNet-21k ends at 1e-5 (an author's statement), and at most 8 labels of an image are used.
 Run:      python -m vit_jax.main --config=configs/vit_b16_jft.py --workdir=runs/vit_b16_jft
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_b16_jft.py --topology=v3:8x8
           2026-11-21, compiled without the hardware, not measured on a TPU. Step time, MFU, hours and core-days exclude

@@ -90,7 +90,7 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
   OpenCV computes positions in double precision; `resize_part` has the program's pixels, in four times the time.
 
   Differs from vision_transformer and BiT: rounded bilinear crops have weights of 11 bits. One value in eight differs by
-  one gray level, and all are 0.13 levels smaller on average.
+  one gray level, and values are 0.13 levels smaller on average.
   """
   window = Window(0, 0, *image_px)
   if antialias or image.shape[:2] == tuple(image_px) or interpolation is Interpolation.AREA or (
