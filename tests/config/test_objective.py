@@ -74,7 +74,7 @@ def test_the_defaults_are_fine(objective: schema.Objective) -> None:
     (config(schema.TokenLabel(), data=recipe(cutmix=1., rotate_degrees=3.)), 'recipe.rotate_degrees: expected 0 for'),
     (config(schema.TokenLabel(mix_group=4)), 'mix_group: expected its default 0 with objective.mix_token=False'),
     (config(schema.TokenLabel(mix_token=True, mix_group=6), batch_size=64),
-     'objective.mix_group: expected 0, or an even divisor of batch_size / train.accumulate=64, got 6.'),
+     'objective.mix_group: expected 0, or an even number that divides batch_size / train.accumulate=64, got 6.'),
     (config(schema.TokenLabel(mix_token=True), batch_size=6, train=schema.Train(accumulate=2)),
      'accumulate: expected a multiple of'),
     (config(schema.Distill(weight=1.5)), 'objective.weight: expected 0 to 1, got 1.5'),

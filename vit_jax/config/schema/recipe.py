@@ -273,4 +273,5 @@ def num_groups(num: int, group: int) -> int:
 def group_problems(name: str, group: int, num: int, of: str) -> Iterator[str]:
   """Groups of mixing that do not divide `num` examples, or are not made of pairs."""
   if group % 2 or (0 < group < num and num % group):
-    yield problem(name, f'0, or an even divisor of {of}={num}', group, 'Set it to 0 to draw once for all of them.')
+    yield problem(name, f'0, or an even number that divides {of}={num}', group,
+                  'Set it to 0 to draw once for all of them.')
