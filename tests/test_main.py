@@ -51,8 +51,6 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
     (['--confg=a'], ['--confg: expected a known flag, got --confg. Did you mean --config?\nSee vit-jax']),
     (['--job=trian'], ['--job: expected one of train, finetune, evaluate', 'got trian. Did you mean train?']),
     (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
-    (['evaluat'], ['command line: expected a job such as train or a flag such as --config=digits, ',
-                   "got 'evaluat'. Did you mean evaluate?"]),
     (['train', 'digits'], ["a flag such as --config=digits, got 'digits'. Did you mean --conf"]),
     (['finetune:B/16,own'], ["got 'finetune:B/16,own'. Did you mean --config=finetune:B/16,own?"]),
     (['--lr', '3e-4'], ['--lr: expected a known flag, got --lr. Did you mean the setting '
@@ -90,11 +88,18 @@ def test_all_mistakes_are_listed_together(words: list[str], said: list[str]) -> 
     assert part in str(error.value), part
 
 
+def test_a_misspelled_job_is_the_only_problem() -> None:
+  with pytest.raises(UserError) as error:
+    main.parse(['evaluat', '--bach=4'])
+  assert str(error.value) == ('command line: expected a job such as train or a flag such as --config=digits, got '
+                              "'evaluat'. Did you mean evaluate?")
+
+
 @pytest.mark.parametrize('words', [['--config', '--workdir=x'], ['--confg=digits'], ['predict', '--weights', 'a.jpg']])
 def test_a_flag_with_another_problem_is_not_reported_as_missing(words: list[str]) -> None:
   with pytest.raises(UserError) as error:
     main.parse(words)
-  assert 'needs it' not in str(error.value)
+  assert ' job needs ' not in str(error.value)
 
 
 def test_help_lists_the_jobs_and_every_exit_status(capsys: pytest.CaptureFixture[str]) -> None:

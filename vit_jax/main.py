@@ -98,6 +98,9 @@ def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
   chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   chooser.add_argument('--job', '-job', nargs='?', const='', action='append', default=[])
   found, rest = chooser.parse_known_args(words)
+  first = rest[0] if rest and not found.job and not rest[0].startswith('-') else ''
+  if not _as_config(JOBS['train'], first) and (near := _nearest(first, JOBS)):
+    raise UserError(_not_a_job(first) + near)  # the only problem: all others would be those of the default job
   jobs = list(dict.fromkeys(found.job)) or ['train']
   for job in jobs:
     if job not in JOBS:
@@ -166,8 +169,11 @@ def _word_problems(job: Job, words: list[str]) -> list[str]:
   """Problems of the arguments that are not flags."""
   if job.words:
     return [] if words or job.words.startswith('[') else [f'command line: expected {job.words}, got none.']
-  return [f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
-          f'{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
+  return [f'{_not_a_job(word)}{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
+
+
+def _not_a_job(word: str) -> str:
+  return f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
 
 
 def _as_config(job: Job, word: str) -> str:

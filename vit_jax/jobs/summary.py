@@ -30,6 +30,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
   frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params
   mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
+  warmup = lengths.steps(optimizer.schedule.warmup)
   state_mib = trees.num_bytes((state.params, state.opt, state.extra)) / 2**20
   opt_mib = trees.num_bytes(state.opt) / 2**20
   return '\n'.join([
@@ -43,7 +44,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'Schedule  {lengths.total_steps:,} steps of {config.batch_size:,} images, '
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
-      f'warm-up of {lengths.steps(optimizer.schedule.warmup):,} steps',
+      f'warm-up of {warmup:,} step{"s" * (warmup != 1)}',
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
       f'{config.train.microbatches} microbatch{"es" * (config.train.microbatches > 1)} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
