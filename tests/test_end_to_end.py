@@ -143,9 +143,9 @@ def test_a_mixture_of_two_folders_killed_twice_with_two_loader_workers_goes_on_b
            '--config.data.recipe.repeats=2')
   whole, workdir = tmp_path / 'whole', tmp_path / 'killed'
   runs.finish(runs.start(whole, *extra, config='from_folder'), timeout_s=600.)
-  for number in (1, 2):
+  for step in (15, 65):  # so far apart that the first process does not reach the second one
     process = runs.start(workdir, *extra, config='from_folder')
-    runs.wait_for_step(process, workdir, 15 * number)
+    runs.wait_for_step(process, workdir, step)
     time.sleep(random.uniform(0, 1))
     runs.kill(process)
   runs.finish(runs.start(workdir, *extra, config='from_folder'), timeout_s=600.)

@@ -224,7 +224,8 @@ def test_the_search_finds_the_fastest_that_fits_and_says_its_flags(
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', ask)
   monkeypatch.setattr(search, 'MAX_COMPILES', 1000)
-  found = run(tmp_path, '--config=vit_b16_jft', f'--config.{FLAT}', '--topology=v3:2x2', '--search')['search']
+  found = run(tmp_path, '--config=vit_b16_jft', f'--config.{FLAT}', '--config.batch_size=16384', '--topology=v3:2x2',
+              '--search')['search']
   assert '--config.train.accumulate=4 ' in found['flags'] and 'execution=unrolled' in found['flags']
   assert sum(row['fits'] for row in found['tried']) == search.ENOUGH + 1  # and the best of them unrolled
   text = capsys.readouterr().out
