@@ -62,11 +62,21 @@ def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rule
 
 
 def train_flops(config: schema.Config, num_classes: int = 10) -> float:
-  """FLOPs of an image in a training step of a config, on one abstract device."""
+  """FLOPs of an image in a training step of a config."""
+  return jobs_build.train_flops(abstract_parts(config, num_classes))
+
+
+def kept_bytes(config: schema.Config) -> int:
+  """Bytes that an image keeps for the backward pass of a config."""
+  return jobs_build.kept_bytes(abstract_parts(config), config.model)
+
+
+def abstract_parts(config: schema.Config, num_classes: int = 10) -> jobs_build.Parts:
+  """The objects of a run on one abstract device."""
   one = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
   alone = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
-  return jobs_build.train_flops(jobs_build.parts(  # type: ignore[arg-type]
-      one, mesh=alone, num_examples=1_000_000, num_classes=num_classes, in_memory=False))
+  return jobs_build.parts(  # type: ignore[arg-type]
+      one, mesh=alone, num_examples=1_000_000, num_classes=num_classes, in_memory=False)
 
 
 def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarray], num_steps: int = 1,

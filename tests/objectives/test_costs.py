@@ -72,3 +72,10 @@ def test_masked_patches_token_labels_and_teachers_add_their_part() -> None:
   assert (gflops(schema.Distill(teacher)) - plain) * 1e9 == pytest.approx(half)
   distilled = gflops(schema.Distill(teacher), 'DeiT-distilled-B/16')
   assert distilled > gflops(schema.Distill(teacher)) + 6 * 768 * 1000 / 1e9
+
+
+def test_an_image_keeps_the_input_of_each_block_that_is_computed_again() -> None:
+  few, more = (programs.kept_bytes(schema.Config(
+      image_px=(16, 24), batch_size=8, model=schema.ViT(patch=8, width=32, depth=depth, heads=4, mlp=48,
+                                                        remat=schema.Remat.FULL))) for depth in (3, 5))
+  assert more - few == 2 * 7 * 32 * 4  # two blocks more, of 7 tokens of 32 channels, f32

@@ -289,7 +289,7 @@ def train_flops(parts: Parts) -> float:
   return _train_flops(cost.ByText(parts, repr((parts.config, parts.num_classes))))
 
 
-@functools.lru_cache(100)
+@functools.lru_cache(16)  # each key keeps a run's objects alive
 def _train_flops(key: cost.ByText) -> float:
   parts: Parts = key.value
   config = parts.config
@@ -311,7 +311,7 @@ def kept_bytes(parts: Parts, model: schema.Model) -> int:
   return _kept_bytes(cost.ByText((parts, model), repr((parts.config, parts.num_classes, model))))
 
 
-@functools.lru_cache(100)
+@functools.lru_cache(16)  # each key keeps a run's objects alive
 def _kept_bytes(key: cost.ByText) -> int:
   parts, model = key.value
   config = layout.put(dataclasses.replace(parts.config, model=model), {
