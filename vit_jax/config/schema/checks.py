@@ -5,7 +5,7 @@ import enum
 import functools
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from vit_jax.config import renamed
 from vit_jax.core.errors import UserError
@@ -19,7 +19,11 @@ class UnknownSetting(UserError):
 
 
 class Settings:
-  """Base of all parts of a config, which are dataclasses."""
+  """Base of all parts of a config, which are dataclasses.
+
+  `implementation` names the code of a part that may be of several kinds, as `module:name` (`core/implementation.py`).
+  """
+  implementation: ClassVar[str]
 
   def __new__(cls, *args: Any, **settings: Any) -> Self:
     for name in settings:

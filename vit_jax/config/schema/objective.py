@@ -48,6 +48,7 @@ class Loss(enum.Enum):
 @dataclasses.dataclass
 class Supervised(ObjectiveSettings):
   """Classification with labels."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.supervised:Spec'
   loss: Loss = Loss.SOFTMAX
   label_smoothing: float = ranged(0., BELOW_1)  # targets become (1 - x) * target + x / classes, for every loss
   # Of sigmoid and bce: targets above it become 1, others 0; -1 = off.
@@ -74,6 +75,7 @@ class Supervised(ObjectiveSettings):
 @dataclasses.dataclass
 class Mae(ObjectiveSettings):
   """Masked autoencoder (arXiv 2111.06377): reconstructs the patches that the encoder does not see."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.mae:Spec'
   has_head: ClassVar[bool] = False
   needs_tokens: ClassVar[bool] = True
   mask_ratio: float = ranged(.75, INSIDE)  # share of the patches of each image that the encoder does not see
@@ -117,6 +119,7 @@ class PatchTarget(enum.Enum):
 @dataclasses.dataclass
 class MaskedPatch(ObjectiveSettings):
   """Masked patch prediction (ViT paper, Appendix B.1.2), after BERT."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.masked_patch:Spec'
   has_head: ClassVar[bool] = False
   needs_tokens: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False
@@ -167,6 +170,7 @@ class Collapse(checks.Settings):
 @dataclasses.dataclass
 class Dino(ObjectiveSettings):
   """Self-distillation without labels (arXiv 2104.14294). Needs `data.recipe.views`."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.dino:Spec'
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
@@ -197,6 +201,7 @@ class Dino(ObjectiveSettings):
 @dataclasses.dataclass
 class Byol(ObjectiveSettings):
   """Bootstrap your own latent (arXiv 2006.07733). Needs `data.recipe.views`, two of them."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.byol:Spec'
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
@@ -222,6 +227,7 @@ class ClassTarget(enum.Enum):
 @dataclasses.dataclass
 class TokenLabel(ObjectiveSettings):
   """Token labeling (arXiv 2104.10858): every patch token has its own target, in addition to the class of the image."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.token_label:Spec'
   needs_tokens: ClassVar[bool] = True
   maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
   dense_weight: float = ranged(1., POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
@@ -273,6 +279,7 @@ class Teacher(checks.Settings):
 @dataclasses.dataclass
 class Distill(ObjectiveSettings):
   """Distillation from a teacher (DeiT, arXiv 2012.12877, section 4; with `weight` 1 arXiv 2106.05237)."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.distill:Spec'
   teacher: Teacher = field(default_factory=Teacher)
   distill_type: DistillType = DistillType.HARD
   weight: float = ranged(.5, SHARE)             # of the teacher's part of the loss; 1 - weight is that of the labels
