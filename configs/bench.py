@@ -7,7 +7,8 @@ Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=
           --config.model.attention=cudnn attends by cuDNN's kernel on GPUs, and
           --config.model.attention=fused --config.model.mlp_kernel=fused computes by Pallas kernels on TPU v6e;
           --search finds the largest batch;
-          --against=timm,transformers times those in the same run. To compare ways of running the blocks:
+          python -m benchmarks.peers --against=timm,transformers times those in the same run.
+          To compare ways of running the blocks:
           --config.train.unstacked_layers=false, --config.model.execution=scan, or with it --config.model.unroll=2.
           With images of your own:
           --config.data.source=folder:PATH --config.data.num_classes=0 --config.data.num_examples=0

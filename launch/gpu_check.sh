@@ -94,9 +94,10 @@ run_tests() {
 
 # bench NAME MODEL ATTENTION BATCH FLAGS…: without crops the images stay in memory, which needs neither cv2 nor grain.
 bench() {
-  local name="$1" model="$2" attention="$3" batch="$4"
+  local name="$1" model="$2" attention="$3" batch="$4" module=(vit_jax.main --job=bench)
   shift 4
-  part "$name" "$python" -m vit_jax.main --job=bench --config=bench:bf16 --models="$model" --turns="$turns" \
+  if [[ " $* " = *' --against='* ]]; then module=(benchmarks.peers); fi
+  part "$name" "$python" -m "${module[@]}" --config=bench:bf16 --models="$model" --turns="$turns" \
     --config.model.attention="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
     --to="$to/$name" "${small[@]}" "$@"
 }

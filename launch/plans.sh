@@ -56,8 +56,8 @@ runs() {
     read -r name config topology <<< "$row"
     if is_asked "$name"; then run_plan "$config" "$topology"; fi
   done
-  "$python" -m vit_jax.bench.tpu_runs "$to/runs" | tee "$to/runs.md"
-  if [ "$write" = 1 ]; then "$python" -m vit_jax.bench.plan_docs "$to/runs" || failures=$((failures + 1)); fi
+  "$python" -m benchmarks.tpu_runs "$to/runs" | tee "$to/runs.md"
+  if [ "$write" = 1 ]; then "$python" -m benchmarks.plan_docs "$to/runs" || failures=$((failures + 1)); fi
 }
 
 # check_rows: refuses rows that are none.
@@ -99,7 +99,7 @@ if [ -z "$python" ]; then
   if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
 fi
 if [[ ",$parts," = *,steps,* ]]; then
-  "$python" -m vit_jax.bench.tpu_tables "$to/steps" "${flags[@]}" || failures=$((failures + 1))
+  "$python" -m benchmarks.tpu_tables "$to/steps" "${flags[@]}" || failures=$((failures + 1))
 fi
 if [[ ",$parts," = *,runs,* ]]; then runs; fi
 [ "$failures" = 0 ]

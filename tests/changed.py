@@ -83,7 +83,7 @@ def dependents() -> dict[pathlib.Path, set[pathlib.Path]]:
 def _modules() -> dict[str, pathlib.Path]:
   """Files by the names that they are imported by; those of configs and those directly in `tests` have two."""
   found = {}
-  for folder in ('vit_jax', 'configs', 'tests', 'launch'):
+  for folder in ('vit_jax', 'configs', 'benchmarks', 'tests', 'launch'):
     for path in sorted((ROOT / folder).rglob('*.py')):
       name = '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
       found[name] = path
@@ -108,7 +108,7 @@ def _uses(path: pathlib.Path) -> Iterator[str]:
 def _named(text: str, *, is_test: bool) -> Iterator[str]:
   """The module that a string names, such as `vit_jax.main`, `jobs.train` or `configs/digits.py`; `digits` in a test."""
   name = text.removeprefix('--config=').partition(':')[0].removesuffix('.py').replace('/', '.')
-  if name.startswith(('vit_jax.', 'configs.')):
+  if name.startswith(('vit_jax.', 'configs.', 'benchmarks.')):
     yield name
   elif '.' in name and name.replace('.', '').isidentifier():
     yield f'vit_jax.{name}'

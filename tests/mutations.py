@@ -18,7 +18,8 @@ import time
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-COPIED = ('vit_jax', 'configs', 'tests', 'docs', 'launch', 'pyproject.toml', 'setup.py', 'README.md', 'BENCHMARKS.md')
+COPIED = ('vit_jax', 'configs', 'benchmarks', 'tests', 'docs', 'launch', 'pyproject.toml', 'setup.py', 'README.md',
+          'BENCHMARKS.md')
 
 
 class Mutation(NamedTuple):

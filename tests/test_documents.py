@@ -15,6 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = blocks.PAGES
 LINK = re.compile(r'\[[^]]*\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"')
 CODE = re.compile(r'^ *```[^\n]*\n(.*?)^ *```|`([^`\n]+)`', re.M | re.S)
+MODULE = re.compile(r'-m["\'\s,]+((?:vit_jax|configs|benchmarks|tests|launch)(?:\.\w+)+)')
+TEXTS = ('.md', '.sh', '.json', '.py', '.yaml', '.yml', '.ipynb', '')
 COMMAND = re.compile(r'(?:vit-jax |python -m vit_jax\.main --job=)([a-z]+)([^`|#\n]*)')
 
 
@@ -45,6 +47,20 @@ def test_commands_name_jobs_flags_and_configs_that_exist(page: pathlib.Path) -> 
       assert flag in JOBS[job].flags or flag == 'config', f'{page.name}: {job} --{flag}'
     for config in re.findall(r'--config=(?:configs/)?([a-z]\w*)', rest):
       assert (ROOT / 'configs' / f'{config}.py').exists() or f'title="{config}.py"' in text, f'{page.name}: {config}'
+
+
+def test_modules_that_commands_run_can_be_run() -> None:
+  """On pages, in scripts and records, and in docstrings of programs."""
+  names = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+  found: dict[str, str] = {}
+  for name in names:
+    path = ROOT / name
+    if path.is_file() and path.suffix in TEXTS and not path.name.startswith('test_'):
+      found |= {module: name for module in MODULE.findall(path.read_text())}
+  assert {'vit_jax.main', 'benchmarks.peers', 'benchmarks.loaders', 'tests.changed'} <= found.keys()
+  for module, name in found.items():
+    path = ROOT / f'{module.replace(".", "/")}.py'
+    assert path.is_file() and "if __name__ == '__main__':" in path.read_text(), f'{name}: python -m {module}'
 
 
 def test_the_config_of_the_guide_is_a_config(tmp_path: pathlib.Path) -> None:

@@ -29,7 +29,7 @@ APART = {'data': {'objectives', 'evaluate', 'weights', 'train'}, 'optim': {'mode
          'train': {'data', 'objectives', 'evaluate', 'weights'}, 'models': {'optim'}, 'record': {'config'}}
 """What a package does not know of its own floor."""
 ONLY_IN = {
-    'flax': ('models/', 'bench/child.py', 'bench/rival.py'),  # in bench for a program that is written with it
+    'flax': ('models/',),
     'grain': ('data/', 'jobs/train.py'),
     'tensorflow_datasets': ('data/',),
     'cv2': ('data/',),
@@ -37,8 +37,10 @@ ONLY_IN = {
     'absl': ('main.py', 'config/', 'data/'),
     'tokenizers': ('data/text/',),
     'sentencepiece': ('data/text/',),
-    'tensorflow': ('bench/loader_tf.py',),  # a process of its own
-    'torch': ('bench/child.py',),  # a process of its own
+    'tensorflow': (),
+    'torch': (),
+    'benchmarks': (),
+    'tests': (),
 }
 FILES = sorted(PACKAGE.rglob('*.py'))
 

@@ -41,7 +41,7 @@ def test_overrides_are_collected() -> None:
 
 def test_jobs_get_values_of_the_type_of_each_flag() -> None:
   got = main.parse(['bench', '--config=digits', '--px=64,128', '--models=S/16, B/16', '--search', '--to=out'])
-  assert got.values == {'config': 'digits', 'px': [64, 128], 'models': ['S/16', 'B/16'], 'against': [], 'turns': 7,
+  assert got.values == {'config': 'digits', 'px': [64, 128], 'models': ['S/16', 'B/16'], 'turns': 7,
                         'search': True, 'to': pathlib.Path('out').absolute()}
   got = main.parse(['inspect', 'a.jpg', '--to=x', '--weights=w', 'b', '--discard=.9'])
   assert got.files == ('a.jpg', 'b') and got.values['discard'] == 0.9 and got.values['workdir'] is None

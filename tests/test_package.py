@@ -28,7 +28,7 @@ def test_a_wheel_has_all_that_the_program_needs_and_says_what_it_is(tmp_path: pa
   source, elsewhere = tmp_path / 'source', tmp_path / 'elsewhere'
   elsewhere.mkdir()
   source.mkdir()
-  for name in ('vit_jax', 'configs'):
+  for name in ('vit_jax', 'configs', 'benchmarks'):
     shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__'))
   for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(ROOT / name, source)
@@ -38,6 +38,7 @@ def test_a_wheel_has_all_that_the_program_needs_and_says_what_it_is(tmp_path: pa
     names = archive.namelist()
     (metadata,) = [archive.read(name).decode() for name in names if name.endswith('METADATA')]
     archive.extractall(tmp_path / 'site')
+  assert not [name for name in names if name.startswith('benchmarks')]
   assert 'vit_jax/py.typed' in names and 'vit_jax/configs/digits.py' in names
   assert any(name.startswith('vit_jax/inspect/templates/') for name in names)
   assert any(name.endswith('LICENSE') for name in names)

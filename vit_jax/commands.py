@@ -109,8 +109,8 @@ class Command(NamedTuple):
   overrides: tuple[str, ...] = ()
   files: tuple[str, ...] = ()
 
-  def run(self, parse: Callable[[Sequence[str]], Command]) -> int:
-    """Runs the job and returns its exit status; `parse` reads other command lines.
+  def run(self, parse: Callable[[Sequence[str]], Command], **given: Any) -> int:
+    """Runs the job and returns its exit status; `parse` reads other command lines, `given` goes to the job's function.
 
     A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
     `changes`, the overrides of the command line, and `overridden`, their names; `files`, the arguments that are no
@@ -129,7 +129,8 @@ class Command(NamedTuple):
     with contextlib.nullcontext() if job.is_quick else stage.shown():
       stage.begin('importing jax')
       run = importlib.import_module(f'vit_jax.{job.module}').run
-      return run(**self.values | {name: more[name] for name in more if name in inspect.signature(run).parameters})
+      more = {name: more[name] for name in more.keys() & inspect.signature(run).parameters}
+      return run(**self.values | more | given)
 
 
 def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:
@@ -323,12 +324,10 @@ JOBS = {
         Flag('dry_run', None, 'list the runs with their cost, and run nothing'),
         Flag('topology', TEXT, 'with --dry_run: hardware for which to estimate hours, such as v3:4x4', '',
              'this machine')), on_cpu=True),  # devices are for the runs, which are processes of their own
-    'bench': Job('Time the parts of a run here: network, step, input; also beside other programs.', 'bench.job', (
+    'bench': Job('Time the parts of a run here: network, step, input.', 'bench.job', (
         CONFIG,), (
         Flag('models', NAMES, 'networks to time: S/16,B/16,Mixer-B/16', [], 'that of the config'),
         Flag('px', wholes(1, 65_535), 'sides of the images to time: 64,128,224', [], 'that of the config'),
-        Flag('against', NAMES, 'programs to time beside: timm, timm-compiled, transformers, transformers-compiled, '
-             'big_vision; NAME=PATH of a Python that has it, or of a checkout', []),
         Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
         Flag('search', None, 'time the largest batch that fits'),
         Flag('to', LOCAL, 'folder for bench.md and bench.json'))),

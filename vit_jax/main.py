@@ -17,7 +17,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -240,8 +240,13 @@ def help_text(arguments: Sequence[str] = ()) -> str:
   return HELP.format(jobs='\n'.join(f'  {name:<{width}}{job.line}' for name, job in JOBS.items()))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-  """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`."""
+def run(arguments: Sequence[str] | None = None, **given: Any) -> int:
+  """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`.
+
+  Args:
+    arguments: after the program's name; None = those of this process.
+    **given: further arguments of the job's function, which no flag sets.
+  """
   words = list(sys.argv[1:] if arguments is None else arguments)
   try:
     words, how = console.take(words)
@@ -249,10 +254,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     print(failures.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
   with console.chosen(how):
-    return _run(words)
+    return _run(words, given)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], given: Mapping[str, Any]) -> int:
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text
@@ -267,7 +272,7 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr)
       status = failures.USER_ERROR
     else:
-      status = parse(arguments).run(parse)
+      status = parse(arguments).run(parse, **given)
     sys.stdout.flush()
     return status
   except SystemExit:

@@ -1,6 +1,7 @@
-"""`--job=bench`: what is timed, the table, ratios, peers that can and that cannot be timed."""
+"""`--job=bench`: what is timed, the table, and ratios to other programs."""
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Iterator
@@ -11,42 +12,16 @@ import pytest
 import single
 
 from vit_jax import main
-from vit_jax.bench import child, job
+from vit_jax.bench import job, timing
 from vit_jax.bench import own as bench_own
-from vit_jax.bench import peers as bench_peers
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
-from vit_jax.record import machine
 
 TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '--config.model.width=16',
         '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
         '--config.data.num_classes=3', '--config.data.recipe.eval_resize_px=16']
-PEER = """
-import einops
-import ml_collections as mlc
-import tensorflow.io.gfile as gfile
-import jax, jax.numpy as jnp
-
-def load(path, config: mlc.ConfigDict, read=gfile.GFile):
-  raise AssertionError('no file is read')
-
-class Network:
-  def __init__(self, classes, patch_size, width, depth, mlp_dim, num_heads, pool_type, dtype_mm):
-    assert (patch_size, width, depth, mlp_dim, num_heads, pool_type) == ((8, 8), 16, 1, 16, 2, 'tok')
-    self.classes = classes
-
-  def init(self, key, image):
-    return {'params': {'kernel': jax.random.normal(key, (image.shape[-1], self.classes))}}
-
-  def apply(self, variables, image, train=False, rngs=None):
-    return image.mean((1, 2)) @ variables['params']['kernel'], {}
-
-Model = Network
-"""
-
-
 @pytest.fixture(autouse=True)
 def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Turns as short as can be, a large product that is not, and one device."""
@@ -54,49 +29,6 @@ def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
   with single.one_device():
     yield
-
-
-@pytest.fixture
-def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
-  """A program with the names, imports and calls of big_vision, and another network."""
-  folder = tmp_path / 'checkout'
-  (folder / 'big_vision' / 'models').mkdir(parents=True)
-  (folder / 'big_vision' / 'models' / 'vit.py').write_text(PEER)
-  return folder
-
-
-@pytest.mark.slow(reason='14 s: the parts of two networks are compiled; tables and ratios have tests below')
-def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_told(
-    checkout: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture) -> None:
-  (tmp_path / 'empty').mkdir()
-  to = tmp_path / 'out'
-  peers = f'big_vision={checkout},big_vision={tmp_path / "empty"}'
-  assert main.run(['bench', *TINY, '--turns=2', f'--against={peers}', f'--to={to}']) == 2
-  assert '--against=big_vision: expected a network to time, got ModuleNotFoundError: No module named' in caplog.text
-  shown = capsys.readouterr().out
-  found = json.loads((to / 'bench.json').read_text())
-  network = found['networks'][0]
-  by_part = {one['part']: one for one in network['parts']}
-  beside = {part for part in by_part if 'big_vision (jax ' in part}
-  assert set(by_part) - beside == set(bench_own.PARTS)
-  assert {part.split(' of ')[0] for part in beside} == {'forward', 'gradient', 'step'}
-  for one in by_part.values():
-    assert len(one['processor_s']) == len(one['seconds']) == 2 and min(one['processor_s']) > 0
-    assert one['images_per_s'] == pytest.approx(8 / one['median_s'])
-    assert (one['ratio'] is None) == (one['processor_ratio'] is None) == (one['part'] not in beside)
-  step, peer = by_part['step'], next(by_part[p] for p in beside if p.startswith('step'))
-  for ratio, of in (('ratio', 'seconds'), ('processor_ratio', 'processor_s')):
-    assert peer[ratio] == pytest.approx(sum(b / a for a, b in zip(step[of], peer[of], strict=True)) / 2)
-  assert network['cold_s'] > 0 and network['cached_s'] > 0 and network['bytes'] > 10_000
-  assert network['matmul_flops'] > 1e7 and found['versions']['jax'] and found['device_kind'] == 'cpu'
-  assert found['processor'] == machine.cpu_model() and found['processor'] in shown
-  assert (to / 'bench.md').read_text().strip() in shown and 'compiling the step: cold' in shown
-
-
-def test_a_peer_in_torch_names_its_matrix_library() -> None:
-  assert child.torch_blas('  - LAPACK\n  - Build settings: BLAS_INFO=mkl, BUILD_TYPE=Release') == ', BLAS: mkl'
-  assert child.torch_blas('PyTorch built with: GCC 13.3') == ''
 
 
 def test_flops_are_those_of_the_models_cost() -> None:
@@ -109,12 +41,9 @@ def test_flops_are_those_of_the_models_cost() -> None:
 
 
 @pytest.mark.parametrize(('words', 'said'), [
-    (['--against=tim'], '--against: expected some of timm, timm-compiled'),
-    (['--against=timm=/nothing/here'], 'Python that has timm, or of a checkout, got /nothing/here'),
     (['--px=16,no'], "--px: expected whole numbers with commas, each 1 to 65,535, got '16,no'."),
     (['--px=16,20'], 'patch'),
     (['--turns=none'], "--turns: expected a whole number, 1 to 10,000, got 'none'."),
-    (['--against=timm', '--config.model.registers=2'], '--against: expected a plain ViT'),
     (['--models=Q/16'], 'Q/16'),
 ])
 def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytest.LogCaptureFixture,
@@ -160,6 +89,29 @@ def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, monke
   assert (tmp_path / 'sizes.png').read_bytes()[:4] == b'\x89PNG' and 'ViT-S/16 at 24 px' in capsys.readouterr().out
 
 
+class Slower(timing.Others):
+  """A program whose steps take twice the time and four times the processor time of ours."""
+
+  @contextlib.contextmanager
+  def opened(self, config: schema.Config, num_classes: int) -> Iterator[dict[str, timing.Part]]:
+    assert (config.batch_size, num_classes) == (8, 3)
+    yield {'step of other 1.0': lambda count: timing.Spent(.2, .4)}
+
+
+def test_ratios_are_shown_beside_another_program_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(bench_own, 'Own', Sized)
+  assert main.run(['bench', *TINY, '--turns=2']) == 0
+  assert 'faster' not in capsys.readouterr().out
+  assert main.run(['bench', *TINY, '--turns=2', f'--to={tmp_path}'], others=Slower()) == 0
+  assert capsys.readouterr().out.count('ours is faster') == (2 if jax.default_backend() == 'cpu' else 1)
+  parts = {one['part']: one for one in json.loads((tmp_path / 'bench.json').read_text())['networks'][0]['parts']}
+  assert set(parts) == {*bench_own.PARTS, 'step of other 1.0'}
+  assert (parts['step']['ratio'], parts['step']['processor_ratio']) == (None, None)
+  other = parts['step of other 1.0']
+  assert (other['ratio'], other['processor_ratio']) == pytest.approx((2., 4.))
+
+
 def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
   seen = []
 
@@ -202,9 +154,3 @@ def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.M
   monkeypatch.setattr(bench_own, '_device_bytes', lambda: 1_000.)
   with pytest.raises(UserError, match='expected a batch that fits in .* per device, got 8'):
     bench_own.largest_batch(config)
-
-
-def test_peers_are_only_compared_with_what_they_have() -> None:
-  config = files.load('bench', ['model.swiglu=true'])
-  with pytest.raises(UserError, match='expected a plain ViT .* Use --config=bench'):
-    bench_peers.settings(config, 3)

@@ -34,13 +34,13 @@ def run(tmp_path: pathlib.Path, *flags: str) -> tuple[subprocess.CompletedProces
 def test_steps_are_compiled_with_the_rows_and_the_checkout_that_are_given(tmp_path: pathlib.Path) -> None:
   done, calls = run(tmp_path, '--parts=steps', '--only=v6e,L/16', '--big_vision=/checkout')
   assert done.returncode == 0, done.stderr
-  assert calls == [f'-m vit_jax.bench.tpu_tables {tmp_path}/out/steps --only=v6e,L/16 --big_vision=/checkout']
+  assert calls == [f'-m benchmarks.tpu_tables {tmp_path}/out/steps --only=v6e,L/16 --big_vision=/checkout']
 
 
 def test_runs_are_planned_once_and_one_that_fails_is_told(tmp_path: pathlib.Path) -> None:
   done, calls = run(tmp_path, '--parts=runs')
   assert done.returncode == 1 and done.stderr.count('vit_h14_jft on ') == 3
-  assert len(calls) == 9 and calls[-1] == f'-m vit_jax.bench.tpu_runs {tmp_path}/out/runs'
+  assert len(calls) == 9 and calls[-1] == f'-m benchmarks.tpu_runs {tmp_path}/out/runs'
   assert '--config=vit_l16_jft --topology=v3:16x16' in calls[0] and '--quick' not in calls[0]
   assert f'{tmp_path}/out/runs/vit_l16_jft-v3_16_16' in calls[0]
   assert '--config=configs/vit_g14_jft3b.py:G/14 --topology=v5e:16x16' in calls[6]
@@ -55,7 +55,7 @@ def test_rows_are_selected_and_quick_plans_have_folders_of_their_own(tmp_path: p
   assert done.returncode == 0, done.stderr
   assert [word.partition('=')[2] for call in calls for word in call.split() if '--topology' in word] == planned
   assert all(' --quick' in call and '-quick ' in call for call in calls[:-2])
-  assert calls[-1] == f'-m vit_jax.bench.plan_docs {tmp_path}/out/runs'
+  assert calls[-1] == f'-m benchmarks.plan_docs {tmp_path}/out/runs'
   _, complete = run(tmp_path, '--parts=runs', f'--rows={rows}')
   assert len(complete) == len(planned) + 1 and '--quick' not in complete[0]
 

@@ -1,27 +1,26 @@
-"""`--job=bench`: times the parts of a config on this machine, optionally beside other programs in the same run.
+"""`--job=bench`: times the parts of a config on this machine.
 
 All measurements are interleaved, so that a machine that is busy for a while slows all of them equally. Medians over the
-turns are reported; ratios are medians of the ratios of each turn. On CPUs the processor time is reported as well, which
-depends less on other programs on the machine. The train step is the one of `--job=train`.
+turns are reported. On CPUs the processor time is reported as well, which depends less on other programs on the machine.
+The train step is the one of `--job=train`. `python -m benchmarks.peers`, in a checkout, also times other programs.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
 from vit_jax.bench import own as bench_own
-from vit_jax.bench import peers as bench_peers
 from vit_jax.bench import results
 from vit_jax.bench.results import Report, Row
+from vit_jax.bench.timing import Others, Part, Spent
 from vit_jax.config import check, layout, schema
-from vit_jax.core.errors import UserError
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import clock
@@ -30,51 +29,46 @@ log = logging.getLogger('vit_jax.jobs')
 MIN_S = .5  # of one part in one turn, so that the clock's resolution and the first call do not matter
 
 
-def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], against: Sequence[str], turns: int,
-        search: bool, to: pathlib.Path | None) -> int:
+def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], turns: int, search: bool,
+        to: pathlib.Path | None, others: Others | None = None) -> int:
   """Times networks and prints a table.
 
   Args:
     config: of a train run; its model, batch, data and optimizer are timed.
     models: names of `recipes.sizes.model` to time instead of the config's own.
     px: sides of square images to time instead of the config's own; each network is timed at each.
-    against: names of `peers.PEERS`; `NAME=PATH` gives a Python that has the package, or for big_vision a checkout.
     turns: repetitions of every measurement.
     search: time the largest batch, a power of two, whose step fits in memory.
     to: folder for `bench.md` and `bench.json`, and `sizes.png` for several sides; None = only print.
+    others: further programs to time.
 
   Returns:
-    Exit status: 0, or 2 if a peer could not be timed.
+    Exit status 0.
   """
-  peers = bench_peers.parse(against)
+  others = others or Others()
   networks = [(name, _with_model(config, name)) for name in models] or [(config.name, config)]
   networks = [pair for name, one in networks for pair in _at_sizes(name, one, px)]
   for _, one in networks:
     check.check(one)
-    if peers:
-      bench_peers.settings(one, 0)
+    others.check(one)
   startup.start()
-  reports, failures = [], []
+  reports = []
   for name, one in networks:
     if search:
       one = layout.plain(one)
       one = dataclasses.replace(one, batch_size=bench_own.largest_batch(one))
-    report, failed = _measure(name, one, peers, turns=turns)
-    reports.append(report)
-    failures += failed
+    reports.append(_measure(name, one, others, turns=turns))
   text = results.render(reports)
   print(text, flush=True)
-  for failure in failures:
-    log.error('%s', failure)
   if to is not None:
-    _write(to, text, reports, failures)
-  return 2 if failures else 0
+    _write(to, text, reports)
+  return 0
 
 
-def _write(to: pathlib.Path, text: str, reports: Sequence[Report], failures: Sequence[str]) -> None:
+def _write(to: pathlib.Path, text: str, reports: Sequence[Report]) -> None:
   to.mkdir(parents=True, exist_ok=True)
   (to / 'bench.md').write_text(text + '\n', encoding='utf-8')
-  (to / 'bench.json').write_text(json.dumps(results.describe(reports, failures), indent=2) + '\n', encoding='utf-8')
+  (to / 'bench.json').write_text(json.dumps(results.describe(reports), indent=2) + '\n', encoding='utf-8')
   if len({report.px for report in reports}) > 1:
     (to / 'sizes.png').write_bytes(results.figure(reports))
 
@@ -99,34 +93,19 @@ def _at_sizes(name: str, config: schema.Config, px: Sequence[int]) -> list[tuple
   return found or [(name, config)]
 
 
-def _measure(name: str, config: schema.Config, peers: Sequence[bench_peers.Peer], *,
-             turns: int) -> tuple[Report, list[str]]:
-  own = bench_own.Own(config)
-  parts: dict[str, Any] = dict(own.parts())
-  flops, failures = own.flops(), []
-  children = []
-  try:
-    for peer in peers:
-      try:
-        child = bench_peers.Child(peer, config, num_classes=own.num_classes)
-      except UserError as error:
-        failures.append(str(error))
-        continue
-      children.append(child)
-      parts |= {f'{part} of {child.label}': run_part for part, run_part in child.parts().items()}
-    spent = take_turns(parts, turns=turns, min_s=MIN_S)
-  finally:
-    own.close()
-    for child in children:
-      child.close()
+def _measure(name: str, config: schema.Config, others: Others, *, turns: int) -> Report:
+  with contextlib.closing(bench_own.Own(config)) as own:
+    parts, flops = own.parts(), own.flops()
+    with others.opened(config, own.num_classes) as more:
+      spent = take_turns({**parts, **more}, turns=turns, min_s=MIN_S)
   matmul = statistics.median(one.clock_s for one in spent.pop(bench_own.MATMUL))
   rows = [_row(name, part, spent, images=config.batch_size, flops=flops) for part in spent]
   device = jax.devices()[0].device_kind
   return Report(name, config.batch_size, rows, own.compiled, clock.find_peak_flops(device, jax.device_count()) or 0.,
-                own.matmul_flops / matmul, config.image_px[0]), failures
+                own.matmul_flops / matmul, config.image_px[0])
 
 
-def _row(model: str, part: str, spent: Mapping[str, Sequence[bench_own.Spent]], *, images: int,
+def _row(model: str, part: str, spent: Mapping[str, Sequence[Spent]], *, images: int,
          flops: Mapping[str, float]) -> Row:
   ours, _, label = part.partition(' of ')
   row = Row(model, part, images, [one.clock_s for one in spent[part]], [one.processor_s for one in spent[part]],
@@ -138,16 +117,16 @@ def _row(model: str, part: str, spent: Mapping[str, Sequence[bench_own.Spent]], 
                       processor_ratio=statistics.median(b.processor_s / max(a.processor_s, 1e-9) for a, b in pairs))
 
 
-def take_turns(parts: Mapping[str, bench_own.Part], *, turns: int,
-               min_s: float) -> dict[str, list[bench_own.Spent]]:
+def take_turns(parts: Mapping[str, Part], *, turns: int,
+               min_s: float) -> dict[str, list[Spent]]:
   """Returns seconds per call of each part, one for each turn; a turn calls a part for about `min_s` seconds."""
   counts = {}
   for name, part in parts.items():
     part(1)  # compiles, fills caches
     counts[name] = max(1, round(min_s / max(part(1).clock_s, 1e-9)))
-  spent: dict[str, list[bench_own.Spent]] = {name: [] for name in parts}
+  spent: dict[str, list[Spent]] = {name: [] for name in parts}
   for turn in range(turns):
     log.info('Turn %d of %d.', turn + 1, turns)
     for name, part in parts.items():
-      spent[name].append(bench_own.Spent(*(seconds / counts[name] for seconds in part(counts[name]))))
+      spent[name].append(Spent(*(seconds / counts[name] for seconds in part(counts[name]))))
   return spent

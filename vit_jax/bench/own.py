@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.bench import loop
+from vit_jax.bench.timing import Part, Spent
 from vit_jax.config import schema
 from vit_jax.core import unstacked
 from vit_jax.core.errors import UserError
@@ -22,15 +23,6 @@ from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import topologies
 
-
-class Spent(NamedTuple):
-  """Seconds until the last of some calls is done: elapsed, and of the processors (this process, all threads)."""
-  clock_s: float
-  processor_s: float
-
-
-Part = Callable[[int], Spent]
-"""Runs a part this many times in sequence."""
 PARTS = ('forward', 'gradient', 'step', 'input', 'together', 'loop', 'logged loop')
 MATMUL = 'matmul'
 _SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product

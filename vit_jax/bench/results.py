@@ -20,10 +20,11 @@ from vit_jax.record import machine
 class Row(NamedTuple):
   """Measurements of one part of one network.
 
-  part: one of `own.PARTS`, or 'step of timm' and the like.    images: per call.
+  part: one of `own.PARTS`, or `PART of PROGRAM`.         images: per call.
   seconds: per call, one for each turn.                        processor_s: the same, of the processors.
   flops: per call, analytic; 0 if not counted.
-  ratio: how many times faster ours is than a peer, median over the turns; 0 for our own.    processor_ratio: the same.
+  ratio: how many times faster ours is than another program, median over the turns; 0 for our own.
+  processor_ratio: the same by processor time.
   """
   model: str
   part: str
@@ -55,11 +56,14 @@ def render(reports: Sequence[Report]) -> str:
   lines = [f'{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} processors'
            f'{f" ({name})" if (name := machine.cpu_model()) else ""}; medians of '
            f'{len(reports[0].rows[0].seconds)} turns, minimum and maximum in brackets.', '']
-  on_cpu = jax.default_backend() == 'cpu'
+  on_cpu, beside = jax.default_backend() == 'cpu', any(row.ratio for report in reports for row in report.rows)
+  ratio = ['ours is faster'] * beside
   lines.append(table.table(
-      ['network', 'part', 'batch', 'ms', 'images/s', 'GFLOP/s', 'MFU', 'of a matmul', 'ours is faster',
-       *(['processor ms', 'ours is faster'] if on_cpu else [])],
-      [_cells(report, row) + (_processor_cells(row) if on_cpu else []) for report in reports for row in report.rows]))
+      ['network', 'part', 'batch', 'ms', 'images/s', 'GFLOP/s', 'MFU', 'of a matmul', *ratio,
+       *(['processor ms', *ratio] if on_cpu else [])],
+      [_cells(report, row) + _ratio(row.ratio)[:beside]
+       + ([_ms(row.processor_s), *_ratio(row.processor_ratio)[:beside]] if on_cpu else [])
+       for report in reports for row in report.rows]))
   lines += ['', table.table(
       ['network', 'compiling the step: cold', 'from the cache', 'memory of the step', 'a large matmul'],
       [[r.model, f'{r.compiled.cold_s:.1f} s', f'{r.compiled.cached_s:.1f} s', f'{r.compiled.bytes / 2**30:.2f} GiB',
@@ -72,11 +76,11 @@ def _cells(report: Report, row: Row) -> list[str]:
   return [row.model, row.part, f'{row.images:,}', _ms(row.seconds), f'{row.images / row.median_s:,.1f}',
           f'{rate / 1e9:,.0f}' if rate else '–',
           f'{rate / report.peak_flops:.1%}' if rate and report.peak_flops else '–',
-          f'{rate / report.matmul_flops:.1%}' if rate else '–', f'{row.ratio:.2f}×' if row.ratio else '–']
+          f'{rate / report.matmul_flops:.1%}' if rate else '–']
 
 
-def _processor_cells(row: Row) -> list[str]:
-  return [_ms(row.processor_s), f'{row.processor_ratio:.2f}×' if row.processor_ratio else '–']
+def _ratio(value: float) -> list[str]:
+  return [f'{value:.2f}×' if value else '–']
 
 
 def _ms(seconds: Sequence[float]) -> str:
@@ -85,12 +89,12 @@ def _ms(seconds: Sequence[float]) -> str:
   return f'{median:,.{digits}f} ({low:,.{digits}f} – {high:,.{digits}f})'
 
 
-def describe(reports: Sequence[Report], failures: Sequence[str]) -> dict[str, Any]:
+def describe(reports: Sequence[Report]) -> dict[str, Any]:
   """Returns everything as JSON, with the command and the versions."""
   return {
       'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), 'command': sys.argv,
       'versions': machine.versions(), 'device_kind': jax.devices()[0].device_kind, 'num_devices': jax.device_count(),
-      'processor': machine.cpu_model(), 'failures': list(failures),
+      'processor': machine.cpu_model(),
       'networks': [{'model': r.model, 'px': r.px, 'batch_size': r.batch_size, 'peak_flops': r.peak_flops or None,
                     'matmul_flops': r.matmul_flops, **r.compiled._asdict(),
                     'parts': [{**row._asdict(), 'median_s': row.median_s, 'images_per_s': row.images / row.median_s,

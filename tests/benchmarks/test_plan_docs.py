@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vit_jax.bench import plan_docs
+from benchmarks import plan_docs
 
 PLAN: dict[str, Any] = {
     'config': 'vit_l16_jft', 'topology': 'v3:16x16', 'num_devices': 512, 'peak_gib_per_device': 1.768, 'quick': False,

@@ -11,7 +11,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vit_jax.bench import child
+from benchmarks import child
 from vit_jax.core.errors import UserError
 from vit_jax.plan import compile, topologies
 
@@ -55,7 +55,7 @@ def ask(request: Request) -> compile.Answer:
   if not (pathlib.Path(request.checkout) / 'big_vision' / 'sharding.py').is_file():
     raise UserError(f'--big_vision: expected a folder with the package big_vision, got {request.checkout}. '
                     'Give a checkout of its repository.')
-  return compile.in_process('vit_jax.bench.rival', request, topologies.parse(request.topology))
+  return compile.in_process('benchmarks.rival', request, topologies.parse(request.topology))
 
 
 def measure(request: Request, dump: pathlib.Path) -> compile.Answer:

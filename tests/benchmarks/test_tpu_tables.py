@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from vit_jax.bench import tpu_block, tpu_tables
-from vit_jax.bench.tpu_tables import Figures, Row
+from benchmarks import tpu_block, tpu_tables
+from benchmarks.tpu_tables import Figures, Row
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.plan import compile, compiled, schedule
@@ -165,4 +165,4 @@ def test_the_tables_of_benchmarks_are_those_of_the_figures_that_are_kept(tmp_pat
   page = tmp_path / 'page.md'
   page.write_text(text := (root / 'BENCHMARKS.md').read_text())
   tpu_tables.put(tpu_tables.render(root / 'launch' / 'tpu_tables'), page)
-  assert page.read_text() == text, 'python -m vit_jax.bench.tpu_tables launch/tpu_tables --known --into=BENCHMARKS.md'
+  assert page.read_text() == text, 'python -m benchmarks.tpu_tables launch/tpu_tables --known --into=BENCHMARKS.md'

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vit_jax.bench import child
+from benchmarks import child
 from vit_jax.config.schema import AttentionKernel, Gelu, MlpKernel
 from vit_jax.plan import compile, topologies
 
@@ -44,7 +44,7 @@ def ask(request: Request) -> compile.Answer:
   Raises:
     UserError: the compiler failed.
   """
-  return compile.in_process('vit_jax.bench.tpu_block', request, topologies.parse(request.topology))
+  return compile.in_process('benchmarks.tpu_block', request, topologies.parse(request.topology))
 
 
 def measure(request: Request, dump: pathlib.Path) -> compile.Answer:

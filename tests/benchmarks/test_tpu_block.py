@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.bench import tpu_block
+from benchmarks import tpu_block
 
 REQUEST = tpu_block.Request('cpu:1', images=2, tokens=4, width=16, heads=2, mlp=32)
 THEIRS = """

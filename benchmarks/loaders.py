@@ -1,6 +1,6 @@
 """Compares complete data loaders, image files to batches, beside tf.data.
 
-  python -m vit_jax.bench.loaders FOLDER [--shards=DIR] [--tensorflow=PYTHON]
+  python -m benchmarks.loaders FOLDER [--shards=DIR] [--tensorflow=PYTHON]
 
 FOLDER is a folder of JPEG files; `--shards` is the same set, written by `vit-jax prepare`; PYTHON is an interpreter
 with TensorFlow. Every loader is a process of its own with one thread, and makes batches of 64 images: a random crop of
@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.bench import host_images
-from vit_jax.bench.pipe import JsonProcess
+from benchmarks import host_images
+from benchmarks.pipe import JsonProcess
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
@@ -90,7 +90,7 @@ def start(folder: str, *, shards: str, python: str, record: str) -> list[LoaderP
     for decode in schema.Decode if where else ():
       if decode is not schema.Decode.CROP or jpeg_crop.is_installed():
         settings = {'dataset': where, 'kind': kind, 'decode': decode.value}
-        found.append(LoaderProcess([sys.executable, '-m', 'vit_jax.bench.loaders', '--serve'], settings))
+        found.append(LoaderProcess([sys.executable, '-m', 'benchmarks.loaders', '--serve'], settings))
   return found
 
 
@@ -106,7 +106,7 @@ def measure(loaders: Sequence[LoaderProcess], *, rounds: int) -> dict[str, host_
 
 def main(arguments: Sequence[str]) -> int:
   """Prints a table."""
-  parser = argparse.ArgumentParser(prog='python -m vit_jax.bench.loaders', description=__doc__,
+  parser = argparse.ArgumentParser(prog='python -m benchmarks.loaders', description=__doc__,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('folder')
   parser.add_argument('--shards', default='', help='the same images, written by vit-jax prepare')

@@ -1,6 +1,6 @@
 """Writes the plans of complete runs where they are documented: a table in the guide, and a line in each config.
 
-  python -m vit_jax.bench.plan_docs DIR [ROOT]
+  python -m benchmarks.plan_docs DIR [ROOT]
 
 DIR has a folder for each plan, named CONFIG-TOPOLOGY as `launch/plans.sh` names them, with a `plan.json`. ROOT is the
 repository. In `docs/guides/read_a_plan.md` the text between the two comments of `MARKS` is replaced, and in
@@ -110,9 +110,9 @@ def main(arguments: Sequence[str]) -> int:
   folder = pathlib.Path(arguments[0]) if arguments else pathlib.Path()
   plans = read(folder) if 1 <= len(arguments) <= 2 else {}
   if not plans:
-    print('usage: python -m vit_jax.bench.plan_docs DIR [ROOT], a folder of plans', file=sys.stderr)
+    print('usage: python -m benchmarks.plan_docs DIR [ROOT], a folder of plans', file=sys.stderr)
     return 2
-  root = pathlib.Path(arguments[1]) if len(arguments) > 1 else pathlib.Path(__file__).resolve().parents[2]
+  root = pathlib.Path(arguments[1]) if len(arguments) > 1 else pathlib.Path(__file__).resolve().parents[1]
   for path in write(plans, root):
     print(path)
   return 0

@@ -1,6 +1,6 @@
 """The table of complete runs on TPUs, from the folders that `plan` wrote: memory, times of a step, and core-days.
 
-  python -m vit_jax.bench.tpu_runs DIR
+  python -m benchmarks.tpu_runs DIR
 
 DIR has a folder with a `plan.json` for each run. Core-days follow from the estimate of a step, without collectives, and
 with all of them added, as if none ran beside the step's other work; the truth lies between.
@@ -33,7 +33,7 @@ def row(plan: dict[str, Any]) -> tuple[str, ...]:
 def main(arguments: Sequence[str]) -> int:
   """Prints the table of all plans of a folder, in the order of their names."""
   if len(arguments) != 1 or not pathlib.Path(arguments[0]).is_dir():
-    print('usage: python -m vit_jax.bench.tpu_runs DIR, a folder of plans', file=sys.stderr)
+    print('usage: python -m benchmarks.tpu_runs DIR, a folder of plans', file=sys.stderr)
     return 2
   found = [json.loads(path.read_text()) for path in sorted(pathlib.Path(arguments[0]).glob('*/plan.json'))]
   print(table.table(HEAD, [row(plan) for plan in found]))

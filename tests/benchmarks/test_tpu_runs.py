@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.bench import tpu_runs
+from benchmarks import tpu_runs
 
 PLAN = {'config': 'vit_l16_jft', 'topology': 'v3:16x16', 'num_devices': 512, 'peak_gib_per_device': 1.768,
         'estimated_step_ms': 81.74, 'scheduled_step_ms': None, 'collectives_ms': 32.4, 'core_days': 1502.4,

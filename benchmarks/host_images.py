@@ -1,6 +1,6 @@
 """Measures the images per second that one core prepares for each recipe.
 
-  python -m vit_jax.bench.host_images DATASET [DATASET ...]
+  python -m benchmarks.host_images DATASET [DATASET ...]
 
 A DATASET is a folder of images (see `folder.py`) or of shards written by `--job=prepare` (see `prepared.py`). Reading,
 decoding, geometry and colors are measured in processor seconds, so that the disk does not count. Recipes and datasets
@@ -108,8 +108,8 @@ def open_set(where: str) -> Source:
 
 def main(arguments: Sequence[str]) -> int:
   """Prints a table for each dataset."""
-  if not arguments:
-    print('usage: python -m vit_jax.bench.host_images DATASET [DATASET ...], folders of images or shards',
+  if not arguments or arguments[0].startswith('-'):
+    print('usage: python -m benchmarks.host_images DATASET [DATASET ...], folders of images or shards',
           file=sys.stderr)
     return 2
   prefetch.quieten_cv2()

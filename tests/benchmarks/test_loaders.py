@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks import host_images, loaders
 from tests.data.images import encode, random_image
-from vit_jax.bench import host_images, loaders
 from vit_jax.core.errors import UserError
 
 ANSWERS = """

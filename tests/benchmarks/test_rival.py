@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from vit_jax.bench import child, rival
+from benchmarks import child, rival
 from vit_jax.core.errors import UserError
 
 NETWORK = """

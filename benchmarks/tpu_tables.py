@@ -1,6 +1,6 @@
 """Tables of train steps on TPUs by the compiler, ours beside big_vision's, from one command.
 
-  python -m vit_jax.bench.tpu_tables DIR --big_vision=CHECKOUT [--only=v6e,L/16,fused] [--depths=4] [--into=FILE]
+  python -m benchmarks.tpu_tables DIR --big_vision=CHECKOUT [--only=v6e,L/16,fused] [--depths=4] [--into=FILE]
 
 Each row is a program that is compiled with a small number of unrolled blocks. At the complete depth its operations
 within blocks and the update of parameters take as much longer as there are more blocks, the others once; with two
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vit_jax.bench import rival, tpu_block
+from benchmarks import rival, tpu_block
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.plan import compile, compiled, plan, table, topologies

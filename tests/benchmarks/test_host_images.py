@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
+from benchmarks import host_images
 from tests.data.images import encode, random_image
 from vit_jax import main
-from vit_jax.bench import host_images
 from vit_jax.config import check, schema
 from vit_jax.data.image import jpeg_crop
 from vit_jax.data.source import Record
@@ -72,5 +72,5 @@ def test_folders_of_images_and_of_shards_are_distinguished(
 
 
 def test_a_missing_folder_is_named_in_the_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  assert host_images.main([]) == host_images.main([str(tmp_path / 'no')]) == 2
+  assert host_images.main([]) == host_images.main(['--help']) == host_images.main([str(tmp_path / 'no')]) == 2
   assert f'{tmp_path}/no: expected a folder with' in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Instruments of the developers: comparisons with other programs and tables of measurements. Not installed."""
