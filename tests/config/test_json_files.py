@@ -44,23 +44,19 @@ def test_what_an_older_file_lacks_has_its_default() -> None:
   assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
 
 
-def test_a_setting_that_was_removed_is_passed_over() -> None:
-  saved = json.loads(json_files.to_json(schema.Config(seed=3)))
-  saved['init_interpolation'] = 'bicubic'
-  assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
-
-
 def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:
   saved = json.loads(json_files.to_json(schema.Config()))
   saved['sed'] = 1
   saved['seed'], saved['image_px'], saved['model']['pool'] = 'x', [1], 'middle'
-  saved['optimizer'] = {'type': 'Adamx'}
+  saved['optimizer'], saved['objective'], saved['init_interpolation'] = {'type': 'Adamx'}, {'type': [1]}, 'bicubic'
   saved['head'] = 3
   (tmp_path / 'config.json').write_text(json.dumps(saved))
   with pytest.raises(UserError) as error:
     json_files.read(tmp_path / 'config.json')
-  for part in ('config.json: expected a config as JSON, got 6 settings cannot be read:',
+  for part in ('config.json: expected a config as JSON, got 8 settings cannot be read:',
                "config.sed: expected the name of a setting, got 'sed'. Did you mean config.seed?",
+               "config.init_interpolation: expected the name of a setting, got 'init_interpolation'. Did you mean ",
+               'config.objective: expected settings with a type, one of Supervised, ',
                'config.seed: expected a whole number, got "x".',
                'config.image_px: expected 2 values, got [1].',
                'config.model.pool: expected one of cls, mean', 'config.optimizer: expected adamw, adam, ',

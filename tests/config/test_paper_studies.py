@@ -244,5 +244,3 @@ def test_the_ablation_of_positions_stands_beside_table_eight() -> None:
   assert set(study.runs) == set(published.TABLE_8) and study.table
   rows = study.table({name: result(run, name, .6) for name, run in study.runs.items()})
   assert {row['run']: row['Table 8 %'] for row in rows} == published.TABLE_8
-  with pytest.raises(UserError, match="'position_embeddings', which was replaced. Use --config=ablations:positions"):
-    files.load('position_embeddings:cell=relative', [])

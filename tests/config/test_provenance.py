@@ -43,20 +43,18 @@ def test_what_changes_training_or_rounding_alone_is_not_compared(config: schema.
   assert provenance.differences(META, config) == {}
 
 
-def test_a_checkpoint_of_before_is_compared_by_what_it_states() -> None:
-  meta = {'image_px': [224, 224], 'preprocessing': {'eval_resize_px': 0, 'mean': [.5, .5, .5], 'std': [.5, .5, .5],
-                                                    'interpolation': 'bilinear', 'antialias': False}}
-  assert provenance.differences(meta, changed(schema.Config(), norm_eps=1.)) == {}
-  assert provenance.differences(meta, schema.Config(image_px=(8, 8))) == {'image_px': ([224, 224], [8, 8])}
-  assert provenance.differences({}, schema.Config(image_px=(8, 8))) == {}
+def test_settings_of_the_same_objective_are_compared() -> None:
+  saved = provenance.settings(schema.Config(objective=schema.Mae(norm_pix_loss=True)))
+  config = schema.Config(objective=schema.Mae(norm_pix_loss=False))
+  assert provenance.differences({provenance.SETTINGS: saved}, config) == {'objective.norm_pix_loss': (True, False)}
 
 
 def test_settings_that_only_one_side_knows_are_not_compared() -> None:
-  """A setting that is new has its default in what was saved before."""
   saved = dict(META[provenance.SETTINGS])
   del saved['model.gelu']
   saved['model.gone'] = 1
-  assert provenance.differences({provenance.SETTINGS: saved}, changed(schema.Config(), gelu=schema.Gelu.EXACT)) == {}
+  for meta in ({provenance.SETTINGS: saved}, {provenance.SETTINGS: 'damaged'}, {}):
+    assert provenance.differences(meta, changed(schema.Config(), gelu=schema.Gelu.EXACT)) == {}
 
 
 def test_a_part_that_a_person_gave_covers_what_is_in_it() -> None:

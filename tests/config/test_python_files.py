@@ -29,9 +29,9 @@ def said(path: pathlib.Path, content: str | bytes, spec: str = '') -> str:
     ('from vit_jax.config import schema as s\ndef get_config():\n  c = s.Config()\n  c.lenght = "3 epochs"\n',
      [", line 4, in get_config: Config: expected the name of a setting, got 'lenght'. Did you mean length?\n"
       '    c.lenght = "3 epochs"']),
-    ('from vit_jax.config import schema as s\nOPTIMIZER = s.AdamW(lr_per=256)\n',
-     [", line 2: AdamW: expected the name of a setting, got 'lr_per', its name in earlier versions. Use "
-      "'base_batch_size'.\n    OPTIMIZER = s.AdamW(lr_per=256)"]),
+    ('from vit_jax.config import schema as s\nOPTIMIZER = s.AdamW(batch_size=256)\n',
+     [", line 2: AdamW: expected the name of a setting, got 'batch_size'. Did you mean base_batch_size?\n"
+      "    OPTIMIZER = s.AdamW(batch_size=256)"]),
     ('def helper():\n  return 1 / 0\ndef get_config():\n  return helper()\n', [', line 2, in helper:', 'ZeroDivis']),
     ('def get_config():\n  return get_config()\n', [', line 2, in get_config', 'RecursionError']),
     ('raise SystemExit(3)\n', [', line 1:', 'SystemExit: 3']),

@@ -16,7 +16,8 @@ from vit_jax.data.labels import label_maps
 
 def info(num_classes: int = 21_843, **fields: object) -> label_maps.Info:
   made = {'weights': 't.npz'}
-  return label_maps.Info('folder:x/train', 'abc', 11, (2, 3), 2, num_classes, 4, made)._replace(**fields)
+  found = label_maps.Info('folder:x/train', 'abc', 11, (2, 3), 2, num_classes, 4, made, label_maps.PROBABILITIES)
+  return found._replace(**fields)
 
 
 def compute(rows: range) -> tuple[np.ndarray, np.ndarray]:

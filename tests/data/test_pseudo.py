@@ -57,7 +57,8 @@ def answers(folder: pathlib.Path, *, top: int = 3, teacher: str = 'runs/teacher'
   rng = np.random.default_rng(3)
   scores = np.sort(rng.dirichlet(np.full(CLASSES, .3), len(source)))[:, ::-1][:, :top].astype(np.float16)
   classes = np.argsort(rng.uniform(size=(len(source), CLASSES)))[:, :top]
-  info = label_maps.Info(source.name, source.digest, len(source), (1, 1), top, CLASSES, 100, {'teacher': teacher})
+  info = label_maps.Info(source.name, source.digest, len(source), (1, 1), top, CLASSES, 100, {'teacher': teacher},
+                         label_maps.PROBABILITIES)
   label_maps.write(folder, info, lambda rows: (classes[rows.start:rows.stop, None, None],
                                                scores[rows.start:rows.stop, None, None]))
   return classes, scores

@@ -93,7 +93,7 @@ def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:
 
 
 def test_several_processes_share_the_parts(tmp_path: pathlib.Path) -> None:
-  info = label_maps.Info('some', 'abc', 11, (1, 1), 2, 11, 2, {'teacher': 't'})
+  info = label_maps.Info('some', 'abc', 11, (1, 1), 2, 11, 2, {'teacher': 't'}, label_maps.PROBABILITIES)
   asked: dict[int, list[int]] = {0: [], 1: [], 2: []}
   places: list[str] = []
 

@@ -12,9 +12,6 @@ from typing import Any
 from vit_jax.config import json_files, overrides, parts, python_files, schema
 from vit_jax.core.errors import UserError
 
-RENAMED = {'position_embeddings': 'ablations:positions'}
-"""Configs that another one has replaced."""
-
 
 def find(spec: str) -> tuple[pathlib.Path, str | None]:
   """The file of `--config=NAME_OR_PATH[:arguments]`, and its arguments; None without a colon.
@@ -34,9 +31,6 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   if found := next((p for p in own if _is_file(p)), None):
     return found, arguments if colon else None
   stem = path.name.removesuffix('.py')
-  if stem in RENAMED:
-    raise UserError(f'--config: expected the name of a config, got {stem!r}, which was replaced. Use '
-                    f'--config={RENAMED[stem]} with --job=study.')
   known = list_names()
   what = ', which is a directory' if _is_folder(path) and name else ''
   near = difflib.get_close_matches(stem, known, 1)

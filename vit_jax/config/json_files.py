@@ -43,7 +43,7 @@ def read(path: pathlib.Path) -> schema.Config:
 
 
 def from_json(text: str) -> schema.Config:
-  """The config that `to_json` of this version or of an earlier one wrote. Absent settings have their defaults.
+  """The config that `to_json` wrote. Absent settings have their defaults.
 
   Raises:
     UserError: lists every setting that is unknown or has a value of another type.
@@ -52,7 +52,7 @@ def from_json(text: str) -> schema.Config:
     saved = parse(text)
   except ValueError as error:
     raise UserError(f'text that is not JSON: {error}') from None
-  return parts.from_plain(saved, old_names=True)
+  return parts.from_plain(saved)
 
 
 def flat(plain: Any, prefix: str = '') -> dict[str, Any]:

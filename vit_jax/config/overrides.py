@@ -17,7 +17,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vit_jax.config import evaluations, parts, renamed, schema
+from vit_jax.config import evaluations, parts, schema
 from vit_jax.config.schema.checks import nearest
 from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
@@ -160,10 +160,7 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
   name, equals, value = override.partition('=')
   known = {setting.name: setting for setting in fields(config)}
   if name not in known:
-    if (new := renamed.path(config, name)) in known and new != name:
-      yield f'config.{name}: expected the name of a setting, got one of an earlier version. It is now config.{new}.'
-    else:
-      yield f'config.{shorten(name)}: expected the name of a setting.{_nearest(name, known)}'
+    yield f'config.{shorten(name)}: expected the name of a setting.{_nearest(name, known)}'
   elif not equals:
     yield f'config.{name}: expected a value, got none. Set --config.{name}=VALUE.'
   else:
@@ -171,7 +168,7 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
     try:
       parsed = {setting.name: setting.value for setting in fields(_parse(config, [override]))}
     except (flags.Error, *UNREADABLE) as error:
-      yield f'config.{name}: expected {_expected(now, error)}, got {shorten(value)!r}.{_new_choice(now, value)}'
+      yield f'config.{name}: expected {_expected(now, error)}, got {shorten(value)!r}.'
       return
     if isinstance(now, tuple) and not known[name].is_open and len(parsed[name]) != len(now):
       yield f'config.{name}: expected {_expected(now, None)}, got {shorten(value)!r}.'
@@ -192,12 +189,6 @@ def _nearest(name: str, known: Collection[str]) -> str:
     return nearest(last, siblings, f'config.{part}.')
   hint = nearest(name, known, 'config.')
   return '' if hint.startswith(' Known') else hint
-
-
-def _new_choice(now: Any, value: str) -> str:
-  """What a choice of an earlier version is called."""
-  new = renamed.choice(type(now), value.lower()) if isinstance(now, enum.Enum) else value.lower()
-  return f' It is now {new}.' if new != value.lower() else ''
 
 
 def _expected(now: Any, error: BaseException | None) -> str:

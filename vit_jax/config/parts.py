@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.config import renamed, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import ranges
 from vit_jax.config.schema.checks import nearest
 from vit_jax.core.errors import UserError
@@ -67,18 +67,17 @@ def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[st
       yield from walk(one, typing.get_args(declared)[1], f'{path}.{name}')
 
 
-def from_plain(value: Any, *, models: Models | None = None, old_names: bool = False) -> schema.Config:
+def from_plain(value: Any, *, models: Models | None = None) -> schema.Config:
   """A config from nested dicts, in which absent settings have their defaults.
 
   Args:
     value: nested dicts and lists, with choices as their texts.
     models: sizes of models by name.
-    old_names: whether settings may have the names of earlier versions, as in files of old runs.
 
   Raises:
     UserError: lists every name that is unknown and every value that is not of the type of its setting.
   """
-  reader = _Reader(models, old_names)
+  reader = _Reader(models)
   config = reader.part(value, schema.Config, 'config')
   if found := reader.problems:
     raise UserError('\n'.join([f'{len(found)} setting{"s" * (len(found) > 1)} cannot be read:',
@@ -90,8 +89,8 @@ def from_plain(value: Any, *, models: Models | None = None, old_names: bool = Fa
 class _Reader:
   """Turns plain values into settings, and collects what is wrong with them."""
 
-  def __init__(self, models: Models | None, old_names: bool) -> None:
-    self._models, self._old_names = models, old_names
+  def __init__(self, models: Models | None) -> None:
+    self._models = models
     self.problems: list[str] = []
 
   def typed(self, value: Any, declared: Any, name: str) -> Any:
@@ -112,21 +111,15 @@ class _Reader:
 
   def part(self, value: Any, declared: Any, name: str, base: Any = None) -> Any:
     """A settings dataclass from a mapping; settings that it does not have are those of `base`, or the defaults."""
-    if not isinstance(value, Mapping) or renamed.type_name(value.get('type', declared.__name__)) != declared.__name__:
+    if not isinstance(value, Mapping) or value.get('type', declared.__name__) != declared.__name__:
       return self._wrong(value, f'settings of type {declared.__name__}', name)
     known = {field.name: field.type for field in dataclasses.fields(declared)}
     found = {}
     for key, one in value.items():
-      new = renamed.setting(declared, key)
       plain = str(key) if str(key).isprintable() else ascii(key)[1:-1]
       if key in known:
         found[key] = self.typed(one, known[key], f'{name}.{key}')
-      elif new and self._old_names:
-        found[new] = self.typed(renamed.value(declared, key, one), known[new], f'{name}.{key}')
-      elif new:
-        self.problems.append(f'{name}.{key}: expected the name of a setting, got one of an earlier version. It is now '
-                             f'{name}.{new}.')
-      elif key != 'type' and not (self._old_names and renamed.is_removed(declared, key)):
+      elif key != 'type':
         self.problems.append(f'{name}.{plain[:60]}: expected the name of a setting, got {plain[:60]!r}.'
                              + nearest(key, known, f'{name}.'))
     for field in dataclasses.fields(declared):
@@ -141,8 +134,9 @@ class _Reader:
              if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
     plain = [kind for kind in typing.get_args(declared) if kind not in parts.values()]
     if isinstance(value, Mapping):
-      if kind := parts.get(renamed.type_name(value.get('type'))) or (len(parts) == 1 and next(iter(parts.values()))):
-        return self.part(value, kind, name)
+      if kinds := list(parts.values()) if len(parts) == 1 else [
+          kind for said, kind in parts.items() if said == value.get('type')]:
+        return self.part(value, kinds[0], name)
       value, settings = value.get('name', value.get('type')), {k: v for k, v in value.items() if k != 'name'}
     elif plain:
       return self.typed(value, plain[0], name)
@@ -160,8 +154,7 @@ class _Reader:
   def _single(self, value: Any, declared: Any, name: str) -> Any:
     """A choice, number or text."""
     if isinstance(declared, type) and issubclass(declared, enum.Enum):
-      old = renamed.choice(declared, value) if self._old_names else value
-      found = next((choice for choice in declared if old in (choice, choice.value)), None)
+      found = next((choice for choice in declared if value in (choice, choice.value)), None)
       expected = f'one of {", ".join(str(choice.value) for choice in declared)}'
       return self._wrong(value, expected, name) if found is None else found
     if declared is float and type(value) is int and abs(value) <= ranges.MOST:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_jax.config import json_files, renamed, schema
+from vit_jax.config import json_files, schema
 from vit_jax.core.errors import UserError
 
 SETTINGS = 'settings'
@@ -44,16 +44,11 @@ def differences(meta: Mapping[str, Any], config: schema.Config) -> dict[str, tup
   """Settings by name that a checkpoint and a config both state and that differ, each as (checkpoint's, config's).
 
   Args:
-    meta: of the checkpoint; one of before settings were saved states the size and the normalization of images only.
+    meta: of the checkpoint.
     config: to compare it with.
   """
   saved, now = meta.get(SETTINGS), settings(config)
-  if not isinstance(saved, Mapping):
-    stated = meta.get('preprocessing', {})
-    saved = {f'data.recipe.{name}': stated[name] for name in ('eval_resize_px', 'mean', 'std') if name in stated}
-    saved |= {name: meta[name] for name in ('image_px',) if name in meta}
-  saved = {renamed.path(config, name): renamed.type_name(value) if name.endswith('.type') else value
-           for name, value in saved.items()}
+  saved = saved if isinstance(saved, Mapping) else {}
   return {name: (value, now[name]) for name, value in saved.items() if name in now and now[name] != value}
 
 

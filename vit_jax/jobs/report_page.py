@@ -123,8 +123,8 @@ def _render(records: Sequence[_Record], **more: object) -> str:
 def _of_run(r: _Record, *, is_single: bool) -> Values:
   """Returns what the page shows of a run; only the page of a single run shows its results."""
   start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
-  command = start.get('command', start.get('argv', ''))
-  hidden = ('event', 'time_s', 'resumed_from', 'lost', 'command', 'argv')
+  command = start.get('command', '')
+  hidden = ('event', 'time_s', 'resumed_from', 'lost', 'command')
   shown: Values = {
       'name': r.name, 'label': r.label, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
       'digest': _digest(r), 'config': r.config,
@@ -216,7 +216,7 @@ def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
   speeds = [row['train/images_per_s'] for row in r.run.rows if 'train/images_per_s' in row]
   if speeds:
     yield 'images/s, median', (f'{np.nanmedian(speeds):,.0f}' if not np.all(np.isnan(speeds)) else 'nan', '')
-  num_params = _number(r.final.get('num_params', r.final.get('parameters')))
+  num_params = _number(r.final.get('num_params'))
   if num_params is not None:
     yield 'parameters', (f'{num_params:,.0f}', '')
 
@@ -255,8 +255,7 @@ def _predictions(r: _Record) -> predictions.Predictions | None:
 
 
 def _norms(r: _Record) -> norms.Norms | None:
-  # Older runs have norms in metrics.jsonl.
-  events = norms_file.read(r.workdir) or [e for e in r.run.events if e['event'] == 'norms']
+  events = norms_file.read(r.workdir)
   rates = {int(row['step']): row['train/lr'] for row in r.run.rows if 'train/lr' in row and 'step' in row}
   return norms.summarize(events, rates) if events else None
 

@@ -123,7 +123,8 @@ def ensure(config: schema.Config) -> str:
   source = opening.open_unlabeled(config.data, image_px=config.image_px)
   info = label_maps.Info(
       source.name, source.digest, len(source), (1, 1), settings.top, found.num_classes, PER_PART,
-      {'teacher': settings.teacher, 'weights': found.source, 'image_px': list(found.preprocess.image_px)})
+      {'teacher': settings.teacher, 'weights': found.source, 'image_px': list(found.preprocess.image_px)},
+      label_maps.PROBABILITIES)
   with StopRequest() if jax.process_count() == 1 else contextlib.nullcontext() as request:
     try:
       _label(config, found, source, info, folder, request)

@@ -45,7 +45,7 @@ def describe(device_kind: str = '') -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns by name what differs between two descriptions and changes the bits, each as (before, now).
 
-  A name that one of them lacks, as in records of earlier versions, does not count.
+  A name that one of them lacks does not count.
   """
   is_cpu = before.get('device_kind') == now.get('device_kind') == 'cpu'
   names = ['device_kind', *(_OF_THE_CPU if is_cpu else ())]

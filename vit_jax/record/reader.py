@@ -118,7 +118,7 @@ class _Thinned:
 
   def __init__(self, lines: Iterable[bytes], most: int) -> None:
     self._lines, self._most = lines, most
-    self._counts = {kind: 0 for kind in (b'row', b'goodput', b'norms')}
+    self._counts = {kind: 0 for kind in (b'row', b'goodput')}
     self._last: dict[bytes, bytes] = {}
     self.stride, self.count = 1, 0
 
@@ -153,10 +153,7 @@ def _kind(line: bytes) -> bytes:
     return b''
   if line.startswith(b'{"step": ') and line.count(b'": ') - line.count(b'"train/') == 2:  # also step and time_s
     return b'row'
-  for kind in (b'goodput', b'norms'):
-    if line.startswith(b'{"event": "%s"' % kind):
-      return kind
-  return b''
+  return b'goodput' if line.startswith(b'{"event": "goodput"') else b''
 
 
 class _Entry(NamedTuple):

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
-from vit_jax.config import renamed
 from vit_jax.core.errors import UserError
 
 Run = Any
@@ -46,14 +45,9 @@ class Settings:
 
 
 def _refuse_unknown(kind: Any, name: str) -> None:
-  """Raises UnknownSetting, with the new name of a setting that was renamed, or the nearest name."""
-  if name in (known := _names(kind)):
-    return
-  if new := renamed.setting(kind, name):
-    hint = f'{name!r}, its name in earlier versions. Use {new!r}.'
-  else:
-    hint = f'{name!r}.{nearest(name, known)}'
-  raise UnknownSetting(f'{kind.__name__}: expected the name of a setting, got {hint}')
+  """Raises UnknownSetting, with the nearest name."""
+  if name not in (known := _names(kind)):
+    raise UnknownSetting(f'{kind.__name__}: expected the name of a setting, got {name!r}.{nearest(name, known)}')
 
 
 @functools.cache

@@ -124,8 +124,7 @@ class Erase(Settings):
 class Views(Settings):
   """Several crops of each image instead of one, for self-supervision.
 
-  Switched off by default. The other defaults are DINO's (arXiv 2104.14294); recipes state all of them. They stay as
-  they are because `config.json` of every earlier run without views has them.
+  Switched off by default. The other defaults are DINO's (arXiv 2104.14294); recipes state all of them.
   """
   on: bool = False  # several crops of each image
   num_local: int = ranged(8, Range(0, 1000))  # local crops, besides the two global ones of `image_px`

@@ -38,7 +38,7 @@ CERTAIN = 30.  # logit of a class that is certain: among 1,000 with logit 0 its 
 class Info(NamedTuple):
   """Content of a directory. `digest` is that of the source; `made` describes the teacher and its settings.
 
-  `scores` is `LOGITS` or `PROBABILITIES`; directories of earlier versions, which do not have it, hold probabilities.
+  `scores` is `LOGITS` or `PROBABILITIES`.
   """
   source: str
   digest: str
@@ -48,7 +48,7 @@ class Info(NamedTuple):
   num_classes: int
   per_part: int
   made: dict[str, Any]
-  scores: str = PROBABILITIES
+  scores: str
 
 
 class LabelMaps:
@@ -147,13 +147,13 @@ def read_info(folder: pathlib.Path) -> Info:
   grid = [side.whole(1, _MOST_POSITIONS) for side in found.field('grid').items()]
   if len(grid) != 2 or grid[0] * grid[1] > _MOST_POSITIONS:
     raise found.field('grid').error(f'two sides of a grid of at most {_MOST_POSITIONS:,} positions')
-  num_classes, scores = found.field('num_classes').whole(1, 2**31 - 1), found.optional('scores')
-  if scores and scores.value not in (LOGITS, PROBABILITIES):
+  num_classes, scores = found.field('num_classes').whole(1, 2**31 - 1), found.field('scores')
+  if scores.value not in (LOGITS, PROBABILITIES):
     raise scores.error(f'{LOGITS} or {PROBABILITIES}')
   made = found.field('made')
   return Info(found.field('source').text(), found.field('digest').text(), found.field('num_examples').whole(1),
               (grid[0], grid[1]), found.field('top').whole(1, min(num_classes, _MOST_TOP)), num_classes,
-              found.field('per_part').whole(1), made.object(), scores.value if scores else PROBABILITIES)
+              found.field('per_part').whole(1), made.object(), scores.value)
 
 
 def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
