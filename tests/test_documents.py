@@ -4,15 +4,21 @@ from __future__ import annotations
 import pathlib
 import re
 import subprocess
+import sys
 
 import blocks
 import pytest
 
 from vit_jax.commands import JOBS
-from vit_jax.config import check, files
+from vit_jax.config import check, files, json_files
+from vit_jax.config.schema import ranges
+from vit_jax.core import implementation
+from vit_jax.data.sources import opening
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = blocks.PAGES
+OWN = ('add_an_evaluator', 'add_an_objective', 'add_a_source')
+"""Guides to code in a person's own files."""
 LINK = re.compile(r'\[[^]]*\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"')
 CODE = re.compile(r'^ *```[^\n]*\n(.*?)^ *```|`([^`\n]+)`', re.M | re.S)
 MODULE = re.compile(r'-m["\'\s,]+((?:vit_jax|configs|benchmarks|tests|launch)(?:\.\w+)+)')
@@ -88,10 +94,36 @@ def test_every_code_block_runs_or_says_why_not_and_is_valid() -> None:
   assert all(block.reason == '' or len(block.reason) > 10 for block in found)
 
 
+@pytest.mark.parametrize('name', OWN)
+def test_the_guides_of_own_code_run_as_printed_in_an_empty_folder(name: str) -> None:
+  page = ROOT / 'docs' / 'guides' / f'{name}.md'
+  found = list(blocks.read(page))
+  assert {block.language for block in found} <= {'python', 'sh', 'text'}  # no changes of files that the package has
+  assert all(block.runs and not block.flags for block in found if block.language != 'text')
+  assert any('vit-jax train' in block.text for block in found) and 'checkout' not in page.read_text()
+
+
+@pytest.mark.parametrize('name', OWN)
+def test_the_code_of_a_guide_is_found_beside_its_config(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.chdir(tmp_path)
+  titles = [block.title for block in blocks.read(ROOT / 'docs' / 'guides' / f'{name}.md') if block.title and (
+      tmp_path / block.title).write_text(block.text)]
+  for title in titles:
+    if title.startswith('with_'):
+      config = files.load(title, [])
+      check.check(config)
+      assert json_files.from_json(json_files.to_json(config)) == config
+      own = [part for _, part in ranges.walk(config) if implementation.is_own(type(part))]
+      assert own and all(callable(implementation.of(part)) for part in own)
+    elif 'def opener(' in (tmp_path / title).read_text():
+      assert callable(opening.find_opener(f'{title.removesuffix(".py")}:x'))
+
+
 @pytest.mark.parametrize('page', sorted((ROOT / 'docs' / 'guides').glob('add_*.md')), ids=lambda path: path.stem)
 def test_the_changes_of_a_guide_apply_to_the_package(page: pathlib.Path) -> None:
   changes = [block.text for block in blocks.read(page) if block.language == 'diff']
-  assert changes
   for text in changes:
     done = subprocess.run(['patch', '-p1', '--dry-run', '--force', '-d', str(ROOT)], input=text, text=True,
                           capture_output=True)

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from vit_jax import commands
-from vit_jax.config import describe, schema
+from vit_jax.config import describe, parts, schema
 from vit_jax.config.schema import checks, ranges
 
 PYTHON = {'The package': ('vit_jax.api.load', 'vit_jax.inspect.model.Model', 'vit_jax.inspect.model.Guess'),
@@ -107,7 +107,8 @@ def _inside(declared: Any) -> Iterator[tuple[type, str]]:
   """Settings dataclasses that a field may hold, and what follows its name: `.NAME` in a dict, `[N]` in a tuple."""
   if isinstance(declared, types.UnionType):
     for one in typing.get_args(declared):
-      yield from _inside(one)
+      if one is not parts.base(declared):
+        yield from _inside(one)
   elif typing.get_origin(declared) in (dict, tuple):
     suffix = '.NAME' if typing.get_origin(declared) is dict else '[N]'
     for one in typing.get_args(declared):
@@ -120,7 +121,8 @@ def type_text(declared: Any) -> str:
   """A type as the tables show it: choices by their values, parts by the names of their types."""
   arguments = typing.get_args(declared)
   if isinstance(declared, types.UnionType):
-    return ' or '.join(type_text(one) for one in arguments)
+    return ' or '.join('`MODULE:CLASS` of your own' if one is parts.base(declared) else type_text(one)
+                       for one in arguments)
   if typing.get_origin(declared) is dict:
     return f'{type_text(arguments[1])}, by name'
   if typing.get_origin(declared) is tuple:

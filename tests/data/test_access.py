@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
 from vit_jax.data.sources import folder, prepared, tfds
@@ -36,8 +37,9 @@ def test_other_storage_has_its_own_commands() -> None:
 
 
 def test_every_kind_of_source_refuses_an_address() -> None:
-  for opened in (lambda: folder.opener('gs://b/x', holdout=.1, seed=0), lambda: prepared.opener('gs://b/x'),
-                 lambda: tfds.opener('cars', data_dir='gs://b/x')):
+  for opened in (lambda: folder.opener('gs://b/x', schema.Data(), (8, 8)),
+                 lambda: prepared.opener('gs://b/x', schema.Data(), (8, 8)),
+                 lambda: tfds.opener('cars', schema.Data(data_dir='gs://b/x'), (8, 8))):
     with pytest.raises(UserError, match='got the address gs://b/x. Mount it with a cache'):
       opened()
 

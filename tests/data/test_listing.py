@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.images import encode, random_image
+from vit_jax.config import schema
 from vit_jax.data.files import array_file, listing
 from vit_jax.data.sources import folder, splits
 
@@ -52,7 +53,7 @@ def open_twice(root: pathlib.Path, change: Callable[[], object]) -> tuple[listin
 
 
 def open_source(root: pathlib.Path) -> folder.FolderSource:
-  source = folder.opener(str(root), holdout=.2, seed=3)('train')
+  source = folder.opener(str(root), schema.Data(holdout=.2, holdout_seed=3), (8, 8))('train')
   assert isinstance(source, folder.FolderSource)
   return source
 

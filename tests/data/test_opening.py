@@ -1,12 +1,16 @@
 """Sources by name: digits, synthetic, slices, and what is refused."""
 from __future__ import annotations
 
+import inspect
+import pathlib
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.data.sources import opening
 
@@ -77,6 +81,41 @@ def test_a_split_can_be_opened_alone() -> None:
 def test_an_unknown_source_lists_the_known_ones(source: str) -> None:
   with pytest.raises(UserError, match='data.source: expected one of digits, synthetic, folder:PATH, tfds:NAME'):
     open_all(source=source)
+
+
+@pytest.mark.parametrize('name', opening.KINDS)
+def test_every_kind_is_a_function_with_one_contract(name: str) -> None:
+  opener = implementation.load(opening.KINDS[name].opener)
+  assert [*inspect.signature(opener).parameters] == ['where', 'data', 'image_px']
+
+
+def test_a_source_of_a_persons_own_module_is_opened_by_its_name(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  (tmp_path / 'two_tone.py').write_text(
+      'import numpy as np\n'
+      'from vit_jax.data.sources.builtin import Arrays\n'
+      'def opener(where, data, image_px):\n'
+      '  image = np.full((int(where), *image_px, 3), data.holdout_seed, np.uint8)\n'
+      '  return lambda split: Arrays(image, np.arange(int(where)) % 2, name=f"two_tone:{where}/{split}",\n'
+      '                              class_names=("0", "1"))\n')
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  opened = open_all(source='two_tone:20', holdout_seed=7, train_split='train[:75%]')
+  assert (len(opened.train), len(opened.eval), opened.class_names) == (15, 20, ('0', '1'))
+  assert opened.train[3].label == 1 and (opened.train[3].image == 7).all() and opened.train[3].image.shape == (6, 9, 3)
+  mixed = open_all(source='mix:0.5*two_tone:20,0.5*two_tone:30')
+  assert len(mixed.train) == 50
+
+
+@pytest.mark.parametrize(('source', 'said'), [
+    ('foldr:/x', 'Did you mean folder:PATH? foldr: expected a Python module, got none. It was looked for among the '),
+    ('no_such_module:x', "got 'no_such_module:x'. no_such_module: expected a Python module, got none."),
+    ('json:x', "got 'json:x'. json: expected 'opener' in this module"),
+    ('a b:x', "'a b': expected the name of a Python module.")])
+def test_a_kind_that_is_no_module_with_an_opener_is_refused(source: str, said: str) -> None:
+  with pytest.raises(UserError, match='data.source: expected one of digits, ') as error:
+    open_all(source=source)
+  assert said in str(error.value)
 
 
 def test_a_number_of_classes_that_is_not_the_sources_is_refused() -> None:

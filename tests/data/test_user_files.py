@@ -247,6 +247,7 @@ def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
       'import numpy as np, cv2\n'
       'from tests import fuzzing\n'
       'from vit_jax.data.files import user_files\n'
+      'from vit_jax.config import schema\n'
       'from vit_jax.data.image.headers import BadImage\n'
       'from vit_jax.data.labels import classes, label_maps, real\n'
       'from vit_jax.data.sources import label_file, prepared\n'
@@ -256,7 +257,7 @@ def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
       '         lambda: classes.read_map(str(root / "x.jpg")), lambda: real.read(str(root / "x.jpg")),\n'
       '         lambda: real.read_predictions(str(root / "x.jpg")), lambda: prepared.read_info(root),\n'
       '         lambda: label_maps.read_info(root), \n'
-      '         lambda: label_file.opener(str(root), holdout=.5, seed=0)("train")]\n'
+      '         lambda: label_file.opener(str(root), schema.Data(holdout=.5), (8, 8))("train")]\n'
       'case = lambda number: fuzzing.outcome(reads[number], refusals=(BadImage, fuzzing.UserError))\n'
       'fuzzing.main(case, sys.argv[1:], num_bytes=300 * 2**20)\n')
   sparse(tmp_path / 'x.jpg', 20 * 10**9)

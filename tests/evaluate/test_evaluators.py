@@ -15,7 +15,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.data.sources import opening
-from vit_jax.evaluate import bench, linear, logistic, probe
+from vit_jax.evaluate import linear, logistic, probe, resources
 from vit_jax.jobs import report_page
 from vit_jax.record import reader
 
@@ -178,4 +178,4 @@ def test_two_splits_of_other_classes_do_not_go_together() -> None:
   one, two = (opening.open_split(schema.Data(source='synthetic', num_classes=n, num_examples=20), 'train',
                                  image_px=(8, 8)) for n in (3, 4))
   with pytest.raises(UserError, match='evals.knn: expected two splits with the same classes, got synthetic/train with'):
-    bench.check_same('knn', one, two)
+    resources.check_same('knn', one, two)

@@ -15,7 +15,7 @@ from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Features, Outputs
 from vit_jax.data.image import geometry
-from vit_jax.evaluate import bench, fewshot, ridge
+from vit_jax.evaluate import fewshot, resources, ridge
 from vit_jax.evaluate.features import Split
 
 CLASSES, WIDTH, SHOTS = 4, 9, (1, 3)
@@ -137,7 +137,7 @@ def test_big_vision_s_protocol_has_the_accuracies_of_its_program(width: int) -> 
 @pytest.mark.parametrize('number', range(len(made.SIZES)))
 def test_big_vision_s_protocol_squashes_and_crops_images(number: int) -> None:
   config = files.load('deit_b16_i1k', ['image_px=28,28'])  # whose own images are resized otherwise
-  image, _ = geometry.fit(made.image(number), recipe=bench.squashed_crop(config), image_px=(28, 28))
+  image, _ = geometry.fit(made.image(number), recipe=resources.squashed_crop(config), image_px=(28, 28))
   want = np.reshape(GOLDEN['pixels'][number], (28, 28, 3))
   np.testing.assert_array_equal(image, want)
 
@@ -151,7 +151,7 @@ def test_big_vision_s_protocol_reads_after_the_hidden_layer() -> None:
     def predict(self, selected: object, image: np.ndarray) -> Outputs:
       return Outputs(None, Features(image[:, None], image, (1, 1)))
 
-  read = bench.Hidden(View())  # type: ignore[arg-type]
+  read = resources.Hidden(View())  # type: ignore[arg-type]
   np.testing.assert_allclose(read({'head': params}, jnp.float32(pooled)), np.tanh(pooled @ kernel + bias), atol=1e-6)
   np.testing.assert_array_equal(read({'head': {'kernel': kernel}}, jnp.float32(pooled)), np.float32(pooled))
   np.testing.assert_array_equal(read({}, jnp.float32(pooled)), np.float32(pooled))  # of a network without a head

@@ -51,7 +51,7 @@ def test_each_source_of_a_mixture_and_of_evaluations_is_checked(tmp_path: pathli
 def test_data_here_are_looked_up() -> None:
   assert 'is not prepared in /none' in problems(config('tfds:cars', data_dir='/none'))
   assert 'got the address gs://b/x' in problems(config('folder:gs://b/x'))
-  assert 'expected a source such as folder:PATH' in problems(config('imagenet'))
+  assert 'expected one of digits, synthetic, folder:PATH' in problems(config('imagenet'))
   assert problems(config('synthetic')) == ''
 
 

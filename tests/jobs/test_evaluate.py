@@ -50,7 +50,7 @@ def test_the_numbers_are_printed_before_they_are_written(
     raise UserError('the disk is full')
 
   monkeypatch.setattr(results, 'write', full)
-  monkeypatch.setattr(evaluate_weights.bench, 'eval_source', lambda *_: None)
+  monkeypatch.setattr(evaluate_weights.resources, 'eval_source', lambda *_: None)
   monkeypatch.setattr(results, 'show', lambda *_, **__: print('top1 50 %'))
   config = files.load('digits', [])
   data: Any = type('Data', (), {'class_names': ('a', 'b')})

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax.config import json_files, overrides, parts, python_files, schema
+from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 
 
@@ -127,6 +128,12 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   if not isinstance(found, schema.Config | schema.Study):
     raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study, or an ml_collections.ConfigDict, from '
                     f'get_config(), got {type(found).__name__}.')
+  for config in found.runs.values() if isinstance(found, schema.Study) else [found]:
+    for name, part in ranges.walk(config):
+      if type(part).__module__ == python_files.MODULE:  # a run could not read its config again
+        raise UserError(f'{path}: expected settings classes from modules, got {type(part).__name__} of '
+                        f'{name.rstrip(".")}, which this file defines. Move it to a file beside this one, and import '
+                        'it here.')
   return found
 
 

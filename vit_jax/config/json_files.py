@@ -1,4 +1,7 @@
-"""A config as JSON and back: `config.json` of a run directory. Each part names its type."""
+"""A config as JSON and back: `config.json` of a run directory. Each part names its type.
+
+A type of this package has its name, a person's own `module:Class`, which is imported when the file is read.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -9,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import parts, schema
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import parse
 from vit_jax.core.redaction import redacted
@@ -65,7 +69,8 @@ def flat(plain: Any, prefix: str = '') -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
   if dataclasses.is_dataclass(value):
-    return {'type': type(value).__name__, **{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}}
+    return {'type': implementation.type_name(type(value)),
+            **{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}}
   if isinstance(value, dict):
     return {k: _plain(v) for k, v in value.items()}
   if isinstance(value, (tuple, list)):

@@ -1,8 +1,9 @@
 """Configs from nested plain values, such as JSON or an `ml_collections.ConfigDict`, and parts of them by name.
 
 A part that may be of several types, such as `model` or `optimizer`, is a dict that names its type: `type: AdamW`, as
-`config.json` has it, or `name: adamw`. A text alone is a part with the defaults of its type: `optimizer: adamw`. For a
-model it may also be the name of a size: `model: S/16`, or `name: S/16` beside further settings.
+`config.json` has it, or `name: adamw`; a person's own type is `module:Class`. A text alone is a part with the defaults
+of its type: `optimizer: adamw`. For a model it may also be the name of a size: `model: S/16`, or `name: S/16` beside
+further settings.
 """
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.config.schema import ranges
-from vit_jax.config.schema.checks import nearest
+from vit_jax.config.schema.checks import Settings, nearest
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 
 Models = Callable[[str], schema.Model]
@@ -31,8 +33,32 @@ def kinds(declared: Any) -> dict[str, type]:
   """The types that a part may have, by the names that a person uses: `{'adamw': AdamW, …}`; {} if there is one."""
   if not isinstance(declared, types.UnionType):
     return {}
-  found = [kind for kind in typing.get_args(declared) if dataclasses.is_dataclass(kind)]
+  found = [kind for kind in typing.get_args(declared) if dataclasses.is_dataclass(kind) and kind is not base(declared)]
   return {kind.__name__.lower(): kind for kind in found if isinstance(kind, type)} if len(found) > 1 else {}
+
+
+def base(declared: Any) -> type | None:
+  """The member of a union that a person's own types inherit from: the one that names no implementation."""
+  found = [kind for kind in typing.get_args(declared) if isinstance(kind, type) and issubclass(kind, Settings)]
+  named = [kind for kind in found if hasattr(kind, 'implementation')]
+  return next((kind for kind in found if named and kind not in named), None)
+
+
+def own_kind(declared: Any, name: str) -> type | None:
+  """A person's own type by its name `module:Class`; None if the name has another form, or the part takes none.
+
+  Raises:
+    UserError: there is no such class, or it is not a dataclass with the base of the part and an implementation.
+  """
+  parent = base(declared)
+  if parent is None or ':' not in name:
+    return None
+  found = implementation.load(name)
+  if not (isinstance(found, type) and issubclass(found, parent) and dataclasses.is_dataclass(found)
+          and hasattr(found, 'implementation')):
+    raise UserError(f'expected a dataclass that inherits from {parent.__name__} and names its implementation, got '
+                    f'{name}.')
+  return found
 
 
 def by_name(declared: Any, name: str, models: Models | None) -> Any:
@@ -44,13 +70,16 @@ def by_name(declared: Any, name: str, models: Models | None) -> Any:
   known = kinds(declared) or {'default': declared}
   if kind := known.get(name.lower().replace('_', '').replace('-', '')):
     return kind()
+  if own := own_kind(declared, name):
+    return own()
   is_model = schema.ViT in known.values() and models is not None
   if models is not None and is_model and set('/-') & set(name):
     try:
       return models(name)
     except UserError as error:
       raise UserError(str(error).removeprefix('model: ')) from None
-  expected = ', '.join(known) + ' or a size such as S/16' * is_model
+  expected = (', '.join(known) + ' or a size such as S/16' * is_model
+              + ', or MODULE:CLASS of your own' * (base(declared) is not None))
   near = nearest(name, known)
   raise UserError(f'expected {expected}, got {name!r}.' + ('' if near.startswith(' Known') else near))
 
@@ -111,8 +140,9 @@ class _Reader:
 
   def part(self, value: Any, declared: Any, name: str, base: Any = None) -> Any:
     """A settings dataclass from a mapping; settings that it does not have are those of `base`, or the defaults."""
-    if not isinstance(value, Mapping) or value.get('type', declared.__name__) != declared.__name__:
-      return self._wrong(value, f'settings of type {declared.__name__}', name)
+    kind = implementation.type_name(declared)
+    if not isinstance(value, Mapping) or value.get('type', kind) != kind:
+      return self._wrong(value, f'settings of type {kind}', name)
     known = {field.name: field.type for field in dataclasses.fields(declared)}
     found = {}
     for key, one in value.items():
@@ -131,25 +161,24 @@ class _Reader:
   def _one_of(self, value: Any, declared: Any, name: str) -> Any:
     """A value of a field that may be of several types."""
     parts = {kind.__name__: kind for kind in typing.get_args(declared)
-             if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
-    plain = [kind for kind in typing.get_args(declared) if kind not in parts.values()]
-    if isinstance(value, Mapping):
-      if kinds := list(parts.values()) if len(parts) == 1 else [
-          kind for said, kind in parts.items() if said == value.get('type')]:
-        return self.part(value, kinds[0], name)
-      value, settings = value.get('name', value.get('type')), {k: v for k, v in value.items() if k != 'name'}
-    elif plain:
-      return self.typed(value, plain[0], name)
-    else:
-      settings = {}
+             if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind is not base(declared)}
+    plain = [kind for kind in typing.get_args(declared) if kind not in (*parts.values(), base(declared))]
+    settings: dict[Any, Any] = {}
     try:
+      if isinstance(value, Mapping):
+        kind = said if isinstance(said := value.get('type'), str) else ''
+        if found := parts.get(kind) or own_kind(declared, kind) or (len(parts) == 1 and next(iter(parts.values()))):
+          return self.part(value, found, name)
+        value, settings = value.get('name', value.get('type')), {k: v for k, v in value.items() if k != 'name'}
+      elif plain:
+        return self.typed(value, plain[0], name)
       if not isinstance(value, str):
         raise UserError(f'expected settings with a type, one of {", ".join(parts)}, got {_text(value)}.')
-      base = by_name(declared, value, self._models)
+      usual = by_name(declared, value, self._models)
     except UserError as error:
       self.problems.append(f'{name}: {error}')
       return None
-    return self.part({k: v for k, v in settings.items() if k != 'type'}, type(base), name, base)
+    return self.part({k: v for k, v in settings.items() if k != 'type'}, type(usual), name, usual)
 
   def _single(self, value: Any, declared: Any, name: str) -> Any:
     """A choice, number or text."""

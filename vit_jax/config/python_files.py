@@ -1,6 +1,6 @@
 """Runs a config that is a Python file: finds its `get_config`, and turns exceptions in it into messages.
 
-A message names the file and the line of the person's own code.
+A message names the file and the line of the person's own code. A config may import modules beside it, as a script may.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from vit_jax.config.schema.checks import UnknownSetting
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 
 MODULE = 'vit_jax_config'
@@ -51,6 +52,7 @@ def _load(path: pathlib.Path) -> types.ModuleType:
     text = path.read_bytes()
   except OSError as error:
     raise UserError(f'{path}: expected a Python file that can be read, got: {error.strerror}.') from error
+  implementation.look_in(path.parent)
   module = types.ModuleType(MODULE)
   module.__file__ = str(path)
   sys.modules[MODULE] = module
@@ -94,14 +96,21 @@ def _wrong(path: pathlib.Path, error: BaseException) -> UserError:
 
 def _located(path: pathlib.Path, error: BaseException, message: str) -> UserError:
   """An error whose message begins with the line of the file that raised another error, and ends with its text."""
-  if isinstance(error, SyntaxError) and (error.filename in (str(path), None, '<unknown>')):
+  file = str(path)
+  if isinstance(error, SyntaxError) and (error.filename in (None, '<unknown>') or _is_persons(error.filename, file)):
+    file = file if error.filename in (None, '<unknown>') else error.filename
     number, function = error.lineno or 0, ''
   else:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    number, function = (frames[-1].lineno or 0, frames[-1].name) if frames else (0, '')
-  code = linecache.getline(str(path), number).strip()[:120] if number else ''
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_persons(one.filename, file)]
+    file, number, function = (frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else (file, 0, '')
+  code = linecache.getline(file, number).strip()[:120] if number else ''
   where = f', line {number}' * bool(number) + f', in {function}' * (function not in ('', '<module>'))
-  return UserError(_printable(f'{path}{where}: {message}' + f'\n    {code}' * bool(code)))
+  return UserError(_printable(f'{file}{where}: {message}' + f'\n    {code}' * bool(code)))
+
+
+def _is_persons(file: str, config: str) -> bool:
+  """Whether a file is that of the config, or a module of the person."""
+  return file == config or implementation.is_persons(file)
 
 
 def _printable(text: str) -> str:

@@ -1,16 +1,115 @@
-"""Finds the code that a settings class stands for: the objective of `Mae`, the block of `Axial`, and so on.
+"""Finds the code that a setting stands for: the objective of `Mae`, the evaluator of `Knn`, a person's own `npz:FILE`.
 
 A settings class names its code in the class attribute `implementation`, as `module:name`. The module is imported when
 it is first used, so that a config can be read without JAX, and a run imports only what its config names. A settings
 class in a person's own file names that file, and works as the built-in ones do.
+
+Modules are found as Python finds them, then in the folders of the config files that were read, then in the current
+folder. Folders are appended to `sys.path`, which loader processes get too.
 """
 from __future__ import annotations
 
+import difflib
 import importlib
+import os
+import pathlib
+import re
+import sys
+import traceback
+import types
 from typing import Any
+
+from vit_jax.core.errors import UserError
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+_NAME = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
+_added: list[str] = []
+"""Folders of configs, and the current one where a module was found in it: those that this module appended."""
 
 
 def of(settings: Any) -> Any:
-  """Returns what `settings.implementation` names; the contract of each kind of settings says what that is."""
-  module, _, name = type(settings).implementation.partition(':')
-  return getattr(importlib.import_module(module), name)
+  """Returns what `settings.implementation` names; the contract of each kind of settings says what that is.
+
+  Raises:
+    UserError: a person's module is missing, cannot be imported, or does not have the name.
+  """
+  return load(type(settings).implementation)
+
+
+def load(name: str) -> Any:
+  """Returns the object that `module:name` names.
+
+  Raises:
+    UserError: the module is missing, cannot be imported, or does not have the name.
+  """
+  path, _, attribute = name.partition(':')
+  module = import_module(path)
+  if not hasattr(module, attribute):
+    near = difflib.get_close_matches(attribute, vars(module), 1)
+    raise UserError(f'{path}: expected {attribute!r} in this module, {getattr(module, "__file__", "built in")}, got '
+                    'none.' + (f' Did you mean {near[0]}?' if near else f' Define it there, or correct {name!r}.'))
+  return getattr(module, attribute)
+
+
+def import_module(name: str) -> types.ModuleType:
+  """Imports a module, which may be a person's own file.
+
+  Raises:
+    UserError: there is none of this name, or its code raises an exception; names the line.
+  """
+  if not _NAME.fullmatch(name):
+    raise UserError(f'{name[:60]!r}: expected the name of a Python module.')
+  first, here = name.partition('.')[0], os.getcwd()
+  if first not in sys.modules and any(os.path.exists(os.path.join(here, path)) for path in (first, f'{first}.py')):
+    look_in(here)
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    if error.name is None or not f'{name}.'.startswith(f'{error.name}.'):
+      raise _located(name, error) from error
+    raise UserError(f'{name}: expected a Python module, got none. It was looked for among the installed packages and '
+                    f'in {", ".join(dict.fromkeys([*_added, here]))}. Put {name.replace(".", "/")}.py beside the '
+                    'config, or run the command in its folder.') from None
+  except UserError:
+    raise
+  except Exception as error:  # code of the person may raise anything
+    raise _located(name, error) from error
+
+
+def look_in(folder: str | os.PathLike[str]) -> None:
+  """Also finds modules in a folder, after all installed ones."""
+  path = os.path.abspath(folder)
+  if path not in sys.path:
+    sys.path.append(path)
+    importlib.invalidate_caches()
+  if path not in _added:
+    _added.append(path)
+
+
+def is_own(kind: type) -> bool:
+  """Whether a class is a person's own, and not one of this package."""
+  return kind.__module__.partition('.')[0] != 'vit_jax'
+
+
+def type_name(kind: type) -> str:
+  """Returns the name of a settings class in files: `Mae`, or `module:Class` of a person's own."""
+  return f'{kind.__module__}:{kind.__qualname__}' if is_own(kind) else kind.__name__
+
+
+def is_persons(file: str) -> bool:
+  """Whether a file is a person's code: below a folder that `look_in` was given, and not of an installed package."""
+  path = pathlib.Path(file)
+  return (any(path.is_relative_to(folder) for folder in _added) and 'site-packages' not in path.parts
+          and not path.is_relative_to(_PACKAGE))
+
+
+def _located(name: str, error: Exception) -> UserError:
+  """The message for an exception that importing a module raises: the last line in a file of the person."""
+  if isinstance(error, SyntaxError):
+    where = f'{error.filename}, line {error.lineno}'
+  else:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_persons(frame.filename)]
+    where = f'{frames[-1].filename}, line {frames[-1].lineno}' if frames else name
+  lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
+  raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
+  return UserError(f'{where}: expected a module that can be imported, got {raised}.')

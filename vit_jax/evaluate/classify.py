@@ -27,7 +27,7 @@ from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
 from vit_jax.data.labels import classes, real
 from vit_jax.data.source import read_labels, title
 from vit_jax.evaluate import problems, targets
-from vit_jax.evaluate.bench import Bench, Make, check_single
+from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.tally import Tally
@@ -204,12 +204,12 @@ FURTHER = {
 """Metrics that `TopK.metrics` of a config may name."""
 
 
-def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
+def build(resources: Resources, name: str, settings: schema.TopK) -> Make:
   """Builds the evaluator for each view; the classes of its source may have other names than the network's."""
-  source = bench.eval_source(name)
-  own, network, where = source.class_names, bench.class_names, f'evals.{name}'
+  source = resources.eval_source(name)
+  own, network, where = source.class_names, resources.class_names, f'evals.{name}'
   by_class = classes.map_classes(own, network, path=settings.classes, where=where)
-  inner = bench.loader(source, bench.batch_size(name, settings), in_memory=True)
+  inner = resources.loader(source, resources.batch_size(name, settings), in_memory=True)
   by_example: real.Labels | None = None
   if isinstance(settings, schema.Real):
     by_example = real.of_source(source, settings.labels)
@@ -225,7 +225,7 @@ def build(bench: Bench, name: str, settings: schema.TopK) -> Make:
 
   def make(view: str) -> Measuring:
     return TopK(
-        bench.views[view].predict, bench.prepare, loader, mesh=bench.mesh, metrics=settings.metrics,
+        resources.views[view].predict, resources.prepare, loader, mesh=resources.mesh, metrics=settings.metrics,
         num_classes=len(network), allowed=allowed, limit=settings.limit, name=f'{where} ({title(source)}, {view})',
-        bar=bench.bar)
+        bar=resources.bar)
   return make

@@ -23,8 +23,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.data.source import Subset, read_labels
 from vit_jax.evaluate import problems, ridge
-from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split, gather
+from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 
 _MOST_NAMES = 5
@@ -183,12 +183,12 @@ def score(features: Array, mean: Array, std: Array, weights: Array) -> Array:
   return logits + ridge.BIAS * weights[-1][None, None]
 
 
-def build(bench: Bench, name: str, settings: schema.FewShot) -> Make:
+def build(resources: Resources, name: str, settings: schema.FewShot) -> Make:
   """Builds the evaluator for each view.
 
   Unless the features of the training split are stored, only the examples drawn by a seed are read.
   """
-  train, test = bench.sources(name)
+  train, test = resources.sources(name)
   draws = draw(read_labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
                name=f'evals.{name}: {train.name}', protocol=settings.protocol)
   examples = np.unique(np.concatenate([one.examples for one in draws]))
@@ -196,7 +196,7 @@ def build(bench: Bench, name: str, settings: schema.FewShot) -> Make:
 
   def make(view: str) -> Measuring:
     return FewShot(
-        *bench.splits(name, settings, shots, test, view),
-        whole=bench.split(name, settings, train, view, in_memory=False), examples=examples, draws=draws,
+        *resources.splits(name, settings, shots, test, view),
+        whole=resources.split(name, settings, train, view, in_memory=False), examples=examples, draws=draws,
         num_classes=len(train.class_names), penalty=settings.l2, sweep=settings.l2_sweep, limit=settings.limit)
   return make

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
 from vit_jax.evaluate import problems
-from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 from vit_jax.record.tally import Tally
 
@@ -183,13 +183,13 @@ def vote(similarity: Array, label: Array, num_classes: int, temperature: float) 
   return jnp.zeros((num_parts, num_rows, num_classes)).at[g[..., None], r[..., None], label].add(weight)
 
 
-def build(bench: Bench, name: str, settings: schema.Knn) -> Make:
+def build(resources: Resources, name: str, settings: schema.Knn) -> Make:
   """Builds the evaluator for each view."""
-  train, test = bench.sources(name)
+  train, test = resources.sources(name)
 
   def make(view: str) -> Measuring:
     return Knn(
-        *bench.splits(name, settings, train, test, view),
+        *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), neighbors=settings.neighbors, temperature=settings.temperature,
         headline=settings.headline, limit=settings.limit)
   return make

@@ -20,9 +20,9 @@ import optax
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
 from vit_jax.evaluate import linear
-from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.linear import Linear, cut
+from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result
 
 MEMORY = 10              # pairs of updates and gradient differences that L-BFGS stores
@@ -148,13 +148,13 @@ def fit_all(data: linear.Data, penalties: Sequence[float], *, num_classes: int, 
   return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
 
 
-def build(bench: Bench, name: str, settings: schema.Logistic) -> Make:
+def build(resources: Resources, name: str, settings: schema.Logistic) -> Make:
   """Builds the evaluator for each view."""
-  train, test = bench.sources(name)
+  train, test = resources.sources(name)
 
   def make(view: str) -> Measuring:
     return Logistic(
-        *bench.splits(name, settings, train, test, view),
+        *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), penalties=settings.l2, holdout=settings.holdout,
         max_steps=settings.max_steps, tolerance=settings.tolerance, limit=settings.limit)
   return make

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from vit_jax.config import durations, schema
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.evaluate import linear
-from vit_jax.evaluate.bench import Bench, Make
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.linear import Linear
+from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result
 from vit_jax.models.probe import EPS, Statistics, normalize
 from vit_jax.optim import optimizers, schedules
@@ -179,9 +179,9 @@ class Probe:
                    num_classes=self._num_classes, mesh=self._train.mesh, on_step=tally.update)
 
 
-def build(bench: Bench, name: str, settings: schema.Probe) -> Make:
+def build(resources: Resources, name: str, settings: schema.Probe) -> Make:
   """Builds the evaluator for each view."""
-  train, test = bench.sources(name)
+  train, test = resources.sources(name)
   size = min(settings.train_batch_size, len(train))
   recipe = Recipe(
       epochs=settings.epochs, batch_size=size, momentum=settings.momentum, warmup_epochs=settings.warmup_epochs,
@@ -192,6 +192,6 @@ def build(bench: Bench, name: str, settings: schema.Probe) -> Make:
 
   def make(view: str) -> Measuring:
     return Probe(
-        *bench.splits(name, settings, train, test, view),
+        *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), recipe=recipe, rates=rates, holdout=settings.holdout, limit=settings.limit)
   return make

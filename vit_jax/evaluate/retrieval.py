@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
 from vit_jax.evaluate import knn, problems
-from vit_jax.evaluate.bench import Bench, Make, check_single
 from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 from vit_jax.record.tally import Tally
 
@@ -102,17 +102,17 @@ def _count(similarity_GRK: Array, label_GRK: Array, true_GR: Array, mask_GR: Arr
   return jnp.stack(hits), (mask_GR > 0).sum()
 
 
-def build(bench: Bench, name: str, settings: schema.Retrieval) -> Make:
+def build(resources: Resources, name: str, settings: schema.Retrieval) -> Make:
   """Builds the evaluator for each view."""
   if settings.gallery is schema.Gallery.TRAIN:
-    train, test = bench.sources(name)
+    train, test = resources.sources(name)
   else:
-    train, test = None, bench.eval_source(name)
+    train, test = None, resources.eval_source(name)
     check_single(f'evals.{name}', test)
 
   def make(view: str) -> Measuring:
     return Retrieval(
-        bench.split(name, settings, test, view, in_memory=True),
-        bench.split(name, settings, train, view, in_memory=False) if train else None,
+        resources.split(name, settings, test, view, in_memory=True),
+        resources.split(name, settings, train, view, in_memory=False) if train else None,
         ranks=settings.ranks, limit=settings.limit)
   return make

@@ -26,7 +26,7 @@ from vit_jax.core.types import Array, Batch, HostArray, PyTree
 from vit_jax.data.pipeline.masked_images import MaskedImages, MaskValues
 from vit_jax.data.source import Source, find_origin
 from vit_jax.evaluate import confusion, knn, linear, logistic, mask_overlay, upsample
-from vit_jax.evaluate.bench import Bench, Make
+from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 from vit_jax.evaluate.tokens import Draw, Grids, Heads, Tokens
 from vit_jax.models import intermediates
@@ -195,11 +195,11 @@ def find_grid(backbone: Backbone, image_px: tuple[int, int], *, name: str) -> tu
   return h, w
 
 
-def build(bench: Bench, name: str, settings: schema.Segmentation) -> Make:
+def build(resources: Resources, name: str, settings: schema.Segmentation) -> Make:
   """Builds the evaluator for each view."""
-  train, test = bench.sources(name)
+  train, test = resources.sources(name)
   class_names = _class_names(name, settings, train)
-  backbone, config = bench.backbone, bench.config
+  backbone, config = resources.backbone, resources.config
   grid = find_grid(backbone, config.image_px, name=name)
   layered = backbone if intermediates.is_layered(backbone) else None
   if layered is None and (settings.features.blocks or not settings.norm):
@@ -215,9 +215,9 @@ def build(bench: Bench, name: str, settings: schema.Segmentation) -> Make:
                         MaskValues(first, settings.ignore, len(class_names)))
 
   def make(view: str) -> Measuring:
-    reader = Grids(bench.views[view], layered, tuple(blocks), grid, settings.norm)
-    tokens = [Tokens(reader, bench.prepare, images(source), batch_size=bench.batch_size(name, settings),
-                     mesh=bench.mesh, threads=config.data.threads, bar=bench.bar,
+    reader = Grids(resources.views[view], layered, tuple(blocks), grid, settings.norm)
+    tokens = [Tokens(reader, resources.prepare, images(source), batch_size=resources.batch_size(name, settings),
+                     mesh=resources.mesh, threads=config.data.threads, bar=resources.bar,
                      name=f'evals.{name} ({source.name}, {view})') for source in (train, test)]
     return Segmentation(*tokens, settings=settings, class_names=class_names,
                         protocol=describe(settings, layers, tokens[1].images))

@@ -19,8 +19,8 @@ from vit_jax.config.schema import TextRule
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate import linear, problems
-from vit_jax.evaluate.bench import Bench, Encoder, Make, check_single
 from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.resources import Encoder, Make, Resources, check_single
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 
 log = logging.getLogger('vit_jax.evaluate')
@@ -79,11 +79,11 @@ def _projected(project: Callable[[Array], Array], features: Array) -> Array:
   return project(features)
 
 
-def build(bench: Bench, name: str, settings: schema.ZeroShot) -> Make:
+def build(resources: Resources, name: str, settings: schema.ZeroShot) -> Make:
   """Builds the evaluator for each view; all views share one text tower."""
-  where, test = f'evals.{name}', bench.eval_source(name)
+  where, test = f'evals.{name}', resources.eval_source(name)
   check_single(where, test)
-  encoder = bench.encoder(name, settings)
+  encoder = resources.encoder(name, settings)
   rule = encoder.rule if settings.text_rule is TextRule.AUTO else settings.text_rule
   words = prompting.class_names(test.class_names, settings.names, setting=f'{where}.names')
   templates = prompting.find_templates(settings.prompts, setting=f'{where}.prompts')
@@ -92,7 +92,7 @@ def build(bench: Bench, name: str, settings: schema.ZeroShot) -> Make:
            prompts[0][0])
 
   def make(view: str) -> Measuring:
-    return ZeroShot(bench.split(name, settings, test, view, in_memory=True), encoder, prompts,
+    return ZeroShot(resources.split(name, settings, test, view, in_memory=True), encoder, prompts,
                     protocol=protocol(settings, rule), limit=settings.limit)
   return make
 

@@ -28,7 +28,7 @@ from vit_jax.data.pipeline import loader as loaders
 from vit_jax.data.source import Source, title
 from vit_jax.data.sources import opening, pseudo
 from vit_jax.evaluate import evaluators as evaluation
-from vit_jax.evaluate.bench import Bench
+from vit_jax.evaluate.resources import Resources
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.jobs import text_towers
@@ -197,10 +197,10 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
   """
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
-  bench = Bench(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
+  resources = Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
                 shard=shard, store=Store(folder), bar=bar,
                 encoder=functools.partial(text_towers.find, config, weights, mesh=mesh))
-  return evaluation.build(bench)
+  return evaluation.build(resources)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,

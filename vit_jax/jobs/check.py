@@ -123,9 +123,9 @@ def _source_problems(setting: str, source: str, data: schema.Data, place: Place)
       elif kind == 'tfds':
         tfds.find(where, data_dir=data.data_dir)
       else:
-        vtab.opener(where, data_dir=data.data_dir)
-    elif kind not in ('digits', 'synthetic'):
-      yield f'{setting}: expected a source such as folder:PATH, array_record:DIR or tfds:NAME, got {source!r}.'
+        vtab.opener(where, data, schema.Config().image_px)
+    else:
+      opening.find_opener(source)
   except UserError as error:
     yield str(error)
 

@@ -19,8 +19,8 @@ from vit_jax.core.types import Params
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.sources import opening
-from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
+from vit_jax.evaluate import resources
 from vit_jax.jobs import build, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
@@ -106,7 +106,7 @@ def report(final: results.Final, out: storage.Path, step: int, config: schema.Co
   if jax.process_index() == 0:
     results.show(final, num_classes=len(data.class_names), recipe=config.data.recipe)
   results.write(out, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=bench.eval_source(config, data, final.name), class_names=data.class_names,
+                source=resources.eval_source(config, data, final.name), class_names=data.class_names,
                 params_digest=params_digest)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)

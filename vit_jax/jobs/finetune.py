@@ -109,7 +109,7 @@ def open_settings(source: str, changes: Sequence[str]) -> schema.Data:
     UserError: the source has no kind.
   """
   if ':' not in source and os.path.isdir(source):
-    raise UserError(f'--data: expected {opening.KINDS}, got {source!r}. Set --data=folder:{source}.')
+    raise UserError(f'--data: expected one of {opening.FORMS}, got {source!r}. Set --data=folder:{source}.')
   config = load_config()
   config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source, eval_split=''))
   return apply(config, [one for one in changes if one.startswith('data.')]).data

@@ -15,8 +15,8 @@ from vit_jax.core import trees
 from vit_jax.core.errors import DataStopped, UserError
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
-from vit_jax.evaluate import bench
 from vit_jax.evaluate import final as results
+from vit_jax.evaluate import resources
 from vit_jax.jobs import build, host_pace, report_page, resume, summary, teacher_labels, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
@@ -282,7 +282,7 @@ class Run:
   def _write_results(self, final: results.Final, digest: str, total: int) -> None:
     seconds = time.monotonic() - self._began
     fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
-    results.write(self.workdir, final, total, fit=fit, source=bench.eval_source(self.config, self.data, final.name),
+    results.write(self.workdir, final, total, fit=fit, source=resources.eval_source(self.config, self.data, final.name),
                   class_names=self.data.class_names, params_digest=digest)
     run_directory.write_json(self.workdir / 'final.json', {
         'step': total, 'seconds': seconds, 'processor_s': origin.processor_s(), 'params_digest': digest,

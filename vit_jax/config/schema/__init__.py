@@ -9,6 +9,7 @@ have been applied.
 No `from __future__ import annotations` in this package and no `Literal`: `config_flags` needs real types.
 """
 from vit_jax.config.schema.arguments import parse_arg as parse_arg
+from vit_jax.config.schema.checks import problem as problem
 from vit_jax.config.schema.data import *  # noqa: F403
 from vit_jax.config.schema.evals import *  # noqa: F403
 from vit_jax.config.schema.layers import *  # noqa: F403
@@ -16,6 +17,9 @@ from vit_jax.config.schema.lora import *  # noqa: F403
 from vit_jax.config.schema.model import *  # noqa: F403
 from vit_jax.config.schema.objective import *  # noqa: F403
 from vit_jax.config.schema.optim import *  # noqa: F403
+from vit_jax.config.schema.ranges import Range as Range
+from vit_jax.config.schema.ranges import duration as duration
+from vit_jax.config.schema.ranges import ranged as ranged
 from vit_jax.config.schema.recipe import *  # noqa: F403
 from vit_jax.config.schema.run import *  # noqa: F403
 from vit_jax.config.schema.study import *  # noqa: F403

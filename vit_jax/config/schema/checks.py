@@ -3,6 +3,7 @@ import dataclasses
 import difflib
 import enum
 import functools
+import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar, Self
@@ -23,6 +24,11 @@ class Settings:
   `implementation` names the code of a part that may be of several kinds, as `module:name` (`core/implementation.py`).
   """
   implementation: ClassVar[str]
+
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    super().__init_subclass__(**kwargs)
+    # They are texts in a module with `from __future__ import annotations`.
+    cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)
 
   def __new__(cls, *args: Any, **settings: Any) -> Self:
     for name in settings:

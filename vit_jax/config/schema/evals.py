@@ -3,6 +3,7 @@ import dataclasses
 import enum
 from collections.abc import Iterator
 from dataclasses import field
+from typing import ClassVar
 
 from vit_jax.config.schema.checks import Run, Settings, no_effect, problem
 from vit_jax.config.schema.model import FeatureLayers
@@ -73,6 +74,7 @@ def _not_empty(name: str, values: tuple[float, ...]) -> Iterator[str]:
 @dataclasses.dataclass
 class TopK(Evaluation):
   """Top-1, top-5, NLL over a split, every example once."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.classify:build'
   every: str = duration('1 epoch')  # between two evaluations
   metrics: tuple[str, ...] = ()  # in addition to top1, top5 and nll: ece, class_mean
   # A file that maps the classes of the source to those of the network, one line `source: class, class` each; any of
@@ -112,6 +114,7 @@ class FewShot(FrozenEvaluation):
 
   For ImageNet `train_split='train[:65000]'` suffices.
   """
+  implementation: ClassVar[str] = 'vit_jax.evaluate.fewshot:build'
   protocol: FewShotProtocol = FewShotProtocol.RUN  # whose features, images and examples: the run's or big_vision's
   shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)  # examples of each class
   num_seeds: int = ranged(3, COUNT)  # draws of examples, whose mean is reported
@@ -128,6 +131,7 @@ class FewShot(FrozenEvaluation):
 @dataclasses.dataclass
 class Knn(FrozenEvaluation):
   """Weighted k nearest neighbors by cosine (DINO, arXiv 2104.14294)."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.knn:build'
   neighbors: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)  # values of k
   temperature: float = ranged(.07, POSITIVE)  # of the votes
   headline: int = ranged(20, COUNT)  # the k of the single number that is reported
@@ -148,6 +152,7 @@ class Gallery(enum.Enum):
 @dataclasses.dataclass
 class Retrieval(FrozenEvaluation):
   """Recall@K: the share of images with one of their class among the K nearest by cosine."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.retrieval:build'
   gallery: Gallery = Gallery.REST  # the images to search
   ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
 
@@ -161,6 +166,7 @@ class Retrieval(FrozenEvaluation):
 @dataclasses.dataclass
 class Logistic(FrozenEvaluation):
   """Multinomial logistic regression to its optimum, with the best of several penalties."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.logistic:build'
   # Factor of |W|^2 / 2, which is added to the mean loss: scikit-learn's 1 / (C N).
   l2: tuple[float, ...] = ranged(
       (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1., 3., 10.), POSITIVE)
@@ -176,6 +182,7 @@ class Logistic(FrozenEvaluation):
 @dataclasses.dataclass
 class Probe(FrozenEvaluation):
   """A linear classifier trained by SGD on features of images without augmentation; by default MAE's, with LARS."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.probe:build'
   epochs: int = ranged(90, COUNT)                     # MAE, Table 10; DINO: 100
   warmup_epochs: int = ranged(10, COUNT_OR_0)         # DINO: 0
   train_batch_size: int = ranged(16_384, COUNT)       # DINO: 1024
@@ -208,6 +215,7 @@ class ZeroShot(FeatureEvaluation):
 
   An image belongs to the class whose vector is most similar. The vector of a class is the mean of those of its prompts.
   """
+  implementation: ClassVar[str] = 'vit_jax.evaluate.zeroshot:build'
   weights: str = ''             # with the text tower; '' = those that are evaluated, or init_from of a run
   tokenizer: str = ''           # its file; '' = beside the weights
   # class_name_only, clip_paper (81 templates), clip_best (8), or a template such as 'a photo of a {}.'
@@ -228,6 +236,7 @@ class Segmentation(FrozenEvaluation):
 
   The window of `resize_px` is `image_px` of the run. `features.blocks=()` is the last block.
   """
+  implementation: ClassVar[str] = 'vit_jax.evaluate.segmentation:build'
   norm: bool = True  # applies the last norm to each of features.blocks, as DINOv2's programs do
   # Short side of an image that windows cover; 0 = one window, to which the image is resized without its aspect ratio.
   resize_px: int = ranged(0, PX_OR_0)
@@ -261,4 +270,5 @@ class Segmentation(FrozenEvaluation):
       yield from no_effect(self, name, ('token_seed',), f'with {name}.tokens_per_image=0, which takes all')
 
 
-Eval = TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot
+Eval = TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot | Evaluation
+"""The built-in evaluations; the last one stands for a person's own, which inherit from it, or from a class below it."""

@@ -35,7 +35,8 @@ from vit_jax.config.schema.vit import PatchStem, Pool, Positions, PositionsAt, V
 
 __all__ = (
     'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
-    'MaskedPatch', 'Objective', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
+    'MaskedPatch', 'Objective', 'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher',
+    'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -297,4 +298,5 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = Supervised | Mae | MaskedPatch | Dino | Byol | TokenLabel | Distill
+Objective = Supervised | Mae | MaskedPatch | Dino | Byol | TokenLabel | Distill | ObjectiveSettings
+"""The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

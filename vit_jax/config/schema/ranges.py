@@ -246,6 +246,9 @@ def _plain_problem(value: Any, declared: type) -> str | None:
   allowed = (int, float) if declared is float else declared
   if isinstance(value, bool) and declared is not bool or not isinstance(value, allowed):
     return type_text(declared)
+  if isinstance(value, checks.Settings) and type(value) is not declared and not (
+      '__dataclass_fields__' in vars(type(value)) and hasattr(value, 'implementation')):
+    return f"a {declared.__name__} with @dataclasses.dataclass and implementation = 'module:name'"
   return 'text without NUL characters' if isinstance(value, str) and '\0' in value else None
 
 

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image.headers import BadImage
 
@@ -32,6 +33,11 @@ class Rules(NamedTuple):
   """
   follow_links: bool = False
   max_bytes: int = IMAGE_MIB * 2**20
+
+  @classmethod
+  def of(cls, data: schema.Data) -> Rules:
+    """Returns the rules that the settings of the data state."""
+    return cls(data.follow_links, data.max_file_mib * 2**20)
 
 
 OWN = Rules()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.source import Record, Source
@@ -40,6 +41,12 @@ class Arrays:
 
   def describe(self, index: int) -> str:
     return f'{self.name}[{index}]'
+
+
+def digits_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of `digits`."""
+  del where, data, image_px
+  return open_digits
 
 
 @functools.lru_cache
@@ -91,18 +98,18 @@ class Synthetic:
     return f'{self.name}[{index}]'
 
 
-def synthetic_opener(*, num_examples: int, num_classes: int,
-                     image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens `train` with `num_examples` (0: 1,000), and `test` with as many, at most 1,000; 0 classes: 10."""
-  if num_examples < 0 or num_classes < 0:
-    raise UserError(f'data.num_examples and data.num_classes: expected 0 or more, got {num_examples} and '
-                    f'{num_classes}.')
+def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens `train` with `data.num_examples` (0: 1,000), and `test` with as many, at most 1,000; 0 classes: 10."""
+  del where
+  if data.num_examples < 0 or data.num_classes < 0:
+    raise UserError(f'data.num_examples and data.num_classes: expected 0 or more, got {data.num_examples} and '
+                    f'{data.num_classes}.')
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, ('train', 'test'), source='synthetic')
-    size = num_examples or SYNTHETIC_EXAMPLES
+    size = data.num_examples or SYNTHETIC_EXAMPLES
     return Synthetic(split=split, num_examples=size if split == 'train' else min(size, SYNTHETIC_EXAMPLES),
-                     num_classes=num_classes or SYNTHETIC_CLASSES, image_px=(image_px[0], image_px[1]))
+                     num_classes=data.num_classes or SYNTHETIC_CLASSES, image_px=(image_px[0], image_px[1]))
   return open_named
 
 

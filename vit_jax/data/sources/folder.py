@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import access, image_files, json_fields, listing, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Record, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import label_file, splits
 
 SPLIT_NAMES = ('train', 'val', 'valid', 'validation', 'test')
 LAYOUT = 'PATH/train/CLASS/*.jpg and PATH/test/CLASS/*.jpg, or PATH/CLASS/*.jpg'
@@ -45,19 +46,18 @@ class FolderSource:
     return os.path.join(self._root, os.fsdecode(self._files.listing.path(self._files.row(index))))
 
 
-def opener(root: str, *, holdout: float, seed: int, rules: Rules = OWN) -> Callable[[str], Source]:
-  """Returns what opens a split of the folder `root`.
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of the folder `where`, by its label files if it has some.
 
-  Args:
-    root: the folder; `~` is the home directory.
-    holdout: fraction of each class held out as `test` if there are no folders for splits.
-    seed: selects the held-out examples.
-    rules: which files are read.
+  `data.holdout` of each class is held out as `test` if there are no folders for splits.
 
   Raises:
     UserError: there is no such folder, or (when opening) its layout is wrong.
   """
-  given, root = root, access.resolve(root, 'folder:PATH')
+  if by_file := label_file.opener(where, data, image_px):
+    return by_file
+  given, root = where, access.resolve(where, 'folder:PATH')
+  rules = Rules.of(data)
   if given == 'PATH' and not os.path.isdir(root):
     raise UserError(f'data.source: expected a folder of images, got the placeholder folder:PATH. Set '
                     f'--config.data.source=folder:PATH, where PATH has {LAYOUT}.')
@@ -68,7 +68,7 @@ def opener(root: str, *, holdout: float, seed: int, rules: Rules = OWN) -> Calla
   @functools.cache
   def open_named(split: str) -> Source:
     if not found:
-      return _open_single(root, split, holdout=holdout, seed=seed, rules=rules)
+      return _open_single(root, split, holdout=data.holdout, seed=data.holdout_seed, rules=rules)
     name = found[splits.resolve(split, found, source=f'folder:{root}')]
     return _open_split(root, name, train=found.get('train', name), rules=rules)
   return open_named

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import json_fields, user_files
 from vit_jax.data.files.user_files import OWN, Rules
@@ -77,19 +78,16 @@ class LabeledFiles:
     return self._labels[self._label_ends[index]:self._label_ends[index + 1]].tolist()
 
 
-def opener(root: str, *, holdout: float, seed: int, rules: Rules = OWN) -> Callable[[str], Source] | None:
-  """Returns what opens a split of a folder with label files; None if it has none.
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source] | None:
+  """Opens the splits of a folder with label files; None if it has none.
 
-  Args:
-    root: the folder; `~` is the home directory.
-    holdout: fraction of the images held out as `test` if there is a single file.
-    seed: selects the held-out images.
-    rules: which files are read.
+  `data.holdout` of the images is held out as `test` if there is a single file.
 
   Raises:
     UserError: a split has several files, or (when opening) a file has a problem.
   """
-  root = os.path.abspath(os.path.expanduser(root))
+  del image_px
+  root, rules = os.path.abspath(os.path.expanduser(where)), Rules.of(data)
   found = _find(root)
   if not found:
     return None
@@ -99,7 +97,8 @@ def opener(root: str, *, holdout: float, seed: int, rules: Rules = OWN) -> Calla
   @functools.cache
   def open_named(split: str) -> Source:
     if SINGLE in found:
-      return _open_single(root, found[SINGLE], split, train_names(), holdout=holdout, seed=seed, rules=rules)
+      return _open_single(root, found[SINGLE], split, train_names(), holdout=data.holdout,
+                          seed=data.holdout_seed, rules=rules)
     name = splits.resolve(split, found, source=f'folder:{root}')
     images = list(read(root, found[name], rules))
     if extra := sorted({c for image in images for c in image.labels} - set(train_names())):

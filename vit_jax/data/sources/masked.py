@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, image_files, records, user_files
 from vit_jax.data.files.user_files import OWN, Rules
@@ -109,24 +110,20 @@ class TfdsMasks:
     return f'{self.describe(index)}, {self._mask}'
 
 
-def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed: int,
-           rules: Rules = OWN) -> Callable[[str], Source]:
-  """Returns what opens a split.
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of a folder, or of `tfds:NAME[/CONFIG][:VERSION]`.
 
-  Args:
-    where: the folder, or `tfds:NAME[/CONFIG][:VERSION]`.
-    data_dir: the folder of TFDS datasets.
-    mask_column: the TFDS feature with the masks; '' = the only image feature beside `image`.
-    holdout: fraction held out as `test` of a folder without splits.
-    seed: selects the held-out images.
-    rules: which files of a folder are read.
+  `data.label_column` is the TFDS feature with the masks; '' = the only image feature beside `image`. `data.holdout` is
+  the share held out as `test` of a folder without splits.
 
   Raises:
     UserError: there is no such dataset; or, when opening, an image has no mask.
   """
+  del image_px
+  rules = Rules.of(data)
   kind, _, name = where.partition(':')
   if kind == 'tfds' and name:
-    return _open_tfds(name, data_dir=data_dir, mask_column=mask_column, rules=rules)
+    return _open_tfds(name, data_dir=data.data_dir, mask_column=data.label_column, rules=rules)
   root = access.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
@@ -135,7 +132,7 @@ def opener(where: str, *, data_dir: str, mask_column: str, holdout: float, seed:
   @functools.cache
   def open_named(split: str) -> Source:
     if not found:
-      return _open_single(root, split, holdout=holdout, seed=seed, rules=rules)
+      return _open_single(root, split, holdout=data.holdout, seed=data.holdout_seed, rules=rules)
     own = found[splits.resolve(split, found, source=f'masks:{root}')]
     pairs = _list(root, own, rules)
     order = splits.scattered([image for image, _ in pairs], seed=0)

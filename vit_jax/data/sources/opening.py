@@ -1,25 +1,50 @@
-"""Opens sources by name: `_open` has the only `match` on the kinds of sources.
+"""Opens sources by name: `KIND:WHERE`, such as `folder:PATH`, or `KIND` alone, such as `digits`.
 
-Kinds: `digits`, `synthetic` (`builtin.py`), `folder:PATH` (`folder.py`, `label_file.py`),
-`tfds:NAME[/CONFIG][:VERSION]` (`tfds.py`), `vtab:TASK` (`vtab.py`), `array_record:DIR` (`prepared.py`),
-`mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`), and for segmentation `masks:PATH` (`masked.py`). To add a kind, write its
-module, and add a `case` and its form to `KINDS`.
+`KINDS` lists the built-in kinds. Another kind is a person's own: the name of a Python module, which is found beside the
+config, in the current folder or among the installed packages (`core/implementation.py`). A kind is a function
+`opener(where, data, image_px)`, which returns a function that opens a complete split by its name:
+
+  where: the text after the colon.
+  data: the settings of the data, such as `data.holdout`.
+  image_px: height and width that the run gives its images.
+
+Slices such as `train[:98%]`, the classes of `data.classes`, and mixtures `mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`)
+work for every kind. Only the module of the kind in use is imported.
 """
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Source, has_masks, most_labels
-from vit_jax.data.sources import builtin, folder, label_file, masked, mixture, prepared, pseudo, splits, tfds, vtab
+from vit_jax.data.sources import mixture, pseudo, splits
 
-KINDS = ('digits, synthetic, folder:PATH, tfds:NAME[/CONFIG][:VERSION], vtab:TASK, array_record:DIR, '
-         'mix:WEIGHT*SOURCE,WEIGHT*SOURCE, masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]')
+
+class Kind(NamedTuple):
+  """A built-in kind of source: its forms, for messages, and its `opener` as `module:name`."""
+  forms: str
+  opener: str
+
+
+_HERE = 'vit_jax.data.sources'
+KINDS = {
+    'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
+    'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
+    'folder': Kind('folder:PATH', f'{_HERE}.folder:opener'),
+    'tfds': Kind('tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.tfds:opener'),
+    'vtab': Kind('vtab:TASK', f'{_HERE}.vtab:opener'),
+    'array_record': Kind('array_record:DIR', f'{_HERE}.prepared:opener'),
+    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masked:opener'),
+}
+FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'
+Opener = Callable[[str, schema.Data, tuple[int, int]], Callable[[str], Source]]
 
 
 class Sources(NamedTuple):
@@ -44,7 +69,7 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
     raise UserError(f'data.num_classes: expected {len(train.class_names)}, the number of classes of {train.name}, got '
                     f'{data.num_classes}. Set it to that, or to 0, which uses the number of the source.')
   if data.pseudo.source:
-    train = pseudo.add(train, open_unlabeled(data, image_px=image_px), data.pseudo, _rules(data))
+    train = pseudo.add(train, open_unlabeled(data, image_px=image_px), data.pseudo, Rules.of(data))
   return Sources(train, evaluation, train.class_names)
 
 
@@ -65,42 +90,42 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
   return source
 
 
-def _rules(data: schema.Data) -> Rules:
-  return Rules(data.follow_links, data.max_file_mib * 2**20)
-
-
 def _open(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source:
-  def open_named(opener: Callable[[str], Source]) -> Source:
-    source = splits.select(opener, split)
-    return (classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
-            if data.classes else source)
-
   kind, _, where = data.source.partition(':')
-  rules = _rules(data)
-  match kind, bool(where):
-    case 'digits', False:
-      return open_named(builtin.open_digits)
-    case 'synthetic', False:
-      return open_named(builtin.synthetic_opener(num_examples=data.num_examples, num_classes=data.num_classes,
-                                                 image_px=image_px))
-    case 'folder', True:
-      return open_named(label_file.opener(where, holdout=data.holdout, seed=data.holdout_seed, rules=rules)
-                        or folder.opener(where, holdout=data.holdout, seed=data.holdout_seed, rules=rules))
-    case 'tfds', True:
-      return open_named(tfds.opener(where, data_dir=data.data_dir, label_column=data.label_column, rules=rules))
-    case 'vtab', True:
-      return open_named(vtab.opener(where, data_dir=data.data_dir, rules=rules))
-    case 'array_record', True:
-      return open_named(prepared.opener(where, verify=data.verify_shards, rules=rules))
-    case 'masks', True:
-      return splits.select(masked.opener(where, data_dir=data.data_dir, mask_column=data.label_column,
-                                         holdout=data.holdout, seed=data.holdout_seed, rules=rules), split)
-    case 'mix', True:
-      terms = mixture.parse(where)
-      found = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px) for term in terms]
-      return mixture.mix(found, [term.weight for term in terms], name=f'{data.source}/{split}',
-                         separate=data.mix_classes is schema.MixClasses.SEPARATE)
-  raise UserError(f'data.source: expected one of {KINDS}, got {data.source!r}.')
+  if kind == 'mix' and where:
+    terms = mixture.parse(where)
+    found = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px) for term in terms]
+    return mixture.mix(found, [term.weight for term in terms], name=f'{data.source}/{split}',
+                       separate=data.mix_classes is schema.MixClasses.SEPARATE)
+  source = splits.select(find_opener(data.source)(where, data, image_px), split)
+  if not data.classes or has_masks(source):
+    return source
+  return classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
+
+
+def find_opener(source: str) -> Opener:
+  """Returns the `opener` of the kind of a source; a mixture has none.
+
+  Raises:
+    UserError: there is no such kind, or it needs a text after the colon, or takes none.
+  """
+  name, _, where = source.partition(':')
+  kind, expected = KINDS.get(name), f'data.source: expected one of {FORMS}, got {source!r}.'
+  if name == 'mix' or not (where if kind is None else bool(where) is (':' in kind.forms)):
+    raise UserError(f'{expected}{_nearest_kind(name)}')
+  try:
+    found: Opener = implementation.load(kind.opener if kind else f'{name}:opener')
+  except UserError as error:
+    if kind:
+      raise
+    raise UserError(f'{expected}{_nearest_kind(name)} {error}') from error
+  return found
+
+
+def _nearest_kind(name: str) -> str:
+  """Returns the end of a message about an unknown kind: the built-in one with the nearest name, if any."""
+  near = difflib.get_close_matches(name, KINDS, 1)
+  return f' Did you mean {KINDS[near[0]].forms}?' if near else ''
 
 
 def check_labels(source: Source, data: schema.Data) -> Source:

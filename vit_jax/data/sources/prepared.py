@@ -16,9 +16,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, checksums, json_fields, records, user_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
@@ -71,17 +72,15 @@ class PreparedSource:
     return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) else place
 
 
-def opener(where: str, *, verify: bool = True, rules: Rules = OWN) -> Callable[[str], Source]:
-  """Returns what opens a split of a prepared dataset.
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of a prepared dataset: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
 
-  Args:
-    where: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
-    verify: compare the checksums of its shards, each once.
-    rules: which files are read.
+  With `data.verify_shards`, the checksums of its shards are compared, each once.
 
   Raises:
     UserError: there is no such dataset, or (when opening) it is incomplete.
   """
+  del image_px
   path = pathlib.Path(access.resolve(where, 'array_record:DIR'))
   folder, pattern = (path.parent, path.name) if set(path.name) & set('*?[') else (path, '*')
   info = read_info(folder)
@@ -95,9 +94,9 @@ def opener(where: str, *, verify: bool = True, rules: Rules = OWN) -> Callable[[
       raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
                       f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
     for shard in shards:
-      user_files.check_inside(str(folder / shard.file), str(folder), rules)
+      user_files.check_inside(str(folder / shard.file), str(folder), Rules.of(data))
     _check_sizes(folder, shards)
-    if verify:
+    if data.verify_shards:
       _check_sums(folder, shards)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
                           most_labels=info.most_labels)

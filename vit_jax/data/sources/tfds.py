@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, records
 from vit_jax.data.files.user_files import OWN, Rules
@@ -84,20 +85,17 @@ class TfdsSource:
     return f'{self.name}[{index}]'
 
 
-def opener(name: str, *, data_dir: str, label_column: str = '', rules: Rules = OWN) -> Callable[[str], Source]:
-  """Returns what opens a split of the dataset `NAME[/CONFIG][:VERSION]`.
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of the dataset `NAME[/CONFIG][:VERSION]`, whose folder is in `data.data_dir`.
 
-  Args:
-    name: of the dataset; the default configuration is the only one, the default version the newest.
-    data_dir: the folder of prepared datasets; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-    label_column: the feature with the class or classes, by its path, such as `objects/label`; '' is `label`, or the
-      only one.
-    rules: which files are read.
+  The default configuration is the only one, the default version the newest. `data.label_column` is the feature with the
+  class or classes.
 
   Raises:
     UserError: the dataset is not prepared, or prepared in another format.
   """
-  folder = find(name, data_dir=data_dir)
+  del image_px
+  folder, rules = find(where, data_dir=data.data_dir), Rules.of(data)
 
   @functools.cache
   def builder() -> DatasetBuilder:
@@ -105,8 +103,8 @@ def opener(name: str, *, data_dir: str, label_column: str = '', rules: Rules = O
 
   @functools.cache
   def open_named(split: str) -> Source:
-    found = splits.resolve(split, builder().info.splits, source=f'tfds:{name}')
-    source = TfdsSource(builder(), found, columns=_columns(builder(), folder, label_column), rules=rules)
+    found = splits.resolve(split, builder().info.splits, source=f'tfds:{where}')
+    source = TfdsSource(builder(), found, columns=_columns(builder(), folder, data.label_column), rules=rules)
     if not source.most_labels:
       _check_labels(source)
     return source

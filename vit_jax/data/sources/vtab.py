@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import records
@@ -95,25 +96,21 @@ def _class_names(builder: DatasetBuilder, task: Task) -> tuple[str, ...]:
   return names or tuple(f'{task.name} {i}' for i in range(task.num_classes))
 
 
-def opener(name: str, *, data_dir: str, rules: Rules = OWN) -> Callable[[str], Source]:
-  """Returns what opens a split of a task.
-
-  Args:
-    name: of the task, such as `clevr/count_all`.
-    data_dir: the folder of prepared datasets; '' is $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-    rules: which files are read.
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of a task such as `clevr/count_all`, whose dataset is in `data.data_dir`.
 
   Raises:
     UserError: there is no such task, or its dataset is not prepared; then with install instructions.
   """
-  task = find(name)
+  del image_px
+  task, rules = find(where), Rules.of(data)
   own = SETS[task.dataset]
   try:
-    folder = tfds.find(task.dataset, data_dir=data_dir)
+    folder = tfds.find(task.dataset, data_dir=data.data_dir)
   except UserError as error:
     if 'is not prepared' not in str(error):
       raise
-    raise UserError(how_to_get(task, own, tfds.data_folder(data_dir))) from None
+    raise UserError(how_to_get(task, own, tfds.data_folder(data.data_dir))) from None
 
   @functools.cache
   def builder() -> DatasetBuilder:
@@ -125,10 +122,10 @@ def opener(name: str, *, data_dir: str, rules: Rules = OWN) -> Callable[[str], S
                       rules)
 
   def open_named(split: str) -> Source:
-    split = splits.resolve(split, SPLITS, source=f'vtab:{name}')
+    split = splits.resolve(split, SPLITS, source=f'vtab:{where}')
     counts = {one: len(stored(one)) for one in own.stored}
     return ConcatSource([Part(stored(r.split), r.start, r.stop) for r in ranges(own, counts, split)],
-                        name=f'vtab:{name}/{split}')
+                        name=f'vtab:{where}/{split}')
   return open_named
 
 

@@ -87,7 +87,7 @@ class Tapped:
     return intermediates.concatenate(found, patches=self.features.patches)
 
 
-class Bench:
+class Resources:
   """The resources that the evaluators of a job share.
 
   Args:

@@ -1,0 +1,165 @@
+"""Settings classes in a person's own file: in configs, on the command line, and in the `config.json` of a run."""
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from vit_jax.config import check, files, json_files, overrides, parts, schema
+from vit_jax.core import implementation
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import settings
+
+MODULE = """
+from __future__ import annotations
+import dataclasses
+from typing import ClassVar
+from vit_jax.config import schema
+
+@dataclasses.dataclass
+class Turn(schema.ObjectiveSettings):
+  implementation: ClassVar[str] = 'turning:Spec'
+  has_head: ClassVar[bool] = False
+  turns: int = schema.ranged(4, schema.Range(2, 4))  # rotations to tell apart
+  share: float = .5
+  crops: tuple[int, ...] = (1, 2)
+
+@dataclasses.dataclass
+class Count(schema.Evaluation):
+  implementation: ClassVar[str] = 'turning:build'
+  bins: int = 3
+
+class Undecorated(schema.ObjectiveSettings):
+  implementation: ClassVar[str] = 'turning:Spec'
+
+@dataclasses.dataclass
+class Nameless(schema.ObjectiveSettings):
+  pass
+
+class Spec:
+  pass
+"""
+CONFIG = """
+import turning
+from vit_jax.config import schema as s
+
+def get_config():
+  return s.Config(objective=turning.Turn(), evals={'count': turning.Count()})
+"""
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+  """A config whose objective and evaluation are in `turning.py` beside it."""
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setattr(implementation, '_added', [])
+  (tmp_path / 'turning.py').write_text(MODULE)
+  (tmp_path / 'mine.py').write_text(CONFIG)
+  yield tmp_path / 'mine.py'
+  sys.modules.pop('turning', None)
+
+
+def test_a_config_uses_a_class_of_a_file_beside_it(config: pathlib.Path) -> None:
+  found = files.load(str(config), [])
+  assert type(found.objective).__name__ == 'Turn' and isinstance(found.objective, schema.ObjectiveSettings)
+  check.check(found)
+  assert implementation.of(found.objective) is sys.modules['turning'].Spec
+  assert str(config.parent) in sys.path  # loader processes get it
+
+
+def test_its_settings_are_overridden_checked_and_described(config: pathlib.Path) -> None:
+  found = files.load(str(config), ['objective.turns=3', 'objective.crops=5,6,7', 'evals.count.bins=4'])
+  assert found.objective.turns == 3 and found.objective.crops == (5, 6, 7) and found.evals['count'].bins == 4
+  with pytest.raises(UserError, match=r'config.objective.trns: .*Did you mean config.objective.turns\?'):
+    files.load(str(config), ['objective.trns=3'])
+  with pytest.raises(UserError, match='objective.turns: expected 2 to 4, got 7'):
+    check.check(files.load(str(config), ['objective.turns=7']))
+  one, = [s.described for s in settings.of(str(config), []) if s.described.name == 'objective.turns']
+  assert (one.part, one.type, one.allowed, one.about) == ('Turn', 'whole number', '2 to 4', 'rotations to tell apart')
+
+
+def test_checks_of_the_base_class_hold_for_it(config: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='data.recipe.mixup: expected 0 for objective Turn, which has no head'):
+    check.check(files.load(str(config), ['data.recipe.mixup=0.2']))
+
+
+def test_the_file_of_a_run_names_its_module_and_comes_back(config: pathlib.Path) -> None:
+  found = files.load(str(config), ['objective.turns=3'])
+  text = json_files.to_json(found)
+  assert json.loads(text)['objective']['type'] == 'turning:Turn'
+  assert json.loads(text)['evals']['count']['type'] == 'turning:Count'
+  again = json_files.from_json(text)
+  assert again == found and type(again.objective) is type(found.objective)
+
+
+def test_a_missing_module_is_a_message_that_says_where_it_was_looked_for(
+    config: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  saved = tmp_path / 'run' / 'config.json'
+  saved.parent.mkdir()
+  saved.write_text(json_files.to_json(files.load(str(config), [])))
+  monkeypatch.setattr(sys, 'path', [one for one in sys.path if one != str(tmp_path)])
+  monkeypatch.setattr(implementation, '_added', [])
+  sys.modules.pop('turning')
+  monkeypatch.chdir(saved.parent)
+  with pytest.raises(UserError) as error:
+    json_files.read(saved)
+  assert 'config.objective: turning: expected a Python module, got none.' in str(error.value)
+  assert f'among the installed packages and in {saved.parent}' in str(error.value)
+  monkeypatch.chdir(tmp_path)  # it is found in the current folder
+  assert type(json_files.read(saved).objective).__name__ == 'Turn'
+
+
+def test_the_command_line_names_it_for_any_config(config: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir(config.parent)
+  found = files.load('digits', ['objective=turning:Turn', 'objective.turns=2'])
+  assert type(found.objective).__name__ == 'Turn' and found.objective.turns == 2
+  with pytest.raises(UserError, match="expected 'Trun' in this module, .*turning.py, got none. Did you mean Turn"):
+    files.load('digits', ['objective=turning:Trun'])
+
+
+@pytest.mark.parametrize('name', ['os:system', 'turning:Spec', 'turning:Nameless', 'turning:Count', 'json:loads'])
+def test_only_settings_classes_of_the_part_are_taken(config: pathlib.Path, name: str) -> None:
+  files.load(str(config), [])
+  for read in (lambda: overrides.apply({'': schema.Config()}, [f'objective={name}']),
+               lambda: parts.from_plain({'objective': {'type': name}})):
+    with pytest.raises(UserError, match='objective: expected a dataclass that inherits from ObjectiveSettings and '
+                                        f'names its implementation, got {name}'):
+      read()
+
+
+@pytest.mark.parametrize('kind', ['Undecorated', 'Nameless'])
+def test_a_class_without_decorator_or_implementation_is_a_problem(config: pathlib.Path, kind: str) -> None:
+  config.write_text(CONFIG.replace('Turn()', f'{kind}()'))
+  found = files.load(str(config), [])
+  with pytest.raises(UserError, match="with @dataclasses.dataclass and implementation = 'module:name'"):
+    check.check(found)
+
+
+def test_a_class_in_the_config_itself_is_refused(config: pathlib.Path) -> None:
+  config.write_text(MODULE + CONFIG.replace('import turning', '').replace('turning.', ''))
+  with pytest.raises(UserError, match='expected settings classes from modules, got Turn of objective, which this file '
+                                      'defines. Move it to a file beside this one'):
+    files.load(str(config), [])
+
+
+def test_an_error_in_the_file_is_a_message_with_its_line(config: pathlib.Path) -> None:
+  (config.parent / 'turning.py').write_text('x = 1\ny = x / 0\n')
+  with pytest.raises(UserError, match=r'turning.py, line 2: expected a config that runs, got ZeroDiv.*\n    y = '):
+    files.load(str(config), [])
+  with pytest.raises(UserError, match='turning.py, line 2: expected a module that can be imported, got ZeroDiv'):
+    implementation.load('turning:Turn')
+  (config.parent / 'turning.py').write_text('import no_such_package\n')
+  with pytest.raises(UserError, match="turning.py, line 1: .*No module named 'no_such_package'"):
+    implementation.load('turning:Turn')
+
+
+def test_the_base_of_own_types_is_no_type_to_choose() -> None:
+  declared = {field.name: field.type for field in schema.Config.__dataclass_fields__.values()}
+  assert parts.base(declared['objective']) is schema.ObjectiveSettings
+  assert 'objectivesettings' not in parts.kinds(declared['objective'])
+  assert parts.base(schema.Eval) is schema.Evaluation and 'evaluation' not in parts.kinds(schema.Eval)
+  with pytest.raises(UserError, match='expected supervised, mae, .*, or MODULE:CLASS of your own, got'):
+    parts.by_name(declared['objective'], 'objectivesettings', None)
