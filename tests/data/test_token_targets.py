@@ -140,7 +140,7 @@ def test_a_mirrored_box_is_the_box_of_the_mirrored_map() -> None:
 
 def test_a_loader_adds_label_maps_and_replaced_images_have_their_own_class(tmp_path: pathlib.Path) -> None:
   images = Arrays(np.zeros((9, 4, 4, 3), np.uint8), np.arange(9, dtype=np.int32), name='some', class_names=('a',))
-  info = label_maps.Info('some', 'digest', 9, (1, 2), 1, 5000, 4, {})
+  info = label_maps.Info('some', 'digest', 9, (1, 2), 1, 5000, 4, {}, label_maps.LOGITS)
   label_maps.write(tmp_path / 'maps', info, lambda rows: (
       np.array([[[[4000 + r], [4100 + r]]] for r in rows]), np.full((len(rows), 1, 2, 1), .5)))
   maps = label_maps.LabelMaps(tmp_path / 'maps')

@@ -65,6 +65,14 @@ def test_the_format_s_own_reader_decides_alike(tmp_path: pathlib.Path) -> None:
     assert {name for name, _ in own.deserialize(path.read_bytes())} == files.read(path).keys()
 
 
+def test_what_is_written_has_the_bytes_of_the_format_s_own_writer(tmp_path: pathlib.Path) -> None:
+  own = pytest.importorskip('safetensors.numpy')
+  tensors = {'b': np.arange(6, dtype=np.float32).reshape(2, 3), 'a': np.float32(3.)[None][0:0], 'c': np.array(7, '<f4')}
+  safetensors.write(tmp_path / 'ours', tensors)
+  own.save_file(tensors, tmp_path / 'theirs', {'format': 'pt'})
+  assert (tmp_path / 'ours').read_bytes() == (tmp_path / 'theirs').read_bytes()
+
+
 def test_every_type_is_read_and_bytes_need_not_be_aligned(tmp_path: pathlib.Path) -> None:
   header, data = {}, b''
   for name, dtype in sorted(safetensors.DTYPES.items(), key=lambda one: np.dtype(one[1]).itemsize):

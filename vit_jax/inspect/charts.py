@@ -3,6 +3,9 @@
 A chart is inline SVG that takes its text color from the page, so that it fits a light and a dark one. Legends are
 HTML, so that long names wrap. The templates `curves.svg`, `heat_map.svg` and `confusion.svg` draw what is laid out
 here. The module knows nothing about runs or models.
+
+matplotlib is not used here: its charts would have neither the values under the pointer nor the colors of the page, and
+every training run, which writes its report at the end, would import it.
 """
 from __future__ import annotations
 
