@@ -1,7 +1,10 @@
 """The Python API: `vit_jax.load`."""
 from __future__ import annotations
 
+import importlib
+import inspect
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -55,9 +58,30 @@ def test_load_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_attribute_of_the_package_lists_the_known_ones() -> None:
-  with pytest.raises(AttributeError, match="no attribute 'loda'; it has load, Model, list_models, list_weights"):
+  with pytest.raises(AttributeError, match="no attribute 'loda'; it has Guess, Model, UserError, list_configs"):
     vit_jax.loda  # type: ignore[attr-defined]  # noqa: B018
   assert 'load' in dir(vit_jax)
+
+
+def test_the_public_names_are_those_of_the_documentation() -> None:
+  page = (pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'reference' / 'public.md').read_text()
+  assert sorted(re.findall(r'(?m)^\| `vit_jax\.(\w+)` \|', page)) == sorted(vit_jax.__all__)
+  assert set(vit_jax.__all__) <= {*dir(vit_jax)}
+  of_configs = re.findall(r'(?m)^\| `(vit_jax\.[\w.]+)\.(\w+)` \|', page)
+  assert len(of_configs) == 3
+  for owner, name in of_configs:
+    assert hasattr(importlib.import_module(owner), name) or importlib.import_module(f'{owner}.{name}')
+
+
+def test_public_names_are_described_in_sentences() -> None:
+  objects = {name: getattr(vit_jax, name) for name in vit_jax.__all__}
+  for owner in [one for one in objects.values() if inspect.isclass(one)]:
+    objects |= {f'{owner.__name__}.{name}': one for name, one in vars(owner).items()
+                if inspect.isfunction(one) and not name.startswith('_')}
+  assert len(objects) > 15
+  for name, one in objects.items():
+    first = inspect.cleandoc(one.__doc__ or '').split('\n\n')[0]
+    assert re.match(r'[A-Z][a-z]+s\b', first) and first.endswith('.'), f'{name}: {first!r}'
 
 
 def test_weights_that_do_not_exist_are_an_error_of_both_kinds(tmp_path: pathlib.Path) -> None:

@@ -1,27 +1,31 @@
-"""Vision Transformers in JAX, from image files to the tables of the paper."""
+"""Vision Transformers in JAX, from image files to the tables of the paper.
+
+`__all__` is the public Python API. Its names are imported when they are first used, so that importing the package does
+not import jax.
+"""
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from vit_jax.api import Model as Model
-  from vit_jax.api import load as load
-  from vit_jax.config.catalog import list_configs as list_configs
-  from vit_jax.recipes.catalog import list_models as list_models
-  from vit_jax.weights.catalog import list_weights as list_weights
+  from vit_jax.api import Guess, Model, load
+  from vit_jax.config.catalog import list_configs
+  from vit_jax.core.errors import UserError
+  from vit_jax.recipes.catalog import list_models
+  from vit_jax.weights.catalog import list_weights
 
 __version__ = '0.1.0'
-_OFFERED = {'load': 'api', 'Model': 'api', 'list_models': 'recipes.catalog', 'list_weights': 'weights.catalog',
-            'list_configs': 'config.catalog'}
-"""Modules of what the package offers, imported when it is first used: importing the package starts no jax."""
+__all__ = ('Guess', 'Model', 'UserError', 'list_configs', 'list_models', 'list_weights', 'load')
+_MODULES = {'Guess': 'api', 'Model': 'api', 'UserError': 'core.errors', 'list_configs': 'config.catalog',
+            'list_models': 'recipes.catalog', 'list_weights': 'weights.catalog', 'load': 'api'}
 
 
 def __getattr__(name: str) -> Any:
-  if name not in _OFFERED:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}; it has {", ".join(_OFFERED)}')
-  return getattr(importlib.import_module(f'{__name__}.{_OFFERED[name]}'), name)
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}; it has {", ".join(__all__)}')
+  return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
 
 
 def __dir__() -> list[str]:
-  return sorted([*globals(), *_OFFERED])
+  return sorted([*globals(), *__all__])

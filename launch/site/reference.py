@@ -18,16 +18,16 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+import vit_jax
 from vit_jax import commands
 from vit_jax.config import describe, parts, schema
 from vit_jax.config.schema import checks, ranges
 
-PYTHON = {'The package': ('vit_jax.api.load', 'vit_jax.inspect.model.Model', 'vit_jax.inspect.model.Guess'),
+PYTHON = {'The package': tuple(f'{getattr(vit_jax, name).__module__}.{name}' for name in vit_jax.__all__),
           'Configs': ('vit_jax.config.files.load', 'vit_jax.recipes.sizes.model', 'vit_jax.recipes.sizes.vit'),
           'Networks': ('vit_jax.models.backbones.build', 'vit_jax.models.vit.vit.ViT', 'vit_jax.core.types.Features'),
-          'Weights': ('vit_jax.weights.loading.load', 'vit_jax.weights.loading.Weights'),
-          'Errors': ('vit_jax.core.errors.UserError',)}
-"""The Python API by topic."""
+          'Weights': ('vit_jax.weights.loading.load', 'vit_jax.weights.loading.Weights')}
+"""The public Python API, and further objects that are useful in Python, by topic."""
 
 
 def pages() -> dict[str, str]:

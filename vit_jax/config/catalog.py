@@ -25,9 +25,9 @@ class ConfigFile(NamedTuple):
 
 
 def list_configs(pattern: str = '*') -> list[ConfigFile]:
-  """The project's configs whose names match a pattern such as `*i1k`.
+  """Returns the configs of this package whose names match a pattern such as `*i1k`.
 
-  Without a match the list is empty, and a warning has the most similar names.
+  Without a match, the list is empty and a warning names the most similar ones.
   """
   found = [_read(name) for name in files.list_names() if globs.matches(name, pattern)]
   if not found:

@@ -37,7 +37,7 @@ BATCH = 32
 
 
 class Model:
-  """A network with its weights on the device.
+  """Holds a network with its weights on the device. `vit_jax.load` returns one.
 
   weights: as loaded.
   image_px: (height, width) of its input.
@@ -99,7 +99,7 @@ class Model:
     return rank(logits, self.class_names, top=top)
 
   def logits(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
-    """`[B, C]` f32.
+    """Returns the logits of the classes, `[B, C]` f32.
 
     Args:
       images: of any size.

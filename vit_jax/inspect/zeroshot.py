@@ -15,7 +15,10 @@ from vit_jax.weights.text_encoder import TextEncoder
 
 
 class Guess(NamedTuple):
-  """A predicted class of an image."""
+  """Holds a predicted class of an image.
+
+  label: its number, from 0.    name: of the class.    probability: from 0 to 1.
+  """
   label: int
   name: str
   probability: float

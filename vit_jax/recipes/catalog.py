@@ -80,11 +80,11 @@ class Network(NamedTuple):
 
 
 def list_models(pattern: str = '*') -> list[Model]:
-  """Networks whose names match a pattern such as `*b16*`; case and separators may be left out.
+  """Returns the networks whose names match a pattern such as `*b16*`; case and separators may be left out.
 
   Plain ViTs are found by their names in timm too, such as `vit_tiny*`. ViTs and Mixers with any other patch side, and
-  BiTs with any other factor, can be named but are not listed. Without a match the list is empty, and a warning has the
-  most similar names.
+  BiTs with any other factor, can be named but are not listed. Without a match, the list is empty and a warning names
+  the most similar ones.
   """
   found = [model(name) for name in sizes.names() if matches(name, pattern)]
   if not found:

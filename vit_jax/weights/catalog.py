@@ -100,9 +100,9 @@ class KnownWeights(NamedTuple):
 
 
 def list_weights(pattern: str = '*') -> list[KnownWeights]:
-  """Published weights whose names or models match a pattern such as `*dino*`; see `PATTERNS` for further names.
+  """Returns the published weights whose names or models match a pattern such as `*dino*`.
 
-  Without a match the list is empty, and a warning has the most similar names.
+  `PATTERNS` has further names. Without a match, the list is empty and a warning names the most similar ones.
   """
   found = [name for name in known_weights.NAMES
            if globs.matches(name, pattern) or catalog.matches(_rule(name)[1], pattern)]
