@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
 from vit_jax.jobs import build
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Report
 

@@ -15,6 +15,7 @@ import vit_jax
 from vit_jax import api
 from vit_jax.core.errors import UserError
 from vit_jax.weights import loading
+from vit_jax.weights.network import Weights
 
 
 def test_class_names_may_come_from_a_file_or_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
@@ -48,7 +49,7 @@ def test_load_does_not_let_jax_look_for_a_missing_tpu(monkeypatch: pytest.Monkey
 def test_load_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
   asked = []
 
-  def load(where: str, **given: Any) -> loading.Weights:
+  def load(where: str, **given: Any) -> Weights:
     asked.append((where, given))
     return loaded.weights('vit')
   monkeypatch.setattr(loading, 'load', load)

@@ -146,7 +146,7 @@ def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
 
 def test_the_formats_of_convert_are_those_that_can_be_written() -> None:
   kind = JOBS['convert'].flags['family'].kind
-  assert kind is not None and kind.choices == (*saving.FAMILIES, peft_saving.FAMILY)
+  assert kind is not None and kind.choices == (*saving.FORMATS, peft_saving.FAMILY)
 
 
 @pytest.mark.parametrize(('workdirs', 'said'), [

@@ -7,7 +7,8 @@ import pytest
 from vit_jax.config import check, files
 from vit_jax.config import schema as s
 from vit_jax.optim import masks
-from vit_jax.weights import names, tables
+from vit_jax.weights import tables
+from vit_jax.weights.families import timm
 
 # The args.txt of the published weights of facebookresearch/dino, as others repeat them; the files were not read.
 # B/16 and B/8: texts that cite their address (the DINO README of DyT). S/16 and S/8: two copies that agree in all
@@ -100,7 +101,7 @@ def test_mae_decays_what_its_program_decays() -> None:
   optimizer = files.load('mae_i1k', []).optimizer
   cubes = {name: np.zeros((6,) * {'cls_token': 3, 'mask_token': 3, 'patch_embed.proj.weight': 4}.get(name, 2))
            for name in MAE_DECAYED}
-  found = tables.read(cubes | {name: np.zeros(6) for name in MAE_UNDECAYED}, names.TIMM)
+  found = tables.read(cubes | {name: np.zeros(6) for name in MAE_UNDECAYED}, timm.TABLE)
   assert not found.left and len(found.origins) == 36 + 8  # query, key and value are one tensor there
   for leaf, origins in found.origins.items():
     assert masks.matches(leaf, optimizer.weight_decay_mask) == (origins[0] in MAE_DECAYED), leaf

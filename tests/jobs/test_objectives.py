@@ -26,6 +26,7 @@ from vit_jax.jobs import build, teacher_labels, train
 from vit_jax.objectives import kinds
 from vit_jax.record import reader
 from vit_jax.weights import loading
+from vit_jax.weights.network import Weights
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
@@ -114,7 +115,7 @@ def test_label_maps_train_a_student(maps: pathlib.Path, tmp_path: pathlib.Path) 
   assert len(rows) == 2 and all(np.isfinite(row['train/dense_loss']) for row in rows)
 
 
-def _check_against(found: loading.Weights, image: Any, classes: np.ndarray, scores: np.ndarray) -> None:
+def _check_against(found: Weights, image: Any, classes: np.ndarray, scores: np.ndarray) -> None:
   """Patch by patch, from the network's tokens."""
   example = transforms.eval_transform(STILL, (16, 16))(Record(image, 0))
   tokens = build.build_backbone(config(schema.Supervised())).apply(

@@ -12,6 +12,7 @@ from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core import trees
 from vit_jax.core.types import Params
 from vit_jax.weights import loading
+from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Report
 
@@ -38,18 +39,18 @@ def expected(*args: Any, with_dist: bool) -> Params:
 
 def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.Head | None = None,
             decoder: schema.Mae | None = None, preprocess: Preprocess = HOW, class_names: tuple[str, ...] = CLASSES,
-            **changes: Any) -> loading.Weights:
+            **changes: Any) -> Weights:
   """Weights of a network; `changes` are settings of its model."""
   model, head = dataclasses.replace(model, **changes), head or schema.Head()
   shapes = trees.flatten(expected(model, head, num_classes, decoder, preprocess.image_px,
                                   with_dist=getattr(model, 'distilled', False)))
   params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
   state = params.pop('state', {})
-  return loading.Weights(model, head, num_classes, params, state, decoder, preprocess, class_names, 'made', 'made',
+  return Weights(model, head, num_classes, params, state, decoder, preprocess, class_names, 'made', 'made',
                          Report())
 
 
-def assert_same(a: loading.Weights, b: loading.Weights) -> None:
+def assert_same(a: Weights, b: Weights) -> None:
   """Every bit of every parameter and running statistic."""
   one, two = (trees.flatten({**x.params, 'state': x.state}) for x in (a, b))
   assert one.keys() == two.keys()

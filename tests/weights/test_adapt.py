@@ -17,6 +17,7 @@ from vit_jax.models import backbones
 from vit_jax.models.vit import interpolate
 from vit_jax.models.vit import positions as position_tables
 from vit_jax.weights import adapt, loading, resize
+from vit_jax.weights.network import Weights
 
 OTHER = ('cat', 'dog', 'fox')
 
@@ -29,7 +30,7 @@ def target(model: schema.Model = made.MODEL, *, px: tuple[int, int] = (32, 32), 
   return adapt.Target(model, px, like, names)
 
 
-def fit(found: loading.Weights, wanted: adapt.Target) -> adapt.Adapted:
+def fit(found: Weights, wanted: adapt.Target) -> adapt.Adapted:
   fitted = adapt.adapt(found, wanted)
   have, need = trees.flatten(fitted.params), trees.flatten(wanted.like)
   new = {line.name for line in fitted.report.of('new')}

@@ -20,6 +20,7 @@ from tests.weights import test_golden_families as measured
 from vit_jax.config.schema import Gelu, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files, inference, loading, saving
+from vit_jax.weights.network import Weights
 
 FOUND = np.load(pathlib.Path(__file__).with_name('golden_tips.npz'))
 Tensors = dict[str, np.ndarray]
@@ -98,11 +99,11 @@ def of_transformers() -> Tensors:
   return found
 
 
-def load(name: str, folder: pathlib.Path) -> loading.Weights:
+def load(name: str, folder: pathlib.Path) -> Weights:
   return loading.load(write(folder, tensors(name)))
 
 
-def difference(found: loading.Weights, name: str, size: tuple[int, int]) -> float:
+def difference(found: Weights, name: str, size: tuple[int, int]) -> float:
   """The largest difference from the authors' program, of the first class token and the patch tokens."""
   out = jax.jit(inference.function(found))(inference.parameters(found), drawn.image(48, 1)[:, :size[0], :size[1]])
   cls, tokens = (FOUND[f'{name}/{size[0]}x{size[1]}/{kind}'] for kind in ('cls', 'tokens'))

@@ -17,6 +17,7 @@ from vit_jax.config import schema
 from vit_jax.core.types import Outputs
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import files, inference, loading, saving
+from vit_jax.weights.network import Weights
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('golden.npz'))
 NAMES = sorted({name.split('/')[0] for name in GOLDEN.files})
@@ -48,12 +49,12 @@ def write(name: str, folder: pathlib.Path, *, as_saved: bool = False) -> pathlib
   return path
 
 
-def load(name: str, folder: pathlib.Path, **more: Any) -> loading.Weights:
+def load(name: str, folder: pathlib.Path, **more: Any) -> Weights:
   said = 'image=32' if name.endswith(CONVOLUTIONAL) else 'heads=4' if name.startswith('timm') else ''
   return loading.load(str(write(name, folder, **more)), model=said, preprocess='half')
 
 
-def compute(found: loading.Weights) -> dict[str, np.ndarray]:
+def compute(found: Weights) -> dict[str, np.ndarray]:
   """What ours gives for the reference's images, under the reference's names."""
   image = jnp.asarray(drawn.image(found.preprocess.image_px[0]))
   network = repr((found.model, found.head, found.num_classes, found.preprocess.image_px))

@@ -22,6 +22,7 @@ from vit_jax.config.schema import Execution, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Outputs
 from vit_jax.weights import files, inference, loading, saving
+from vit_jax.weights.network import Weights
 
 FOUND = np.load(pathlib.Path(__file__).with_name('golden_families.npz'))
 NAMES = [*dict.fromkeys(name.split('/')[0] for name in FOUND.files), *golden.ORIGINALS]
@@ -53,12 +54,12 @@ def write(name: str, folder: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def load(name: str, folder: pathlib.Path) -> loading.Weights:
+def load(name: str, folder: pathlib.Path) -> Weights:
   said = '' if name.startswith('hf') else f'heads=2{SAID.get(name, "")}'
   return loading.load(str(write(name, folder)), model=said, preprocess='half')
 
 
-def compute(found: loading.Weights, size: tuple[int, int]) -> Outputs:
+def compute(found: Weights, size: tuple[int, int]) -> Outputs:
   """The outputs for the reference's image, by one program for all files of a network."""
   model = found.model
   if size == golden.SIZES[0]:  # where positions are not resized
@@ -71,7 +72,7 @@ def compute(found: loading.Weights, size: tuple[int, int]) -> Outputs:
   return PROGRAMS[network](inference.parameters(found), image)
 
 
-def difference(found: loading.Weights, name: str, size: tuple[int, int]) -> float:
+def difference(found: Weights, name: str, size: tuple[int, int]) -> float:
   """The largest difference from the reference; not a number if it has none of this size."""
   source, out = golden.ORIGINALS.get(name, (name,))[0], compute(found, size)
   ours = {'pooled': out.features.pooled, 'tokens': out.features.tokens, 'logits': out.logits}

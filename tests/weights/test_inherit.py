@@ -13,13 +13,14 @@ from vit_jax.config import files, json_files, schema
 from vit_jax.config.schema import Gelu, Geometry, InitSettings, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights import inherit, loading, preprocess
+from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import Preprocess
 
 HOW = Preprocess(Geometry.TORCHVISION, 248, (224, 224), Interpolation.BICUBIC, True, (.4, .5, .6), (.2, .3, .4), 'made')
 
 
 @functools.cache
-def given() -> loading.Weights:
+def given() -> Weights:
   return made.network(gelu=Gelu.EXACT, norm_eps=1e-5, position_resize=PositionResize.BICUBIC_OFFSET, preprocess=HOW)
 
 
@@ -85,7 +86,7 @@ def test_a_saved_run_goes_on_with_the_settings_it_began_with(
   began = inherit.resolve(config(), (), tmp_path).config
   (tmp_path / 'config.json').write_text(json_files.to_json(began))
 
-  def gone(where: str, **_: object) -> loading.Weights:
+  def gone(where: str, **_: object) -> Weights:
     raise UserError(f'{where} is gone')
 
   monkeypatch.setattr(loading, 'load', gone)

@@ -34,7 +34,7 @@ def model(**changes: object) -> schema.ViT:
   return dataclasses.replace(config().model, **changes)
 
 
-def network(names: tuple[str, ...] = NAMES, **changes: object) -> loading.Weights:
+def network(names: tuple[str, ...] = NAMES, **changes: object) -> network.Weights:
   how = made.HOW._replace(resize_px=0, image_px=config().image_px, mean=tuple(config().data.recipe.mean),
                           std=tuple(config().data.recipe.std))
   return made.network(model(**changes), num_classes=len(names), class_names=names, preprocess=how)

@@ -20,6 +20,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import adapters
 from vit_jax.weights import files, inference, loading, peft, peft_saving, runs
+from vit_jax.weights.network import Weights
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('golden_peft.npz'))
 CASES = ('hf_lora', 'hf_dora', 'timm_lora', 'timm_dora')
@@ -55,7 +56,7 @@ def hints(case: str) -> str:
 _PROGRAMS: dict[str, Callable[..., Any]] = {}
 
 
-def logits_of(found: loading.Weights, case: str) -> np.ndarray:
+def logits_of(found: Weights, case: str) -> np.ndarray:
   """For the images of the case, by one program for all networks of a shape."""
   key = repr((found.model, found.head, found.num_classes))
   program = _PROGRAMS.setdefault(key, jax.jit(inference.function(found)))

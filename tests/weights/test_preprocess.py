@@ -9,7 +9,7 @@ import pytest
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation
 from vit_jax.core.errors import UserError
-from vit_jax.weights import preprocess, published, sidecars
+from vit_jax.weights import preprocess, published, recognize, sidecars
 from vit_jax.weights.preprocess import PreprocessRule
 
 IMAGENET = (.485, .456, .406)
@@ -17,7 +17,7 @@ IMAGENET = (.485, .456, .406)
 
 def decide(rules: Sequence[PreprocessRule], family: str = 'timm',
            px: tuple[int, int] | None = (224, 224)) -> preprocess.Preprocess:
-  return preprocess.decide(rules, family=family, own_px=px)[0]
+  return preprocess.decide(rules, usual=recognize.usual(family), own_px=px)[0]
 
 
 def by_name(name: str) -> tuple[PreprocessRule, ...]:
@@ -35,19 +35,20 @@ def test_the_first_rule_that_knows_a_value_decides_it_and_is_named() -> None:
 
 
 def test_the_usual_of_a_family_is_a_warning() -> None:
-  found, warnings = preprocess.decide([], family='timm', own_px=(224, 224))
+  found, warnings = preprocess.decide([], usual=recognize.usual('timm'), own_px=(224, 224))
   assert found.mean == (.5, .5, .5) and found.resize_px == 248
   assert warnings == (
       'The preprocessing of images is a guess: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5); short side resized to 248 '
       'px, center crop of 224 x 224 px (geometry torchvision); bicubic, antialiased is what is usual for timm. If it '
       'is wrong, set it with --preprocess=half, imagenet or clip, and resize=, geometry=, interpolation=.',)
-  some = preprocess.decide(preprocess.parse('half,resize=0'), family='timm', own_px=None)[1]
+  some = preprocess.decide(preprocess.parse('half,resize=0'), usual=recognize.usual('timm'), own_px=None)[1]
   assert some[0].startswith('The preprocessing of images is a guess: bicubic, antialiased is what is usual for timm.')
-  assert preprocess.decide(preprocess.parse('half,resize=0,interpolation=bicubic'), family='timm', own_px=None)[1] == ()
+  rules = preprocess.parse('half,resize=0,interpolation=bicubic')
+  assert preprocess.decide(rules, usual=recognize.usual('timm'), own_px=None)[1] == ()
 
 
 def test_geometry_is_that_of_the_familys_own_program() -> None:
-  found = {family: decide([], family=family).geometry.value for family in preprocess.USUAL}
+  found = {family: decide([], family=family).geometry.value for family in recognize.LABELS}
   pillow = ('timm', 'mae', 'dino', 'dinov2', 'efficientnet', 'clip', 'aimv2', 'dinov3', 'eva02', 'pe', 'tips')
   assert found == {**dict.fromkeys(('vision_transformer', 'big_vision', 'bit'), 'big_vision'),
                    **dict.fromkeys(pillow, 'torchvision'), 'huggingface': 'huggingface'}
@@ -55,7 +56,7 @@ def test_geometry_is_that_of_the_familys_own_program() -> None:
 
 
 def test_only_big_vision_truncates_and_only_without_antialias() -> None:
-  assert [family for family in preprocess.USUAL if decide([], family=family).truncate] == ['big_vision']
+  assert [family for family in recognize.LABELS if decide([], family=family).truncate] == ['big_vision']
   assert not decide(preprocess.parse('truncate=false'), family='big_vision').truncate
   assert not decide(preprocess.parse('interpolation=bicubic,antialias=true'), family='big_vision').truncate
   assert decide(preprocess.parse('truncate=true'), family='vision_transformer').truncate

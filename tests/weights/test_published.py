@@ -19,7 +19,8 @@ from tests.weights import make_golden_published as golden
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, infer, inference, loading, preprocess, published, saving
+from vit_jax.weights import files, infer, inference, loading, preprocess, published, recognize, saving
+from vit_jax.weights.network import Weights
 
 FILE = np.load(pathlib.Path(__file__).with_name('golden_published.npz'))
 TIMM, OLDER, OPEN_CLIP, KINDS = (json.loads(str(FILE[name])) for name in ('timm', 'older', 'open_clip', 'kinds'))
@@ -41,7 +42,7 @@ READ = {name: known for name, known in TIMM.items() if not refused(f'{name}.{kno
 
 def decided(name: str) -> preprocess.Preprocess:
   found = published.find([name])
-  how, warnings = preprocess.decide(found.rules, family='timm', own_px=None)
+  how, warnings = preprocess.decide(found.rules, usual=recognize.usual('timm'), own_px=None)
   assert not warnings, (name, warnings)
   return how
 
@@ -146,14 +147,15 @@ def test_other_names_say_nothing(name: str) -> None:
 def test_a_network_without_a_known_tag_says_what_all_its_tags_have_in_common() -> None:
   found = published.find(['vit_base_patch16_clip_224.newest'])
   assert found.hints.gelu is None and found.hints.heads == 12 and found.pool == 'token'
-  p, warnings = preprocess.decide(found.rules, family='timm', own_px=None)
+  p, warnings = preprocess.decide(found.rules, usual=recognize.usual('timm'), own_px=None)
   assert p.mean == preprocess.NORMS['clip']['mean']
   assert warnings == (
       'The preprocessing of images is a guess: short side resized to 235 px, center crop of 224 x 224 px (geometry '
       'torchvision) is that of vit_base_patch16_clip_224.laion2b_ft_in12k_in1k, the default tag of timm for '
       'vit_base_patch16_clip_224, whose tags differ. If it is wrong, set it with --preprocess=half, imagenet or clip, '
       'and resize=, geometry=, interpolation=.',)
-  assert preprocess.decide(published.find(['vit_tiny_patch16_224.mine']).rules, family='timm', own_px=None)[1] == ()
+  rules = published.find(['vit_tiny_patch16_224.mine']).rules
+  assert preprocess.decide(rules, usual=recognize.usual('timm'), own_px=None)[1] == ()
 
 
 def test_a_line_that_cannot_be_understood_is_an_error_of_the_table() -> None:
@@ -163,7 +165,7 @@ def test_a_line_that_cannot_be_understood_is_an_error_of_the_table() -> None:
 
 # Through the loader
 
-def tiny(folder: pathlib.Path, name: str, config: dict[str, Any] | None = None, **changes: Any) -> loading.Weights:
+def tiny(folder: pathlib.Path, name: str, config: dict[str, Any] | None = None, **changes: Any) -> Weights:
   """Loads a small network of timm with this name, and this config beside it."""
   path = folder / f'{name}.safetensors'
   files.write_safetensors(path, saving.to_tensors(made.network(**changes), 'timm'))

@@ -13,12 +13,14 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions, PositionsAt
 from vit_jax.core.errors import UserError
 from vit_jax.models.vit.positions import FIXED
-from vit_jax.weights import files, folders, loading, saving
+from vit_jax.weights import files, loading, saving
+from vit_jax.weights.families import timm
+from vit_jax.weights.network import Weights
 
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
 
 
-def there_and_back(found: loading.Weights, path: pathlib.Path, family: str) -> loading.Weights:
+def there_and_back(found: Weights, path: pathlib.Path, family: str) -> Weights:
   saving.save(found, str(path), family=family)
   return loading.load(str(path))
 
@@ -129,12 +131,12 @@ def test_a_folder_for_timm_says_its_name_for_the_network() -> None:
   sizes = {'resnetv2_50x1_bit': schema.ResNet(), 'resnetv2_152x4_bit': schema.ResNet((3, 8, 36, 3), 256),
            'tf_efficientnet_b0': made.EFFICIENTNET, 'tf_efficientnet_l2': schema.EfficientNet(4.3, 5.3)}
   for name, model in sizes.items():
-    config = folders.timm_config(made.network()._replace(model=model))
+    config = timm.config(made.network()._replace(model=model))
     assert (config['architecture'], config['global_pool'], config['model_args']) == (name, 'avg', {})
     assert config['pretrained_cfg']['classifier'] == ('head.fc' if 'bit' in name else 'classifier')
   for model in (made.BIT, schema.EfficientNet(width_factor=.25)):
     with pytest.raises(UserError, match='got another .*. Write a single .safetensors file'):
-      folders.timm_config(made.network()._replace(model=model))
+      timm.config(made.network()._replace(model=model))
 
 
 @pytest.mark.parametrize(('family', 'name'), [('timm', 'a.pth'), ('huggingface', 'folder'), ('run', 'folder')])

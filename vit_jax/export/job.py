@@ -25,7 +25,7 @@ from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import destination, stage
 from vit_jax.weights import card, inference, loading
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 SUFFIXES = ('.stablehlo', '.onnx')

@@ -31,7 +31,7 @@ from vit_jax.inspect.layerwise import Driver
 from vit_jax.inspect.zeroshot import Guess, ZeroShot, rank
 from vit_jax.models import cost, counting
 from vit_jax.weights import inference, text_encoder
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 BATCH = 32
 

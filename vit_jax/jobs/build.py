@@ -41,7 +41,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.record import stage, storage
 from vit_jax.train import step as steps
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 SIZE_TOLERANCE = .01
 """Relative difference that is allowed between the size of a dataset and `data.num_examples`."""

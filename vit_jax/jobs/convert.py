@@ -16,7 +16,7 @@ def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view
   Args:
     weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
     to: a local path, see `saving.save`.
-    family: one of `saving.FAMILIES`, or peft for the adapters of a run; '' = by the suffix of `to`.
+    family: one of `saving.FORMATS`, or peft for the adapters of a run; '' = by the suffix of `to`.
     overwrite: replace what is at `to`.
   """
   if family == peft_saving.FAMILY:

@@ -31,7 +31,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record import destination, run_directory, stage, storage
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state, loading, preprocess
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 

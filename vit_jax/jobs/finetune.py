@@ -27,7 +27,7 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import stage, storage
 from vit_jax.weights import loading
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 

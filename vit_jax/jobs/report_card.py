@@ -31,8 +31,8 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate_weights import WeightsSpec
 from vit_jax.models.kernels import devices
 from vit_jax.record import destination, run_directory, stage, storage
-from vit_jax.weights import addresses, loading, preprocess
-from vit_jax.weights.loading import Weights
+from vit_jax.weights import addresses, network, preprocess
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -131,7 +131,7 @@ def measure(config: schema.Config, spec: WeightsSpec, *, title: str, overridden:
       reasons[name] = str(error)
       log.warning('%s of %s is not measured: %s', name, spec.where, error)
     seconds[name] = round(time.monotonic() - began, 3)
-  return Column(spec.where, title, loading.describe(found.model), preprocess.describe(found.preprocess),
+  return Column(spec.where, title, network.describe(found.model), preprocess.describe(found.preprocess),
                 trees.num_elements(found.params), measured, reasons, seconds)
 
 

@@ -17,7 +17,7 @@ from vit_jax.record import storage
 from vit_jax.record.clock import STEP, Goodput
 from vit_jax.record.progress import format_duration
 from vit_jax.train.checkpoint import LOWER_IS_BETTER
-from vit_jax.weights import loading
+from vit_jax.weights import network
 
 TRAINING = (STEP, 'data_wait')
 """Phases of the clock in which the run trains."""
@@ -35,7 +35,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
   opt_mib = trees.num_bytes(state.opt) / 2**20
   return '\n'.join([
       f'Run       {config.name}, in {workdir}',
-      f'Network   {loading.describe(config.model)}',
+      f'Network   {network.describe(config.model)}',
       f'          {num_params:,} parameters{f" to train, {frozen:,} frozen" * bool(frozen)}, '
       f'{build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
       f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({title(data.train)})'

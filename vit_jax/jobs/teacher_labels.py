@@ -41,7 +41,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record import progress
 from vit_jax.train.stopping import StopRequest
 from vit_jax.weights import inference, init_state, loading
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 PER_PART = 4_096  # unlabeled images in a part; a kill loses at most one part

@@ -11,7 +11,7 @@ from vit_jax.models import cost
 from vit_jax.record import stage
 from vit_jax.weights import loading
 from vit_jax.weights import text as texts
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 from vit_jax.weights.text_encoder import TextEncoder
 
 log = logging.getLogger('vit_jax.jobs')

@@ -28,7 +28,7 @@ from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit, init_state
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 

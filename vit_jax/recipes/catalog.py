@@ -28,7 +28,7 @@ _SIZES = {  # sizes of plain ViTs that are not from the ViT paper
 _WORDS = {'Ti': 'tiny', 'S': 'small', 'B': 'base', 'L': 'large', 'H': 'huge', 'g': 'giant', 'G': 'gigantic'}
 """Words for sizes in the names of timm."""
 _FAMILIES = (  # pattern of the name, family, source; the first match counts
-    *(kind for family in families.FAMILIES for kind in family.networks),
+    *families.NETWORKS,
     (r'DeiT-III-', 'DeiT III', 'arXiv 2204.07118'),
     (r'DeiT-distilled-', 'DeiT', 'arXiv 2012.12877'),
     (r'LV-ViT-', 'LV-ViT', 'arXiv 2104.10858'),

@@ -1,67 +1,28 @@
 """The families that people start from now, and their networks by name.
 
-`FAMILIES` has one row for each family: the source, the licenses of its weights and the preprocessing of its images.
 `PUBLISHED` has the networks: a size, and the options that differ from a plain ViT. Sources: the papers named below, the
-config files that their authors publish beside the weights, and timm 1.0.31. The names of tensors are in `weights/`.
+config files that their authors publish beside the weights, and timm 1.0.31. What is known about their weights is in
+`weights/families/`.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from vit_jax.config.schema import Gelu, Interpolation, Norm, Pool, PositionResize, Positions, RotaryPlaces
+from vit_jax.config.schema import Gelu, Norm, Pool, PositionResize, Positions, RotaryPlaces
 
+NETWORKS = (
+    (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'), (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
+    (r'DINOv3-', 'DINOv3', 'arXiv 2508.10104'),
+    (r'CLIP-', 'CLIP', 'arXiv 2103.00020'), (r'OpenCLIP-', 'OpenCLIP', 'arXiv 2212.07143'),
+    (r'EVA02-CLIP-', 'EVA-02-CLIP', 'arXiv 2303.15389'), (r'EVA02-', 'EVA-02', 'arXiv 2303.11331'),
+    (r'PE-', 'Perception Encoder', 'arXiv 2504.13181'), (r'RoPE-', 'RoPE-ViT', 'arXiv 2403.13298'),
+    (r'AIMv2-', 'AIMv2', 'arXiv 2411.14402'), (r'TIPSv2-', 'TIPSv2', 'arXiv 2604.12012'),
+    (r'I-JEPA-', 'I-JEPA', 'arXiv 2301.08243'),
+    (r'SigLIP2-', 'SigLIP 2', 'arXiv 2502.14786'), (r'SigLIP-', 'SigLIP', 'arXiv 2303.15343'))
+"""Families of networks: the pattern with which their names in `sizes.names()` begin, the title and the source.
 
-class Family(NamedTuple):
-  """What is known about the networks and the published weights of a family.
-
-  networks: for each kind the pattern with which names in `sizes.names()` begin, its title and its source; the first
-    match of all families counts.
-  hub: licenses of models of the hub, by a pattern of `OWNER/NAME`, and whether their publisher gives them out on
-    request only.
-  key: the family that readers of weight files give their files; '' = no reader has one.
-  norm: of the images, a key of `preprocess.NORMS`.
-  resize: the part of the short side that the crop keeps; 0 = resized without preserving the aspect ratio.
-  interpolation: of the images, as Pillow does it.
-  position_resize: of its program; None = that of the name of a file.
-  """
-  networks: tuple[tuple[str, str, str], ...]
-  hub: tuple[tuple[str, str, bool], ...] = ()
-  key: str = ''
-  norm: str = ''
-  resize: float = 1.
-  interpolation: Interpolation = Interpolation.BICUBIC
-  position_resize: PositionResize | None = None
-
-
-FAMILIES = (
-    Family(((r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'), (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193')),
-           ((r'facebook/dinov2.*|timm/vit_\w+_dinov2.*', 'Apache-2.0', False),),
-           'dinov2', 'imagenet', position_resize=PositionResize.BICUBIC_OFFSET),
-    Family(((r'DINOv3-', 'DINOv3', 'arXiv 2508.10104'),),
-           ((r'facebook/dinov3-.*', 'DINOv3 License', True), (r'timm/vit_\w+_dinov3.*', 'DINOv3 License', False)),
-           'dinov3', 'imagenet'),
-    Family(((r'CLIP-', 'CLIP', 'arXiv 2103.00020'), (r'OpenCLIP-', 'OpenCLIP', 'arXiv 2212.07143')),
-           ((r'openai/clip-.*|laion/CLIP-.*', 'MIT', False), (r'timm/vit_\w+_clip_\w*\.(openai|laion).*', 'MIT', False),
-            (r'timm/vit_\w+_clip_\w*\.metaclip.*', 'CC-BY-NC-4.0', False)),
-           'clip', 'clip', position_resize=PositionResize.BICUBIC),
-    Family(((r'EVA02-CLIP-', 'EVA-02-CLIP', 'arXiv 2303.15389'), (r'EVA02-', 'EVA-02', 'arXiv 2303.11331')),
-           ((r'timm/eva02_.*', 'MIT', False),), 'eva02', 'clip', position_resize=PositionResize.BICUBIC),
-    Family(((r'PE-', 'Perception Encoder', 'arXiv 2504.13181'),),
-           ((r'facebook/PE-.*|timm/vit_pe_.*', 'Apache-2.0', False),),
-           'pe', 'half', 0, Interpolation.BILINEAR, PositionResize.BILINEAR),
-    Family(((r'RoPE-', 'RoPE-ViT', 'arXiv 2403.13298'),),
-           ((r'timm/vit_\w+_rope_\w*\.naver_in1k', 'Apache-2.0', False),)),
-    Family(((r'AIMv2-', 'AIMv2', 'arXiv 2411.14402'),), ((r'(apple|timm)/aimv2.*', 'Apple ASCL or AMLR', False),),
-           'aimv2', 'clip', position_resize=PositionResize.BICUBIC),
-    Family(((r'TIPSv2-', 'TIPSv2', 'arXiv 2604.12012'),),
-           ((r'(google/tipsv2-|timm/vit_\w+_tipsv2).*', 'CC-BY-4.0', False),),
-           'tips', 'zero_one', 0, Interpolation.BILINEAR, PositionResize.BILINEAR_ANTIALIAS),
-    Family(((r'I-JEPA-', 'I-JEPA', 'arXiv 2301.08243'),),
-           ((r'facebook/ijepa_.*|timm/vit_\w+_ijepa.*', 'CC-BY-NC-4.0', False),)),
-    Family(((r'SigLIP2-', 'SigLIP 2', 'arXiv 2502.14786'), (r'SigLIP-', 'SigLIP', 'arXiv 2303.15343')),
-           ((r'(google|timm)/\w*siglip.*', 'Apache-2.0', False),)),
-)
-"""Families with no row here are older: what is known about them is in `catalog.py` and in the modules of `weights/`."""
+Older families are in `catalog.py`. What is known about the weights of a family is in `weights/families/`.
+"""
 
 _DINOV3: dict[str, Any] = {  # arXiv 2508.10104
     'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'layer_scale': 1e-5, 'registers': 4, 'key_bias': False,

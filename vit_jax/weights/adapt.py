@@ -18,7 +18,7 @@ from vit_jax.models import mixer
 from vit_jax.models.vit.positions import FIXED
 from vit_jax.weights import resize, tables
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.loading import Weights, describe
+from vit_jax.weights.network import Weights, describe
 from vit_jax.weights.report import Line, Report
 
 BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'

@@ -19,7 +19,7 @@ from vit_jax.core.redaction import redacted
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
 from vit_jax.weights import addresses, catalog, known_weights
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 _OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
 _LIBRARIES = {'huggingface': 'transformers', 'timm': 'timm'}
@@ -46,7 +46,7 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
   Args:
     weights: as they were loaded.
     name: of the file or folder.
-    written_as: the format: one of `saving.FAMILIES`, `onnx` or `stablehlo`.
+    written_as: the format: one of `saving.FORMATS`, `onnx` or `stablehlo`.
     how: a sentence on how the file was made and checked.
     is_folder: whether it is a folder; a timm folder is loaded by its path.
     from_pixels: the file takes u8 images, and normalizes them.

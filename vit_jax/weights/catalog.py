@@ -1,7 +1,8 @@
 """The published weights that are known by name, with what is known about them: `vit_jax.list_weights()`.
 
-Names and addresses are those of `known_weights.py`. What is said about a file follows from its name alone: nothing is
-downloaded. Licenses are those of the repositories that publish the files, as far as known; not all were looked up.
+Names, addresses and their meaning are in the records of `families/`. What is said about a file follows from its name
+alone: nothing is downloaded. Licenses are those of the repositories that publish the files, as far as known; not all
+were looked up.
 """
 from __future__ import annotations
 
@@ -12,63 +13,15 @@ from typing import NamedTuple
 from vit_jax.core import globs
 from vit_jax.recipes import catalog
 from vit_jax.weights import known_weights
+from vit_jax.weights.families import FAMILIES
+from vit_jax.weights.families.record import Published
 
 _LETTERS = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 's': 'S', 'b': 'B', 'l': 'L', 'g': 'g',
             'so': 'So400m'}
-_I1K, _I21K, _BOTH = 'ImageNet-1k', 'ImageNet-21k', 'ImageNet-21k+1k'
-_APACHE = 'Apache-2.0'
 PATTERNS = (
     ('{R_Ti,R26_S,R50_L,Ti,S,B,L}_…-i21k-300ep-lr_…-aug_…', 'all files of AugReg (arXiv 2106.10270), by their names'),
     ('timm/NAME, google/NAME, facebook/NAME, openai/NAME, laion/NAME, apple/NAME', 'models of the hub, as hf://OWNER/NAME'))
 """Names that are not listed one by one."""
-
-
-class _Rule(NamedTuple):
-  """What the names that match a pattern mean.
-
-  model: template of the network's name, filled with the groups of the pattern.
-  px: 0 = not known.
-  is_hidden: the head has the hidden layer of the ViT paper's pre-training.
-  """
-  pattern: str
-  model: str
-  px: int
-  data: str
-  num_classes: int
-  source: str
-  license: str = _APACHE
-  is_hidden: bool = False
-
-
-_RULES = (
-    _Rule(r'(Mixer-\w)_(\d+)-i21k', '{0}/{1}', 224, _I21K, 21_843, 'arXiv 2105.01601'),
-    _Rule(r'(Mixer-\w)_(\d+)-i1k', '{0}/{1}', 224, _I1K, 1_000, 'arXiv 2105.01601'),
-    _Rule(r'(R\d+\+|)ViT-(\w)_(\d+)-i21k', '{0}{1}/{2}', 224, _I21K, 21_843, 'arXiv 2010.11929', is_hidden=True),
-    _Rule(r'ViT-(\w)_(\d+)-224-i1k', '{0}/{1}', 224, _BOTH, 1_000, 'arXiv 2010.11929'),
-    _Rule(r'ViT-(\w)_(8)-i1k', '{0}/{1}', 0, _BOTH, 1_000, 'arXiv 2010.11929'),
-    _Rule(r'(R\d+\+|)ViT-(\w)_(\d+)-i1k', '{0}{1}/{2}', 384, _BOTH, 1_000, 'arXiv 2010.11929'),
-    _Rule(r'ViT-(\w)_(\d+)-sam', '{0}/{1}', 224, _I1K, 1_000, 'arXiv 2106.01548'),
-    _Rule(r'ViT-(\w)_(\d+)-gsam', '{0}/{1}', 224, _I1K, 1_000, 'arXiv 2203.08065'),
-    _Rule(r'BiT-S-(R\d+x\d)', 'BiT-{0}', 224, _I1K, 1_000, 'arXiv 1912.11370'),
-    _Rule(r'BiT-M-(R\d+x\d)', 'BiT-{0}', 224, _I21K, 21_843, 'arXiv 1912.11370'),
-    _Rule(r'BiT-M-(R\d+x\d)-ILSVRC2012', 'BiT-{0}', 480, _BOTH, 1_000, 'arXiv 1912.11370'),
-    _Rule(r'vit_s16_i1k_\d+ep', 'S/16', 224, _I1K, 1_000, 'arXiv 2205.01580'),
-    _Rule(r'deit_([a-z]+)_patch(\d+)_224', '{0}/{1}', 224, _I1K, 1_000, 'arXiv 2012.12877'),
-    _Rule(r'deit_([a-z]+)_patch(\d+)_384', '{0}/{1}', 384, _I1K, 1_000, 'arXiv 2012.12877'),
-    _Rule(r'deit_([a-z]+)_distilled_patch(\d+)_224', 'DeiT-distilled-{0}/{1}', 224, _I1K, 1_000, 'arXiv 2012.12877'),
-    _Rule(r'deit_([a-z]+)_distilled_patch(\d+)_384', 'DeiT-distilled-{0}/{1}', 384, _I1K, 1_000, 'arXiv 2012.12877'),
-    _Rule(r'deit_3_(huge)_224_1k', 'DeiT-III-{0}/14', 224, _I1K, 1_000, 'arXiv 2204.07118'),
-    _Rule(r'deit_3_([a-z]+)_224_1k', 'DeiT-III-{0}/16', 224, _I1K, 1_000, 'arXiv 2204.07118'),
-    _Rule(r'deit_3_([a-z]+)_384_1k', 'DeiT-III-{0}/16', 384, _I1K, 1_000, 'arXiv 2204.07118'),
-    _Rule(r'deit_3_([a-z]+)_224_21k', 'DeiT-III-{0}/16', 224, _BOTH, 1_000, 'arXiv 2204.07118'),
-    _Rule(r'mae_finetuned_vit_(huge)', '{0}/14', 224, _I1K, 1_000, 'arXiv 2111.06377', 'CC-BY-NC-4.0'),
-    _Rule(r'mae_finetuned_vit_([a-z]+)', '{0}/16', 224, _I1K, 1_000, 'arXiv 2111.06377', 'CC-BY-NC-4.0'),
-    _Rule(r'mae_\w+_vit_(huge)', '{0}/14', 224, _I1K, 0, 'arXiv 2111.06377', 'CC-BY-NC-4.0'),
-    _Rule(r'mae_\w+_vit_([a-z]+)', '{0}/16', 224, _I1K, 0, 'arXiv 2111.06377', 'CC-BY-NC-4.0'),
-    _Rule(r'dino_(?:deit|vit)([a-z]+?)(\d+)_pretrain', '{0}/{1}', 224, _I1K, 0, 'arXiv 2104.14294'),
-    _Rule(r'dinov2_vit([a-z])14', 'DINOv2-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2304.07193'),
-    _Rule(r'dinov2_vit([a-z])14_reg4', 'DINOv2-reg-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2309.16588'),
-    _Rule(r'tips_v2_([a-z]+)14_vision', 'TIPSv2-{0}/14', 448, 'image and text', 0, 'arXiv 2604.12012', 'CC-BY-4.0'))
 
 
 class KnownWeights(NamedTuple):
@@ -130,7 +83,8 @@ def _entry(name: str) -> KnownWeights:
                       rule.source, rule.license, known_weights.NAMES[name])
 
 
-def _rule(name: str) -> tuple[_Rule, str]:
+def _rule(name: str) -> tuple[Published, str]:
   """The rule of a known name, and the name of its network."""
-  rule, groups = next((rule, match.groups()) for rule in _RULES if (match := re.fullmatch(rule.pattern, name)))
+  rule, groups = next((rule, match.groups()) for family in FAMILIES for rule in family.published
+                      if (match := re.fullmatch(rule.pattern, name)))
   return rule, rule.model.format(*(_LETTERS.get(group, group) for group in groups))

@@ -13,6 +13,7 @@ from vit_jax.core.errors import UserError
 MOST_PX = 16_384  # side of an image; a network for larger images would not fit in memory
 MOST_HEADS = 4096
 EPSILON = (1e-15, .999)  # limits of the epsilon of norms
+OWN_GRID = -1  # as `rotary_grid`: that of the table of positions
 
 
 class Hints(NamedTuple):
@@ -25,7 +26,7 @@ class Hints(NamedTuple):
   position_resize: PositionResize | None = None
   pool: Pool | None = None
   norm_after_pool: bool = False
-  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by name; a `rotary_grid` of -1 is that of the positions
+  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by name; `rotary_grid` may be OWN_GRID
 
   def over(self, other: Hints) -> Hints:
     """Returns these hints, with unknown values replaced by those of `other`."""

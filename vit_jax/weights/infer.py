@@ -9,21 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Pool
+from vit_jax.config.schema import Norm, Pool, Positions
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
-from vit_jax.weights import switches
-from vit_jax.weights.hints import Hints
+from vit_jax.weights.hints import OWN_GRID, Hints
 
 Leaves = dict[str, HostArray]
 LAYER_SCALE = 1e-5  # a value other than 0 means that LayerScale exists; its initial value no longer matters
 MAE_DECODER_HEADS = {512: 16}  # of MAE, by the width of the decoder
+_BLOCKS = 'backbone/blocks'
 _STACKED_DECODER = 'decoder/blocks/norm1/scale'
 
 
@@ -37,7 +39,7 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
     return _mixer(leaves, hints)
   if 'backbone/root/kernel' in leaves:
     found = schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
-    return dataclasses.replace(found, var_eps=switches.of_stem(hints.settings).get('var_eps', found.var_eps))
+    return dataclasses.replace(found, var_eps=_of_stem(hints.settings).get('var_eps', found.var_eps))
   if 'backbone/stem/conv/kernel' in leaves:
     return _efficientnet(leaves)
   wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
@@ -67,14 +69,14 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   stem: schema.PatchStem | schema.ResNetStem = schema.PatchStem()
   if 'backbone/stem/root/kernel' in leaves:
     stem = schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1],
-                             **switches.of_stem(hints.settings))
+                             **_of_stem(hints.settings))
   depth, width = leaves['backbone/blocks/norm1/scale'].shape
   mlp, is_gated = leaves['backbone/blocks/mlp/up/kernel'].shape[-1], 'backbone/blocks/mlp/gate/kernel' in leaves
   pool = _pool(leaves, hints)
   found = schema.ViT(
       patch=leaves['backbone/stem/kernel'].shape[0] * stem.stride, width=width, depth=depth,
       mlp=mlp, pool=pool, swiglu=is_gated, stem=stem, distilled='backbone/dist' in leaves,
-      positions=switches.positions(leaves, hints.settings), **switches.of_parameters(leaves),
+      positions=_positions(leaves, hints.settings), **_of_parameters(leaves),
       registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
       layer_scale=LAYER_SCALE if 'backbone/blocks/scale1' in leaves else 0.,
       qk_norm='backbone/blocks/attn/query_norm/scale' in leaves,
@@ -82,13 +84,73 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   query = leaves['backbone/blocks/attn/query/kernel']
   heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(found)
   _check_heads(heads, width, said=hints.heads)
-  settings = switches.of_settings(found, hints.settings)
-  if settings.get('rotary_grid') == switches.OWN_GRID:
+  settings = _of_settings(found, hints.settings)
+  if settings.get('rotary_grid') == OWN_GRID:
     rows = leaves['backbone/positions'].shape[1] - found.pool.has_class_token
     settings['rotary_grid'] = grid(rows, found.patch, hints.image_px)[0]
   return dataclasses.replace(found, heads=heads, gelu=hints.gelu or found.gelu,
                              position_resize=hints.position_resize or found.position_resize,
                              norm_eps=hints.norm_eps or found.norm_eps, **settings)
+
+
+def _positions(leaves: Leaves, settings: Mapping[str, Any]) -> Positions:
+  """Returns the kind of positions: by the table in the file, and by whether its program rotates queries and keys."""
+  is_rotary = 'rotary_base' in settings or f'{_BLOCKS}/attn/frequencies' in leaves
+  if 'backbone/positions' in leaves:
+    return Positions.LEARNED_ROTARY2D if is_rotary else Positions.LEARNED
+  return Positions.ROTARY2D if is_rotary else settings.get('positions', Positions.SINCOS2D)
+
+
+def pool_of_timm(word: str, leaves: Leaves) -> Pool | None:
+  """Returns the pooling that a network of timm with this `global_pool` has; None where its tensors determine it.
+
+  Raises:
+    UserError: networks here do not pool in this way.
+  """
+  if word not in ('', 'token', 'avg', 'map'):
+    raise UserError(f'global_pool: expected token, avg or map in the config of timm, got {word!r}, which is not '
+                    'available here. Change it if the weights were trained otherwise.')
+  if not word or 'backbone/pool/probe' in leaves:
+    return None
+  has_cls = 'backbone/cls' in leaves
+  return {'token': Pool.CLS if has_cls else None, 'avg': Pool.PATCHES if has_cls else Pool.MEAN, 'map': None}[word]
+
+
+def pool_note(model: schema.Model, leaves: Leaves, hints: Hints) -> str:
+  """Returns a sentence where a name or a config decided that patch tokens are pooled, beside a class token."""
+  is_ours = isinstance(model, schema.ViT) and model.pool is Pool.PATCHES and not model.norm_after_pool
+  if not is_ours or not hints.pool:
+    return ''
+  return ('Pooling: the mean of the patch tokens, as in timm for this network. For the class token, set '
+          '--model=pool=cls.')
+
+
+def _of_parameters(leaves: Leaves) -> dict[str, Any]:
+  """Returns the settings that follow from which parameters exist."""
+  found: dict[str, Any] = {name: path in leaves for name, path in (
+      ('norm_before', 'backbone/norm_before/scale'), ('stem_norm', 'backbone/stem_norm/scale'),
+      ('attn_norm', f'{_BLOCKS}/attn/norm/scale'), ('rotary_mixed', f'{_BLOCKS}/attn/frequencies'),
+      ('mlp_norm', f'{_BLOCKS}/mlp/norm/scale'),
+      ('key_bias', f'{_BLOCKS}/attn/key/bias'), ('out_bias', f'{_BLOCKS}/attn/out/bias'),
+      ('mlp_bias', f'{_BLOCKS}/mlp/down/bias'))}
+  found['key_bias'] |= f'{_BLOCKS}/attn/query/bias' not in leaves  # no bias at all is `qkv_bias`
+  for name, path in (('stem_bias', 'backbone/stem/bias'), ('final_norm', 'backbone/norm/scale')):
+    found[name] = path in leaves or not found['norm_before']  # where another family lacks it, the file is incomplete
+  hidden = leaves['backbone/pool/mlp/up/kernel'].shape[-1] if 'backbone/pool/mlp/up/kernel' in leaves else 0
+  found['pool_mlp'] = 0 if hidden == leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1] else hidden
+  return found | {'norm': Norm.LAYER if f'{_BLOCKS}/norm1/bias' in leaves else Norm.RMS}
+
+
+def _of_settings(model: schema.ViT, settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns those of `settings` that this network has."""
+  return {name: value for name, value in settings.items() if name != 'positions' and not name.startswith('stem_') and (
+      model.positions.is_rotary or not name.startswith('rotary')) and (
+          model.pool.is_attention or name != 'pool_heads')}
+
+
+def _of_stem(settings: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the epsilons of convolutions and their norms, by their names in `schema.ResNetStem`."""
+  return {name.removeprefix('stem_'): value for name, value in settings.items() if name.startswith('stem_')}
 
 
 def has_pool(leaves: Leaves) -> bool:

@@ -17,7 +17,7 @@ from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.weights import loading
 from vit_jax.weights import preprocess as preprocessing
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 
 def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', classes: str = '',

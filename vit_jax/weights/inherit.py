@@ -16,7 +16,7 @@ from vit_jax.config.schema import Crop, InitSettings, Interpolation
 from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
 from vit_jax.weights import loading, preprocess
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.weights')
 

@@ -20,7 +20,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 from vit_jax.weights import adapt, loading
 from vit_jax.weights.adapt import Target
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.weights')
 

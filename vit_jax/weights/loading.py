@@ -6,7 +6,7 @@ network must be in the file, with the correct shape.
 from __future__ import annotations
 
 import pathlib
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,61 +16,31 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import redacted
-from vit_jax.core.types import Params, PyTree
+from vit_jax.core.types import Params
 from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import (
     addresses,
     catalog,
-    doubts,
-    families,
     files,
     infer,
     peft,
     published,
+    recognize,
     resize,
     rotary,
     runs,
     sidecars,
-    switches,
     tables,
 )
 from vit_jax.weights import hints as model_hints
 from vit_jax.weights import preprocess as preparing
+from vit_jax.weights.families.record import Tensors
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
+from vit_jax.weights.network import Weights, describe
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Line, Report
-
-
-class Weights(NamedTuple):
-  """A network with all that is needed to use it.
-
-  model: all settings, with the form of the GELU, the epsilon and the pooling of the weights.
-  head: settings of the head.
-  num_classes: outputs of the head; 0 = no head (`params` then has no `head`).
-  params: f32 numpy arrays under `backbone`, and where they exist `head`, `head_dist`, `decoder`, `mask_token`.
-  state: running statistics of a network with BatchNorm, else `{}`.
-  decoder: settings of a masked autoencoder's decoder, if there is one.
-  preprocess: how its images are prepared.
-  class_names: of the head's outputs, in their order; () = unknown.
-  family: format of the source: one of `names.FAMILIES`, `mae`, `dino`, `dinov2`, `efficientnet`, or `run`.
-  source: path, address or name.
-  report: how every tensor was used.
-  given: as `source`, with the password or token that an address has; not for messages and records.
-  """
-  model: schema.Model
-  head: schema.Head
-  num_classes: int
-  params: Params
-  state: PyTree
-  decoder: schema.Mae | None
-  preprocess: Preprocess
-  class_names: tuple[str, ...]
-  family: str
-  source: str
-  report: Report
-  given: str = ''
 
 
 def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', allow_download: bool = False,
@@ -93,7 +63,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', a
       finite.
   """
   found = _load(where, preprocess, model, view, allow_download)
-  if not allow_nonfinite and (bad := doubts.not_finite(trees.flatten(found.params) | trees.flatten(found.state))):
+  if not allow_nonfinite and (bad := _not_finite(trees.flatten(found.params) | trees.flatten(found.state))):
     raise UserError(f'--weights={where}: expected weights with finite values, got {bad}. Use other weights, such as an '
                     'earlier checkpoint, or add --allow_nonfinite to use these.')
   return found._replace(given=where)
@@ -127,34 +97,10 @@ def text(weights: Weights) -> str:
       preparing.describe(weights.preprocess), weights.report.text()])
 
 
-def describe(model: schema.Model) -> str:
-  """Returns a short description of a network."""
-  match model:
-    case schema.ViT():
-      found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
-               f'{model.patch}, pool {model.pool.value}, GELU {model.gelu.value}, epsilon {model.norm_eps:g}')
-      options = {f'{model.registers} registers': model.registers, 'distillation token': model.distilled,
-                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm,
-                 'RMSNorm': model.norm is schema.Norm.RMS, 'norm before the blocks': model.norm_before,
-                 f'positions {model.positions.value}': model.positions is not schema.Positions.LEARNED,
-                 f'resized {model.position_resize.value}': model.positions.has_rows}
-      stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
-      return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
-    case schema.Mixer():
-      return (f'Mixer of width {model.width}, depth {model.depth}, patch {model.patch}, GELU {model.gelu.value}, '
-              f'epsilon {model.norm_eps:g}')
-    case schema.ResNet():
-      return f'ResNet of stages {model.layers}, width {model.width}'
-    case schema.EfficientNet():
-      return f'EfficientNet, width x {model.width_factor}, depth x {model.depth_factor}'
-    case schema.AxialResNet():
-      return f'AxialResNet of stages {model.layers}, width {model.width}'
-
-
-def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
+def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
                 hints: Hints) -> Weights:
   """Returns weights from the named tensors of a file."""
-  sidecar, known = sidecars.read(path), families.recognize(tensors)
+  sidecar, known = sidecars.read(path), recognize.recognize(tensors)
   named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
   named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
@@ -163,11 +109,11 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   hints = hints.over(known.hints).over(Hints(
       position_resize=resize.convention(known.family, named.hints.position_resize,
                                         has_registers='backbone/registers' in found.leaves),
-      pool=switches.pool(sidecar.pool or named.pool, found.leaves)))
+      pool=infer.pool_of_timm(sidecar.pool or named.pool, found.leaves)))
   _check_all_used(found)
   model = infer.model(found.leaves, hints)
-  unsure = doubts.ambiguities(model, found.leaves, known.family, sidecar, (path.name, where), has_gelu=has_gelu)
-  unsure += doubts.guessed_pool(model, found.leaves, hints)
+  unsure = _ambiguities(model, found.leaves, known.family, sidecar, (path.name, where), has_gelu=has_gelu)
+  unsure += _guessed_pool(model, found.leaves, hints)
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0,
@@ -181,11 +127,11 @@ def _of_tensors(tensors: families.Tensors, path: pathlib.Path, where: str, expli
   _check_complete(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
   rules = [*explicit, *sidecar.rules, *named.rules]
   rules += [preparing.PreprocessRule('its size', {'image_px': hints.image_px})] if hints.image_px else []
-  decided, warnings = preparing.decide(rules, family=known.family, own_px=own_px)
+  decided, warnings = preparing.decide(rules, usual=recognize.usual(known.family), own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  notes = tuple(filter(None, [catalog.terms(where), switches.pool_note(model, found.leaves, hints)]))
-  report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *unsure, *more, *doubts.values(leaves)))
+  notes = tuple(filter(None, [catalog.terms(where), infer.pool_note(model, found.leaves, hints)]))
+  report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *unsure, *more, *_unusable_values(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
   own = decided._replace(image_px=image_px)
@@ -225,7 +171,7 @@ def _check_all_used(found: tables.Match) -> None:
   problems = list(found.problems)
   if found.left:
     problems += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
-               *families.reasons(found.left)]
+               *recognize.reasons(found.left)]
   if problems:
     raise UserError('\n'.join(problems))
 
@@ -245,10 +191,36 @@ def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, 
     return number > 0 and (round(number ** .5) ** 2 == number
                            or number == (own[0] // model.patch) * (own[1] // model.patch))
 
-  leaves, lines = families.positions(leaves, model, fits)
+  leaves, lines = _with_first_rows(leaves, model, fits)
   num_first = model.pool.has_class_token + model.distilled
   h, w = infer.grid(leaves['backbone/positions'].shape[1] - num_first, model.patch, hints.image_px)
   return leaves, lines, (h * model.patch, w * model.patch)
+
+
+def _with_first_rows(leaves: Leaves, model: schema.ViT, fits: Callable[[int], bool]) -> tuple[Leaves, tuple[Line, ...]]:
+  """Returns the leaves with position rows for the class and distillation tokens and without rows for registers.
+
+  Args:
+    leaves: with `backbone/positions` as in the file.
+    model: the network's settings.
+    fits: whether a number of patch tokens forms a grid.
+  """
+  name, registers = 'backbone/positions', model.registers
+  if name not in leaves:
+    return leaves, ()
+  table, num_first = leaves[name], (model.pool.has_class_token) + model.distilled
+  rows = table.shape[1]
+  if fits(rows - num_first):
+    return leaves, ()
+  if num_first and fits(rows):
+    padded = np.concatenate([np.zeros((1, num_first, table.shape[2]), table.dtype), table], axis=1)
+    return {**leaves, name: padded}, (Line(name, 'folded', f'the file has none for the first {num_first}: zeros'),)
+  if registers and fits(rows - num_first - registers):
+    own = table[:, num_first:num_first + registers]
+    kept = np.concatenate([table[:, :num_first], table[:, num_first + registers:]], axis=1)
+    return ({**leaves, name: kept, 'backbone/registers': leaves['backbone/registers'] + own},
+            (Line('backbone/registers', 'folded', 'their positions are added to them'),))
+  return leaves, ()
 
 
 def _head(leaves: Leaves) -> tuple[schema.Head, int]:
@@ -297,6 +269,64 @@ def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], l
   return names, []
 
 
+def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: sidecars.Sidecar, names: tuple[str, ...],
+                *, has_gelu: bool) -> list[str]:
+  """Returns warnings about networks whose tensors could also be those of another network.
+
+  `has_gelu`: whether `--model`, a sidecar or a published name determines the form of the GELU.
+
+  Raises:
+    UserError: the file is of the other network.
+  """
+  if isinstance(model, schema.EfficientNet):
+    named = [name for one in (sidecar.architecture, *names) if (name := one.rpartition('/')[2].lower())]
+    if other := [name for name in named if name.startswith('efficientnet_')]:
+      raise UserError(f'expected a network of the authors, tf_efficientnet_…, got {other[0]}, which pads as PyTorch '
+                      'does and has another epsilon. Use the tf_ variant.')
+    is_known = sidecar != sidecars.Sidecar() or any(name.startswith('tf_efficientnet_') for name in named)
+    return [] if is_known else ['it is assumed to be a tf_efficientnet_…; the efficientnet_… of timm have the same '
+                                'tensors, and other results']
+  if not isinstance(model, schema.ViT):
+    return []
+  if not has_gelu and family in ('timm', 'clip') and not model.swiglu:
+    if model.norm_before and model.positions is schema.Positions.LEARNED:
+      return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have '
+              'another: set --model=gelu=quick for these']
+    if model.pool is schema.Pool.MAP and model.positions is schema.Positions.LEARNED:
+      return ['its GELU is a guess: exact. Some of the published SigLIPs have another: set --model=gelu=tanh for these']
+  if 'backbone/positions' in leaves or model.positions is not schema.Positions.SINCOS2D:
+    return []
+  if family != 'big_vision':
+    raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')
+  return ['it has no position embeddings; they are assumed to be fixed (sincos2d), as in big_vision']
+
+
+def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints) -> list[str]:
+  """Returns a warning if neither the tensors, `--model` nor a sidecar determine how tokens are pooled."""
+  if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or (
+      model.norm_after_pool):
+    return []
+  return ['its pooling is a guess: the mean of the patch tokens. The same tensors may belong to a network that takes '
+          'the first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set '
+          '--model=pool=mean or --model=pool=first.']
+
+
+def _unusable_values(leaves: Leaves) -> list[str]:
+  """Returns warnings about values that cannot be used."""
+  found = []
+  if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
+    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean nothing')
+  bad = _not_finite(leaves)
+  return found + ([f'not finite: {bad}'] if bad else [])
+
+
+def _not_finite(leaves: Leaves) -> str:
+  """Returns how many parameters have values that are infinite or NaN, and the first of them; '' for none."""
+  bad = [name for name, leaf in leaves.items() if leaf.dtype.kind == 'f' and not np.isfinite(leaf).all()]
+  more = f' and {len(bad) - 3} more' if len(bad) > 3 else ''
+  return f'infinite or NaN values in {", ".join(bad[:3])}{more}' if bad else ''
+
+
 def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.PreprocessRule],
             hints: Hints) -> Weights:
   """Returns weights from the newest complete checkpoint of a run."""
@@ -305,13 +335,13 @@ def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.
     raise UserError(f'--model: expected none for the run {where}, whose config has all settings. Leave it out.')
   leaves = trees.flatten(found.params)
   rule = preparing.PreprocessRule('the run', found.preprocess)
-  decided, _ = preparing.decide([*explicit, rule], family='vision_transformer', own_px=None)
+  decided, _ = preparing.decide([*explicit, rule], usual=recognize.usual('vision_transformer'), own_px=None)
   own = decided._replace(image_px=found.preprocess['image_px'])
   head = found.config.head
   num_classes = leaves['head/bias'].shape[-1] if 'head/bias' in leaves else 0
   decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
   report = Report(tuple(Line(name, 'taken') for name in leaves),
-                  (f'Run: step {found.step:,}, view {found.view}',), tuple(doubts.values(leaves)))
+                  (f'Run: step {found.step:,}, view {found.view}',), tuple(_unusable_values(leaves)))
   names, more = _names(found.class_names, num_classes)
   return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
                          where, report._replace(warnings=(*report.warnings, *more))), decided)

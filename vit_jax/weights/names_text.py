@@ -5,7 +5,7 @@ Our paths: `text/tokens [V, D]`, `text/positions [1, N, D]`, `text/blocks/…` a
 """
 from __future__ import annotations
 
-from vit_jax.weights.layouts import DENSE, SAME, Entry, Layout, Table, layer, norm
+from vit_jax.weights.tables import DENSE, SAME, Entry, Layout, Table, layer, norm
 
 _BLOCKS = 'text/blocks'
 _ROWS = Layout(lambda x: x[None], lambda x: x[0])

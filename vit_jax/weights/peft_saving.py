@@ -15,10 +15,11 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
 from vit_jax.record import destination
-from vit_jax.weights import addresses, files, folders, loading, peft, runs, saving
-from vit_jax.weights.loading import Weights
-from vit_jax.weights.names import Entry
+from vit_jax.weights import addresses, files, loading, network, peft, recognize, runs, saving
+from vit_jax.weights.families import transformers
+from vit_jax.weights.network import Weights
 from vit_jax.weights.peft import Layer
+from vit_jax.weights.tables import Entry
 
 FAMILY = 'peft'
 TIMM = ('timm', 'mae', 'dino', 'dinov2')
@@ -80,10 +81,10 @@ def _read(where: str, view: str) -> Run:
   if family not in ('timm', 'huggingface') or not isinstance(model, schema.ViT):
     raise UserError(f'--weights: expected a run on a ViT of timm or transformers with --family={FAMILY}, got one on '
                     f'{base} ({family}). Choose another --family, which writes merged weights.')
-  kind = folders.transformers_type(merged) if family == 'huggingface' else ''
+  kind = transformers.kind_of(merged, recognize.KINDS).model_type if family == 'huggingface' else ''
   if model.positions.is_rotary or model.swiglu or kind not in ('', 'vit', 'deit'):
     raise UserError(f'--weights: expected a ViT without rotary positions and SwiGLU with --family={FAMILY}, got '
-                    f'{loading.describe(model)}. Choose another --family, which writes merged weights.')
+                    f'{network.describe(model)}. Choose another --family, which writes merged weights.')
   return Run(found, merged, base, family)
 
 
@@ -125,7 +126,7 @@ def to_layers(run: Run) -> dict[str, Layer]:
   tensors = _tensors(run, merged=False)
   found: dict[str, Layer] = {}
   groups: dict[str, list[Entry]] = {}
-  for entry in saving.table_for(run.merged, run.family):
+  for entry in recognize.written_table(run.merged, run.family):
     if entry.ours.startswith(adapters.BLOCKS) and entry.ours.endswith('/kernel'):
       groups.setdefault(entry.theirs, []).append(entry)
   for theirs, entries in groups.items():
@@ -197,7 +198,7 @@ def _module(name: str, family: str) -> str:
 def _heads(run: Run) -> dict[str, HostArray]:
   """Returns the tensors of the heads, which are trained whole."""
   tensors, found = _tensors(run, merged=True), {}
-  for entry in saving.table_for(run.merged, run.family):
+  for entry in recognize.written_table(run.merged, run.family):
     if entry.ours.startswith('head') and entry.ours in trees.flatten(run.merged.params):
       theirs = 'cls_classifier' if run.family == 'huggingface' and run.merged.model.distilled and (  # type: ignore
           entry.theirs.startswith('classifier.')) else entry.theirs.rpartition('.')[0]

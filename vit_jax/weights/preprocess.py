@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
-from vit_jax.recipes import families
 from vit_jax.weights.hints import MOST_PX, number, parse_px, whole
 
 
@@ -58,24 +57,9 @@ NORMS: dict[str, dict[str, Any]] = {
     'zero_one': {'mean': (0., 0., 0.), 'std': (1., 1., 1.)},
     'satellite': {'mean': (.430, .411, .296), 'std': (.213, .156, .143)},  # DINOv3 for satellite images
 }
-_PILLOW = {'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True}
-_TF = {'geometry': Geometry.BIG_VISION, 'interpolation': Interpolation.BILINEAR, 'antialias': False}
+PILLOW = {'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True}
+TF = {'geometry': Geometry.BIG_VISION, 'interpolation': Interpolation.BILINEAR, 'antialias': False}
 _NAMES = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'antialias')
-
-USUAL: dict[str, dict[str, Any]] = {
-    'vision_transformer': {**NORMS['half'], **_TF, 'resize': 0},
-    'big_vision': {**NORMS['half'], **_TF, 'interpolation': Interpolation.AREA, 'truncate': True, 'resize': .875},
-    'timm': {**NORMS['half'], **_PILLOW, 'resize': .9},
-    'huggingface': {**NORMS['half'], 'geometry': Geometry.HUGGINGFACE, 'interpolation': Interpolation.BILINEAR,
-                    'antialias': True, 'resize': 0},
-    'mae': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
-    'dino': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
-    'bit': {**NORMS['half'], **_TF, 'resize': 0},
-    'efficientnet': {**NORMS['imagenet'], **_PILLOW, 'resize': .875},
-    **{one.key: {**NORMS[one.norm], **_PILLOW, 'interpolation': one.interpolation, 'resize': one.resize}
-       for one in families.FAMILIES if one.key},
-}
-"""The defaults of each family."""
 
 def parse(text: str) -> list[PreprocessRule]:
   """Parses `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true`.
@@ -109,22 +93,21 @@ FIRST = ('--preprocess', ADAPTERS)
 """Rules that decide the size of the images against the position embeddings, which are resized for it."""
 
 
-def decide(rules: Sequence[PreprocessRule], *, family: str,
+def decide(rules: Sequence[PreprocessRule], *, usual: PreprocessRule,
            own_px: tuple[int, int] | None) -> tuple[Preprocess, tuple[str, ...]]:
   """Takes each value from the first of `rules` that has it, or else from the family's defaults, with a warning.
 
   Args:
     rules: in order of priority.
-    family: whose defaults complete the rules.
+    usual: the defaults of the family, as `recognize.usual` returns them, which complete the rules.
     own_px: image size of the network's position embeddings, if it has any; only rules of `FIRST` override it.
 
   Returns:
     The preprocessing, and warnings.
   """
-  last = PreprocessRule(f'what is usual for {family}', USUAL[family], is_guess=True)
   own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
   first = [rule for rule in rules if rule.rule in FIRST]
-  order = [*first, *own, *rules, last, PreprocessRule('the usual size', {'image_px': (224, 224)})]
+  order = [*first, *own, *rules, usual, PreprocessRule('the usual size', {'image_px': (224, 224)})]
   chosen = {name: next(rule for rule in order if name in rule.values) for name in _NAMES}
   values = {name: rule.values[name] for name, rule in chosen.items()}
   by_rule: dict[str, list[str]] = {}
@@ -133,8 +116,8 @@ def decide(rules: Sequence[PreprocessRule], *, family: str,
   origin = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
   image_px = values['image_px']
   if chosen['image_px'] in first and chosen['resize'] not in first:  # the short side is for another size of images
-    usual = next(rule.values['image_px'] for rule in order if 'image_px' in rule.values and rule not in first)
-    resize_px = _rescaled(values['resize'], usual, image_px)
+    usual_px = next(rule.values['image_px'] for rule in order if 'image_px' in rule.values and rule not in first)
+    resize_px = _rescaled(values['resize'], usual_px, image_px)
   else:
     resize_px = _short_side(values['resize'], image_px)
   found = Preprocess(values['geometry'], resize_px, image_px, values['interpolation'], values['antialias'],
@@ -196,3 +179,8 @@ def resizing(p: Preprocess) -> str:
     return (f'resized to {p.resize_px} x {p.resize_px} px without preserving the aspect ratio, center crop of {size} '
             f'(geometry {p.geometry.value})')
   return f'short side resized to {p.resize_px} px, center crop of {size} (geometry {p.geometry.value})'
+
+
+def side_px(p: Preprocess) -> int | list[int]:
+  """Returns the size of images as configs of other programs have it: one number for a square."""
+  return p.image_px[0] if p.image_px[0] == p.image_px[1] else list(p.image_px)

@@ -9,14 +9,9 @@ import numpy as np
 from vit_jax.config.schema import PositionResize
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit import interpolate
-from vit_jax.recipes import families
+from vit_jax.weights import recognize
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.report import Line
-
-_BY_FAMILY = {'vision_transformer': PositionResize.ALIGNED, 'big_vision': PositionResize.ALIGNED,
-              'huggingface': PositionResize.BICUBIC, 'mae': PositionResize.BICUBIC,
-              'dino': PositionResize.BICUBIC_OFFSET,
-              **{one.key: one.position_resize for one in families.FAMILIES if one.position_resize}}
 
 
 def convention(family: str, named: PositionResize | None, *, has_registers: bool) -> PositionResize:
@@ -28,7 +23,7 @@ def convention(family: str, named: PositionResize | None, *, has_registers: bool
     has_registers: whether there are registers. DINOv2 with registers is antialiased, in its own program and in
       transformers.
   """
-  found = _BY_FAMILY.get(family) or named or PositionResize.BICUBIC_ANTIALIAS
+  found = recognize.position_resize(family) or named or PositionResize.BICUBIC_ANTIALIAS
   is_torch = found not in (PositionResize.ALIGNED, PositionResize.BILINEAR, PositionResize.BILINEAR_ANTIALIAS)
   return PositionResize.BICUBIC_ANTIALIAS if has_registers and is_torch else found
 

@@ -16,26 +16,13 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import FIXED
 from vit_jax.record import destination
-from vit_jax.weights import (
-    card,
-    carried,
-    families_timm,
-    files,
-    folders,
-    infer,
-    names,
-    names_families,
-    prefixes,
-    preprocess,
-    rotary,
-    runs,
-    tables,
-)
+from vit_jax.weights import card, files, infer, preprocess, recognize, rotary, runs, tables
+from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.loading import Weights, load
-from vit_jax.weights.names import Table
+from vit_jax.weights.loading import load
+from vit_jax.weights.network import Weights, hidden_settings
 
-FAMILIES = (*names.FAMILIES, 'run')
+FORMATS = (*recognize.FORMATS, 'run')
 TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
 REPORT = 'weights.json'
 """Of a folder; beside a single file it is part of `FILE.json`."""
@@ -49,7 +36,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   Args:
     weights: of any family.
     to: a file in .npz, .safetensors, .pth, .pt or .bin, otherwise a folder. Its parent directory must exist.
-    family: one of `FAMILIES`; '' = determined by `to`: vision_transformer for npz (big_vision if only that has the
+    family: one of `FORMATS`; '' = determined by `to`: vision_transformer for npz (big_vision if only that has the
       names), timm for a PyTorch file, Hugging Face for a folder.
     overwrite: replace an existing file or folder.
     with_card: also write a model card; one that a person has written stays.
@@ -67,7 +54,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   with destination.staged(path, shown=to) as part:
     target = part / path.name
     _write(weights, target, family)
-    lost = carried.compare(weights, load(str(target)), leaves=_comparable)
+    lost = _compare(weights, load(str(target)))
     if with_card:
       content = card.text(weights, path.name, written_as=family, how=_CHECKED, is_folder=target.is_dir())
       card.place(content, target, path)
@@ -95,9 +82,9 @@ def check(to: str, *, family: str, overwrite: bool) -> pathlib.Path:
     UserError: the family or the suffix is unknown, the path exists, or its parent directory does not exist.
   """
   path = destination.checked(to)
-  if family and family not in FAMILIES:
-    near = difflib.get_close_matches(family, FAMILIES, 1)
-    raise UserError(f'--family: expected one of {", ".join(FAMILIES)}, got {family!r}.'
+  if family and family not in FORMATS:
+    near = difflib.get_close_matches(family, FORMATS, 1)
+    raise UserError(f'--family: expected one of {", ".join(FORMATS)}, got {family!r}.'
                     + (f' Did you mean {near[0]}?' if near else ' Choose one.'))
   if not family and re.fullmatch(r'\.[A-Za-z]\w{0,11}', path.suffix) and path.suffix not in ('.npz', *TORCH_SUFFIXES):
     raise UserError(f'--to: expected a name that ends in {", ".join((".npz", *TORCH_SUFFIXES))}, or that of a folder '
@@ -156,7 +143,7 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
     return
   writer = {'.npz': files.write_npz, '.safetensors': files.write_safetensors}.get(path.suffix, files.write_torch)
   writer(path, tensors)
-  content = folders.ours(weights, written_as=family)
+  content = _ours(weights, written_as=family)
   path.with_name(f'{path.name}.json').write_text(json.dumps(content, indent=2) + '\n')
 
 
@@ -168,10 +155,10 @@ def _report(weights: Weights) -> dict[str, Any]:
 def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any]:
   """Returns the config files of a folder by name; {} for a single file."""
   if family == 'huggingface':
-    return {'config.json': folders.transformers_config(weights),
-            'preprocessor_config.json': folders.transformers_processor(weights.preprocess)}
+    return {'config.json': transformers.config(weights, transformers.kind_of(weights, recognize.KINDS)),
+            'preprocessor_config.json': transformers.processor(weights.preprocess)}
   if family == 'timm' and path.suffix not in TORCH_SUFFIXES:
-    return {'config.json': folders.timm_config(weights)}
+    return {'config.json': timm.config(weights)}
   return {}
 
 
@@ -182,32 +169,19 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
     UserError: lists the parameters that the family cannot hold.
   """
   leaves = _leaves(weights)
-  table = table_for(weights, family)
   if family == 'big_vision':
     leaves = _without_class_row(leaves)
   if family in ('timm', 'huggingface'):
-    leaves = rotary.reordered(leaves, rotary.order(weights.model), back=True)
-    leaves = infer.without_heads(leaves)
-  if family == 'timm' and isinstance(weights.model, schema.ViT) and weights.model.registers:
-    leaves = _with_register_rows(leaves, weights.model)
-  tensors, unmatched = tables.write(leaves, table)
+    leaves = infer.without_heads(rotary.reordered(leaves, rotary.order(weights.model), back=True))
+  if family == 'timm':
+    leaves = timm.with_register_rows(leaves, weights)
+  tensors, unmatched = tables.write(leaves, recognize.written_table(weights, family))
   if unmatched:
     raise UserError(f'files of {family} have no place for {len(unmatched)} of the parameters:\n'
-                    + '\n'.join(tables.listed(unmatched)) + f'\nWant another --family: {", ".join(FAMILIES)}')
-  match family:
-    case 'huggingface':
-      return prefixes.add(tensors, weights)
-    case 'timm' if getattr(weights.model, 'rotary_mixed', False):
-      return families_timm.joined(tensors)
-    case 'timm' if _is_root_alone(weights.model):
-      return {re.sub(r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.', k): x for k, x in tensors.items()}
-    case 'timm' if getattr(weights.model, 'norm_after_pool', False):
-      return {re.sub(r'^norm\.', 'fc_norm.', k): x for k, x in tensors.items()}
-    case 'timm' if weights.decoder:
-      return tensors | {'decoder_pos_embed': prefixes.decoder_positions(weights)}
-    case 'timm' if weights.num_classes and not weights.head.bias:
-      return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
-  return tensors
+                    + '\n'.join(tables.listed(unmatched)) + f'\nWant another --family: {", ".join(FORMATS)}')
+  if family == 'huggingface':
+    return transformers.kind_of(weights, recognize.KINDS).finish(tensors, weights)
+  return timm.finish(tensors, weights) if family == 'timm' else tensors
 
 
 def _leaves(weights: Weights) -> Leaves:
@@ -221,37 +195,6 @@ def _comparable(weights: Weights, family: str) -> Leaves:
   return _without_class_row(_leaves(weights)) if family == 'big_vision' else _leaves(weights)
 
 
-def table_for(weights: Weights, family: str) -> Table:
-  """Returns the table of a family for this kind of network."""
-  if isinstance(weights.model, schema.ResNet):
-    return names.TIMM_BIT if family == 'timm' else names.BIT
-  if isinstance(weights.model, schema.EfficientNet):
-    return names.TIMM_EFFICIENTNET if family == 'timm' else ()
-  is_mixer = isinstance(weights.model, schema.Mixer)
-  is_gated = isinstance(weights.model, schema.ViT) and weights.model.swiglu
-  match family:
-    case 'timm':
-      return names_families.timm(weights.model) if isinstance(weights.model, schema.ViT) else names.TIMM_MIXER
-    case 'huggingface':
-      kind = folders.transformers_type(weights)
-      if kind in prefixes.TABLES:
-        return prefixes.TABLES[kind]
-      if kind.startswith(('dinov2', 'tipsv2')):
-        return names.HUGGINGFACE_DINO_SWIGLU if is_gated else names.HUGGINGFACE_DINO
-      return names.HUGGINGFACE
-    case 'bit':
-      return ()
-    case 'big_vision':
-      return names.FLAX_MIXER if is_mixer else names.BIG_VISION
-    case _:
-      return names.FLAX_MIXER if is_mixer else names.VISION_TRANSFORMER
-
-
-def _is_root_alone(model: schema.Model) -> bool:
-  """Whether the stem has no stages, so that timm has another name for it."""
-  return isinstance(model, schema.ViT) and isinstance(model.stem, schema.ResNetStem) and not model.stem.layers
-
-
 def _without_class_row(leaves: Leaves) -> Leaves:
   """Returns the leaves in big_vision's form, in which the class token includes its position embedding."""
   if 'backbone/cls' not in leaves or 'backbone/positions' not in leaves:
@@ -260,10 +203,65 @@ def _without_class_row(leaves: Leaves) -> Leaves:
   return {**leaves, 'backbone/cls': leaves['backbone/cls'] + table[:, :1], 'backbone/positions': table[:, 1:]}
 
 
-def _with_register_rows(leaves: Leaves, model: schema.ViT) -> Leaves:
-  """Returns the leaves with a zero position for each register; timm has these if the class token has a position."""
-  table, first = leaves.get('backbone/positions'), (model.pool.has_class_token) + model.distilled
-  if table is None:
-    return leaves
-  rows = np.zeros((1, model.registers, table.shape[2]), np.float32)
-  return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
+def _ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
+  """Returns the content of `FILE.json`: all settings that tensors do not determine, and the report of the tensors."""
+  m, p = weights.model, weights.preprocess
+  return {
+      'written_by': 'vit_jax', 'family': written_as, 'source': weights.source,
+      'gelu': m.gelu.value if isinstance(m, schema.ViT | schema.Mixer) else '',
+      'norm_eps': getattr(m, 'norm_eps', 0.), 'heads': getattr(m, 'heads', 0),
+      'position_resize': m.position_resize.value if isinstance(m, schema.ViT) else '',
+      'network': hidden_settings(m),
+      'pool': m.pool.value if isinstance(m, schema.ViT) else '',
+      'decoder_heads': weights.decoder.decoder_heads if weights.decoder else 0, 'image_px': list(p.image_px),
+      'preprocess': {**p._asdict(), 'interpolation': p.interpolation.value, 'geometry': p.geometry.value},
+      'class_names': list(weights.class_names),
+      'report': weights.report.plain()}
+
+
+_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
+             'unroll', 'remat', 'full_remat', 'layer_scale', 'init')
+"""Settings that do not change the function of a model; of LayerScale only its presence matters."""
+
+
+def _compare(weights: Weights, again: Weights) -> list[str]:
+  """Returns preprocessing settings and class names that differ after the weights were written and read back.
+
+  Args:
+    weights: the weights that were written.
+    again: the weights that were read back.
+
+  Raises:
+    UserError: a parameter differs, or a setting of the model that changes its function.
+  """
+  wanted, found = _comparable(weights, again.family), _comparable(again, again.family)
+  wrong = [name for name in wanted.keys() | found.keys()
+           if name not in wanted or name not in found or not _is_same(wanted[name], found[name])]
+  if wrong:
+    raise UserError(f'--to: expected every bit as it was written, got {len(wrong)} other parameters when reading back. '
+                    'Nothing was kept:\n' + '\n'.join(tables.listed(sorted(wrong))))
+  changed = [f'{field.name}={getattr(weights.model, field.name)} (read back: {getattr(again.model, field.name)})'
+             for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
+             and field.name not in _unused(weights.model)
+             and getattr(weights.model, field.name) != getattr(again.model, field.name)]
+  if changed:
+    raise UserError(f'--family: expected a format that can hold this network, got one that cannot say '
+                    f'{", ".join(changed)}. Nothing was kept. Choose another, such as --family=run.')
+  lost = [f'preprocessing {name} ({value}, read back {getattr(again.preprocess, name)})'
+           for name, value in weights.preprocess._asdict().items()
+           if name != 'rule' and value != getattr(again.preprocess, name)]
+  return lost + (['class names'] if weights.class_names != again.class_names else [])
+
+
+def _unused(model: schema.Model) -> set[str]:
+  """Settings that this network does not use: the GELU beside a gate, resizing of positions that are computed."""
+  if not isinstance(model, schema.ViT):
+    return set()
+  unused = {'gelu': model.swiglu and not model.pool.is_attention, 'position_resize': not model.positions.is_learned}
+  return {name for name, is_so in unused.items() if is_so}
+
+
+def _is_same(a: HostArray, b: HostArray) -> bool:
+  """Whether every bit is the same; 0 and -0 count as the same."""
+  a, b = (np.ascontiguousarray(x, np.float32) + np.float32(0) for x in (a, b))
+  return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))

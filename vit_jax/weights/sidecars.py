@@ -15,6 +15,7 @@ from vit_jax.core.json_text import Table
 from vit_jax.weights import files, published
 from vit_jax.weights.hints import MOST_HEADS, MOST_PX, Hints
 from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
+from vit_jax.weights.recognize import CONFIG_DEFAULTS
 
 ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH,
                'quick_gelu': Gelu.QUICK, 'quickgelu': Gelu.QUICK}
@@ -136,9 +137,9 @@ def _config(content: Table) -> Sidecar:
 def _transformers(whole: Table) -> Sidecar:
   kind = whole.text('model_type')
   c: dict[str, Any] = dict(whole.content)
-  if kind in TOWERS and 'vision_config' in whole:
+  if kind in CONFIG_DEFAULTS and 'vision_config' in whole:
     c |= whole.table('vision_config').content
-  default = TOWERS.get(kind) or TOWERS.get(str(c.get('model_type')))
+  default = CONFIG_DEFAULTS.get(kind) or CONFIG_DEFAULTS.get(str(c.get('model_type')))
   table = Table({**default, **c} if default else c, whole.said, fix=_FIX)
   size = _pair(table, 'image_size') if 'image_size' in table else (224, 224)
   if 'image_size' not in table and 'num_patches' in table:  # SigLIP 2, any size: its positions are of a square
@@ -163,18 +164,6 @@ def _labels(c: Table) -> tuple[str, ...]:
     raise c.wrong('id2label', 'texts, numbered from 0 on')
   names = tuple(numbered[i] for i in range(len(numbered)))
   return () if all(name == f'LABEL_{i}' for i, name in enumerate(names)) else names
-
-
-_CLIP = {'num_attention_heads': 0, 'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}
-_SIGLIP = {'num_attention_heads': 0, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6}
-_SIGLIP2 = {**_SIGLIP, 'num_patches': 256, 'patch_size': 16}
-_TIPS = {'num_attention_heads': 0, 'image_size': 448, 'layer_norm_eps': 1e-6, 'position_resize': 'bilinear_antialias'}
-TOWERS: dict[str, dict[str, Any]] = {
-    'clip': _CLIP, 'clip_vision_model': _CLIP, 'siglip': _SIGLIP, 'siglip_vision_model': _SIGLIP,
-    'siglip2': _SIGLIP2, 'siglip2_vision_model': _SIGLIP2,
-    'dinov3_vit': {'layer_norm_eps': 1e-5, 'rope_theta': 100.}, 'aimv2': {'hidden_act': 'silu'},
-    'aimv2_vision_model': {'hidden_act': 'silu'}, 'tipsv2': _TIPS, 'tipsv2_vision_model': _TIPS}
-"""What configs of these kinds may leave out, as it is the default of transformers; 0 heads: those of the width."""
 
 
 def _timm(c: Table) -> Sidecar:

@@ -1,17 +1,104 @@
-"""Applies a table of names in both directions: a file's tensors to our leaves, and back. Values do not change."""
+"""Tables of names: our path, the name in a file, and the layout of the tensor; and their use in both directions.
+
+A layout is a pair of inverse functions: `read` converts a file's array to ours, `write` ours to the file's. Both only
+reorder elements, so all bits are kept. If a file does not split heads, our attention kernels are `[D, A * K]` and
+`[A * K, D]` here.
+
+In a pattern, `{i}` counts layers from 0 (our leaf is stacked over them), `{s}` and `{u}` count stages and units from 1,
+`{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}` count stages like `{s}` and `{s0}` without the first.
+Running statistics have paths below `state`.
+"""
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.weights.names import Entry, Table
 
 Tensors = Mapping[str, HostArray]
+
+
+class Layout(NamedTuple):
+  """The two directions of a layout."""
+  read: Callable[[HostArray], HostArray]
+  write: Callable[[HostArray], HostArray]
+
+
+def _same(x: HostArray) -> HostArray:
+  return x
+
+
+def _transposed(x: HostArray) -> HostArray:
+  return x.T
+
+
+SAME = Layout(_same, _same)
+DENSE = Layout(_transposed, _transposed)
+"""PyTorch's `Linear.weight [out, in]`; ours is `[in, out]`."""
+CONV = Layout(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
+"""PyTorch's `Conv2d.weight [out, in, height, width]`; ours is `[height, width, in, out]`."""
+VECTOR = Layout(lambda x: x.reshape(-1), _same)
+"""GroupNorm arrays that some files store as `[1, 1, 1, C]`."""
+POINT = Layout(lambda x: x.reshape(x.shape[-2:]), lambda x: x[None, None])
+"""A dense layer stored as a 1×1 convolution, `[1, 1, in, out]`."""
+POINT_CONV = Layout(lambda x: x[:, :, 0, 0].T, lambda x: x.T[:, :, None, None])
+"""A dense layer stored as a 1×1 convolution in PyTorch, `[out, in, 1, 1]`."""
+ROW = Layout(lambda x: x.reshape(1, 1, -1), lambda x: x.reshape(-1))
+"""A vector `[D]`; here `[1, 1, D]`."""
+ROWS = Layout(lambda x: x[None], lambda x: x[0])
+"""A table `[M, D]`; here `[1, M, D]`."""
+
+
+class Entry(NamedTuple):
+  """One of our leaves and a tensor of a family: all of it, or part `part[0]` of `part[1]` equal parts of axis 0."""
+  ours: str
+  theirs: str
+  layout: Layout
+  part: tuple[int, int] = (0, 1)
+
+
+Table = tuple[Entry, ...]
+
+
+def layer(ours: str, theirs: str, *, layout: Layout = DENSE, part: tuple[int, int] = (0, 1)) -> list[Entry]:
+  """Returns the entries for kernel and bias of a PyTorch layer."""
+  return [Entry(f'{ours}/kernel', f'{theirs}.weight', layout, part),
+          Entry(f'{ours}/bias', f'{theirs}.bias', SAME, part)]
+
+
+def norm(ours: str, theirs: str) -> list[Entry]:
+  """Returns the entries for scale and bias of a PyTorch norm."""
+  return [Entry(f'{ours}/scale', f'{theirs}.weight', SAME), Entry(f'{ours}/bias', f'{theirs}.bias', SAME)]
+
+
+def joined(ours: str, theirs: str) -> list[Entry]:
+  """Returns the entries of PyTorch's own attention layer, which has query, key and value in one matrix."""
+  found = []
+  for part, name in enumerate(('query', 'key', 'value')):
+    weight, bias = layer(f'{ours}/{name}', '', part=(part, 3))
+    found += [weight._replace(theirs=f'{theirs}.in_proj_weight'), bias._replace(theirs=f'{theirs}.in_proj_bias')]
+  return [*found, *layer(f'{ours}/out', f'{theirs}.out_proj')]
+
+
+def flax(ours: str, theirs: str, leaves: tuple[str, ...] = ('kernel', 'bias'), layout: Layout = SAME) -> list[Entry]:
+  """Returns the entries of a layer of Flax, whose leaves have the same names here."""
+  return [Entry(f'{ours}/{leaf}', f'{theirs}/{leaf}', layout) for leaf in leaves]
+
+
+def flax_norm(ours: str, theirs: str, layout: Layout = SAME) -> list[Entry]:
+  """Returns the entries of a norm of Flax."""
+  return flax(ours, theirs, ('scale', 'bias'), layout)
+
+
+def flax_attention(ours: str, theirs: str) -> list[Entry]:
+  """Returns the entries of an attention layer of Flax."""
+  return [entry for name in ('query', 'key', 'value', 'out') for entry in flax(f'{ours}/{name}', f'{theirs}/{name}')]
+
+
 _COUNTERS = {'i': r'(?P<i>\d+)', 's': r'(?P<s>\d+)', 'u': r'(?P<u>\d+)', 's0': r'(?P<s0>\d+)', 'u0': r'(?P<u0>\d+)',
              'u2': r'(?P<u2>\d{2,})', 't': r'(?P<t>[2-9]|[1-9]\d+)', 't0': r'(?P<t0>[1-9]\d*)'}
 _FROM_ONE = {'s': 0, 'u': 0, 's0': 1, 'u0': 1, 'u2': 0, 't': 0, 't0': 1}

@@ -21,7 +21,7 @@ from vit_jax.data.text import tokenizer
 from vit_jax.models.text.tower import TextPool, TextTower
 from vit_jax.weights import addresses, files, infer, sidecars, tables, text_families
 from vit_jax.weights.hints import EPSILON, MOST_HEADS
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 from vit_jax.weights.report import Line, Report
 from vit_jax.weights.text_families import Found
 

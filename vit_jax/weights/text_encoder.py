@@ -21,7 +21,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
 from vit_jax.weights import addresses
 from vit_jax.weights import text as texts
-from vit_jax.weights.loading import Weights
+from vit_jax.weights.network import Weights
 from vit_jax.weights.text import TextWeights
 
 BATCH = 256  # texts at a time

@@ -10,9 +10,9 @@ from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.data.text.tokenizer import CLIP, SIGLIP, TIPS
 from vit_jax.weights import names_text, tables
-from vit_jax.weights.layouts import Table
-from vit_jax.weights.renaming import Tensors, distinct, dropping, renamed
+from vit_jax.weights.families.record import Tensors, distinct, dropping, renamed
 from vit_jax.weights.report import Line
+from vit_jax.weights.tables import Table
 
 _DROPS = {r'(text_model\.)?embeddings\.position_ids|text_model\.embeddings\.position_ids': 'numbers from 0',
           r'attn_mask|input_resolution|context_length|vocab_size': 'a setting, and not a weight'}

@@ -1,4 +1,4 @@
-"""The same network under every name its publishers have given it."""
+"""Families are detected: the same network under every name its publishers have given it."""
 from __future__ import annotations
 
 import pathlib
@@ -12,7 +12,7 @@ import pytest
 from tests.weights import made
 from vit_jax.config.schema import Gelu, Pool
 from vit_jax.core.errors import UserError
-from vit_jax.weights import families, infer, names, saving, tables
+from vit_jax.weights import infer, recognize, saving, tables
 
 Tensors = dict[str, np.ndarray]
 
@@ -22,7 +22,7 @@ def tensors(family: str, **changes: object) -> Tensors:
 
 
 def leaves(found: Tensors) -> Tensors:
-  known = families.recognize(found)
+  known = recognize.recognize(found)
   taken = tables.read(known.tensors, known.table)
   assert not taken.left and not taken.problems, (taken.left, taken.problems)
   return infer.with_heads(taken.leaves, heads=4, decoder_heads=2)
@@ -58,7 +58,7 @@ LINEN = (('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'), (
 def test_both_numberings_of_vision_transformer_are_read() -> None:
   found = tensors('vision_transformer')
   assert_equal(found, renamed(found, *LINEN))
-  assert families.recognize(renamed(found, *LINEN)).family == 'vision_transformer'
+  assert recognize.recognize(renamed(found, *LINEN)).family == 'vision_transformer'
 
 
 @pytest.mark.parametrize('change', [
@@ -75,13 +75,13 @@ def test_both_numberings_of_vision_transformer_are_read() -> None:
 ], ids=['params', 'optimizer', 'two towers', 'training', 'scan', 'scan with prefix', 'old numbers', 'old map head'])
 def test_all_forms_of_big_vision_are_read(change: Callable[[Tensors], Tensors]) -> None:
   found = tensors('big_vision', pool=Pool.MAP)
-  assert families.recognize(change(found)).family == 'big_vision'
+  assert recognize.recognize(change(found)).family == 'big_vision'
   assert_equal(found, change(found))
 
 
 def test_what_is_left_out_of_a_file_is_told_with_its_reason() -> None:
   found = {f'params/img/{name}': x for name, x in tensors('big_vision').items()} | {'params/txt/a': np.ones(1)}
-  assert [tuple(line) for line in families.recognize(found).dropped] == [
+  assert [tuple(line) for line in recognize.recognize(found).dropped] == [
       ('params/txt/a', 'dropped', 'of the text tower')]
 
 
@@ -98,16 +98,16 @@ def test_prefixes_of_pytorch_are_taken_off(change: Callable[[Tensors], Tensors])
   changed = change(found)
   if any('last_layer' in name for name in changed):
     found = {name: x for name, x in found.items() if not name.startswith('head')}
-    changed_family = families.recognize(changed)
+    changed_family = recognize.recognize(changed)
     assert changed_family.family == 'dino' and len(changed_family.dropped) == 2
   assert_equal(found, changed)
 
 
 def test_maes_fine_tuned_files_are_its_own_family() -> None:
-  found = families.recognize(tensors('timm', pool=Pool.PATCHES, norm_after_pool=True))
+  found = recognize.recognize(tensors('timm', pool=Pool.PATCHES, norm_after_pool=True))
   assert found.family == 'mae' and found.hints.norm_after_pool
   assert {'norm.weight', 'cls_token'} <= found.tensors.keys() and 'fc_norm.weight' not in found.tensors
-  without = families.recognize(tensors('timm', pool=Pool.MEAN, norm_after_pool=True))
+  without = recognize.recognize(tensors('timm', pool=Pool.MEAN, norm_after_pool=True))
   assert without.family == 'timm' and without.hints.norm_after_pool
 
 
@@ -115,7 +115,7 @@ def test_dinov2s_own_names_are_those_of_timm() -> None:
   found = tensors('timm', registers=3, layer_scale=.1, swiglu=True)
   own = renamed(found, ('reg_token', 'register_tokens'), (r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3'))
   own['mask_token'] = np.ones((1, 32), np.float32)
-  assert families.recognize(own).family == 'dinov2'
+  assert recognize.recognize(own).family == 'dinov2'
   assert_equal(found, own)
 
 
@@ -125,19 +125,19 @@ def test_hugging_face_files_are_read_with_and_without_prefix_and_pooler() -> Non
   with_pooler = bare | {'pooler.dense.weight': np.ones((2, 2)), 'embeddings.mask_token': np.ones((1, 1, 32))}
   assert_equal(found, bare)
   assert_equal(found, with_pooler)
-  assert {line.name for line in families.recognize(with_pooler).dropped} == {
+  assert {line.name for line in recognize.recognize(with_pooler).dropped} == {
       'pooler.dense.weight', 'embeddings.mask_token'}
 
 
 def test_the_head_of_hugging_faces_dinov2_is_left_out_and_said() -> None:
   found = tensors('huggingface', registers=2, layer_scale=.1, num_classes=0, class_names=())
   found |= {'classifier.weight': np.ones((7, 64), np.float32), 'classifier.bias': np.ones(7, np.float32)}
-  dropped = families.recognize(found).dropped
+  dropped = recognize.recognize(found).dropped
   assert [line.name for line in dropped if 'mean patch' in line.rule] == ['classifier.weight', 'classifier.bias']
 
 
 def test_each_family_has_its_own_gelu_and_epsilon() -> None:
-  hints = {family: families.recognize(tensors(family)).hints for family in names.FAMILIES if family != 'bit'}
+  hints = {family: recognize.recognize(tensors(family)).hints for family in recognize.FORMATS if family != 'bit'}
   assert {f: (h.gelu, h.norm_eps) for f, h in hints.items()} == {
       'vision_transformer': (Gelu.TANH, 1e-6), 'big_vision': (Gelu.TANH, 1e-6), 'timm': (Gelu.EXACT, 1e-6),
       'huggingface': (Gelu.EXACT, 1e-12)}
@@ -145,15 +145,15 @@ def test_each_family_has_its_own_gelu_and_epsilon() -> None:
 
 def test_positions_of_a_decoder_that_are_not_maes_are_refused() -> None:
   found = saving.to_tensors(made.network(num_classes=0, decoder=made.DECODER), 'timm')
-  assert families.recognize(found).family == 'mae'
+  assert recognize.recognize(found).family == 'mae'
   found['decoder_pos_embed'] = found['decoder_pos_embed'] + np.float32(.01)
   with pytest.raises(UserError, match='decoder_pos_embed is not the fixed 2-D sine-cosine table of MAE'):
-    families.recognize(found)
+    recognize.recognize(found)
 
 
 def test_unknown_names_show_what_they_are() -> None:
   with pytest.raises(UserError, match='its 2 tensors are named as in no known family .*: conv1.weight, fc.weight'):
-    families.recognize({'conv1.weight': np.ones(1), 'fc.weight': np.ones(1)})
+    recognize.recognize({'conv1.weight': np.ones(1), 'fc.weight': np.ones(1)})
 
 
 def test_a_bfloat16_file_of_big_vision_is_read_as_what_it_was(tmp_path: pathlib.Path) -> None:

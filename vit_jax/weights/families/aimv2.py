@@ -1,0 +1,62 @@
+"""AIMv2: files of its authors, of transformers and of timm."""
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Norm, Pool, PositionResize, Positions
+from vit_jax.weights.families import timm, transformers
+from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, dropping, renamed
+from vit_jax.weights.hints import Hints
+from vit_jax.weights.network import Weights
+from vit_jax.weights.preprocess import NORMS, PILLOW
+from vit_jax.weights.tables import CONV, ROWS, Entry, Table, layer, norm
+
+TRANSFORMERS: Table = (
+    *layer('backbone/stem', 'embeddings.patch_embed', layout=CONV), *norm('backbone/stem_norm', 'embeddings.rms_norm'),
+    Entry('backbone/positions', 'embeddings.position_embedding.weight', ROWS),
+    *transformers.block('encoder.layers.{i}', attn='attention', out='out_proj', mlp='ffn', norms='rms_norm'),
+    *norm('backbone/norm', 'rms_norm'),
+)
+
+
+def _to_timm(tensors: Tensors) -> Changed:
+  if not any(name.startswith(('preprocessor.', 'trunk.')) for name in tensors):
+    return tensors, ()
+  return renamed(
+      tensors, (r'^preprocessor\.patchifier\.', 'patch_embed.'), (r'^preprocessor\.pos_embed$', 'pos_embed'),
+      (r'^trunk\.', ''), (r'^post_trunk_norm\.', 'norm.'), (r'\.norm_([12])\.', r'.norm\1.'),
+      (r'\.mlp\.fc1\.', '.mlp.fc1_g.'), (r'\.mlp\.fc3\.', '.mlp.fc1_x.')), ()
+
+
+def _hints(tensors: Tensors) -> Hints:
+  fixed = {} if 'embeddings.position_embedding.weight' in tensors else {'positions': Positions.SINCOS2D_MAE}
+  return Hints(norm_eps=1e-5, settings=fixed, pool=Pool.MEAN)
+
+
+def _change(tensors: Tensors) -> Changed:
+  return dropping(tensors, {r'head\..*': 'a pool without a projection of its query, which no network here has'})
+
+
+def _holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
+  needed = {'norm', 'stem_norm', 'swiglu', 'pool'}
+  return not weights.num_classes and m.norm is Norm.RMS and m.pool is Pool.MEAN and (
+      m.positions in (Positions.LEARNED, Positions.SINCOS2D_MAE)) and m.qkv_bias == m.out_bias and (
+          needed <= changed <= {*needed, 'positions', 'qkv_bias', 'out_bias', 'mlp_bias'})
+
+
+def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
+  return {'rms_norm_eps': m.norm_eps, 'intermediate_size': m.mlp, 'qkv_bias': m.qkv_bias, 'mlp_bias': m.mlp_bias,
+          'use_head': False, 'is_native': m.positions is Positions.SINCOS2D_MAE}
+
+
+FAMILY = Family(
+    'aimv2', 'AIMv2',
+    files=(Files('transformers', lambda t: 'embeddings.patch_embed.weight' in t, TRANSFORMERS, _hints, change=_change),
+           timm.vit(lambda t: {'patch_embed.proj.weight', 'patch_embed.norm.weight'} <= t.keys() and (
+               'blocks.0.norm1.bias' not in t), Hints(norm_eps=1e-5))),
+    kinds=(Kind('aimv2_vision_model', ('Aimv2VisionModel', ''), _holds, lambda _: TRANSFORMERS, _config,
+                lambda tensors, _: tensors),),
+    config_defaults={kind: {'hidden_act': 'silu'} for kind in ('aimv2', 'aimv2_vision_model')},
+    images={**NORMS['clip'], **PILLOW, 'resize': 1.}, position_resize=PositionResize.BICUBIC, to_timm=_to_timm,
+    licenses=(License(r'(apple|timm)/aimv2.*', 'Apple ASCL or AMLR'),))

@@ -1,0 +1,86 @@
+"""DINOv2, with and without registers."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import PositionResize
+from vit_jax.core.errors import UserError
+from vit_jax.weights.families import timm, transformers
+from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors, dropping
+from vit_jax.weights.network import Weights
+from vit_jax.weights.preprocess import NORMS, PILLOW
+from vit_jax.weights.tables import Table
+
+
+def _found(tensors: Tensors) -> bool:
+  if 'patch_embed.proj.weight' not in tensors:
+    return False
+  return 'register_tokens' in tensors or ('mask_token' in tensors and 'blocks.0.ls1.gamma' in tensors)
+
+
+def _change(tensors: Tensors) -> Changed:
+  """Returns the tensors of transformers without a head that no network here has, and with the gate as it saves it."""
+  width = tensors['embeddings.patch_embeddings.projection.weight'].shape[:1]
+  dropped: tuple = ()
+  if 'classifier.weight' in tensors and width and tensors['classifier.weight'].shape[-1:] == (2 * width[0],):
+    tensors, dropped = dropping(tensors, {
+        r'classifier\..*': 'this head reads class token and mean patch side by side; no head here does'})
+  return _gates_joined(transformers.with_older_names(tensors)), dropped
+
+
+def _gates_joined(tensors: Tensors) -> Tensors:
+  """Returns the tensors with gate and value of each SwiGLU MLP joined."""
+  found = {}
+  for name, tensor in tensors.items():
+    if '.mlp.gate_proj.' in name and (up := tensors.get(name.replace('gate_proj', 'up_proj'))) is not None:
+      if up.shape != tensor.shape or not up.ndim:
+        raise UserError(f'{name} has the shape {list(tensor.shape)}, its up_proj {list(up.shape)}')
+      found[name.replace('gate_proj', 'weights_in')] = np.concatenate([tensor, up])
+    elif '.mlp.up_proj.' not in name:
+      found[name.replace('.mlp.down_proj.', '.mlp.weights_out.')] = tensor
+  return found
+
+
+def table(model: schema.ViT) -> Table:
+  """Returns the names of transformers for this network."""
+  return transformers.DINO_SWIGLU if model.swiglu else transformers.DINO
+
+
+def with_mask_token(tensors: Tensors, _: Weights) -> Tensors:
+  """Returns the tensors with the mask token that the classes of transformers expect, as zeros."""
+  width = tensors['embeddings.cls_token'].shape[-1]
+  return tensors | {'embeddings.mask_token': np.zeros((1, width), np.float32)}
+
+
+def _config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
+  return {**transformers.older_config(m, weights), 'mlp_ratio': 4 if m.swiglu else m.mlp // m.width,
+          'use_swiglu_ffn': m.swiglu, 'layerscale_value': m.layer_scale} | (
+              {'num_register_tokens': m.registers} if m.registers else {})
+
+
+def _kind(model_type: str, loaded_by: str, *, has_registers: bool) -> Kind:
+  def holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
+    return {'layer_scale', 'registers'} & changed == {'layer_scale', *(['registers'] if has_registers else [])} and (
+        not transformers.obstacles(m, weights))
+
+  return Kind(model_type, (loaded_by, loaded_by), holds, table, _config, with_mask_token)
+
+
+FAMILY = Family(
+    'dinov2', 'DINOv2',
+    files=(Files('transformers', lambda t: transformers.is_older(t, has_scales=True),
+                 lambda t: transformers.DINO_SWIGLU if any('.mlp.weights_in.' in name for name in t) else
+                 transformers.DINO, transformers.HINTS._replace(norm_eps=1e-6), change=_change),
+           timm.vit(_found, label='dinov2')),
+    kinds=(_kind('dinov2_with_registers', 'Dinov2WithRegistersModel', has_registers=True),
+           _kind('dinov2', 'Dinov2Model', has_registers=False)),
+    images={**NORMS['imagenet'], **PILLOW, 'resize': 1.}, position_resize=PositionResize.BICUBIC_OFFSET,
+    licenses=(License(r'facebook/dinov2.*|timm/vit_\w+_dinov2.*', 'Apache-2.0'),),
+    addresses={f'dinov2_{size}{kind}': f'https://dl.fbaipublicfiles.com/dinov2/dinov2_{size}/'
+               f'dinov2_{size}{kind}_pretrain.pth' for size in ('vits14', 'vitb14', 'vitl14', 'vitg14')
+               for kind in ('', '_reg4')},
+    published=(Published(r'dinov2_vit([a-z])14', 'DINOv2-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2304.07193'),
+               Published(r'dinov2_vit([a-z])14_reg4', 'DINOv2-reg-{0}/14', 518, 'LVD-142M', 0, 'arXiv 2309.16588')))

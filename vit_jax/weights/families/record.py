@@ -1,0 +1,200 @@
+"""What is known about a family of published weights, as one record, and the operations on tensors that records use."""
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import PositionResize
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.models.vit.positions import sincos2d_mae
+from vit_jax.weights.hints import Hints
+from vit_jax.weights.network import Weights
+from vit_jax.weights.report import Line
+from vit_jax.weights.tables import Table
+
+Tensors = dict[str, HostArray]
+Changed = tuple[Tensors, tuple[Line, ...]]
+"""Tensors under other names or in another form, and a line for each one that was dropped or folded."""
+
+
+def _unchanged(tensors: Tensors) -> Changed:
+  return tensors, ()
+
+
+class Files(NamedTuple):
+  """The files of a family under the names of one program.
+
+  program: a key of `recognize.PROGRAMS`, which first removes what all files of the program have around the names.
+  found: whether tensors with these names are of the family.
+  table: the names; a function of the tensors where networks differ in them.
+  hints: settings of its networks that tensors do not show, where these are not those of the family; a function of the
+    tensors where networks differ in them.
+  drops: reasons why tensors are left out, by pattern of their names.
+  change: what else is done to the tensors before the table applies.
+  label: of this format in reports and as a rule of preprocessing; '' = that of the program, or the name of the family
+    if the file has names of the authors.
+  formats: the values of `--family` with which a network of class `network` is written so; () = only read.
+  written: names for writing a network, where they depend on its settings.
+  """
+  program: str
+  found: Callable[[Tensors], bool]
+  table: Table | Callable[[Tensors], Table]
+  hints: Hints | Callable[[Tensors], Hints] = Hints()
+  drops: Mapping[str, str] = {}
+  change: Callable[[Tensors], Changed] = _unchanged
+  label: str = ''
+  formats: tuple[str, ...] = ()
+  network: type[schema.Model] = schema.ViT
+  written: Callable[[schema.Model], Table] | None = None
+
+
+class Kind(NamedTuple):
+  """A kind of network of transformers, with the config that its programs read.
+
+  model_type: of the config.
+  loaded_by: name of the class that loads it, without and with a head.
+  holds: whether it computes a network; its last argument are the settings that differ from a plain ViT, as in
+    `transformers.differing`.
+  table: names for writing a network.
+  config: what `config.json` has besides the settings of all kinds.
+  finish: the last change of the tensors, such as a prefix.
+  """
+  model_type: str
+  loaded_by: tuple[str, str]
+  holds: Callable[[schema.ViT, Weights, frozenset[str]], bool]
+  table: Callable[[schema.ViT], Table]
+  config: Callable[[schema.ViT, Weights], dict[str, Any]]
+  finish: Callable[[Tensors, Weights], Tensors]
+
+
+class License(NamedTuple):
+  """The license of models of the hub whose `OWNER/NAME` matches a pattern; some are given out on request only."""
+  pattern: str
+  license: str
+  is_on_request: bool = False
+
+
+class Published(NamedTuple):
+  """What names of weights that match a pattern mean.
+
+  model: template of the network's name, filled with the groups of the pattern.
+  px: side of the images; 0 = not known from the name.
+  data: that they were trained on.
+  num_classes: outputs; 0 = no head.
+  source: the paper.
+  license: of the authors' repository.
+  is_hidden: whether the head has the hidden layer of the ViT paper's pre-training.
+  """
+  pattern: str
+  model: str
+  px: int
+  data: str
+  num_classes: int
+  source: str
+  license: str = 'Apache-2.0'
+  is_hidden: bool = False
+
+
+class Family(NamedTuple):
+  """A family of published weights.
+
+  name: in reports, and of the rule for the preprocessing of images.
+  title: in the documentation.
+  files: how its files look, by program; the first that is found counts.
+  kinds: its networks in transformers.
+  images: how images are usually prepared, by the names of `preprocess.PreprocessRule.values`.
+  position_resize: how its program resizes positions; None = as the name of the file says.
+  config_defaults: what configs of transformers of these kinds may leave out; 0 heads: those of the width.
+  to_timm: renames tensors with the names of its authors to those of timm, if they are of this family.
+  timm_drops: reasons why tensors of files with the names of timm or of the authors are left out, by pattern.
+  unsupported: reasons why files with some tensors cannot be read, by pattern of their names.
+  licenses: of models of the hub.
+  addresses: of weights that are known by name.
+  published: what these names mean.
+  """
+  name: str
+  title: str
+  files: tuple[Files, ...] = ()
+  kinds: tuple[Kind, ...] = ()
+  images: Mapping[str, Any] = {}
+  position_resize: PositionResize | None = None
+  config_defaults: Mapping[str, Mapping[str, Any]] = {}
+  to_timm: Callable[[Tensors], Changed] = _unchanged
+  timm_drops: Mapping[str, str] = {}
+  unsupported: Mapping[str, str] = {}
+  licenses: tuple[License, ...] = ()
+  addresses: Mapping[str, str] = {}
+  published: tuple[Published, ...] = ()
+
+
+class Recognized(NamedTuple):
+  """A file's tensors under the names of its family's table.
+
+  family: of the report, as `Files.label` says.
+  hints: defaults of the family, which sidecars of the file and `--model` override.
+  """
+  family: str
+  table: Table
+  tensors: Tensors
+  dropped: tuple[Line, ...]
+  hints: Hints
+
+
+def dropping(tensors: Tensors, rules: Mapping[str, str]) -> tuple[Tensors, tuple[Line, ...]]:
+  """Returns the tensors without those that a rule (pattern of the name, reason) drops."""
+  lines = [Line(name, 'dropped', reason) for name in tensors for pattern, reason in rules.items()
+           if re.fullmatch(pattern, name)]
+  gone = {line.name for line in lines}
+  return {name: x for name, x in tensors.items() if name not in gone}, tuple(lines)
+
+
+def renamed(tensors: Tensors, *rules: tuple[str, str]) -> Tensors:
+  """Returns the tensors with the patterns of the rules replaced in their names, in the order of the rules."""
+  def rename(name: str) -> str:
+    for pattern, new in rules:
+      name = re.sub(pattern, new, name)
+    return name
+
+  return distinct(tensors, rename)
+
+
+def distinct(tensors: Tensors, rename: Callable[[str], str]) -> Tensors:
+  """Returns the tensors under new names. Raises UserError if two tensors get the same name."""
+  found: Tensors = {}
+  for name, x in tensors.items():
+    if (new := rename(name)) in found:
+      raise UserError(f'two of its tensors mean {new}, one of them {name}')
+    found[new] = x
+  return found
+
+
+def without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ...]]:
+  """Returns the tensors without the positions of MAE's decoder, which the network computes.
+
+  Raises:
+    UserError: the positions differ from the computed ones.
+  """
+  if name not in tensors:
+    return tensors, ()
+  table_MD = tensors[name][0] if tensors[name].ndim == 3 and len(tensors[name]) == 1 else np.zeros((0, 0))
+  side, width = math.isqrt(max(len(table_MD) - 1, 0)), table_MD.shape[1]
+  wanted = sincos2d_mae((side, side), width) if width and width % 4 == 0 else np.zeros((0, 0))
+  if not wanted.size or wanted.shape != table_MD[1:].shape or np.any(table_MD[0]) or not (
+      np.abs(table_MD[1:] - wanted).max() <= 1e-4):
+    raise UserError(f'{name} is not the fixed 2-D sine-cosine table of MAE, which decoders here have')
+  return ({k: v for k, v in tensors.items() if k != name},
+          (Line(name, 'dropped', 'the same as what is computed here'),))
+
+
+def decoder_positions(weights: Weights) -> HostArray:
+  """Returns the fixed position table of MAE's decoder, with zeros for the class token."""
+  assert weights.decoder and isinstance(weights.model, schema.ViT)
+  h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
+  table = sincos2d_mae((h, w), weights.decoder.decoder_width)
+  return np.concatenate([np.zeros((1, table.shape[1]), np.float32), table])[None]

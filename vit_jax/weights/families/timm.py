@@ -1,0 +1,311 @@
+"""What ViTs in files of timm have in common: names, prefixes, and the config of a folder.
+
+Files of the authors of many families have the names of timm too, or are renamed to these first (`Family.to_timm`).
+Files are read with `READ` or `READ_PACKED`, which have all names of timm's two classes of ViTs; `names_of` returns the
+names under which one of the classes expects a certain network.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Interpolation, Norm, Pool, RotaryPlaces
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import sizes
+from vit_jax.weights.families.record import (
+    Changed,
+    Family,
+    Files,
+    Recognized,
+    Tensors,
+    decoder_positions,
+    distinct,
+    dropping,
+    renamed,
+    without_fixed,
+)
+from vit_jax.weights.hints import Hints
+from vit_jax.weights.network import Weights, hidden_settings
+from vit_jax.weights.preprocess import NORMS, PILLOW, Preprocess, side_px
+from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
+
+STEM = {'stem_std_eps': 0., 'stem_var_eps': 1e-8, 'stem_norm_eps': 1e-5}
+"""Epsilons of standardized kernels and of GroupNorm in timm, where those of the authors' programs differ."""
+HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=STEM)  # timm, DeiT, MAE, DINO
+IMAGES: dict[str, Any] = {**NORMS['half'], **PILLOW, 'resize': .9}
+
+# Names
+
+_BLOCKS, _STEM = 'backbone/blocks', 'patch_embed.backbone'
+
+
+def unit(ours: str, theirs: str) -> list[Entry]:
+  """Returns the entries of a bottleneck unit; only the first unit of a stage has `proj`."""
+  found = [Entry(f'{ours}/{a}/kernel', f'{theirs}.{b}.weight', CONV)
+           for a, b in (('conv1', 'conv1'), ('conv2', 'conv2'), ('conv3', 'conv3'), ('proj', 'downsample.conv'))]
+  for a, b in (('norm1', 'norm1'), ('norm2', 'norm2'), ('norm3', 'norm3'), ('proj_norm', 'downsample.norm')):
+    found += norm(f'{ours}/{a}', f'{theirs}.{b}')
+  return found
+
+
+def _block(ours: str, theirs: str) -> list[Entry]:
+  """Returns the entries of a transformer block with query, key and value in one matrix, in this order."""
+  qkv = [entry for i, name in enumerate(('query', 'key', 'value'))
+         for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attn.qkv', part=(i, 3))]
+  return [*qkv, *layer(f'{ours}/attn/out', f'{theirs}.attn.proj'),
+          *norm(f'{ours}/norm1', f'{theirs}.norm1'), *norm(f'{ours}/norm2', f'{theirs}.norm2'),
+          *layer(f'{ours}/mlp/up', f'{theirs}.mlp.fc1'), *layer(f'{ours}/mlp/down', f'{theirs}.mlp.fc2')]
+
+
+TABLE: Table = (
+    *layer('backbone/stem', 'patch_embed.proj', layout=CONV),
+    Entry('backbone/stem/root/kernel', f'{_STEM}.stem.conv.weight', CONV),
+    *norm('backbone/stem/root_norm', f'{_STEM}.stem.norm'),
+    *unit('backbone/stem/stage{s}/unit{u}', _STEM + '.stages.{s0}.blocks.{u0}'),
+    Entry('backbone/cls', 'cls_token', SAME), Entry('backbone/dist', 'dist_token', SAME),
+    Entry('backbone/registers', 'reg_token', SAME), Entry('backbone/positions', 'pos_embed', SAME),
+    *_block(_BLOCKS, 'blocks.{i}'),
+    *norm(f'{_BLOCKS}/attn/query_norm', 'blocks.{i}.attn.q_norm'),
+    *norm(f'{_BLOCKS}/attn/key_norm', 'blocks.{i}.attn.k_norm'),
+    Entry(f'{_BLOCKS}/scale1', 'blocks.{i}.ls1.gamma', SAME), Entry(f'{_BLOCKS}/scale2', 'blocks.{i}.ls2.gamma', SAME),
+    *norm('backbone/norm', 'norm'),
+    Entry('backbone/pool/probe', 'attn_pool.latent', SAME),
+    *layer('backbone/pool/attn/query', 'attn_pool.q'),
+    *layer('backbone/pool/attn/key', 'attn_pool.kv', part=(0, 2)),
+    *layer('backbone/pool/attn/value', 'attn_pool.kv', part=(1, 2)),
+    *layer('backbone/pool/attn/out', 'attn_pool.proj'), *norm('backbone/pool/norm', 'attn_pool.norm'),
+    *layer('backbone/pool/mlp/up', 'attn_pool.mlp.fc1'), *layer('backbone/pool/mlp/down', 'attn_pool.mlp.fc2'),
+    *layer('head', 'head'), *layer('head_dist', 'head_dist'),
+    *layer('decoder/embed', 'decoder_embed'), *_block('decoder/blocks', 'decoder_blocks.{i}'),
+    *norm('decoder/norm', 'decoder_norm'), *layer('decoder/predict', 'decoder_pred'),
+    Entry('mask_token', 'mask_token', SAME),
+)
+_GATED = (*layer(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1', part=(0, 2)),
+          *layer(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1', part=(1, 2)))
+PACKED: Table = (*(e for e in TABLE if not e.ours.startswith(f'{_BLOCKS}/mlp/up')), *_GATED)
+"""For MLPs with a gate: gate and value are in one matrix, the gate first."""
+_EXTRA: Table = (
+    *norm('backbone/norm_before', 'norm_pre'), *norm('backbone/stem_norm', 'patch_embed.norm'),
+    Entry(f'{_BLOCKS}/attn/frequencies', 'blocks.{i}.rope.freqs', SAME),
+    *norm(f'{_BLOCKS}/attn/norm', 'blocks.{i}.attn.norm'), *norm(f'{_BLOCKS}/mlp/norm', 'blocks.{i}.mlp.norm'),
+)
+_SCALES = tuple(Entry(f'{_BLOCKS}/scale{n}', f'blocks.{{i}}.gamma_{n}', SAME) for n in (1, 2))
+_SPLIT_QKV = tuple(entry for name, letter in (('query', 'q'), ('key', 'k'), ('value', 'v'))
+                   for entry in layer(f'{_BLOCKS}/attn/{name}', f'blocks.{{i}}.attn.{letter}_proj'))
+_APART = (Entry(f'{_BLOCKS}/attn/query/bias', 'blocks.{i}.attn.q_bias', SAME),
+          Entry(f'{_BLOCKS}/attn/value/bias', 'blocks.{i}.attn.v_bias', SAME))
+_UNPACKED = (*layer(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1_g'), *layer(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1_x'))
+_OURS_QKV = tuple(f'{_BLOCKS}/attn/{name}/' for name in ('query', 'key', 'value'))
+
+READ: Table = (*TABLE, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART, *_UNPACKED)
+READ_PACKED: Table = (*PACKED, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART)
+
+
+def names_of(model: schema.Model) -> Table:
+  """Returns the names under which timm expects this ViT."""
+  assert isinstance(model, schema.ViT)
+  is_eva = model.positions.is_rotary
+  is_packed = model.swiglu and model.norm is Norm.LAYER and not model.mlp_norm and (
+      model.rotary_places is not RotaryPlaces.UNIT)
+  table = PACKED if is_packed else TABLE
+  if model.swiglu and not is_packed:
+    table = (*(entry for entry in table if not entry.ours.startswith(f'{_BLOCKS}/mlp/up')), *_UNPACKED)
+  if is_eva:
+    table = (*(entry for entry in table if '/scale' not in entry.ours or 'blocks' not in entry.ours
+               or not entry.theirs.endswith('.gamma')), *_SCALES)
+  if is_eva and model.mlp_norm:
+    table = (*(entry for entry in table if not entry.ours.startswith(_OURS_QKV)), *_SPLIT_QKV)
+  elif is_eva and model.qkv_bias and not model.key_bias:
+    table = (*(entry for entry in table if not (entry.ours.startswith(_OURS_QKV) and entry.ours.endswith('bias'))),
+             *_APART)
+  return (*table, *_EXTRA)
+
+
+# Reading
+
+def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
+  """Returns the tensors under timm's names; its `family` is `timm` if they had these before, else ''."""
+  kept = tensors
+  for prefix in ('_orig_mod.', 'module.', 'model.', 'backbone.', 'encoder.', 'teacher.backbone.'):
+    if any(name.startswith(prefix) for name in kept) and not {'cls_token', 'patch_embed.proj.weight'} & kept.keys():
+      kept = distinct(kept, lambda name, prefix=prefix: name.removeprefix(prefix))  # type: ignore[misc]
+  families = tuple(families)
+  kept, counters = dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
+  kept, lines = dropping(kept, {pattern: why for one in families for pattern, why in one.timm_drops.items()})
+  lines, before = counters + lines, kept.keys()
+  for family in families:
+    kept, more = family.to_timm(kept)
+    lines += more
+  return Recognized('timm' if before <= {*kept, 'head.bias'} else '', (), kept, lines, Hints())
+
+
+def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
+        formats: tuple[str, ...] = ()) -> Files:
+  """Returns how ViTs of a family look under the names of timm; arguments are those of `Files`."""
+  def all_hints(tensors: Tensors) -> Hints:
+    own = hints if isinstance(hints, Hints) else hints(tensors)
+    return own._replace(norm_after_pool=_is_norm_after(tensors))
+
+  return Files('timm', found, lambda tensors: READ_PACKED if is_packed(tensors) else READ, all_hints, change=_change,
+               label=label, formats=formats, written=names_of)
+
+
+def is_packed(tensors: Tensors) -> bool:
+  """Whether the first matrix of an MLP has twice as many outputs as the second one has inputs."""
+  up, down = (tensors.get(f'blocks.0.mlp.{name}.weight') for name in ('fc1', 'fc2'))
+  return up is not None and down is not None and up.ndim == down.ndim == 2 and up.shape[0] == 2 * down.shape[1]
+
+
+def _is_norm_after(tensors: Tensors) -> bool:
+  """Whether the last norm is of the pooled mean."""
+  return 'fc_norm.weight' in tensors and 'norm.weight' not in tensors
+
+
+def _change(tensors: Tensors) -> Changed:
+  """Returns the tensors of a ViT without parts of training, and with the names of one class where two have others."""
+  kept, dropped = dropping(tensors, {r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision'} | (
+      {} if 'decoder_embed.weight' in tensors else {'mask_token': 'of pre-training with hidden patches'}))
+  kept = renamed(kept, (r'^register_tokens', 'reg_token'), (r'^blocks\.\d+\.(\d+)\.', r'blocks.\1.'),
+                 (r'^patch_embed\.backbone\.(conv|norm)\.', r'patch_embed.backbone.stem.\1.'),
+                 *([(r'^fc_norm\.', 'norm.')] if _is_norm_after(kept) else []))
+  kept, more = without_fixed(kept, 'decoder_pos_embed')
+  return kept, dropped + more
+
+
+# Writing
+
+def with_register_rows(leaves: Tensors, weights: Weights) -> Tensors:
+  """Returns the leaves with a zero position for each register; timm has these if the class token has a position."""
+  m, table = weights.model, leaves.get('backbone/positions')
+  if table is None or not isinstance(m, schema.ViT) or not m.registers:
+    return leaves
+  first = m.pool.has_class_token + m.distilled
+  rows = np.zeros((1, m.registers, table.shape[2]), np.float32)
+  return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
+
+
+def finish(tensors: Tensors, weights: Weights) -> Tensors:
+  """Returns the tensors of a network as timm's classes expect them."""
+  m = weights.model
+  if not isinstance(m, schema.ViT):
+    return tensors
+  if m.rotary_mixed:  # the frequencies of all blocks are one tensor, [2, L, A, K / 2]
+    own = {name: x for name, x in tensors.items() if name.endswith('.rope.freqs')}
+    whole = np.stack([own[f'blocks.{i}.rope.freqs'] for i in range(len(own))], axis=1)
+    return {**{name: x for name, x in tensors.items() if name not in own}, 'rope.freqs': whole}
+  if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
+    return renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
+  if m.norm_after_pool:
+    return renamed(tensors, (r'^norm\.', 'fc_norm.'))
+  if weights.decoder:
+    return tensors | {'decoder_pos_embed': decoder_positions(weights)}
+  if weights.num_classes and not weights.head.bias:
+    return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
+  return tensors
+
+
+# The config of a folder
+
+ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh', Gelu.QUICK: 'quick_gelu'}
+HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_small_r26_s32_224',
+           ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
+           ((3, 4, 6, 3), 1024): 'vit_large_r50_s32_224'}
+"""By stages of the stem and width."""
+BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
+ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
+        schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
+"""Names of the first and last layer."""
+
+
+def config(weights: Weights) -> dict[str, Any]:
+  """Returns `config.json` for timm, which `timm.create_model('local-dir:FOLDER', pretrained=True)` reads.
+
+  Raises:
+    UserError: timm has no such network.
+  """
+  m, p = weights.model, weights.preprocess
+  name, arguments = _architecture(weights)
+  crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'} if p.resize_px else {
+      'crop_pct': 1., 'crop_mode': 'squash'}
+  interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
+  first, last = ENDS[type(m)]
+  is_conv = isinstance(m, schema.ResNet | schema.EfficientNet)
+  if first == 'patch_embed.proj' and isinstance(getattr(m, 'stem', None), schema.ResNetStem):
+    first = 'patch_embed.backbone.stem.conv'
+  found: dict[str, Any] = {
+      'architecture': name, 'num_classes': weights.num_classes,
+      'global_pool': arguments.get('global_pool', 'token' if isinstance(m, schema.ViT) else 'avg'),
+      'model_args': arguments,
+      'pretrained_cfg': {'tag': 'vit_jax', 'custom_load': False, 'input_size': [3, *p.image_px],
+                         'fixed_input_size': not is_conv, 'interpolation': interpolation, **crop, 'mean': list(p.mean),
+                         'std': list(p.std), 'num_classes': weights.num_classes, 'pool_size': None,
+                         'first_conv': first, 'classifier': last}}
+  found |= {'position_resize': m.position_resize.value} if isinstance(m, schema.ViT) else {}
+  found |= {'network': network} if (network := hidden_settings(m)) else {}
+  return found | ({'label_names': list(weights.class_names)} if weights.class_names else {})
+
+
+def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
+  """Returns timm's name of the network, and the arguments of `create_model` for its other settings."""
+  m, p = weights.model, weights.preprocess
+  match m:
+    case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
+      if found := HYBRIDS.get((m.stem.layers, m.width)):
+        return found, {'img_size': side_px(p), 'act_layer': ACTIVATION[m.gelu]}
+      raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} and width '
+                      f'{m.width}. Write a single .safetensors file.')
+    case schema.ViT():
+      return _vit(m, p)
+    case schema.Mixer():
+      letters = {512: 's', 768: 'b', 1024: 'l'}
+      if m.width in letters and p.image_px == (224, 224):
+        return f'mixer_{letters[m.width]}{m.patch}_224', {'act_layer': ACTIVATION[m.gelu]}
+    case schema.ResNet():
+      if found := next((name for name in BITS if sizes.resnet(f'R{name}') == schema.ResNet(
+          m.layers, m.width)), ''):
+        return f'resnetv2_{found}_bit', {}
+    case schema.EfficientNet():
+      if found := next((name for name, (width, depth, *_) in sizes.EFFICIENTNET.items()
+                        if (width, depth) == (m.width_factor, m.depth_factor)), ''):
+        return f'tf_efficientnet_{found.lower()}', {}
+  raise UserError(f'--to: expected a network that timm has a name for, got another {type(m).__name__}. Write a single '
+                  '.safetensors file.')
+
+
+def _beyond(m: schema.ViT) -> list[str]:
+  """Returns what this network has that the arguments of timm's class VisionTransformer in a file cannot describe."""
+  found = {f'positions {m.positions.value}': m.positions.is_rotary, 'RMSNorm': m.norm is not schema.Norm.LAYER,
+           'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem_norm,
+           'no last norm': not m.final_norm, 'inner norms': m.attn_norm or m.mlp_norm,
+           'no bias of the keys alone': not m.key_bias,
+           'no bias of the output matrices': not (m.out_bias and m.mlp_bias),
+           'a pool over the class token': m.pool is Pool.MAP_CLS}
+  return [name for name, is_so in found.items() if is_so]
+
+
+def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
+  if beyond := _beyond(m):
+    raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
+                    f'{", ".join(beyond)}. Write a single .safetensors file, whose tensors timm reads by name.')
+  arguments: dict[str, Any] = {
+      'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
+      'mlp_ratio': m.mlp * (2 if m.swiglu else 1) / m.width, 'act_layer': ACTIVATION[m.gelu]}
+  if m.layer_scale:
+    arguments['init_values'] = m.layer_scale
+  if m.registers:
+    arguments['reg_tokens'] = m.registers
+  arguments |= {'qk_norm': True} if m.qk_norm else {}
+  arguments |= {} if m.qkv_bias else {'qkv_bias': False}
+  if m.pool is Pool.FIRST:
+    raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
+                    '.safetensors or .npz file.')
+  if m.pool is not Pool.CLS:
+    arguments |= {'class_token': m.pool.has_class_token, 'global_pool': 'map' if m.pool is Pool.MAP else 'avg',
+                  'fc_norm': m.norm_after_pool}
+  if m.swiglu:
+    raise UserError('--to: expected a network that a timm config.json can describe, got one with a SwiGLU MLP. Write a '
+                    'single .safetensors file.')
+  return ('deit_base_distilled_patch16_224' if m.distilled else 'vit_base_patch16_224'), arguments

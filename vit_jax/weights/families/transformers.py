@@ -1,0 +1,235 @@
+"""What files of transformers have in common: prefixes, the names of its older ViTs, and the configs of a folder."""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
+from vit_jax.core.errors import UserError
+from vit_jax.weights.families.record import Changed, Kind, Recognized, Tensors, dropping, renamed, without_fixed
+from vit_jax.weights.hints import Hints
+from vit_jax.weights.network import Weights
+from vit_jax.weights.preprocess import NORMS, Preprocess, side_px
+from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
+
+HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-12)
+"""Defaults of its ViTConfig."""
+IMAGES: dict[str, Any] = {**NORMS['half'], 'geometry': Geometry.HUGGINGFACE, 'interpolation': Interpolation.BILINEAR,
+                          'antialias': True, 'resize': 0}
+_PREFIX = (r'^(vit|deit|dinov2|dinov2_with_registers|vit_mae|ijepa)\.|^((clip|siglip|aimv2|tipsv2)\.)?vision_model\.'
+           r'|^model\.(?=layer\.)')
+_DROPS = {
+    r'pooler\.dense\..*': 'a pooler that classification does not use',
+    r'embeddings\.mask_token': 'of pre-training with hidden patches',
+    r'decoder\.0\..*': 'of pre-training with hidden patches',
+    r'(text_model|text_projection)\..*|logit_scale|logit_bias|temperature|text_projection': 'of the text tower',
+    r'(embeddings|text_model\.embeddings)\.position_ids': 'numbers from 0',
+}
+_BLOCK = r'^((?:encoder\.layer|decoder\.decoder_layers)\.\d+)\.'
+_PATCHES = 'embeddings.patch_embeddings.projection.weight'
+
+# Names
+
+_BLOCKS = 'backbone/blocks'
+
+
+def _older_block(ours: str, theirs: str, *, norm1: str, norm2: str, up: str, down: str) -> list[Entry]:
+  """Returns the entries of a block of an older network, under the names that all versions of its files have."""
+  attention = [entry for name in ('query', 'key', 'value')
+               for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attention.attention.{name}')]
+  return [*attention, *layer(f'{ours}/attn/out', f'{theirs}.attention.output.dense'),
+          *norm(f'{ours}/norm1', f'{theirs}.{norm1}'), *norm(f'{ours}/norm2', f'{theirs}.{norm2}'),
+          *layer(f'{ours}/mlp/up', f'{theirs}.{up}'), *layer(f'{ours}/mlp/down', f'{theirs}.{down}')]
+
+
+def block(theirs: str, *, attn: str, out: str, mlp: str, norms: str) -> list[Entry]:
+  """Returns the entries of a block whose MLP has `up_proj`, `down_proj` and, if it is gated, `gate_proj`."""
+  names = (('query', 'q_proj'), ('key', 'k_proj'), ('value', 'v_proj'), ('out', out))
+  return [*(entry for ours, name in names for entry in layer(f'{_BLOCKS}/attn/{ours}', f'{theirs}.{attn}.{name}')),
+          *norm(f'{_BLOCKS}/norm1', f'{theirs}.{norms}1'), *norm(f'{_BLOCKS}/norm2', f'{theirs}.{norms}2'),
+          *(entry for name in ('gate', 'up', 'down')
+            for entry in layer(f'{_BLOCKS}/mlp/{name}', f'{theirs}.{mlp}.{name}_proj'))]
+
+
+_VIT = {'norm1': 'layernorm_before', 'norm2': 'layernorm_after', 'up': 'intermediate.dense', 'down': 'output.dense'}
+_EMBEDDINGS: Table = (
+    *layer('backbone/stem', 'embeddings.patch_embeddings.projection', layout=CONV),
+    Entry('backbone/cls', 'embeddings.cls_token', SAME), Entry('backbone/dist', 'embeddings.distillation_token', SAME),
+    Entry('backbone/registers', 'embeddings.register_tokens', SAME),
+    Entry('backbone/positions', 'embeddings.position_embeddings', SAME),
+    *norm('backbone/norm', 'layernorm'),
+)
+_HEADS: Table = (
+    *layer('head', 'classifier'), *layer('head_dist', 'distillation_classifier'),
+    *layer('decoder/embed', 'decoder.decoder_embed'),
+    *_older_block('decoder/blocks', 'decoder.decoder_layers.{i}', **_VIT),
+    *norm('decoder/norm', 'decoder.decoder_norm'), *layer('decoder/predict', 'decoder.decoder_pred'),
+    Entry('mask_token', 'decoder.mask_token', SAME),
+)
+VIT: Table = (*_EMBEDDINGS, *_older_block(_BLOCKS, 'encoder.layer.{i}', **_VIT), *_HEADS)
+"""ViT, DeiT and ViTMAE, without the prefix (`vit.`, `deit.`) that the backbone has inside of a model with a head."""
+DINO: Table = (
+    *_EMBEDDINGS,
+    *_older_block(_BLOCKS, 'encoder.layer.{i}', norm1='norm1', norm2='norm2', up='mlp.fc1', down='mlp.fc2'), *_HEADS,
+    Entry(f'{_BLOCKS}/scale1', 'encoder.layer.{i}.layer_scale1.lambda1', SAME),
+    Entry(f'{_BLOCKS}/scale2', 'encoder.layer.{i}.layer_scale2.lambda1', SAME),
+)
+DINO_SWIGLU: Table = (
+    *(e for e in DINO if '/mlp/' not in e.ours),
+    *layer(f'{_BLOCKS}/mlp/gate', 'encoder.layer.{i}.mlp.weights_in', part=(0, 2)),
+    *layer(f'{_BLOCKS}/mlp/up', 'encoder.layer.{i}.mlp.weights_in', part=(1, 2)),
+    *layer(f'{_BLOCKS}/mlp/down', 'encoder.layer.{i}.mlp.weights_out'))
+
+
+# Reading
+
+def prepare(tensors: Tensors) -> Recognized:
+  """Returns the tensors without the prefix of the backbone, and without those of poolers and text towers."""
+  kept = renamed(tensors, (_PREFIX, ''), (r'^cls_classifier', 'classifier'), (r'^layers\.', 'encoder.layer.'),
+                 (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
+  kept, dropped = dropping(kept, _DROPS)
+  return Recognized('huggingface', (), kept, dropped, Hints())
+
+
+def is_older(tensors: Tensors, *, has_scales: bool) -> bool:
+  """Whether it is a ViT, DeiT, ViTMAE, or with layer scales a DINOv2 or TIPSv2."""
+  return _PATCHES in tensors and any('.layer_scale1.' in name for name in tensors) == has_scales
+
+
+def with_older_names(tensors: Tensors) -> Tensors:
+  """Returns the tensors of an older network under the names that all versions have."""
+  letters = (('q', 'query'), ('k', 'key'), ('v', 'value'))
+  return renamed(
+      tensors, *((_BLOCK + rf'attention\.{new}_proj', rf'\1.attention.attention.{old}') for new, old in letters),
+      (_BLOCK + r'attention\.o_proj', r'\1.attention.output.dense'))
+
+
+def change_vit(tensors: Tensors) -> Changed:
+  """Returns the tensors of a ViT, DeiT or ViTMAE under the names that all versions have."""
+  return without_fixed(renamed(
+      with_older_names(tensors), (_BLOCK + r'mlp\.fc1', r'\1.intermediate.dense'),
+      (_BLOCK + r'mlp\.fc2', r'\1.output.dense')), 'decoder.decoder_pos_embed')
+
+
+# Writing
+
+def differing(m: schema.ViT) -> frozenset[str]:
+  """Returns the settings in which a network differs from a plain ViT of its size, if they change its function."""
+  plain = schema.ViT(patch=m.patch, width=m.width, depth=m.depth, heads=m.heads, mlp=m.mlp)
+  names = ('norm', 'norm_before', 'stem_norm', 'final_norm', 'attn_norm', 'mlp_norm', 'stem_bias', 'key_bias',
+           'out_bias', 'mlp_bias', 'qkv_bias', 'qk_norm', 'swiglu', 'registers', 'pool', 'positions', 'distilled',
+           'parallel', 'axial', 'branch_scale', 'norm_after_pool', 'pool_heads', 'pool_mlp', 'stem')
+  return frozenset([*(name for name in names if getattr(m, name) != getattr(plain, name)),
+                    *(['layer_scale'] if m.layer_scale else [])])
+
+
+def kind_of(weights: Weights, kinds: Iterable[Kind]) -> Kind:
+  """Returns the first kind of network of transformers that computes what this one does.
+
+  Raises:
+    UserError: transformers has no such network; the message gives the reason.
+  """
+  m = weights.model
+  if not isinstance(m, schema.ViT):
+    raise UserError(f'--family: expected one that has a {type(m).__name__}, got huggingface. Set --family=timm, or '
+                    'write an .npz.')
+  changed = differing(m)
+  if found := next((kind for kind in kinds if kind.holds(m, weights, changed)), None):
+    return found
+  raise UserError('--family: expected a network that transformers has, got ' + '; '.join(obstacles(m, weights)) + '.')
+
+
+def obstacles(m: schema.ViT, weights: Weights) -> list[str]:
+  """Returns why this ViT is none of the older networks of transformers."""
+  problems = []
+  if m.pool is not Pool.CLS:
+    problems.append(f'pool={m.pool.value}: its ViTs read the class token')
+  if m.positions is not schema.Positions.LEARNED:
+    problems.append(f'positions={m.positions.value}: its ViTs have a table')
+  if isinstance(m.stem, schema.ResNetStem):
+    problems.append('a ResNet stem: its hybrids are other networks')
+  if weights.head.pre_logits:
+    problems.append(f'head.pre_logits={weights.head.pre_logits}: its heads are one layer')
+  is_dino = bool(m.layer_scale)
+  if not is_dino and (m.registers or m.swiglu):
+    problems.append('registers or SwiGLU without LayerScale, which its DINOv2 always has')
+  if is_dino and weights.num_classes:
+    problems.append('a head on the class token alone: that of its DINOv2 reads the mean patch as well')
+  if is_dino and m.distilled:
+    problems.append('LayerScale or registers with a distillation token')
+  return problems
+
+
+def is_plain(m: schema.ViT, weights: Weights, *, distilled: bool = False, decoder: bool = False) -> bool:
+  """Whether a ViT is one of the older networks without layer scales, with these parts."""
+  return not m.layer_scale and (m.distilled, bool(weights.decoder) and not m.distilled) == (distilled, decoder) and (
+      not obstacles(m, weights))
+
+
+def under(prefix: str) -> Callable[[Tensors, Weights], Tensors]:
+  """Returns a function that gives the backbone inside of a model with a head or a decoder its prefix."""
+  def prefixed(tensors: Tensors, weights: Weights) -> Tensors:
+    if not weights.num_classes and not weights.decoder:
+      return tensors
+    return {name if re.match(r'(\w*classifier|decoder|visual_projection)\.', name) else f'{prefix}.{name}': x
+            for name, x in tensors.items()}
+
+  return prefixed
+
+
+ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_pytorch_tanh', Gelu.QUICK: 'quick_gelu'}
+FILTERS = {Interpolation.BILINEAR: 2, Interpolation.BICUBIC: 3, Interpolation.AREA: 4}  # BOX: the mean over an area
+
+
+def config(weights: Weights, kind: Kind) -> dict[str, Any]:
+  """Returns the content of `config.json`."""
+  m = weights.model
+  assert isinstance(m, schema.ViT)
+  return {
+      'architectures': [kind.loaded_by[bool(weights.num_classes)]], 'model_type': kind.model_type,
+      'hidden_size': m.width, 'num_hidden_layers': m.depth, 'num_attention_heads': m.heads,
+      'hidden_act': 'silu' if m.swiglu else ACTIVATION[m.gelu], 'patch_size': m.patch, 'num_channels': 3,
+      'image_size': side_px(weights.preprocess), 'dtype': 'float32', 'position_resize': m.position_resize.value,
+  } | kind.config(m, weights)
+
+
+def tower_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
+  """Returns what the configs of CLIP, SigLIP and I-JEPA have besides."""
+  return {'layer_norm_eps': m.norm_eps, 'intermediate_size': m.mlp} | (
+      {'projection_dim': weights.num_classes} if weights.num_classes else {})
+
+
+def older_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
+  """Returns what the configs of the older networks have besides."""
+  found: dict[str, Any] = {
+      'hidden_act': ACTIVATION[m.gelu], 'layer_norm_eps': m.norm_eps, 'qkv_bias': m.qkv_bias,
+      'hidden_dropout_prob': 0., 'attention_probs_dropout_prob': 0., 'initializer_range': .02}
+  names = weights.class_names or tuple(f'LABEL_{i}' for i in range(weights.num_classes))
+  return found | ({'id2label': {str(i): name for i, name in enumerate(names)},
+                   'label2id': {name: i for i, name in enumerate(names)}} if names else {})
+
+
+def vit_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
+  """Returns what the configs of ViT, DeiT and ViTMAE have besides."""
+  return {**older_config(m, weights), 'intermediate_size': m.mlp}
+
+
+def processor(p: Preprocess) -> dict[str, Any]:
+  """Returns the content of `preprocessor_config.json`.
+
+  ViTImageProcessor resizes to a square, and DeiTImageProcessor also takes a center crop; BitImageProcessor resizes the
+  short side and takes a center crop.
+  """
+  height, width = p.image_px
+  found: dict[str, Any] = {
+      'do_resize': True, 'resample': FILTERS[p.interpolation], 'do_rescale': True, 'rescale_factor': 1 / 255,
+      'do_normalize': True, 'image_mean': list(p.mean), 'image_std': list(p.std)}
+  if not p.resize_px:
+    return found | {'image_processor_type': 'ViTImageProcessor', 'size': {'height': height, 'width': width}}
+  if p.geometry is Geometry.HUGGINGFACE:
+    return found | {'image_processor_type': 'DeiTImageProcessor', 'size': {'height': p.resize_px, 'width': p.resize_px},
+                    'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}
+  return found | {'image_processor_type': 'BitImageProcessor', 'size': {'shortest_edge': p.resize_px},
+                  'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}

@@ -1,0 +1,21 @@
+"""Plain ViTs and all others in files of timm that no other record describes, and ViTs of transformers."""
+from __future__ import annotations
+
+from vit_jax.weights.families import timm, transformers
+from vit_jax.weights.families.record import Family, Files, Kind, License
+
+FAMILY = Family(
+    'vit', 'ViT',
+    files=(
+        Files('transformers', lambda t: transformers.is_older(t, has_scales=False), transformers.VIT,
+              transformers.HINTS, change=transformers.change_vit),
+        timm.vit(lambda t: 'patch_embed.proj.weight' in t, label='timm', formats=('timm',))),
+    kinds=(Kind('vit', ('ViTModel', 'ViTForImageClassification'),
+                lambda m, weights, _: transformers.is_plain(m, weights), lambda _: transformers.VIT,
+                transformers.vit_config, transformers.under('vit')),),
+    unsupported={
+        r'fc_norm\.': 'it normalizes tokens and their mean; networks here do one of these',
+        r'.*\.relative_position\w*|rel_pos\w*': 'it is a BEiT, which has relative positions of its own',
+        r'.*rope.*': 'it has rotary positions of a kind that no network here has'},
+    licenses=(License(r'timm/(vit|deit3?|tf_efficientnet|resnetv2|mixer)_\w+\.(augreg|orig|sam|fb|goog)\w*',
+                      'Apache-2.0'),))

@@ -1,0 +1,80 @@
+"""Loaded weights: a network with all that is needed to use it."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.types import Params, PyTree
+from vit_jax.weights.preprocess import Preprocess
+from vit_jax.weights.report import Report
+
+
+class Weights(NamedTuple):
+  """A network with all that is needed to use it.
+
+  model: all settings, with the form of the GELU, the epsilon and the pooling of the weights.
+  head: settings of the head.
+  num_classes: outputs of the head; 0 = no head (`params` then has no `head`).
+  params: f32 numpy arrays under `backbone`, and where they exist `head`, `head_dist`, `decoder`, `mask_token`.
+  state: running statistics of a network with BatchNorm, else `{}`.
+  decoder: settings of a masked autoencoder's decoder, if there is one.
+  preprocess: how its images are prepared.
+  class_names: of the head's outputs, in their order; () = unknown.
+  family: format of the source: one of `recognize.LABELS`, or `run`.
+  source: path, address or name.
+  report: how every tensor was used.
+  given: as `source`, with the password or token that an address has; not for messages and records.
+  """
+  model: schema.Model
+  head: schema.Head
+  num_classes: int
+  params: Params
+  state: PyTree
+  decoder: schema.Mae | None
+  preprocess: Preprocess
+  class_names: tuple[str, ...]
+  family: str
+  source: str
+  report: Report
+  given: str = ''
+
+
+def describe(model: schema.Model) -> str:
+  """Returns a short description of a network."""
+  match model:
+    case schema.ViT():
+      found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
+               f'{model.patch}, pool {model.pool.value}, GELU {model.gelu.value}, epsilon {model.norm_eps:g}')
+      options = {f'{model.registers} registers': model.registers, 'distillation token': model.distilled,
+                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm,
+                 'RMSNorm': model.norm is schema.Norm.RMS, 'norm before the blocks': model.norm_before,
+                 f'positions {model.positions.value}': model.positions is not schema.Positions.LEARNED,
+                 f'resized {model.position_resize.value}': model.positions.has_rows}
+      stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
+      return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
+    case schema.Mixer():
+      return (f'Mixer of width {model.width}, depth {model.depth}, patch {model.patch}, GELU {model.gelu.value}, '
+              f'epsilon {model.norm_eps:g}')
+    case schema.ResNet():
+      return f'ResNet of stages {model.layers}, width {model.width}'
+    case schema.EfficientNet():
+      return f'EfficientNet, width x {model.width_factor}, depth x {model.depth_factor}'
+    case schema.AxialResNet():
+      return f'AxialResNet of stages {model.layers}, width {model.width}'
+
+
+def hidden_settings(m: schema.Model) -> dict[str, Any]:
+  """Returns those settings of this network that tensors do not show, by the names of `sidecars.SETTINGS`."""
+  if isinstance(m, schema.ResNet):
+    return {'stem_var_eps': m.var_eps}
+  if not isinstance(m, schema.ViT):
+    return {}
+  found: dict[str, Any] = {'pool_heads': m.pool_heads} if m.pool_heads else {}
+  if isinstance(m.stem, schema.ResNetStem):
+    found |= {f'stem_{name}': getattr(m.stem, name) for name in ('std_eps', 'var_eps', 'norm_eps')}
+  if m.positions is schema.Positions.SINCOS2D_MAE:
+    found['positions'] = m.positions.value
+  if m.positions.is_rotary:
+    found |= {'rotary_base': m.rotary_base, 'rotary_places': m.rotary_places.value, 'rotary_grid': m.rotary_grid,
+              'rotary_offset': m.rotary_offset}
+  return found
