@@ -21,7 +21,7 @@ from vit_jax.record.trackers.mlflow_run import MlflowRun
 from vit_jax.record.trackers.tracker import Guarded, Tracker
 from vit_jax.record.trackers.weights_and_biases import WeightsAndBiases
 from vit_jax.record.writer import Writer
-from vit_jax.train import loop, showing
+from vit_jax.train import loop, tracker_hooks
 
 FILE = 'trackers.json'
 """In the run directory: the ids of the run in its trackers, by which a resumed run finds them again."""
@@ -91,8 +91,8 @@ def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh)
   settings, recipe = config.trackers, config.data.recipe
   found: list[loop.Hook] = []
   if settings.images:
-    found.append(showing.Images(settings.images, parts.prepare, writer.show, mean=recipe.mean, std=recipe.std,
+    found.append(tracker_hooks.Images(settings.images, parts.prepare, writer.show, mean=recipe.mean, std=recipe.std,
                                 mesh=mesh, seed=config.seed))
   if settings.histograms and (every := parts.lengths.steps(settings.histograms)):
-    found.append(showing.Histograms(every, writer.show, mesh=mesh))
+    found.append(tracker_hooks.Histograms(every, writer.show, mesh=mesh))
   return found

@@ -17,7 +17,7 @@ from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
-from vit_jax.jobs import build, host_pace, report_page, resume, summary, teacher_labels, trackers
+from vit_jax.jobs import build, loader_processes, report_page, resume, summary, teacher_labels, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -110,14 +110,14 @@ class Run:
     saving = self._saving_hook(start, writer, clock, latest)
     early = self._early_stop(start, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
-    pace = host_pace.hook(self.config, self.loader, self.shard, clock)
+    host_speed = loader_processes.hook(self.config, self.loader, self.shard, clock)
     stage.begin('reading the first batch, compiling the train step' if start < total else 'evaluating')
     try:
       with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
         ended = loop.run(
-            tracing.mark(pace.timed(program.step_fn)), held, batches, start=start,
+            tracing.mark(host_speed.timed(program.step_fn)), held, batches, start=start,
             total=start if early.reason else total, join=program.join,
-            hooks=[*self._hooks(writer, clock, latest), early, saving, tracing, pace], clock=clock,
+            hooks=[*self._hooks(writer, clock, latest), early, saving, tracing, host_speed], clock=clock,
             should_stop=lambda step: (request.reason(step) or early.reason
                                       or (until and step == until and 'the end of the segment') or ''))
       if ended.error:

@@ -41,8 +41,8 @@ class _Times(NamedTuple):
   busy: float
 
 
-class Pace:
-  """A hook that calls `tell` once."""
+class HostSpeed:
+  """A hook that measures once, and calls `tell` with the result."""
   every = 0
 
   def __init__(self, goodput: Callable[[], Goodput], tell: Callable[[Found], None], *,

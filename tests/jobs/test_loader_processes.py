@@ -9,8 +9,8 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.data.pipeline import loader
 from vit_jax.data.pipeline.workers import Machine
-from vit_jax.jobs import host_pace
-from vit_jax.train.pace import Found
+from vit_jax.jobs import loader_processes
+from vit_jax.train.host_speed import Found
 
 HERE = Machine(112, 2**38)
 
@@ -20,7 +20,7 @@ def decide(found: Found, setting: int, caplog: pytest.LogCaptureFixture) -> tupl
   made: Any = None
   supply = loader.Supply(made, threads=0, workers=max(0, setting), batch_bytes=2**20)
   with caplog.at_level(logging.INFO):
-    host_pace.decide(found, 1_024., supply, setting=setting, here=HERE)
+    loader_processes.decide(found, 1_024., supply, setting=setting, here=HERE)
   return supply.workers, caplog.text
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from vit_jax.record.trackers.tracker import Guarded
-from vit_jax.train import showing
+from vit_jax.train import tracker_hooks
 from vit_jax.train.loop import Done
 
 
@@ -45,7 +45,7 @@ def test_images_of_the_first_batch_are_shown_once_as_the_network_gets_them(mesh:
     flipped = batch['image'][:, :, ::-1] / 255. * (step == 6)  # the step before the seventh
     mean_C, std_C = (jnp.reshape(jnp.asarray(three), (1, 1, 1, 3)) for three in (mean, std))
     return {'image': (flipped - mean_C) / std_C}
-  hook = showing.Images(2, prepare, seen.show, mean=mean, std=std, mesh=mesh, seed=3)
+  hook = tracker_hooks.Images(2, prepare, seen.show, mean=mean, std=std, mesh=mesh, seed=3)
   for step in (7, 8):
     hook.on_metrics(Done(step, None, {'image': jnp.asarray(pixels)}, None))  # type: ignore[arg-type]
   ((kind, step, values),) = seen.calls
@@ -58,14 +58,14 @@ def test_histograms_count_what_numpy_counts(mesh: Mesh) -> None:
   values = rng.integers(-50, 51, 1000).astype(np.float32)  # sums of whole numbers are exact
   bad = np.array([1., np.nan, 3., np.inf], np.float32)
   params = {'a': {'kernel': jnp.asarray(values.reshape(10, 100)), 'bias': jnp.zeros(3)}, 'bad': jnp.asarray(bad)}
-  hook = showing.Histograms(5, seen.show, mesh=mesh)
+  hook = tracker_hooks.Histograms(5, seen.show, mesh=mesh)
   hook.on_state(10, type('State', (), {'params': params})())  # type: ignore[arg-type]
   ((_, step, found),) = seen.calls
   assert step == 10 and {*found} == {'params/a/kernel', 'params/a/bias', 'params/bad'} and hook.every == 5
   one = found['params/a/kernel']
   assert (one.sum, one.sum_squares, one.counts.sum()) == (values.sum(), (values ** 2).sum(), 1000)
-  assert (one.edges[0], one.edges[-1], len(one.counts)) == (values.min(), values.max(), showing.BINS)
-  expected, _ = np.histogram(values, showing.BINS)
+  assert (one.edges[0], one.edges[-1], len(one.counts)) == (values.min(), values.max(), tracker_hooks.BINS)
+  expected, _ = np.histogram(values, tracker_hooks.BINS)
   # A value at an edge may fall on either side of it in f32: with 64 bins of 100 / 64, 100 of them lie inside 1e-6.
   assert np.abs(one.counts - expected).sum() <= 2 * sum(np.isclose(values[:, None], one.edges).any(1))
   assert found['params/a/bias'].counts.sum() == 3 and found['params/bad'].counts.sum() == 2

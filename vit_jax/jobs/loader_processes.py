@@ -9,26 +9,27 @@ from vit_jax.core.types import Shard
 from vit_jax.data.pipeline import loader as loaders
 from vit_jax.data.pipeline import workers as processes
 from vit_jax.record.clock import Clock
-from vit_jax.train import pace
+from vit_jax.train import host_speed
 
 log = logging.getLogger('vit_jax.data')
 WAITING = 0.05
 """The step waits for the host if this share of the training time, or more, is spent waiting for data."""
 
 
-def hook(config: schema.Config, loader: Loader, shard: Shard, clock: Clock) -> pace.Pace:
+def hook(config: schema.Config, loader: Loader, shard: Shard, clock: Clock) -> host_speed.HostSpeed:
   """Returns the hook that measures; for data in memory, it tells nothing."""
   supply = loader.supply if isinstance(loader, loaders.TrainLoader) else None
   images = config.batch_size * len(shard.parts) / shard.count
 
-  def tell(found: pace.Found) -> None:
+  def tell(found: host_speed.Found) -> None:
     if supply is not None:
       decide(found, images, supply, setting=config.data.workers, here=processes.machine())
 
-  return pace.Pace(clock.goodput, tell)
+  return host_speed.HostSpeed(clock.goodput, tell)
 
 
-def decide(found: pace.Found, images: float, supply: loaders.Supply, *, setting: int, here: processes.Machine) -> None:
+def decide(found: host_speed.Found, images: float, supply: loaders.Supply, *, setting: int,
+           here: processes.Machine) -> None:
   """Logs what was measured, for `images` of this host in a step; with `data.workers=auto`, sets the processes."""
   step = images / found.alone_s
   host = min(step, images / found.step_s) if found.waiting >= WAITING else step
