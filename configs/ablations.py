@@ -26,9 +26,9 @@ from vit_jax.config import schema as s
 from vit_jax.recipes import ablations, sizes, transfer
 
 RATES = {'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}  # of the ResNets of Table 7, by Table 3
-BASE, SHAPE = 'B/16', s.ViT(patch=32, width=1024, depth=8, heads=16, mlp=2048)  # Appendix D.2 scales the second one
-SMALL = s.ViT(patch=4, width=64, depth=4, heads=4, mlp=128, pool=s.Pool.MEAN)
-SMALL_SHAPE = s.ViT(patch=8, width=32, depth=2, heads=2, mlp=64, pool=s.Pool.MEAN)
+BASE, SHAPE = 'B/16', s.ViT(patch=32, width=1024, depth=8, heads=16, mlp=s.Mlp(2048))  # D.2 scales the second
+SMALL = s.ViT(patch=4, width=64, depth=4, heads=4, mlp=s.Mlp(128), pool=s.Mean())
+SMALL_SHAPE = s.ViT(patch=8, width=32, depth=2, heads=2, mlp=s.Mlp(64), pool=s.Mean())
 
 
 def get_config(arguments: str = '') -> s.Study:

@@ -24,8 +24,8 @@ def get_config(arguments: str = '') -> s.Config:
   """The run of `size=NAME`."""
   size = s.parse_arg(arguments, size=('Axial-ViT-B/32', 'Axial-ViT-B/16', 'B/32', 'B/16', *AXIAL_RESNETS))['size']
   model = sizes.model(size)
-  if isinstance(model, s.ViT) and not model.axial:
-    model = dataclasses.replace(model, pool=s.Pool.MEAN)
+  if isinstance(model, s.ViT) and not isinstance(model.block, s.Axial):
+    model = dataclasses.replace(model, pool=s.Mean())
   return s.Config(
       name=f'axial {size}', length='7 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,

@@ -24,8 +24,8 @@ def get_config() -> s.Config:
       name='byol_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(
           views=views, crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 4 / 3), flip=True, eval_resize_px=32)),
-      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN,
-                  position_resize=s.PositionResize.BICUBIC_OFFSET),
+      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
+                  positions=s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)),
       objective=s.Byol(hidden_dim=256, out_dim=64, momentum=s.Ramp(.99, 1.)),
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.04, clip_norm=0., clip_tensor=3.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),

@@ -14,7 +14,7 @@ def get_config() -> s.Config:
   return s.Config(
       name='cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
-      model=s.ViT(patch=4, width=96, depth=4, heads=3, mlp=192, pool=s.Pool.MEAN),
+      model=s.ViT(patch=4, width=96, depth=4, heads=3, mlp=s.Mlp(192), pool=s.Mean()),
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 %')),

@@ -20,7 +20,8 @@ from vit_jax.recipes import sizes
 def get_config() -> s.Config:
   """The run."""
   model = sizes.vit('S/16')
-  model.layer_scale, model.gelu, model.position_resize = 1e-4, s.Gelu.EXACT, s.PositionResize.BICUBIC
+  model.block, model.gelu = s.Plain(layer_scale=1e-4), s.Gelu.EXACT
+  model.positions = s.Learned(resize=s.PositionResize.BICUBIC)
   model.drop_path, model.drop_path_even = .05, True
   model.init = s.Init.DEIT3
   return s.Config(

@@ -24,7 +24,7 @@ def get_config(arguments: str = '') -> s.Config:
   """The run."""
   given = s.parse_arg(arguments, size=('B/16', 'S/16', 'Ti/16'))
   model = sizes.vit(given['size'])
-  model.gelu, model.drop_path, model.position_resize = s.Gelu.EXACT, .1, s.PositionResize.BICUBIC
+  model.gelu, model.drop_path, model.positions = s.Gelu.EXACT, .1, s.Learned(resize=s.PositionResize.BICUBIC)
   model.init = s.Init.DEIT
   return s.Config(
       name=f'deit {given["size"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),

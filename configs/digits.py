@@ -16,7 +16,7 @@ def get_config() -> s.Config:
       name='digits', length='150 epochs', batch_size=128, image_px=(16, 16),
       data=s.Data(source='digits', recipe=s.Recipe(
           crop=s.Crop.RESIZE, flip=False, shift_px=1, rotate_degrees=12., scale=.1, shear=.1)),
-      model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN),
+      model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean()),
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='5 %')),

@@ -28,8 +28,8 @@ def get_config() -> s.Config:
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop_sampler=s.CropSampler.TORCHVISION,
                                                          crop_aspect=(.75, 4 / 3), flip=True, views=views,
                                                          eval_resize_px=32)),
-      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN,
-                  position_resize=s.PositionResize.BICUBIC_OFFSET),
+      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
+                  positions=s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)),
       objective=s.Dino(
           out_dim=1024, hidden_dim=256, bottleneck_dim=64, momentum=s.Ramp(.99, 1.),
           teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR), norm_last_layer=True,

@@ -66,7 +66,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=tuple(SIZES))
   size, model = SIZES[given['size']], sizes.vit(given['size'])
   model.gelu, model.drop_path, model.init = s.Gelu.EXACT, .1, s.Init.DINO
-  model.position_resize = s.PositionResize.BICUBIC_OFFSET  # of local crops, which see positions of 6 x 6 tokens
+  model.positions = s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)  # local crops see positions of 6 x 6 tokens
   return s.Config(
       name=f'dino {given["size"]}', length=f'{size.epochs} epochs', batch_size=size.batch_size, image_px=(224, 224),
       data=s.Data(

@@ -27,7 +27,7 @@ def get_config(arguments: str = '') -> s.Config:
   part = s.parse_arg(arguments, part=('taught', 'teacher', 'alone'))['part']
   teacher = sizes.vit('Ti/16')
   teacher.patch, teacher.gelu = 8, s.Gelu.EXACT
-  student = s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN)
+  student = s.ViT(patch=4, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean())
   taught = s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1., temperature=2., label_smoothing=0.)
   length = {'teacher': '15 epochs', 'taught': '1800 steps', 'alone': '7000 steps'}[part]
   own = part == 'teacher'

@@ -27,7 +27,7 @@ def get_config(size: str = 'Ti/16') -> s.Config:
   """The run, with a model of `size`."""
   model = sizes.model(size)
   if isinstance(model, s.ViT) and size not in sizes.PUBLISHED:
-    model.pool = s.Pool.MEAN
+    model.pool = s.Mean()
   if not isinstance(model, s.ResNet):
     model.drop_path = .1
   return s.Config(

@@ -22,7 +22,7 @@ from vit_jax.recipes import sizes
 def get_config() -> s.Config:
   """The run."""
   model = sizes.vit('B/32')
-  model.pool = s.Pool.MEAN
+  model.pool = s.Mean()
   model.init = s.Init.BIG_VISION
   return s.Config(
       name='gsam_b32_i1k', length='300 epochs', batch_size=4096, image_px=(224, 224),

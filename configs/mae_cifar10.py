@@ -20,7 +20,8 @@ def get_config() -> s.Config:
   return s.Config(
       name='mae_cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
-      model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=128, pool=s.Pool.MEAN, positions=s.Positions.SINCOS2D_MAE),
+      model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
+                  positions=s.SinCos(s.Frequencies.MAE)),
       objective=s.Mae(decoder_width=48, decoder_depth=1, decoder_heads=4, mask_ratio=.75, norm_pix_loss=True),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.95, weight_decay=.05, clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),

@@ -33,8 +33,9 @@ def get_config(arguments: str = '') -> s.Config:
   epochs, rate, layer_decay, drop_path, group = BY_SIZE.get(name.removeprefix('ViT-').partition('/')[0], BY_SIZE['B'])
   model, px = sizes.model(name), studies.number('px', given['px']) or 224
   if isinstance(model, s.ViT):
-    model.pool, model.norm_after_pool, model.drop_path = s.Pool.PATCHES, True, drop_path
-    model.gelu, model.position_resize, model.init = s.Gelu.EXACT, s.PositionResize.BICUBIC, s.Init.MAE
+    model.pool, model.final_norm, model.drop_path = s.Mean(class_token=True), s.FinalNorm.POOLED, drop_path
+    model.gelu, model.init = s.Gelu.EXACT, s.Init.MAE
+    model.positions = s.Learned(resize=s.PositionResize.BICUBIC)
   return s.Config(
       name=f'finetune {name} {dataset} mae', length=f'{epochs} epochs', batch_size=1024,
       image_px=(finetune.side(px, model),) * 2,

@@ -28,7 +28,7 @@ def get_config(arguments: str = '') -> s.Config:
   """The run of B/16, L/16 or H/14."""
   given = s.parse_arg(arguments, size=('L/16', 'B/16', 'H/14'))
   model = sizes.vit(given['size'])
-  model.positions, model.gelu = s.Positions.SINCOS2D_MAE, s.Gelu.EXACT
+  model.positions, model.gelu = s.SinCos(s.Frequencies.MAE), s.Gelu.EXACT
   model.init = s.Init.MAE
   return s.Config(
       name=f'mae {given["size"]}', length='800 epochs', batch_size=4096, image_px=(224, 224),

@@ -24,7 +24,7 @@ def get_config(arguments: str = '') -> s.Config:
   return s.Config(
       name=f'masked_patch_cifar10 {target}', length='9 epochs', batch_size=128, image_px=(32, 32),
       data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
-      model=s.ViT(patch=4, width=64, depth=4, heads=4, mlp=128, pool=s.Pool.MEAN),
+      model=s.ViT(patch=4, width=64, depth=4, heads=4, mlp=s.Mlp(128), pool=s.Mean()),
       objective=s.MaskedPatch(target=s.PatchTarget(target), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),

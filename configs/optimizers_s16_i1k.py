@@ -36,7 +36,7 @@ def get_config(arguments: str = '') -> s.Config:
   """The run, with `change=NAME`."""
   change = s.parse_arg(arguments, change=tuple(CHANGES))['change']
   model = sizes.vit('S/16')
-  model.pool, model.positions, model.init = s.Pool.MEAN, s.Positions.SINCOS2D, s.Init.BIG_VISION
+  model.pool, model.positions, model.init = s.Mean(), s.SinCos(), s.Init.BIG_VISION
   return s.Config(
       name=f's16_{change}', length='90 epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(

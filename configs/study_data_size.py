@@ -32,7 +32,7 @@ SUBSETS = {'jft': (9_000_000, 30_000_000, 90_000_000, 303_000_000), 'i1k': (100_
 RATES = {'B/32': 8e-4, 'B/16': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4, 'H/14': 3e-4,  # of JFT, Table 3
          'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}
 FIGURE_4 = ('B/32', 'L/32', 'L/16', 'BiT-R50x1', 'BiT-R152x2')
-HALVED = s.ViT(patch=32, width=384, depth=12, heads=6, mlp=1536)  # the paper's b/32: B/32 with all widths halved
+HALVED = s.ViT(patch=32, width=384, depth=12, heads=6, mlp=s.Mlp(1536))  # the paper's b/32: B/32 with all widths halved
 IMAGES = {'i1k': 1_281_167, 'i21k': 14_197_122, 'jft': 303_000_000}
 
 

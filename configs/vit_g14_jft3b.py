@@ -26,7 +26,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=('g/14', 'G/14'))
   size = given['size']
   model = sizes.vit(size)
-  model.pool, model.dtype = s.Pool.MAP, s.DType.BF16
+  model.pool, model.dtype = s.Map(), s.DType.BF16
   model.init = s.Init.BIG_VISION
   return s.Config(
       name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384, image_px=(224, 224),

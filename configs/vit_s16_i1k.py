@@ -33,7 +33,7 @@ def get_config(arguments: str = '') -> s.Config:
   """The run."""
   given = s.parse_arg(arguments, epochs=('90', '150', '300'), evals=('own', 'all', 'fewshot'))
   model = sizes.vit('S/16')
-  model.pool, model.positions, model.init = s.Pool.MEAN, s.Positions.SINCOS2D, s.Init.BIG_VISION
+  model.pool, model.positions, model.init = s.Mean(), s.SinCos(), s.Init.BIG_VISION
   config = s.Config(
       name='vit_s16_i1k', length=f'{given["epochs"]} epochs', batch_size=1024, image_px=(224, 224),
       data=s.Data(

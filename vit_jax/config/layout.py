@@ -4,7 +4,7 @@ A setting that is `auto` (0 for a number) is chosen here. `choose` is a pure fun
 the run's sizes. Its rules, in order:
 
 1.  Settings with a value keep it. Only `mesh.fsdp`, `mesh.tensor`, `train.accumulate`, `model.remat`,
-    `model.execution`, `model.attention` and `model.mlp_kernel` can be; `mesh.data` takes the remaining devices.
+    `model.execution`, `model.attention.kernel` and `model.mlp.kernel` can be; `mesh.data` takes the remaining devices.
 2.  On CPUs, and where the memory of a device is not known, nothing is split or recomputed: all devices share the
     batch, everything is saved, and there is one microbatch.
 3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
@@ -21,7 +21,7 @@ the run's sizes. Its rules, in order:
 7.  If no pair fits, `fsdp` is doubled. If nothing fits at all, the layout that needs the least memory is used, with a
     warning.
 8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times); `xla` elsewhere.
-    So is `mlp_kernel` on v6e. Neither is auto by default, as both forms differ by their rounding.
+    So is `mlp.kernel` on v6e. Neither is auto by default, as both forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -51,10 +51,10 @@ OLD_TPUS = ('v2', 'v3')
 """TPUs that it is not for."""
 ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)
 AUTO: dict[str, Any] = {'mesh.fsdp': 0, 'mesh.tensor': 0, 'train.accumulate': 0, 'model.remat': Remat.AUTO,
-                        'model.execution': Execution.AUTO, 'model.attention': AttentionKernel.AUTO,
-                        'model.mlp_kernel': MlpKernel.AUTO}
+                        'model.execution': Execution.AUTO, 'model.attention.kernel': AttentionKernel.AUTO,
+                        'model.mlp.kernel': MlpKernel.AUTO}
 """Settings that can be chosen, and their values that ask for it."""
-XLA: dict[str, Any] = {'model.attention': AttentionKernel.XLA, 'model.mlp_kernel': MlpKernel.XLA}
+XLA: dict[str, Any] = {'model.attention.kernel': AttentionKernel.XLA, 'model.mlp.kernel': MlpKernel.XLA}
 
 # Relative times of a step: L/16, 32 images a device on v3, cycles of the compiler (libtpu 0.0.51).
 REMAT_TIME = {Remat.NONE: .98, Remat.NAMES: 1., Remat.QKV: 1.08, Remat.MLP: 1.16, Remat.FULL: 1.16}
@@ -112,18 +112,20 @@ def auto(config: schema.Config) -> list[str]:
   return [name for name, value in AUTO.items() if _value(config, name) == value]
 
 
-def _value(config: schema.Config, name: str) -> Any:
-  part, _, field = name.partition('.')
-  return getattr(getattr(config, part), field, None)
+def _value(settings: Any, name: str) -> Any:
+  """The value of a setting by its dotted name; None if the settings do not have it."""
+  first, _, rest = name.partition('.')
+  if first not in (field.name for field in dataclasses.fields(settings)):
+    return None
+  value = getattr(settings, first)
+  return _value(value, rest) if rest else value
 
 
 def put(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
   """The config with other values for settings such as `mesh.fsdp`; those that its model does not have are left out."""
-  for name, value in values.items():
-    part, _, field = name.partition('.')
-    if hasattr(old := getattr(config, part), field):
-      config = dataclasses.replace(config, **{part: dataclasses.replace(old, **{field: value})})
-  return config
+  changed: schema.Config = schema.replaced(config, {
+      name: value for name, value in values.items() if _value(config, name) is not None})
+  return changed
 
 
 def _fill(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
@@ -142,11 +144,11 @@ def _kernels(model: schema.Model, hardware: Hardware) -> Mapping[str, Any]:
   name = hardware.name.lower()
   if not isinstance(model, schema.ViT) or hardware.platform != 'tpu' or model.kernels is not Kernels.FAST:
     return XLA
-  is_attention = (model.width // model.heads in FUSED_CHANNELS and not model.attention_dropout
+  is_attention = (model.width // model.heads in FUSED_CHANNELS and not model.attention.dropout
                   and not any(old in name for old in OLD_TPUS))
   is_mlp = 'v6' in name and model.has_simple_mlp
-  return {'model.attention': AttentionKernel.FUSED if is_attention else AttentionKernel.XLA,
-          'model.mlp_kernel': MlpKernel.FUSED if is_mlp else MlpKernel.XLA}
+  return {'model.attention.kernel': AttentionKernel.FUSED if is_attention else AttentionKernel.XLA,
+          'model.mlp.kernel': MlpKernel.FUSED if is_mlp else MlpKernel.XLA}
 
 
 def _execution(model: schema.Model) -> Execution:
@@ -287,7 +289,8 @@ def _shown(config: schema.Config, hardware: Hardware) -> str:
   images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
   run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
   if isinstance(model, schema.ViT):
-    run += f', attention={model.attention.value}' if model.attention.platform else ''
-    run += ', mlp_kernel=fused' if model.mlp_kernel is MlpKernel.FUSED else ''
+    kernel = model.attention.kernel
+    run += f', attention.kernel={kernel.value}' if kernel.platform else ''
+    run += ', mlp.kernel=fused' if model.mlp.kernel is MlpKernel.FUSED else ''
   return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
           f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')

@@ -9,6 +9,7 @@ folder. Folders are appended to `sys.path`, which loader processes get too.
 """
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import os
@@ -34,6 +35,12 @@ def of(settings: Any) -> Any:
     UserError: a person's module is missing, cannot be imported, or does not have the name.
   """
   return load(type(settings).implementation)
+
+
+def make(settings: Any, **context: Any) -> Any:
+  """Returns `of(settings)` called with the fields of the settings, and with `context`."""
+  own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+  return of(settings)(**own, **context)
 
 
 def load(name: str) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from jax import export
 
 from vit_jax.config import schema
+from vit_jax.config.schema.checks import kind
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.device.prepare import normalize
@@ -143,7 +144,7 @@ def _multiple(weights: Weights) -> int:
   m = weights.model
   if isinstance(m, schema.ViT) and isinstance(m.stem, schema.PatchStem) and m.positions.is_resizable:
     return m.patch
-  what = f'positions {m.positions.value}' if isinstance(m, schema.ViT) and not m.positions.is_resizable else \
+  what = f'{kind(m.positions)} positions' if isinstance(m, schema.ViT) and not m.positions.is_resizable else \
       'a stem of convolutions' if isinstance(m, schema.ViT) else f'the network {type(m).__name__}'
   raise UserError(f'--any_size: expected a Vision Transformer of patches whose positions can be resized, got {what}. '
                   'Export it for one size, which --preprocess=image=HEIGHTxWIDTH sets where it can be set.')

@@ -315,8 +315,8 @@ def kept_bytes(parts: Parts, model: schema.Model) -> int:
 def _kept_bytes(key: cost.ByText) -> int:
   parts, model = key.value
   config = layout.put(dataclasses.replace(parts.config, model=model), {
-      'model.execution': schema.Execution.SCAN, 'model.attention': schema.AttentionKernel.XLA,
-      'model.mlp_kernel': schema.MlpKernel.XLA})
+      'model.execution': schema.Execution.SCAN, 'model.attention.kernel': schema.AttentionKernel.XLA,
+      'model.mlp.kernel': schema.MlpKernel.XLA})
   loss = _abstract_loss(parts, config)
   few, more = (traced_costs.kept_bytes(loss, parts.program.abstract_state.params, {
       name: jax.ShapeDtypeStruct((rows, *shape.shape[1:]), shape.dtype)

@@ -246,7 +246,10 @@ def _grid(found: Weights) -> tuple[int, int]:
 def _check_tokens(found: Weights) -> None:
   """Raises UserError if the teacher's head does not apply to single tokens."""
   model = found.model
-  if isinstance(model, schema.ViT) and (model.pool.is_attention or model.norm_after_pool):
-    what = 'pools by attention' if model.pool.is_attention else 'normalizes the mean of its tokens'
+  if not isinstance(model, schema.ViT):
+    return
+  is_attention = isinstance(model.pool, schema.Map)
+  if is_attention or model.final_norm is schema.FinalNorm.POOLED:
+    what = 'pools by attention' if is_attention else 'normalizes the mean of its tokens'
     raise UserError(f'{found.source}: expected a teacher whose head applies to single tokens, got one that {what}. Use '
                     'a teacher that pools by the class token or by the mean of normalized tokens.')

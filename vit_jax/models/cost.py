@@ -84,9 +84,10 @@ def plain(settings: Any) -> Any:
   """
   if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
     return settings
-  forms: dict[str, Any] = {'kernels': Kernels.PLAIN, 'execution': Execution.SCAN, 'remat': Remat.NONE,
-                           'attention': AttentionKernel.XLA, 'mlp_kernel': MlpKernel.XLA, 'full_remat': 0}
+  forms: dict[str, Any] = {'kernels': Kernels.PLAIN, 'execution': Execution.SCAN, 'remat': Remat.NONE, 'full_remat': 0}
+  kernels = {AttentionKernel: AttentionKernel.XLA, MlpKernel: MlpKernel.XLA}
   own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
   is_model = 'remat' in own
   return dataclasses.replace(settings, **{
-      name: forms[name] if is_model and name in forms else plain(value) for name, value in own.items()})
+      name: forms[name] if is_model and name in forms else kernels.get(type(value)) or plain(value)
+      for name, value in own.items()})

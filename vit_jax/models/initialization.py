@@ -2,8 +2,8 @@
 
 A module looks up the law of a parameter where it creates it; nothing else depends on the name of the program. A law
 that depends on the size of a layer sees the kernel as the matrix `[inputs, outputs]`. In every program norms start at 1
-and 0; LayerScale starts at `model.layer_scale`. Networks that are not Vision Transformers have one program each, and
-their laws stand in their own modules.
+and 0; LayerScale starts at `model.block.layer_scale`. Networks that are not Vision Transformers have one program each,
+and their laws stand in their own modules.
 
 PyTorch's `trunc_normal_(std=0.02)` cuts at -2 and 2, which is 100 standard deviations away: it is a normal law.
 

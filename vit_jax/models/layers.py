@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from vit_jax.config.schema import Norm
+from vit_jax.config import schema
+from vit_jax.core import implementation
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.models.initialization import Initializer, Linear, zeros
@@ -89,6 +90,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
   """`x / sqrt(mean(x^2) + eps) * scale` over the last axis (arXiv 1910.07467), with `scale [D]`; f32 in and out."""
   eps: float
+  forms: Forms = FAST
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
@@ -98,9 +100,10 @@ class RMSNorm(nn.Module):
     return unit * jnp.expand_dims(scale, range(x.ndim - 1))
 
 
-def norm(kind: Norm, eps: float, forms: Forms = FAST, *, name: str | None = None) -> LayerNorm | RMSNorm:
-  """A norm of this kind."""
-  return RMSNorm(eps, name=name) if kind is Norm.RMS else LayerNorm(eps, forms, name=name)
+def norm(settings: schema.LayerNorm | schema.RmsNorm, forms: Forms = FAST, *, name: str | None = None) -> nn.Module:
+  """A norm with these settings: from `[..., D]` to the same shape in f32."""
+  module: nn.Module = implementation.make(settings, forms=forms, name=name)
+  return module
 
 
 class Dense(nn.Module, kw_only=True):

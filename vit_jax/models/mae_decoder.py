@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models import initialization, stack
-from vit_jax.models.initialization import Laws
-from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import Dense, LayerNorm, applied, initial
-from vit_jax.models.vit.block import Block
+from vit_jax.models import stack
+from vit_jax.models.layers import Dense, applied, initial
+from vit_jax.models.vit import context
+from vit_jax.models.vit.block import Plain
+from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.positions import sincos2d_mae
 
 MLP_RATIO = 4
@@ -44,18 +44,18 @@ class Decoder:
   def init(self, key: Key) -> Params:
     """New parameters."""
     s, keys = self.encoder, split_key(key, 'embed', 'blocks', 'norm', 'predict')
-    x = jnp.zeros((1, 1, self.width), self._dtype)
+    x = jnp.zeros((1, 1, self.width), self._context.dtype)
     return {
         'embed': initial(self._embed, keys['embed'], jnp.zeros((1, 1, s.width))),
         'blocks': jax.vmap(lambda key: initial(
-            self._block, key, x, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False))(
+            self._block, key, x, num_images=1, rate=None, dropout_key=None, capture=False))(
                 jax.random.split(keys['blocks'], self.depth)),
         'norm': initial(self._norm, keys['norm'], x),
         'predict': initial(self._predict, keys['predict'], x)}
 
   def init_mask(self, key: Key) -> Array:
     """A new mask token, `[1, 1, E]`."""
-    return self._laws.mask(key, (1, 1, self.width))
+    return self._context.laws.mask(key, (1, 1, self.width))
 
   def apply(self, params: Params, mask_token: Array, tokens: Array, cls: Array | None, *, places: Array,
             grid: tuple[int, int]) -> Array:
@@ -81,41 +81,31 @@ class Decoder:
     positions_NE = jnp.asarray(sincos2d_mae(grid, self.width))
     at_BN1 = jnp.minimum(places, num_seen - 1)[..., None]
     x_BNE = jnp.where((places < num_seen)[..., None], jnp.take_along_axis(seen_BnE, at_BN1, axis=1),
-                      mask_token.astype(self._dtype))
-    x_BNE = x_BNE + positions_NE.astype(self._dtype)[None]
+                      mask_token.astype(self._context.dtype))
+    x_BNE = x_BNE + positions_NE.astype(self._context.dtype)[None]
     x_BME = constrain_batch(jnp.concatenate([first, x_BNE], axis=1))
     y_BME = applied(self._norm, params['norm'], self._run(params['blocks'], x_BME))
     return constrain_batch(applied(self._predict, params['predict'], y_BME[:, num_first:]).astype(jnp.float32))
 
   def _run(self, params: Params, x_BME: Array) -> Array:
-    num_images = x_BME.shape[0]
-
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = applied(self._block, params, x, num_images=num_images, num_sequences=num_images, rate=rate,
-                     dropout_key=key, capture=False)
+      y, _ = applied(self._block, params, x, num_images=x.shape[0], rate=rate, dropout_key=key, capture=False)
       return constrain_batch(y)
 
-    return stack.run(layer, params, x_BME, ready=stack.cast(self._dtype), rates=None, keys=None,
+    return stack.run(layer, params, x_BME, ready=stack.cast(self._context.dtype), rates=None, keys=None,
                      execution=self.encoder.execution, remat=self.encoder.remat)
 
   @property
-  def _dtype(self) -> DTypeLike:
-    return jnp.dtype(self.encoder.dtype.value)
+  def _context(self) -> Context:
+    return dataclasses.replace(context.of(self.encoder), norm=schema.LayerNorm(self.encoder.norm.eps), dropout=0.)
 
   @property
-  def _laws(self) -> Laws:
-    return initialization.laws(self.encoder)
-
-  @property
-  def _forms(self) -> Forms:
-    return select(self.encoder.kernels)
-
-  @property
-  def _norm(self) -> LayerNorm:
-    return LayerNorm(self.encoder.norm_eps, self._forms)
+  def _norm(self) -> nn.Module:
+    return self._context.make_norm()
 
   def _dense(self, width: int) -> Dense:
-    return Dense(features=(width,), dtype=self._dtype, law=self._laws.decoder, num_batch_dims=2, forms=self._forms)
+    return Dense(features=(width,), dtype=self._context.dtype, law=self._context.laws.decoder, num_batch_dims=2,
+                 forms=self._context.forms)
 
   @property
   def _embed(self) -> Dense:
@@ -126,7 +116,6 @@ class Decoder:
     return self._dense(self.encoder.patch ** 2 * 3)
 
   @property
-  def _block(self) -> Block:
-    s = self.encoder
-    return Block(heads=self.heads, mlp=MLP_RATIO * self.width, gelu=s.gelu, norm_eps=s.norm_eps, dtype=self._dtype,
-                 laws=self._laws, forms=self._forms)
+  def _block(self) -> Plain:
+    return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(MLP_RATIO * self.width),
+                 context=self._context)

@@ -33,7 +33,8 @@ from vit_jax.models import stack
 from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
-from vit_jax.models.vit.stem import Stem
+from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.stem import Patches
 from vit_jax.parallel.rules import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -158,10 +159,10 @@ class Mixer:
     return jnp.dtype(self.settings.dtype.value)
 
   @property
-  def _stem(self) -> Stem:
+  def _stem(self) -> Patches:
     s = self.settings
-    return Stem(settings=schema.PatchStem(), patch=s.patch, width=s.width, dtype=self._dtype, remat=s.remat,
-                forms=select(s.kernels))
+    return Patches(model=s, context=Context(norm=schema.LayerNorm(s.norm_eps), gelu=s.gelu, dtype=self._dtype,
+                                            forms=select(s.kernels)))
 
   @property
   def _norm(self) -> LayerNorm:

@@ -154,4 +154,4 @@ class Spec(spec.Spec[schema.Distill]):
 
   @property
   def _has_token(self) -> bool:
-    return getattr(self.config.model, 'distilled', False)
+    return isinstance(self.config.model, schema.ViT) and self.config.model.pool.distillation

@@ -32,13 +32,13 @@ class Base(NamedTuple):
 
 def positions(base: Base) -> dict[str, s.Config]:
   """Appendix D.4, Table 8: which positions, and where they are added."""
-  return {name: base.run(name, dataclasses.replace(base.vit, positions=kind, positions_at=at), base.rate)
-          for name, (kind, at) in sizes.POSITION_ABLATION.items()}
+  return {name: base.run(name, dataclasses.replace(base.vit, positions=one), base.rate)
+          for name, one in sizes.POSITION_ABLATION.items()}
 
 
 def pool(base: Base) -> dict[str, s.Config]:
   """Appendix D.3, Figure 9: class token, or mean of the patches, which needs another learning rate (3/8 of it)."""
-  cls, mean = (dataclasses.replace(base.vit, pool=one) for one in (s.Pool.CLS, s.Pool.MEAN))
+  cls, mean = (dataclasses.replace(base.vit, pool=one) for one in (s.ClassToken(), s.Mean()))
   return {'cls': base.run('cls', cls, base.rate), 'mean': base.run('mean', mean, base.rate),
           'mean_lower_rate': base.run('mean_lower_rate', mean, base.rate * 3 / 8)}
 
@@ -51,11 +51,11 @@ def shape(base: Base) -> dict[str, s.Config]:
     variants |= {
         f'depth_{factor}': dataclasses.replace(plain, depth=plain.depth * factor),
         f'width_{factor}': dataclasses.replace(plain, width=plain.width * factor, heads=plain.heads * factor),
-        f'mlp_{factor}': dataclasses.replace(plain, mlp=plain.mlp * factor),
+        f'mlp_{factor}': s.replaced(plain, {'mlp.hidden': plain.mlp.hidden * factor}),
         f'patch_{factor}': dataclasses.replace(plain, patch=plain.patch // factor)}
-  variants['all_2'] = dataclasses.replace(
-      plain, depth=plain.depth * 2, width=plain.width * 2, heads=plain.heads * 2, mlp=plain.mlp * 2,
-      patch=plain.patch // 2)
+  variants['all_2'] = s.replaced(plain, {
+      'depth': plain.depth * 2, 'width': plain.width * 2, 'heads': plain.heads * 2, 'mlp.hidden': plain.mlp.hidden * 2,
+      'patch': plain.patch // 2})
   return {name: base.run(name, model, base.rate) for name, model in variants.items()}
 
 

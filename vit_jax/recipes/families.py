@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.config.schema import Gelu, Norm, Pool, PositionResize, Positions, RotaryPlaces
+from vit_jax.config import schema
+from vit_jax.config.schema import FinalNorm, Gelu, PositionResize, QkvBias
 
 NETWORKS = (
     (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'), (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
@@ -25,72 +26,89 @@ Older families are in `catalog.py`. What is known about the weights of a family 
 """
 
 _DINOV3: dict[str, Any] = {  # arXiv 2508.10104
-    'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'layer_scale': 1e-5, 'registers': 4, 'key_bias': False,
-    'positions': Positions.ROTARY2D, 'rotary_places': RotaryPlaces.UNIT}
+    'gelu': Gelu.EXACT, 'norm.eps': 1e-5, 'block.layer_scale': 1e-5, 'registers': 4,
+    'attention.qkv_bias': QkvBias.QUERY_VALUE, 'positions': schema.Rotary(coordinates=schema.UnitInterval())}
 _CLIP: dict[str, Any] = {  # arXiv 2103.00020, section 2.4
-    'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'norm_before': True, 'stem_bias': False,
-    'position_resize': PositionResize.BICUBIC}
+    'gelu': Gelu.EXACT, 'norm.eps': 1e-5, 'norm_before': True, 'stem.bias': False,
+    'positions.resize': PositionResize.BICUBIC}
 _OPENAI: dict[str, Any] = {**_CLIP, 'gelu': Gelu.QUICK}
-_SIGLIP: dict[str, Any] = {'pool': Pool.MAP}  # arXiv 2502.14786
-_ROTARY: dict[str, Any] = {'positions': Positions.LEARNED_ROTARY2D, 'rotary_base': 10_000.}
-_EVA02: dict[str, Any] = {  # arXiv 2303.11331
-    **_ROTARY, 'rotary_grid': 16, 'swiglu': True, 'gelu': Gelu.EXACT, 'key_bias': False, 'pool': Pool.PATCHES,
-    'norm_after_pool': True, 'position_resize': PositionResize.BICUBIC}
-_EVA02_CLIP: dict[str, Any] = {
-    **_EVA02, 'mlp_norm': True, 'attn_norm': True, 'pool': Pool.CLS, 'norm_after_pool': False}
-_PE: dict[str, Any] = {  # arXiv 2504.13181
-    **_ROTARY, 'rotary_grid': 24, 'rotary_offset': 1., 'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'norm_before': True,
-    'stem_bias': False, 'pool': Pool.MAP_CLS, 'pool_heads': 8, 'position_resize': PositionResize.BILINEAR}
+_SIGLIP: dict[str, Any] = {'pool': schema.Map()}  # arXiv 2502.14786
+
+
+def _rotary(resize: PositionResize, grid: int, offset: float = 0.) -> schema.LearnedRotary:
+  return schema.LearnedRotary(10_000., coordinates=schema.ByIndex(grid, offset), resize=resize)
+
+
+def _eva02(hidden: int, *, has_norm: bool = False) -> dict[str, Any]:  # arXiv 2303.11331
+  return {'positions': _rotary(PositionResize.BICUBIC, 16), 'mlp': schema.SwiGlu(hidden, inner_norm=has_norm),
+          'gelu': Gelu.EXACT, 'attention.qkv_bias': QkvBias.QUERY_VALUE, 'pool': schema.Mean(class_token=True),
+          'final_norm': FinalNorm.POOLED}
+
+
+def _eva02_clip(hidden: int) -> dict[str, Any]:
+  return {**_eva02(hidden, has_norm=True), 'attention.inner_norm': True, 'pool': schema.ClassToken(),
+          'final_norm': FinalNorm.TOKENS}
+
+
+def _pe(grid: int = 24, offset: float = 1.) -> dict[str, Any]:  # arXiv 2504.13181
+  return {'positions': _rotary(PositionResize.BILINEAR, grid, offset), 'gelu': Gelu.EXACT, 'norm.eps': 1e-5,
+          'norm_before': True, 'stem.bias': False, 'pool': schema.Map(class_token=True, heads=8)}
+
+
 _PE_TOKENS: dict[str, Any] = {  # its versions for language and for dense tasks
-    **_PE, 'rotary_grid': 32, 'pool': Pool.PATCHES, 'pool_heads': 0, 'final_norm': False}
+    **_pe(32), 'pool': schema.Mean(class_token=True), 'final_norm': FinalNorm.NONE}
 _AIMV2: dict[str, Any] = {  # arXiv 2411.14402
-    'norm': Norm.RMS, 'norm_eps': 1e-5, 'stem_norm': True, 'swiglu': True, 'qkv_bias': False, 'out_bias': False,
-    'mlp_bias': False, 'pool': Pool.MEAN, 'position_resize': PositionResize.BICUBIC}
+    'norm': schema.RmsNorm(1e-5), 'stem.norm': True, 'attention.qkv_bias': QkvBias.NONE, 'attention.out_bias': False,
+    'pool': schema.Mean(), 'positions.resize': PositionResize.BICUBIC}
 _TIPSV2: dict[str, Any] = {  # arXiv 2604.12012; its second class token is a register here
-    'gelu': Gelu.EXACT, 'layer_scale': 1., 'registers': 1, 'position_resize': PositionResize.BILINEAR_ANTIALIAS}
-_ROPE: dict[str, Any] = {  # arXiv 2403.13298
-    'gelu': Gelu.EXACT, 'layer_scale': 1e-5, 'positions': Positions.ROTARY2D, 'rotary_base': 100.,
-    'position_resize': PositionResize.BICUBIC_ANTIALIAS}
-_ROPE_MIXED: dict[str, Any] = {**_ROPE, 'rotary_mixed': True, 'rotary_base': 10.}
-_WITH_TABLE: dict[str, Any] = {'positions': Positions.LEARNED_ROTARY2D}
+    'gelu': Gelu.EXACT, 'block.layer_scale': 1., 'registers': 1, 'positions.resize': PositionResize.BILINEAR_ANTIALIAS}
+_ROPE: dict[str, Any] = {'gelu': Gelu.EXACT, 'block.layer_scale': 1e-5}  # arXiv 2403.13298
+
+
+def _rope(*, is_mixed: bool, has_table: bool) -> dict[str, Any]:
+  base = 10. if is_mixed else 100.
+  return {**_ROPE, 'positions': schema.LearnedRotary(base, is_mixed, resize=PositionResize.BICUBIC_ANTIALIAS)
+          if has_table else schema.Rotary(base, is_mixed)}
+
+
 _IJEPA: dict[str, Any] = {  # arXiv 2301.08243
-    'gelu': Gelu.EXACT, 'pool': Pool.MEAN, 'position_resize': PositionResize.BICUBIC}
+    'gelu': Gelu.EXACT, 'pool': schema.Mean(), 'positions.resize': PositionResize.BICUBIC}
 
 
-def _sized(width: int, depth: int, heads: int, mlp: int) -> dict[str, int]:
-  return {'width': width, 'depth': depth, 'heads': heads, 'mlp': mlp}
+def _sized(width: int, depth: int, heads: int) -> dict[str, int]:
+  return {'width': width, 'depth': depth, 'heads': heads}
+
+
+def _aimv2(width: int, depth: int, heads: int, hidden: int) -> dict[str, Any]:
+  return {**_AIMV2, **_sized(width, depth, heads), 'mlp': schema.SwiGlu(hidden, bias=False)}
 
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    'DINOv3-S/16': ('S/16', _DINOV3), 'DINOv3-S+/16': ('S/16', {**_DINOV3, 'swiglu': True}),
+    'DINOv3-S/16': ('S/16', _DINOV3), 'DINOv3-S+/16': ('S/16', {**_DINOV3, 'mlp': schema.SwiGlu(1536)}),
     'DINOv3-B/16': ('B/16', _DINOV3), 'DINOv3-L/16': ('L/16', _DINOV3),
-    'DINOv3-H+/16': ('H/16', {**_DINOV3, 'heads': 20, 'swiglu': True}),
-    'DINOv3-7B/16': ('H/16', {**_DINOV3, **_sized(4096, 40, 32, 8192), 'swiglu': True, 'qkv_bias': False,
-                              'key_bias': True}),
+    'DINOv3-H+/16': ('H/16', {**_DINOV3, 'heads': 20, 'mlp': schema.SwiGlu(5120)}),
+    'DINOv3-7B/16': ('H/16', {**_DINOV3, **_sized(4096, 40, 32), 'mlp': schema.SwiGlu(8192),
+                              'attention.qkv_bias': QkvBias.NONE}),
     'CLIP-B/32': ('B/32', _OPENAI), 'CLIP-B/16': ('B/16', _OPENAI), 'CLIP-L/14': ('L/14', _OPENAI),
     **{f'OpenCLIP-{size}': (size, _CLIP) for size in ('B/32', 'B/16', 'L/14', 'H/14', 'g/14')},
     'OpenCLIP-bigG/14': ('G/14', _CLIP),
     **{f'SigLIP2-{size}': (size, _SIGLIP) for size in ('B/32', 'B/16', 'L/16', 'So400m/14', 'So400m/16')},
-    'EVA02-Ti/14': ('Ti/14', {**_EVA02, 'mlp': 512}), 'EVA02-S/14': ('S/14', {**_EVA02, 'mlp': 1024}),
-    'EVA02-B/14': ('B/14', {**_EVA02, 'mlp': 2048, 'mlp_norm': True}),
-    'EVA02-L/14': ('L/14', {**_EVA02, 'mlp': 2730, 'mlp_norm': True}),
-    'EVA02-CLIP-B/16': ('B/16', {**_EVA02_CLIP, 'mlp': 2048}),
-    'EVA02-CLIP-L/14': ('L/14', {**_EVA02_CLIP, 'mlp': 2730}),
-    'PE-Core-T/16': ('Ti/16', _PE), 'PE-Core-S/16': ('S/16', _PE),
-    'PE-Core-B/16': ('B/16', {**_PE, 'rotary_grid': 14}), 'PE-Core-L/14': ('L/14', _PE),
-    'PE-Core-G/14': ('H/14', {**_PE, **_sized(1536, 50, 16, 8960), 'rotary_grid': 32, 'rotary_offset': 0.,
-                              'pool': Pool.MAP, 'pool_mlp': 6144}),
-    'PE-Lang-L/14': ('L/14', {**_PE_TOKENS, 'depth': 23, 'layer_scale': .1}),
+    'EVA02-Ti/14': ('Ti/14', _eva02(512)), 'EVA02-S/14': ('S/14', _eva02(1024)),
+    'EVA02-B/14': ('B/14', _eva02(2048, has_norm=True)), 'EVA02-L/14': ('L/14', _eva02(2730, has_norm=True)),
+    'EVA02-CLIP-B/16': ('B/16', _eva02_clip(2048)), 'EVA02-CLIP-L/14': ('L/14', _eva02_clip(2730)),
+    'PE-Core-T/16': ('Ti/16', _pe()), 'PE-Core-S/16': ('S/16', _pe()),
+    'PE-Core-B/16': ('B/16', _pe(14)), 'PE-Core-L/14': ('L/14', _pe()),
+    'PE-Core-G/14': ('H/14', {**_pe(32, 0.), **_sized(1536, 50, 16), 'mlp.hidden': 8960,
+                              'pool': schema.Map(heads=8, hidden=6144)}),
+    'PE-Lang-L/14': ('L/14', {**_PE_TOKENS, 'depth': 23, 'block.layer_scale': .1}),
     'PE-Spatial-B/16': ('B/16', _PE_TOKENS), 'PE-Spatial-L/14': ('L/14', _PE_TOKENS),
-    'AIMv2-L/14': ('L/14', {**_AIMV2, **_sized(1024, 24, 8, 2816)}),
-    'AIMv2-H/14': ('H/14', {**_AIMV2, **_sized(1536, 24, 12, 4096)}),
-    'AIMv2-1B/14': ('H/14', {**_AIMV2, **_sized(2048, 24, 16, 5632)}),
-    'AIMv2-3B/14': ('H/14', {**_AIMV2, **_sized(3072, 24, 24, 8192)}),
+    'AIMv2-L/14': ('L/14', _aimv2(1024, 24, 8, 2816)), 'AIMv2-H/14': ('H/14', _aimv2(1536, 24, 12, 4096)),
+    'AIMv2-1B/14': ('H/14', _aimv2(2048, 24, 16, 5632)), 'AIMv2-3B/14': ('H/14', _aimv2(3072, 24, 24, 8192)),
     **{f'TIPSv2-{size}': (size, _TIPSV2) for size in ('B/14', 'L/14', 'So400m/14')},
-    'TIPSv2-g/14': ('g-opt/14', {**_TIPSV2, **_sized(1536, 40, 24, 4096), 'swiglu': True}),
+    'TIPSv2-g/14': ('g-opt/14', {**_TIPSV2, **_sized(1536, 40, 24), 'mlp': schema.SwiGlu(4096)}),
     **{f'RoPE-{kind}{size}': (size, options) for size in ('S/16', 'B/16', 'L/16') for kind, options in (
-        ('ViT-', _ROPE), ('Mixed-', _ROPE_MIXED), ('APE-', {**_ROPE, **_WITH_TABLE}),
-        ('Mixed-APE-', {**_ROPE_MIXED, **_WITH_TABLE}))},
+        ('ViT-', _rope(is_mixed=False, has_table=False)), ('Mixed-', _rope(is_mixed=True, has_table=False)),
+        ('APE-', _rope(is_mixed=False, has_table=True)), ('Mixed-APE-', _rope(is_mixed=True, has_table=True)))},
     'I-JEPA-H/14': ('H/14', _IJEPA), 'I-JEPA-H/16': ('H/16', _IJEPA), 'I-JEPA-g/16': ('g/16', _IJEPA),
 }
-"""A name, then the size and patch that `sizes.vit` knows, and the options of the network."""
+"""A name, then the size and patch that `sizes.vit` knows, and the options of the network by their dotted names."""

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions, PositionsAt
+from vit_jax.config.schema import Gelu, PositionResize, PositionsAt, QkvBias, SwiGlu
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import families
 
@@ -73,23 +73,29 @@ def swiglu_hidden(width: int) -> int:
   return (4 * width * 2 // 3 + 7) // 8 * 8
 
 
+def _at(resize: PositionResize) -> dict[str, Any]:
+  """Positions that are resized in this way."""
+  return {'positions.resize': resize}
+
+
 _DINOV2: dict[str, Any] = {  # arXiv 2304.07193, and its code
-    'layer_scale': 1e-5, 'gelu': Gelu.EXACT, 'position_resize': PositionResize.BICUBIC_OFFSET}
-_DINOV2_G: dict[str, Any] = {**_DINOV2, 'heads': 24, 'swiglu': True, 'mlp': swiglu_hidden(1536)}
-_REG: dict[str, Any] = {'registers': 4, 'position_resize': PositionResize.BICUBIC_ANTIALIAS}  # arXiv 2309.16588
+    'block.layer_scale': 1e-5, 'gelu': Gelu.EXACT, **_at(PositionResize.BICUBIC_OFFSET)}
+_DINOV2_G: dict[str, Any] = {**_DINOV2, 'heads': 24, 'mlp': SwiGlu(swiglu_hidden(1536))}
+_REG: dict[str, Any] = {'registers': 4, **_at(PositionResize.BICUBIC_ANTIALIAS)}  # arXiv 2309.16588
 _DEIT3: dict[str, Any] = {  # arXiv 2204.07118; here positions have a class row
-    'layer_scale': 1e-4, 'gelu': Gelu.EXACT, 'position_resize': PositionResize.BICUBIC}
-_MAP: dict[str, Any] = {'pool': Pool.MAP}
-_AXIAL: dict[str, Any] = {'axial': True, 'pool': Pool.MEAN}  # ViT paper, Appendix D.6, which does not say how it pools
+    'block.layer_scale': 1e-4, 'gelu': Gelu.EXACT, **_at(PositionResize.BICUBIC)}
+_MAP: dict[str, Any] = {'pool': schema.Map()}
+# ViT paper, Appendix D.6, which does not say how it pools
+_AXIAL: dict[str, Any] = {'block': schema.Axial(), 'pool': schema.Mean()}
 
 _R50: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 6, 3))}
 _R26: dict[str, Any] = {'stem': schema.ResNetStem((2, 2, 2, 2))}
 _R50_SHORT: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 9))}  # the last stage's units in the one before it
 _LV: dict[str, Any] = {  # arXiv 2104.10858, Tables 1 and 2, and its code
-    'gelu': Gelu.EXACT, 'norm_eps': 1e-5, 'qkv_bias': False, 'stem': schema.ConvStem(),
-    'position_resize': PositionResize.BICUBIC}
+    'gelu': Gelu.EXACT, 'norm.eps': 1e-5, 'attention.qkv_bias': QkvBias.NONE, 'stem': schema.ConvStem(),
+    **_at(PositionResize.BICUBIC)}
 _DEIT: dict[str, Any] = {  # arXiv 2012.12877
-    'gelu': Gelu.EXACT, 'distilled': True, 'position_resize': PositionResize.BICUBIC}
+    'gelu': Gelu.EXACT, 'pool.distillation': True, **_at(PositionResize.BICUBIC)}
 
 # Hybrids are named as their files are. R+Ti/16 is the root with patches of 8 on its map, so one token for 32 px.
 _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,10 +105,13 @@ _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     **_HYBRIDS, **{f'ViT-{name}': found for name, found in _HYBRIDS.items()},
-    'LV-ViT-T/16': ('mu/16', {**_LV, 'width': 240, 'depth': 12, 'heads': 4, 'mlp': 720}),
-    'LV-ViT-S/16': ('mu/16', {**_LV, 'width': 384, 'depth': 16, 'heads': 6, 'mlp': 1152, 'branch_scale': 1 / 2}),
-    'LV-ViT-M/16': ('mu/16', {**_LV, 'width': 512, 'depth': 20, 'heads': 8, 'mlp': 1536, 'branch_scale': 1 / 2}),
-    'LV-ViT-L/16': ('mu/16', {**_LV, 'width': 768, 'depth': 24, 'heads': 12, 'mlp': 2304, 'branch_scale': 1 / 3,
+    'LV-ViT-T/16': ('mu/16', {**_LV, 'width': 240, 'depth': 12, 'heads': 4, 'mlp.hidden': 720}),
+    'LV-ViT-S/16': ('mu/16', {**_LV, 'width': 384, 'depth': 16, 'heads': 6, 'mlp.hidden': 1152,
+                              'block.branch_scale': 1 / 2}),
+    'LV-ViT-M/16': ('mu/16', {**_LV, 'width': 512, 'depth': 20, 'heads': 8, 'mlp.hidden': 1536,
+                              'block.branch_scale': 1 / 2}),
+    'LV-ViT-L/16': ('mu/16', {**_LV, 'width': 768, 'depth': 24, 'heads': 12, 'mlp.hidden': 2304,
+                              'block.branch_scale': 1 / 3,
                               'stem': schema.ConvStem(width=128)}),
     'DeiT-distilled-Ti/16': ('Ti/16', _DEIT), 'DeiT-distilled-S/16': ('S/16', _DEIT),
     'DeiT-distilled-B/16': ('B/16', _DEIT),
@@ -110,7 +119,8 @@ _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     'SigLIP-B/16': ('B/16', _MAP), 'SigLIP-L/16': ('L/16', _MAP), 'SigLIP-So400m/14': ('So400m/14', _MAP),
     'SigLIP2-g-opt/16': ('g-opt/16', _MAP),
     # arXiv 2302.05442. It also leaves out bias and centering of LayerNorm.
-    'ViT-22B/14': ('22B/14', {**_MAP, 'qk_norm': True, 'parallel': True, 'qkv_bias': False}),
+    'ViT-22B/14': ('22B/14', {
+        **_MAP, 'block': schema.Parallel(), 'attention.qk_norm': True, 'attention.qkv_bias': QkvBias.NONE}),
     'DINOv2-S/14': ('S/14', _DINOV2), 'DINOv2-B/14': ('B/14', _DINOV2), 'DINOv2-L/14': ('L/14', _DINOV2),
     'DINOv2-g/14': ('g-opt/14', _DINOV2_G),
     'DINOv2-reg-S/14': ('S/14', {**_DINOV2, **_REG}), 'DINOv2-reg-B/14': ('B/14', {**_DINOV2, **_REG}),
@@ -123,11 +133,11 @@ _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 PUBLISHED = tuple(_PUBLISHED)
 """Names that `published` knows."""
 
-POSITION_ABLATION: dict[str, tuple[Positions, PositionsAt]] = {
-    'none': (Positions.NONE, PositionsAt.STEM),
-    **{f'{name}-{at.value}': (kind, at) for name, kind in (('1d', Positions.LEARNED), ('2d', Positions.LEARNED2D))
+POSITION_ABLATION: dict[str, schema.Positions] = {
+    'none': schema.NoPositions(),
+    **{f'{name}-{at.value}': kind(at) for name, kind in (('1d', schema.Learned), ('2d', schema.Learned2d))
        for at in PositionsAt},
-    'relative': (Positions.RELATIVE, PositionsAt.STEM),
+    'relative': schema.Relative(),
 }
 """The cells of the ViT paper's Table 8 (Appendix D.4), which compares them on B/16."""
 
@@ -143,7 +153,8 @@ def vit(name: str) -> schema.ViT:
     raise UserError(f'model: expected SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} and PATCH in pixels, '
                     f'got {name!r}.')
   size = VIT[found[1]]
-  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads, mlp=size.mlp)
+  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads,
+                    mlp=schema.Mlp(size.mlp))
 
 
 def resnet(name: str) -> schema.ResNet:
@@ -204,7 +215,7 @@ def published(name: str) -> schema.ViT:
     near = difflib.get_close_matches(name, PUBLISHED) or PUBLISHED
     raise UserError(f'model: expected a published model, got {name!r}. Did you mean {" or ".join(near)}?')
   size, options = _PUBLISHED[name]
-  return copy.deepcopy(dataclasses.replace(vit(size), **options))
+  return copy.deepcopy(schema.replaced(vit(size), options))
 
 
 def model(name: str) -> schema.Model:
@@ -242,7 +253,7 @@ def pretraining_head(model: schema.Model) -> int:
   It is the width of the model with a class token (section 3.1). The head is linear after mean pooling (Appendix D.3),
   after attention pooling (Scaling ViT), and for networks without tokens.
   """
-  return model.width if isinstance(model, schema.ViT) and model.pool is Pool.CLS else 0
+  return model.width if isinstance(model, schema.ViT) and isinstance(model.pool, schema.ClassToken) else 0
 
 
 SMALL_PX = 32
@@ -257,7 +268,8 @@ def small(name: str, factor: int = 2) -> schema.Model:
     name: of the family.
     factor: scales the width of a ViT or hybrid. BiT has one width, as its norms need multiples of 32 channels.
   """
-  vit_4 = schema.ViT(patch=4, width=32 * factor, depth=4, heads=2 * factor, mlp=64 * factor, pool=Pool.MEAN)
+  vit_4 = schema.ViT(patch=4, width=32 * factor, depth=4, heads=2 * factor, mlp=schema.Mlp(64 * factor),
+                     pool=schema.Mean())
   match name:
     case 'ViT':
       return vit_4

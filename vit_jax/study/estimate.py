@@ -97,7 +97,7 @@ def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[i
   Tracing takes seconds for a large network, and a study may have hundreds of them.
   """
   is_plain = isinstance(config.objective, schema.Supervised) and not config.head.probe
-  if is_plain and not getattr(config.model, 'distilled', False):
+  if is_plain and not (isinstance(config.model, schema.ViT) and config.model.pool.distillation):
     model, px, head = config.model, config.image_px, config.head
     flops = cost.train_flops(model, px, head=head, num_classes=num_classes) * (2 if config.train.sam.rho else 1)
     found = cost.forward(model, px, head=head, num_classes=num_classes)

@@ -5,7 +5,7 @@ import enum
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from vit_jax.core.errors import UserError
@@ -106,6 +106,20 @@ def no_effect(part: Any, name: str, settings: Collection[str], condition: str, a
       usual_text = '' if dataclasses.is_dataclass(default) else f' {shown(default)}'
       yield problem(f'{name}.{field.name}', f'its default{usual_text} {condition}', value,
                     f'It has no effect there.{" " * bool(advice)}{advice}')
+
+
+def kind(settings: Any) -> str:
+  """Returns the name by which a person chooses this kind of a part, such as `sincos` for `SinCos`."""
+  return type(settings).__name__.lower()
+
+
+def replaced(settings: Any, changes: Mapping[str, Any]) -> Any:
+  """Returns settings with other values, by dotted names such as `block.layer_scale`, in this order."""
+  for name, value in changes.items():
+    first, dot, rest = name.partition('.')
+    new = replaced(getattr(settings, first), {rest: value}) if dot else value
+    settings = dataclasses.replace(settings, **{first: new})
+  return settings
 
 
 def default_of(field: dataclasses.Field) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vit_jax.config.schema import checks
 
-__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Init', 'Kernels', 'MlpKernel', 'Norm', 'Remat')
+__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Init', 'Kernels', 'MlpKernel', 'Remat')
 
 
 class Gelu(enum.Enum):
@@ -12,12 +12,6 @@ class Gelu(enum.Enum):
   TANH = 'tanh'    # the JAX originals
   EXACT = 'exact'  # erf; timm, DeiT, MAE, Hugging Face
   QUICK = 'quick'  # x sigmoid(1.702 x); OpenAI's CLIP
-
-
-class Norm(enum.Enum):
-  """Kind of a network's norms, over the channels of each token."""
-  LAYER = 'layer'  # LayerNorm: centered, divided by the deviation, with scale and bias
-  RMS = 'rms'      # divided by the root of the mean square, with a scale (AIMv2)
 
 
 class Init(enum.Enum):

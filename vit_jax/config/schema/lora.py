@@ -71,8 +71,8 @@ def adapted_layers(model: Model) -> tuple[str, ...]:
   """The dense layers of a block that adapters can be added to, by their paths; () for networks without such blocks."""
   match model:
     case ViT():
-      names = (*ATTENTION, *MLP, *(('mlp/gate',) if model.swiglu else ()))
-      return tuple(f'{part}/{name}' for part in ('row', 'column') for name in names) if model.axial else names
+      return tuple(f'{part}/{name}'.lstrip('/') for part in model.block.parts
+                   for name in (*ATTENTION, *model.mlp.layers))
     case Mixer():
       return tuple(f'{part}/{name}' for part in ('tokens', 'channels') for name in ('up', 'down'))
     case _:

@@ -31,7 +31,7 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 from vit_jax.config.schema.recipe import group_problems
-from vit_jax.config.schema.vit import PatchStem, Pool, Positions, PositionsAt, ViT
+from vit_jax.config.schema.vit import Axial, FinalNorm, Map, Mean, PatchStem, PositionsAt, Relative, ViT
 
 __all__ = (
     'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
@@ -98,10 +98,11 @@ class Mae(ObjectiveSettings):
     if not isinstance(m, ViT):
       return
     unsupported = {
-        'positions=relative': m.positions is Positions.RELATIVE, 'axial=true': m.axial,
-        'positions_at=layers': m.positions_at is PositionsAt.LAYERS, f'pool={m.pool.value}': m.pool.is_attention,
-        'pool=patches': m.pool is Pool.PATCHES, 'norm_after_pool=true': m.norm_after_pool,
-        'distilled=true': m.distilled, f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
+        'positions=relative': isinstance(m.positions, Relative), 'block=axial': isinstance(m.block, Axial),
+        'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
+        'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
+        'final_norm=pooled': m.final_norm is FinalNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
+        f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
     for setting in (setting for setting, is_set in unsupported.items() if is_set):
       yield f'model: expected one that encodes a subset of the patches, for objective Mae, got model.{setting}.'
 

@@ -8,7 +8,7 @@ from vit_jax.config.schema.evals import TopK
 from vit_jax.config.schema.model import Head, Mixer
 from vit_jax.config.schema.optim import Ramp
 from vit_jax.config.schema.ranges import Range
-from vit_jax.config.schema.vit import Positions, ViT
+from vit_jax.config.schema.vit import Relative, ViT
 
 
 class ObjectiveSettings(checks.Settings):
@@ -66,6 +66,6 @@ def local_crop_problems(config: checks.Run) -> Iterator[str]:
   """Problems of a model that cannot process local crops, whose size is not that of the image."""
   views, model = config.data.recipe.views, config.model
   fixed = 'model Mixer' if isinstance(model, Mixer) else (
-      'model.positions=relative' if getattr(model, 'positions', None) is Positions.RELATIVE else '')
+      'model.positions=relative' if isinstance(getattr(model, 'positions', None), Relative) else '')
   if views.on and views.num_local and fixed:
     yield problem('data.recipe.views.num_local', f'0 with {fixed}, which takes images of one size', views.num_local)

@@ -1,9 +1,14 @@
-"""Settings of Vision Transformers, and how they check themselves."""
+"""Settings of Vision Transformers: small dataclasses, one for each part, and how they check themselves.
+
+A part that may be of several kinds is a union, such as `Block`. Each kind names its module in `implementation`, and its
+fields are arguments of that module's constructor (`core/implementation.py`). A new kind is a settings class in its
+union and a module; a person's own kind is both in a file of their own.
+"""
 import dataclasses
 import enum
 from collections.abc import Iterator
 from dataclasses import field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vit_jax.config.schema import checks, layers
 from vit_jax.config.schema.layers import (
@@ -14,73 +19,36 @@ from vit_jax.config.schema.layers import (
     Init,
     Kernels,
     MlpKernel,
-    Norm,
     Remat,
 )
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
-__all__ = ('ConvStem', 'PatchStem', 'Pool', 'PositionResize', 'Positions', 'PositionsAt', 'ResNetStem', 'RotaryPlaces',
-           'ViT')
+__all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ByIndex', 'ClassToken', 'ConvStem', 'FinalNorm',
+           'First', 'Frequencies', 'LayerNorm', 'Learned', 'Learned2d', 'LearnedRotary', 'Map', 'Mean', 'Mlp',
+           'MlpSettings', 'NoPositions', 'Norm', 'NormSettings', 'Parallel', 'PatchStem', 'Plain', 'Pool',
+           'PoolSettings', 'PositionResize', 'PositionSettings', 'Positions', 'PositionsAt', 'QkvBias', 'Relative',
+           'ResNetStem', 'RmsNorm', 'Rotary', 'SinCos', 'Stem', 'StemSettings', 'SwiGlu', 'UnitInterval', 'ViT')
 
 MOST_CUDNN_WIDTH = 256
 """Most channels of a head in cuDNN, on Hopper and later."""
 
-
-class Pool(enum.Enum):
-  """How tokens become one feature vector."""
-  CLS = 'cls'    # the class token (ViT paper, eq. 4)
-  MEAN = 'mean'  # mean over patch tokens (ViT paper, Appendix D.3), without class token
-  PATCHES = 'patches'  # mean over patch tokens, beside a class token that is not read (MAE's fine-tuning, timm's avg)
-  FIRST = 'first'  # the first patch token, without class token (big_vision's pool type 0)
-  MAP = 'map'    # a learned query attends to the patch tokens (Scaling ViT, SigLIP), without class token
-  MAP_CLS = 'map_cls'  # a learned query attends to all tokens, the class token among them (Perception Encoder)
-
-  @property
-  def has_class_token(self) -> bool:
-    """Whether there is a class token before the patch tokens."""
-    return self in (Pool.CLS, Pool.PATCHES, Pool.MAP_CLS)
-
-  @property
-  def is_attention(self) -> bool:
-    """Whether a learned query attends to the tokens."""
-    return self in (Pool.MAP, Pool.MAP_CLS)
+Network = Any
+"""The `ViT` that a part belongs to, which is defined below."""
 
 
-class Positions(enum.Enum):
-  """Position embedding. All but the fixed ones are compared in the ViT paper's Appendix D.4."""
-  LEARNED = 'learned'      # one vector a token (ViT paper, eq. 1)
-  SINCOS2D = 'sincos2d'    # fixed 2-D sine-cosine, temperature 10,000 (Better plain ViT baselines)
-  SINCOS2D_MAE = 'sincos2d_mae'  # likewise, with the frequencies of MAE and MoCo v3
-  NONE = 'none'            # a bag of patches
-  LEARNED2D = 'learned2d'  # half a vector a column, half a vector a row, concatenated
-  RELATIVE = 'relative'    # learned keys for 1-D offsets add to the attention logits of every block
-  ROTARY2D = 'rotary2d'    # queries and keys of patches are rotated by row and column (RoPE-ViT, axial; DINOv3)
-  LEARNED_ROTARY2D = 'learned_rotary2d'  # both `learned` and `rotary2d` (EVA-02, Perception Encoder)
+class Part(checks.Settings):
+  """Base of the parts of a ViT."""
 
-  @property
-  def is_learned(self) -> bool:
-    """Whether there is a table of learned vectors."""
-    return self.has_rows or self is Positions.LEARNED2D
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    """Yields a message for each setting of this part that does not fit the network.
 
-  @property
-  def has_rows(self) -> bool:
-    """Whether this table has one vector a token."""
-    return self in (Positions.LEARNED, Positions.LEARNED_ROTARY2D)
-
-  @property
-  def is_rotary(self) -> bool:
-    """Whether queries and keys are rotated."""
-    return self in (Positions.ROTARY2D, Positions.LEARNED_ROTARY2D)
-
-  @property
-  def is_resizable(self) -> bool:
-    """Whether images of other sizes have positions."""
-    return self is not Positions.RELATIVE
-
-  @property
-  def is_fixed(self) -> bool:
-    """Whether vectors that are not learned are added to the tokens."""
-    return self in (Positions.SINCOS2D, Positions.SINCOS2D_MAE)
+    Args:
+      model: the network.
+      name: its dotted path, such as `model`.
+      own: that of this part, such as `model.positions`.
+    """
+    del model, name, own
+    yield from ()
 
 
 class PositionsAt(enum.Enum):
@@ -88,12 +56,6 @@ class PositionsAt(enum.Enum):
   STEM = 'stem'      # once, after the stem
   LAYERS = 'layers'  # before every block, each with its own
   SHARED = 'shared'  # before every block, the same
-
-
-class RotaryPlaces(enum.Enum):
-  """What rows and columns count as in `rotary2d`."""
-  INDEX = 'index'  # their number, in radians (RoPE-ViT, EVA-02, Perception Encoder)
-  UNIT = 'unit'    # the center of the patch in an image from -1 to 1, times 2 pi (DINOv3)
 
 
 class PositionResize(enum.Enum):
@@ -106,14 +68,340 @@ class PositionResize(enum.Enum):
   BILINEAR_ANTIALIAS = 'bilinear_antialias'  # borders aligned, antialiased: TIPS, SigLIP 2 of any size
 
 
+class PositionSettings(Part):
+  """Base of the kinds of position embedding.
+
+  at: where they are added.    is_resizable: whether images of other sizes have positions.    is_rotary: whether
+  queries and keys are rotated.    has_table: whether there are learned vectors.    has_rows: one for each token.
+  """
+  at: PositionsAt = PositionsAt.STEM
+  is_resizable: ClassVar[bool] = True
+  is_rotary: ClassVar[bool] = False
+  has_table: ClassVar[bool] = False
+  has_rows: ClassVar[bool] = False
+
+
 @dataclasses.dataclass
-class PatchStem(checks.Settings):
+class NoPositions(PositionSettings):
+  """No positions: the image is a bag of patches (ViT paper, Appendix D.4)."""
+  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:NoPositions'
+
+
+@dataclasses.dataclass
+class Learned(PositionSettings):
+  """One learned vector for each token (ViT paper, eq. 1)."""
+  at: PositionsAt = PositionsAt.STEM
+  resize: PositionResize = PositionResize.ALIGNED  # for images of other sizes
+  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:Learned'
+  has_table: ClassVar[bool] = True
+  has_rows: ClassVar[bool] = True
+
+
+@dataclasses.dataclass
+class Learned2d(PositionSettings):
+  """Half of a learned vector for each column, half for each row, concatenated (ViT paper, Appendix D.4)."""
+  at: PositionsAt = PositionsAt.STEM
+  resize: PositionResize = PositionResize.ALIGNED  # for images of other sizes
+  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:Learned2d'
+  has_table: ClassVar[bool] = True
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    yield from checks.multiple(f'{name}.width', model.width, 2, f'2 with {own}=learned2d')
+
+
+class Frequencies(enum.Enum):
+  """Program whose frequencies fixed positions have, with temperature 10,000."""
+  BIG_VISION = 'big_vision'  # Better plain ViT baselines
+  MAE = 'mae'                # MAE and MoCo v3
+
+
+@dataclasses.dataclass
+class SinCos(PositionSettings):
+  """Fixed 2-D sine-cosine vectors."""
+  frequencies: Frequencies = Frequencies.BIG_VISION
+  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:SinCos'
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    if model.width % 4 or model.width < 8:
+      yield checks.problem(f'{name}.width', f'a multiple of 4, at least 8, with {own}=sincos', model.width)
+
+
+@dataclasses.dataclass
+class Relative(PositionSettings):
+  """Learned keys for 1-D offsets, added to the attention logits of every block (ViT paper, Appendix D.4)."""
+  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:Relative'
+  is_resizable: ClassVar[bool] = False
+
+
+@dataclasses.dataclass
+class ByIndex(checks.Settings):
+  """Rows and columns count by their number, in radians (RoPE-ViT, EVA-02, Perception Encoder)."""
+  grid: int = ranged(0, COUNT_OR_0)  # a side of any grid counts as so many patches; 0 = as it is
+  offset: float = ranged(0., ANY)    # number of the first row and column
+
+
+@dataclasses.dataclass
+class UnitInterval(checks.Settings):
+  """Rows and columns count by the center of the patch in an image from -1 to 1, times 2 pi (DINOv3)."""
+
+
+@dataclasses.dataclass
+class Rotary(PositionSettings):
+  """Queries and keys of patches are rotated by row and column (RoPE-ViT, DINOv3)."""
+  base: float = ranged(100., Range(1, above=True))  # ratio of the frequencies (RoPE-ViT: 100)
+  mixed: bool = False  # frequencies of row and column are learned, in each head (RoPE-ViT, mixed)
+  coordinates: ByIndex | UnitInterval = field(default_factory=ByIndex)  # what rows and columns count as
+  implementation: ClassVar[str] = 'vit_jax.models.vit.rotary:Rotary'
+  is_rotary: ClassVar[bool] = True
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    head = f'4 channels for each of {name}.heads={model.heads} with {own}={checks.kind(self)}'
+    yield from checks.multiple(f'{name}.width', model.width, 4 * model.heads, head)
+
+
+@dataclasses.dataclass
+class LearnedRotary(Rotary):
+  """One learned vector for each token, and rotations (EVA-02, Perception Encoder)."""
+  resize: PositionResize = PositionResize.ALIGNED  # of the vectors, for images of other sizes
+  implementation: ClassVar[str] = 'vit_jax.models.vit.rotary:LearnedRotary'
+  has_table: ClassVar[bool] = True
+  has_rows: ClassVar[bool] = True
+
+
+Positions = Learned | Learned2d | SinCos | NoPositions | Relative | Rotary | LearnedRotary
+
+
+class QkvBias(enum.Enum):
+  """Which of query, key and value have a bias."""
+  ALL = 'all'
+  QUERY_VALUE = 'query_value'  # DINOv3, EVA-02
+  NONE = 'none'
+
+
+@dataclasses.dataclass
+class Attention(Part):
+  """Multi-head attention (ViT paper, Appendix A)."""
+  qkv_bias: QkvBias = QkvBias.ALL
+  out_bias: bool = True     # the output matrix has a bias
+  qk_norm: bool = False     # a norm of query and key in each head (ViT-22B)
+  inner_norm: bool = False  # a norm before the output matrix (EVA-02's CLIP)
+  # of attention weights; a setting of vision_transformer, 0 in its models
+  dropout: float = ranged(0., BELOW_1)
+  kernel: AttentionKernel = AttentionKernel.XLA
+  implementation: ClassVar[str] = 'vit_jax.models.vit.attention:Attention'
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    """Limits of kernels for one kind of device; see `models/kernels/attend_kernels.py` for the devices'."""
+    if not self.kernel.platform:
+      return
+    width, advice = model.width // model.heads, f'Set {own}.kernel=xla.'
+    is_strict = self.kernel is not AttentionKernel.FUSED  # which leaves to XLA what it cannot do
+    uses = {f'{name}.positions=relative': isinstance(model.positions, Relative) and is_strict,
+            f'{own}.dropout={self.dropout}': self.dropout > 0 and is_strict,
+            f'{name}.kernels=plain': model.kernels is Kernels.PLAIN}
+    for setting in (setting for setting, is_on in uses.items() if is_on):
+      yield checks.problem(f'{own}.kernel', f'xla with {setting}', self.kernel, advice)
+    if self.kernel is not AttentionKernel.CUDNN:
+      return
+    if model.dtype is not DType.BF16:
+      yield checks.problem(f'{own}.kernel', f'xla with {name}.dtype={model.dtype.value}', self.kernel,
+                           f'Set {name}.dtype=bfloat16 to use cuDNN.')
+    if width % 8 or width > MOST_CUDNN_WIDTH:
+      yield checks.problem(f'{own}.kernel', f'xla unless heads have 8, 16, … {MOST_CUDNN_WIDTH} channels ({name}.width='
+                           f'{model.width} and {name}.heads={model.heads} give {width})', self.kernel, advice)
+
+
+class MlpSettings(Part):
+  """Base of the kinds of MLP.
+
+  layers: paths of its dense layers in a block.    kernel: what computes it.
+  """
+  hidden: int
+  bias: bool
+  inner_norm: bool
+  kernel: MlpKernel = MlpKernel.XLA
+  layers: ClassVar[tuple[str, ...]]
+
+
+@dataclasses.dataclass
+class Mlp(MlpSettings):
+  """`W2 gelu(W1 x + b1) + b2` (ViT paper, section 3.1)."""
+  hidden: int = ranged(3072, COUNT)  # width between the matrices
+  bias: bool = True         # the matrices have a bias
+  inner_norm: bool = False  # a norm before the second matrix
+  kernel: MlpKernel = MlpKernel.XLA
+  implementation: ClassVar[str] = 'vit_jax.models.vit.mlp:Mlp'
+  layers: ClassVar[tuple[str, ...]] = ('mlp/up', 'mlp/down')
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    if self.kernel is MlpKernel.FUSED and model.kernels is Kernels.PLAIN:
+      yield checks.problem(f'{own}.kernel', f'xla with {name}.kernels=plain', self.kernel, f'Set {own}.kernel=xla.')
+
+
+@dataclasses.dataclass
+class SwiGlu(MlpSettings):
+  """`W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202; DINOv2 g)."""
+  hidden: int = ranged(2048, COUNT)  # width between the matrices
+  bias: bool = True         # the matrices have a bias (AIMv2: none)
+  inner_norm: bool = False  # a norm before the last matrix (EVA-02 B and L)
+  implementation: ClassVar[str] = 'vit_jax.models.vit.mlp:SwiGlu'
+  layers: ClassVar[tuple[str, ...]] = ('mlp/up', 'mlp/down', 'mlp/gate')
+
+
+AnyMlp = Mlp | SwiGlu
+
+
+class BlockSettings(Part):
+  """Base of the kinds of block.
+
+  parts: paths of the blocks that it consists of; '' = itself.    layer_scale: initial factor of the branches; 0 = none.
+  """
+  parts: ClassVar[tuple[str, ...]] = ('',)
+
+
+@dataclasses.dataclass
+class Plain(BlockSettings):
+  """Attention, then the MLP, each after a norm and added back (ViT paper, eqs. 2 and 3)."""
+  # initial factor of each branch; 0 = no factor (DINOv2 1e-5, DeiT-III 1e-4)
+  layer_scale: float = ranged(0., NOT_NEGATIVE)
+  mlp_scale: bool = True  # `layer_scale` is of the MLP too (Sapiens 2: of attention alone)
+  branch_scale: float = ranged(1., POSITIVE)  # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
+  implementation: ClassVar[str] = 'vit_jax.models.vit.block:Plain'
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    del model, name
+    if not self.layer_scale:
+      yield from checks.no_effect(self, own, ['mlp_scale'], f'with {own}.layer_scale=0')
+
+
+@dataclasses.dataclass
+class Parallel(BlockSettings):
+  """Attention and MLP side by side after one norm (ViT-22B)."""
+  branch_scale: float = ranged(1., POSITIVE)  # each branch is multiplied with it before it is added
+  implementation: ClassVar[str] = 'vit_jax.models.vit.block:Parallel'
+
+
+@dataclasses.dataclass
+class Axial(Plain):
+  """A block within rows, then one within columns (ViT paper, Appendix D.6: Axial-ViT)."""
+  implementation: ClassVar[str] = 'vit_jax.models.vit.block:Axial'
+  parts: ClassVar[tuple[str, ...]] = ('row', 'column')
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    """Axial attention is within rows and columns, which only patch tokens have."""
+    yield from super().network_problems(model, name, own)
+    if model.pool.class_token:
+      yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
+                           checks.kind(model.pool))
+    if model.registers:
+      yield checks.problem(f'{name}.registers', f'0 with {own}=axial', model.registers)
+    if model.positions.is_rotary or isinstance(model.positions, Relative):
+      yield checks.problem(f'{name}.positions', f'learned, learned2d, sincos or nopositions with {own}=axial',
+                           checks.kind(model.positions))
+
+
+Block = Plain | Parallel | Axial
+
+
+class NormSettings(Part):
+  """Base of the kinds of norm, over the channels of each token."""
+  eps: float
+
+
+@dataclasses.dataclass
+class LayerNorm(NormSettings):
+  """LayerNorm: centered, divided by the deviation, with scale and bias (arXiv 1607.06450)."""
+  eps: float = ranged(1e-6, POSITIVE)
+  implementation: ClassVar[str] = 'vit_jax.models.layers:LayerNorm'
+
+
+@dataclasses.dataclass
+class RmsNorm(NormSettings):
+  """RMSNorm: divided by the root of the mean square, with a scale (arXiv 1910.07467; AIMv2)."""
+  eps: float = ranged(1e-6, POSITIVE)
+  implementation: ClassVar[str] = 'vit_jax.models.layers:RMSNorm'
+
+
+Norm = LayerNorm | RmsNorm
+
+
+class FinalNorm(enum.Enum):
+  """What the norm after the last block normalizes."""
+  TOKENS = 'tokens'  # each token, before pooling
+  POOLED = 'pooled'  # the pooled mean, and no token (timm's fc_norm)
+  NONE = 'none'      # there is none
+
+
+class PoolSettings(Part):
+  """Base of the ways in which tokens become one feature vector.
+
+  class_token: whether there is a class token before the patch tokens.    distillation: whether a distillation token
+  follows it.    has_parameters: whether pooling itself has some.
+  """
+  has_parameters: ClassVar[bool] = False
+  class_token: bool = False
+  distillation: bool = False
+
+
+@dataclasses.dataclass
+class ClassToken(PoolSettings):
+  """The class token (ViT paper, eq. 4)."""
+  distillation: bool = False  # a distillation token after the class token, with its own position (DeiT)
+  implementation: ClassVar[str] = 'vit_jax.models.vit.pool:ClassToken'
+  class_token = True
+
+
+@dataclasses.dataclass
+class Mean(PoolSettings):
+  """The mean over patch tokens (ViT paper, Appendix D.3)."""
+  class_token: bool = False  # beside a class token that is not read (MAE's fine-tuning, timm's avg)
+  implementation: ClassVar[str] = 'vit_jax.models.vit.pool:Mean'
+
+
+@dataclasses.dataclass
+class First(PoolSettings):
+  """The first patch token, without class token (big_vision's pool type 0)."""
+  implementation: ClassVar[str] = 'vit_jax.models.vit.pool:First'
+
+
+@dataclasses.dataclass
+class Map(PoolSettings):
+  """A learned query attends to the patch tokens (Scaling ViT, SigLIP)."""
+  class_token: bool = False  # it attends to all tokens, the class token among them (Perception Encoder)
+  heads: int = ranged(0, COUNT_OR_0)   # 0 = those of the blocks (Perception Encoder: 8)
+  hidden: int = ranged(0, COUNT_OR_0)  # hidden width of its MLP; 0 = that of the blocks
+  implementation: ClassVar[str] = 'vit_jax.models.vit.pool:Map'
+  has_parameters: ClassVar[bool] = True
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    if self.heads:
+      yield from checks.multiple(f'{name}.width', model.width, self.heads, f'{own}.heads={self.heads}')
+
+
+Pool = ClassToken | Mean | First | Map
+
+
+class StemSettings(Part):
+  """Base of the kinds of stem.
+
+  bias: whether the patch embedding has a bias.    norm: whether the patch tokens are normalized.
+  """
+  bias: bool = True
+  norm: bool = False
+  has_batch_norm: ClassVar[bool] = False
+
+
+@dataclasses.dataclass
+class PatchStem(StemSettings):
   """Patches are cut from the image itself (ViT paper, eq. 1)."""
+  bias: bool = True   # the patch embedding has a bias (CLIP: none)
+  norm: bool = False  # a norm of the patch tokens before positions (AIMv2)
   stride: ClassVar[int] = 1  # px of the image for each pixel of the map that is cut into patches
+  implementation: ClassVar[str] = 'vit_jax.models.vit.stem:Patches'
 
 
 @dataclasses.dataclass
-class ResNetStem(checks.Settings):
+class ResNetStem(StemSettings):
   """Patches are cut from the feature map of a ResNet (ViT paper, section 3.1, hybrids), as vision_transformer has it.
 
   The root makes a map of a fourth of the image's side, each stage after the first halves it.
@@ -123,6 +411,7 @@ class ResNetStem(checks.Settings):
   std_eps: float = ranged(1e-5, NOT_NEGATIVE)                  # added to the standard deviation of a kernel (timm: 0)
   var_eps: float = ranged(0., NOT_NEGATIVE)                    # added to its variance, under the root (timm: 1e-8)
   norm_eps: float = ranged(1e-6, POSITIVE)                     # epsilon of GroupNorm (timm: 1e-5)
+  implementation: ClassVar[str] = 'vit_jax.models.vit.stem:ResNet'
 
   @property
   def stride(self) -> int:
@@ -135,83 +424,69 @@ class ResNetStem(checks.Settings):
 
 
 @dataclasses.dataclass
-class ConvStem(checks.Settings):
+class ConvStem(StemSettings):
   """Patches are cut from a map of half of the image's side: three convolutions with BatchNorm and ReLU (LV-ViT)."""
   width: int = ranged(64, COUNT)              # channels of the map
   norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   stride: ClassVar[int] = 2
+  has_batch_norm: ClassVar[bool] = True
+  implementation: ClassVar[str] = 'vit_jax.models.vit.stem:ConvolutionPatches'
+
+
+Stem = PatchStem | ResNetStem | ConvStem
 
 
 @dataclasses.dataclass
 class ViT(checks.Settings):
   """Vision Transformer (arXiv 2010.11929, eqs. 1-4). Sizes by name: `sizes.vit('B/16')`."""
-  patch: int = ranged(16, PX)              # px of the image a token, also where a stem makes the map smaller first
+  patch: int = ranged(16, PX)      # px of the image a token, also where a stem makes the map smaller first
   width: int = ranged(768, COUNT)  # D, channels of a token
   depth: int = ranged(12, Range(1, 10_000))  # L, number of blocks
-  heads: int = ranged(12, COUNT)  # A, attention heads
-  mlp: int = ranged(3072, COUNT)           # hidden width of the MLP
-  pool: Pool = Pool.CLS
-  positions: Positions = Positions.LEARNED
-  dropout: float = ranged(0., BELOW_1)     # after positions, attention output, MLP activation and output
-  drop_path: float = ranged(0., BELOW_1)   # stochastic depth of the last block; grows linearly from 0
-  gelu: Gelu = Gelu.TANH
-  norm_eps: float = ranged(1e-6, POSITIVE)  # epsilon of the norms
+  heads: int = ranged(12, COUNT)   # A, attention heads
+  mlp: AnyMlp = field(default_factory=Mlp)
+  attention: Attention = field(default_factory=Attention)
+  block: Block = field(default_factory=Plain)  # how attention and MLP are joined
+  positions: Positions = field(default_factory=Learned)
+  pool: Pool = field(default_factory=ClassToken)  # how tokens become one feature vector
+  stem: Stem = field(default_factory=PatchStem)  # how the image becomes patches
+  norm: Norm = field(default_factory=LayerNorm)  # of all norms
+  norm_before: bool = False  # a norm of all tokens before the first block (CLIP)
+  final_norm: FinalNorm = FinalNorm.TOKENS
+  registers: int = ranged(0, COUNT_OR_0)  # learned tokens after the class token, no position (DINOv2-reg: 4)
+  gelu: Gelu = Gelu.TANH                  # of blocks and of what is made for them: attention pooling, MAE's decoder
+  dropout: float = ranged(0., BELOW_1)    # after positions, attention output, MLP activation and output
+  drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
+  drop_path_even: bool = False            # `drop_path` in every block alike (CaiT, DeiT III)
   dtype: DType = DType.F32
+  kernels: Kernels = Kernels.FAST
   execution: Execution = Execution.AUTO
-  unroll: int = ranged(1, COUNT)           # blocks an iteration of the scan
+  unroll: int = ranged(1, COUNT)          # blocks an iteration of the scan
   remat: Remat = Remat.AUTO
   full_remat: int = ranged(0, COUNT_OR_0)  # so many first blocks save nothing but their input, whatever `remat` says
-  drop_path_even: bool = False             # `drop_path` in every block alike (CaiT, DeiT III)
-  positions_at: PositionsAt = PositionsAt.STEM
-  registers: int = ranged(0, COUNT_OR_0)   # learned tokens after the class token, no position (DINOv2-reg: 4)
-  # initial factor of each branch; 0 = no factor (DINOv2 1e-5, DeiT-III 1e-4)
-  layer_scale: float = ranged(0., NOT_NEGATIVE)
-  qk_norm: bool = False  # LayerNorm of query and key in each head (ViT-22B)
-  # of attention weights; a setting of vision_transformer, 0 in its models
-  attention_dropout: float = ranged(0., BELOW_1)
-  swiglu: bool = False                        # MLP with a gate; `mlp` is the width of the gate (DINOv2 g)
-  parallel: bool = False                      # attention and MLP side by side after one norm (ViT-22B)
-  axial: bool = False  # a block in rows, then one in columns (ViT paper, Appendix D.6: Axial-ViT)
-  distilled: bool = False                     # a distillation token after the class token, with its own position (DeiT)
-  stem: PatchStem | ResNetStem | ConvStem = field(default_factory=PatchStem)  # how the image becomes patches
-  qkv_bias: bool = True                       # query, key and value have a bias
-  branch_scale: float = ranged(1., POSITIVE)  # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
-  norm_after_pool: bool = False       # the last norm is of the pooled mean (timm's fc_norm), not of each token
-  attention: AttentionKernel = AttentionKernel.XLA
-  position_resize: PositionResize = PositionResize.ALIGNED  # of learned positions, for images of other sizes
-  kernels: Kernels = Kernels.FAST
-  rotary_base: float = ranged(100., Range(1, above=True))  # of rotary2d: the ratio of its frequencies (RoPE-ViT: 100)
-  rotary_places: RotaryPlaces = RotaryPlaces.INDEX
-  rotary_grid: int = ranged(0, COUNT_OR_0)  # of index: a side of any grid counts as so many patches; 0 = as it is
-  rotary_offset: float = ranged(0., ANY)    # of index: the number of the first row and column
-  rotary_mixed: bool = False   # frequencies of row and column are learned, in each head (RoPE-ViT, mixed)
-  norm: Norm = Norm.LAYER      # of all norms
-  norm_before: bool = False    # a norm of all tokens before the first block (CLIP)
-  stem_norm: bool = False      # a norm of the patch tokens before positions (AIMv2)
-  final_norm: bool = True      # a norm after the last block, or after pooling
-  attn_norm: bool = False      # a norm before the output matrix of attention (EVA-02's CLIP)
-  mlp_norm: bool = False       # a norm before the output matrix of the MLP (EVA-02 B and L)
-  stem_bias: bool = True       # the patch embedding has a bias (CLIP: none)
-  key_bias: bool = True        # where query and value have a bias, keys have one too (DINOv3, EVA-02: none)
-  out_bias: bool = True        # the output matrix of attention has a bias
-  mlp_bias: bool = True        # the matrices of the MLP have a bias (AIMv2: none)
-  mlp_scale: bool = True       # `layer_scale` is of the MLP too (Sapiens 2: of attention alone)
-  pool_heads: int = ranged(0, COUNT_OR_0)  # of a pool with attention; 0 = those of the blocks (Perception Encoder: 8)
-  pool_mlp: int = ranged(0, COUNT_OR_0)    # hidden width of a pool with attention; 0 = that of the blocks
-  mlp_kernel: MlpKernel = MlpKernel.XLA
-  init: Init = Init.VISION_TRANSFORMER  # initial values of parameters, heads included: as in this program
+  init: Init = Init.VISION_TRANSFORMER    # initial values of parameters, heads included: as in this program
+  implementation: ClassVar[str] = 'vit_jax.models.vit.vit:build'
   remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
 
   @property
   def has_batch_norm(self) -> bool:
     """Whether it has running statistics, of the complete batch of a step."""
-    return isinstance(self.stem, ConvStem)
+    return self.stem.has_batch_norm
+
+  @property
+  def num_first(self) -> int:
+    """Tokens before the registers: class and distillation token."""
+    return self.pool.class_token + self.pool.distillation
+
+  @property
+  def num_extra(self) -> int:
+    """Tokens before the patch tokens: class and distillation token, and registers."""
+    return self.num_first + self.registers
 
   @property
   def has_simple_mlp(self) -> bool:
     """Whether blocks compute `W2 gelu(W1 x + b1) + b2`, in training too."""
-    return self.mlp_bias and not (self.swiglu or self.mlp_norm or self.dropout)
+    return isinstance(self.mlp, Mlp) and self.mlp.bias and not (self.mlp.inner_norm or self.dropout)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from layers.untiled(config.image_px, self.patch, name)
@@ -223,80 +498,9 @@ class ViT(checks.Settings):
     yield from checks.at_most(f'{name}.full_remat', self.full_remat, self.depth, f'{name}.depth')
     if not self.drop_path:
       yield from checks.no_effect(self, name, ['drop_path_even'], f'with {name}.drop_path=0')
-    yield from self._position_problems(name)
-    if self.parallel and self.layer_scale:
-      yield checks.problem(f'{name}.layer_scale', f'0 with {name}.parallel=True, which has one sum of both branches',
-                           self.layer_scale)
-    if self.norm_after_pool and self.pool not in (Pool.MEAN, Pool.PATCHES):
-      yield checks.problem(f'{name}.norm_after_pool', f'False with {name}.pool={self.pool.value}', True,
-                           f'Set {name}.pool=mean or patches, whose mean it normalizes.')
-    if self.distilled and self.pool is not Pool.CLS:
-      yield checks.problem(f'{name}.distilled', f'False with {name}.pool={self.pool.value}', True,
-                           f'Set {name}.pool=cls: the distillation token follows the class token.')
-    yield from self._switch_problems(name)
-    yield from self._axial_problems(name) if self.axial else ()
-    yield from self._kernel_problems(name) if self.attention.platform else ()
-
-  def _position_problems(self, name: str) -> Iterator[str]:
-    with_kind = f'with {name}.positions={self.positions.value}'
-    if self.positions.is_fixed and (self.width % 4 or self.width < 8):
-      yield checks.problem(f'{name}.width', f'a multiple of 4, at least 8, {with_kind}', self.width)
-    if self.positions.is_rotary:
-      head = f'4 channels for each of {name}.heads={self.heads} {with_kind}'
-      yield from checks.multiple(f'{name}.width', self.width, 4 * self.heads, head)
-    else:
-      rotary = ['rotary_base', 'rotary_places', 'rotary_grid', 'rotary_offset', 'rotary_mixed']
-      yield from checks.no_effect(self, name, rotary, with_kind)
-    if self.rotary_places is RotaryPlaces.UNIT:
-      yield from checks.no_effect(self, name, ['rotary_grid', 'rotary_offset'], f'with {name}.rotary_places=unit')
-    if self.positions is Positions.LEARNED2D:
-      yield from checks.multiple(f'{name}.width', self.width, 2, f'2 {with_kind}')
-    if self.positions_at is not PositionsAt.STEM and (self.positions.is_rotary or not self.positions.is_learned):
-      yield checks.problem(f'{name}.positions_at', f'stem {with_kind}', self.positions_at,
-                           f'Set {name}.positions=learned or learned2d to add them before each block.')
-
-  def _switch_problems(self, name: str) -> Iterator[str]:
-    if not self.qkv_bias:
-      yield from checks.no_effect(self, name, ['key_bias'], f'with {name}.qkv_bias=False')
-    if not self.layer_scale:
-      yield from checks.no_effect(self, name, ['mlp_scale'], f'with {name}.layer_scale=0')
-    if not self.final_norm and self.norm_after_pool:
-      yield checks.problem(f'{name}.final_norm', f'True with {name}.norm_after_pool=True, which moves it', False)
-    if not self.pool.is_attention:
-      yield from checks.no_effect(self, name, ['pool_heads', 'pool_mlp'], f'with {name}.pool={self.pool.value}')
-    elif self.pool_heads:
-      yield from checks.multiple(f'{name}.width', self.width, self.pool_heads, f'{name}.pool_heads={self.pool_heads}')
-
-    if self.mlp_kernel is MlpKernel.FUSED and self.kernels is Kernels.PLAIN:
-      yield checks.problem(f'{name}.mlp_kernel', f'xla with {name}.kernels=plain', self.mlp_kernel,
-                           f'Set {name}.mlp_kernel=xla.')
-
-  def _axial_problems(self, name: str) -> Iterator[str]:
-    """Axial attention is within rows and columns, which only patch tokens have."""
-    if self.pool.has_class_token:
-      yield checks.problem(f'{name}.pool', f'mean or map, which have no class token, with {name}.axial=True', self.pool)
-    if self.registers:
-      yield checks.problem(f'{name}.registers', f'0 with {name}.axial=True', self.registers)
-    if self.positions is Positions.RELATIVE or self.positions.is_rotary:
-      yield checks.problem(f'{name}.positions', f'learned, learned2d, sincos2d or none with {name}.axial=True',
-                           self.positions)
-    if self.parallel:
-      yield checks.problem(f'{name}.parallel', f'False with {name}.axial=True, as no such model is defined', True)
-
-  def _kernel_problems(self, name: str) -> Iterator[str]:
-    """Limits of attention kernels for one kind of device; see `models/kernels/attend_kernels.py` for the devices'."""
-    own, width, advice = f'{name}.attention', self.width // self.heads, f'Set {name}.attention=xla.'
-    is_strict = self.attention is not AttentionKernel.FUSED  # which leaves to XLA what it cannot do
-    uses = {f'{name}.positions=relative': self.positions is Positions.RELATIVE and is_strict,
-            f'{name}.attention_dropout={self.attention_dropout}': self.attention_dropout > 0 and is_strict,
-            f'{name}.kernels=plain': self.kernels is Kernels.PLAIN}
-    for setting in (setting for setting, is_on in uses.items() if is_on):
-      yield checks.problem(own, f'xla with {setting}', self.attention, advice)
-    if self.attention is not AttentionKernel.CUDNN:
-      return
-    if self.dtype is not DType.BF16:
-      yield checks.problem(own, f'xla with {name}.dtype={self.dtype.value}', self.attention,
-                           f'Set {name}.dtype=bfloat16 to use cuDNN.')
-    if width % 8 or width > MOST_CUDNN_WIDTH:
-      yield checks.problem(own, f'xla unless heads have 8, 16, … {MOST_CUDNN_WIDTH} channels ({name}.width='
-                           f'{self.width} and {name}.heads={self.heads} give {width})', self.attention, advice)
+    if self.final_norm is FinalNorm.POOLED and not isinstance(self.pool, Mean):
+      yield checks.problem(f'{name}.final_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
+                           self.final_norm, f'Set {name}.pool=mean, which it normalizes.')
+    for part in dataclasses.fields(self):
+      if isinstance(settings := getattr(self, part.name), Part):
+        yield from settings.network_problems(self, name, f'{name}.{part.name}')

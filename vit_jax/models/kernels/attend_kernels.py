@@ -212,14 +212,15 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
     UserError: the kernel is for such devices, but not for these.
   """
   device = mesh.abstract_mesh.abstract_device
-  if not isinstance(model, schema.ViT) or not model.attention.platform or device is None:
+  if not isinstance(model, schema.ViT) or not model.attention.kernel.platform or device is None:
     return
-  if device.platform != model.attention.platform:
-    log.info('%s.attention=%s is for %ss; on %s XLA computes attention, as with attention=xla.', name,
-             model.attention.value, model.attention.platform.upper(), device.device_kind)
-  elif model.attention is AttentionKernel.FUSED:
+  kernel = model.attention.kernel
+  if device.platform != kernel.platform:
+    log.info('%s.attention.kernel=%s is for %ss; on %s XLA computes attention, as with kernel=xla.', name, kernel.value,
+             kernel.platform.upper(), device.device_kind)
+  elif kernel is AttentionKernel.FUSED:
     if wrong_text := _unfused(model, mesh):
-      log.info('%s.attention=fused does not apply, and XLA computes attention, as with attention=xla: %s.', name,
+      log.info('%s.attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: %s.', name,
                wrong_text)
   elif wrong := [*_device_problems(name, model, device.device_kind, _capability(mesh))]:
     raise UserError('\n'.join(wrong))
@@ -227,9 +228,9 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
 
 def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
   """Why the fused kernel does not compute attention in training; '' if it does. Of tokens only the images are known."""
-  if model.attention_dropout:
-    return f'it has no dropout of weights (attention_dropout={model.attention_dropout}), in training'
-  if model.positions is schema.Positions.RELATIVE:
+  if model.attention.dropout:
+    return f'it has no dropout of weights (attention.dropout={model.attention.dropout}), in training'
+  if isinstance(model.positions, schema.Relative):
     return 'it has no relative positions'
   return fused_problem(mesh, fused.Shape(1, model.heads, model.width // model.heads), 2)
 

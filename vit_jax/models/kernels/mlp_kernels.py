@@ -1,4 +1,4 @@
-"""The choice of what computes the MLP of a block, and the devices that the fused kernel runs on (`model.mlp_kernel`).
+"""The choice of what computes the MLP of a block, and the devices that the fused kernel runs on (`model.mlp.kernel`).
 
 XLA cannot partition a kernel for several devices, so that each device runs it on its own images, with all of both
 kernels of the MLP. Knows nothing of parameters or dropout.
@@ -40,7 +40,7 @@ def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTyp
   wrong_text = 'adapters are added to its products' if is_adapted else problem(
       jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
   if wrong_text:
-    log_once(f'mlp_kernel=fused does not apply, and XLA computes the MLP, as with mlp_kernel=xla: {wrong_text}.')
+    log_once(f'mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: {wrong_text}.')
   return not wrong_text
 
 
@@ -77,18 +77,18 @@ def mlp(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, ge
 def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
   """Logs where XLA computes the MLP in place of a kernel; `name` is the dotted path of the model in its config."""
   device = mesh.abstract_mesh.abstract_device
-  if not isinstance(model, schema.ViT) or model.mlp_kernel is not MlpKernel.FUSED or device is None:
+  if not isinstance(model, schema.ViT) or model.mlp.kernel is not MlpKernel.FUSED or device is None:
     return
   if device.platform != PLATFORM:
-    log.info('%s.mlp_kernel=fused is for TPUs; on %s XLA computes the MLP, as with mlp_kernel=xla.', name,
+    log.info('%s.mlp.kernel=fused is for TPUs; on %s XLA computes the MLP, as with kernel=xla.', name,
              device.device_kind)
   elif wrong_text := _unfused(model, mesh):
-    log.info('%s.mlp_kernel=fused does not apply, and XLA computes the MLP, as with mlp_kernel=xla: %s.', name,
+    log.info('%s.mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: %s.', name,
              wrong_text)
 
 
 def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
   """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
-  if not model.has_simple_mlp or model.axial:
-    return 'it is for an MLP with biases, without swiglu, mlp_norm, dropout or axial attention'
-  return problem(mesh, (1, 1, model.width), model.mlp, 2)
+  if not model.has_simple_mlp or isinstance(model.block, schema.Axial):
+    return 'it is for an MLP with biases, without SwiGLU, inner_norm, dropout or axial attention'
+  return problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)

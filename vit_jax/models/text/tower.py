@@ -26,13 +26,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import initializers
 
+from vit_jax.config import schema
 from vit_jax.config.schema import Execution, Gelu, Remat
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, HostArray, Key, Params
 from vit_jax.models import stack
 from vit_jax.models.initialization import lecun_normal
 from vit_jax.models.layers import LayerNorm, applied, initial
-from vit_jax.models.vit.block import Block
+from vit_jax.models.vit.block import Plain
+from vit_jax.models.vit.context import Context
 
 SLOWEST = 10_000.  # the longest period of a sinusoid is 2 pi times this, the shortest 2 pi (TIPS)
 
@@ -84,7 +86,7 @@ class TextTower:
 
     def block(key: Key) -> Params:
       x_BND = jnp.zeros((1, 1, self.width))
-      return initial(self._block, key, x_BND, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False)
+      return initial(self._block, key, x_BND, num_images=1, rate=None, dropout_key=None, capture=False)
 
     params: Params = {
         'tokens': normal(keys['tokens'], (self.vocabulary, self.width)),
@@ -113,8 +115,8 @@ class TextTower:
     seen = self._seen(mask)
 
     def layer(params: Params, x_BND: Array, rate: Array | None, key: Key | None) -> Array:
-      return applied(self._block, params, x_BND, num_images=x_BND.shape[0], num_sequences=x_BND.shape[0], rate=rate,
-                     dropout_key=key, capture=False, mask=seen)[0]
+      return applied(self._block, params, x_BND, num_images=x_BND.shape[0], rate=rate, dropout_key=key,
+                     capture=False, mask=seen)[0]
 
     x_BND = stack.run(layer, params['blocks'], x_BND, ready=lambda params: params, rates=None, keys=None,
                       execution=Execution.SCAN, remat=Remat.NONE)
@@ -144,8 +146,9 @@ class TextTower:
         assert_never(self.pool)
 
   @property
-  def _block(self) -> Block:
-    return Block(heads=self.heads, mlp=self.mlp, gelu=self.gelu, norm_eps=self.norm_eps, dtype=jnp.float32)
+  def _block(self) -> Plain:
+    context = Context(norm=schema.LayerNorm(self.norm_eps), gelu=self.gelu, dtype=jnp.float32)
+    return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(self.mlp), context=context)
 
   @property
   def _norm(self) -> LayerNorm:

@@ -7,66 +7,54 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
 
-from vit_jax.config.schema import AttentionKernel, Norm, Positions
+from vit_jax.config.schema import AttentionKernel, QkvBias
 from vit_jax.core.types import Array, Key
-from vit_jax.models.initialization import VISION_TRANSFORMER, Initializer, OfAttention
+from vit_jax.models.initialization import OfAttention
 from vit_jax.models.kernels import attend_kernels, fused
 from vit_jax.models.kernels.attend import attention_weights, combine
-from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, Projection, dropout, norm
-from vit_jax.models.vit.positions import in_attention
+from vit_jax.models.layers import Dense, Projection, dropout
+from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.positions import NoPositions
 
 HIDDEN = -1e30  # logit of a key that a query does not attend to: finite, and its weight is 0
 
 
 class Attention(nn.Module, kw_only=True):
-  """Multi-head attention; biases of query, key and value with `qkv_bias`, of the key also needs `key_bias`.
+  """Multi-head attention.
 
   Attributes:
-    heads: A.
-    dtype: of the products.
-    norm_eps: of the norms of query and key.
-    norm_kind: of these and of `inner_norm`.
+    qkv_bias: which of query, key and value have a bias.
+    out_bias: whether the output matrix has one.
     qk_norm: a norm of each query and key over its K entries, before the product (ViT-22B, eq. 4).
     inner_norm: a norm of what is mixed, over all D entries, before the output matrix (arXiv 2210.06423).
     dropout: probability that a weight is dropped.
-    positions: kind of positions that act inside attention.
-    mixed_base: of rotary positions with learned frequencies, the ratio that these start with; 0 = fixed ones.
-    num_patches: N that relative positions are made for.
     kernel: what computes the weighted sum where the weights themselves are not needed.
+    heads: A.
+    positions: what they do inside attention; None = nothing.
     laws: by which the four matrices start.
-    positions_law: by which relative positions start.
-    forms: of the operations.
+    context: of the network.
   """
-  heads: int
-  dtype: DTypeLike
-  norm_eps: float
-  norm_kind: Norm = Norm.LAYER
+  qkv_bias: QkvBias = QkvBias.ALL
+  out_bias: bool = True
   qk_norm: bool = False
   inner_norm: bool = False
-  qkv_bias: bool = True
-  key_bias: bool = True
-  out_bias: bool = True
   dropout: float = 0.
-  positions: Positions = Positions.NONE
-  mixed_base: float = 0.
-  num_patches: int = 0
   kernel: AttentionKernel = AttentionKernel.XLA
-  laws: OfAttention = VISION_TRANSFORMER.attention
-  positions_law: Initializer = VISION_TRANSFORMER.positions
-  forms: Forms = FAST
+  heads: int
+  positions: NoPositions | None = None
+  laws: OfAttention
+  context: Context
 
   @nn.compact
-  def __call__(self, x: Array, context: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
+  def __call__(self, x: Array, memory: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
                positions: Array | None = None, attn_delta: Array | None = None,
                mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Attends within each sequence.
 
     Args:
       x: `[B, Q, D]`, provides the queries; the first two axes may be joined, or divided otherwise.
-      context: `[B, M, D]`, provides keys and values, likewise; `x` itself for self-attention.
+      memory: `[B, M, D]`, provides keys and values, likewise; `x` itself for self-attention.
       num_sequences: B.
       dropout_key: None switches dropout off.
       capture: computes the weights explicitly and returns them too, before dropout.
@@ -80,14 +68,15 @@ class Attention(nn.Module, kw_only=True):
     """
     is_dropping = self.dropout > 0. and dropout_key is not None
     is_explicit = capture or is_dropping or attn_delta is not None or mask is not None
-    sources = self.forms.shared(x, self.dtype, 3) if context is x else (x, context, context)
-    if not is_explicit and self._is_fused(x, context, num_sequences):
+    sources = self.context.forms.shared(x, self.context.dtype, 3) if memory is x else (x, memory, memory)
+    if not is_explicit and self._is_fused(x, memory, num_sequences):
       return self._fused(sources, num_sequences), {}
 
     query, key, value = (self._projected(name, source, num_sequences)
                          for name, source in zip(('query', 'key', 'value'), sources, strict=True))
-    query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
-                                        param=self.param, law=self.positions_law, mixed_base=self.mixed_base)
+    relative = None
+    if self.positions is not None:
+      query, key, relative = self.positions.in_attention(self, query, key, positions)
     if is_explicit or relative is not None:
       relative = relative if mask is None else jnp.where(mask, 0. if relative is None else relative, HIDDEN)
       weights_BAQM = attention_weights(query, key, relative=relative)
@@ -95,13 +84,13 @@ class Attention(nn.Module, kw_only=True):
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)
       mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
-      mixed_BQAK = self.forms.attend(query, key, value, kernel=self.kernel)
+      mixed_BQAK = self.context.forms.attend(query, key, value, kernel=self.kernel)
     y_BQD = self._dense((x.shape[-1],), 'out', has_bias=self.out_bias)(self._inner_normed(mixed_BQAK))
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
   def _dense(self, features: tuple[int, ...], name: str, *, has_bias: bool) -> Dense:
-    return Dense(features=features, dtype=self.dtype, law=getattr(self.laws, name), has_bias=has_bias,
-                 num_batch_dims=2, forms=self.forms, name=name)
+    return Dense(features=features, dtype=self.context.dtype, law=getattr(self.laws, name), has_bias=has_bias,
+                 num_batch_dims=2, forms=self.context.forms, name=name)
 
   def _projected(self, name: str, source: Array, num_sequences: int) -> Array:
     """Query, key or value `[B, M, A, K]`, with its norm if it has one."""
@@ -110,35 +99,33 @@ class Attention(nn.Module, kw_only=True):
     projected_BMAK = checkpoint_name(self._dense(split, name, has_bias=self._has_bias(name))(source_BMD), name)
     if not self.qk_norm or name == 'value':
       return projected_BMAK
-    normed_BMAK = norm(self.norm_kind, self.norm_eps, self.forms, name=f'{name}_norm')(projected_BMAK)
-    return normed_BMAK.astype(self.dtype)
+    return self.context.make_norm(f'{name}_norm')(projected_BMAK).astype(self.context.dtype)
 
   def _inner_normed(self, mixed_BQAK: Array) -> Array:
     if not self.inner_norm:
       return mixed_BQAK
-    mixed_BQD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(
-        mixed_BQAK.reshape(*mixed_BQAK.shape[:2], -1))
-    return mixed_BQD.astype(self.dtype).reshape(mixed_BQAK.shape)
+    mixed_BQD = self.context.make_norm('norm')(mixed_BQAK.reshape(*mixed_BQAK.shape[:2], -1))
+    return mixed_BQD.astype(self.context.dtype).reshape(mixed_BQAK.shape)
 
   def _has_bias(self, name: str) -> bool:
-    return self.qkv_bias and (self.key_bias or name != 'key')
+    return self.qkv_bias is QkvBias.ALL or (self.qkv_bias is QkvBias.QUERY_VALUE and name != 'key')
 
-  def _is_fused(self, x: Array, context: Array, num_sequences: int) -> bool:
+  def _is_fused(self, x: Array, memory: Array, num_sequences: int) -> bool:
     """Whether the fused kernel computes everything from the projections on, which nothing changes in between."""
     shape = fused.Shape(x.size // x.shape[-1] // num_sequences, self.heads, x.shape[-1] // self.heads)
-    is_plain = not (self.positions is Positions.RELATIVE or self.positions.is_rotary or self.qk_norm or self.inner_norm)
-    return is_plain and context.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.dtype)
+    is_plain = not (self.positions is not None or self.qk_norm or self.inner_norm)
+    return is_plain and memory.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.context.dtype)
 
   def _fused(self, sources: tuple[Array, ...], num_sequences: int) -> Array:
     """Attention by the fused kernel, all of whose arrays are `[B, N, D]`; adds the biases and sums their gradients."""
     shape = sources[0].shape
-    split = (self.heads, shape[-1] // self.heads)
+    split, dtype, forms = (self.heads, shape[-1] // self.heads), self.context.dtype, self.context.forms
     projections = [
-        Projection(features=split, dtype=self.dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
-                   num_batch_dims=2, forms=self.forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
+        Projection(features=split, dtype=dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
+                   num_batch_dims=2, forms=forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
-    y_BND = Dense(features=shape[-1:], dtype=self.dtype, law=self.laws.out, num_batch_dims=2, flat=True,
-                  has_bias=self.out_bias, forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
+    y_BND = Dense(features=shape[-1:], dtype=dtype, law=self.laws.out, num_batch_dims=2, flat=True,
+                  has_bias=self.out_bias, forms=forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
     return y_BND.reshape(shape)

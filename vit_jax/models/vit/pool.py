@@ -1,4 +1,6 @@
-"""How tokens become one feature vector: `Pooling` for every kind of `model.pool`, and attention pooling.
+"""How tokens become one feature vector: the kinds of `model.pool`.
+
+Contract of a kind of pool: `(…fields of its settings…, model=…, context=…)` with the methods of `ClassToken`.
 
 Attention pooling is that of the Set Transformer (arXiv 1810.00825; "MAP head" of Scaling ViT, arXiv 2106.04560). Its
 parameters are `probe [1, 1, D]`, `attn/{query,key,value,out}`, `norm/{scale,bias}`, `mlp/{up,down}`, with the shapes of
@@ -11,84 +13,110 @@ import dataclasses
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.config.schema import Gelu, Norm, Pool
+from vit_jax.config import schema
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
-from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import applied, initial, norm, param
+from vit_jax.models.layers import applied, initial, param
+from vit_jax.models.vit import context
 from vit_jax.models.vit.attention import Attention
-from vit_jax.models.vit.block import Mlp
+from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.mlp import Mlp
 
 
 class AttentionPool(nn.Module, kw_only=True):
   """`y = MHA(probe, x)`, `pooled = y + MLP(LN(y))`: a learned query attends to all tokens."""
   heads: int
-  mlp: int
-  gelu: Gelu
-  norm_eps: float
-  norm_kind: Norm = Norm.LAYER
-  laws: Laws = VISION_TRANSFORMER
-  forms: Forms = FAST
+  hidden: int
+  context: Context
 
   @nn.compact
   def __call__(self, tokens: Array, *, capture: bool = False) -> tuple[Array, dict[str, Array]]:
     """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`."""
     num_images, _, width = tokens.shape
-    probe = param(self, 'probe', self.laws.map_probe, (1, 1, width))
+    f32 = context.f32(self.context)
+    probe = param(self, 'probe', f32.laws.map_probe, (1, 1, width))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
-    attn = Attention(heads=self.heads, dtype=jnp.float32, norm_eps=self.norm_eps, laws=self.laws.pool,
-                     forms=self.forms, name='attn')
+    attn = Attention(heads=self.heads, laws=f32.laws.pool, context=f32, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
                           capture=capture)
-    mlp = Mlp(hidden=self.mlp, gelu=self.gelu, dtype=jnp.float32, law=self.laws.mlp, forms=self.forms, name='mlp')
-    normed_BD = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(y_BD)
-    return y_BD + mlp(normed_BD, None), captured
+    return y_BD + Mlp(hidden=self.hidden, context=f32, name='mlp')(f32.make_norm('norm')(y_BD), None), captured
 
 
-@dataclasses.dataclass(frozen=True)
-class Pooling:
-  """Pools the normed sequence of class and distillation token, registers and patch tokens (eq. 4).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassToken:
+  """The class token (ViT paper, eq. 4); and what kinds of pools have in common.
 
-  num_extra: tokens before the patch tokens.    network: of attention pooling.
+  model: settings of the network.    context: of the network.
   """
-  kind: Pool
-  num_extra: int
-  network: AttentionPool
+  model: schema.ViT
+  context: Context
+  class_token: bool = True
+  distillation: bool = False
 
-  def init(self, key: Key, width: int) -> Params:
-    """Parameters of attention pooling."""
-    return initial(self.network, key, jnp.zeros((1, 1, width)))
+  def init(self, key: Key) -> Params:
+    """Returns new parameters; `{}` if there are none."""
+    del key
+    return {}
 
-  def pooled(self, params: Params | None, x_BMD: Array) -> Array:
-    """`[B, D]` from `[B, M, D]` f32. Registers are part of it with `map_cls` alone."""
-    match self.kind:
-      case Pool.CLS:
-        return x_BMD[:, 0]
-      case Pool.MEAN | Pool.PATCHES:
-        return x_BMD[:, self.num_extra:].mean(1)
-      case Pool.FIRST:
-        return x_BMD[:, self.num_extra]
-      case Pool.MAP | Pool.MAP_CLS:
-        assert params is not None
-        return applied(self.network, params, x_BMD[:, self._num_unseen:])[0]
+  def pooled(self, params: Params, x_BMD: Array) -> Array:
+    """Returns `[B, D]` from the normed sequence of class and distillation token, registers and patches `[B, M, D]`."""
+    del params
+    return x_BMD[:, 0]
 
-  def weights(self, params: Params | None, x_BMD: Array) -> Array:
-    """Weight of each token in the pooled features, `[B, M]` f32 with sum 1; of attention the mean over heads."""
-    num_images, num_tokens, _ = x_BMD.shape
-    match self.kind:
-      case Pool.CLS:
-        weights_M = jnp.zeros(num_tokens).at[0].set(1.)
-      case Pool.MEAN | Pool.PATCHES:
-        weights_M = jnp.zeros(num_tokens).at[self.num_extra:].set(1. / (num_tokens - self.num_extra))
-      case Pool.FIRST:
-        weights_M = jnp.zeros(num_tokens).at[self.num_extra].set(1.)
-      case Pool.MAP | Pool.MAP_CLS:
-        assert params is not None
-        _, captured = applied(self.network, params, x_BMD[:, self._num_unseen:], capture=True)
-        return jnp.pad(captured['attention'].mean(1)[:, 0], ((0, 0), (self._num_unseen, 0)))
-    return jnp.broadcast_to(weights_M[None], (num_images, num_tokens))
+  def weights(self, params: Params, x_BMD: Array) -> Array:
+    """Returns the weight of each token in the pooled features, `[B, M]` f32 with sum 1; of attention the mean."""
+    del params
+    return jnp.broadcast_to(self._weights(x_BMD.shape[1])[None], x_BMD.shape[:2])
+
+  def _weights(self, num_tokens: int) -> Array:
+    return jnp.zeros(num_tokens).at[0].set(1.)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mean(ClassToken):
+  """The mean over patch tokens (Appendix D.3)."""
+
+  def pooled(self, params: Params, x_BMD: Array) -> Array:
+    return x_BMD[:, self.model.num_extra:].mean(1)
+
+  def _weights(self, num_tokens: int) -> Array:
+    extra = self.model.num_extra
+    return jnp.zeros(num_tokens).at[extra:].set(1. / (num_tokens - extra))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class First(ClassToken):
+  """The first patch token."""
+
+  def pooled(self, params: Params, x_BMD: Array) -> Array:
+    return x_BMD[:, self.model.num_extra]
+
+  def _weights(self, num_tokens: int) -> Array:
+    return jnp.zeros(num_tokens).at[self.model.num_extra].set(1.)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Map(ClassToken):
+  """A learned query attends to the patch tokens, or with a class token to all, registers too."""
+  heads: int
+  hidden: int
+
+  def init(self, key: Key) -> Params:
+    return initial(self._network, key, jnp.zeros((1, 1, self.model.width)))
+
+  def pooled(self, params: Params, x_BMD: Array) -> Array:
+    pooled_BD: Array = applied(self._network, params, x_BMD[:, self._num_unseen:])[0]
+    return pooled_BD
+
+  def weights(self, params: Params, x_BMD: Array) -> Array:
+    _, captured = applied(self._network, params, x_BMD[:, self._num_unseen:], capture=True)
+    return jnp.pad(captured['attention'].mean(1)[:, 0], ((0, 0), (self._num_unseen, 0)))
 
   @property
   def _num_unseen(self) -> int:
-    """First tokens that attention pooling does not see."""
-    return 0 if self.kind is Pool.MAP_CLS else self.num_extra
+    """First tokens that the query does not attend to."""
+    return 0 if self.class_token else self.model.num_extra
+
+  @property
+  def _network(self) -> AttentionPool:
+    return AttentionPool(heads=self.heads or self.model.heads, hidden=self.hidden or self.model.mlp.hidden,
+                         context=self.context)

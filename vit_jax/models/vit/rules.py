@@ -7,7 +7,7 @@ the hidden width of the MLP instead (`parallel/rules.py`).
 from __future__ import annotations
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Positions, PositionsAt
+from vit_jax.config.schema import PositionsAt, QkvBias
 from vit_jax.models import resnet
 from vit_jax.parallel.rules import Rule
 
@@ -49,14 +49,15 @@ POOL: tuple[Rule, ...] = (
 
 def rules(model: schema.ViT) -> list[Rule]:
   """The rules of a ViT: those of all, and those of its options."""
-  is_learned2d, in_blocks = model.positions is Positions.LEARNED2D, model.positions_at is PositionsAt.LAYERS
+  is_learned2d, in_blocks = isinstance(model.positions, schema.Learned2d), model.positions.at is PositionsAt.LAYERS
   optional = {
-      QKV_BIAS: model.qkv_bias, MLP_BIAS: model.mlp_bias, MLP_NORM: model.mlp_norm,
-      OTHER_NORMS: model.norm_before or model.stem_norm or model.attn_norm,
+      QKV_BIAS: model.attention.qkv_bias is not QkvBias.NONE, MLP_BIAS: model.mlp.bias, MLP_NORM: model.mlp.inner_norm,
+      OTHER_NORMS: model.norm_before or model.stem.norm or model.attention.inner_norm,
       **dict.fromkeys(CONV_STEM, isinstance(model.stem, schema.ConvStem)),
-      REGISTERS: model.registers > 0, QK_NORM: model.qk_norm, LAYER_SCALE: model.layer_scale > 0,
+      REGISTERS: model.registers > 0, QK_NORM: model.attention.qk_norm,
+      LAYER_SCALE: getattr(model.block, 'layer_scale', 0) > 0,
       POSITIONS_2D: is_learned2d and not in_blocks, POSITIONS_IN_BLOCKS: in_blocks,
-      FREQUENCIES: model.rotary_mixed, RELATIVE: model.positions is Positions.RELATIVE,
-      **dict.fromkeys(POOL, model.pool.is_attention),
+      FREQUENCIES: getattr(model.positions, 'mixed', False), RELATIVE: isinstance(model.positions, schema.Relative),
+      **dict.fromkeys(POOL, model.pool.has_parameters),
       **dict.fromkeys(resnet.STEM_RULES, isinstance(model.stem, schema.ResNetStem))}
   return [*ALL, *(rule for rule, is_used in optional.items() if is_used)]

@@ -1,6 +1,6 @@
 """From an image to patch tokens: patches of the image itself (ViT paper, eq. 1), or of a network's feature map.
 
-Parameters, under `stem/` of a ViT: `kernel [p, p, C, D]` and, with `stem_bias`, `bias [D]` of the patches, with p the
+Parameters, under `stem/` of a ViT: `kernel [p, p, C, D]` and, with `bias`, `bias [D]` of the patches, with p the
 patch on a map of C channels (the image: P and 3), and those of the network before it:
 
   that of a hybrid (`ResNetStem`): see `resnet.py`
@@ -11,7 +11,6 @@ patch on a map of C channels (the image: P and 3), and those of the network befo
 from __future__ import annotations
 
 import dataclasses
-from typing import assert_never
 
 import flax.linen as nn
 import jax
@@ -25,9 +24,10 @@ from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import resnet
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
-from vit_jax.models.initialization import VISION_TRANSFORMER, Initializer, Laws
+from vit_jax.models.initialization import Initializer
 from vit_jax.models.kernels.forms import Forms
 from vit_jax.models.layers import Dense, applied, initial
+from vit_jax.models.vit.context import Context
 
 PATCHES = ('kernel', 'bias')
 CONV_NORM_EPS = 1e-5  # LV-ViT
@@ -53,20 +53,20 @@ class Convolutions(nn.Module, kw_only=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stem:
-  """The stem of a ViT. Where the blocks are computed again in the backward pass, so are the units of a ResNet."""
-  settings: schema.PatchStem | schema.ResNetStem | schema.ConvStem
-  patch: int
-  width: int
-  dtype: DTypeLike
-  remat: Remat
-  forms: Forms
-  has_bias: bool = True
-  laws: Laws = VISION_TRANSFORMER
+class Patches:
+  """The stem of a ViT: patches of the image itself; and what kinds of stems have in common.
+
+  model: settings of the network.    context: of the network.    bias: of the patch embedding.    norm: whether
+  `ViT.stem` normalizes the tokens.
+  """
+  model: schema.ViT | schema.Mixer
+  context: Context
+  bias: bool = True
+  norm: bool = False
 
   def init(self, key: Key) -> tuple[Params, PyTree]:
-    """Parameters, and running statistics or `{}`; the size of the image does not matter."""
-    image, network = jnp.zeros((1, self.patch, self.patch, 3)), self._network(train=False)
+    """Returns parameters, and running statistics or `{}`; the size of the image does not matter."""
+    image, network = jnp.zeros((1, self.model.patch, self.model.patch, 3)), self.network(train=False)
     if network is None:
       return initial(self._patches, key, image[None]), {}
     keys = split_key(key, 'patches', 'network')
@@ -76,39 +76,64 @@ class Stem:
     return {**variables['params'], **of_patches}, state.get(STATE, {})
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
-    """`[B, H, W, 3]` to patch tokens `[B, N, D]` in the compute dtype, and the new running statistics.
+    """Maps `[B, H, W, 3]` to patch tokens `[B, N, D]` in the compute dtype, and the new running statistics.
 
     A matrix product over patches; equal to a VALID convolution with kernel and stride p. The barrier keeps a TPU's
     compiler from changing the layout of the patches for each product.
     """
-    network, num_images = self._network(train=train), image.shape[0]
+    network, num_images = self.network(train=train), image.shape[0]
     if network is not None:
       before = {name: leaf for name, leaf in params.items() if name not in PATCHES}
       image, changed = network.apply({'params': before, STATE: state}, image, mutable=[STATE])
       image, state = constrain_batch(image), changed.get(STATE, {})
-    p = self.patch // self.settings.stride
+    p = self.model.patch // self.stride
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
-    patches = image.astype(self.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
+    patches = image.astype(self.context.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
     rows = jax.lax.optimization_barrier(patches.reshape(num_images, h * w, p * p * channels))
-    own = {'kernel': params['kernel'].reshape(rows.shape[-1], self.width),
-           **({'bias': params['bias']} if self.has_bias else {})}
+    own = {'kernel': params['kernel'].reshape(rows.shape[-1], self.model.width),
+           **({'bias': params['bias']} if self.bias else {})}
     tokens_BND = applied(self._patches, own, rows)
     return constrain_batch(tokens_BND), state
 
   @property
-  def _patches(self) -> Dense:
-    return Dense(features=(self.width,), dtype=self.dtype, law=self.laws.patches, has_bias=self.has_bias,
-                 num_batch_dims=2, forms=self.forms)
+  def stride(self) -> int:
+    """Pixels of the image for each pixel of the map that is cut into patches."""
+    return self.model.stem.stride if isinstance(self.model, schema.ViT) else 1
 
-  def _network(self, *, train: bool) -> nn.Module | None:
-    match self.settings:
-      case schema.PatchStem():
-        return None
-      case schema.ResNetStem():
-        remat = Remat.NONE if self.remat.saves_everything else Remat.FULL
-        return resnet.stem(self.settings, dtype=self.dtype, remat=remat, forms=self.forms)
-      case schema.ConvStem() as stem:
-        running = Running(stem.norm_momentum, CONV_NORM_EPS, train)
-        return Convolutions(width=stem.width, dtype=self.dtype, running=running, law=self.laws.stem, forms=self.forms)
-      case _:
-        assert_never(self.settings)
+  def network(self, *, train: bool) -> nn.Module | None:
+    """Returns the network before the patches, from `[B, H, W, 3]` to a map; None if there is none."""
+    del train
+    return None
+
+  @property
+  def _patches(self) -> Dense:
+    return Dense(features=(self.model.width,), dtype=self.context.dtype, law=self.context.laws.patches,
+                 has_bias=self.bias, num_batch_dims=2, forms=self.context.forms)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResNet(Patches):
+  """Patches of the map of a ResNet, whose units are computed again in the backward pass where blocks are."""
+  layers: tuple[int, ...]
+  width: int
+  std_eps: float
+  var_eps: float
+  norm_eps: float
+
+  def network(self, *, train: bool) -> nn.Module:
+    del train
+    assert isinstance(self.model, schema.ViT) and isinstance(self.model.stem, schema.ResNetStem)
+    remat = Remat.NONE if self.model.remat.saves_everything else Remat.FULL
+    return resnet.stem(self.model.stem, dtype=self.context.dtype, remat=remat, forms=self.context.forms)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvolutionPatches(Patches):
+  """Patches of the map of three convolutions."""
+  width: int
+  norm_momentum: float
+
+  def network(self, *, train: bool) -> nn.Module:
+    running = Running(self.norm_momentum, CONV_NORM_EPS, train)
+    return Convolutions(width=self.width, dtype=self.context.dtype, running=running, law=self.context.laws.stem,
+                        forms=self.context.forms)

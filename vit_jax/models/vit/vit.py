@@ -2,53 +2,58 @@
 
 Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth first):
 
-  stem/{kernel [P, P, 3, D], bias [D]}                              (no bias without `stem_bias`)
+  stem/{kernel [P, P, 3, D], bias [D]}                              (no bias without `stem.bias`)
                                (with a network before the patches: what `stem.py` lists)
-  cls [1, 1, D]                (pooling by class token, or by the patches beside one)
-  dist [1, 1, D]               (`distilled`)
+  cls [1, 1, D]                (`pool.class_token`)
+  dist [1, 1, D]               (`pool.distillation`)
   registers [1, R, D]          (`registers`)
-  {stem_norm,norm_before}/{scale,bias} [D]                          (`stem_norm`, `norm_before`)
+  {stem_norm,norm_before}/{scale,bias} [D]                          (`stem.norm`, `norm_before`)
   positions [1, M, D]          (learned; first the rows of class and distillation token; registers have none)
-  positions/{column [w, D/2], row [h, D/2]}                         (learned2d)
-  blocks/{norm1,norm2}/{scale,bias} [L, D]                          (`parallel`: no norm2)
+  positions/{column [w, D/2], row [h, D/2]}                         (`learned2d`)
+  blocks/{norm1,norm2}/{scale,bias} [L, D]                          (no norm2 in a `parallel` block)
   blocks/attn/{query,key,value}/{kernel [L, D, A, K], bias [L, A, K]}
-                               (no biases without `qkv_bias`, none of the key without `key_bias`)
-  blocks/attn/{query_norm,key_norm}/{scale,bias} [L, K]             (`qk_norm`)
-  blocks/attn/norm/{scale,bias} [L, D], blocks/mlp/norm/{scale,bias} [L, F]   (`attn_norm`, `mlp_norm`)
+                               (biases as `attention.qkv_bias` says)
+  blocks/attn/{query_norm,key_norm}/{scale,bias} [L, K]             (`attention.qk_norm`)
+  blocks/attn/norm/{scale,bias} [L, D], blocks/mlp/norm/{scale,bias} [L, F]   (`inner_norm` of each)
   blocks/attn/relative [L, 2N-1, A, K]                              (relative positions)
-  blocks/attn/frequencies [L, 2, A, K/2]                            (`rotary_mixed`: of columns, of rows)
+  blocks/attn/frequencies [L, 2, A, K/2]                            (`positions.mixed`: of columns, of rows)
   blocks/attn/out/{kernel [L, A, K, D], bias [L, D]}
-  blocks/mlp/up/{kernel [L, D, F], bias [L, F]}, and such a blocks/mlp/gate (`swiglu`)
+  blocks/mlp/up/{kernel [L, D, F], bias [L, F]}, and such a blocks/mlp/gate (SwiGLU)
   blocks/mlp/down/{kernel [L, F, D], bias [L, D]}
-  blocks/{scale1,scale2} [L, D]                                     (`layer_scale`: of attention, of MLP; `mlp_scale`)
+  blocks/{scale1,scale2} [L, D]                                     (`block.layer_scale`: of attention, of MLP)
   blocks/positions [L, 1, M, D], or blocks/positions/{column [L, w, D/2], row [L, h, D/2]}
-                               (learned positions at `layers`; then there is no `positions`)
+                               (learned positions at the layers; then there is no `positions`)
   norm/{scale,bias} [D]                                             (`final_norm`)
-  pool/{probe [1, 1, D], attn, norm, mlp}                           (`map`, `map_cls`; shapes as in a block without L)
+  pool/{probe [1, 1, D], attn, norm, mlp}                           (`map`; shapes as in a block without L)
 
-Norms with `norm=rms` have no bias; out, up, gate and down have none without `out_bias` and `mlp_bias`.
+RMSNorms have no bias; out, up, gate and down have none without `attention.out_bias` and `mlp.bias`.
 
-With `axial` the parameters of a block lie under `blocks/row` and again under `blocks/column`; only
+In an `axial` block the parameters of a block lie under `blocks/row` and again under `blocks/column`; only
 `blocks/positions` stays in its place. The residual stream is in the compute dtype; LayerNorm and softmax
 are in f32, and so are the features and attention pooling. Knows no mesh, no objective and no weight format.
 """
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import Positions, PositionsAt, layers
+from vit_jax.config.schema import FinalNorm, PositionsAt, layers
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import stack
 from vit_jax.models.layers import applied, dropout, initial
-from vit_jax.models.vit.parts import Parts
+from vit_jax.models.vit import context
+from vit_jax.models.vit.pool import ClassToken
+from vit_jax.models.vit.positions import NoPositions
+from vit_jax.models.vit.stem import Patches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,30 +71,31 @@ class ViT:
     `image [B, H, W, 3]` must be of `image_px`; only its shape is read.
     """
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
-    s, laws = self.settings, self._parts.laws
-    optional = (('registers', s.registers), ('pool', s.pool.is_attention), ('dist', s.distilled),
-                ('cls', s.pool.has_class_token))
+    s, laws = self.settings, self._context.laws
+    optional = (('registers', s.registers), ('pool', s.pool.has_parameters), ('dist', s.pool.distillation),
+                ('cls', s.pool.class_token))
     new = [name for name, is_used in optional if is_used]
     keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
-    stem, state = self._parts.stem.init(keys['stem'])
+    stem, state = self._stem.init(keys['stem'])
     params: Params = {
         'stem': stem,
         'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth))}
-    for name, is_used in (('norm', s.final_norm), ('norm_before', s.norm_before), ('stem_norm', s.stem_norm)):
+    for name, is_used in (('norm', s.final_norm is not FinalNorm.NONE), ('norm_before', s.norm_before),
+                          ('stem_norm', s.stem.norm)):
       if is_used:
-        params[name] = initial(self._parts.norm, keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
-    if s.pool.has_class_token:
+        params[name] = initial(self._context.make_norm(), keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
+    if s.pool.class_token:
       params['cls'] = laws.cls(keys['cls'], (1, 1, s.width))
-    if s.distilled:
+    if s.pool.distillation:
       params['dist'] = laws.dist(keys['dist'], (1, 1, s.width))
     if s.registers:
       params['registers'] = laws.registers(keys['registers'], (1, s.registers, s.width))
-    if s.pool.is_attention:
-      params['pool'] = self._parts.pooling.init(keys['pool'], s.width)
-    if s.positions.is_learned and s.positions_at is PositionsAt.LAYERS:
-      params['blocks']['positions'] = jax.vmap(self._parts.embedding.init)(jax.random.split(keys['positions'], s.depth))
-    elif s.positions.is_learned:
-      params['positions'] = self._parts.embedding.init(keys['positions'])
+    if s.pool.has_parameters:
+      params['pool'] = self._pool.init(keys['pool'])
+    if s.positions.has_table and s.positions.at is PositionsAt.LAYERS:
+      params['blocks']['positions'] = jax.vmap(self._positions.init)(jax.random.split(keys['positions'], s.depth))
+    elif s.positions.has_table:
+      params['positions'] = self._positions.init(keys['positions'])
     return params, {'stem': state} if state else {}
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
@@ -104,7 +110,7 @@ class ViT:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
     self._grid(image)  # raises where patches do not tile it
     with jax.named_scope('stem'):
-      tokens_BND, changed = self._parts.stem.apply(params['stem'], state.get('stem', {}), image, train=train)
+      tokens_BND, changed = self._stem.apply(params['stem'], state.get('stem', {}), image, train=train)
     return self._normed(params, 'stem_norm', tokens_BND), {'stem': changed} if changed else {}
 
   def embed(self, params: Params, image: Array) -> Array:
@@ -117,10 +123,10 @@ class ViT:
     Of rotary ones cosines and sines `[N, K]`, after learned ones if there are some: `[N, D + K]`.
     Zeros for positions that each block has itself: relative ones, and those of `layers`.
     """
-    return self._parts.embedding.of_patches(params.get('positions'), grid)
+    return self._positions.of_patches(params.get('positions'), grid)
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
-             train: bool, key: Key | None) -> Features:
+             train: bool, key: Key | None, mask: Array | None = None) -> Features:
     """Adds positions and class token (eq. 1), runs the blocks (eqs. 2, 3), normalizes and pools (eq. 4).
 
     Args:
@@ -131,20 +137,21 @@ class ViT:
       grid: of the image; also passed on to the features.
       train: switches dropout and stochastic depth on.
       key: for these; may be None if there are none.
+      mask: bool, `[B, n]`: which tokens are attended to, all alike by every token; None = all. The features of the
+        others have no meaning, and pooling does not know of the mask.
 
     Raises:
       UserError: if the blocks need all tokens and these are not.
     """
     s = self.settings
-    self._parts.embedding.check_complete(tokens.shape[1], grid)
-    is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention_dropout > 0.)
+    self._positions.check_complete(tokens.shape[1], grid)
+    is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
     x_BMD = constrain_batch(dropout(self._sequence(params, tokens, positions), s.dropout, keys[0]))
     x_BMD = self._normed(params, 'norm_before', x_BMD)
-    embedding = self._parts.embedding
-    shared = embedding.of_sequence(params.get('positions'), positions) if embedding.is_shared else None
-    x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1])
+    shared = self._positions.in_blocks(params.get('positions'), positions)
+    x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
     return self.finish(params, x_BMD, grid=grid)
 
   def begin(self, params: Params, image: Array) -> Array:
@@ -155,69 +162,64 @@ class ViT:
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
     """Normalizes and pools (eq. 4) the output `[B, M, D]` of the last block.
 
-    With `norm_after_pool` the mean is normalized, and the tokens of the features are not.
+    With `final_norm=pooled` the mean is normalized, and the tokens of the features are not.
     """
-    is_late = self.settings.norm_after_pool
+    is_late = self.settings.final_norm is FinalNorm.POOLED
     x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
     with jax.named_scope('pool'):
-      pooled_BD = self._parts.pooling.pooled(params.get('pool'), x_BMD)
+      pooled_BD = self._pool.pooled(params.get('pool', {}), x_BMD)
     pooled_BD = self._last_normed(params, pooled_BD) if is_late else pooled_BD
-    distilled = constrain_batch(x_BMD[:, 1]) if self.settings.distilled else None
-    return Features(x_BMD[:, self._parts.num_extra:], constrain_batch(pooled_BD), grid, distilled)
+    distilled = constrain_batch(x_BMD[:, 1]) if self.settings.pool.distillation else None
+    return Features(x_BMD[:, self.settings.num_extra:], constrain_batch(pooled_BD), grid, distilled)
 
   def readout_weights(self, params: Params, tokens: Array) -> Array:
     """Weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the output of the last block.
 
-    The class token alone; all patch tokens alike; the first of them alone; or, with `map`, the attention of the probe
-    (mean over heads).
+    For example the class token alone, all patch tokens alike, or the attention of a probe (mean over heads).
     """
-    if self.settings.pool.is_attention:
+    if self.settings.pool.has_parameters:
       tokens = self._last_normed(params, tokens)
-    return self._parts.pooling.weights(params.get('pool'), tokens)
+    return self._pool.weights(params.get('pool', {}), tokens)
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
             attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Block `layer` (from 0; may be traced) on `[B, M, D]` of images of `image_px`; `train` is off.
 
-    `attn_delta [B, A, M, M]` f32 is added to the attention weights: zeros, to differentiate by them; not with `axial`.
+    `attn_delta [B, A, M, M]` f32 is added to the attention weights: zeros, to differentiate by them; not if `axial`.
 
-    Returns `[B, M, D]` in the compute dtype, and with `capture` `attention [B, A, M, M]` f32; with `axial`
+    Returns `[B, M, D]` in the compute dtype, and with `capture` `attention [B, A, M, M]` f32; of an axial block
     instead `row_attention [B, h, A, w, w]` and `column_attention [B, w, A, h, h]`.
     """
     grid = self._cut(self.image_px)
-    self._parts.embedding.check_complete(tokens.shape[1] - self._parts.num_extra, grid)
+    self._positions.check_complete(tokens.shape[1] - self.settings.num_extra, grid)
     own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), params['blocks'])
-    positions = None
-    if 'positions' in own:
-      positions = self._own(own['positions'], grid)
-    elif self._parts.embedding.is_shared:
-      positions = self._parts.embedding.of_sequence(params.get('positions'), self.positions(params, grid))
-    return self._layer(_without_positions(own), tokens.astype(self._parts.dtype), positions, grid=grid, rate=None,
+    positions = (self._own(own['positions'], grid) if 'positions' in own
+                 else self._positions.in_blocks(params.get('positions'), self.positions(params, grid)))
+    return self._layer(_without_positions(own), tokens.astype(self._context.dtype), positions, grid=grid, rate=None,
                        key=None, capture=capture, attn_delta=attn_delta)
 
   def _layer(self, params: Params, x_BMD: Array, positions: Array | None, *, grid: tuple[int, int], rate: Array | None,
-             key: Key | None, capture: bool, attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
+             key: Key | None, capture: bool, attn_delta: Array | None = None,
+             mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """One block on tokens with these positions, `[1, M, D]` or `[B, M, D]`, if it gets some."""
-    num_images = x_BMD.shape[0]
-    x_BMD = x_BMD if positions is None else self._parts.embedding.before_block(x_BMD, positions)
-    runs: dict[str, Any] = {'grid': grid}
-    if not self.settings.axial:
-      runs = {'num_sequences': num_images, 'attn_delta': attn_delta, 'positions': positions}
-    return applied(self._parts.block, params, x_BMD, num_images=num_images, **runs, rate=rate, dropout_key=key,
-                   capture=capture)
+    x_BMD = x_BMD if positions is None else self._positions.before_block(x_BMD, positions)
+    return applied(self._block, params, x_BMD, num_images=x_BMD.shape[0], grid=grid, positions=positions, rate=rate,
+                   dropout_key=key, capture=capture, attn_delta=attn_delta, mask=mask)
 
   def _run(self, params: Params, x_BMD: Array, *, shared: Array | None, grid: tuple[int, int],
-           key: Key | None) -> Array:
+           key: Key | None, mask: Array | None) -> Array:
     """All blocks."""
     s = self.settings
+    if mask is not None:  # extra tokens are always attended to
+      mask = jnp.pad(mask, ((0, 0), (s.num_extra, 0)), constant_values=True)[:, None, None]
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
       y, _ = self._layer(_without_positions(params), x, params.get('positions', shared), grid=grid, rate=rate, key=key,
-                         capture=False)
+                         capture=False, mask=mask)
       return constrain_batch(y)
 
     def ready(params: Params) -> Params:
-      cast = stack.cast(self._parts.dtype)(params)
+      cast = stack.cast(self._context.dtype)(params)
       return cast if 'positions' not in params else {
           **cast, 'positions': jax.vmap(lambda table: self._own(table, grid))(params['positions'])}
 
@@ -230,38 +232,63 @@ class ViT:
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
-    return self._parts.embedding.of_sequence(table, self._parts.embedding.of_patches(table, grid))
+    return self._positions.of_sequence(table, self._positions.of_patches(table, grid))
 
   def _sequence(self, params: Params, tokens: Array, positions: Array) -> Array:
     """`[x_cls; x_dist; registers; x_p E] + E_pos` (eq. 1), `[B, M, D]`, compute dtype; E_pos if it is added here."""
     first = [params[name] for name in ('cls', 'dist', 'registers') if name in params]
-    x_BND = tokens.astype(self._parts.dtype)
-    if self._parts.embedding.is_at_stem:
-      added = self._parts.embedding.added(positions)
-      x_BND = x_BND + jnp.broadcast_to(added.astype(self._parts.dtype), x_BND.shape)
-      for i, row in enumerate(self._parts.embedding.of_first(params.get('positions'))):
+    dtype = self._context.dtype
+    x_BND = tokens.astype(dtype)
+    if (added := self._positions.at_stem(positions)) is not None:
+      x_BND = x_BND + jnp.broadcast_to(added.astype(dtype), x_BND.shape)
+      for i, row in enumerate(self._positions.of_first(params.get('positions'))):
         first[i] = first[i] + row[None, None]
-    each = [jnp.broadcast_to(x.astype(self._parts.dtype), (tokens.shape[0], *x.shape[1:])) for x in first]
+    each = [jnp.broadcast_to(x.astype(dtype), (tokens.shape[0], *x.shape[1:])) for x in first]
     return jnp.concatenate([*each, x_BND], axis=1) if each else x_BND
 
   def _normed(self, params: Params, name: str, x: Array) -> Array:
     """`x` after the norm of this name, in the compute dtype; unchanged if the network does not have it."""
-    return applied(self._parts.norm, params[name], x).astype(self._parts.dtype) if name in params else x
+    return (applied(self._context.make_norm(), params[name], x).astype(self._context.dtype) if name in params
+            else x)
 
   def _last_normed(self, params: Params, x: Array) -> Array:
     """`x` after the last norm, f32."""
-    return applied(self._parts.norm, params['norm'], x) if self.settings.final_norm else x.astype(jnp.float32)
+    is_normed = self.settings.final_norm is not FinalNorm.NONE
+    return applied(self._context.make_norm(), params['norm'], x) if is_normed else x.astype(jnp.float32)
 
   def _init_block(self, key: Key) -> Params:
-    s, grid = self.settings, self._cut(self.image_px)
-    relative = s.positions is Positions.RELATIVE  # whose logits need as many tokens as there are keys
-    x = jnp.zeros((grid[0] * grid[1] if relative else 1, s.width), self._parts.dtype)
-    runs = {'grid': (1, 1)} if s.axial else {'num_sequences': 1}
-    return initial(self._parts.block, key, x, num_images=1, **runs, rate=None, dropout_key=None, capture=False)
+    # One token is enough, unless positions know the number of all.
+    grid = (1, 1) if self.settings.positions.is_resizable else self._cut(self.image_px)
+    x = jnp.zeros((grid[0] * grid[1], self.settings.width), self._context.dtype)
+    return initial(self._block, key, x, num_images=1, grid=grid, rate=None, dropout_key=None, capture=False)
+
+  @functools.cached_property
+  def _context(self) -> context.Context:
+    return context.of(self.settings)
 
   @property
-  def _parts(self) -> Parts:
-    return Parts(self.settings, self._cut(self.image_px))
+  def _stem(self) -> Patches:
+    stem: Patches = implementation.make(self.settings.stem, model=self.settings, context=self._context)
+    return stem
+
+  @property
+  def _positions(self) -> NoPositions:
+    positions: NoPositions = implementation.make(self.settings.positions, model=self.settings,
+                                                 grid=self._cut(self.image_px))
+    return positions
+
+  @property
+  def _pool(self) -> ClassToken:
+    pool: ClassToken = implementation.make(self.settings.pool, model=self.settings, context=self._context)
+    return pool
+
+  @property
+  def _block(self) -> nn.Module:
+    s, positions = self.settings, self._positions
+    block: nn.Module = implementation.make(
+        s.block, heads=s.heads, attention=s.attention, mlp=s.mlp, context=self._context,
+        positions=positions if positions.acts_in_attention else None)
+    return block
 
   def _grid(self, image: Array) -> tuple[int, int]:
     return self._cut((image.shape[1], image.shape[2]))
@@ -290,7 +317,7 @@ def build(model: schema.ViT, image_px: tuple[int, int]) -> ViT:
 def num_tokens(model: schema.ViT, image_px: tuple[int, int]) -> tuple[int, int]:
   """Patch tokens N, and tokens in the encoder M (with class and distillation token, registers)."""
   patches = (image_px[0] // model.patch) * (image_px[1] // model.patch)
-  return patches, patches + model.pool.has_class_token + model.distilled + model.registers
+  return patches, patches + model.num_extra
 
 
 def _without_positions(params: Params) -> Params:
