@@ -17,12 +17,12 @@ from vit_jax.weights.report import Report
 PX = (32, 48)
 CLASSES = 7
 MODELS: dict[str, schema.Model] = {
-    'vit': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=48),
-    'dinov2': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=48, registers=2, layer_scale=.5, swiglu=True,
+    'vit': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48)),
+    'dinov2': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48), registers=2, layer_scale=.5, swiglu=True,
                          gelu=Gelu.EXACT),
-    'map': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=48, pool=Pool.MAP, qk_norm=True, parallel=True),
-    'deit': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=48, distilled=True, gelu=Gelu.EXACT),
-    'hybrid': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=48, pool=Pool.MEAN,
+    'map': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48), pool=schema.Map(), qk_norm=True, parallel=True),
+    'deit': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48), distilled=True, gelu=Gelu.EXACT),
+    'hybrid': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48), pool=schema.Mean(),
                          stem=schema.ResNetStem((1, 1), 32)),
     'mixer': schema.Mixer(patch=16, width=32, depth=2, tokens_mlp=24, channels_mlp=40),
     'bit': schema.ResNet(layers=(1, 2), width=32),

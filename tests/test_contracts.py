@@ -80,7 +80,7 @@ def test_running_statistics_reach_the_views() -> None:
 
 @pytest.mark.slow(reason='1 s; tests/models/test_vit.py has blocks one by one')
 def test_attention_is_captured_block_by_block_and_changes_nothing() -> None:
-  net = vit.build(schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=32, pool=schema.Pool.MEAN,
+  net = vit.build(schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=schema.Mlp(32), pool=schema.Mean(),
                              execution=schema.Execution.SCAN), (8, 8))
   image = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
   params, _ = programs.draw(jax.eval_shape(net.init, jax.random.key(0), image))

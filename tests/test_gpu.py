@@ -57,7 +57,7 @@ def test_cudnn_is_as_near_to_f32_as_bf16_is(num_tokens: int, width: int) -> None
 def losses(attention: AttentionKernel, dtype: DType, remat: Remat = Remat.NONE, *, steps: int = STEPS,
            platform: str | None = None) -> list[float]:
   """Of some steps of a small ViT on the same random images, 17 tokens, on one device."""
-  model = schema.ViT(patch=8, width=64, depth=3, heads=2, mlp=96, dtype=dtype, attention=attention, remat=remat)
+  model = schema.ViT(patch=8, width=64, depth=3, heads=2, mlp=schema.Mlp(96), dtype=dtype, attention=attention, remat=remat)
   config = schema.Config(batch_size=24, image_px=(32, 32), length='10 steps', model=model,
                          optimizer=schema.AdamW(lr=1e-3, schedule=schema.Schedule(warmup='0 steps')))
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices(platform)[:1])

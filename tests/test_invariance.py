@@ -21,7 +21,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
 DATA = programs.batch(size=16, px=16)
-MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=24)
+MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=schema.Mlp(24))
 RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, shift_px=1, rotate_degrees=10., mixup=.5)
 FULL = 'data=2,fsdp=2,tensor=2'
 OPTIMIZER = schema.AdamW(layer_decay=.6, weight_decay=.1, clip_norm=1., eps=.01, rules=(

@@ -67,7 +67,7 @@ def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> Non
 
 
 def test_options_that_do_not_fit_are_refused_with_their_values() -> None:
-  wrong = schema.ViT(axial=True, parallel=True, layer_scale=1e-5, positions=schema.Positions.NONE,
+  wrong = schema.ViT(axial=True, parallel=True, layer_scale=1e-5, positions=schema.NoPositions(),
                      positions_at=schema.PositionsAt.SHARED, registers=-1)
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=wrong))

@@ -22,7 +22,7 @@ from vit_jax.recipes import sizes
 
 DATA = fakes.normalized(programs.batch(size=16, px=16))
 SPLIT = 'data=2,fsdp=2,tensor=2'
-VIT = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=48)
+VIT = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=schema.Mlp(48))
 MODELS: dict[str, schema.Model] = {
     **networks.MODELS, 'efficientnet': schema.EfficientNet(width_factor=.25, depth_factor=.1, dropout=0., drop_path=0.),
     'lv': dataclasses.replace(VIT, stem=schema.ConvStem(width=8), qkv_bias=False, branch_scale=.5),

@@ -18,13 +18,13 @@ PX, GRID = (16, 24), (2, 3)
 PLAIN: dict[str, Any] = {'patch': 8, 'width': 32, 'depth': 2, 'heads': 4, 'mlp': 48, 'execution': Execution.SCAN}
 MODELS = {
     'gated': schema.ViT(
-        **PLAIN, pool=Pool.MAP, registers=2, layer_scale=.5, swiglu=True,
-        positions=Positions.LEARNED2D, positions_at=PositionsAt.LAYERS, attention_dropout=.2, dropout=.1, drop_path=.3),
+        **PLAIN, pool=schema.Map(), registers=2, layer_scale=.5, swiglu=True,
+        positions=schema.Learned2d(), positions_at=PositionsAt.LAYERS, attention_dropout=.2, dropout=.1, drop_path=.3),
     'parallel': schema.ViT(
         **PLAIN, registers=1, parallel=True, qk_norm=True,
-        positions=Positions.RELATIVE, attention_dropout=.2, drop_path=.3),
+        positions=schema.Relative(), attention_dropout=.2, drop_path=.3),
     'axial': schema.ViT(
-        **PLAIN, pool=Pool.MEAN, axial=True, layer_scale=.5, qk_norm=True,
+        **PLAIN, pool=schema.Mean(), axial=True, layer_scale=.5, qk_norm=True,
         positions_at=PositionsAt.SHARED, dropout=.1, drop_path=.3),
 }
 
@@ -100,7 +100,7 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
     if s.positions.is_rotary:
       q, k = (np.concatenate([x[:extra], turned(x[extra:], GRID, s)]) for x in (q, k))
     logits = q @ k.T
-    if s.positions is Positions.RELATIVE:
+    if s.positions is schema.Relative():
       num_patches = len(y) - extra
       for i in range(num_patches):
         for j in range(num_patches):
@@ -201,10 +201,10 @@ def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
   if s.norm_after_pool:
     return _norm(z[num_extra:].mean(0), p['norm'])
   z = _norm(z, p['norm']) if s.final_norm else z
-  if s.pool is Pool.MAP_CLS:
+  if s.pool is schema.Map(class_token=True):
     return pooled_by_attention(z, p['pool'], s)
-  if s.pool is Pool.CLS:
+  if s.pool is schema.ClassToken():
     return z[:2] if s.distilled else z[0]
-  if s.pool is Pool.PATCHES:
+  if s.pool is schema.Mean(class_token=True):
     return z[num_extra:].mean(0)
-  return z.mean(0) if s.pool is Pool.MEAN else z[s.registers:]
+  return z.mean(0) if s.pool is schema.Mean() else z[s.registers:]

@@ -33,7 +33,7 @@ def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None
   assert isinstance(model, schema.ViT)
   assert (model.width, model.depth, model.mlp, model.heads, model.stem) == (1280, 2, 5120, 16, schema.PatchStem())
   assert (model.remat, model.attention, model.pool) == (
-      schema.Remat.NONE, schema.AttentionKernel.XLA, schema.Pool.MEAN)
+      schema.Remat.NONE, schema.AttentionKernel.XLA, schema.Mean())
   assert config.batch_size == 8 * 16 and config.mesh.fsdp == 8
   for program, mlp_kernel in (('fused', schema.MlpKernel.XLA), ('fused_mlp', schema.MlpKernel.FUSED)):
     model = tpu_tables._request(FUSED._replace(program=program), 2).config.model

@@ -35,7 +35,7 @@ def test_a_good_config_passes() -> None:
     ({'train': schema.Train(ema=1.)}, 'train.ema: expected 0 to below 1, got 1.0'),
     ({'model': V(heads=5)}, 'model.width: expected a multiple of model.heads=5, got 768.'),
     ({'model': V(depth=0)}, 'model.depth: expected 1 to 10000, got 0'),
-    ({'model': V(patch=32, width=774, heads=6, positions=schema.Positions.SINCOS2D)},
+    ({'model': V(patch=32, width=774, heads=6, positions=schema.SinCos())},
      'model.width: expected a multiple of 4, at least 8'),
     ({'image_px': (224, 225)}, 'image_px: expected multiples of model.patch=16 px, such as (224, 224), got (224, 225)'),
     ({'model': V(norm_eps=0.)}, 'model.norm_eps: expected more than 0, got 0.0'),

@@ -75,7 +75,7 @@ def test_a_config_may_be_an_ml_collections_config_dict(tmp_path: pathlib.Path) -
   config = files.load(str(path), ['optimizer.lr=.5'], models=sizes.model)
   assert config == schema.Config(
       name='mine', length='3 epochs', batch_size=96, image_px=(32, 32), objective=schema.Mae(),
-      model=dataclasses.replace(sizes.model('S/16'), dropout=.1, pool=schema.Pool.MEAN, dtype=schema.DType.BF16),
+      model=dataclasses.replace(sizes.model('S/16'), dropout=.1, pool=schema.Mean(), dtype=schema.DType.BF16),
       optimizer=schema.Sgd(lr=.5, schedule=schema.Schedule(schema.Decay.LINEAR),
                            rules=(schema.PathRule('head/.*', 0.),)),
       evals={'fit': schema.Knn(neighbors=(5, 20))})

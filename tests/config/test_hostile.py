@@ -24,7 +24,7 @@ TEXTS = ('0', '-1', 'nan', 'inf', '-inf', '1e400', '1' + '0' * 30, '9' * 5000, '
          '\ud800', '0x10', '1_000', '/')
 """What a person may write behind `--config.NAME=`."""
 VALUES = (0, -1, 1, .5, math.nan, math.inf, -math.inf, 1e300, 1e-60, 10**30, 10**400, 10**5000, True, None, '', 'word',
-          '\0', b'x', (), (0,), (math.nan,), (1, 2), [], {}, object, schema.Pool.CLS, schema.ViT, schema.ViT(), len)
+          '\0', b'x', (), (0,), (math.nan,), (1, 2), [], {}, object, schema.ClassToken(), schema.ViT, schema.ViT(), len)
 """What a config file may set."""
 SPECS = ('digits', 'finetune:B/16,cifar10', 'dino_cifar10', 'mae_cifar10', 'noisy_student:cifar10,source=folder:x',
          'finetune_sweep:B/16,cifar10', 'distill_cifar10', 'token_label_i1k', 'mixer_i1k', 'evaluate', 'features')

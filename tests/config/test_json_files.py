@@ -22,7 +22,7 @@ def test_every_config_comes_back_as_it_was(name: str) -> None:
 
 def test_nested_parts_and_choices_come_back() -> None:
   config = schema.Config(
-      model=schema.ViT(stem=schema.ResNetStem((2, 2)), pool=schema.Pool.MAP), image_px=(32, 48),
+      model=schema.ViT(stem=schema.ResNetStem((2, 2)), pool=schema.Map()), image_px=(32, 48),
       optimizer=schema.Lion(rules=(schema.PathRule('head/.*', lr=schema.Ramp(0., 1.), frozen_until='3 epochs'),)),
       evals={'a': schema.TopK(views=('ema',)), 'b': schema.TopK(every='2 epochs')})
   again = json_files.from_json(json_files.to_json(config))

@@ -10,7 +10,7 @@ from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 
 C, V = schema.Config, schema.ViT
-MODEL = V(patch=4, width=32, depth=1, heads=2, mlp=16)
+MODEL = V(patch=4, width=32, depth=1, heads=2, mlp=schema.Mlp(16))
 VIEWS = schema.Data(recipe=schema.Recipe(views=schema.Views(on=True, local_px=8)))
 SINKHORN = schema.Centering.SINKHORN
 
@@ -44,7 +44,7 @@ def test_the_defaults_are_fine(objective: schema.Objective) -> None:
     (config(schema.Mae(decoder_width=30, decoder_heads=4)), 'decoder_width: expected a multiple of objective.decoder_'),
     (config(schema.Mae(decoder_width=30, decoder_heads=3)), 'decoder_width: expected a multiple of 4, for 2-D sine-co'),
     (config(schema.Mae(decoder_depth=0)), 'objective.decoder_depth: expected 1 to 10000, got 0'),
-    (config(schema.Mae(), model=model(positions=schema.Positions.RELATIVE)), 'for objective Mae, got model.positions='),
+    (config(schema.Mae(), model=model(positions=schema.Relative())), 'for objective Mae, got model.positions='),
     (config(schema.Mae(), model=model(stem=schema.ResNetStem(()))), 'for objective Mae, got model.stem=ResNetStem'),
     (config(schema.Mae(), model=schema.ResNet()), 'model: expected a ViT for objective Mae, which works on patch toke'),
     (config(schema.Mae(), evals={'val': schema.TopK()}), 'evals.val: expected an evaluation of features for objective'),
@@ -66,7 +66,7 @@ def test_the_defaults_are_fine(objective: schema.Objective) -> None:
     (config(schema.Dino(centering=SINKHORN), train=schema.Train(accumulate=2)), 'train.accumulate: expected 1 with ob'),
     (config(schema.Dino(collapse=schema.Collapse(threshold=-1.))), 'objective.collapse.threshold: expected at least 0'),
     (config(schema.Dino(collapse=schema.Collapse(patience='3'))), 'collapse.patience: expected a number'),
-    (config(schema.Dino(), model=model(positions=schema.Positions.RELATIVE)), 'num_local: expected 0 with model.posi'),
+    (config(schema.Dino(), model=model(positions=schema.Relative())), 'num_local: expected 0 with model.posi'),
     (config(schema.Dino(), model=schema.EfficientNet()), 'model: expected one without BatchNorm for objective D'),
     (config(schema.Dino(), model=schema.Mixer(patch=4)), 'num_local: expected 0 with model Mixer, which takes images'),
     (config(schema.TokenLabel(dense_weight=0.)), 'objective.dense_weight: expected more than 0, got 0.0'),

@@ -15,7 +15,7 @@ def test_overrides_are_parsed_by_type() -> None:
       'model.width=64', 'model.pool=cls', 'optimizer.lr=3e-4', 'length=20 epochs', 'image_px=16,24',
       'model.dtype=bfloat16', 'evals.test.every=3 epochs', 'train.progress=false', 'data.recipe.mean=.1,.2,.3',
       'data.source=folder:a=b,c'])
-  assert config.model.width == 64 and config.model.pool is schema.Pool.CLS and config.optimizer.lr == 3e-4
+  assert config.model.width == 64 and config.model.pool is schema.ClassToken() and config.optimizer.lr == 3e-4
   assert config.model.dtype is schema.DType.BF16 and files.load('digits', ['model.dtype=bf16']) == files.load(
       'digits', ['model.dtype=BFloat16'])
   assert config.image_px == (16, 24) and config.evals['test'].every == '3 epochs' and config.train.progress is False

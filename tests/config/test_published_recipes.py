@@ -117,7 +117,7 @@ def test_gsam_has_the_numbers_of_its_program() -> None:
   assert (o.schedule.decay, o.schedule.warmup) == (s.Decay.LINEAR, '10_000 steps')
   assert o.schedule.end_lr == pytest.approx(.01 * o.lr) and o.mu_dtype is s.DType.F32
   assert (sam.rho, sam.rho_end, sam.alpha) == (.6, .1, .6)
-  assert (c.model.pool, c.head.pre_logits, c.head.bias_init) == (s.Pool.MEAN, 0, -10.)
+  assert (c.model.pool, c.head.pre_logits, c.head.bias_init) == (s.Mean(), 0, -10.)
   assert c.objective.loss is s.Loss.SIGMOID and not c.data.recipe.randaugment.layers and not c.data.recipe.mixup
 
 

@@ -28,7 +28,7 @@ def get_config():
   return s.Config(
       name='tiny', length='12 steps', batch_size=40, image_px=(8, 8), optimizer=s.AdamW(lr=3e-3),
       data=s.Data(source='digits', train_split='train[:300]', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
-      model=s.ViT(patch=4, width=16, depth=2, heads=2, mlp=16), train=s.Train(ema=.9, progress=False),
+      model=s.ViT(patch=4, width=16, depth=2, heads=2, mlp=s.Mlp(16)), train=s.Train(ema=.9, progress=False),
       checkpoints=s.Checkpoints(every='6 steps'), evals={
           'knn': s.Knn(every='5 steps', split='test[:90]', neighbors=(5, 20), batch_size=80),
           'few': s.FewShot(split='test[:90]', shots=(1, 2), num_seeds=2, batch_size=80, views=('ema',)),

@@ -17,22 +17,22 @@ from vit_jax.export import onnx as export_onnx
 
 needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in __import__('pkgutil').iter_modules()},
                                 reason='onnx and onnxruntime are not installed')
-SMALL = schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=48)
+SMALL = schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=schema.Mlp(48))
 SIZES = ((32, 48), (16, 16), (64, 40), (8, 72), (128, 128))
 """The own one, a square one, a higher one, a single row of patches, and one that is larger on both sides."""
 NETWORKS = {
     **{one.value: {'position_resize': one} for one in PositionResize},
-    'learned2d': {'positions': Positions.LEARNED2D, 'position_resize': PositionResize.BICUBIC_OFFSET},
+    'learned2d': {'positions': schema.Learned2d(), 'position_resize': PositionResize.BICUBIC_OFFSET},
     'in the blocks': {'positions_at': PositionsAt.LAYERS},
-    'sincos': {'positions': Positions.SINCOS2D_MAE, 'pool': Pool.MAP, 'registers': 2},
-    'sincos of big_vision': {'positions': Positions.SINCOS2D, 'pool': Pool.MEAN, 'axial': True},
-    'rotary in the unit interval': {'positions': Positions.ROTARY2D, 'rotary_places': RotaryPlaces.UNIT,
+    'sincos': {'positions': schema.SinCos(schema.Frequencies.MAE), 'pool': schema.Map(), 'registers': 2},
+    'sincos of big_vision': {'positions': schema.SinCos(), 'pool': schema.Mean(), 'axial': True},
+    'rotary in the unit interval': {'positions': schema.Rotary(), 'rotary_places': RotaryPlaces.UNIT,
                                     'layer_scale': .5},
-    'rotary and learned': {'positions': Positions.LEARNED_ROTARY2D, 'rotary_grid': 4, 'pool': Pool.MAP_CLS,
+    'rotary and learned': {'positions': schema.LearnedRotary(), 'rotary_grid': 4, 'pool': schema.Map(class_token=True),
                            'norm': Norm.RMS, 'swiglu': True, 'mlp_norm': True},
-    'rotary by number': {'positions': Positions.ROTARY2D, 'rotary_base': 10_000., 'pool': Pool.PATCHES,
+    'rotary by number': {'positions': schema.Rotary(), 'rotary_base': 10_000., 'pool': schema.Mean(class_token=True),
                          'norm_after_pool': True},
-    'none': {'positions': Positions.NONE, 'qk_norm': True},
+    'none': {'positions': schema.NoPositions(), 'qk_norm': True},
 }
 
 
@@ -97,6 +97,6 @@ def test_the_check_is_at_the_own_size_and_at_one_wider_and_one_higher() -> None:
     ('mixer', 'got the network Mixer'), ('hybrid', 'got a stem of convolutions'),
     ('relative', 'got positions relative')])
 def test_networks_of_one_size_are_refused_by_name(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setitem(loaded.MODELS, 'relative', dataclasses.replace(SMALL, positions=Positions.RELATIVE))
+  monkeypatch.setitem(loaded.MODELS, 'relative', dataclasses.replace(SMALL, positions=schema.Relative()))
   with pytest.raises(UserError, match=f'--any_size: expected a Vision Transformer of patches .* {said}'):
     job.make_subject(loaded.weights(name), from_pixels=False, any_size=True)

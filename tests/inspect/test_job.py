@@ -34,7 +34,7 @@ def draw(init: Callable[..., tuple[Params, Params]], image: object, *, deviation
 def weights(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
   """Two files of tiny networks of the original layout."""
   folder, found = tmp_path_factory.mktemp('weights'), []
-  backbone = vit.build(schema.ViT(patch=8, width=16, depth=2, heads=2, mlp=24), (32, 32))
+  backbone = vit.build(schema.ViT(patch=8, width=16, depth=2, heads=2, mlp=schema.Mlp(24)), (32, 32))
   for seed in range(2):
     params = draw(backbone.init, jnp.zeros((1, 32, 32, 3)), deviation=.3, seed=seed)
     blocks, flat = params['blocks'], {}
@@ -131,8 +131,8 @@ def test_a_masked_autoencoder_reconstructs_masked_patches(tmp_path: pathlib.Path
   mean, std = np.array([.4, .5, .6]), np.array([.3, .2, .25])
   config = schema.Config(
       image_px=(32, 32), data=schema.Data(recipe=schema.Recipe(mean=tuple(mean), std=tuple(std))),
-      model=schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN,
-                       positions=schema.Positions.SINCOS2D_MAE),
+      model=schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=schema.Mlp(16), pool=schema.Mean(),
+                       positions=schema.SinCos(schema.Frequencies.MAE)),
       objective=schema.Mae(mask_ratio=.5, decoder_width=16, decoder_depth=1, decoder_heads=2))
   task = mae.build(config.objective, build.build_backbone(config))
   params = draw(task.init, {'image': jnp.zeros((1, 32, 32, 3))}, deviation=.02, seed=0)

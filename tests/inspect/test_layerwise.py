@@ -17,7 +17,7 @@ from vit_jax.inspect.model import Model
 from vit_jax.models.vit import vit
 
 PX = (16, 24)
-TINY = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=24)
+TINY = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=schema.Mlp(24))
 GOLDEN = np.load(pathlib.Path(__file__).with_name('attention.npz'))  # by `make_attention.py`
 IMAGE = np.random.default_rng(1).normal(size=(2, *PX, 3)).astype(np.float32)
 
@@ -30,7 +30,7 @@ def driver(settings: schema.ViT) -> layerwise.Driver:
 
 
 @pytest.mark.slow(reason='1 to 2 s each: networks')
-@pytest.mark.parametrize('changes', [{}, {'pool': schema.Pool.MAP, 'registers': 2},
+@pytest.mark.parametrize('changes', [{}, {'pool': schema.Map(), 'registers': 2},
                                      {'positions_at': schema.PositionsAt.SHARED}])
 def test_the_last_layer_finishes_as_apply_does(changes: dict[str, object]) -> None:
   own = driver(dataclasses.replace(TINY, **changes))

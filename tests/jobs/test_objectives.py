@@ -30,7 +30,7 @@ from vit_jax.weights.network import Weights
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
-MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
+MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), pool=schema.Mean())
 CROPS = schema.Recipe(flip=False, views=schema.Views(on=True, num_local=1, local_px=8), eval_resize_px=16)
 STILL = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
 

@@ -23,7 +23,7 @@ from vit_jax.weights import inference, loading
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
-MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
+MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), pool=schema.Mean())
 CONFIG = schema.Config(
     name='tiny', length='2 steps', batch_size=40, image_px=(16, 16), model=MODEL,
     data=schema.Data(source='digits', train_split='train[:137]',

@@ -92,7 +92,7 @@ def test_a_run_uses_the_weights_that_it_began_with(here: pathlib.Path) -> None:
 
 
 def test_a_text_tower_of_another_width_is_refused(here: pathlib.Path) -> None:
-  config = settled(schema.ViT(patch=8, width=48, depth=1, heads=2, mlp=48), (32, 32))
+  config = settled(schema.ViT(patch=8, width=48, depth=1, heads=2, mlp=schema.Mlp(48)), (32, 32))
   with pytest.raises(UserError, match=r'evals\.z\.weights: expected weights of a network with 48 features'):
     text_towers.find(config, None, 'z', schema.ZeroShot(weights=str(here / 'clip')),
                      mesh=meshes.make(schema.Mesh(1, 1, 1)))

@@ -19,4 +19,4 @@ def strict_promotion() -> Iterator[None]:
 @pytest.fixture
 def tiny() -> schema.ViT:
   """A ViT for 16 x 24 px: 2 x 3 patches of 8 px."""
-  return schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48, execution=schema.Execution.SCAN)
+  return schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48), execution=schema.Execution.SCAN)

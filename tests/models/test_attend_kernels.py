@@ -25,7 +25,7 @@ from vit_jax.models.kernels import attend, attend_kernels
 from vit_jax.models.vit import vit
 
 SPLASH = functools.partial(attend_kernels.splash, interpret=True)
-TINY = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=24, execution=Execution.SCAN)
+TINY = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=schema.Mlp(24), execution=Execution.SCAN)
 
 
 @pytest.fixture(autouse=True)

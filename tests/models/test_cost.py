@@ -55,11 +55,11 @@ def test_sizes_with_class_token_have_the_published_number_of_parameters(
 
 @pytest.mark.parametrize('name, expected', PUBLISHED_MEAN)
 def test_sizes_with_mean_pooling_have_the_published_number_of_parameters(name: str, expected: int) -> None:
-  assert count(dataclasses.replace(sizes.vit(name), pool=Pool.MEAN), num_classes=1000) == expected
+  assert count(dataclasses.replace(sizes.vit(name), pool=schema.Mean()), num_classes=1000) == expected
 
 
 def test_the_plain_baseline_has_the_published_number_of_parameters() -> None:
-  settings = dataclasses.replace(sizes.vit('S/16'), pool=Pool.MEAN, positions=Positions.SINCOS2D)
+  settings = dataclasses.replace(sizes.vit('S/16'), pool=schema.Mean(), positions=schema.SinCos())
   assert count(settings, num_classes=1000) == 21_974_632  # big_vision, S/16 gap + sincos2d
   with_pre_logits = schema.Head(pre_logits=384)
   assert count(settings, num_classes=1000, head=with_pre_logits) == 22_122_472  # and rep_size
@@ -73,7 +73,7 @@ def test_pre_logits_add_a_square_layer() -> None:
 
 @pytest.mark.parametrize('name, expected', PUBLISHED_MAP)
 def test_sizes_with_attention_pooling_have_the_published_number_of_parameters(name: str, expected: int) -> None:
-  assert count(dataclasses.replace(sizes.vit(name), pool=Pool.MAP), num_classes=0) == expected
+  assert count(dataclasses.replace(sizes.vit(name), pool=schema.Map()), num_classes=0) == expected
 
 
 @pytest.mark.parametrize('name, expected', [  # the state dicts of DINOv2 at 518 px, without their mask token
@@ -128,7 +128,7 @@ def loss_of(settings: schema.ViT, px: tuple[int, int]
 
 @pytest.mark.parametrize('train', [False, True])
 def test_flops_agree_with_those_that_xla_counts_in_an_unrolled_model(train: bool) -> None:
-  settings, px = schema.ViT(patch=8, width=256, depth=2, heads=4, mlp=1024), (32, 40)
+  settings, px = schema.ViT(patch=8, width=256, depth=2, heads=4, mlp=schema.Mlp(1024)), (32, 40)
   loss, params, image = loss_of(settings, px)
   function = jax.grad(loss) if train else loss
   analysis = jax.jit(function).lower(params, image).cost_analysis()
@@ -141,13 +141,13 @@ def test_flops_agree_with_those_that_xla_counts_in_an_unrolled_model(train: bool
 
 
 def test_mean_pooling_costs_one_token_less() -> None:
-  model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+  model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
   assert vit.num_tokens(model, (16, 24)) == (6, 7)
-  assert vit.num_tokens(dataclasses.replace(model, pool=Pool.MEAN), (16, 24)) == (6, 6)
+  assert vit.num_tokens(dataclasses.replace(model, pool=schema.Mean()), (16, 24)) == (6, 6)
 
 
 def test_flops_are_shown_by_module_and_do_not_depend_on_how_the_network_is_run() -> None:
-  model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+  model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
   flops = cost.forward(model, (16, 24), head=schema.Head(), num_classes=10).flops
   square = 2 * 2 * 7 * 32 * 32  # two layers, two FLOPs
   assert flops == {'stem': 2 * 6 * 192 * 32, 'blocks/attn/query': square, 'blocks/attn/key': square,

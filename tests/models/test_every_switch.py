@@ -35,29 +35,29 @@ from vit_jax.plan import plan, topologies
 
 SWITCHES: dict[str, dict[str, Any]] = {
     'none of them': {},
-    'pool mean': {'pool': Pool.MEAN}, 'pool patches': {'pool': Pool.PATCHES}, 'pool first': {'pool': Pool.FIRST},
-    'pool map': {'pool': Pool.MAP}, 'pool map with its own sizes': {'pool': Pool.MAP, 'pool_heads': 2, 'pool_mlp': 40},
-    'pool map over the class token': {'pool': Pool.MAP_CLS, 'registers': 1},
-    'norm after pooling': {'pool': Pool.MEAN, 'norm_after_pool': True},
-    'norm after pooling beside a class token': {'pool': Pool.PATCHES, 'norm_after_pool': True},
-    'sincos': {'positions': Positions.SINCOS2D}, 'sincos of MAE': {'positions': Positions.SINCOS2D_MAE},
-    'no positions': {'positions': Positions.NONE}, 'learned2d': {'positions': Positions.LEARNED2D},
-    'relative': {'positions': Positions.RELATIVE}, 'shared': {'positions_at': PositionsAt.SHARED},
+    'pool mean': {'pool': schema.Mean()}, 'pool patches': {'pool': schema.Mean(class_token=True)}, 'pool first': {'pool': schema.First()},
+    'pool map': {'pool': schema.Map()}, 'pool map with its own sizes': {'pool': schema.Map(), 'pool_heads': 2, 'pool_mlp': 40},
+    'pool map over the class token': {'pool': schema.Map(class_token=True), 'registers': 1},
+    'norm after pooling': {'pool': schema.Mean(), 'norm_after_pool': True},
+    'norm after pooling beside a class token': {'pool': schema.Mean(class_token=True), 'norm_after_pool': True},
+    'sincos': {'positions': schema.SinCos()}, 'sincos of MAE': {'positions': schema.SinCos(schema.Frequencies.MAE)},
+    'no positions': {'positions': schema.NoPositions()}, 'learned2d': {'positions': schema.Learned2d()},
+    'relative': {'positions': schema.Relative()}, 'shared': {'positions_at': PositionsAt.SHARED},
     'at layers': {'positions_at': PositionsAt.LAYERS, 'registers': 1},
-    'rotary': {'positions': Positions.ROTARY2D, 'rotary_base': 10_000., 'rotary_offset': 1.},
-    'rotary in the unit interval': {'positions': Positions.ROTARY2D, 'rotary_places': RotaryPlaces.UNIT},
-    'rotary and learned': {'positions': Positions.LEARNED_ROTARY2D, 'rotary_grid': 5},
-    'rotary, mixed': {'positions': Positions.ROTARY2D, 'rotary_mixed': True, 'rotary_base': 10., 'registers': 1},
+    'rotary': {'positions': schema.Rotary(), 'rotary_base': 10_000., 'rotary_offset': 1.},
+    'rotary in the unit interval': {'positions': schema.Rotary(), 'rotary_places': RotaryPlaces.UNIT},
+    'rotary and learned': {'positions': schema.LearnedRotary(), 'rotary_grid': 5},
+    'rotary, mixed': {'positions': schema.Rotary(), 'rotary_mixed': True, 'rotary_base': 10., 'registers': 1},
     'registers': {'registers': 3}, 'distilled': {'distilled': True},
     'rms': {'norm': Norm.RMS}, 'rms everywhere': {
         'norm': Norm.RMS, 'norm_before': True, 'stem_norm': True, 'qk_norm': True, 'attn_norm': True, 'mlp_norm': True,
-        'pool': Pool.MAP},
+        'pool': schema.Map()},
     'norm before': {'norm_before': True}, 'norm of the stem': {'stem_norm': True},
     'no last norm': {'final_norm': False},
     'norm of query and key': {'qk_norm': True}, 'inner norm of attention': {'attn_norm': True},
     'inner norm of the MLP': {'mlp_norm': True}, 'gated': {'swiglu': True},
     'gated with an inner norm': {'swiglu': True, 'mlp_norm': True}, 'parallel': {'parallel': True},
-    'axial': {'axial': True, 'pool': Pool.MEAN}, 'layer scale': {'layer_scale': 1e-5},
+    'axial': {'axial': True, 'pool': schema.Mean()}, 'layer scale': {'layer_scale': 1e-5},
     'layer scale of attention': {'layer_scale': 1e-5, 'mlp_scale': False},
     'branch scale': {'branch_scale': .5}, 'exact GELU': {'gelu': Gelu.EXACT}, 'quick GELU': {'gelu': Gelu.QUICK},
     'no bias of query, key and value': {'qkv_bias': False}, 'no bias of the key': {'key_bias': False},
@@ -145,7 +145,7 @@ def cost_tokens(settings: schema.ViT) -> int:
                     reason='onnx and onnxruntime are not installed')
 @pytest.mark.parametrize('name', SWITCHES)
 def test_inspection_and_both_exports_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-  settings = dataclasses.replace(schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=48), **SWITCHES[name])
+  settings = dataclasses.replace(schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48)), **SWITCHES[name])
   monkeypatch.setitem(loaded.MODELS, name, settings)
   found = loaded.weights(name)
   model, pictures = Model(found), loaded.pictures(2)

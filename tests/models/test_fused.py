@@ -124,7 +124,7 @@ VIT = schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED)
     (VIT, mesh_of('cpu', 'cpu'), 'attention=fused is for TPUs; on cpu XLA computes attention'),
     (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, attention_dropout=.1), mesh_of('TPU v4'),
      'does not apply, and XLA computes attention, as with attention=xla: it has no dropout of weights'),
-    (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, positions=Positions.RELATIVE),
+    (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, positions=schema.Relative()),
      mesh_of('TPU v4'), 'it has no relative positions')])
 def test_a_run_without_the_kernel_says_so(
     model: schema.ViT, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -126,7 +126,7 @@ def test_where_the_kernel_does_not_apply_there_is_a_reason(
 def test_a_run_without_the_kernel_says_so(
     options: dict[str, float], mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  model = schema.ViT(width=1024, heads=16, mlp=4096, mlp_kernel=MlpKernel.FUSED, **options)  # type: ignore[arg-type]
+  model = schema.ViT(width=1024, heads=16, mlp=schema.Mlp(4096), mlp_kernel=MlpKernel.FUSED, **options)  # type: ignore[arg-type]
   devices.check_devices(model, mesh, name='model')
   assert (said in caplog.text) if said else not caplog.text
 

@@ -39,8 +39,8 @@ CASES: dict[str, dict[str, Any]] = {  # as the networks of make_golden_initializ
     'vision_transformer': {'model': vit(Init.VISION_TRANSFORMER), 'head': schema.Head(pre_logits=24, bias_init=-3.)},
     'vision_transformer, hybrid': {'model': vit(Init.VISION_TRANSFORMER, stem=schema.ResNetStem((1,), 32))},
     'big_vision': {'model': vit(Init.BIG_VISION), 'head': schema.Head(pre_logits=24)},
-    'big_vision, attention pooling': {'model': vit(Init.BIG_VISION, pool=schema.Pool.MAP)},
-    'mae': {'model': vit(Init.MAE, positions=schema.Positions.SINCOS2D_MAE), 'objective': schema.Mae(
+    'big_vision, attention pooling': {'model': vit(Init.BIG_VISION, pool=schema.Map())},
+    'mae': {'model': vit(Init.MAE, positions=schema.SinCos(schema.Frequencies.MAE)), 'objective': schema.Mae(
         decoder_width=16, decoder_depth=1, decoder_heads=2)},
     'dino': {'model': vit(Init.DINO), 'objective': schema.Dino(
         out_dim=64, hidden_dim=48, bottleneck_dim=16, norm_last_layer=False)},
@@ -50,9 +50,9 @@ CASES: dict[str, dict[str, Any]] = {  # as the networks of make_golden_initializ
     'deit3': {'model': vit(Init.DEIT3, layer_scale=1e-4)},
     'lvvit': {'model': vit(Init.LVVIT, qkv_bias=False, stem=schema.ConvStem(64)), 'objective': schema.TokenLabel()},
     'timm': {'model': timm(Init.TIMM, registers=3)},
-    'timm, attention pooling': {'model': timm(Init.TIMM, pool=schema.Pool.MAP)},
+    'timm, attention pooling': {'model': timm(Init.TIMM, pool=schema.Map())},
     'timm_jax': {'model': timm(Init.TIMM_JAX, registers=3)},
-    'timm_jax, attention pooling': {'model': timm(Init.TIMM_JAX, pool=schema.Pool.MAP)},
+    'timm_jax, attention pooling': {'model': timm(Init.TIMM_JAX, pool=schema.Map())},
     'mixer': {'model': schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=24, channels_mlp=48)},
     'bit': {'model': schema.ResNet(layers=(1,), width=32)},
     'axial': {'model': schema.AxialResNet(layers=(1,), width=16, heads=4), 'image_px': (224, 224)},

@@ -32,8 +32,8 @@ def ablations() -> dict[str, schema.ViT]:
   return {name: tiny(positions=kind, positions_at=at) for name, (kind, at) in sizes.POSITION_ABLATION.items()}
 
 
-MEANS = {'mean normed': {'pool': Pool.MEAN, 'norm_after_pool': True, 'registers': 1}, 'patches': {'pool': Pool.PATCHES},
-         'patches normed': {'pool': Pool.PATCHES, 'norm_after_pool': True}}
+MEANS = {'mean normed': {'pool': schema.Mean(), 'norm_after_pool': True, 'registers': 1}, 'patches': {'pool': schema.Mean(class_token=True)},
+         'patches normed': {'pool': schema.Mean(class_token=True), 'norm_after_pool': True}}
 
 
 @pytest.mark.slow(reason='1 s each: networks')
@@ -45,7 +45,7 @@ def test_the_mean_of_the_patches_can_be_normalized_and_stand_beside_a_class_toke
   params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   expected = np.stack([numpy_vit(settings, params64, x) for x in np.asarray(image, np.float64)])
   np.testing.assert_allclose(features.pooled, expected, rtol=1e-3, atol=2e-4)
-  assert ('cls' in params) is (settings.pool is Pool.PATCHES) and features.tokens.shape == (6, 6, 32)
+  assert ('cls' in params) is (settings.pool is schema.Mean(class_token=True)) and features.tokens.shape == (6, 6, 32)
   tokens = np.arange(6. * 7 * 32).reshape(6, 7, 32)
   np.testing.assert_allclose(backbone.readout_weights(params, jnp.asarray(tokens)), [[0.] + [1 / 6] * 6] * 6, rtol=1e-6)
 
@@ -57,7 +57,7 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
   features = forward(settings, params, image)
   params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   expected = np.stack([numpy_vit(settings, params64, x) for x in np.asarray(image, np.float64)])
-  found = features.tokens if settings.pool is Pool.MAP else features.pooled
+  found = features.tokens if settings.pool is schema.Map() else features.pooled
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)
   assert features.tokens.shape == (6, 6, 32) and features.pooled.shape == (6, 32)
 
@@ -65,7 +65,7 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
 @pytest.mark.quick('False', reason='1 s: a program')
 @pytest.mark.parametrize('is_even', [False, True])
 def test_stochastic_depth_spares_the_first_block_unless_it_is_even(is_even: bool) -> None:
-  settings = tiny(pool=Pool.MEAN, drop_path=.9999, drop_path_even=is_even)
+  settings = tiny(pool=schema.Mean(), drop_path=.9999, drop_path_even=is_even)
   backbone = vit.build(settings, PX)
   params, image = parameters(settings), some_image()
   first = params['blocks']['mlp']['down']['bias']
@@ -97,7 +97,7 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
 
 @pytest.mark.slow(reason='2 s: draws networks')
 def test_initial_values_of_options_are_the_published_ones() -> None:
-  settings = tiny(width=128, registers=4, layer_scale=1e-5, pool=Pool.MAP, positions_at=PositionsAt.LAYERS)
+  settings = tiny(width=128, registers=4, layer_scale=1e-5, pool=schema.Map(), positions_at=PositionsAt.LAYERS)
 
   @jax.jit
   def made(key: Array) -> Params:
@@ -156,7 +156,7 @@ def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str)
   pooled, reading = end(params, x)
   np.testing.assert_allclose(pooled, want.pooled, rtol=1e-3, atol=2e-4)
   np.testing.assert_allclose(reading.sum(1), 1., rtol=1e-5)
-  assert reading.shape == x.shape[:2] and not reading[:, int(s.pool is Pool.CLS):x.shape[1] - 6].any()
+  assert reading.shape == x.shape[:2] and not reading[:, int(s.pool is schema.ClassToken()):x.shape[1] - 6].any()
   shapes = {k: v.shape for k, v in captured.items()}
   assert shapes == ({'row_attention': (6, 2, 4, 3, 3), 'column_attention': (6, 3, 4, 2, 2)} if s.axial
                     else {'attention': (6, 4, x.shape[1], x.shape[1])})
@@ -178,7 +178,7 @@ def test_bf16_is_near_f32_and_features_stay_f32(name: str) -> None:
 
 @pytest.mark.slow(reason='2 s; the forward pass in numpy has axial attention')
 def test_axial_attention_mixes_rows_then_columns_and_nothing_else() -> None:
-  settings = tiny(axial=True, pool=Pool.MEAN, positions=Positions.NONE, depth=1)
+  settings = tiny(axial=True, pool=schema.Mean(), positions=schema.NoPositions(), depth=1)
   params, backbone = parameters(settings), vit.build(settings, PX)
   x = jax.random.normal(jax.random.key(1), (1, 6, 32))
   one_changed = x + 3. * jnp.eye(6)[:, :, None] * jax.random.normal(jax.random.key(2), (1, 1, 32))  # image i: token i
@@ -216,7 +216,7 @@ def test_shared_positions_follow_tokens_in_any_order() -> None:
 
 
 def test_an_attention_delta_is_added_to_the_weights() -> None:
-  settings = tiny(pool=Pool.MEAN)
+  settings = tiny(pool=schema.Mean())
   params, backbone, x = parameters(settings), vit.build(settings, PX), jax.random.normal(jax.random.key(1), (2, 6, 32))
   delta = jax.random.normal(jax.random.key(3), (2, 4, 6, 6))
   block = jax.jit(lambda p, x, delta: backbone.block(p, x, layer=1, capture=True, attn_delta=delta))
@@ -226,7 +226,7 @@ def test_an_attention_delta_is_added_to_the_weights() -> None:
 
 
 def test_registers_and_class_token_are_no_patch_tokens() -> None:
-  settings = tiny(registers=3, pool=Pool.MEAN)
+  settings = tiny(registers=3, pool=schema.Mean())
   params, image = parameters(settings), some_image()
   features = forward(settings, params, image)
   np.testing.assert_allclose(features.pooled, features.tokens.mean(1), rtol=1e-4, atol=1e-5)
@@ -266,7 +266,7 @@ def test_remat_keeps_less_the_more_it_computes_again(name: str) -> None:
 
 
 def test_options_that_do_not_fit_are_all_reported() -> None:
-  wrong = tiny(axial=True, registers=2, positions=Positions.RELATIVE, positions_at=PositionsAt.LAYERS,
+  wrong = tiny(axial=True, registers=2, positions=schema.Relative(), positions_at=PositionsAt.LAYERS,
                parallel=True, layer_scale=.1, attention_dropout=1.)
   with pytest.raises(UserError) as error:
     vit.build(wrong, PX)

@@ -14,7 +14,7 @@ with warnings.catch_warnings(record=True) as caught:
   from vit_jax.config import schema
   from vit_jax.models import heads
   from vit_jax.models.vit import vit
-  model = vit.build(schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48), (16, 16))
+  model = vit.build(schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48)), (16, 16))
   image = jnp.zeros((1, 16, 16, 3))
   params, _ = jax.eval_shape(model.init, jax.random.key(0), image)
   jax.eval_shape(lambda p: model.apply(p, {}, image, train=False, key=None)[0], params)

@@ -13,7 +13,7 @@ from vit_jax.models.kernels import norm_act
 from vit_jax.models.layers import applied, initial
 from vit_jax.models.vit.pool import AttentionPool
 
-POOL = AttentionPool(heads=4, mlp=48, gelu=Gelu.TANH, norm_eps=1e-6)
+POOL = AttentionPool(heads=4, mlp=schema.Mlp(48), gelu=Gelu.TANH, norm_eps=1e-6)
 
 
 @pytest.fixture(scope='module')
@@ -54,7 +54,7 @@ def test_the_order_of_tokens_does_not_matter_to_pooling(inputs: tuple[Params, Ar
 
 @pytest.mark.slow(reason='3 s: draws a network')
 def test_the_probe_starts_xavier_uniform() -> None:
-  pool = AttentionPool(heads=4, mlp=8, gelu=Gelu.TANH, norm_eps=1e-6)
+  pool = AttentionPool(heads=4, mlp=schema.Mlp(8), gelu=Gelu.TANH, norm_eps=1e-6)
   params = initial(pool, jax.random.key(0), jnp.zeros((1, 1, 256)))
   assert params['probe'].shape == (1, 1, 256)
   np.testing.assert_allclose(jnp.abs(params['probe']).max(), np.sqrt(6 / 257), rtol=.03)

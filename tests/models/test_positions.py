@@ -18,15 +18,15 @@ from vit_jax.core.errors import UserError
 from vit_jax.models.vit import positions, vit
 from vit_jax.models.vit.positions import PositionEmbedding
 
-MODEL = schema.ViT(patch=8, width=8, heads=2, mlp=16, depth=1)
+MODEL = schema.ViT(patch=8, width=8, heads=2, mlp=schema.Mlp(16), depth=1)
 
 
 def embedding(**settings: object) -> PositionEmbedding:
   return PositionEmbedding(schema.ViT(**{**vars(MODEL), **settings}), (2, 3))
 
 
-@pytest.mark.parametrize('kind', [Positions.LEARNED, Positions.LEARNED2D])
-@pytest.mark.parametrize('pool', [Pool.CLS, Pool.MEAN])
+@pytest.mark.parametrize('kind', [schema.Learned(), schema.Learned2d()])
+@pytest.mark.parametrize('pool', [schema.ClassToken(), schema.Mean()])
 def test_the_class_token_has_a_position_only_in_a_1d_table_and_registers_have_none(kind: Positions, pool: Pool) -> None:
   has_cls, table = pool.has_class_token, embedding(positions=kind, pool=pool, registers=2)
   values = programs.draw(jax.eval_shape(table.init, jax.random.key(0)))
@@ -36,11 +36,11 @@ def test_the_class_token_has_a_position_only_in_a_1d_table_and_registers_have_no
   np.testing.assert_array_equal(complete[0, has_cls:has_cls + 2], 0.)
   if has_cls:
     is_zero = bool((complete[0, 0] == 0.).all())
-    assert is_zero is (kind is Positions.LEARNED2D)
+    assert is_zero is (kind is schema.Learned2d())
 
 
 def test_fixed_and_relative_positions_have_no_table() -> None:
-  for kind in (Positions.SINCOS2D, Positions.NONE, Positions.RELATIVE):
+  for kind in (schema.SinCos(), schema.NoPositions(), schema.Relative()):
     assert not kind.is_learned
     np.testing.assert_array_equal(embedding(positions=kind).of_sequence(None, jnp.ones((6, 8)))[0, 0], 0.)
 
@@ -55,7 +55,7 @@ def test_sincos_is_the_published_formula(embed: Callable[..., np.ndarray], steps
       np.testing.assert_allclose(table[y, x], expected, rtol=1e-5, atol=1e-6)
 
 
-ROTARY = schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=48, registers=1, positions=Positions.ROTARY2D)
+ROTARY = schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=schema.Mlp(48), registers=1, positions=schema.Rotary())
 
 
 def of_grid(grid: tuple[int, int], **settings: object) -> jax.Array:
@@ -100,7 +100,7 @@ def test_a_network_with_rotary_positions_equals_numpy_in_float64() -> None:
   expected = np.stack([vits.numpy_vit(ROTARY, p64, one) for one in np.asarray(image, np.float64)])
   np.testing.assert_allclose(features.pooled, expected, rtol=1e-3, atol=1e-4)
   assert 'positions' not in params and jax.tree.structure(params) == jax.tree.structure(
-      vits.shapes_of(dataclasses.replace(ROTARY, positions=Positions.NONE)))
+      vits.shapes_of(dataclasses.replace(ROTARY, positions=schema.NoPositions())))
 
   @jax.jit
   def by_block(tokens: jax.Array) -> jax.Array:
@@ -126,11 +126,11 @@ def test_some_patches_keep_their_rotary_positions_in_any_order() -> None:
 @pytest.mark.parametrize('settings, said', [
     ({'width': 36, 'heads': 2}, 'model.width: expected a multiple of 4 channels for each of model.heads=2 with '
                                 'model.positions=rotary2d, got 36.'),
-    ({'axial': True, 'pool': Pool.MEAN, 'registers': 0},
+    ({'axial': True, 'pool': schema.Mean(), 'registers': 0},
      'model.positions: expected learned, learned2d, sincos2d or none with model.axial=True, got rotary2d.'),
     ({'positions_at': schema.PositionsAt.SHARED}, 'model.positions_at: expected stem with model.positions=rotary2d'),
     ({'rotary_base': 1.}, 'model.rotary_base: expected more than 1, got 1.0.'),
-    ({'positions': Positions.NONE, 'rotary_base': 10.}, 'model.rotary_base: expected its default 100.0 with model.'
+    ({'positions': schema.NoPositions(), 'rotary_base': 10.}, 'model.rotary_base: expected its default 100.0 with model.'
                                                         'positions=none, got 10.0.')])
 def test_rotary_positions_are_refused_where_they_cannot_work(settings: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:

@@ -16,7 +16,7 @@ from vit_jax.models import intermediates, probe
 from vit_jax.models.vit import vit
 from vit_jax.parallel import mesh as meshes
 
-SETTINGS = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=16, dropout=.5, drop_path=.5)
+SETTINGS = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=schema.Mlp(16), dropout=.5, drop_path=.5)
 MODEL = vit.build(SETTINGS, (8, 8))
 IMAGE = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32)
 

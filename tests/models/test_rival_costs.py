@@ -16,7 +16,7 @@ from vit_jax.models.heads import Head
 from vit_jax.recipes import catalog, sizes
 
 PLAIN = schema.Head()
-SMALL = schema.ViT(patch=8, width=192, depth=1, heads=3, mlp=384)
+SMALL = schema.ViT(patch=8, width=192, depth=1, heads=3, mlp=schema.Mlp(384))
 PUBLISHED = [  # parameters with 1,000 classes at 224 px
     # vision_transformer, models_test.py
     ('R+Ti/16', 6_337_704), ('R26+S/32', 36_431_912), ('R26+B/32', 101_383_976), ('R50+B/16', 98_659_112),

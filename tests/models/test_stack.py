@@ -42,7 +42,7 @@ def compiled(settings: schema.ViT) -> Callable[[Params, Array], tuple[Array, Par
 
 @pytest.fixture(scope='module')
 def expected() -> tuple[schema.ViT, Params, Array, Array, Params]:
-  settings = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48, dropout=.1, drop_path=.3)
+  settings = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48), dropout=.1, drop_path=.3)
   image = jax.random.normal(jax.random.key(0), (6, 16, 24, 3))
   shapes, _ = jax.eval_shape(vit.build(settings, (16, 24)).init, jax.random.key(1), image)
   rng = np.random.default_rng(0)

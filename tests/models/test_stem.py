@@ -22,9 +22,9 @@ from vit_jax.models.layers import applied, initial
 from vit_jax.models.vit import vit
 
 PX = vits.PX  # 2 x 3 tokens of 8 px
-PLAIN = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+PLAIN = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
 ROOT = dataclasses.replace(PLAIN, stem=schema.ResNetStem((), width=32))
-HYBRID = dataclasses.replace(PLAIN, pool=Pool.MEAN, stem=schema.ResNetStem(
+HYBRID = dataclasses.replace(PLAIN, pool=schema.Mean(), stem=schema.ResNetStem(
     (1, 2), width=32, std_eps=.1, var_eps=1e-3, norm_eps=.1))
 LV = dataclasses.replace(PLAIN, stem=schema.ConvStem(width=6, norm_momentum=.75), qkv_bias=False, branch_scale=.5)
 DISTILLED = dataclasses.replace(PLAIN, distilled=True, registers=1)

@@ -19,13 +19,13 @@ from vit_jax.models.vit import positions, rules, vit
 MODELS = {
     'dino': schema.ViT(  # as DINOv3
         **vits.PLAIN, registers=2, layer_scale=.5, swiglu=True, key_bias=False,
-        positions=Positions.ROTARY2D, rotary_places=RotaryPlaces.UNIT),
+        positions=schema.Rotary(), rotary_places=RotaryPlaces.UNIT),
     'clip': schema.ViT(  # as CLIP, EVA-02 and the Perception Encoder
         **vits.PLAIN, norm_before=True, stem_bias=False, gelu=Gelu.QUICK, attn_norm=True, mlp_norm=True,
-        pool=Pool.MAP_CLS, pool_heads=2, pool_mlp=40, positions=Positions.LEARNED_ROTARY2D, rotary_base=10_000.,
+        pool=schema.Map(class_token=True), pool_heads=2, pool_mlp=40, positions=schema.LearnedRotary(), rotary_base=10_000.,
         rotary_grid=5, rotary_offset=1.),
     'aim': schema.ViT(  # as AIMv2, without its last norm
-        **vits.PLAIN, pool=Pool.MEAN, norm=Norm.RMS, stem_norm=True, final_norm=False, swiglu=True, qk_norm=True,
+        **vits.PLAIN, pool=schema.Mean(), norm=Norm.RMS, stem_norm=True, final_norm=False, swiglu=True, qk_norm=True,
         qkv_bias=False, out_bias=False, mlp_bias=False),
 }
 
@@ -77,7 +77,7 @@ def test_blocks_one_by_one_and_a_subset_of_patches_agree_with_all_at_once() -> N
   assert backbone.positions(params, (4, 2)).shape == (8, 32 + 8)
 
 
-@pytest.mark.parametrize('kind', [Positions.ROTARY2D, pytest.param(Positions.LEARNED_ROTARY2D, marks=pytest.mark.slow(
+@pytest.mark.parametrize('kind', [schema.Rotary(), pytest.param(schema.LearnedRotary(), marks=pytest.mark.slow(
     reason='2 s: two programs'))])
 def test_mixed_rotary_positions_with_the_frequencies_of_the_axial_form_are_these(kind: Positions) -> None:
   axial = schema.ViT(**vits.PLAIN, positions=kind, rotary_base=10., rotary_offset=1., registers=1)
@@ -138,14 +138,14 @@ def test_rms_norm_neither_centers_nor_adds() -> None:
 @pytest.mark.parametrize('wrong, said', [
     ({'qkv_bias': False, 'key_bias': False}, 'model.key_bias: expected its default True with model.qkv_bias=False'),
     ({'pool_heads': 2}, 'model.pool_heads: expected its default 0 with model.pool=cls'),
-    ({'pool': Pool.MAP, 'pool_heads': 5}, 'model.width: expected a multiple of model.pool_heads=5, got 32'),
-    ({'pool': Pool.MEAN, 'norm_after_pool': True, 'final_norm': False}, 'model.final_norm: expected True with model.'),
+    ({'pool': schema.Map(), 'pool_heads': 5}, 'model.width: expected a multiple of model.pool_heads=5, got 32'),
+    ({'pool': schema.Mean(), 'norm_after_pool': True, 'final_norm': False}, 'model.final_norm: expected True with model.'),
     ({'rotary_mixed': True}, 'model.rotary_mixed: expected its default False with model.positions=learned'),
     ({'mlp_scale': False}, 'model.mlp_scale: expected its default True with model.layer_scale=0'),
     ({'rotary_places': RotaryPlaces.UNIT}, 'model.rotary_places: expected its default index with model.positions=le'),
-    ({'positions': Positions.ROTARY2D, 'rotary_places': RotaryPlaces.UNIT, 'rotary_grid': 4},
+    ({'positions': schema.Rotary(), 'rotary_places': RotaryPlaces.UNIT, 'rotary_grid': 4},
      'model.rotary_grid: expected its default 0 with model.rotary_places=unit'),
-    ({'positions': Positions.LEARNED_ROTARY2D, 'positions_at': schema.PositionsAt.LAYERS},
+    ({'positions': schema.LearnedRotary(), 'positions_at': schema.PositionsAt.LAYERS},
      'model.positions_at: expected stem with model.positions=learned_rotary2d')])
 def test_switches_without_an_effect_are_refused(wrong: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:

@@ -21,8 +21,8 @@ from vit_jax.models.vit.interpolate import resize
 from vit_jax.models.vit.positions import sincos2d
 
 PX = (16, 24)
-VARIANTS = [(Pool.CLS, Positions.LEARNED, Gelu.TANH), (Pool.MEAN, Positions.LEARNED, Gelu.EXACT),
-            (Pool.CLS, Positions.SINCOS2D, Gelu.EXACT), (Pool.MEAN, Positions.SINCOS2D, Gelu.TANH)]
+VARIANTS = [(schema.ClassToken(), schema.Learned(), Gelu.TANH), (schema.Mean(), schema.Learned(), Gelu.EXACT),
+            (schema.ClassToken(), schema.SinCos(), Gelu.EXACT), (schema.Mean(), schema.SinCos(), Gelu.TANH)]
 
 
 def some_image(px: tuple[int, int] = PX, seed: int = 0) -> Array:
@@ -63,16 +63,16 @@ def numpy_vit(s: schema.ViT, p: Params, image: np.ndarray) -> np.ndarray:
   cut = [image[i:i + s.patch, j:j + s.patch]
          for i in range(0, h * s.patch, s.patch) for j in range(0, w * s.patch, s.patch)]
   z = np.stack([c.ravel() for c in cut]) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem']['bias']
-  if s.positions is Positions.SINCOS2D:
+  if s.positions is schema.SinCos():
     z = z + sincos2d((h, w), s.width)
-  if s.pool is Pool.CLS:
+  if s.pool is schema.ClassToken():
     z = np.concatenate([p['cls'][0], z])
-  if s.positions is Positions.LEARNED:
+  if s.positions is schema.Learned():
     z = z + p['positions'][0]
   for i in range(s.depth):
     z = numpy_block(z, jax.tree.map(lambda x, i=i: x[i], p['blocks']), s.gelu)
   z = numpy_norm(z, p['norm'])
-  return z[0] if s.pool is Pool.CLS else z.mean(0)
+  return z[0] if s.pool is schema.ClassToken() else z.mean(0)
 
 
 @pytest.mark.parametrize('pool, positions, gelu', VARIANTS)
@@ -103,18 +103,18 @@ def test_parameter_paths_and_shapes_are_the_public_format(tiny: schema.ViT) -> N
 
 
 @pytest.mark.parametrize('pool, positions, rows', [
-    (Pool.CLS, Positions.LEARNED, 7), (Pool.MEAN, Positions.LEARNED, 6), (Pool.CLS, Positions.SINCOS2D, 0)])
+    (schema.ClassToken(), schema.Learned(), 7), (schema.Mean(), schema.Learned(), 6), (schema.ClassToken(), schema.SinCos(), 0)])
 def test_positions_have_a_class_row_only_where_there_is_a_class_token(
     tiny: schema.ViT, pool: Pool, positions: Positions, rows: int) -> None:
   settings = dataclasses.replace(tiny, pool=pool, positions=positions)
   params, _ = jax.eval_shape(vit.build(settings, PX).init, jax.random.key(0), some_image())
-  assert ('cls' in params) == (pool is Pool.CLS)
+  assert ('cls' in params) == (pool is schema.ClassToken())
   assert params['positions'].shape == (1, rows, 32) if rows else 'positions' not in params
 
 
 @pytest.mark.slow(reason='2 s: a network of width 128')
 def test_initial_values_have_the_published_distributions() -> None:
-  settings = schema.ViT(patch=8, width=128, depth=2, heads=4, mlp=256)
+  settings = schema.ViT(patch=8, width=128, depth=2, heads=4, mlp=schema.Mlp(256))
   params, _ = jax.jit(vit.build(settings, (64, 64)).init)(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
   flat = trees.flatten(params)
   stddev = {name: float(leaf.std()) for name, leaf in flat.items()}
@@ -165,14 +165,14 @@ def test_tokens_come_in_any_order_with_their_positions(tiny: schema.ViT) -> None
   assert encode(tokens[:, :2], positions[:2]).tokens.shape == (6, 2, 32)
 
 
-@pytest.mark.quick('Positions.LEARNED', reason='1 s: a network')
-@pytest.mark.parametrize('positions', [Positions.LEARNED, Positions.SINCOS2D])
+@pytest.mark.quick('schema.Learned()', reason='1 s: a network')
+@pytest.mark.parametrize('positions', [schema.Learned(), schema.SinCos()])
 def test_images_of_another_size_get_resized_positions(tiny: schema.ViT, positions: Positions) -> None:
   how = schema.PositionResize.BICUBIC_OFFSET
   settings = dataclasses.replace(tiny, positions=positions, position_resize=how)
   params, backbone = parameters(settings), vit.build(settings, PX)
   found = backbone.positions(params, (4, 2))
-  is_learned = positions is Positions.LEARNED
+  is_learned = positions is schema.Learned()
   expected = (resize(params['positions'][0, 1:], (2, 3), (4, 2), how) if is_learned
               else jnp.asarray(sincos2d((4, 2), 32)))
   np.testing.assert_array_equal(found, expected)
@@ -237,7 +237,7 @@ def test_a_batch_over_devices_needs_no_communication(tiny: schema.ViT) -> None:
 
 
 def test_settings_that_do_not_fit_are_all_reported(tiny: schema.ViT) -> None:
-  wrong = dataclasses.replace(tiny, width=30, drop_path=1., positions=Positions.SINCOS2D)
+  wrong = dataclasses.replace(tiny, width=30, drop_path=1., positions=schema.SinCos())
   with pytest.raises(UserError) as error:
     vit.build(wrong, (16, 30))
   assert str(error.value).splitlines() == [
@@ -258,6 +258,6 @@ def test_an_image_that_patches_do_not_tile_is_refused_in_the_forward_pass(tiny: 
 def test_drop_path_grows_with_the_depth_unless_it_is_even(
     is_even: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr('vit_jax.models.vit.vit.stack.run', lambda *_, rates, **__: rates)
-  settings = schema.ViT(patch=8, width=8, depth=3, heads=1, mlp=8, drop_path=.2, drop_path_even=is_even)
+  settings = schema.ViT(patch=8, width=8, depth=3, heads=1, mlp=schema.Mlp(8), drop_path=.2, drop_path_even=is_even)
   rates = vit.build(settings, PX)._run({}, jnp.zeros((1, 1, 8)), shared=None, grid=(1, 1), key=None)
   np.testing.assert_allclose(rates, expected, rtol=1e-6)

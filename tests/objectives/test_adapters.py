@@ -17,7 +17,7 @@ from vit_jax.models import backbones, heads
 from vit_jax.objectives import adapters, ema
 from vit_jax.objectives.supervised import Supervised, head_rules
 
-MODEL = schema.ViT(patch=4, width=16, depth=2, heads=4, mlp=24)
+MODEL = schema.ViT(patch=4, width=16, depth=2, heads=4, mlp=schema.Mlp(24))
 LORA = schema.Lora(rank=2, alpha=4., dora=True, targets='query,out,mlp/.*')
 
 

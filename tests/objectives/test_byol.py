@@ -21,7 +21,7 @@ from vit_jax.train.step import Program
 
 WIDTH, HIDDEN, OUT = 6, 8, 4
 BATCH = {'views_global': np.random.default_rng(0).normal(size=(8, 2, 4, 4, 3)).astype(np.float32)}
-MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16, pool=schema.Pool.MEAN)
+MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), pool=schema.Mean())
 
 
 class Means:

@@ -48,7 +48,7 @@ def test_small_crops_add_their_part() -> None:
 
 @pytest.mark.slow(reason='2 s: compiles a network')
 def test_the_count_of_a_masked_autoencoder_is_that_of_xla() -> None:
-  model = schema.ViT(patch=16, width=256, depth=2, heads=4, mlp=512, positions=schema.Positions.SINCOS2D_MAE)
+  model = schema.ViT(patch=16, width=256, depth=2, heads=4, mlp=schema.Mlp(512), positions=schema.SinCos(schema.Frequencies.MAE))
   task = Mae(vit.build(model, PX), Decoder(128, 2, 4, model), patch=16, hidden=.75, normalized=False)
   image = jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32)
   params, _ = jax.eval_shape(lambda key: task.init(key, {'image': jnp.zeros(image.shape)}), jax.random.key(0))
@@ -76,6 +76,6 @@ def test_masked_patches_token_labels_and_teachers_add_their_part() -> None:
 
 def test_an_image_keeps_the_input_of_each_block_that_is_computed_again() -> None:
   few, more = (programs.kept_bytes(schema.Config(
-      image_px=(16, 24), batch_size=8, model=schema.ViT(patch=8, width=32, depth=depth, heads=4, mlp=48,
+      image_px=(16, 24), batch_size=8, model=schema.ViT(patch=8, width=32, depth=depth, heads=4, mlp=schema.Mlp(48),
                                                         remat=schema.Remat.FULL))) for depth in (3, 5))
   assert more - few == 2 * 7 * 32 * 4  # two blocks more, of 7 tokens of 32 channels, f32

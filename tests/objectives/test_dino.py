@@ -202,7 +202,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
 @pytest.mark.slow(reason='2 s: traces the whole network')
 def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
   config = schema.Config(
-      batch_size=8, image_px=(16, 16), model=schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=8),
+      batch_size=8, image_px=(16, 16), model=schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=schema.Mlp(8)),
       objective=schema.Dino(out_dim=K, hidden_dim=5, bottleneck_dim=4, norm_last_layer=False))
   one = kinds.of(config).build(build.build_backbone(config), 3, lengths=programs.durations.Lengths(800, 8, 10_000))
   temperature, momentum = one._rates

@@ -24,7 +24,7 @@ from vit_jax.recipes import sizes
 # weights, LayerNorm eps 1e-6; positions set by `initialize_weights`, as a new model has zeros there)
 # in our layout of parameters. To be made again if that layout changes.
 GOLDEN = pathlib.Path(__file__).parent / 'mae_transformers.npz'
-MODEL = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=32, positions=schema.Positions.SINCOS2D_MAE,
+MODEL = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=schema.Mlp(32), positions=schema.SinCos(schema.Frequencies.MAE),
                    gelu=schema.Gelu.EXACT)
 
 
@@ -127,7 +127,7 @@ def test_hidden_pixels_have_no_gradient_and_visible_ones_do(params: dict) -> Non
 @pytest.mark.slow(reason='1 s: compiles a network')
 def test_the_encoder_costs_at_most_three_tenths() -> None:
   model = sizes.vit('B/16')
-  model.positions, model.depth = schema.Positions.SINCOS2D_MAE, 2
+  model.positions, model.depth = schema.SinCos(schema.Frequencies.MAE), 2
   task, backbone = mae(model, (224, 224)), vit.build(model, (224, 224))
   image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
   shapes = {'backbone': jax.eval_shape(backbone.init, jax.random.key(0), image)[0]}
@@ -183,7 +183,7 @@ def test_pictures_to_look_at_are_in_the_units_of_the_image(params: dict) -> None
 
 @pytest.mark.slow(reason='2 s: another network')
 def test_grids_that_are_not_square_and_models_without_class_token_work() -> None:
-  model = dataclasses.replace(MODEL, pool=schema.Pool.MEAN, positions=schema.Positions.LEARNED)
+  model = dataclasses.replace(MODEL, pool=schema.Mean(), positions=schema.Learned())
   task = mae(model, (8, 12), hidden=.5)
   batch = {'image': jax.random.normal(jax.random.key(0), (2, 8, 12, 3))}
   params, extra = map(programs.draw, jax.eval_shape(task.init, jax.random.key(1), batch))

@@ -12,7 +12,7 @@ from vit_jax.config.schema import PatchTarget
 from vit_jax.models.vit import vit
 from vit_jax.objectives import masked_patch, patches
 
-MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=16)
+MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16))
 MEAN, STD = (.5, .4, .3), (.2, .25, .3)
 
 

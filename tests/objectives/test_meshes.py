@@ -18,8 +18,8 @@ from vit_jax.train import checkpoint
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
-MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=16, execution=schema.Execution.SCAN)
-OTHER = schema.ViT(patch=8, width=12, depth=1, heads=2, mlp=8)
+MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=schema.Mlp(16), execution=schema.Execution.SCAN)
+OTHER = schema.ViT(patch=8, width=12, depth=1, heads=2, mlp=schema.Mlp(8))
 VIEWS = schema.Views(on=True, num_local=2, local_px=8)
 TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'mae': (schema.Mae(decoder_width=16, decoder_depth=1, decoder_heads=4), {}),

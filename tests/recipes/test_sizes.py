@@ -59,7 +59,7 @@ def test_published_models_have_the_options_of_their_papers() -> None:
   assert (dino.width, dino.heads, dino.mlp, dino.swiglu, dino.registers, dino.layer_scale) == (
       1536, 24, 4096, True, 4, 1e-5)
   big = sizes.published('ViT-22B/14')
-  assert big.parallel and big.qk_norm and big.pool is schema.Pool.MAP and not big.swiglu
+  assert big.parallel and big.qk_norm and big.pool is schema.Map() and not big.swiglu
   assert sizes.published('Axial-ViT-B/32').axial and sizes.published('DeiT-III-L/16').layer_scale == 1e-4
 
 
