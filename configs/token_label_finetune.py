@@ -34,7 +34,7 @@ def get_config(arguments: str = '') -> s.Config:
     raise UserError(f'px: expected one of {", ".join(map(str, SIDES[size]))} for LV-ViT-{size}, got {px}. Set another '
                     'side with --config.image_px=SIDE,SIDE.')
   model = sizes.published(f'LV-ViT-{size}/16')
-  model.drop_path, model.position_resize = DROP_PATH[size], s.PositionResize.BICUBIC  # tlt/utils/utils.py
+  model.drop_path, model.positions = DROP_PATH[size], s.Learned(resize=s.PositionResize.BICUBIC)  # tlt/utils/utils.py
   model.init = s.Init.LVVIT
   return s.Config(
       name=f'token_label finetune LV-ViT-{size} {px} px', length='30 epochs', batch_size=512, image_px=(px, px),

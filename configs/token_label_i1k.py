@@ -32,7 +32,7 @@ def get_config(arguments: str = '') -> s.Config:
   given = s.parse_arg(arguments, size=('S', 'T', 'M', 'L'))
   size, px = given['size'], 224
   model = sizes.published(f'LV-ViT-{size}/16')
-  model.drop_path, model.position_resize = DROP_PATH[size], s.PositionResize.BICUBIC  # tlt/utils/utils.py
+  model.drop_path, model.positions = DROP_PATH[size], s.Learned(resize=s.PositionResize.BICUBIC)  # tlt/utils/utils.py
   model.init = s.Init.LVVIT
   return s.Config(
       name=f'token_label LV-ViT-{size}', length='310 epochs', batch_size=1024, image_px=(px, px),

@@ -38,7 +38,7 @@ def test_a_good_config_passes() -> None:
     ({'model': V(patch=32, width=774, heads=6, positions=schema.SinCos())},
      'model.width: expected a multiple of 4, at least 8'),
     ({'image_px': (224, 225)}, 'image_px: expected multiples of model.patch=16 px, such as (224, 224), got (224, 225)'),
-    ({'model': V(norm_eps=0.)}, 'model.norm_eps: expected more than 0, got 0.0'),
+    ({'model': V(norm=schema.LayerNorm(0.))}, 'model.norm.eps: expected more than 0, got 0.0'),
     ({'model': V(dropout=1.)}, 'model.dropout: expected 0 to below 1, got 1.0'),
     ({'data': D(recipe=R(crop_area=(0., 1.)))}, 'data.recipe.crop_area: expected numbers, each more than 0 to 1'),
     ({'data': D(recipe=R(crop_aspect=(2., 1.)))}, 'data.recipe.crop_aspect'),

@@ -52,7 +52,7 @@ def test_json_holds_every_setting() -> None:
     node = saved
     for part in name.split('.'):
       node = node[part]
-  assert saved['model']['type'] == 'ViT' and saved['model']['pool'] == 'mean'
+  assert saved['model']['type'] == 'ViT' and saved['model']['pool']['type'] == 'Mean'
 
 
 CONFIG_DICT = """

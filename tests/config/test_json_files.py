@@ -59,7 +59,7 @@ def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> 
                'config.objective: expected settings with a type, one of Supervised, ',
                'config.seed: expected a whole number, got "x".',
                'config.image_px: expected 2 values, got [1].',
-               'config.model.pool: expected one of cls, mean', 'config.optimizer: expected adamw, adam, ',
+               'config.model.pool: expected classtoken, mean', 'config.optimizer: expected adamw, adam, ',
                "got 'Adamx'. Did you mean adam?", 'config.head: expected settings of type Head, got 3.'):
     assert part in str(error.value), part
 

@@ -49,31 +49,34 @@ def test_a_run_that_fits_on_one_device_runs_as_it_is_written() -> None:
 @pytest.mark.parametrize('name, platform, model, expected', [
     ('TPU v4', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(width=1408, heads=16), 'fused'),
     ('TPU v3', 'tpu', s.ViT(), 'xla'), ('v2', 'tpu', s.ViT(), 'xla'), ('h100', 'gpu', s.ViT(), 'xla'),
-    ('v6e', 'tpu', s.ViT(width=768, heads=16), 'xla'), ('v6e', 'tpu', s.ViT(attention_dropout=.1), 'xla'),
+    ('v6e', 'tpu', s.ViT(width=768, heads=16), 'xla'), ('v6e', 'tpu', s.ViT(attention=s.Attention(dropout=.1)), 'xla'),
     ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'), ('cpu', 'cpu', s.ViT(), 'xla')])
 def test_attention_is_chosen_by_chip_and_model_where_it_is_auto(
     name: str, platform: str, model: s.ViT, expected: str) -> None:
-  config = s.Config(model=dataclasses.replace(model, attention=s.AttentionKernel.AUTO))
+  config = s.Config(model=s.replaced(model, {'attention.kernel': s.AttentionKernel.AUTO}))
   check.check(config)
   found = layout.choose(config, layout.Hardware(name, platform, 8, 30.), needs(1., .01))
-  assert isinstance(found.config.model, s.ViT) and found.config.model.attention.value == expected
-  assert (', attention=fused' in found.text) == (expected == 'fused') and 'model.attention' in found.config.mesh.chosen
+  assert isinstance(found.config.model, s.ViT) and found.config.model.attention.kernel.value == expected
+  assert (', attention.kernel=fused' in found.text) == (expected == 'fused')
+  assert 'model.attention.kernel' in found.config.mesh.chosen
   again = layout.unchosen(found.config).model
-  assert isinstance(again, s.ViT) and again.attention is s.AttentionKernel.AUTO
+  assert isinstance(again, s.ViT) and again.attention.kernel is s.AttentionKernel.AUTO
   plain = layout.choose(s.Config(model=model), layout.Hardware(name, platform, 8, 30.), needs(1., .01)).config
-  assert isinstance(plain.model, s.ViT) and plain.model.attention is s.AttentionKernel.XLA, 'only where it is asked for'
+  assert isinstance(plain.model, s.ViT)
+  assert plain.model.attention.kernel is s.AttentionKernel.XLA, 'only where it is asked for'
 
 
 @pytest.mark.parametrize('name, platform, model, expected', [
     ('TPU v6 lite', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(dropout=.1), 'xla'),
-    ('v6e', 'tpu', s.ViT(swiglu=True), 'xla'), ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'),
+    ('v6e', 'tpu', s.ViT(mlp=s.SwiGlu()), 'xla'), ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'),
     ('v5e', 'tpu', s.ViT(), 'xla'), ('v4', 'tpu', s.ViT(), 'xla'), ('cpu', 'cpu', s.ViT(), 'xla')])
 def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, model: s.ViT, expected: str) -> None:
-  config = s.Config(model=dataclasses.replace(model, mlp_kernel=s.MlpKernel.AUTO))
+  config = s.Config(model=s.replaced(model, {'mlp.kernel': s.MlpKernel.AUTO} if isinstance(model.mlp, s.Mlp) else {}))
   found = layout.choose(config, layout.Hardware(name, platform, 8, 30.), needs(1., .01))
-  assert isinstance(found.config.model, s.ViT) and found.config.model.mlp_kernel.value == expected
-  assert (', mlp_kernel=fused' in found.text) == (expected == 'fused')
-  assert 'model.mlp_kernel' in found.config.mesh.chosen and 'model.attention' not in found.config.mesh.chosen
+  assert isinstance(found.config.model, s.ViT) and found.config.model.mlp.kernel.value == expected
+  assert (', mlp.kernel=fused' in found.text) == (expected == 'fused')
+  assert isinstance(model.mlp, s.SwiGlu) or 'model.mlp.kernel' in found.config.mesh.chosen
+  assert 'model.attention.kernel' not in found.config.mesh.chosen
 
 
 @pytest.mark.parametrize('state_gib, fsdp', [(1.9, 1), (2., 8), (15.4, 8), (15.6, 16), (31.5, 32), (900., 32)])

@@ -32,7 +32,7 @@ def test_adapters_that_cannot_be_trained_are_refused(wrong: schema.Config, messa
 
 
 def test_layers_are_chosen_by_the_end_of_their_path_or_a_pattern() -> None:
-  layers = schema.adapted_layers(schema.ViT(swiglu=True))
+  layers = schema.adapted_layers(schema.ViT(mlp=schema.SwiGlu()))
   chosen = {targets: [layer for layer in layers if schema.Lora(rank=1, targets=targets).is_target(layer)]
             for targets in ('', 'query,value', 'mlp/.*', 'attn/out')}
   assert list(chosen.values()) == [[], ['attn/query', 'attn/value'], ['mlp/up', 'mlp/down', 'mlp/gate'], ['attn/out']]

@@ -38,20 +38,21 @@ def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_n
     (schema.ViT(unroll=2, execution=Execution.UNROLLED),
      'model.unroll: expected its default 1 with model.execution=unrolled, got 2. It has no'),
     (schema.ViT(depth=3, full_remat=4), 'model.full_remat: expected at most model.depth=3, got 4.'),
-    (schema.ViT(norm_after_pool=True), 'model.norm_after_pool: expected False with model.pool=cls, got True. Set'),
-    (schema.ViT(pool=schema.Mean(class_token=True), axial=True), 'model.pool: expected mean or map, which have no class token'),
-    (schema.ViT(distilled=True, pool=schema.Map()), 'model.distilled: expected False with model.pool=map'),
+    (schema.ViT(final_norm=schema.FinalNorm.POOLED),
+     'model.final_norm: expected tokens or none with model.pool=classtoken, got pooled. Set model.pool=mean'),
+    (schema.ViT(pool=schema.Mean(class_token=True), block=schema.Axial()),
+     'model.pool: expected mean or map, without a class token, with model.block=axial, got \'mean\''),
     (schema.ViT(drop_path_even=True), 'model.drop_path_even: expected its default False with model.drop_path=0'),
-    (schema.ViT(attention=AttentionKernel.CUDNN),
-     'model.attention: expected xla with model.dtype=float32, got cudnn. Set model.dtype=bfloat16 to use cuDNN.'),
-    (schema.ViT(attention=AttentionKernel.CUDNN, width=60, heads=5, dtype=schema.DType.BF16),
+    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.CUDNN)),
+     'model.attention.kernel: expected xla with model.dtype=float32, got cudnn. Set model.dtype=bfloat16 to use cuDNN.'),
+    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.CUDNN), width=60, heads=5, dtype=schema.DType.BF16),
      'expected xla unless heads have 8, 16, … 256 channels (model.width=60 and model.heads=5 give 12), got cudnn.'),
-    (schema.ViT(attention=AttentionKernel.SPLASH, positions=schema.Relative()),
-     'model.attention: expected xla with model.positions=relative, got splash. Set model.attention=xla.'),
-    (schema.ViT(attention=AttentionKernel.SPLASH, kernels=schema.Kernels.PLAIN),
-     'model.attention: expected xla with model.kernels=plain, got splash. Set model.attention=xla.'),
-    (schema.ViT(attention=AttentionKernel.SPLASH, attention_dropout=.1),
-     'model.attention: expected xla with model.attention_dropout=0.1, got splash.')])
+    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.SPLASH), positions=schema.Relative()),
+     'model.attention.kernel: expected xla with model.positions=relative, got splash. Set model.attention.kernel=xla.'),
+    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.SPLASH), kernels=schema.Kernels.PLAIN),
+     'model.attention.kernel: expected xla with model.kernels=plain, got splash. Set model.attention.kernel=xla.'),
+    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.SPLASH, dropout=.1)),
+     'model.attention.kernel: expected xla with model.attention.dropout=0.1, got splash.')])
 def test_problems_of_a_network_are_found_by_the_check_of_a_config(model: schema.Model, said: str) -> None:
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=model))

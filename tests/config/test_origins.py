@@ -50,7 +50,7 @@ def test_a_setting_has_the_line_that_names_it(found: tuple[schema.Config, origin
 def test_what_another_module_sets_has_the_line_that_calls_it(found: tuple[schema.Config, origins.Origins]) -> None:
   config, watched = found
   assert isinstance(config.model, schema.ViT)
-  line = watched.of(config.model, 'layer_scale')
+  line = watched.of(config.model.block, 'layer_scale')
   assert line is not None and (line.number, line.is_named) == (12, False)
   decay = watched.of(config.optimizer.schedule, 'decay')
   assert decay is not None and (decay.number, decay.is_named) == (15, False)  # given by its place

@@ -12,10 +12,10 @@ from vit_jax.recipes import sizes
 
 def test_overrides_are_parsed_by_type() -> None:
   config = files.load('digits', [
-      'model.width=64', 'model.pool=cls', 'optimizer.lr=3e-4', 'length=20 epochs', 'image_px=16,24',
+      'model.width=64', 'model.pool=class_token', 'optimizer.lr=3e-4', 'length=20 epochs', 'image_px=16,24',
       'model.dtype=bfloat16', 'evals.test.every=3 epochs', 'train.progress=false', 'data.recipe.mean=.1,.2,.3',
       'data.source=folder:a=b,c'])
-  assert config.model.width == 64 and config.model.pool is schema.ClassToken() and config.optimizer.lr == 3e-4
+  assert config.model.width == 64 and config.model.pool == schema.ClassToken() and config.optimizer.lr == 3e-4
   assert config.model.dtype is schema.DType.BF16 and files.load('digits', ['model.dtype=bf16']) == files.load(
       'digits', ['model.dtype=BFloat16'])
   assert config.image_px == (16, 24) and config.evals['test'].every == '3 epochs' and config.train.progress is False
@@ -29,7 +29,7 @@ def test_all_bad_overrides_are_listed_at_once() -> None:
   text = str(error.value)
   for part in ('9 overrides', 'config.modle.width: expected the name of a setting. Did you mean config.model.width?',
                "config.model.width: expected a whole number, got 'x'.",
-               'config.model.pool: expected one of cls, mean, patches, first, map, ', ", got 'middle'.",
+               'config.model.pool: expected classtoken, mean, first, map', ", got 'middle'.",
                "config.optimizer.lr: expected a number, got 'fast'.", 'config.seed: expected a value, got none.',
                "config.train.progress: expected true or false, got 'maybe'.",
                'config.optimizer.momentum: expected the name of a setting.',

@@ -210,7 +210,7 @@ def test_noisy_student_has_the_optimizer_of_its_program_and_ends_at_800_px() -> 
 def test_an_ablation_changes_one_thing() -> None:
   runs = files.load_study('ablations:shape', []).runs
   base = runs['base'].model
-  assert isinstance(base, schema.ViT) and (base.depth, base.width, base.mlp, base.patch) == (8, 1024, 2048, 32)
+  assert isinstance(base, schema.ViT) and (base.depth, base.width, base.mlp.hidden, base.patch) == (8, 1024, 2048, 32)
   changed = {name: [f.name for f in dataclasses.fields(base)
                     if getattr(run.model, f.name) != getattr(base, f.name)] for name, run in runs.items()}
   assert changed['depth_2'] == ['depth'] and changed['width_4'] == ['width', 'heads'] and changed['mlp_2'] == ['mlp']

@@ -18,7 +18,7 @@ META = {provenance.SETTINGS: provenance.settings(schema.Config()), 'step': 3}
 
 @pytest.mark.parametrize(('config', 'name'), [
     (changed(schema.Config(), gelu=schema.Gelu.EXACT), 'model.gelu'),
-    (changed(schema.Config(), norm_eps=1e-5), 'model.norm_eps'),
+    (changed(schema.Config(), norm=schema.LayerNorm(1e-5)), 'model.norm.eps'),
     (changed(schema.Config(), stem=schema.ResNetStem()), 'model.stem.type'),
     (schema.Config(model=schema.Mixer()), 'model.type'),
     (schema.Config(image_px=(96, 96)), 'image_px'),

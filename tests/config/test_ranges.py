@@ -79,7 +79,7 @@ def test_no_number_may_be_infinite_or_out_of_float32_or_something_else(value: ob
     (schema.Config(image_px=(32,)), 'image_px: expected a tuple of 2 values, got (32,).'),
     (schema.Config(image_px=[32, 32]), 'image_px: expected a tuple of 2 values, got [32, 32].'),
     (schema.Config(model=schema.ViT(patch=0)), 'model.patch: expected 1 to 65535 px, got 0.'),
-    (schema.Config(model=schema.ViT(pool='cls')), 'model.pool: expected one of schema.ClassToken(), schema.Mean(), schema.Mean(class_token=True)'),
+    (schema.Config(model=schema.ViT(gelu='tanh')), 'model.gelu: expected one of Gelu.TANH, Gelu.EXACT'),
     (schema.Config(model='S/16'), "model: expected ViT or ResNet or Mixer or EfficientNet or AxialResNet, got 'S/16'."),
     (schema.Config(evals={'x': 3}), 'evals: expected TopK or Real or'),
     (schema.Config(evals=[]), 'evals: expected a dict with names as keys, got [].'),

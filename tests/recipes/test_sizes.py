@@ -19,7 +19,7 @@ def problems(model: schema.Model, image_px: tuple[int, int] = (0, 0)) -> list[st
 
 def test_a_name_gives_the_published_sizes() -> None:
   model = sizes.vit('B/16')
-  assert (model.width, model.depth, model.heads, model.mlp, model.patch) == (768, 12, 12, 3072, 16)
+  assert (model.width, model.depth, model.heads, model.mlp.hidden, model.patch) == (768, 12, 12, 3072, 16)
   assert sizes.vit('ViT-B/16') == sizes.vit('B_16') == model
 
 
@@ -41,7 +41,7 @@ def test_heads_divide_the_width_and_sincos_positions_fit(name: str) -> None:
 
 def test_a_size_with_a_dash_is_not_taken_for_another() -> None:
   assert sizes.vit('g-opt/16').width == sizes.vit('ViT-g-opt/16').width == 1536 and sizes.vit('ViT-g/14').width == 1408
-  assert (sizes.vit('mu/16').depth, sizes.vit('G-opt/14').mlp, sizes.vit('e/14').mlp) == (1, 8192, 15360)
+  assert (sizes.vit('mu/16').depth, sizes.vit('G-opt/14').mlp.hidden, sizes.vit('e/14').mlp.hidden) == (1, 8192, 15360)
 
 
 def test_the_swiglu_of_dinov2_g_has_4096_hidden_units() -> None:
@@ -56,11 +56,12 @@ def test_a_published_model_has_options_that_fit(name: str) -> None:
 
 def test_published_models_have_the_options_of_their_papers() -> None:
   dino = sizes.published('DINOv2-reg-g/14')
-  assert (dino.width, dino.heads, dino.mlp, dino.swiglu, dino.registers, dino.layer_scale) == (
-      1536, 24, 4096, True, 4, 1e-5)
+  assert (dino.width, dino.heads, dino.mlp, dino.registers, dino.block) == (
+      1536, 24, schema.SwiGlu(4096), 4, schema.Plain(layer_scale=1e-5))
   big = sizes.published('ViT-22B/14')
-  assert big.parallel and big.qk_norm and big.pool is schema.Map() and not big.swiglu
-  assert sizes.published('Axial-ViT-B/32').axial and sizes.published('DeiT-III-L/16').layer_scale == 1e-4
+  assert isinstance(big.block, schema.Parallel) and big.attention.qk_norm and big.pool == schema.Map()
+  assert isinstance(sizes.published('Axial-ViT-B/32').block, schema.Axial)
+  assert sizes.published('DeiT-III-L/16').block == schema.Plain(layer_scale=1e-4)
 
 
 def test_an_unknown_published_model_suggests_the_nearest() -> None:
@@ -71,8 +72,8 @@ def test_an_unknown_published_model_suggests_the_nearest() -> None:
 def test_the_position_ablation_has_the_cells_of_the_papers_table() -> None:
   assert list(sizes.POSITION_ABLATION) == [
       'none', '1d-stem', '1d-layers', '1d-shared', '2d-stem', '2d-layers', '2d-shared', 'relative']
-  cells = {name: dataclasses.replace(sizes.vit('B/16'), positions=kind, positions_at=at)
-           for name, (kind, at) in sizes.POSITION_ABLATION.items()}
+  cells = {name: dataclasses.replace(sizes.vit('B/16'), positions=one)
+           for name, one in sizes.POSITION_ABLATION.items()}
   assert cells['1d-stem'] == sizes.vit('B/16')
   assert all(not problems(model) for model in cells.values())
 
