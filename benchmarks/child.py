@@ -63,7 +63,7 @@ def torch_network(name: str, s: dict[str, Any]) -> tuple[str, Any]:
         act_layer='gelu_tanh' if s['tanh'] else None, **mean)
   import transformers
   if s['pool'] != 'cls':
-    raise ValueError('another pooling than the class token, which it needs. Set --config.model.pool=cls.')
+    raise ValueError('another pooling than the class token, which it needs. Set --config.model.pool=class_token.')
   config = transformers.ViTConfig(
       hidden_size=s['width'], num_hidden_layers=s['depth'], num_attention_heads=s['heads'],
       intermediate_size=s['mlp'], image_size=s['px'], patch_size=s['patch'], num_labels=s['classes'],

@@ -25,7 +25,7 @@ from benchmarks.pipe import JsonProcess
 from vit_jax import main as program
 from vit_jax.bench.timing import Others, Part, Spent
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Norm, Pool, Positions
+from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 
 PEERS = ('timm', 'timm-compiled', 'transformers', 'transformers-compiled', 'big_vision')
@@ -67,19 +67,22 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
     UserError: the peers do not have such a network.
   """
   model, optimizer = config.model, config.optimizer
-  plain = isinstance(model, schema.ViT) and isinstance(model.stem, schema.PatchStem) and not any((
-      model.swiglu, model.registers, model.layer_scale, model.qk_norm, model.distilled, model.axial,
-      model.positions is not Positions.LEARNED, model.pool not in (Pool.CLS, Pool.MEAN),
-      model.norm_after_pool, model.norm_before, model.stem_norm, model.attn_norm, model.mlp_norm, not model.final_norm,
-      model.norm is not Norm.LAYER, model.gelu is Gelu.QUICK,
-      not all((model.stem_bias, model.qkv_bias, model.key_bias, model.out_bias, model.mlp_bias))))
+  plain = (
+      isinstance(model, schema.ViT) and model.block == schema.Plain() and model.stem == schema.PatchStem()
+      and isinstance(model.mlp, schema.Mlp) and model.mlp == schema.Mlp(model.mlp.hidden, kernel=model.mlp.kernel)
+      and model.attention == schema.Attention(kernel=model.attention.kernel)
+      and isinstance(model.norm, schema.LayerNorm) and isinstance(model.positions, schema.Learned)
+      and model.pool in (schema.ClassToken(), schema.Mean())
+      and model.final_norm is schema.FinalNorm.TOKENS and model.gelu is not Gelu.QUICK
+      and not (model.registers or model.norm_before))
   if not plain or not isinstance(optimizer, schema.AdamW) or not isinstance(config.objective, schema.Supervised):
     raise UserError('--against: expected a plain ViT with class token or mean pooling and learned positions, trained '
                     f'on classes with AdamW, got {type(model).__name__}, {type(config.objective).__name__} and '
                     f'{type(optimizer).__name__}. Use --config=bench.')
   assert isinstance(model, schema.ViT)
   return {'px': list(config.image_px), 'patch': model.patch, 'width': model.width, 'depth': model.depth,
-          'heads': model.heads, 'mlp': model.mlp, 'pool': model.pool.value, 'classes': num_classes,
+          'heads': model.heads, 'mlp': model.mlp.hidden,
+          'pool': 'cls' if model.pool.class_token else 'mean', 'classes': num_classes,
           'tanh': model.gelu is Gelu.TANH, 'batch': config.batch_size, 'dtype': model.dtype.value,
           'lr': optimizer.lr, 'decay': optimizer.weight_decay, 'clip': optimizer.clip_norm,
           'threads': len(os.sched_getaffinity(0))}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import child
+from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, Gelu, MlpKernel
 from vit_jax.plan import compile, topologies
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Request(NamedTuple):
   """A block to compile for the first device of a topology.
 
-  attention, mlp_kernel: those settings of a model, of our block.
+  attention, mlp_kernel: `attention.kernel` and `mlp.kernel` of a model, of our block.
   checkout: folder with the package `big_vision`, whose block is compiled; '' = ours.
   """
   topology: str
@@ -81,11 +82,12 @@ def lower(request: Request, device: jax.Device) -> jax.stages.Lowered:
 def _ours(request: Request) -> tuple[Any, dict[str, Any]]:
   import jax.numpy as jnp
 
-  from vit_jax.models.vit.block import Block
-  block = Block(heads=request.heads, mlp=request.mlp, gelu=Gelu.TANH, norm_eps=1e-6, dtype=jnp.bfloat16,
-                attention=AttentionKernel(request.attention), mlp_kernel=MlpKernel(request.mlp_kernel))
-  return block, {'num_images': request.images, 'num_sequences': request.images, 'rate': None, 'dropout_key': None,
-                 'capture': False}
+  from vit_jax.models.vit.block import Plain
+  from vit_jax.models.vit.context import Context
+  block = Plain(heads=request.heads, attention=schema.Attention(kernel=AttentionKernel(request.attention)),
+                mlp=schema.Mlp(request.mlp, kernel=MlpKernel(request.mlp_kernel)),
+                context=Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.bfloat16))
+  return block, {'num_images': request.images, 'rate': None, 'dropout_key': None, 'capture': False}
 
 
 def _theirs(request: Request) -> tuple[Any, dict[str, Any]]:

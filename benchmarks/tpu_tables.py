@@ -46,8 +46,11 @@ OVERRIDES = (
     'model.execution=unrolled', 'model.remat=none', 'optimizer.mu_dtype=bf16',
     f'data.num_examples={NUM_EXAMPLES}', f'data.num_classes={NUM_CLASSES}')
 """What big_vision's step has, too."""
-OURS = {'plain': {}, 'fused': {'attention': 'fused'}, 'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
-"""Names of our programs, and the settings of their model."""
+OURS: dict[str, dict[str, str]] = {
+    'plain': {}, 'fused': {'attention': 'fused'}, 'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
+"""Names of our programs, and the kernels of their blocks, as `tpu_block.Request` names them."""
+PATHS = {'mlp': 'mlp.hidden', 'attention': 'attention.kernel', 'mlp_kernel': 'mlp.kernel'}
+"""Settings of a model that have another name in a `tpu_block.Request`."""
 WITHOUT = {'v4': ('fused_mlp',), 'v3': ('fused', 'fused_mlp')}
 """Our programs whose kernels are not for a chip."""
 RIVALS: dict[str, tuple[int | None, bool]] = {
@@ -152,8 +155,8 @@ def _block_request(row: Row, checkout: str) -> tpu_block.Request:
 def _request(row: Row, depth: int) -> compile.Request:
   topology, sizes = topologies.parse(row.topology), {**SIZES[row.model], 'depth': depth}
   config = files.load('vit_l16_i1k', [
-      *OVERRIDES, *(f'model.{name}={value}' for name, value in sizes.items()), f'batch_size={row.batch}',
-      *(f'model.{name}={value}' for name, value in OURS[row.program].items()), f'mesh.fsdp={topology.num_devices}'])
+      *OVERRIDES, *(f'model.{PATHS.get(name, name)}={value}' for name, value in (sizes | OURS[row.program]).items()),
+      f'batch_size={row.batch}', f'mesh.fsdp={topology.num_devices}'])
   return plan.lay_out(plan.Subject(config, topology, NUM_EXAMPLES, NUM_CLASSES, in_memory=False)).request()
 
 

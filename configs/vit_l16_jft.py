@@ -9,8 +9,8 @@ Source:   arXiv 2010.11929, Table 3 (lr 4e-4, decay 0.1, linear, dropout 0; no c
 Differs:  No program was published for JFT. Not stated by the paper and chosen here: the learning rate falls to 0, where
           that of ImageNet-21k ends at 1e-5 (an author's statement), and at most 8 labels of an image are used.
 Run:      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=runs/vit_l16_jft
-          --config.model.attention=auto --config.model.mlp_kernel=auto computes by kernels on the TPUs where they are
-          faster (docs/explanation/layout.md).
+          --config.model.attention.kernel=auto --config.model.mlp.kernel=auto computes by kernels on the TPUs where they
+          are faster (docs/explanation/layout.md).
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py --topology=v3:16x16
           Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.

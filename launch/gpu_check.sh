@@ -98,7 +98,7 @@ bench() {
   shift 4
   if [[ " $* " = *' --against='* ]]; then module=(benchmarks.peers); fi
   part "$name" "$python" -m "${module[@]}" --config=bench:bf16 --models="$model" --turns="$turns" \
-    --config.model.attention="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
+    --config.model.attention.kernel="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
     --to="$to/$name" "${small[@]}" "$@"
 }
 

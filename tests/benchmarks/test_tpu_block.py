@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import tpu_block
 
-REQUEST = tpu_block.Request('cpu:1', images=2, tokens=4, width=16, heads=2, mlp=schema.Mlp(32))
+REQUEST = tpu_block.Request('cpu:1', images=2, tokens=4, width=16, heads=2, mlp=32)
 THEIRS = """
 import flax.linen as nn
 import einops

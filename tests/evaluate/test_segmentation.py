@@ -165,7 +165,7 @@ def test_held_out_images_choose_the_penalty(root: pathlib.Path) -> None:
     ({'token_seed': 1}, 'evals.dense.token_seed: expected its default 0 with evals.dense.tokens_per_image=0'),
     ({'features': schema.FeatureLayers((-1,), patches=True)}, 'evals.dense.features.patches: expected false')])
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], said: str) -> None:
-  config = schema.Config(image_px=PX, model=schema.ViT(patch=4, width=8, depth=1, heads=1, mlp=s.Mlp(8)),
+  config = schema.Config(image_px=PX, model=schema.ViT(patch=4, width=8, depth=1, heads=1, mlp=schema.Mlp(8)),
                          evals={'dense': schema.Segmentation(**settings)})
   with pytest.raises(UserError, match=said):
     check.check(config)
@@ -227,7 +227,7 @@ from vit_jax.config import schema as s
 def get_config():
   return s.Config(
       name='tiny', length='4 steps', batch_size=16, image_px=(8, 8),
-      model=s.ViT(patch=4, width=8, depth=1, heads=1, mlp=s.Mlp(8)),
+      model=s.ViT(patch=4, width=8, depth=1, heads=1, mlp=schema.Mlp(8)),
       data=s.Data(source='digits', train_split='train[:64]', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
       train=s.Train(ema=.9, progress=False),
       checkpoints=s.Checkpoints(keep_best='dense/miou.knn3.t0.07.b1.norm.8x8@ema'),

@@ -89,7 +89,7 @@ def is_fused(kernel: AttentionKernel, shape: fused.Shape, dtype: DTypeLike) -> b
   mesh, itemsize = jax.sharding.get_abstract_mesh(), jnp.dtype(dtype).itemsize
   wrong_text = fused_problem(mesh, shape, itemsize)
   if wrong_text and not fused_problem(mesh, shape._replace(tokens=1), itemsize):  # others `check_devices` logs
-    log_once(f'attention=fused does not apply, and XLA computes attention, as with attention=xla: {wrong_text}.')
+    log_once(f'attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: {wrong_text}.')
   return not wrong_text
 
 
@@ -242,15 +242,16 @@ def _capability(mesh: Mesh | AbstractMesh) -> float:
 
 
 def _device_problems(name: str, model: schema.ViT, kind: str, capability: float) -> Iterator[str]:
-  own, advice, width = f'{name}.attention', f'Set {name}.attention=xla.', model.width // model.heads
-  if model.attention is AttentionKernel.SPLASH:
+  kernel, own, width = model.attention.kernel, f'{name}.attention.kernel', model.width // model.heads
+  advice = f'Set {own}=xla.'
+  if kernel is AttentionKernel.SPLASH:
     if model.dtype is schema.DType.BF16 and any(old in kind.lower() for old in OLD_TPUS):
       yield checks.problem(own, f'xla with dtype=bfloat16 on {kind}, as Pallas multiplies bf16 only from v4 on',
-                           model.attention, advice)
+                           kernel, advice)
   elif capability < 8:
     yield checks.problem(own, f'xla on {kind}, as cuDNN needs compute capability 8.0 (Ampere), not {capability:.1f}',
-                         model.attention, advice)
+                         kernel, advice)
   elif capability < 9 and width > NARROW:
     yield checks.problem(own, f'xla on {kind} for heads of more than {NARROW} channels (width={model.width} and heads='
                          f'{model.heads} give {width}), which cuDNN supports from compute capability 9.0 on',
-                         model.attention, advice)
+                         kernel, advice)
