@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files, json_files, overrides, schema
+from vit_jax.config import files, json_files, overrides, parts, schema
 from vit_jax.recipes import sizes
 
 
@@ -24,11 +24,15 @@ def entries(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[s
 def test_every_setting_is_shown_with_where_it_was_set(capsys: pytest.CaptureFixture[str]) -> None:
   found = entries(capsys, 'digits', '--config.optimizer.lr=0.5')
   config = files.load('digits', [])
-  assert [*found] == [one.name for one in overrides.fields(config)]
+  of_parts = {name for name, kind in parts.walk(config) if parts.kinds(kind)}
+  assert [name for name in found if name not in of_parts] == [one.name for one in overrides.fields(config)]
+  assert of_parts < found.keys() and (found['model.pool']['value'], found['model.pool']['default']) == (
+      'mean', 'classtoken')
   line = next(i for i, text in enumerate(files.find('digits')[0].read_text().splitlines(), 1) if 'patch=4' in text)
   assert found['model.patch'] == {
       'value': '4', 'part': 'ViT', 'type': 'whole number', 'unit': 'px', 'default': '16', 'allowed': '1 to 65535 px',
       'about': found['model.patch']['about'], 'set_by': f'digits.py:{line}'}
+  assert found['model.pool']['set_by'] == f'digits.py:{line}'
   assert (found['optimizer.lr']['value'], found['optimizer.lr']['set_by']) == ('0.5', 'command line')
   assert found['seed']['set_by'] == 'default'
 
@@ -36,7 +40,7 @@ def test_every_setting_is_shown_with_where_it_was_set(capsys: pytest.CaptureFixt
 def test_a_part_of_the_command_line_sets_what_differs_from_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
   found = entries(capsys, 'digits', 'model', '--config.model=S/16')
   assert {name for name, one in found.items() if one['set_by'] == 'command line'} == {
-      'model.width', 'model.heads', 'model.mlp'}
+      'model', 'model.width', 'model.heads', 'model.mlp.hidden'}
   assert found['model.width']['value'] == str(sizes.VIT['S'].width)
 
 

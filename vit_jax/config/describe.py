@@ -17,8 +17,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from vit_jax.config import durations
-from vit_jax.config.schema import ranges
+from vit_jax.config import durations, parts
+from vit_jax.config.schema import checks, ranges
 from vit_jax.config.schema.checks import shown
 from vit_jax.core.redaction import redacted
 
@@ -60,6 +60,10 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
     default = getattr(usual, field.name) if type(usual) is type(part) else _default(field)
     if dataclasses.is_dataclass(value):
+      if known := parts.kinds(field.type):
+        was = checks.kind(default) if dataclasses.is_dataclass(default) else REQUIRED
+        yield Described(name, checks.kind(value), type(part).__name__, 'choice', '', was, ', '.join(known),
+                        abouts.get(field.name, ''))
       yield from _of(value, f'{name}.', default)
     elif isinstance(value, dict):
       for key, one in value.items():

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.config import describe, files, origins, overrides, schema
+from vit_jax.config import describe, files, origins, overrides, parts, schema
 from vit_jax.config.describe import Described
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
@@ -89,7 +89,7 @@ def _places(part: Any, watched: origins.Origins, prefix: str, file: str) -> Iter
     inside = value if isinstance(value, dict) else {'': value} if dataclasses.is_dataclass(value) else {}
     for key, one in inside.items():
       yield from _places(one, watched, f'{name}.{key}.' if key else f'{name}.', file)
-    if not inside:
+    if not inside or parts.kinds(field.type):
       line = watched.of(part, field.name)
       yield name, f'{"" if line.is_named else "~"}{line}' if line else f'~{file}'
 

@@ -28,7 +28,7 @@ def given(config: schema.Config, found: Mapping[str, str]) -> dict[str, Any]:
   """
   own = {one.name for one in describe.settings(config) if one.value != one.default}
   return {name: value for name, value in _all(config, found).items()
-          if name in own or name.endswith('.type') and name.rpartition('.')[0] in _kinds(config)}
+          if name in own or name.endswith('.type') and name.removesuffix('.type') in own | _kinds(config)}
 
 
 def of_data(recorded: Mapping[str, Any]) -> schema.Config:
@@ -70,7 +70,7 @@ def differences(before: Mapping[str, Any], config: schema.Config, found: Mapping
 
 
 def _kinds(config: schema.Config) -> set[str]:
-  """Returns the names of the parts that are of one of several kinds."""
+  """Returns the names of the parts whose kind a record always states."""
   return {'model', 'objective', 'optimizer', *(f'evals.{name}' for name in config.evals)}
 
 

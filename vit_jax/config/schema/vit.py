@@ -443,10 +443,10 @@ class ViT(checks.Settings):
   width: int = ranged(768, COUNT)  # D, channels of a token
   depth: int = ranged(12, Range(1, 10_000))  # L, number of blocks
   heads: int = ranged(12, COUNT)   # A, attention heads
-  mlp: AnyMlp = field(default_factory=Mlp)
-  attention: Attention = field(default_factory=Attention)
+  mlp: AnyMlp = field(default_factory=Mlp)  # of each block
+  attention: Attention = field(default_factory=Attention)  # of each block
   block: Block = field(default_factory=Plain)  # how attention and MLP are joined
-  positions: Positions = field(default_factory=Learned)
+  positions: Positions = field(default_factory=Learned)  # how tokens know where they are
   pool: Pool = field(default_factory=ClassToken)  # how tokens become one feature vector
   stem: Stem = field(default_factory=PatchStem)  # how the image becomes patches
   norm: Norm = field(default_factory=LayerNorm)  # of all norms
