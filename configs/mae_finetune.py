@@ -5,7 +5,7 @@ Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,
 Source:   arXiv 2111.06377, Table 9, which is BEiT's protocol too, and its code for what depends on the size: AdamW,
           5e-4 (L and H 1e-3) for 256 images, batch 1,024, 100 (50) epochs, layer decay 0.65 (0.75), stochastic depth
           0.1 (0.2, 0.3), RandAugment (9, 0.5), smoothing 0.1, mixup 0.8 or cutmix 1, erasing 0.25. The mean of the
-          patch tokens is normalized by a new norm and classified (model.pool=mean with its class_token, model.final_norm=pooled); the class
+          patch tokens is normalized by a new norm and classified (model.pool=mean, model.final_norm=pooled); the class
           token stays in the sequence unread. Positions are learned and initialized with the fixed ones of pre-training.
           Mixing is drawn for every 32 images (H: 16), the batch of a device in its commands
           (FINETUNE.md).

@@ -59,15 +59,15 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
     default = getattr(usual, field.name) if type(usual) is type(part) else _default(field)
-    if dataclasses.is_dataclass(value):
-      if known := parts.kinds(field.type):
-        was = checks.kind(default) if dataclasses.is_dataclass(default) else REQUIRED
-        yield Described(name, checks.kind(value), type(part).__name__, 'choice', '', was, ', '.join(known),
-                        abouts.get(field.name, ''))
-      yield from _of(value, f'{name}.', default)
-    elif isinstance(value, dict):
-      for key, one in value.items():
-        yield from _of(one, f'{name}.{key}.', default.get(key) if isinstance(default, dict) else None)
+    if dataclasses.is_dataclass(value) or isinstance(value, dict):
+      declared = typing.get_args(field.type)[1] if isinstance(value, dict) else field.type
+      for key, one in (value if isinstance(value, dict) else {'': value}).items():
+        own, was = f'{name}.{key}'.rstrip('.'), default.get(key) if isinstance(default, dict) else default
+        if known := parts.kinds(declared):
+          usual_kind = checks.kind(was) if dataclasses.is_dataclass(was) else REQUIRED
+          yield Described(own, checks.kind(one), kind.__name__, 'choice', '', usual_kind, ', '.join(known),
+                          abouts.get(field.name, ''))
+        yield from _of(one, f'{own}.', was)
     else:
       allowed = field.metadata.get('allowed')
       yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), _unit(field.name, allowed),

@@ -100,7 +100,7 @@ class RMSNorm(nn.Module):
     return unit * jnp.expand_dims(scale, range(x.ndim - 1))
 
 
-def norm(settings: schema.LayerNorm | schema.RmsNorm, forms: Forms = FAST, *, name: str | None = None) -> nn.Module:
+def norm(settings: schema.NormSettings, forms: Forms = FAST, *, name: str | None = None) -> nn.Module:
   """A norm with these settings: from `[..., D]` to the same shape in f32."""
   module: nn.Module = implementation.make(settings, forms=forms, name=name)
   return module

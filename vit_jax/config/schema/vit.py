@@ -2,7 +2,7 @@
 
 A part that may be of several kinds is a union, such as `Block`. Each kind names its module in `implementation`, and its
 fields are arguments of that module's constructor (`core/implementation.py`). A new kind is a settings class in its
-union and a module; a person's own kind is both in a file of their own.
+union and a module; a person's own kind is both in a file of their own, with the base that ends the union.
 """
 import dataclasses
 import enum
@@ -168,7 +168,7 @@ class LearnedRotary(Rotary):
   has_rows: ClassVar[bool] = True
 
 
-Positions = Learned | Learned2d | SinCos | NoPositions | Relative | Rotary | LearnedRotary
+Positions = Learned | Learned2d | SinCos | NoPositions | Relative | Rotary | LearnedRotary | PositionSettings
 
 
 class QkvBias(enum.Enum):
@@ -248,7 +248,7 @@ class SwiGlu(MlpSettings):
   layers: ClassVar[tuple[str, ...]] = ('mlp/up', 'mlp/down', 'mlp/gate')
 
 
-AnyMlp = Mlp | SwiGlu
+AnyMlp = Mlp | SwiGlu | MlpSettings
 
 
 class BlockSettings(Part):
@@ -300,7 +300,7 @@ class Axial(Plain):
                            checks.kind(model.positions))
 
 
-Block = Plain | Parallel | Axial
+Block = Plain | Parallel | Axial | BlockSettings
 
 
 class NormSettings(Part):
@@ -322,7 +322,7 @@ class RmsNorm(NormSettings):
   implementation: ClassVar[str] = 'vit_jax.models.layers:RMSNorm'
 
 
-Norm = LayerNorm | RmsNorm
+Norm = LayerNorm | RmsNorm | NormSettings
 
 
 class FinalNorm(enum.Enum):
@@ -378,16 +378,18 @@ class Map(PoolSettings):
       yield from checks.multiple(f'{name}.width', model.width, self.heads, f'{own}.heads={self.heads}')
 
 
-Pool = ClassToken | Mean | First | Map
+Pool = ClassToken | Mean | First | Map | PoolSettings
 
 
 class StemSettings(Part):
   """Base of the kinds of stem.
 
-  bias: whether the patch embedding has a bias.    norm: whether the patch tokens are normalized.
+  bias: whether the patch embedding has a bias.    norm: whether the patch tokens are normalized.    stride: pixels of
+  the image for each pixel of the map that is cut into patches.
   """
   bias: bool = True
   norm: bool = False
+  stride: int = 1
   has_batch_norm: ClassVar[bool] = False
 
 
@@ -396,7 +398,6 @@ class PatchStem(StemSettings):
   """Patches are cut from the image itself (ViT paper, eq. 1)."""
   bias: bool = True   # the patch embedding has a bias (CLIP: none)
   norm: bool = False  # a norm of the patch tokens before positions (AIMv2)
-  stride: ClassVar[int] = 1  # px of the image for each pixel of the map that is cut into patches
   implementation: ClassVar[str] = 'vit_jax.models.vit.stem:Patches'
 
 
@@ -414,7 +415,7 @@ class ResNetStem(StemSettings):
   implementation: ClassVar[str] = 'vit_jax.models.vit.stem:ResNet'
 
   @property
-  def stride(self) -> int:
+  def stride(self) -> int:  # type: ignore[override]
     """Pixels of the image for each pixel of the map."""
     return 4 * 2 ** max(0, len(self.layers) - 1)
 
@@ -428,12 +429,12 @@ class ConvStem(StemSettings):
   """Patches are cut from a map of half of the image's side: three convolutions with BatchNorm and ReLU (LV-ViT)."""
   width: int = ranged(64, COUNT)              # channels of the map
   norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
-  stride: ClassVar[int] = 2
+  stride = 2
   has_batch_norm: ClassVar[bool] = True
   implementation: ClassVar[str] = 'vit_jax.models.vit.stem:ConvolutionPatches'
 
 
-Stem = PatchStem | ResNetStem | ConvStem
+Stem = PatchStem | ResNetStem | ConvStem | StemSettings
 
 
 @dataclasses.dataclass

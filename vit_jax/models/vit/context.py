@@ -21,7 +21,7 @@ class Context:
   norm: settings of the norms.    gelu: form of the GELU; None = `max(x, 0)` in its place.    dtype: of the products.
   dropout: probability that an activation is dropped.    laws: by which parameters start.    forms: of the operations.
   """
-  norm: schema.LayerNorm | schema.RmsNorm
+  norm: schema.NormSettings
   gelu: Gelu | None
   dtype: DTypeLike
   dropout: float = 0.
