@@ -20,8 +20,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.image import jpeg_crop, transform
-from vit_jax.data.pipeline import prefetch
+from vit_jax.data.image import jpeg, opencv, transform
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, prepared
 from vit_jax.recipes import augreg
@@ -73,7 +72,7 @@ def measure(sets: Mapping[str, Source], *, rounds: int, chunk: int,
   """Measures the host part of each recipe on each dataset, interleaved, in one thread, in processor seconds."""
   transforms = {name: transform.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
   transforms[REDUCED] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.REDUCED)
-  if jpeg_crop.is_installed():
+  if jpeg.is_installed():
     transforms[PARTIAL] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
   rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in transforms}
   for turn in range(rounds + 1):
@@ -112,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
     print('usage: python -m benchmarks.host_images DATASET [DATASET ...], folders of images or shards',
           file=sys.stderr)
     return 2
-  prefetch.quieten_cv2()
+  opencv.quieten()
   try:
     sets = {where: open_set(where) for where in arguments}
   except UserError as error:

@@ -23,8 +23,8 @@ from benchmarks.pipe import JsonProcess
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.image import jpeg_crop
-from vit_jax.data.pipeline import loader, prefetch
+from vit_jax.data.image import jpeg, opencv
+from vit_jax.data.pipeline import loader
 
 BATCH, BATCHES, ROUNDS = 64, 3, 9
 ACCURATE = 'INTEGER_ACCURATE'
@@ -58,7 +58,7 @@ class LoaderProcess:
 
 def serve(settings: dict[str, Any]) -> None:
   """Answers the requests of `LoaderProcess` with a loader of this package."""
-  prefetch.quieten_cv2()
+  opencv.quieten()
   decode = schema.Decode(settings['decode'])
   made = loader.train_loader(
       host_images.open_set(settings['dataset']), recipe=schema.Recipe(), image_px=host_images.IMAGE_PX,
@@ -88,7 +88,7 @@ def start(folder: str, *, shards: str, python: str, record: str) -> list[LoaderP
       found.append(LoaderProcess([python, str(CHILD)], settings))
   for kind, where in (('files', folder), ('shards', shards)):
     for decode in schema.Decode if where else ():
-      if decode is not schema.Decode.CROP or jpeg_crop.is_installed():
+      if decode is not schema.Decode.CROP or jpeg.is_installed():
         settings = {'dataset': where, 'kind': kind, 'decode': decode.value}
         found.append(LoaderProcess([sys.executable, '-m', 'benchmarks.loaders', '--serve'], settings))
   return found

@@ -9,7 +9,7 @@ from benchmarks import host_images
 from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import check, schema
-from vit_jax.data.image import jpeg_crop
+from vit_jax.data.image import jpeg
 from vit_jax.data.source import Record
 
 
@@ -39,11 +39,11 @@ def test_every_recipe_is_measured_on_every_dataset_interleaved() -> None:
   found = host_images.measure(sets, rounds=3, chunk=2, image_px=(16, 16))
   assert set(found) == {'a', 'b'} and set(found['a']) == set(found['b'])
   assert set(found['a']) - {host_images.PARTIAL, host_images.REDUCED} == set(host_images.RECIPES)
-  assert (host_images.PARTIAL in found['a']) == jpeg_crop.is_installed()
+  assert (host_images.PARTIAL in found['a']) == jpeg.is_installed()
   assert all(0 < s.smallest <= s.median <= s.largest for speeds in found.values() for s in speeds.values())
   assert {s.ratio for s in found['a'].values()} == {1.} and all(s.ratio > 0 for s in found['b'].values())
   assert sets['a'].read == sets['b'].read
-  assert len(sets['a'].read) == (3 + 1) * 2 * (len(host_images.RECIPES) + 1 + jpeg_crop.is_installed())
+  assert len(sets['a'].read) == (3 + 1) * 2 * (len(host_images.RECIPES) + 1 + jpeg.is_installed())
 
 
 def test_its_recipes_are_valid_for_training() -> None:
@@ -63,7 +63,7 @@ def test_folders_of_images_and_of_shards_are_distinguished(
   assert host_images.open_set(images).name.startswith('folder:')
   assert host_images.open_set(shards).name.startswith('array_record:')
   monkeypatch.setattr(host_images, 'RECIPES', {'crop and flip': schema.Recipe()})
-  monkeypatch.setattr(jpeg_crop, 'is_installed', lambda: False)
+  monkeypatch.setattr(jpeg, 'is_installed', lambda: False)
   capsys.readouterr()
   assert host_images.main([images, shards]) == 0
   lines = capsys.readouterr().out.splitlines()

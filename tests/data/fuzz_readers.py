@@ -22,9 +22,9 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import records, tfrecord_index
-from vit_jax.data.image import transform
+from vit_jax.data.image import masks, transform
 from vit_jax.data.labels import classes, label_maps, real
-from vit_jax.data.pipeline import blocks, masked_images
+from vit_jax.data.pipeline import blocks
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, prepared
 from vit_jax.jobs import prepare
@@ -154,8 +154,8 @@ def mask_files(kind: str) -> Content:
 
 def read_masks(folder: pathlib.Path) -> tuple[int, list[str]]:
   source = opening.open_split(schema.Data(source=f'masks:{folder}', holdout=.3), 'train', image_px=(8, 8))
-  values = masked_images.MaskValues(0, 255, max(1, len(source.class_names)))
-  cut = masked_images.MaskedImages(source, schema.Recipe(), (8, 8), 0, 0, (2, 2), values)
+  values = masks.MaskValues(0, 255, max(1, len(source.class_names)))
+  cut = masks.MaskedImages(source, schema.Recipe(), (8, 8), 0, 0, (2, 2), values)
   for index in range(len(source)):
     cut(index)
   return len(source), []

@@ -10,11 +10,11 @@ import pytest
 
 from tests.data.images import random_image
 from vit_jax.config import schema
-from vit_jax.data.device import geometry
-from vit_jax.data.image import geometry as host_geometry
+from vit_jax.data.device import prepare
+from vit_jax.data.image import geometry
 from vit_jax.data.image.geometry import inverse_affine
 
-sample_affine = jax.jit(geometry.sample_affine)
+sample_affine = jax.jit(prepare.sample_affine)
 IMAGES = np.stack([random_image(i) for i in range(6)]).astype(np.float32)
 BOXES = np.tile(np.array([.1, .2, .5, 1.], np.float32), (6, 1))
 
@@ -48,14 +48,14 @@ def test_zoom_enlarges_about_the_center() -> None:
 @pytest.mark.parametrize('args', [(12, 1, 0), (0, 1.2, 0), (0, 1, .2), (-7, .9, -.1)])
 def test_host_and_device_warp_alike(args: tuple[float, float, float]) -> None:
   device = sample_affine(jnp.array(IMAGES[:1]), jnp.array(matrix(*args), jnp.float32)[None])[0]
-  host = host_geometry.warp_affine(IMAGES[0].astype(np.uint8), matrix(*args))
+  host = geometry.warp_affine(IMAGES[0].astype(np.uint8), matrix(*args))
   # OpenCV rounds coordinates to 1/32 px and values to integers.
   assert np.abs(np.asarray(device) - host).mean() < 2.
 
 
 def test_flip_mirrors_the_chosen_rows_and_their_boxes() -> None:
   chosen = jnp.array([True, False, True, False, False, True])
-  out = jax.jit(geometry.flip)({'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, chosen)
+  out = jax.jit(prepare.flip)({'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, chosen)
   for row in range(6):
     expected = IMAGES[row, :, ::-1] if chosen[row] else IMAGES[row]
     np.testing.assert_array_equal(out['image'][row], expected)
@@ -64,19 +64,19 @@ def test_flip_mirrors_the_chosen_rows_and_their_boxes() -> None:
 
 def test_shifts_are_drawn_for_each_image_and_reach_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
   drawn: list[jax.Array] = []
-  monkeypatch.setattr(geometry, 'shift', lambda batch, offsets, limit_px: drawn.append(offsets) or batch)
+  monkeypatch.setattr(prepare, 'shift', lambda batch, offsets, limit_px: drawn.append(offsets) or batch)
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, flip=False, shift_px=1)
-  geometry.augment({'image': np.zeros((64, 2, 2, 3))}, jax.random.key(0), recipe=recipe)
+  prepare.augment_geometry({'image': np.zeros((64, 2, 2, 3))}, jax.random.key(0), recipe=recipe)
   places = {tuple(row) for row in np.asarray(drawn[0]).tolist()}
   assert places == {(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)}  # one is missed by 5 of 1,000 seeds
 
 
 def test_shift_is_the_one_of_the_host_and_its_box_follows() -> None:
   offsets = np.array([[0, 0], [1, 2], [-3, 3], [3, -1], [-2, -2], [0, 3]])
-  out = jax.jit(geometry.shift, static_argnames='limit_px')(
+  out = jax.jit(prepare.shift, static_argnames='limit_px')(
       {'image': jnp.array(IMAGES), 'box': jnp.array(BOXES)}, jnp.array(offsets), limit_px=3)
   for row, (down, right) in enumerate(offsets.tolist()):
-    expected = host_geometry.shift(IMAGES[row], down_px=down, right_px=right)
+    expected = geometry.shift(IMAGES[row], down_px=down, right_px=right)
     np.testing.assert_array_equal(out['image'][row], expected)
   # One pixel down is 1/12 of a height of 0.4; two to the right are 2/15 of a width of 0.8.
   expected = [.1 - .4 / 12, .2 - 1.6 / 15, .5 - .4 / 12, 1. - 1.6 / 15]
@@ -85,7 +85,7 @@ def test_shift_is_the_one_of_the_host_and_its_box_follows() -> None:
 
 def test_draws_stay_in_the_ranges_of_the_recipe() -> None:
   recipe = schema.Recipe(rotate_degrees=10., scale=.1, shear=.2)
-  drawn = np.asarray(jax.jit(lambda key: geometry.draw_affine(key, (500, 12, 15, 3), recipe=recipe))(jax.random.key(0)))
+  drawn = np.asarray(jax.jit(lambda key: prepare.draw_affine(key, (500, 12, 15, 3), recipe=recipe))(jax.random.key(0)))
   zooms = 1 / np.sqrt(drawn[:, 0, 0] ** 2 + drawn[:, 1, 0] ** 2)
   angles = np.degrees(np.arctan2(-drawn[:, 1, 0], drawn[:, 0, 0]))
   assert .9 <= zooms.min() < .905 and 1.095 < zooms.max() <= 1.1001

@@ -11,7 +11,7 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.image import crops, decode, headers, jpeg_crop
+from vit_jax.data.image import crops, decode, headers, jpeg
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
@@ -19,7 +19,7 @@ from vit_jax.data.sources import builtin, opening
 
 END = b'\xff\xd9'
 SAME = (schema.Decode.FULL, schema.Decode.CROP)
-needs_codec = pytest.mark.skipif(not jpeg_crop.is_installed(), reason='nvImageCodec is not installed: the extra `crop`')
+needs_codec = pytest.mark.skipif(not jpeg.is_installed(), reason='nvImageCodec is not installed: the extra `crop`')
 
 
 def coded(size: tuple[int, int], *flags: int, ending: str = '.jpg', channels: int = 3) -> bytes:
@@ -39,9 +39,9 @@ FILES = {
 @pytest.mark.parametrize('name', FILES)
 def test_a_part_has_the_pixels_of_the_whole(name: str) -> None:
   whole, rng = decode.decode(FILES[name]), np.random.default_rng(1)
-  opened = jpeg_crop.open_image(FILES[name])
+  opened = jpeg.open_partial(FILES[name])
   assert opened.size == whole.shape[:2]
-  assert isinstance(opened, jpeg_crop.JpegImage) == (name != 'PNG')
+  assert isinstance(opened, jpeg.PartialJpeg) == (name != 'PNG')
   for _ in range(25):
     height, width = (int(rng.integers(1, side + 1)) for side in opened.size)
     top, left = int(rng.integers(0, opened.size[0] - height + 1)), int(rng.integers(0, opened.size[1] - width + 1))
@@ -54,8 +54,8 @@ def test_a_part_has_the_pixels_of_the_whole(name: str) -> None:
 def test_a_part_of_an_image_that_is_turned_has_the_pixels_of_the_whole(orientation: int) -> None:
   encoded = headers.write_orientation(FILES['usual'], orientation)
   for how in (headers.DecodeOptions(), headers.DecodeOptions(upright=True)):
-    whole, opened, rng = decode.decode(encoded, how), jpeg_crop.open_image(encoded, how), np.random.default_rng(2)
-    assert isinstance(opened, jpeg_crop.JpegImage) and opened.size == whole.shape[:2]
+    whole, opened, rng = decode.decode(encoded, how), jpeg.open_partial(encoded, how), np.random.default_rng(2)
+    assert isinstance(opened, jpeg.PartialJpeg) and opened.size == whole.shape[:2]
     assert opened.size == ((309, 203) if how.upright and orientation > 4 else (203, 309))
     for _ in range(9):
       window = crops.inception_crop(opened.size, rng=rng, area=(.05, 1.), aspect=(.75, 4 / 3))
@@ -64,7 +64,7 @@ def test_a_part_of_an_image_that_is_turned_has_the_pixels_of_the_whole(orientati
 
 @needs_codec
 def test_a_part_of_too_large_an_image_is_refused_in_the_same_words() -> None:
-  for opener in (jpeg_crop.open_image, decode.open_image):
+  for opener in (jpeg.open_partial, decode.open_image):
     with pytest.raises(headers.BadImage, match='309 x 203 px: expected at most 50,000 pixels, got 62,727'):
       opener(FILES['usual'], headers.DecodeOptions(max_pixels=50_000))
 
@@ -90,16 +90,16 @@ def test_what_is_no_picture_is_refused_in_the_same_words(damaged: bytes) -> None
       open_picture(damaged).cut(decode.Window(0, 0, 5, 5))  # type: ignore[operator]
     return str(found.value)
 
-  assert words(jpeg_crop.open_image) == words(decode.open_image)
+  assert words(jpeg.open_partial) == words(decode.open_image)
 
 
 def test_arrays_need_no_decoder() -> None:
   image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-  np.testing.assert_array_equal(jpeg_crop.open_image(image).cut(decode.Window(1, 0, 1, 2)), image[1:, :2])
+  np.testing.assert_array_equal(jpeg.open_partial(image).cut(decode.Window(1, 0, 1, 2)), image[1:, :2])
 
 
 def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(jpeg_crop, '_PACKAGE', 'nowhere.codec')
+  monkeypatch.setattr(jpeg, '_PACKAGE', 'nowhere.codec')
   with pytest.raises(UserError, match=r"not installed. Run pip install 'vit_jax\[crop\]'"):
     loader.train_loader(builtin.open_digits('train'), recipe=schema.Recipe(), image_px=(8, 8), batch_size=8, seed=0,
                         shard=Shard((0,), 1), workers=0, threads=1, in_memory=False, max_bad_images=1,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.data.image import decode, headers, jpeg_reduced
+from vit_jax.data.image import decode, headers, jpeg
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.decode import Window
 from vit_jax.data.source import Record
@@ -24,16 +24,15 @@ def smooth(size: tuple[int, int], ending: str = '.jpg') -> bytes:
     (Window(0, 0, 63, 64), 1), (Window(0, 0, 64, 64), 2), (Window(0, 0, 127, 500), 2), (Window(0, 0, 128, 128), 4),
     (Window(0, 0, 256, 256), 8), (Window(0, 0, 900, 900), 8)])
 def test_the_target_never_has_more_pixels_than_what_is_decoded(window: Window, scale: int) -> None:
-  assert jpeg_reduced.find_scale(window, (32, 32)) == scale
+  assert jpeg.find_scale(window, (32, 32)) == scale
 
 
 @pytest.mark.parametrize('orientation', [1, 6])
 @pytest.mark.parametrize('scale', [2, 4, 8])
 def test_a_reduced_crop_is_the_mean_of_the_pixels_of_the_full_one(scale: int, orientation: int) -> None:
   """Means of blocks of smooth noise; each of JPEG's two roundings, of coefficients and of pixels, is a level or two."""
-  encoded, side = smooth((256, 320)), 256 // scale
-  header = headers.read_jpeg(encoded)._replace(orientation=orientation)
-  image = jpeg_reduced.ReducedJpeg(encoded, header, (side // 2, side // 2), headers.DecodeOptions(upright=True))
+  encoded, side = headers.write_orientation(smooth((256, 320)), orientation), 256 // scale
+  image = jpeg.ReducedJpeg(encoded, headers.DecodeOptions(upright=True), (side // 2, side // 2))
   assert image.size == ((256, 320) if orientation == 1 else (320, 256))
   window = Window(0, 0, 128, 160) if orientation == 1 else Window(0, 128, 160, 128)
   full = window.cut(decode.orient(decode.decode(encoded), orientation))
@@ -47,7 +46,7 @@ def test_small_crops_and_other_formats_have_the_pixels_of_full_decoding() -> Non
   window = Window(3, 5, 50, 40)
   for ending in ('.jpg', '.png'):
     encoded = smooth((203, 309), ending)
-    found = jpeg_reduced.Opener((32, 32))(encoded).cut(window)
+    found = jpeg.ReducedOpener((32, 32))(encoded).cut(window)
     np.testing.assert_array_equal(found, window.cut(decode.decode(encoded)))
 
 
@@ -65,4 +64,4 @@ def test_a_recipe_takes_the_same_crops_with_nearly_the_same_pixels() -> None:
 
 def test_a_truncated_file_is_a_bad_image() -> None:
   with pytest.raises(headers.BadImage, match='truncated'):
-    jpeg_reduced.Opener((8, 8))(smooth((64, 64))[:-400])
+    jpeg.ReducedOpener((8, 8))(smooth((64, 64))[:-400])

@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import masks
-from vit_jax.data.pipeline.masked_images import MaskedImages, MaskValues
+from vit_jax.data.image.masks import MaskedImages, MaskValues
 from vit_jax.data.sources import opening
 
 CLASSES = 6

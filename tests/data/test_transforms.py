@@ -15,9 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import types
-from vit_jax.data.device import geometry as device_geometry
 from vit_jax.data.device import mix
-from vit_jax.data.device.prepare import normalize, prepare_eval, prepare_train
+from vit_jax.data.device.prepare import augment_geometry, normalize, prepare_eval, prepare_train
 from vit_jax.data.image import colors, geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record
@@ -194,7 +193,7 @@ def test_new_settings_leave_the_draws_of_old_ones_alone(monkeypatch: pytest.Monk
   def as_first(batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
     # Split as in the first version of the recipe: geometry, then mixup.
     geometry_key, mixup_key = jax.random.split(key)
-    moved = device_geometry.augment(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
+    moved = augment_geometry(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
     moved = moved | {'image': normalize(moved['image'], recipe)}
     return mix.mixup(moved, mixup_key, alpha=.2, num_classes=7)['image']
 

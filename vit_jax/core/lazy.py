@@ -8,7 +8,7 @@ to type checkers with an import under `TYPE_CHECKING`:
     else:
       cv2 = lazy.Module('cv2')
 
-The project's own modules are always imported at the top of a file.
+The project's own modules are imported at the top of a file, except those that few runs need.
 """
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
-from vit_jax.data.pipeline.masked_images import MaskedImages, MaskValues
+from vit_jax.data.image.masks import MaskedImages, MaskValues
 from vit_jax.data.source import Source, find_origin
 from vit_jax.evaluate import confusion, knn, linear, logistic, mask_overlay, upsample
 from vit_jax.evaluate.resources import Make, Resources

@@ -18,8 +18,8 @@ from vit_jax.core.contracts import Prepare, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
+from vit_jax.data.image.masks import MaskedImages
 from vit_jax.data.pipeline import memory, prefetch
-from vit_jax.data.pipeline.masked_images import MaskedImages
 from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.linear import Data
 from vit_jax.models import intermediates

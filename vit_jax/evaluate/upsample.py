@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.data.pipeline.masked_images import starts
+from vit_jax.data.image.masks import starts
 
 _BLOCK_ELEMENTS = 2**24  # scores that are interpolated at a time
 _RESOLUTION = 2**16      # of scores, steps of 1

@@ -19,8 +19,8 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.image import opencv
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.pipeline import prefetch
 from vit_jax.inspect import embeddings, figures, measurements, page
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.page import FILTERS, Inspection
@@ -59,7 +59,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
                     'of them to the network to inspect.')
   paths = list(predict.find(files, follow_links=follow_links))
   startup.start()
-  prefetch.quieten_cv2()
+  opencv.quieten()
   began = time.monotonic()
   stage.begin('loading the weights')
   names = report_card.split_weights(weights) if weights else [str(workdir)]

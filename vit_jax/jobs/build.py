@@ -28,13 +28,12 @@ from vit_jax.data.pipeline import loader as loaders
 from vit_jax.data.source import Source, title
 from vit_jax.data.sources import opening, pseudo
 from vit_jax.evaluate import evaluators as evaluation
-from vit_jax.evaluate.resources import Resources
+from vit_jax.evaluate.resources import Encoder, Resources
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
-from vit_jax.jobs import text_towers
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import devices
-from vit_jax.objectives import adapters, ema, kinds, sam
+from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -195,11 +194,15 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
     bar: whether progress may be shown as a bar.
     weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
   """
+  def find_encoder(name: str, settings: schema.ZeroShot) -> Encoder:
+    from vit_jax.jobs import text_towers  # only here: few runs read a text tower
+    return text_towers.find(config, weights, name, settings, mesh=mesh)
+
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
   resources = Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
                 shard=shard, store=Store(folder), bar=bar,
-                encoder=functools.partial(text_towers.find, config, weights, mesh=mesh))
+                encoder=find_encoder)
   return evaluation.build(resources)
 
 
@@ -256,6 +259,7 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
   settings = config.train.sam
   if not settings.rho:
     return objective
+  from vit_jax.objectives import sam
   rho_end = settings.rho if settings.rho_end < 0 else settings.rho_end
   return sam.Sam(objective, alpha=settings.alpha, rho=sam.follow_rate(
       schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))

@@ -24,9 +24,9 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import image_files
 from vit_jax.data.files.user_files import Rules
+from vit_jax.data.image import opencv
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.pipeline import prefetch
 from vit_jax.data.text.prompts import PLAIN
 from vit_jax.inspect import figures
 from vit_jax.inspect.images import UPRIGHT
@@ -69,7 +69,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
   paths = list(find(files, follow_links=follow_links))
   startup.start()
-  prefetch.quieten_cv2()
+  opencv.quieten()
   stage.begin('loading the weights')
   network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names),
                  allow_download=allow_download, allow_nonfinite=allow_nonfinite)

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline import prefetch
+from vit_jax.data.image import opencv
 from vit_jax.inspect import html_pages, predictions
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import predict, report, report_page, serve_http
@@ -52,7 +52,7 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
     report.check(workdir)
     hardware.use_cpu()
   startup.start()
-  prefetch.quieten_cv2()
+  opencv.quieten()
   load = functools.partial(inference.load, weights or str(workdir), preprocess=preprocess, model=model, view=view,
                            classes=classes, allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   network = Network(lambda: Model(load()), lambda: True) if workdir is None else Network(

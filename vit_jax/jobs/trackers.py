@@ -12,16 +12,14 @@ from collections.abc import Callable, Mapping
 
 from jax.sharding import Mesh
 
-from vit_jax.config import describe, schema
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.record import run_directory, storage
 from vit_jax.record.trackers import tensorboard
-from vit_jax.record.trackers.mlflow_run import MlflowRun
 from vit_jax.record.trackers.tracker import Guarded, Tracker
-from vit_jax.record.trackers.weights_and_biases import WeightsAndBiases
 from vit_jax.record.writer import Writer
-from vit_jax.train import loop, tracker_hooks
+from vit_jax.train import loop
 
 FILE = 'trackers.json'
 """In the run directory: the ids of the run in its trackers, by which a resumed run finds them again."""
@@ -47,7 +45,7 @@ def opener(config: schema.Config, workdir: storage.Path, resumed_from: int | Non
   def opened(folder: str) -> list[Guarded]:
     found = [tensorboard.opened(folder, resumed_from)] if config.trackers.tensorboard else []
     chosen = {setting: modules for setting, modules in PACKAGES.items() if getattr(config.trackers, setting)}
-    settings = {one.name: describe.text(one.value) for one in (describe.settings(config) if chosen else ())}
+    settings = _settings(config) if chosen else {}
     for setting, modules in chosen.items():
       # Not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
       with contextlib.suppress(Exception):  # which the tracker then raises again, and reports
@@ -60,16 +58,24 @@ def opener(config: schema.Config, workdir: storage.Path, resumed_from: int | Non
   return opened
 
 
+def _settings(config: schema.Config) -> dict[str, str]:
+  """Returns every setting as text, by dotted name."""
+  from vit_jax.config import describe
+  return {one.name: describe.text(one.value) for one in describe.settings(config)}
+
+
 def _make(setting: str, config: schema.Config, settings: Mapping[str, str], workdir: storage.Path, folder: str,
           resumed_from: int | None) -> Tracker:
   """Returns a new tracker, or the one of the earlier starts of a resumed run."""
   known = '' if resumed_from is None else _ids(workdir).get(setting, '')
   remember = functools.partial(_remember, workdir, setting)
   if setting == 'mlflow':
+    from vit_jax.record.trackers.mlflow_run import MlflowRun
     return MlflowRun(config.trackers.mlflow, name=config.name, run_id=known, remember=remember, settings=settings)
   if not known:
     known = secrets.token_hex(4)
     remember(known)
+  from vit_jax.record.trackers.weights_and_biases import WeightsAndBiases
   return WeightsAndBiases(config.trackers.wandb, name=config.name, run_id=known, folder=folder, settings=settings)
 
 
@@ -89,10 +95,13 @@ def _remember(workdir: storage.Path, setting: str, run_id: str) -> None:
 def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh) -> list[loop.Hook]:
   """The hooks that show images and histograms; none by default."""
   settings, recipe = config.trackers, config.data.recipe
+  if not settings.images and not settings.histograms:
+    return []
+  from vit_jax.train import tracker_hooks
   found: list[loop.Hook] = []
   if settings.images:
     found.append(tracker_hooks.Images(settings.images, parts.prepare, writer.show, mean=recipe.mean, std=recipe.std,
-                                mesh=mesh, seed=config.seed))
+                                      mesh=mesh, seed=config.seed))
   if settings.histograms and (every := parts.lengths.steps(settings.histograms)):
     found.append(tracker_hooks.Histograms(every, writer.show, mesh=mesh))
   return found

@@ -17,7 +17,7 @@ from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
-from vit_jax.jobs import build, loader_processes, report_page, resume, summary, teacher_labels, trackers
+from vit_jax.jobs import build, loader_processes, report_page, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -27,7 +27,6 @@ from vit_jax.record import machine, origin, run_directory, stage, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
-from vit_jax.weights import inherit, init_state
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -49,15 +48,19 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   check.check(config)
   trackers.check(config)
   process_id = startup.start(config.train, resume.find_machine(workdir))
-  config, found = inherit.resolve(config, overridden, workdir, found)
-  check.check(config)
+  if config.init_from:
+    from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
+    config, found = inherit.resolve(config, overridden, workdir, found)
+    check.check(config)
   if is_default:
     resume.check_same(workdir, config)
   # Processes of one run may share the directory; process 0 locks it for all.
   with run_directory.hold(workdir) if process_id == 0 else contextlib.nullcontext():
-    if reason := teacher_labels.ensure(config):
-      print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
-      return stopping.RESUMABLE
+    if config.data.pseudo.source:
+      from vit_jax.jobs import teacher_labels
+      if reason := teacher_labels.ensure(config):
+        print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
+        return stopping.RESUMABLE
     return Run(config, workdir, began, found, overridden).run(until)
 
 
@@ -141,8 +144,7 @@ class Run:
     program, total = self.parts.program, self.parts.lengths.total_steps
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
-      found, self._found = self._found, None  # frees its arrays
-      return program.hold(init_state.begin(self.config, program, self.data.class_names, self.workdir, found)), 0
+      return program.hold(self._initialize()), 0
     resume.check_data(restored.data, self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
     if step > total:
@@ -155,6 +157,14 @@ class Run:
     log.info('Already finished: step %s of %s in %s. Evaluating.' if step == total else
              'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return program.hold(restored.state), step
+
+  def _initialize(self) -> TrainState:
+    """Returns the state of step 0, with the weights that the config names."""
+    if not self.config.init_from and not isinstance(self.config.objective, schema.Distill):
+      return self.parts.program.init_fn()
+    from vit_jax.weights import init_state
+    found, self._found = self._found, None  # frees its arrays
+    return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, found)
 
   def _clock(self, startup_s: float) -> clocks.Clock:
     device = jax.devices()[0]

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vit_jax.config.schema import Jitter
-from vit_jax.core import lazy
 from vit_jax.core.types import HostArray
-
-if TYPE_CHECKING:
-  import cv2
-else:
-  cv2 = lazy.Module('cv2')
+from vit_jax.data.image.opencv import cv2
 
 LEVELS = np.arange(256)
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's filter of that name

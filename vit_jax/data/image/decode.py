@@ -11,20 +11,15 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vit_jax.core import lazy
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import headers
 from vit_jax.data.image.headers import AS_STORED, BadImage, DecodeOptions
-
-if TYPE_CHECKING:
-  import cv2
-else:
-  cv2 = lazy.Module('cv2')
+from vit_jax.data.image.opencv import cv2
 
 PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin.TiffImageFile',
                   'avif': 'AvifImagePlugin.AvifImageFile', 'jp2': 'Jpeg2KImagePlugin.Jpeg2KImageFile',

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
-from vit_jax.core import lazy
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.image import resample
 from vit_jax.data.image.crops import center, fractions
 from vit_jax.data.image.decode import Window
-
-if TYPE_CHECKING:
-  import cv2
-else:
-  cv2 = lazy.Module('cv2')
+from vit_jax.data.image.opencv import cv2
 
 MAX_ENLARGEMENT = 32
 """Up to this multiple of the crop's pixels, an image is enlarged before the crop; above it, only the crop is."""
@@ -174,7 +169,7 @@ def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, anti
   if not antialias:
     return window.cut(_resize_float(image, size, interpolation, truncate=truncate)) if fits else _warp(
         image, size, window)
-  stored, how = Image.fromarray(image), _pillow_filter(interpolation)
+  stored, how = Image.fromarray(image), pillow_filter(interpolation)
   if fits:
     return window.cut(np.asarray(stored.resize((size[1], size[0]), how)))
   down, right = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per px of `size`
@@ -243,7 +238,8 @@ def inverse_affine(cos: Number, sin: Number, zoom: Number, shear: Number, *,
           [yx, yy, center_y - yx * center_x - yy * center_y]]
 
 
-def _pillow_filter(interpolation: Interpolation) -> Image.Resampling:
+def pillow_filter(interpolation: Interpolation) -> Image.Resampling:
+  """Returns Pillow's filter: bicubic, or else bilinear."""
   return Image.Resampling.BICUBIC if interpolation is Interpolation.BICUBIC else Image.Resampling.BILINEAR
 
 

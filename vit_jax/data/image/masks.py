@@ -1,18 +1,29 @@
-"""Masks for semantic segmentation: a class for each pixel of an image.
+"""Masks for semantic segmentation: a class for each pixel of an image; and images with their masks as windows.
 
 A mask is stored without loss as one channel, whose values are class indices, or as indices into a palette. It follows
 the geometry of its image by nearest-neighbor resampling, so that no class is made up between two others.
+
+`MaskedImages` resizes an image, to the window without preserving the aspect ratio or to a short side with it, and
+covers it by windows of one size. The mask keeps its own size for counting; for the classes of tokens it is resized and
+cut as the image is.
 """
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import numpy as np
 from PIL import Image
 
-from vit_jax.core.types import HostArray
-from vit_jax.data.image.decode import DAMAGE
-from vit_jax.data.image.headers import MAX_PIXELS
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, HostArray
+from vit_jax.data.files import access
+from vit_jax.data.image import decode as decoding
+from vit_jax.data.image import geometry
+from vit_jax.data.image.decode import DAMAGE, Window
+from vit_jax.data.image.headers import MAX_PIXELS, BadImage, decode_options
+from vit_jax.data.source import Source, find_origin
 
 IGNORED = -1
 """The class of pixels that are not counted."""
@@ -104,3 +115,92 @@ def majority(mask: HostArray, grid: tuple[int, int]) -> HostArray:
   counts = pixels.ravel() >= 0
   votes = np.bincount(rows[counts] * num + pixels.ravel()[counts], minlength=h * w * num).reshape(h * w, num)
   return np.where(votes.any(1), votes.argmax(1), IGNORED).astype(np.int32).reshape(h, w)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskValues:
+  """What the values of masks mean: see `classes`."""
+  first: int
+  ignore: int
+  num_classes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedImages:
+  """Maps the position of an example to its windows.
+
+  source: with masks.
+  recipe: how images are decoded and resampled; its crops are not used.
+  window_px: height and width.
+  resize_px: short side; 0 = the image is one window.
+  stride_px: between windows; 0 = their sides.
+  grid: (h, w) of the tokens of a window.
+  values: of the masks.
+  """
+  source: Source
+  recipe: schema.Recipe
+  window_px: tuple[int, int]
+  resize_px: int
+  stride_px: int
+  grid: tuple[int, int]
+  values: MaskValues
+
+  def __call__(self, index: int) -> Batch:
+    """Returns `windows [n, H, W, 3] u8`, `tokens [n, h, w] i32` (their classes), `mask [H_m, W_m] i32`, `size [2]`.
+
+    Pixels and tokens that do not count are -1; `size` is that of the resized image, px.
+
+    Raises:
+      UserError: image or mask cannot be read, or they do not go together.
+    """
+    image, mask = self.read(index)
+    height, width = self._size((image.shape[0], image.shape[1]))
+    interpolation, antialias = geometry.eval_resampling(self.recipe)
+    resized = geometry.resize_part(image, (height, width), Window(0, 0, height, width), antialias=antialias,
+                                   interpolation=interpolation, truncate=self.recipe.truncate)
+    small = resize(mask, (height, width))
+    cuts = [(slice(top, top + self.window_px[0]), slice(left, left + self.window_px[1]))
+            for top in starts(height, self.window_px[0], self.stride(0))
+            for left in starts(width, self.window_px[1], self.stride(1))]
+    return {'windows': np.stack([resized[cut] for cut in cuts]), 'mask': mask, 'size': np.array([height, width]),
+            'tokens': np.stack([majority(small[cut], self.grid) for cut in cuts]), 'index': np.int64(index)}
+
+  def read(self, index: int) -> tuple[HostArray, HostArray]:
+    """Returns the image `[H, W, 3] u8` and its mask `[H, W] i32`, -1 where pixels do not count."""
+    origin, row = find_origin(self.source, index)
+    image_name, mask_name = origin.describe(row), origin.describe_mask(row)  # type: ignore[attr-defined]
+    try:
+      record = self.source[index]
+      image = decoding.as_rgb(record.image, decode_options(self.recipe))
+      assert record.mask is not None
+      values = decode(record.mask, size=(image.shape[0], image.shape[1]))
+      mask = classes(values, first=self.values.first, ignore=self.values.ignore, num_classes=self.values.num_classes)
+    except WrongSize as error:
+      raise UserError(f'{mask_name}: expected {image.shape[0]} x {image.shape[1]} px, the size of {image_name}, got '
+                      f'{error}. Replace the mask.') from error
+    except BadMask as error:
+      raise UserError(f'{mask_name}: {error}. Replace it, or set ignore, first_class and num_classes of the '
+                      'evaluation.') from error
+    except BadImage as error:
+      raise UserError(f'{image_name}: expected an image, got a file that cannot be decoded ({error}). Replace it, or '
+                      'remove it with its mask.') from error
+    except (OSError, MemoryError) as error:
+      raise access.user_error(error, image_name) from error
+    return image, mask
+
+  def stride(self, axis: int) -> int:
+    """Returns the distance of windows along an axis, px."""
+    return self.stride_px or self.window_px[axis]
+
+  def _size(self, size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the size of the resized image: its short side is `resize_px`, or more where the window is larger."""
+    if not self.resize_px:
+      return self.window_px
+    least = (window / side for window, side in zip(self.window_px, size, strict=True))
+    factor = max(self.resize_px / min(size), *least)
+    return max(round(size[0] * factor), self.window_px[0]), max(round(size[1] * factor), self.window_px[1])
+
+
+def starts(size: int, window: int, stride: int) -> list[int]:
+  """Returns the first rows (or columns) of windows that cover `size` px; the last one ends at the border."""
+  return [*range(0, size - window, stride), size - window]

@@ -18,18 +18,13 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core import lazy
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.decode import Window
-
-if TYPE_CHECKING:
-  import cv2
-else:
-  cv2 = lazy.Module('cv2')
+from vit_jax.data.image.opencv import cv2
 
 _f32 = np.float32
 _MAX_KEPT = 2**20  # elements of a buffer that a thread keeps

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import colors, crops, decode, geometry, jpeg_crop, jpeg_reduced, randaugment
+from vit_jax.data.image import colors, crops, decode, geometry, jpeg, randaugment
 from vit_jax.data.image.headers import DecodeOptions, decode_options
 from vit_jax.data.source import Record
 
@@ -35,7 +35,7 @@ class TrainTransform:
   recipe: schema.Recipe
   image_px: tuple[int, int]
   open_image: Callable[[bytes | HostArray, DecodeOptions],
-                       decode.DecodedImage | jpeg_crop.JpegImage | jpeg_reduced.ReducedJpeg] = decode.open_image
+                       decode.DecodedImage | jpeg.PartialJpeg | jpeg.ReducedJpeg] = decode.open_image
   max_labels: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
@@ -115,10 +115,10 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
     case schema.Decode.FULL:
       return TrainTransform(recipe, px, max_labels=max_labels)
     case schema.Decode.REDUCED:
-      return TrainTransform(recipe, px, jpeg_reduced.Opener(px), max_labels)
+      return TrainTransform(recipe, px, jpeg.ReducedOpener(px), max_labels)
     case schema.Decode.CROP:
-      jpeg_crop.check()
-      return TrainTransform(recipe, px, jpeg_crop.open_image, max_labels)
+      jpeg.check_installed()
+      return TrainTransform(recipe, px, jpeg.open_partial, max_labels)
     case _:
       assert_never(decode)
 

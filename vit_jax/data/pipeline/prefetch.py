@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from vit_jax.core.errors import DataStopped
 from vit_jax.core.types import Batch
 from vit_jax.data.files import access, open_files
+from vit_jax.data.image import opencv
 from vit_jax.data.pipeline import memory, shared
 
 log = logging.getLogger('vit_jax.data')
@@ -90,7 +91,7 @@ def prefetched(make: shared.Make | Callable[[int], Batch], numbers: range, *, th
 def _prefetched(make: Callable[[int], Batch], numbers: range, *, each: Sizes, workers: int,
                 is_shared: bool) -> ClosableIterator:
   import grain
-  quieten_cv2()
+  opencv.quieten()
   workers = min(workers, len(numbers))
   is_shared = is_shared and workers > 0
   dataset = grain.MapDataset.range(numbers.start, numbers.stop, numbers.step).map(
@@ -213,18 +214,8 @@ def start_worker(parent: int, index: int, count: int) -> None:
   del index, count
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes us
   jax.config.update('jax_platforms', 'cpu')
-  quieten_cv2()
+  opencv.quieten()
   threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def quieten_cv2() -> None:
-  """Sets OpenCV to one thread per image, as there are many images, and to no warnings, as bad images are logged here.
-
-  libjpeg's own warnings (`Corrupt JPEG data`) do not go through OpenCV's log and remain.
-  """
-  import cv2
-  cv2.setNumThreads(0)
-  cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
 def _let_grain_read_its_flags() -> None:

@@ -16,20 +16,14 @@ import pathlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import checksums, json_fields, open_files, records
 from vit_jax.data.image import decode, headers
+from vit_jax.data.image.opencv import cv2
 from vit_jax.data.source import Source
 from vit_jax.data.sources import prepared
-
-if TYPE_CHECKING:
-  import cv2
-else:
-  cv2 = lazy.Module('cv2')
 
 NOTE, HALF, LOCK = '.done', '.half', '.lock'
 POLL_S = 0.5

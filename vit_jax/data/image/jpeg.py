@@ -1,0 +1,190 @@
+"""Two ways to decode less than a complete JPEG for a random crop; other formats are decoded completely.
+
+`open_partial` decodes only the part inside the crop, with nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
+It needs no GPU, and gives the same pixels as cropping the decoded image. CMYK and damaged files are decoded by
+`decode.decode`, with the same error messages.
+
+`ReducedOpener` decodes at 1/2, 1/4 or 1/8 of the size where the crop is at least so many times larger than its target.
+libjpeg-turbo then computes smaller inverse transforms of the 8 x 8 blocks (DCT scaling), which average pixels: photos
+of several megapixels are decoded in a fraction of the time. Pixels differ from those of `decode.decode`, so that
+recipes that are to be reproduced do not use it. Crops below twice the target are decoded at full size.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import os
+import pathlib
+import tempfile
+import threading
+from typing import Any
+
+import numpy as np
+
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.image import decode, headers
+from vit_jax.data.image.decode import DecodedImage, Window
+from vit_jax.data.image.headers import AS_STORED, DecodeOptions
+from vit_jax.data.image.opencv import cv2
+
+SCALES = (8, 4, 2)
+"""Divisors of the size that libjpeg can decode at, largest first."""
+_PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
+_CHANNELS = (1, 3)  # gray and YCbCr
+_thread, _lock = threading.local(), threading.Lock()
+
+
+class _Jpeg:
+  """A JPEG file that is decoded when its crop is known; `size` is the height and width that crops refer to, px."""
+
+  def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
+    """Raises BadImage if the image is too large, or the file is truncated."""
+    header = headers.read_jpeg(encoded)
+    headers.check_size(header.height, header.width, options)
+    decode.check_end(encoded)
+    self._encoded, self._options, self._stored = encoded, options, (header.height, header.width)
+    self._orientation = header.orientation if options.upright else 1
+    self.size = self._stored[::-1] if self._orientation >= decode.FIRST_TRANSPOSED else self._stored
+
+  def _cut_decoded(self, window: Window) -> HostArray:
+    return window.cut(decode.decode(self._encoded, self._options))
+
+
+class PartialJpeg(_Jpeg):
+  """A JPEG file of which parts can be decoded."""
+
+  def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
+    super().__init__(encoded, options)
+    self._stream = _codec().CodeStream(encoded)
+
+  def is_supported(self) -> bool:
+    """Returns whether nvImageCodec reads the same header, and can decode the colors."""
+    return self._stream.num_channels in _CHANNELS and (self._stream.height, self._stream.width) == self._stored
+
+  def cut(self, window: Window) -> HostArray:
+    """Decodes the part `[h, w, 3] u8` inside a window. Raises BadImage as `decode.decode` does."""
+    codec, (decoder, params) = _codec(), _decoder()
+    top, left, height, width = self._in_file(window)
+    region = codec.Region(top, left, top + height, left + width)
+    image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=params)
+    return self._cut_decoded(window) if image is None else decode.orient(np.asarray(image), self._orientation)
+
+  def _in_file(self, window: Window) -> Window:
+    """Returns the window in the stored image of a window of the upright image."""
+    if self._orientation >= decode.FIRST_TRANSPOSED:
+      window = Window(window.left, window.top, window.width, window.height)
+    top, left, height, width = window
+    if self._orientation in decode.FLIPPED_ROWS:
+      top = self._stored[0] - top - height
+    if self._orientation in decode.FLIPPED_COLUMNS:
+      left = self._stored[1] - left - width
+    return Window(top, left, height, width)
+
+
+def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
+  """Returns a stored image whose parts are decoded on request if possible; else decodes it completely now."""
+  if isinstance(image, bytes) and decode.is_jpeg(image):
+    try:
+      found = PartialJpeg(image, options)
+      if found.is_supported():
+        return found
+    except RuntimeError:  # a header that nvImageCodec cannot read
+      pass
+  return decode.open_image(image, options)
+
+
+def is_installed() -> bool:
+  """Returns whether nvImageCodec is installed."""
+  try:
+    return importlib.util.find_spec(_PACKAGE) is not None
+  except ModuleNotFoundError:
+    return False
+
+
+def check_installed() -> None:
+  """Raises UserError if nvImageCodec is not installed."""
+  if not is_installed():
+    raise UserError("data.decode=crop: expected nvImageCodec, which is not installed. Run pip install 'vit_jax[crop]' "
+                    '(Linux, no GPU needed), or set data.decode=full, which gives the same images.')
+
+
+def _codec() -> Any:
+  """Returns the package; safe for threads."""
+  with _lock:
+    return _load_codec()
+
+
+@functools.cache
+def _load_codec() -> Any:
+  """Loads the package with only its CPU decoder for JPEG: the other decoders print that there is no GPU."""
+  spec = importlib.util.find_spec(_PACKAGE)
+  assert spec is not None and spec.submodule_search_locations, 'call check_installed() first'
+  with tempfile.TemporaryDirectory(prefix='vit_jax_codec_') as folder:
+    for path in pathlib.Path(spec.submodule_search_locations[0], 'extensions').glob(_EXTENSION):
+      os.symlink(path, pathlib.Path(folder, path.name))
+    quiet = {'NVIMGCODEC_EXTENSIONS_PATH': folder, 'PYNVIMGCODEC_VERBOSITY': '0'}
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
+    try:
+      return importlib.import_module(_PACKAGE)
+    finally:
+      for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+          os.environ[name] = value
+
+
+def _decoder() -> tuple[Any, Any]:
+  """Returns the decoder of this thread, and its parameters: no orientation, 8-bit RGB."""
+  if not hasattr(_thread, 'decoder'):
+    codec = _codec()
+    _thread.decoder = (
+        codec.Decoder(device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1,
+                      backends=[codec.Backend(codec.BackendKind.CPU_ONLY)]),
+        codec.DecodeParams(apply_exif_orientation=False))
+  return _thread.decoder
+
+
+class ReducedJpeg(_Jpeg):
+  """A JPEG file whose crops are to be resized to `image_px` (height, width)."""
+
+  def __init__(self, encoded: bytes, options: DecodeOptions, image_px: tuple[int, int]) -> None:
+    super().__init__(encoded, options)
+    self._image_px = image_px
+
+  def cut(self, window: Window) -> HostArray:
+    """Returns the part `[h, w, 3] u8` inside a window of the full size, at the chosen scale.
+
+    Its edges are rounded to a pixel of the reduced image. Raises BadImage as `decode.decode` does.
+    """
+    scale = find_scale(window, self._image_px)
+    if scale == 1:
+      return self._cut_decoded(window)
+    flag = {2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4, 8: cv2.IMREAD_REDUCED_GRAYSCALE_8}
+    image = cv2.imdecode(np.frombuffer(self._encoded, np.uint8),  # the flag of the color decides the number of channels
+                         flag[scale] | cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    if image is None:
+      return self._cut_decoded(window)
+    top, left = round(window.top / scale), round(window.left / scale)
+    bottom, right = round((window.top + window.height) / scale), round((window.left + window.width) / scale)
+    return decode.orient(image, self._orientation)[top:bottom, left:right]
+
+
+def find_scale(window: Window, image_px: tuple[int, int]) -> int:
+  """Returns the largest of `SCALES` at which the window still has the pixels of its target in both directions; or 1."""
+  return next((n for n in SCALES if window.height >= n * image_px[0] and window.width >= n * image_px[1]), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReducedOpener:
+  """Opens images whose crops become `image_px` (height, width); pickles."""
+  image_px: tuple[int, int]
+
+  def __call__(self, image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | ReducedJpeg:
+    """Returns a JPEG that is decoded when a crop of it is known; else decodes the image now."""
+    if isinstance(image, bytes) and decode.is_jpeg(image):
+      return ReducedJpeg(image, options, self.image_px)
+    return decode.open_image(image, options)
