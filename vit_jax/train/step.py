@@ -5,7 +5,7 @@ It does not depend on the model. The planner compiles the result of `build`, so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.core import numerics, trees, unstacked
+from vit_jax.core import axes, numerics, trees, unstacked
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
+from vit_jax.parallel import sharding
 from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
 from vit_jax.train.state import TrainState
 
@@ -46,9 +46,8 @@ class Program(NamedTuple):
   prepared: Batch
 
 
-def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
-          rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int,
-          unstacked_layers: bool = False) -> Program:
+def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh, batch: Batch,
+          seed: int, accumulate: int, unstacked_layers: bool = False) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
@@ -71,8 +70,8 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
       state, metrics = _step(state, batch, key, objective, optimizer, accumulate)
       return state, pack(metrics)
 
-  abstract = jax.eval_shape(init)
-  placed, whole = _place(abstract, rules, mesh), meshes.replicated(mesh)
+  abstract, labels = axes.trace(init)
+  placed, whole = _place(abstract, labels, mesh), meshes.replicated(mesh)
   held = jax.eval_shape(_hold_apart, abstract) if unstacked_layers else abstract
   held_placed = unstacked.follow(placed, held)
 
@@ -110,10 +109,10 @@ def _hold_apart(state: TrainState) -> TrainState:
   return unstacked.split(state, but=sharding.TRAINED)
 
 
-def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
-  """Returns a sharding for each leaf of the state: for parameters from the rules, for other leaves from theirs."""
+def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
+  """Returns a sharding for each leaf of the state: for parameters from their axes, for other leaves from theirs."""
   network = sharding.with_frozen(abstract.params, abstract.extra)
-  specs = sharding.param_specs(network, rules, mesh)
+  specs = sharding.param_specs(network, sharding.with_frozen(labels.params, labels.extra), mesh)
   placed = (sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
             for tree in (abstract.params, abstract.opt, abstract.extra))
   return TrainState(meshes.replicated(mesh), *placed)  # type: ignore[arg-type]

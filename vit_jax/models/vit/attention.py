@@ -17,6 +17,7 @@ from vit_jax.models.layers import Dense, Projection, dropout
 from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.positions import NoPositions
 
+PROJECTION, OUT = ('embed', 'heads', 'head'), ('heads', 'head', 'embed')  # logical axes of the kernels
 HIDDEN = -1e30  # logit of a key that a query does not attend to: finite, and its weight is 0
 
 
@@ -89,7 +90,7 @@ class Attention(nn.Module, kw_only=True):
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
   def _dense(self, features: tuple[int, ...], name: str, *, has_bias: bool) -> Dense:
-    return Dense(features=features, dtype=self.context.dtype, law=getattr(self.laws, name), has_bias=has_bias,
+    return Dense(features=features, axes=OUT if name == 'out' else PROJECTION, dtype=self.context.dtype, law=getattr(self.laws, name), has_bias=has_bias,
                  num_batch_dims=2, forms=self.context.forms, name=name)
 
   def _projected(self, name: str, source: Array, num_sequences: int) -> Array:
@@ -99,7 +100,7 @@ class Attention(nn.Module, kw_only=True):
     projected_BMAK = checkpoint_name(self._dense(split, name, has_bias=self._has_bias(name))(source_BMD), name)
     if not self.qk_norm or name == 'value':
       return projected_BMAK
-    return self.context.make_norm(f'{name}_norm')(projected_BMAK).astype(self.context.dtype)
+    return self.context.make_norm(f'{name}_norm', axis='head')(projected_BMAK).astype(self.context.dtype)
 
   def _inner_normed(self, mixed_BQAK: Array) -> Array:
     if not self.inner_norm:
@@ -121,11 +122,11 @@ class Attention(nn.Module, kw_only=True):
     shape = sources[0].shape
     split, dtype, forms = (self.heads, shape[-1] // self.heads), self.context.dtype, self.context.forms
     projections = [
-        Projection(features=split, dtype=dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
+        Projection(features=split, axes=PROJECTION, dtype=dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
                    num_batch_dims=2, forms=forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
-    y_BND = Dense(features=shape[-1:], dtype=dtype, law=self.laws.out, num_batch_dims=2, flat=True,
+    y_BND = Dense(features=shape[-1:], axes=OUT, dtype=dtype, law=self.laws.out, num_batch_dims=2, flat=True,
                   has_bias=self.out_bias, forms=forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
     return y_BND.reshape(shape)

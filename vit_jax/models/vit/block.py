@@ -83,7 +83,7 @@ class Plain(nn.Module, kw_only=True):
     y = y if self.branch_scale == 1. else y * self.branch_scale
     if not self.layer_scale or (name == 'scale2' and not self.mlp_scale):
       return y
-    scale = param(self, name, initializers.constant(self.layer_scale), (y.shape[-1],))
+    scale = param(self, name, initializers.constant(self.layer_scale), (y.shape[-1],), ('embed',))
     return y * jnp.expand_dims(scale.astype(y.dtype), range(y.ndim - 1))
 
 

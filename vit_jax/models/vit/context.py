@@ -28,9 +28,9 @@ class Context:
   laws: Laws = VISION_TRANSFORMER
   forms: Forms = FAST
 
-  def make_norm(self, name: str | None = None) -> nn.Module:
-    """Returns a norm of the network."""
-    return layers.norm(self.norm, self.forms, name=name)
+  def make_norm(self, name: str | None = None, *, axis: str = 'embed') -> nn.Module:
+    """Returns a norm of the network, over a logical axis."""
+    return layers.norm(self.norm, self.forms, axis=axis, name=name)
 
 
 def of(model: schema.ViT) -> Context:

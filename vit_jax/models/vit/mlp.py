@@ -20,6 +20,9 @@ from vit_jax.models.layers import Dense, Weights, dropout
 from vit_jax.models.vit.context import Context
 
 
+UP, DOWN = ('embed', 'mlp'), ('mlp', 'embed')  # logical axes of the matrices
+
+
 class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`; without a GELU the activation is `max(x, 0)`. Dropout comes after the activation.
 
@@ -37,8 +40,8 @@ class Mlp(nn.Module, kw_only=True):
     """`[..., D]` to `[..., D]`."""
     if self.context.gelu is not None and self._is_fused(x, key):
       options = _options(self.context, x, self.bias, self.context.laws.mlp)
-      up = Weights(features=(self.hidden,), name='up', **options)(x.shape[-1])
-      down = Weights(features=(x.shape[-1],), name='down', **options)(self.hidden)
+      up = Weights(features=(self.hidden,), axes=UP, name='up', **options)(x.shape[-1])
+      down = Weights(features=(x.shape[-1],), axes=DOWN, name='down', **options)(self.hidden)
       return mlp_kernels.mlp(x.astype(self.context.dtype), *up, *down, self.context.gelu)
     up_F = _projected(self, x, 'up', self.context.laws.mlp)
     hidden_F = jax.nn.relu(up_F) if self.context.gelu is None else self.context.forms.gelu(up_F, self.context.gelu)
@@ -75,7 +78,7 @@ def _options(context: Context, x: Array, has_bias: bool, law: Linear) -> dict[st
 def _projected(module: Mlp | SwiGlu, x: Array, name: str, law: Linear) -> Array:
   """The hidden layer of this name, before its activation."""
   options = _options(module.context, x, module.bias, law)
-  return checkpoint_name(Dense(features=(module.hidden,), name=name, **options)(x), 'mlp')
+  return checkpoint_name(Dense(features=(module.hidden,), axes=UP, name=name, **options)(x), 'mlp')
 
 
 def _down(module: Mlp | SwiGlu, hidden_F: Array, x: Array, key: Key | None) -> Array:
@@ -83,5 +86,6 @@ def _down(module: Mlp | SwiGlu, hidden_F: Array, x: Array, key: Key | None) -> A
   context = module.context
   hidden_F = dropout(hidden_F, context.dropout, key)
   if module.inner_norm:
-    hidden_F = context.make_norm('norm')(hidden_F).astype(context.dtype)
-  return Dense(features=(x.shape[-1],), name='down', **_options(context, x, module.bias, context.laws.mlp))(hidden_F)
+    hidden_F = context.make_norm('norm', axis='mlp')(hidden_F).astype(context.dtype)
+  options = _options(context, x, module.bias, context.laws.mlp)
+  return Dense(features=(x.shape[-1],), axes=DOWN, name='down', **options)(hidden_F)

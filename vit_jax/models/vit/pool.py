@@ -33,7 +33,7 @@ class AttentionPool(nn.Module, kw_only=True):
     """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`."""
     num_images, _, width = tokens.shape
     f32 = context.f32(self.context)
-    probe = param(self, 'probe', f32.laws.map_probe, (1, 1, width))
+    probe = param(self, 'probe', f32.laws.map_probe, (1, 1, width), (None, 'tokens', None))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
     attn = Attention(heads=self.heads, laws=f32.laws.pool, context=f32, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,

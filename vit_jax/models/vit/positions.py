@@ -20,6 +20,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, PositionResize, PositionsAt
+from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models import initialization
@@ -175,7 +176,8 @@ class Learned(NoPositions):
   def init(self, key: Key) -> PyTree:
     (h, w), laws = self.grid, initialization.laws(self.model)
     table = laws.positions(key, (1, h * w + self.model.num_first, self.model.width))
-    return table if laws.has_first_positions else table.at[:, :self.model.num_first].set(0.)
+    table = table if laws.has_first_positions else table.at[:, :self.model.num_first].set(0.)
+    return labelled(table, (None, 'tokens', None))
 
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     if table is None:
@@ -195,7 +197,8 @@ class Learned2d(NoPositions):
     (h, w), laws = self.grid, initialization.laws(self.model)
     row_key, column_key = jax.random.split(key)
     half = self.model.width // 2
-    return {'row': laws.positions(row_key, (h, half)), 'column': laws.positions(column_key, (w, half))}
+    return {'row': labelled(laws.positions(row_key, (h, half)), ('tokens', None)),
+            'column': labelled(laws.positions(column_key, (w, half)), ('tokens', None))}
 
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     if table is None:
@@ -221,7 +224,8 @@ class Relative(NoPositions):
   def in_attention(self, module: nn.Module, query: Array, key: Array,
                    positions: Array | None) -> tuple[Array, Array, Array | None]:
     num_patches, law = self.grid[0] * self.grid[1], initialization.laws(self.model).positions
-    table = param(module, 'relative', law, (2 * num_patches - 1, *query.shape[2:]))
+    shape = (2 * num_patches - 1, *query.shape[2:])
+    table = param(module, 'relative', law, shape, ('tokens', 'heads', 'head'))
     return query, key, relative_logits(query, table.astype(query.dtype))
 
   def check_complete(self, num_tokens: int, grid: tuple[int, int]) -> None:

@@ -117,7 +117,8 @@ class Rotary(NoPositions):
                    positions: Array | None) -> tuple[Array, Array, Array | None]:
     if self.mixed:
       heads, width = query.shape[2:]
-      frequencies = param(module, 'frequencies', mixed_frequencies(self.base), (2, heads, width // 2))
+      shape = (2, heads, width // 2)
+      frequencies = param(module, 'frequencies', mixed_frequencies(self.base), shape, (None, 'heads', 'head'))
       positions = None if positions is None else angles_of(positions, frequencies)
     if positions is None:
       return query, key, None

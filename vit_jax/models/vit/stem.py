@@ -107,8 +107,8 @@ class Patches:
 
   @property
   def _patches(self) -> Dense:
-    return Dense(features=(self.model.width,), dtype=self.context.dtype, law=self.context.laws.patches,
-                 has_bias=self.bias, num_batch_dims=2, forms=self.context.forms)
+    return Dense(features=(self.model.width,), axes=('patch', 'patch', 'in', 'embed'), dtype=self.context.dtype,
+                 law=self.context.laws.patches, has_bias=self.bias, num_batch_dims=2, forms=self.context.forms)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

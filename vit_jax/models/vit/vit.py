@@ -45,6 +45,7 @@ import numpy as np
 from vit_jax.config import check, schema
 from vit_jax.config.schema import FinalNorm, PositionsAt, layers
 from vit_jax.core import implementation
+from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
@@ -54,6 +55,9 @@ from vit_jax.models.vit import context
 from vit_jax.models.vit.pool import ClassToken
 from vit_jax.models.vit.positions import NoPositions
 from vit_jax.models.vit.stem import Patches
+
+
+TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +89,11 @@ class ViT:
       if is_used:
         params[name] = initial(self._context.make_norm(), keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
     if s.pool.class_token:
-      params['cls'] = laws.cls(keys['cls'], (1, 1, s.width))
+      params['cls'] = labelled(laws.cls(keys['cls'], (1, 1, s.width)), TOKENS)
     if s.pool.distillation:
-      params['dist'] = laws.dist(keys['dist'], (1, 1, s.width))
+      params['dist'] = labelled(laws.dist(keys['dist'], (1, 1, s.width)), TOKENS)
     if s.registers:
-      params['registers'] = laws.registers(keys['registers'], (1, s.registers, s.width))
+      params['registers'] = labelled(laws.registers(keys['registers'], (1, s.registers, s.width)), TOKENS)
     if s.pool.has_parameters:
       params['pool'] = self._pool.init(keys['pool'])
     if s.positions.has_table and s.positions.at is PositionsAt.LAYERS:
