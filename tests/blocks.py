@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), ROOT / 'launch' / 'README.md'])
-DIGITS = ('--config.model.depth=2', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp=16',
+DIGITS = ('--config.model.depth=2', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp.hidden=16',
           '--config.length=4 steps', '--config.evals.test.every=4 steps', '--config.checkpoints.every=2 steps')
 PHOTOS = ('--config.image_px=32,32', '--config.data.recipe.eval_resize_px=36', '--config.model.patch=16',
-          '--config.model.width=16', '--config.model.depth=2', '--config.model.heads=2', '--config.model.mlp=16',
+          '--config.model.width=16', '--config.model.depth=2', '--config.model.heads=2', '--config.model.mlp.hidden=16',
           '--config.batch_size=8', '--config.length=4 steps', '--config.optimizer.schedule.warmup=1 steps',
-          '--config.model.pool=cls', '--config.evals.test.every=4 steps', '--config.checkpoints.every=4 steps')
+          '--config.model.pool=class_token', '--config.evals.test.every=4 steps', '--config.checkpoints.every=4 steps')
 SETS = {'@digits': DIGITS, '@photos': PHOTOS}
 """Flags that make a run tiny, by the name that comments use. Blocks with the same set compile the same programs."""
 LANGUAGES = ('sh', 'python', 'diff', 'text')

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
+from vit_jax.config.schema import Gelu, Geometry, Interpolation
 from vit_jax.jobs import build
 from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import Preprocess
@@ -18,10 +18,12 @@ PX = (32, 48)
 CLASSES = 7
 MODELS: dict[str, schema.Model] = {
     'vit': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48)),
-    'dinov2': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48), registers=2, layer_scale=.5, swiglu=True,
-                         gelu=Gelu.EXACT),
-    'map': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48), pool=schema.Map(), qk_norm=True, parallel=True),
-    'deit': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48), distilled=True, gelu=Gelu.EXACT),
+    'dinov2': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.SwiGlu(48), registers=2,
+                         block=schema.Plain(.5), gelu=Gelu.EXACT),
+    'map': schema.ViT(patch=16, width=32, depth=2, heads=4, mlp=schema.Mlp(48), pool=schema.Map(),
+                      attention=schema.Attention(qk_norm=True), block=schema.Parallel()),
+    'deit': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48),
+                       pool=schema.ClassToken(distillation=True), gelu=Gelu.EXACT),
     'hybrid': schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48), pool=schema.Mean(),
                          stem=schema.ResNetStem((1, 1), 32)),
     'mixer': schema.Mixer(patch=16, width=32, depth=2, tokens_mlp=24, channels_mlp=40),
@@ -45,7 +47,7 @@ def weights(name: str, *, pre_logits: int = 0, num_classes: int = CLASSES, names
     if pre_logits:
       one['pre_logits'] = {'kernel': jax.ShapeDtypeStruct((pooled.shape[1], pre_logits), jnp.float32),
                            'bias': jax.ShapeDtypeStruct((pre_logits,), jnp.float32)}
-    params |= {'head': one} | ({'head_dist': one} if getattr(model, 'distilled', False) else {})
+    params |= {'head': one} | ({'head_dist': one} if isinstance(model, schema.ViT) and model.pool.distillation else {})
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda x: np.asarray(.3 * rng.normal(size=x.shape), np.float32), params)
   state = jax.tree.map(lambda x: np.asarray(rng.uniform(.5, 2., x.shape), np.float32), state)

@@ -10,7 +10,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp=16',
+TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp.hidden=16',
         '--config.batch_size=40', '--config.train.ema=.9', '--config.evals.test.every=20 steps',
         '--config.evals.test.batch_size=80')
 

@@ -57,7 +57,8 @@ def test_cudnn_is_as_near_to_f32_as_bf16_is(num_tokens: int, width: int) -> None
 def losses(attention: AttentionKernel, dtype: DType, remat: Remat = Remat.NONE, *, steps: int = STEPS,
            platform: str | None = None) -> list[float]:
   """Of some steps of a small ViT on the same random images, 17 tokens, on one device."""
-  model = schema.ViT(patch=8, width=64, depth=3, heads=2, mlp=schema.Mlp(96), dtype=dtype, attention=attention, remat=remat)
+  model = schema.ViT(patch=8, width=64, depth=3, heads=2, mlp=schema.Mlp(96), dtype=dtype,
+                     attention=schema.Attention(kernel=attention), remat=remat)
   config = schema.Config(batch_size=24, image_px=(32, 32), length='10 steps', model=model,
                          optimizer=schema.AdamW(lr=1e-3, schedule=schema.Schedule(warmup='0 steps')))
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices(platform)[:1])
@@ -104,5 +105,5 @@ def test_weights_of_others_give_their_logits_in_bf16(name: str, tmp_path: pathli
 
 @CUDNN
 def test_this_gpu_runs_the_kernel() -> None:
-  model = schema.ViT(dtype=DType.BF16, attention=AttentionKernel.CUDNN)
+  model = schema.ViT(dtype=DType.BF16, attention=schema.Attention(kernel=AttentionKernel.CUDNN))
   attend_kernels.check_devices(model, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), name='model')

@@ -131,7 +131,7 @@ def test_what_a_run_holds_apart() -> None:
 @pytest.mark.slow(reason='6 s: two programs; tests/train/test_randomness.py has what devices draw')
 def test_dropout_does_not_depend_on_the_mesh() -> None:
   def found(settings: str) -> dict[str, object]:
-    c = config(depth=1, dropout=.1, attention_dropout=.1, drop_path=.2, drop_path_even=True)
+    c = config(depth=1, dropout=.1, attention=schema.Attention(dropout=.1), drop_path=.2, drop_path_even=True)
     task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
     return programs.gradients(task, programs.MESHES[settings],
                               batch=fakes.normalized(DATA))['gradient']
@@ -141,7 +141,7 @@ def test_dropout_does_not_depend_on_the_mesh() -> None:
 
 @functools.cache
 def made(settings: str) -> tuple[Program, TrainState]:
-  c, mesh = config(width=128, mlp=256), programs.mesh(programs.MESHES[settings])
+  c, mesh = config(width=128, mlp=schema.Mlp(256)), programs.mesh(programs.MESHES[settings])
   program = build.parts(c, mesh=mesh, num_examples=100, num_classes=8, in_memory=True).program
   return program, program.init_fn()
 

@@ -29,8 +29,9 @@ def config(model: schema.ViT) -> schema.Config:
 
 @functools.cache
 def found(name: str, settings: str) -> dict[str, Any]:
-  c = config(dataclasses.replace(vits.MODELS[name], width=16, mlp=24, execution=schema.Execution.SCAN,
-                                 attention_dropout=0., dropout=0., drop_path=0.))  # random masks: test_invariance.py
+  c = config(schema.replaced(vits.MODELS[name], {
+      'width': 16, 'mlp.hidden': 24, 'execution': schema.Execution.SCAN,
+      'attention.dropout': 0., 'dropout': 0., 'drop_path': 0.}))  # random masks: test_invariance.py
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
   return programs.gradients(task, programs.MESHES[settings], batch=DATA)
 
@@ -49,12 +50,11 @@ def test_gradients_agree_on_one_device_and_on_a_mesh_split_three_ways_and_reach_
 @pytest.mark.parametrize('name', [*vits.MODELS, *sizes.POSITION_ABLATION])
 def test_parameters_are_split_as_their_axes_say(name: str) -> None:
   if (model := vits.MODELS.get(name)) is None:
-    kind, at = sizes.POSITION_ABLATION[name]
-    model = dataclasses.replace(sizes.vit('mu/8'), positions=kind, positions_at=at)
+    model = dataclasses.replace(sizes.vit('mu/8'), positions=sizes.POSITION_ABLATION[name])
   c = config(dataclasses.replace(model, patch=8, heads=4))
   specs, _ = programs.specs(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)),
                             on=programs.mesh(programs.MESHES[SPLIT]))
-  blocks = specs['blocks']['row'] if c.model.axial else specs['blocks']
+  blocks = specs['blocks']['row'] if name == 'axial' else specs['blocks']
   assert tuple(blocks['attn']['query']['kernel']) == (None, 'fsdp', 'tensor', None)
   if name == 'gated':
     assert tuple(blocks['mlp']['gate']['kernel']) == (None, 'fsdp', 'tensor')
@@ -64,13 +64,11 @@ def test_parameters_are_split_as_their_axes_say(name: str) -> None:
 
 
 def test_options_that_do_not_fit_are_refused_with_their_values() -> None:
-  wrong = schema.ViT(axial=True, parallel=True, layer_scale=1e-5, positions=schema.NoPositions(),
-                     positions_at=schema.PositionsAt.SHARED, registers=-1)
+  wrong = schema.ViT(block=schema.Axial(), positions=schema.Rotary(), registers=-1)
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=wrong))
   for said in ('model.registers: expected at least 0, got -1.',
-               'model.positions_at: expected stem with model.positions=none, got shared.',
-               'model.layer_scale: expected 0 with model.parallel=True, which has one sum of both branches, got 1e-05.',
-               'model.pool: expected mean or map, which have no class token, with model.axial=True, got cls.',
-               'model.parallel: expected False with model.axial=True, as no such model is defined, got True.'):
+               'model.positions: expected learned, learned2d, sincos or nopositions with model.block=axial, got '
+               'rotary.',
+               'model.pool: expected mean or map, without a class token, with model.block=axial, got classtoken.'):
     assert said in str(error.value)

@@ -20,9 +20,9 @@ WITHOUT_A_CONFIG = {
         'Train.portable', 'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms', 'ZeroShot.weights',
         'ZeroShot.tokenizer', 'ZeroShot.prompts', 'ZeroShot.names', 'ZeroShot.synonyms', 'ZeroShot.text_rule'},
     'for research on networks, which no recipe here needs': {
-        'ViT.kernels', 'ViT.rotary_base', 'ViT.rotary_mixed', 'ViT.mlp_scale'},
+        'ViT.kernels', 'Rotary.base', 'Rotary.mixed', 'Plain.mlp_scale'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},
-    'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'ViT.attention_dropout'},
+    'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'Attention.dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
         'Optimizer.layer_groups', 'PathRule.lr', 'Head.bias'},
 }
@@ -44,7 +44,7 @@ def test_every_setting_is_named_in_a_test() -> None:
 @pytest.mark.slow(reason='6 s: makes the runs of all configs')
 def test_the_table_finds_the_configs_that_set_an_option() -> None:
   rows = {row.name: row for row in options.table()}
-  assert 'digits' in rows['ViT.patch'].configs and 'from_folder:Axial-ViT-B/32' in rows['ViT.axial'].configs
+  assert 'digits' in rows['ViT.patch'].configs and 'from_folder:Axial-ViT-B/32' in rows['ViT.block'].configs
   assert 'from_folder' in rows['Supervised.class_weights'].configs  # by an override that the docstring shows
   assert 'linear_probe' in rows['Lars.trust_coefficient'].configs
   assert 'dino_i1k' in rows['Views.grayscale'].configs and 'mae_i1k' not in rows['Views.grayscale'].configs

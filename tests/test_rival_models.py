@@ -23,7 +23,8 @@ SPLIT = 'data=2,fsdp=2,tensor=2'
 VIT = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=schema.Mlp(48))
 MODELS: dict[str, schema.Model] = {
     **networks.MODELS, 'efficientnet': schema.EfficientNet(width_factor=.25, depth_factor=.1, dropout=0., drop_path=0.),
-    'lv': dataclasses.replace(VIT, stem=schema.ConvStem(width=8), qkv_bias=False, branch_scale=.5),
+    'lv': dataclasses.replace(VIT, stem=schema.ConvStem(width=8), attention=schema.Attention(schema.QkvBias.NONE),
+                              block=schema.Plain(branch_scale=.5)),
     'hybrid': dataclasses.replace(VIT, stem=schema.ResNetStem((1,), width=32))}
 NAMES = ['BiT-R50x1', 'R+Ti/16', 'R26+S/32', 'R50+B/16', 'Mixer-B/16', 'EfficientNet-B0', 'LV-ViT-T/16',
          'DeiT-distilled-Ti/16']

@@ -9,23 +9,25 @@ import jax
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, Gelu, Pool, Positions, PositionsAt
+from vit_jax.config.schema import Execution, FinalNorm, Gelu, PositionsAt
 from vit_jax.core import traced_costs
 from vit_jax.core.types import Array, Features, Params, PyTree
 from vit_jax.models.vit import vit
 
 PX, GRID = (16, 24), (2, 3)
-PLAIN: dict[str, Any] = {'patch': 8, 'width': 32, 'depth': 2, 'heads': 4, 'mlp': 48, 'execution': Execution.SCAN}
+PLAIN: dict[str, Any] = {
+    'patch': 8, 'width': 32, 'depth': 2, 'heads': 4, 'mlp': schema.Mlp(48), 'execution': Execution.SCAN}
 MODELS = {
     'gated': schema.ViT(
-        **PLAIN, pool=schema.Map(), registers=2, layer_scale=.5, swiglu=True,
-        positions=schema.Learned2d(), positions_at=PositionsAt.LAYERS, attention_dropout=.2, dropout=.1, drop_path=.3),
+        **PLAIN | {'mlp': schema.SwiGlu(48)}, pool=schema.Map(), registers=2, block=schema.Plain(.5),
+        positions=schema.Learned2d(PositionsAt.LAYERS), attention=schema.Attention(dropout=.2), dropout=.1,
+        drop_path=.3),
     'parallel': schema.ViT(
-        **PLAIN, registers=1, parallel=True, qk_norm=True,
-        positions=schema.Relative(), attention_dropout=.2, drop_path=.3),
+        **PLAIN, registers=1, block=schema.Parallel(), attention=schema.Attention(qk_norm=True, dropout=.2),
+        positions=schema.Relative(), drop_path=.3),
     'axial': schema.ViT(
-        **PLAIN, pool=schema.Mean(), axial=True, layer_scale=.5, qk_norm=True,
-        positions_at=PositionsAt.SHARED, dropout=.1, drop_path=.3),
+        **PLAIN, pool=schema.Mean(), block=schema.Axial(.5), attention=schema.Attention(qk_norm=True),
+        positions=schema.Learned(PositionsAt.SHARED), dropout=.1, drop_path=.3),
 }
 
 
@@ -95,12 +97,12 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
   for a in range(s.heads):
     q, k, v = (y @ p[n]['kernel'][:, a] + (p[n]['bias'][a] if 'bias' in p[n] else 0.)
                for n in ('query', 'key', 'value'))
-    if s.qk_norm:
+    if s.attention.qk_norm:
       q, k = _norm(q, p['query_norm']), _norm(k, p['key_norm'])
     if s.positions.is_rotary:
-      q, k = (np.concatenate([x[:extra], turned(x[extra:], GRID, s)]) for x in (q, k))
+      q, k = (np.concatenate([x[:extra], turned(x[extra:], GRID, s.positions)]) for x in (q, k))
     logits = q @ k.T
-    if s.positions is schema.Relative():
+    if isinstance(s.positions, schema.Relative):
       num_patches = len(y) - extra
       for i in range(num_patches):
         for j in range(num_patches):
@@ -108,37 +110,38 @@ def _attention(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
     weights = np.exp(logits / math.sqrt(q.shape[1]))
     mixed.append(weights / weights.sum(1, keepdims=True) @ v)
   together = np.concatenate(mixed, axis=1)
-  together = _norm(together, p['norm']) if s.attn_norm else together
+  together = _norm(together, p['norm']) if s.attention.inner_norm else together
   return together @ p['out']['kernel'].reshape(together.shape[1], -1) + p['out'].get('bias', 0.)
 
 
-def _place(index: int, side: int, s: schema.ViT) -> float:
+def _place(index: int, side: int, s: schema.ByIndex | schema.UnitInterval) -> float:
   """The angle of a row or column at frequency 1."""
-  if s.rotary_places is schema.RotaryPlaces.UNIT:
+  if isinstance(s, schema.UnitInterval):
     return 2 * math.pi * (2 * (index + .5) / side - 1)
-  return (index + s.rotary_offset) * s.rotary_grid / side if s.rotary_grid else index + s.rotary_offset
+  return (index + s.offset) * s.grid / side if s.grid else index + s.offset
 
 
-def turned(x: np.ndarray, grid: tuple[int, int], s: schema.ViT) -> np.ndarray:
+def turned(x: np.ndarray, grid: tuple[int, int], s: schema.Rotary) -> np.ndarray:
   """2-D rotary positions of patch tokens `[N, K]`, pair by pair as complex numbers, in float64."""
   half, out = x.shape[1] // 2, np.array(x, np.float64)
   for token in range(len(x)):
     row, column = divmod(token, grid[1])
     for j in range(half):
-      place, t = (_place(column, grid[1], s), j) if j < half // 2 else (_place(row, grid[0], s), j - half // 2)
-      number = complex(x[token, j], x[token, j + half]) * np.exp(1j * place * s.rotary_base ** (-t / (half / 2)))
+      index, side, t = (column, grid[1], j) if j < half // 2 else (row, grid[0], j - half // 2)
+      turn = np.exp(1j * _place(index, side, s.coordinates) * s.base ** (-t / (half / 2)))
+      number = complex(x[token, j], x[token, j + half]) * turn
       out[token, j], out[token, j + half] = number.real, number.imag
   return out
 
 
 def _mlp(y: np.ndarray, p: PyTree, s: schema.ViT) -> np.ndarray:
   hidden = y @ p['up']['kernel'] + p['up'].get('bias', 0.)
-  if s.swiglu:
+  if isinstance(s.mlp, schema.SwiGlu):
     gate = y @ p['gate']['kernel'] + p['gate'].get('bias', 0.)
     hidden = gate / (1 + np.exp(-gate)) * hidden
   else:
     hidden = _gelu(hidden, s.gelu)
-  hidden = _norm(hidden, p['norm']) if s.mlp_norm else hidden
+  hidden = _norm(hidden, p['norm']) if s.mlp.inner_norm else hidden
   return hidden @ p['down']['kernel'] + p['down'].get('bias', 0.)
 
 
@@ -159,19 +162,20 @@ def _block(z: np.ndarray, p: PyTree, s: schema.ViT, sequences: list[list[int]]) 
   y, attended = _norm(z, p['norm1']), np.zeros_like(z)
   for tokens in sequences:
     attended[tokens] = _attention(y[tokens], p['attn'], s)
-  if s.parallel:
-    return z + s.branch_scale * (attended + _mlp(y, p['mlp'], s))
-  z = z + s.branch_scale * attended * p.get('scale1', 1.)
-  return z + s.branch_scale * _mlp(_norm(z, p['norm2']), p['mlp'], s) * p.get('scale2', 1.)
+  scale = s.block.branch_scale
+  if isinstance(s.block, schema.Parallel):
+    return z + scale * (attended + _mlp(y, p['mlp'], s))
+  z = z + scale * attended * p.get('scale1', 1.)
+  return z + scale * _mlp(_norm(z, p['norm2']), p['mlp'], s) * p.get('scale2', 1.)
 
 
 def _learned(table: PyTree, s: schema.ViT) -> np.ndarray:
   """Positions `[M, D]` of the whole sequence."""
   if s.positions.has_rows:
-    first = s.pool.has_class_token + s.distilled
+    first = s.num_first
     return np.concatenate([table[0, :first], np.zeros((s.registers, s.width)), table[0, first:]])
   patches = [np.concatenate([table['column'][j], table['row'][i]]) for i in range(GRID[0]) for j in range(GRID[1])]
-  return np.concatenate([np.zeros((s.registers + s.pool.has_class_token, s.width)), np.stack(patches)])
+  return np.concatenate([np.zeros((s.num_extra, s.width)), np.stack(patches)])
 
 
 def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
@@ -182,29 +186,32 @@ def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
   (h, w), side = GRID, p['stem']['kernel'].shape[0]
   cut = [image[i * side:(i + 1) * side, j * side:(j + 1) * side].ravel() for i in range(h) for j in range(w)]
   z = np.stack(cut) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem'].get('bias', 0.)
-  z = _norm(z, p['stem_norm']) if s.stem_norm else z
+  z = _norm(z, p['stem_norm']) if s.stem.norm else z
   z = np.concatenate([p[name][0] for name in ('cls', 'dist', 'registers') if name in p] + [z])
-  if 'positions' in p and s.positions_at is PositionsAt.STEM:
+  if 'positions' in p and s.positions.at is PositionsAt.STEM:
     z = z + _learned(p['positions'], s)
   z = _norm(z, p['norm_before']) if s.norm_before else z
   rows = [[i * w + j for j in range(w)] for i in range(h)]
   columns = [[i * w + j for i in range(h)] for j in range(w)]
   for layer in range(s.depth):
     one = jax.tree.map(lambda x, layer=layer: x[layer], p['blocks'])
-    if s.positions_at is not PositionsAt.STEM:
-      z = z + _learned(p['positions'] if s.positions_at is PositionsAt.SHARED else one['positions'], s)
-    if s.axial:
+    if s.positions.at is not PositionsAt.STEM:
+      z = z + _learned(p['positions'] if s.positions.at is PositionsAt.SHARED else one['positions'], s)
+    if isinstance(s.block, schema.Axial):
       z = _block(_block(z, one['row'], s, rows), one['column'], s, columns)
     else:
       z = _block(z, one, s, [list(range(len(z)))])
   num_extra = sum(name in p for name in ('cls', 'dist')) + s.registers
-  if s.norm_after_pool:
+  if s.final_norm is FinalNorm.POOLED:
     return _norm(z[num_extra:].mean(0), p['norm'])
-  z = _norm(z, p['norm']) if s.final_norm else z
-  if s.pool is schema.Map(class_token=True):
-    return pooled_by_attention(z, p['pool'], s)
-  if s.pool is schema.ClassToken():
-    return z[:2] if s.distilled else z[0]
-  if s.pool is schema.Mean(class_token=True):
-    return z[num_extra:].mean(0)
-  return z.mean(0) if s.pool is schema.Mean() else z[s.registers:]
+  z = z if s.final_norm is FinalNorm.NONE else _norm(z, p['norm'])
+  match s.pool:
+    case schema.Map(class_token=True):
+      return pooled_by_attention(z, p['pool'], s)
+    case schema.ClassToken():
+      return z[:2] if s.pool.distillation else z[0]
+    case schema.Mean(class_token=True):
+      return z[num_extra:].mean(0)
+    case schema.Mean():
+      return z.mean(0)
+  return z[s.registers:]

@@ -19,7 +19,7 @@ from vit_jax.record import machine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '--config.model.width=16',
-        '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp=16', '--config.batch_size=8',
+        '--config.model.depth=1', '--config.model.heads=2', '--config.model.mlp.hidden=16', '--config.batch_size=8',
         '--config.data.num_classes=3', '--config.data.recipe.eval_resize_px=16']
 PEER = """
 import einops

@@ -133,7 +133,7 @@ def test_classes_in_another_order_renumber_every_label(tmp_path: pathlib.Path) -
   assert source.class_names == ('sofa', 'bird', 'dog', 'cat') and most_labels(source.eval) == 3
 
 
-TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp=16',
+TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp.hidden=16',
         '--config.model.patch=8', '--config.image_px=16,16', '--config.batch_size=8', '--config.length=2 steps',
         '--config.data.recipe.eval_resize_px=16', '--config.data.recipe.mixup=.2', '--config.optimizer.lr=1e-3',
         '--config.train.log_every=1 steps', '--config.train.progress=false')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Norm, Pool, PositionResize, Positions, PositionsAt, RotaryPlaces
+from vit_jax.config.schema import FinalNorm, PositionResize, PositionsAt
 from vit_jax.core.errors import UserError
 from vit_jax.export import job
 from vit_jax.export import onnx as export_onnx
@@ -21,18 +21,19 @@ SMALL = schema.ViT(patch=8, width=32, depth=1, heads=2, mlp=schema.Mlp(48))
 SIZES = ((32, 48), (16, 16), (64, 40), (8, 72), (128, 128))
 """The own one, a square one, a higher one, a single row of patches, and one that is larger on both sides."""
 NETWORKS = {
-    **{one.value: {'position_resize': one} for one in PositionResize},
-    'learned2d': {'positions': schema.Learned2d(), 'position_resize': PositionResize.BICUBIC_OFFSET},
-    'in the blocks': {'positions_at': PositionsAt.LAYERS},
+    **{one.value: {'positions': schema.Learned(resize=one)} for one in PositionResize},
+    'learned2d': {'positions': schema.Learned2d(resize=PositionResize.BICUBIC_OFFSET)},
+    'in the blocks': {'positions': schema.Learned(PositionsAt.LAYERS)},
     'sincos': {'positions': schema.SinCos(schema.Frequencies.MAE), 'pool': schema.Map(), 'registers': 2},
-    'sincos of big_vision': {'positions': schema.SinCos(), 'pool': schema.Mean(), 'axial': True},
-    'rotary in the unit interval': {'positions': schema.Rotary(), 'rotary_places': RotaryPlaces.UNIT,
-                                    'layer_scale': .5},
-    'rotary and learned': {'positions': schema.LearnedRotary(), 'rotary_grid': 4, 'pool': schema.Map(class_token=True),
-                           'norm': Norm.RMS, 'swiglu': True, 'mlp_norm': True},
-    'rotary by number': {'positions': schema.Rotary(), 'rotary_base': 10_000., 'pool': schema.Mean(class_token=True),
-                         'norm_after_pool': True},
-    'none': {'positions': schema.NoPositions(), 'qk_norm': True},
+    'sincos of big_vision': {'positions': schema.SinCos(), 'pool': schema.Mean(), 'block': schema.Axial()},
+    'rotary in the unit interval': {'positions': schema.Rotary(coordinates=schema.UnitInterval()),
+                                    'block': schema.Plain(.5)},
+    'rotary and learned': {'positions': schema.LearnedRotary(coordinates=schema.ByIndex(4)),
+                           'pool': schema.Map(class_token=True), 'norm': schema.RmsNorm(),
+                           'mlp': schema.SwiGlu(48, inner_norm=True)},
+    'rotary by number': {'positions': schema.Rotary(10_000.), 'pool': schema.Mean(class_token=True),
+                         'final_norm': FinalNorm.POOLED},
+    'none': {'positions': schema.NoPositions(), 'attention': schema.Attention(qk_norm=True)},
 }
 
 
@@ -95,7 +96,7 @@ def test_the_check_is_at_the_own_size_and_at_one_wider_and_one_higher() -> None:
 
 @pytest.mark.parametrize('name, said', [
     ('mixer', 'got the network Mixer'), ('hybrid', 'got a stem of convolutions'),
-    ('relative', 'got positions relative')])
+    ('relative', 'got relative positions')])
 def test_networks_of_one_size_are_refused_by_name(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(loaded.MODELS, 'relative', dataclasses.replace(SMALL, positions=schema.Relative()))
   with pytest.raises(UserError, match=f'--any_size: expected a Vision Transformer of patches .* {said}'):

@@ -31,7 +31,7 @@ def driver(settings: schema.ViT) -> layerwise.Driver:
 
 @pytest.mark.slow(reason='1 to 2 s each: networks')
 @pytest.mark.parametrize('changes', [{}, {'pool': schema.Map(), 'registers': 2},
-                                     {'positions_at': schema.PositionsAt.SHARED}])
+                                     {'positions': schema.Learned(schema.PositionsAt.SHARED)}])
 def test_the_last_layer_finishes_as_apply_does(changes: dict[str, object]) -> None:
   own = driver(dataclasses.replace(TINY, **changes))
   layers = list(own.layers(IMAGE, capture=True))

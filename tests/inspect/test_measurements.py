@@ -21,7 +21,8 @@ HEAD = np.random.default_rng(2).normal(size=(16, 7)).astype(np.float32)
 
 @functools.cache
 def driver() -> layerwise.Driver:
-  backbone, rng = vit.build(schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=schema.Mlp(24)), PX), np.random.default_rng(0)
+  model, rng = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=schema.Mlp(24)), np.random.default_rng(0)
+  backbone = vit.build(model, PX)
   shapes, _ = jax.eval_shape(backbone.init, jax.random.key(0), jnp.asarray(IMAGES))
   params = jax.tree.map(lambda x: rng.normal(size=x.shape, scale=.3).astype(np.float32), shapes)
   return layerwise.Driver(backbone, params)

@@ -22,7 +22,7 @@ from vit_jax.train.step import Program
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 SETTINGS = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
-            '--config.model.mlp=16', '--config.batch_size=40', '--config.length=7 steps',
+            '--config.model.mlp.hidden=16', '--config.batch_size=40', '--config.length=7 steps',
             '--config.evals.test.every=7 steps', '--config.evals.test.batch_size=80',
             '--config.checkpoints.every=2 steps', '--config.checkpoints.keep_latest=4', '--config.train.ema=.9']
 

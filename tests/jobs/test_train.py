@@ -26,7 +26,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
-        '--config.model.mlp=16', '--config.batch_size=40', '--config.length=12 steps',
+        '--config.model.mlp.hidden=16', '--config.batch_size=40', '--config.length=12 steps',
         '--config.evals.test.every=5 steps', '--config.evals.test.batch_size=80',
         '--config.checkpoints.every=5 steps', '--config.train.log_every=4 steps',
         '--config.train.ema=.9']

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
 OVERRIDES = [
     'length=3 steps', 'batch_size=16', 'image_px=8,8', 'model.patch=4', 'model.width=16', 'model.depth=1',
-    'model.heads=2', 'model.mlp=16', 'optimizer.schedule.warmup=1 steps', 'evals.test.batch_size=40',
+    'model.heads=2', 'model.mlp.hidden=16', 'optimizer.schedule.warmup=1 steps', 'evals.test.batch_size=40',
     'train.progress=false']
 
 

@@ -51,7 +51,7 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
   (tests,) = [call for call in gpu.calls if '-m pytest' in call]
   assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda,cpu')
   (bench,) = [call for call in gpu.calls if '--to=' in call and 'bench-L_16-cudnn' in call]
-  same = '--config=bench:bf16 --models=L/16 --turns=3 --config.model.attention=cudnn --config.batch_size=2 '
+  same = '--config=bench:bf16 --models=L/16 --turns=3 --config.model.attention.kernel=cudnn --config.batch_size=2 '
   assert bench.startswith(f'-m benchmarks.peers {same}') and gpu.count(f'-m vit_jax.main --job=bench {same}') == 1
   assert f'--against=timm={gpu.env["PYTHON"]},timm-compiled={gpu.env["PYTHON"]}' in bench
   assert gpu.count('--search') == 6 and gpu.count('search-B_16-xla --search') == 1

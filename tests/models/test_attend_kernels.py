@@ -146,7 +146,7 @@ def found_by_xla() -> tuple[np.ndarray, ...]:
 @pytest.mark.parametrize(('kernel', 'dtype'), [
     (AttentionKernel.SPLASH, DType.F32), (AttentionKernel.CUDNN, DType.BF16)])  # cuDNN has no attention in f32
 def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dtype: DType) -> None:
-  own, _ = learned(dataclasses.replace(TINY, attention=kernel, dtype=dtype))
+  own, _ = learned(dataclasses.replace(TINY, attention=schema.Attention(kernel=kernel), dtype=dtype))
   assert own.lower().as_text() == learned_by_xla(dtype).lower().as_text()
 
 
@@ -157,7 +157,8 @@ def test_a_network_with_splash_has_the_gradient_of_one_without(remat: Remat, mon
   wanted = found_by_xla()
   monkeypatch.setattr(attend_kernels, 'splash', SPLASH)
   monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
-  program, run = learned(dataclasses.replace(TINY, attention=AttentionKernel.SPLASH, remat=remat))
+  splash = schema.Attention(kernel=AttentionKernel.SPLASH)
+  program, run = learned(dataclasses.replace(TINY, attention=splash, remat=remat))
   assert 'splash_mha_fwd' in str(program.jaxpr) and 'splash_mha_dkv' in str(program.jaxpr)
   assert_same(run(), wanted, num_terms=8 * 16)  # the gradient of a patch's filter: 8 images of 16 patches
 

@@ -1,6 +1,7 @@
 """Tests of self-attention."""
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.config import schema
 from vit_jax.config.schema import Kernels
 from vit_jax.core import numerics
 from vit_jax.core.types import Array, Params
@@ -15,6 +17,7 @@ from vit_jax.models import layers
 from vit_jax.models.kernels import forms
 from vit_jax.models.kernels.attend import attend, attention_weights, combine
 from vit_jax.models.vit.attention import Attention
+from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.positions import relative_logits
 
 
@@ -31,8 +34,11 @@ def applied(module: Attention, *args: Array, **options: Any) -> tuple[Array, dic
   return jax.jit(lambda *a: layers.applied(module, *a, **options))(*args)
 
 
+CONTEXT = Context(norm=schema.LayerNorm(), gelu=schema.Gelu.TANH, dtype=jnp.float32)
+
+
 def plain(**options: object) -> Attention:
-  return Attention(heads=4, dtype=jnp.float32, norm_eps=1e-6, **options)
+  return Attention(**{'heads': 4, 'laws': CONTEXT.laws.attention, 'context': CONTEXT, **options})
 
 
 def test_attend_equals_numpy_in_float64() -> None:
@@ -136,7 +142,8 @@ def test_on_a_tpu_the_projections_of_self_attention_read_one_array(
     kernels: Kernels, num_barriers: int, monkeypatch: pytest.MonkeyPatch) -> None:
   """A barrier before them; none if keys and values have another input, or if forward-mode must work."""
   x = jax.random.normal(jax.random.key(1), (2, 5, 32))
-  module, options = plain(forms=forms.select(kernels)), {'num_sequences': 2, 'dropout_key': None, 'capture': False}
+  module = plain(context=dataclasses.replace(CONTEXT, forms=forms.select(kernels)))
+  options = {'num_sequences': 2, 'dropout_key': None, 'capture': False}
   params = initial(module, jax.random.key(0), x, x, **options)
   wanted = applied(module, params, x, x, **options)[0]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, Pool, Positions, Remat
+from vit_jax.config.schema import Execution, Remat
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
 from vit_jax.models import cost

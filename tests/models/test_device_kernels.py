@@ -33,13 +33,14 @@ def gpu(kind: str, capability: str) -> Mesh:
 
 
 def model(kernel: AttentionKernel, *, width: int = 64, dtype: DType = DType.BF16) -> schema.ViT:
-  return schema.ViT(width=4 * width, heads=4, dtype=dtype, attention=kernel)
+  return schema.ViT(width=4 * width, heads=4, dtype=dtype, attention=schema.Attention(kernel=kernel))
 
 
 @pytest.mark.parametrize('kernel, mesh, said', [
-    (AttentionKernel.SPLASH, abstract('cpu', 'cpu'), 'attention=splash is for TPUs; on cpu XLA computes attention'),
+    (AttentionKernel.SPLASH, abstract('cpu', 'cpu'),
+     'attention.kernel=splash is for TPUs; on cpu XLA computes attention'),
     (AttentionKernel.SPLASH, abstract('NVIDIA H200', 'gpu'), 'on NVIDIA H200 XLA computes attention'),
-    (AttentionKernel.CUDNN, abstract('TPU v5 lite', 'tpu'), 'attention=cudnn is for GPUs; on TPU v5 lite XLA')])
+    (AttentionKernel.CUDNN, abstract('TPU v5 lite', 'tpu'), 'attention.kernel=cudnn is for GPUs; on TPU v5 lite XLA')])
 def test_a_kernel_for_other_devices_is_reported_once(
     kernel: AttentionKernel, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
@@ -61,14 +62,14 @@ def test_nothing_is_logged_for_devices_that_run_a_kernel_or_are_unknown(
 
 @pytest.mark.parametrize('asked, mesh, said', [
     (model(AttentionKernel.SPLASH), abstract('TPU v3', 'tpu'),
-     'model.attention: expected xla with dtype=bfloat16 on TPU v3, as Pallas multiplies bf16 only from v4 on, got '
-     'splash. Set model.attention=xla.'),
+     'model.attention.kernel: expected xla with dtype=bfloat16 on TPU v3, as Pallas multiplies bf16 only from v4 on, '
+     'got splash. Set model.attention.kernel=xla.'),
     (model(AttentionKernel.CUDNN), gpu('Tesla V100-SXM2-16GB', '7.0'),
-     'model.attention: expected xla on Tesla V100-SXM2-16GB, as cuDNN needs compute capability 8.0 (Ampere), not 7.0, '
-     'got cudnn. Set model.attention=xla.'),
+     'model.attention.kernel: expected xla on Tesla V100-SXM2-16GB, as cuDNN needs compute capability 8.0 (Ampere), '
+     'not 7.0, got cudnn. Set model.attention.kernel=xla.'),
     (model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA A100', '8.0'),
-     'model.attention: expected xla on NVIDIA A100 for heads of more than 128 channels (width=1024 and heads=4 give '
-     '256), which cuDNN supports from compute capability 9.0 on, got cudnn. Set model.attention=xla.')])
+     'model.attention.kernel: expected xla on NVIDIA A100 for heads of more than 128 channels (width=1024 and heads=4 '
+     'give 256), which cuDNN supports from compute capability 9.0 on, got cudnn. Set model.attention.kernel=xla.')])
 def test_devices_that_cannot_run_a_kernel_are_named_with_a_remedy(
     asked: schema.ViT, mesh: Mesh | AbstractMesh, said: str) -> None:
   with pytest.raises(UserError) as error:

@@ -21,7 +21,7 @@ import vits
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, Gelu, Kernels, Norm, Pool, Positions, PositionsAt, RotaryPlaces
+from vit_jax.config.schema import Execution, FinalNorm, Gelu, Kernels, PositionsAt, QkvBias
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.export import job
@@ -35,41 +35,45 @@ from vit_jax.plan import plan, topologies
 
 SWITCHES: dict[str, dict[str, Any]] = {
     'none of them': {},
-    'pool mean': {'pool': schema.Mean()}, 'pool patches': {'pool': schema.Mean(class_token=True)}, 'pool first': {'pool': schema.First()},
-    'pool map': {'pool': schema.Map()}, 'pool map with its own sizes': {'pool': schema.Map(), 'pool_heads': 2, 'pool_mlp': 40},
+    'pool mean': {'pool': schema.Mean()}, 'pool mean beside a class token': {'pool': schema.Mean(class_token=True)},
+    'pool first': {'pool': schema.First()}, 'pool map': {'pool': schema.Map()},
+    'pool map with its own sizes': {'pool': schema.Map(heads=2, hidden=40)},
     'pool map over the class token': {'pool': schema.Map(class_token=True), 'registers': 1},
-    'norm after pooling': {'pool': schema.Mean(), 'norm_after_pool': True},
-    'norm after pooling beside a class token': {'pool': schema.Mean(class_token=True), 'norm_after_pool': True},
+    'norm after pooling': {'pool': schema.Mean(), 'final_norm': FinalNorm.POOLED},
+    'norm after pooling beside a class token': {
+        'pool': schema.Mean(class_token=True), 'final_norm': FinalNorm.POOLED},
     'sincos': {'positions': schema.SinCos()}, 'sincos of MAE': {'positions': schema.SinCos(schema.Frequencies.MAE)},
     'no positions': {'positions': schema.NoPositions()}, 'learned2d': {'positions': schema.Learned2d()},
-    'relative': {'positions': schema.Relative()}, 'shared': {'positions_at': PositionsAt.SHARED},
-    'at layers': {'positions_at': PositionsAt.LAYERS, 'registers': 1},
-    'rotary': {'positions': schema.Rotary(), 'rotary_base': 10_000., 'rotary_offset': 1.},
-    'rotary in the unit interval': {'positions': schema.Rotary(), 'rotary_places': RotaryPlaces.UNIT},
-    'rotary and learned': {'positions': schema.LearnedRotary(), 'rotary_grid': 5},
-    'rotary, mixed': {'positions': schema.Rotary(), 'rotary_mixed': True, 'rotary_base': 10., 'registers': 1},
-    'registers': {'registers': 3}, 'distilled': {'distilled': True},
-    'rms': {'norm': Norm.RMS}, 'rms everywhere': {
-        'norm': Norm.RMS, 'norm_before': True, 'stem_norm': True, 'qk_norm': True, 'attn_norm': True, 'mlp_norm': True,
-        'pool': schema.Map()},
-    'norm before': {'norm_before': True}, 'norm of the stem': {'stem_norm': True},
-    'no last norm': {'final_norm': False},
-    'norm of query and key': {'qk_norm': True}, 'inner norm of attention': {'attn_norm': True},
-    'inner norm of the MLP': {'mlp_norm': True}, 'gated': {'swiglu': True},
-    'gated with an inner norm': {'swiglu': True, 'mlp_norm': True}, 'parallel': {'parallel': True},
-    'axial': {'axial': True, 'pool': schema.Mean()}, 'layer scale': {'layer_scale': 1e-5},
-    'layer scale of attention': {'layer_scale': 1e-5, 'mlp_scale': False},
-    'branch scale': {'branch_scale': .5}, 'exact GELU': {'gelu': Gelu.EXACT}, 'quick GELU': {'gelu': Gelu.QUICK},
-    'no bias of query, key and value': {'qkv_bias': False}, 'no bias of the key': {'key_bias': False},
-    'no bias of the output': {'out_bias': False}, 'no bias of the MLP': {'mlp_bias': False, 'swiglu': True},
-    'no bias of the stem': {'stem_bias': False},
+    'relative': {'positions': schema.Relative()}, 'shared': {'positions.at': PositionsAt.SHARED},
+    'at layers': {'positions.at': PositionsAt.LAYERS, 'registers': 1},
+    'rotary': {'positions': schema.Rotary(10_000., coordinates=schema.ByIndex(offset=1.))},
+    'rotary in the unit interval': {'positions': schema.Rotary(coordinates=schema.UnitInterval())},
+    'rotary and learned': {'positions': schema.LearnedRotary(coordinates=schema.ByIndex(5))},
+    'rotary, mixed': {'positions': schema.Rotary(10., mixed=True), 'registers': 1},
+    'registers': {'registers': 3}, 'distilled': {'pool.distillation': True},
+    'rms': {'norm': schema.RmsNorm()}, 'rms everywhere': {
+        'norm': schema.RmsNorm(), 'norm_before': True, 'stem.norm': True, 'attention.qk_norm': True,
+        'attention.inner_norm': True, 'mlp.inner_norm': True, 'pool': schema.Map()},
+    'norm before': {'norm_before': True}, 'norm of the stem': {'stem.norm': True},
+    'no last norm': {'final_norm': FinalNorm.NONE},
+    'norm of query and key': {'attention.qk_norm': True}, 'inner norm of attention': {'attention.inner_norm': True},
+    'inner norm of the MLP': {'mlp.inner_norm': True}, 'gated': {'mlp': schema.SwiGlu(48)},
+    'gated with an inner norm': {'mlp': schema.SwiGlu(48, inner_norm=True)}, 'parallel': {'block': schema.Parallel()},
+    'axial': {'block': schema.Axial(), 'pool': schema.Mean()}, 'layer scale': {'block.layer_scale': 1e-5},
+    'layer scale of attention': {'block': schema.Plain(1e-5, mlp_scale=False)},
+    'branch scale': {'block.branch_scale': .5}, 'exact GELU': {'gelu': Gelu.EXACT}, 'quick GELU': {'gelu': Gelu.QUICK},
+    'no bias of query, key and value': {'attention.qkv_bias': QkvBias.NONE},
+    'no bias of the key': {'attention.qkv_bias': QkvBias.QUERY_VALUE},
+    'no bias of the output': {'attention.out_bias': False},
+    'no bias of the MLP': {'mlp': schema.SwiGlu(48, bias=False)},
+    'no bias of the stem': {'stem.bias': False},
 }
 ORDERED = ('relative', 'at layers', 'axial')
 """Their positions follow from the order of all patches, so that MAE refuses them by name."""
-OF_TRAINING = {'dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'dtype', 'execution', 'unroll', 'remat',
-               'full_remat', 'attention', 'mlp_kernel', 'kernels', 'position_resize', 'norm_eps', 'init'}
+OF_TRAINING = {'dropout', 'drop_path', 'drop_path_even', 'dtype', 'execution', 'unroll', 'remat', 'full_remat',
+               'kernels', 'init'}
 MESH = AbstractMesh((2, 2, 2), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
-OF_SIZE = {'patch', 'width', 'depth', 'heads', 'mlp', 'stem'}
+OF_SIZE = {'patch', 'width', 'depth', 'heads'}
 
 
 MADE = Decoder(16, 1, 2, schema.ViT(**vits.PLAIN))
@@ -82,11 +86,11 @@ def decoder() -> Any:
 
 def tiny(name: str) -> schema.ViT:
   changes = {'execution': Execution.UNROLLED, 'kernels': Kernels.PLAIN, **SWITCHES[name]}
-  return dataclasses.replace(schema.ViT(**vits.PLAIN), **changes)
+  return schema.replaced(schema.ViT(**vits.PLAIN), changes)
 
 
 def test_every_setting_of_the_network_is_switched() -> None:
-  switched = {field for changes in SWITCHES.values() for field in changes}
+  switched = {name.partition('.')[0] for changes in SWITCHES.values() for name in changes}
   assert {field.name for field in dataclasses.fields(schema.ViT)} - OF_TRAINING - OF_SIZE == switched
 
 
@@ -117,7 +121,7 @@ def test_layers_one_by_one_and_a_part_of_the_patches_have_the_shapes_of_the_whol
   features, weights, attention = jax.eval_shape(layered, shapes, image)
   assert features.pooled.shape == (2, settings.width) and features.tokens.shape == (2, num_patches, settings.width)
   assert weights.shape == (2, num_tokens)
-  assert attention is None if settings.axial else attention.shape == (2, heads, num_tokens, num_tokens)
+  assert attention is None if name == 'axial' else attention.shape == (2, heads, num_tokens, num_tokens)
   mae = Mae(backbone, MADE, patch=settings.patch, hidden=.5, normalized=True)
 
   batch = {'image': image}
@@ -137,7 +141,7 @@ def test_layers_one_by_one_and_a_part_of_the_patches_have_the_shapes_of_the_whol
 
 
 def cost_tokens(settings: schema.ViT) -> int:
-  return math.prod(vits.GRID) + settings.registers + settings.distilled + settings.pool.has_class_token
+  return math.prod(vits.GRID) + settings.num_extra
 
 
 @pytest.mark.slow(reason='5 s each: three programs, two exports')
@@ -145,7 +149,7 @@ def cost_tokens(settings: schema.ViT) -> int:
                     reason='onnx and onnxruntime are not installed')
 @pytest.mark.parametrize('name', SWITCHES)
 def test_inspection_and_both_exports_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-  settings = dataclasses.replace(schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48)), **SWITCHES[name])
+  settings = schema.replaced(schema.ViT(patch=16, width=32, depth=1, heads=4, mlp=schema.Mlp(48)), SWITCHES[name])
   monkeypatch.setitem(loaded.MODELS, name, settings)
   found = loaded.weights(name)
   model, pictures = Model(found), loaded.pictures(2)
@@ -154,7 +158,7 @@ def test_inspection_and_both_exports_run(name: str, monkeypatch: pytest.MonkeyPa
   np.testing.assert_allclose(pooled, model.features(pictures), rtol=0, atol=2e-4)  # once layer by layer
   np.testing.assert_allclose(model.attention(pictures).sum(-1), 1., atol=1e-5)
   assert model.rollout(pictures).shape == (2, 2, 3)
-  if not settings.axial:
+  if name != 'axial':
     assert np.isfinite(model.relevance(pictures[:1])).all()
   planned = plan.Subject(schema.Config(model=settings, image_px=loaded.PX, batch_size=8),
                          topologies.parse('cpu:8'), 1437, 10, False)

@@ -13,7 +13,7 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Kernels, Pool
+from vit_jax.config.schema import Kernels
 from vit_jax.core.types import Array, Params
 from vit_jax.models import backbones
 from vit_jax.models.heads import Head
@@ -21,8 +21,10 @@ from vit_jax.models.heads import Head
 CLASSES = 3
 SLOW = pytest.mark.slow(reason='compiles three programs of a network of convolutions: about a minute')
 MODELS = [
-    pytest.param(schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=schema.Mlp(24), qk_norm=True), id='vit'),
-    pytest.param(schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=schema.Mlp(24), pool=schema.Map()), id='map', marks=SLOW),
+    pytest.param(schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=schema.Mlp(24),
+                            attention=schema.Attention(qk_norm=True)), id='vit'),
+    pytest.param(schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=schema.Mlp(24), pool=schema.Map()),
+                 id='map', marks=SLOW),
     pytest.param(dataclasses.replace(networks.MIXER, patch=8, depth=1), id='mixer'),
     pytest.param(schema.ResNet(layers=(1,), width=32), id='resnet', marks=SLOW),
     pytest.param(schema.EfficientNet(width_factor=.25, depth_factor=.1, dropout=0., drop_path=0.), id='efficientnet',

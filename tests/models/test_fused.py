@@ -17,11 +17,12 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, Positions
+from vit_jax.config.schema import AttentionKernel, QkvBias
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend, attend_kernels, fused, shards
 from vit_jax.models.vit.attention import Attention
+from vit_jax.models.vit.context import Context
 
 AXES = ('data', 'fsdp', 'tensor')
 INTERPRETED = functools.partial(fused.attend, interpret=True)
@@ -105,8 +106,8 @@ def test_images_with_too_many_tokens_are_left_to_xla_with_one_message(caplog: py
     with jax.sharding.use_abstract_mesh(mesh_of(kind)):
       is_fused = attend_kernels.is_fused(AttentionKernel.FUSED, fused.Shape(tokens, 16, 64), jnp.bfloat16)
     assert is_fused == (kind == 'TPU v4' and tokens == 196)
-    assert caplog.text.count('attention=fused does not apply, and XLA computes attention, as with attention=xla: 576 '
-                             'tokens need 26 MiB on the chip, more than TPU v4 has.') == said
+    assert caplog.text.count('attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: '
+                             '576 tokens need 26 MiB on the chip, more than TPU v4 has.') == said
 
 
 def test_as_many_heads_are_computed_together_as_fit_on_the_chip() -> None:
@@ -116,28 +117,29 @@ def test_as_many_heads_are_computed_together_as_fit_on_the_chip() -> None:
   assert fused.Shape(576, 16, 64).group(2, large) == 8
 
 
-VIT = schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED)
+CONTEXT = Context(norm=schema.LayerNorm(), gelu=schema.Gelu.TANH, dtype=jnp.float32)
+FUSED = schema.Attention(kernel=AttentionKernel.FUSED)
+VIT = schema.ViT(width=1024, heads=16, attention=FUSED)
 
 
 @pytest.mark.parametrize(('model', 'mesh', 'said'), [
     (VIT, mesh_of('TPU v6 lite'), ''), (VIT, mesh_of('TPU v3'), 'it needs TPU v4 or later'),
-    (VIT, mesh_of('cpu', 'cpu'), 'attention=fused is for TPUs; on cpu XLA computes attention'),
-    (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, attention_dropout=.1), mesh_of('TPU v4'),
-     'does not apply, and XLA computes attention, as with attention=xla: it has no dropout of weights'),
-    (schema.ViT(width=1024, heads=16, attention=AttentionKernel.FUSED, positions=schema.Relative()),
-     mesh_of('TPU v4'), 'it has no relative positions')])
+    (VIT, mesh_of('cpu', 'cpu'), 'attention.kernel=fused is for TPUs; on cpu XLA computes attention'),
+    (schema.replaced(VIT, {'attention.dropout': .1}), mesh_of('TPU v4'),
+     'does not apply, and XLA computes attention, as with kernel=xla: it has no dropout of weights'),
+    (schema.replaced(VIT, {'positions': schema.Relative()}), mesh_of('TPU v4'), 'it has no relative positions')])
 def test_a_run_without_the_kernel_says_so(
     model: schema.ViT, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
   attend_kernels.check_devices(model, mesh, name='model')
   assert (said in caplog.text) if said else not caplog.text
-  assert not list(model._kernel_problems('model'))
+  assert not list(model.attention.network_problems(model, 'model', 'model.attention'))
 
 
 @pytest.mark.slow(reason='2 s: kernels are interpreted, as above')
-@pytest.mark.parametrize('options', [{}, {'qkv_bias': False, 'qk_norm': True}])
+@pytest.mark.parametrize('options', [{}, {'qkv_bias': QkvBias.NONE, 'qk_norm': True}])
 def test_the_module_has_the_same_parameters_result_and_gradients(
-    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
   """Images over four devices and heads over two; with norms the kernel gets queries that are no projections."""
   if jax.device_count() < 8:
     pytest.skip('needs eight devices, as are simulated on a CPU')
@@ -145,7 +147,7 @@ def test_the_module_has_the_same_parameters_result_and_gradients(
   x = jax.random.normal(jax.random.key(0), (4, 5, 32))
   found = []
   for kernel in (AttentionKernel.XLA, AttentionKernel.FUSED):
-    module = Attention(heads=2, dtype=jnp.float32, norm_eps=1e-6, kernel=kernel, **options)
+    module = Attention(heads=2, kernel=kernel, laws=CONTEXT.laws.attention, context=CONTEXT, **options)
 
     def run(params: dict, x: Array, module: Attention = module) -> Array:
       return jnp.sin(module.apply(params, x, x, num_sequences=4, dropout_key=None, capture=False)[0]).sum()

@@ -1,6 +1,7 @@
 """The fused MLP kernel against the plain form, as Pallas' interpreter runs it; where it applies; its cycles."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -21,7 +22,8 @@ from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import devices, fused_mlp, mlp_kernels, norm_act, shards
-from vit_jax.models.vit.block import Mlp
+from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.mlp import Mlp
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -119,22 +121,26 @@ def test_where_the_kernel_does_not_apply_there_is_a_reason(
   assert mlp_kernels.problem(mesh_of(kind, tensor=tensor), (8, tokens, width), hidden, 2) == said
 
 
+CONTEXT = Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.float32)
+FUSED = schema.Mlp(4096, kernel=MlpKernel.FUSED)
+
+
 @pytest.mark.parametrize(('options', 'mesh', 'said'), [
     ({}, mesh_of('TPU v6 lite'), ''), ({}, mesh_of('TPU v3'), 'it needs TPU v5e or v6e'),
-    ({}, mesh_of('cpu', 'cpu'), 'mlp_kernel=fused is for TPUs; on cpu XLA computes the MLP'),
-    ({'dropout': .1}, mesh_of('TPU v6 lite'), 'without swiglu, mlp_norm, dropout or axial attention')])
+    ({}, mesh_of('cpu', 'cpu'), 'mlp.kernel=fused is for TPUs; on cpu XLA computes the MLP'),
+    ({'dropout': .1}, mesh_of('TPU v6 lite'), 'without SwiGLU, inner_norm, dropout or axial attention')])
 def test_a_run_without_the_kernel_says_so(
     options: dict[str, float], mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  model = schema.ViT(width=1024, heads=16, mlp=schema.Mlp(4096), mlp_kernel=MlpKernel.FUSED, **options)  # type: ignore[arg-type]
+  model = schema.ViT(width=1024, heads=16, mlp=FUSED, **options)  # type: ignore[arg-type]
   devices.check_devices(model, mesh, name='model')
   assert (said in caplog.text) if said else not caplog.text
 
 
 def test_it_is_refused_with_plain_kernels() -> None:
-  model = schema.ViT(kernels=schema.Kernels.PLAIN, mlp_kernel=MlpKernel.FUSED)
-  assert [*model._switch_problems('model')] == [
-      'model.mlp_kernel: expected xla with model.kernels=plain, got fused. Set model.mlp_kernel=xla.']
+  model = schema.ViT(kernels=schema.Kernels.PLAIN, mlp=FUSED)
+  assert [*model.mlp.network_problems(model, 'model', 'model.mlp')] == [
+      'model.mlp.kernel: expected xla with model.kernels=plain, got fused. Set model.mlp.kernel=xla.']
 
 
 @pytest.fixture
@@ -148,7 +154,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(kernel: MlpKernel, params: dict, x: Array, mesh: AbstractMesh) -> tuple[str, list[np.ndarray]]:
   """The program of value and gradients, and these."""
-  module = Mlp(hidden=128, gelu=Gelu.TANH, dtype=jnp.float32, kernel=kernel)
+  module = Mlp(hidden=128, context=CONTEXT, kernel=kernel)
   with jax.sharding.use_abstract_mesh(mesh):
     traced = jax.jit(jax.value_and_grad(lambda params, x: jnp.sin(module.apply(params, x, None)).sum(),
                                         argnums=(0, 1))).trace(params, x)
@@ -156,7 +162,7 @@ def run(kernel: MlpKernel, params: dict, x: Array, mesh: AbstractMesh) -> tuple[
 
 
 def parameters() -> dict:
-  module = Mlp(hidden=128, gelu=Gelu.TANH, dtype=jnp.float32)
+  module = Mlp(hidden=128, context=CONTEXT)
   params = jax.jit(lambda: module.init(jax.random.key(1), jnp.zeros((1, 1, 128)), None))()
   return jax.tree.map(lambda p: p + .1, params)  # biases are not zero
 
@@ -190,7 +196,7 @@ def test_adapters_dropout_and_rows_without_images_are_left_to_xla(caplog: pytest
       ({}, params['params'], (x, None), True), ({'dropout': .1}, params['params'], (x, None), True),
       ({'dropout': .1}, params['params'], (x, key), False), ({}, adapted, (x, None), False),
       ({}, params['params'], (x[0], None), False)):
-    module = Mlp(hidden=128, gelu=Gelu.TANH, dtype=jnp.float32, kernel=MlpKernel.FUSED, **options)
+    module = Mlp(hidden=128, context=dataclasses.replace(CONTEXT, **options), kernel=MlpKernel.FUSED)
     with jax.sharding.use_abstract_mesh(mesh_of('TPU v6 lite')):
       assert module.bind({'params': leaves})._is_fused(*given) == expected
     assert ('adapters are added to its products' in caplog.text) == (leaves is adapted)

@@ -27,11 +27,11 @@ SIGMAS = 5.  # about 1,500 comparisons are made, so that 5 deviations are passed
 
 
 def vit(init: Init, **more: Any) -> schema.ViT:
-  return schema.ViT(**{'patch': 8, 'width': 32, 'depth': 2, 'heads': 4, 'mlp': 128, 'init': init, **more})
+  return schema.ViT(**{'patch': 8, 'width': 32, 'depth': 2, 'heads': 4, 'mlp': schema.Mlp(128), 'init': init, **more})
 
 
 def timm(init: Init, **more: Any) -> schema.ViT:
-  return vit(init, swiglu=True, layer_scale=1e-5, **more)
+  return vit(init, mlp=schema.SwiGlu(128), block=schema.Plain(1e-5), **more)
 
 
 TEACHER = schema.Teacher(model=schema.Mixer(patch=16, width=8, depth=1, tokens_mlp=4, channels_mlp=4))
@@ -44,11 +44,12 @@ CASES: dict[str, dict[str, Any]] = {  # as the networks of make_golden_initializ
         decoder_width=16, decoder_depth=1, decoder_heads=2)},
     'dino': {'model': vit(Init.DINO), 'objective': schema.Dino(
         out_dim=64, hidden_dim=48, bottleneck_dim=16, norm_last_layer=False)},
-    'dinov2': {'model': vit(Init.DINOV2, swiglu=True, mlp=88, registers=3, layer_scale=1e-5), 'objective': schema.Dino(
-        out_dim=64, hidden_dim=48, bottleneck_dim=16, norm_last_layer=False)},
-    'deit': {'model': vit(Init.DEIT, distilled=True), 'objective': schema.Distill(TEACHER)},
-    'deit3': {'model': vit(Init.DEIT3, layer_scale=1e-4)},
-    'lvvit': {'model': vit(Init.LVVIT, qkv_bias=False, stem=schema.ConvStem(64)), 'objective': schema.TokenLabel()},
+    'dinov2': {'model': vit(Init.DINOV2, mlp=schema.SwiGlu(88), registers=3, block=schema.Plain(1e-5)),
+               'objective': schema.Dino(out_dim=64, hidden_dim=48, bottleneck_dim=16, norm_last_layer=False)},
+    'deit': {'model': vit(Init.DEIT, pool=schema.ClassToken(distillation=True)), 'objective': schema.Distill(TEACHER)},
+    'deit3': {'model': vit(Init.DEIT3, block=schema.Plain(1e-4))},
+    'lvvit': {'model': vit(Init.LVVIT, attention=schema.Attention(schema.QkvBias.NONE), stem=schema.ConvStem(64)),
+              'objective': schema.TokenLabel()},
     'timm': {'model': timm(Init.TIMM, registers=3)},
     'timm, attention pooling': {'model': timm(Init.TIMM, pool=schema.Map())},
     'timm_jax': {'model': timm(Init.TIMM_JAX, registers=3)},
@@ -112,7 +113,7 @@ def drawn(name: str) -> dict[str, np.ndarray]:
   leaves = trees.flatten(jax.jit(jax.vmap(init))(seeds(SEEDS)))
   found = {name: np.asarray(leaf, np.float64) for name, leaf in leaves.items()}
   if 'backbone/positions' in found:
-    table, num_first = found.pop('backbone/positions'), config.model.pool.has_class_token + config.model.distilled
+    table, num_first = found.pop('backbone/positions'), config.model.num_first
     found['backbone/positions/patches'] = table[:, :, num_first:]
     found |= {'backbone/positions/first': table[:, :, :num_first]} if num_first else {}
   return found

@@ -11,7 +11,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.models import intermediates, resnet
 from vit_jax.models.vit import vit
 
-SETTINGS = schema.ViT(patch=8, width=16, depth=3, heads=2, mlp=schema.Mlp(16), registers=1, execution=schema.Execution.SCAN)
+SETTINGS = schema.ViT(patch=8, width=16, depth=3, heads=2, mlp=schema.Mlp(16), registers=1,
+                      execution=schema.Execution.SCAN)
 MODEL = vit.build(SETTINGS, (16, 24))
 IMAGE = np.random.default_rng(0).random((3, 16, 24, 3), np.float32)
 

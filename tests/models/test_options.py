@@ -12,7 +12,7 @@ import vits
 from vits import MODELS, PLAIN, PX, forward, numpy_vit, parameters, some_image
 
 from vit_jax.config import schema
-from vit_jax.config.schema import DType, Execution, Pool, Positions, PositionsAt, Remat
+from vit_jax.config.schema import DType, Execution, FinalNorm, PositionsAt, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params
@@ -24,16 +24,17 @@ OTHERS = [(Execution.UNROLLED, Remat.NAMES), (Execution.SCAN, Remat.MLP), (Execu
 
 
 def tiny(**options: object) -> schema.ViT:
-  return dataclasses.replace(schema.ViT(**PLAIN), **options)
+  return schema.replaced(schema.ViT(**PLAIN), options)
 
 
 def ablations() -> dict[str, schema.ViT]:
   """The cells of the ViT paper's Table 8, tiny."""
-  return {name: tiny(positions=kind, positions_at=at) for name, (kind, at) in sizes.POSITION_ABLATION.items()}
+  return {name: tiny(positions=kind) for name, kind in sizes.POSITION_ABLATION.items()}
 
 
-MEANS = {'mean normed': {'pool': schema.Mean(), 'norm_after_pool': True, 'registers': 1}, 'patches': {'pool': schema.Mean(class_token=True)},
-         'patches normed': {'pool': schema.Mean(class_token=True), 'norm_after_pool': True}}
+MEANS = {'mean normed': {'pool': schema.Mean(), 'final_norm': FinalNorm.POOLED, 'registers': 1},
+         'patches': {'pool': schema.Mean(class_token=True)},
+         'patches normed': {'pool': schema.Mean(class_token=True), 'final_norm': FinalNorm.POOLED}}
 
 
 @pytest.mark.slow(reason='1 s each: networks')
@@ -45,7 +46,7 @@ def test_the_mean_of_the_patches_can_be_normalized_and_stand_beside_a_class_toke
   params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   expected = np.stack([numpy_vit(settings, params64, x) for x in np.asarray(image, np.float64)])
   np.testing.assert_allclose(features.pooled, expected, rtol=1e-3, atol=2e-4)
-  assert ('cls' in params) is (settings.pool is schema.Mean(class_token=True)) and features.tokens.shape == (6, 6, 32)
+  assert ('cls' in params) is settings.pool.class_token and features.tokens.shape == (6, 6, 32)
   tokens = np.arange(6. * 7 * 32).reshape(6, 7, 32)
   np.testing.assert_allclose(backbone.readout_weights(params, jnp.asarray(tokens)), [[0.] + [1 / 6] * 6] * 6, rtol=1e-6)
 
@@ -57,7 +58,7 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
   features = forward(settings, params, image)
   params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   expected = np.stack([numpy_vit(settings, params64, x) for x in np.asarray(image, np.float64)])
-  found = features.tokens if settings.pool is schema.Map() else features.pooled
+  found = features.tokens if isinstance(settings.pool, schema.Map) else features.pooled
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)
   assert features.tokens.shape == (6, 6, 32) and features.pooled.shape == (6, 32)
 
@@ -97,7 +98,8 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
 
 @pytest.mark.slow(reason='2 s: draws networks')
 def test_initial_values_of_options_are_the_published_ones() -> None:
-  settings = tiny(width=128, registers=4, layer_scale=1e-5, pool=schema.Map(), positions_at=PositionsAt.LAYERS)
+  settings = tiny(width=128, registers=4, block=schema.Plain(1e-5), pool=schema.Map(),
+                  positions=schema.Learned(PositionsAt.LAYERS))
 
   @jax.jit
   def made(key: Array) -> Params:
@@ -156,9 +158,9 @@ def test_block_by_block_gives_what_apply_gives_and_captures_attention(name: str)
   pooled, reading = end(params, x)
   np.testing.assert_allclose(pooled, want.pooled, rtol=1e-3, atol=2e-4)
   np.testing.assert_allclose(reading.sum(1), 1., rtol=1e-5)
-  assert reading.shape == x.shape[:2] and not reading[:, int(s.pool is schema.ClassToken()):x.shape[1] - 6].any()
+  assert reading.shape == x.shape[:2] and not reading[:, int(s.pool.class_token):x.shape[1] - 6].any()
   shapes = {k: v.shape for k, v in captured.items()}
-  assert shapes == ({'row_attention': (6, 2, 4, 3, 3), 'column_attention': (6, 3, 4, 2, 2)} if s.axial
+  assert shapes == ({'row_attention': (6, 2, 4, 3, 3), 'column_attention': (6, 3, 4, 2, 2)} if name == 'axial'
                     else {'attention': (6, 4, x.shape[1], x.shape[1])})
   for weights in captured.values():
     assert weights.dtype == jnp.float32
@@ -178,7 +180,7 @@ def test_bf16_is_near_f32_and_features_stay_f32(name: str) -> None:
 
 @pytest.mark.slow(reason='2 s; the forward pass in numpy has axial attention')
 def test_axial_attention_mixes_rows_then_columns_and_nothing_else() -> None:
-  settings = tiny(axial=True, pool=schema.Mean(), positions=schema.NoPositions(), depth=1)
+  settings = tiny(block=schema.Axial(), pool=schema.Mean(), positions=schema.NoPositions(), depth=1)
   params, backbone = parameters(settings), vit.build(settings, PX)
   x = jax.random.normal(jax.random.key(1), (1, 6, 32))
   one_changed = x + 3. * jnp.eye(6)[:, :, None] * jax.random.normal(jax.random.key(2), (1, 1, 32))  # image i: token i
@@ -198,7 +200,7 @@ def test_images_of_another_size_are_taken_where_positions_can_be_resized() -> No
 
 
 def test_a_part_of_the_tokens_is_refused_where_blocks_know_places() -> None:
-  for name, said in (('gated', 'positions_at=layers'), ('parallel', 'positions=relative'), ('axial', 'axial=True')):
+  for name, said in (('gated', 'positions.at=layers'), ('parallel', 'positions=relative'), ('axial', 'block=axial')):
     backbone = vit.build(MODELS[name], PX)
     with pytest.raises(UserError, match=f'model.{said}: expected all 2 x 3 patch tokens of an image, got 4'):
       backbone.encode({}, jnp.zeros((1, 4, 32)), jnp.zeros((4, 32)), grid=(2, 3), train=False, key=None)
@@ -247,7 +249,7 @@ def test_no_key_is_used_twice_with_options() -> None:
 @pytest.mark.slow(reason='1 s: compiles a network; tests/models/test_cost.py has the plain one')
 @pytest.mark.parametrize('name', MODELS)
 def test_flops_agree_with_those_that_xla_counts(name: str) -> None:
-  settings = dataclasses.replace(MODELS[name], width=256, mlp=1024, execution=Execution.UNROLLED)
+  settings = schema.replaced(MODELS[name], {'width': 256, 'mlp.hidden': 1024, 'execution': Execution.UNROLLED})
   backbone, image = vit.build(settings, (32, 40)), jax.ShapeDtypeStruct((1, 32, 40, 3), jnp.float32)
   params, _ = jax.eval_shape(backbone.init, jax.random.key(0), image)
   run: Callable[[Params, Array], Array] = lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].pooled
@@ -266,17 +268,23 @@ def test_remat_keeps_less_the_more_it_computes_again(name: str) -> None:
 
 
 def test_options_that_do_not_fit_are_all_reported() -> None:
-  wrong = tiny(axial=True, registers=2, positions=schema.Relative(), positions_at=PositionsAt.LAYERS,
-               parallel=True, layer_scale=.1, attention_dropout=1.)
+  wrong = tiny(block=schema.Axial(), registers=2, positions=schema.Relative(), attention=schema.Attention(dropout=1.))
   with pytest.raises(UserError) as error:
     vit.build(wrong, PX)
   text = str(error.value)
-  for said in ('attention_dropout: expected 0 to below 1, got 1.0.',
-               'positions_at: expected stem with model.positions=relative, got layers.',
-               'layer_scale: expected 0 with model.parallel=True, which has one sum of both branches, got 0.1.',
-               'pool: expected mean or map, which have no class token, with model.axial=True, got cls.',
-               'registers: expected 0 with model.axial=True, got 2.',
-               'positions: expected learned, learned2d, sincos2d or none with model.axial=True, got relative.',
-               'parallel: expected False with model.axial=True, as no such model is defined, got True.'):
+  for said in ('attention.dropout: expected 0 to below 1, got 1.0.',
+               'pool: expected mean or map, without a class token, with model.block=axial, got classtoken.',
+               'registers: expected 0 with model.block=axial, got 2.',
+               'positions: expected learned, learned2d, sincos or nopositions with model.block=axial, got relative.'):
     assert f'model.{said}' in text, said
-  assert len(text.splitlines()) == 7
+  assert len(text.splitlines()) == 4
+
+
+@pytest.mark.parametrize('kind, setting', [
+    (schema.Parallel, 'layer_scale'), (schema.SinCos, 'at'), (schema.NoPositions, 'at'), (schema.Relative, 'at'),
+    (schema.Rotary, 'at'), (schema.LearnedRotary, 'at'), (schema.Rotary, 'resize'), (schema.Learned, 'base'),
+    (schema.UnitInterval, 'grid'), (schema.Mean, 'distillation'), (schema.Map, 'distillation'),
+    (schema.ClassToken, 'heads'), (schema.First, 'class_token'), (schema.SwiGlu, 'kernel')])
+def test_a_kind_of_part_has_no_settings_that_mean_nothing_there(kind: type, setting: str) -> None:
+  with pytest.raises(UserError, match=f"{kind.__name__}: expected the name of a setting, got '{setting}'"):
+    kind(**{setting: 1})

@@ -6,14 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params
 from vit_jax.models.kernels import norm_act
 from vit_jax.models.layers import applied, initial
+from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.pool import AttentionPool
 
-POOL = AttentionPool(heads=4, mlp=schema.Mlp(48), gelu=Gelu.TANH, norm_eps=1e-6)
+CONTEXT = Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.float32)
+POOL = AttentionPool(heads=4, hidden=48, context=CONTEXT)
 
 
 @pytest.fixture(scope='module')
@@ -54,7 +57,7 @@ def test_the_order_of_tokens_does_not_matter_to_pooling(inputs: tuple[Params, Ar
 
 @pytest.mark.slow(reason='3 s: draws a network')
 def test_the_probe_starts_xavier_uniform() -> None:
-  pool = AttentionPool(heads=4, mlp=schema.Mlp(8), gelu=Gelu.TANH, norm_eps=1e-6)
+  pool = AttentionPool(heads=4, hidden=8, context=CONTEXT)
   params = initial(pool, jax.random.key(0), jnp.zeros((1, 1, 256)))
   assert params['probe'].shape == (1, 1, 256)
   np.testing.assert_allclose(jnp.abs(params['probe']).max(), np.sqrt(6 / 257), rtol=.03)

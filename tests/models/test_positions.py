@@ -14,21 +14,26 @@ import vits
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Pool, Positions
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
-from vit_jax.models.vit import positions, vit
-from vit_jax.models.vit.positions import PositionEmbedding
+from vit_jax.models.vit import positions, rotary, vit
 
 MODEL = schema.ViT(patch=8, width=8, heads=2, mlp=schema.Mlp(16), depth=1)
 
 
-def embedding(**settings: object) -> PositionEmbedding:
-  return PositionEmbedding(schema.ViT(**{**vars(MODEL), **settings}), (2, 3))
+def made(model: schema.ViT, grid: tuple[int, int]) -> positions.NoPositions:
+  found: positions.NoPositions = implementation.make(model.positions, model=model, grid=grid)
+  return found
 
 
-@pytest.mark.parametrize('kind', [schema.Learned(), schema.Learned2d()])
-@pytest.mark.parametrize('pool', [schema.ClassToken(), schema.Mean()])
+def embedding(**settings: object) -> positions.NoPositions:
+  return made(dataclasses.replace(MODEL, **settings), (2, 3))
+
+
+@pytest.mark.parametrize('kind', [schema.Learned(), schema.Learned2d()], ids=['1d', '2d'])
+@pytest.mark.parametrize('pool', [schema.ClassToken(), schema.Mean()], ids=['class token', 'mean'])
 def test_the_class_token_has_a_position_only_in_a_1d_table_and_registers_have_none(kind: Positions, pool: Pool) -> None:
-  has_cls, table = pool.has_class_token, embedding(positions=kind, pool=pool, registers=2)
+  has_cls, table = pool.class_token, embedding(positions=kind, pool=pool, registers=2)
   values = programs.draw(jax.eval_shape(table.init, jax.random.key(0)))
   patches, complete = jax.jit(lambda v: (p := table.of_patches(v, (2, 3)), table.of_sequence(v, p)))(values)
   assert patches.shape == (6, 8) and complete.shape == (1, has_cls + 2 + 6, 8)
@@ -36,12 +41,12 @@ def test_the_class_token_has_a_position_only_in_a_1d_table_and_registers_have_no
   np.testing.assert_array_equal(complete[0, has_cls:has_cls + 2], 0.)
   if has_cls:
     is_zero = bool((complete[0, 0] == 0.).all())
-    assert is_zero is (kind is schema.Learned2d())
+    assert is_zero is isinstance(kind, schema.Learned2d)
 
 
 def test_fixed_and_relative_positions_have_no_table() -> None:
   for kind in (schema.SinCos(), schema.NoPositions(), schema.Relative()):
-    assert not kind.is_learned
+    assert not kind.has_table and embedding(positions=kind).init(jax.random.key(0)) is None
     np.testing.assert_array_equal(embedding(positions=kind).of_sequence(None, jnp.ones((6, 8)))[0, 0], 0.)
 
 
@@ -59,16 +64,18 @@ ROTARY = schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=schema.Mlp(48), reg
 
 
 def of_grid(grid: tuple[int, int], **settings: object) -> jax.Array:
-  table = PositionEmbedding(dataclasses.replace(ROTARY, **settings), grid)
-  return table.of_sequence(None, table.of_patches(None, grid))
+  table = made(dataclasses.replace(ROTARY, positions=schema.Rotary(**settings)), grid)
+  rotations = table.in_blocks(None, table.of_patches(None, grid))
+  assert rotations is not None
+  return rotations
 
 
 @pytest.mark.parametrize('grid, base', [((3, 5), 100.), ((1, 4), 10_000.), ((6, 2), 30.)])
 def test_rotary_positions_turn_pairs_of_channels_by_row_and_column(grid: tuple[int, int], base: float) -> None:
   num_patches, extra = grid[0] * grid[1], 2
   x = np.random.default_rng(0).normal(size=(2, extra + num_patches, 2, 16)).astype(np.float32)
-  found = positions.rotated(jnp.asarray(x), of_grid(grid, rotary_base=base))
-  settings = dataclasses.replace(ROTARY, rotary_base=base)
+  found = rotary.rotated(jnp.asarray(x), of_grid(grid, base=base))
+  settings = schema.Rotary(base)
   expected = np.array([[vits.turned(x[b, extra:, a], grid, settings) for a in range(2)] for b in range(2)])
   # two products of values below 5 with cosines and sines that are rounded to f32
   np.testing.assert_allclose(found[:, extra:], expected.swapaxes(1, 2), rtol=0, atol=4 * 5 * 2 ** -24)
@@ -82,7 +89,7 @@ def test_rotary_logits_depend_on_the_offset_of_two_patches_alone() -> None:
   def logits(grid: tuple[int, int]) -> np.ndarray:
     places, extra = of_grid(grid), 2
     shape = (1, places.shape[1], 1, 16)
-    q, k = (positions.rotated(jnp.asarray(np.broadcast_to(x, shape)), places)[0, extra:, 0] for x in (query, key))
+    q, k = (rotary.rotated(jnp.asarray(np.broadcast_to(x, shape)), places)[0, extra:, 0] for x in (query, key))
     return np.asarray(q @ k.T, np.float64).reshape(*grid, *grid)
 
   found, atol = logits((4, 6)), 16 * 9 * 2 ** -23  # 16 products of values below 3 accumulate rounding in f32
@@ -125,13 +132,10 @@ def test_some_patches_keep_their_rotary_positions_in_any_order() -> None:
 
 @pytest.mark.parametrize('settings, said', [
     ({'width': 36, 'heads': 2}, 'model.width: expected a multiple of 4 channels for each of model.heads=2 with '
-                                'model.positions=rotary2d, got 36.'),
-    ({'axial': True, 'pool': schema.Mean(), 'registers': 0},
-     'model.positions: expected learned, learned2d, sincos2d or none with model.axial=True, got rotary2d.'),
-    ({'positions_at': schema.PositionsAt.SHARED}, 'model.positions_at: expected stem with model.positions=rotary2d'),
-    ({'rotary_base': 1.}, 'model.rotary_base: expected more than 1, got 1.0.'),
-    ({'positions': schema.NoPositions(), 'rotary_base': 10.}, 'model.rotary_base: expected its default 100.0 with model.'
-                                                        'positions=none, got 10.0.')])
+                                'model.positions=rotary, got 36.'),
+    ({'block': schema.Axial(), 'pool': schema.Mean(), 'registers': 0},
+     'model.positions: expected learned, learned2d, sincos or nopositions with model.block=axial, got rotary.'),
+    ({'positions': schema.Rotary(1.)}, 'model.positions.base: expected more than 1, got 1.0.')])
 def test_rotary_positions_are_refused_where_they_cannot_work(settings: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:
     vit.build(dataclasses.replace(ROTARY, **settings), vits.PX)

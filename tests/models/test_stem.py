@@ -11,7 +11,7 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Pool, Remat
+from vit_jax.config.schema import QkvBias, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Params, PyTree
@@ -26,8 +26,9 @@ PLAIN = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
 ROOT = dataclasses.replace(PLAIN, stem=schema.ResNetStem((), width=32))
 HYBRID = dataclasses.replace(PLAIN, pool=schema.Mean(), stem=schema.ResNetStem(
     (1, 2), width=32, std_eps=.1, var_eps=1e-3, norm_eps=.1))
-LV = dataclasses.replace(PLAIN, stem=schema.ConvStem(width=6, norm_momentum=.75), qkv_bias=False, branch_scale=.5)
-DISTILLED = dataclasses.replace(PLAIN, distilled=True, registers=1)
+LV = dataclasses.replace(PLAIN, stem=schema.ConvStem(width=6, norm_momentum=.75),
+                         attention=schema.Attention(QkvBias.NONE), block=schema.Plain(branch_scale=.5))
+DISTILLED = dataclasses.replace(PLAIN, pool=schema.ClassToken(distillation=True), registers=1)
 
 
 def apply(settings: schema.ViT, params: Params, state: PyTree, image: Array, *, train: bool = False
@@ -149,18 +150,16 @@ def test_tokens_of_a_stem_with_statistics_come_with_its_new_state() -> None:
 
 
 def test_settings_that_do_not_fit_are_all_reported() -> None:
-  wrong = dataclasses.replace(HYBRID, patch=12, distilled=True, stem=schema.ResNetStem((1, 1), width=40))
+  wrong = dataclasses.replace(HYBRID, patch=12, stem=schema.ResNetStem((1, 1), width=40))
   with pytest.raises(UserError) as error:
     vit.build(wrong, (24, 24))
   assert str(error.value).splitlines() == [
       'model.patch: expected a multiple of 8 px, the stride of model.stem=ResNetStem, got 12.',
-      'model.distilled: expected False with model.pool=mean, got True. Set model.pool=cls: the distillation token '
-      'follows the class token.',
       'model.stem.width: expected a multiple of the 32 groups of its norms, got 40.']
-  wrong = dataclasses.replace(LV, patch=9, branch_scale=0., stem=schema.ConvStem(0, 1.))
+  wrong = dataclasses.replace(LV, patch=9, block=schema.Plain(branch_scale=0.), stem=schema.ConvStem(0, 1.))
   with pytest.raises(UserError) as error:
     vit.build(wrong, (18, 18))
   assert str(error.value).splitlines() == [
-      'model.branch_scale: expected more than 0, got 0.0.', 'model.stem.width: expected at least 1, got 0.',
+      'model.block.branch_scale: expected more than 0, got 0.0.', 'model.stem.width: expected at least 1, got 0.',
       'model.stem.norm_momentum: expected 0 to below 1, got 1.0.',
       'model.patch: expected a multiple of 2 px, the stride of model.stem=ConvStem, got 9.']

@@ -1,8 +1,6 @@
 """Tests of the switches of a ViT that families of published networks need; three tiny models use all of them."""
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,23 +8,25 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Norm, Pool, Positions, RotaryPlaces
+from vit_jax.config.schema import FinalNorm, Gelu, Positions, QkvBias
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models.layers import RMSNorm
-from vit_jax.models.vit import positions, vit
+from vit_jax.models.vit import rotary, vit
 
 MODELS = {
     'dino': schema.ViT(  # as DINOv3
-        **vits.PLAIN, registers=2, layer_scale=.5, swiglu=True, key_bias=False,
-        positions=schema.Rotary(), rotary_places=RotaryPlaces.UNIT),
+        **vits.PLAIN | {'mlp': schema.SwiGlu(48)}, registers=2, block=schema.Plain(.5),
+        attention=schema.Attention(QkvBias.QUERY_VALUE), positions=schema.Rotary(coordinates=schema.UnitInterval())),
     'clip': schema.ViT(  # as CLIP, EVA-02 and the Perception Encoder
-        **vits.PLAIN, norm_before=True, stem_bias=False, gelu=Gelu.QUICK, attn_norm=True, mlp_norm=True,
-        pool=schema.Map(class_token=True), pool_heads=2, pool_mlp=40, positions=schema.LearnedRotary(), rotary_base=10_000.,
-        rotary_grid=5, rotary_offset=1.),
+        **vits.PLAIN | {'mlp': schema.Mlp(48, inner_norm=True)}, norm_before=True, stem=schema.PatchStem(bias=False),
+        gelu=Gelu.QUICK, attention=schema.Attention(inner_norm=True),
+        pool=schema.Map(class_token=True, heads=2, hidden=40),
+        positions=schema.LearnedRotary(10_000., coordinates=schema.ByIndex(5, 1.))),
     'aim': schema.ViT(  # as AIMv2, without its last norm
-        **vits.PLAIN, pool=schema.Mean(), norm=Norm.RMS, stem_norm=True, final_norm=False, swiglu=True, qk_norm=True,
-        qkv_bias=False, out_bias=False, mlp_bias=False),
+        **vits.PLAIN | {'mlp': schema.SwiGlu(48, bias=False)}, pool=schema.Mean(), norm=schema.RmsNorm(),
+        stem=schema.PatchStem(norm=True), final_norm=FinalNorm.NONE,
+        attention=schema.Attention(QkvBias.NONE, out_bias=False, qk_norm=True)),
 }
 
 
@@ -70,11 +70,13 @@ def test_blocks_one_by_one_and_a_subset_of_patches_agree_with_all_at_once() -> N
   assert backbone.positions(params, (4, 2)).shape == (8, 32 + 8)
 
 
-@pytest.mark.parametrize('kind', [schema.Rotary(), pytest.param(schema.LearnedRotary(), marks=pytest.mark.slow(
-    reason='2 s: two programs'))])
+@pytest.mark.parametrize('kind', [
+    schema.Rotary(10., coordinates=schema.ByIndex(offset=1.)),
+    pytest.param(schema.LearnedRotary(10., coordinates=schema.ByIndex(offset=1.)),
+                 marks=pytest.mark.slow(reason='2 s: two programs'))], ids=['rotary', 'learned'])
 def test_mixed_rotary_positions_with_the_frequencies_of_the_axial_form_are_these(kind: Positions) -> None:
-  axial = schema.ViT(**vits.PLAIN, positions=kind, rotary_base=10., rotary_offset=1., registers=1)
-  mixed, image = dataclasses.replace(axial, rotary_mixed=True), vits.some_image()
+  axial = schema.ViT(**vits.PLAIN, positions=kind, registers=1)
+  mixed, image = schema.replaced(axial, {'positions.mixed': True}), vits.some_image()
   params = vits.parameters(axial)
   theta = 10. ** -(np.arange(2) / 2)  # heads of 8 channels
   one = np.stack([np.concatenate([theta, 0 * theta]), np.concatenate([0 * theta, theta])])
@@ -86,7 +88,7 @@ def test_mixed_rotary_positions_with_the_frequencies_of_the_axial_form_are_these
 
 
 def test_mixed_frequencies_begin_as_the_axial_ones_turned_in_each_head() -> None:
-  found = np.asarray(positions.mixed_frequencies(10.)(jax.random.key(3), (2, 5, 6)))
+  found = np.asarray(rotary.mixed_frequencies(10.)(jax.random.key(3), (2, 5, 6)))
   first, second = np.split(found, 2, axis=-1)
   sizes = 10. ** -(np.arange(3) / 3)
   np.testing.assert_allclose(np.hypot(*first), np.broadcast_to(sizes, (5, 3)), rtol=1e-5)
@@ -95,8 +97,8 @@ def test_mixed_frequencies_begin_as_the_axial_ones_turned_in_each_head() -> None
 
 
 def test_a_layer_scale_of_attention_alone_leaves_the_mlp_as_it_is() -> None:
-  both = schema.ViT(**vits.PLAIN, layer_scale=.5)
-  one, image, params = dataclasses.replace(both, mlp_scale=False), vits.some_image(), vits.parameters(both)
+  both = schema.ViT(**vits.PLAIN, block=schema.Plain(.5))
+  one, image, params = schema.replaced(both, {'block.mlp_scale': False}), vits.some_image(), vits.parameters(both)
   blocks = dict(params['blocks'], scale2=jnp.ones_like(params['blocks']['scale2']))
   whole = vits.forward(both, {**params, 'blocks': blocks}, image).pooled
   del blocks['scale2']
@@ -112,12 +114,11 @@ def test_attention_pooling_with_the_class_token_weighs_all_tokens() -> None:
   np.testing.assert_allclose(weights.sum(1), 1., rtol=1e-6)
 
 
-def test_places_in_the_unit_interval_are_those_of_the_image_and_a_reference_grid_scales_numbers() -> None:
-  unit = MODELS['dino']
-  np.testing.assert_allclose(positions.places(4, unit) / (2 * np.pi), [-.75, -.25, .25, .75], rtol=1e-12)
-  scaled = dataclasses.replace(MODELS['clip'], rotary_grid=16, rotary_offset=1.)
-  np.testing.assert_allclose(positions.places(32, scaled)[:3], [.5, 1., 1.5], rtol=1e-12)
-  np.testing.assert_allclose(positions.places(16, dataclasses.replace(scaled, rotary_grid=0)), np.arange(1., 17.))
+def test_coordinates_in_the_unit_interval_are_those_of_the_image_and_a_reference_grid_scales_numbers() -> None:
+  unit = rotary.coordinates(4, schema.UnitInterval())
+  np.testing.assert_allclose(unit / (2 * np.pi), [-.75, -.25, .25, .75], rtol=1e-12)
+  np.testing.assert_allclose(rotary.coordinates(32, schema.ByIndex(16, 1.))[:3], [.5, 1., 1.5], rtol=1e-12)
+  np.testing.assert_allclose(rotary.coordinates(16, schema.ByIndex(0, 1.)), np.arange(1., 17.))
 
 
 def test_rms_norm_neither_centers_nor_adds() -> None:
@@ -129,18 +130,11 @@ def test_rms_norm_neither_centers_nor_adds() -> None:
 
 
 @pytest.mark.parametrize('wrong, said', [
-    ({'qkv_bias': False, 'key_bias': False}, 'model.key_bias: expected its default True with model.qkv_bias=False'),
-    ({'pool_heads': 2}, 'model.pool_heads: expected its default 0 with model.pool=cls'),
-    ({'pool': schema.Map(), 'pool_heads': 5}, 'model.width: expected a multiple of model.pool_heads=5, got 32'),
-    ({'pool': schema.Mean(), 'norm_after_pool': True, 'final_norm': False}, 'model.final_norm: expected True with model.'),
-    ({'rotary_mixed': True}, 'model.rotary_mixed: expected its default False with model.positions=learned'),
-    ({'mlp_scale': False}, 'model.mlp_scale: expected its default True with model.layer_scale=0'),
-    ({'rotary_places': RotaryPlaces.UNIT}, 'model.rotary_places: expected its default index with model.positions=le'),
-    ({'positions': schema.Rotary(), 'rotary_places': RotaryPlaces.UNIT, 'rotary_grid': 4},
-     'model.rotary_grid: expected its default 0 with model.rotary_places=unit'),
-    ({'positions': schema.LearnedRotary(), 'positions_at': schema.PositionsAt.LAYERS},
-     'model.positions_at: expected stem with model.positions=learned_rotary2d')])
+    ({'pool': schema.Map(heads=5)}, 'model.width: expected a multiple of model.pool.heads=5, got 32'),
+    ({'final_norm': FinalNorm.POOLED},
+     'model.final_norm: expected tokens or none with model.pool=classtoken, got pooled'),
+    ({'block.mlp_scale': False}, 'model.block.mlp_scale: expected its default True with model.block.layer_scale=0')])
 def test_switches_without_an_effect_are_refused(wrong: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:
-    vit.build(dataclasses.replace(schema.ViT(**vits.PLAIN), **wrong), vits.PX)
+    vit.build(schema.replaced(schema.ViT(**vits.PLAIN), wrong), vits.PX)
   assert said in str(error.value)

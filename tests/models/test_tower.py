@@ -15,7 +15,7 @@ from vit_jax.config.schema import Gelu
 from vit_jax.models.text import tower
 from vit_jax.models.text.tower import TextPool, TextTower
 
-CLIP = TextTower(vocabulary=37, length=6, width=8, depth=2, heads=2, mlp=schema.Mlp(12), gelu=Gelu.QUICK, norm_eps=1e-5,
+CLIP = TextTower(vocabulary=37, length=6, width=8, depth=2, heads=2, mlp=12, gelu=Gelu.QUICK, norm_eps=1e-5,
                  pool=TextPool.END, is_causal=True, out_width=4, projection_bias=False)
 SIGLIP = dataclasses.replace(CLIP, gelu=Gelu.TANH, pool=TextPool.LAST, is_causal=False, projection_bias=True)
 TIPS = dataclasses.replace(CLIP, gelu=None, pool=TextPool.MEAN, is_causal=False, is_sinusoidal=True, out_width=0)

@@ -21,6 +21,7 @@ from vit_jax.models.vit.interpolate import resize
 from vit_jax.models.vit.positions import sincos2d
 
 PX = (16, 24)
+HOW = schema.PositionResize.BICUBIC_OFFSET
 VARIANTS = [(schema.ClassToken(), schema.Learned(), Gelu.TANH), (schema.Mean(), schema.Learned(), Gelu.EXACT),
             (schema.ClassToken(), schema.SinCos(), Gelu.EXACT), (schema.Mean(), schema.SinCos(), Gelu.TANH)]
 
@@ -63,16 +64,16 @@ def numpy_vit(s: schema.ViT, p: Params, image: np.ndarray) -> np.ndarray:
   cut = [image[i:i + s.patch, j:j + s.patch]
          for i in range(0, h * s.patch, s.patch) for j in range(0, w * s.patch, s.patch)]
   z = np.stack([c.ravel() for c in cut]) @ p['stem']['kernel'].reshape(-1, s.width) + p['stem']['bias']
-  if s.positions is schema.SinCos():
+  if isinstance(s.positions, schema.SinCos):
     z = z + sincos2d((h, w), s.width)
-  if s.pool is schema.ClassToken():
+  if s.pool.class_token:
     z = np.concatenate([p['cls'][0], z])
-  if s.positions is schema.Learned():
+  if isinstance(s.positions, schema.Learned):
     z = z + p['positions'][0]
   for i in range(s.depth):
     z = numpy_block(z, jax.tree.map(lambda x, i=i: x[i], p['blocks']), s.gelu)
   z = numpy_norm(z, p['norm'])
-  return z[0] if s.pool is schema.ClassToken() else z.mean(0)
+  return z[0] if s.pool.class_token else z.mean(0)
 
 
 @pytest.mark.parametrize('pool, positions, gelu', VARIANTS)
@@ -103,12 +104,13 @@ def test_parameter_paths_and_shapes_are_the_public_format(tiny: schema.ViT) -> N
 
 
 @pytest.mark.parametrize('pool, positions, rows', [
-    (schema.ClassToken(), schema.Learned(), 7), (schema.Mean(), schema.Learned(), 6), (schema.ClassToken(), schema.SinCos(), 0)])
+    (schema.ClassToken(), schema.Learned(), 7), (schema.Mean(), schema.Learned(), 6),
+    (schema.ClassToken(), schema.SinCos(), 0)])
 def test_positions_have_a_class_row_only_where_there_is_a_class_token(
     tiny: schema.ViT, pool: Pool, positions: Positions, rows: int) -> None:
   settings = dataclasses.replace(tiny, pool=pool, positions=positions)
   params, _ = jax.eval_shape(vit.build(settings, PX).init, jax.random.key(0), some_image())
-  assert ('cls' in params) == (pool is schema.ClassToken())
+  assert ('cls' in params) == pool.class_token
   assert params['positions'].shape == (1, rows, 32) if rows else 'positions' not in params
 
 
@@ -165,15 +167,14 @@ def test_tokens_come_in_any_order_with_their_positions(tiny: schema.ViT) -> None
   assert encode(tokens[:, :2], positions[:2]).tokens.shape == (6, 2, 32)
 
 
-@pytest.mark.quick('schema.Learned()', reason='1 s: a network')
-@pytest.mark.parametrize('positions', [schema.Learned(), schema.SinCos()])
+@pytest.mark.quick('learned', reason='1 s: a network')
+@pytest.mark.parametrize('positions', [schema.Learned(schema.PositionsAt.STEM, HOW), schema.SinCos()],
+                         ids=['learned', 'sincos'])
 def test_images_of_another_size_get_resized_positions(tiny: schema.ViT, positions: Positions) -> None:
-  how = schema.PositionResize.BICUBIC_OFFSET
-  settings = dataclasses.replace(tiny, positions=positions, position_resize=how)
+  settings = dataclasses.replace(tiny, positions=positions)
   params, backbone = parameters(settings), vit.build(settings, PX)
   found = backbone.positions(params, (4, 2))
-  is_learned = positions is schema.Learned()
-  expected = (resize(params['positions'][0, 1:], (2, 3), (4, 2), how) if is_learned
+  expected = (resize(params['positions'][0, 1:], (2, 3), (4, 2), HOW) if positions.has_table
               else jnp.asarray(sincos2d((4, 2), 32)))
   np.testing.assert_array_equal(found, expected)
   features = forward(settings, params, some_image((32, 16)))
@@ -244,7 +245,7 @@ def test_settings_that_do_not_fit_are_all_reported(tiny: schema.ViT) -> None:
       'model.drop_path: expected 0 to below 1, got 1.0.',
       'image_px: expected multiples of model.patch=8 px, such as (16, 32), got (16, 30).',
       'model.width: expected a multiple of model.heads=4, got 30.',
-      'model.width: expected a multiple of 4, at least 8, with model.positions=sincos2d, got 30.']
+      'model.width: expected a multiple of 4, at least 8, with model.positions=sincos, got 30.']
   with pytest.raises(UserError, match='model.depth: expected 1 to 10000, got 0.'):
     vit.build(dataclasses.replace(tiny, depth=0), PX)
 
@@ -259,5 +260,5 @@ def test_drop_path_grows_with_the_depth_unless_it_is_even(
     is_even: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr('vit_jax.models.vit.vit.stack.run', lambda *_, rates, **__: rates)
   settings = schema.ViT(patch=8, width=8, depth=3, heads=1, mlp=schema.Mlp(8), drop_path=.2, drop_path_even=is_even)
-  rates = vit.build(settings, PX)._run({}, jnp.zeros((1, 1, 8)), shared=None, grid=(1, 1), key=None)
+  rates = vit.build(settings, PX)._run({}, jnp.zeros((1, 1, 8)), shared=None, grid=(1, 1), key=None, mask=None)
   np.testing.assert_allclose(rates, expected, rtol=1e-6)

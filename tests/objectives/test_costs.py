@@ -48,7 +48,8 @@ def test_small_crops_add_their_part() -> None:
 
 @pytest.mark.slow(reason='2 s: compiles a network')
 def test_the_count_of_a_masked_autoencoder_is_that_of_xla() -> None:
-  model = schema.ViT(patch=16, width=256, depth=2, heads=4, mlp=schema.Mlp(512), positions=schema.SinCos(schema.Frequencies.MAE))
+  model = schema.ViT(patch=16, width=256, depth=2, heads=4, mlp=schema.Mlp(512),
+                     positions=schema.SinCos(schema.Frequencies.MAE))
   task = Mae(vit.build(model, PX), Decoder(128, 2, 4, model), patch=16, hidden=.75, normalized=False)
   image = jax.ShapeDtypeStruct((1, *PX, 3), jnp.float32)
   params, _ = jax.eval_shape(lambda key: task.init(key, {'image': jnp.zeros(image.shape)}), jax.random.key(0))

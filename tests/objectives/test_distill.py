@@ -21,7 +21,8 @@ CLASSES = 5
 RNG = np.random.default_rng(0)
 BATCH = {'image': RNG.normal(size=(4, 8, 8, 3)).astype(np.float32), 'label': np.array([0, 1, 2, 3], np.int32),
          'mask': np.array([1., 1., 1., 0.], np.float32)}
-STUDENT = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), distilled=True)
+STUDENT = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16),
+                     pool=schema.ClassToken(distillation=True))
 HALF, OTHER = ((.5,) * 3, (.5,) * 3), ((.4, .45, .5), (.2, .3, .4))
 
 

@@ -24,7 +24,8 @@ from vit_jax.recipes import sizes
 # weights, LayerNorm eps 1e-6; positions set by `initialize_weights`, as a new model has zeros there)
 # in our layout of parameters. To be made again if that layout changes.
 GOLDEN = pathlib.Path(__file__).parent / 'mae_transformers.npz'
-MODEL = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=schema.Mlp(32), positions=schema.SinCos(schema.Frequencies.MAE),
+MODEL = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=schema.Mlp(32),
+                   positions=schema.SinCos(schema.Frequencies.MAE),
                    gelu=schema.Gelu.EXACT)
 
 

@@ -1,6 +1,7 @@
 """Every task takes the same steps on any mesh, and goes on bit for bit from a checkpoint."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -37,7 +38,7 @@ MOST = tuple(name for name in TASKS if name != 'dino sinkhorn')
 
 def config(name: str) -> schema.Config:
   objective, recipe = TASKS[name]
-  model = schema.ViT(**{**vars(MODEL), 'distilled': name == 'distill'})
+  model = dataclasses.replace(MODEL, pool=schema.ClassToken(distillation=name == 'distill'))
   found = schema.Config(image_px=(16, 16), batch_size=16, model=model, objective=objective,
                         data=schema.Data(recipe=schema.Recipe(shift_px=1 if name == 'token label' else 0, **recipe)))
   check.check(found)

@@ -15,7 +15,8 @@ from vit_jax.models.vit import vit
 from vit_jax.objectives import token_label
 from vit_jax.objectives.token_label import TokenLabel
 
-CLASSES, MODEL = 5, schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), execution=schema.Execution.SCAN)
+CLASSES = 5
+MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), execution=schema.Execution.SCAN)
 RNG = np.random.default_rng(0)
 BATCH = {'image': RNG.normal(size=(4, 12, 16, 3)).astype(np.float32), 'label': np.array([0, 1, 2, 3], np.int32),
          'token_targets': RNG.dirichlet(np.ones(CLASSES), (4, 12)).astype(np.float32),

@@ -20,7 +20,7 @@ from vit_jax.models import cost
 from vit_jax.plan import compile, compiled, plan, schedule, search, table, topologies
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
-        '--config.model.mlp=24', '--config.batch_size=48', '--config.length=37 steps']
+        '--config.model.mlp.hidden=24', '--config.batch_size=48', '--config.length=37 steps']
 JFT = ['--config=vit_l16_jft', '--topology=v3-512']
 FLAT = 'model.depth=2'  # where the depth of the network is not the question
 
@@ -154,10 +154,10 @@ def test_kernels_without_cycles_are_listed_and_times_are_lower_bounds(monkeypatc
 
 def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
     no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
-  words = ['--config.model.attention=splash', '--config.model.dtype=bfloat16', '--job=plan']
+  words = ['--config.model.attention.kernel=splash', '--config.model.dtype=bfloat16', '--job=plan']
   assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
   assert 'model.attention: expected xla with dtype=bfloat16 on v3' in capsys.readouterr().err
-  assert plan.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'model.attention=splash'))
+  assert plan.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'model.attention.kernel=splash'))
 
 
 def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_the_tpu_compiler_counts_cycles_and_collectives(tmp_path: pathlib.Path) 
 @pytest.mark.slow  # 40 s
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
 def test_the_tpu_compiler_takes_splash_on_any_mesh_and_saves_what_it_gives(tmp_path: pathlib.Path) -> None:
-  words = [*TINY, '--topology=v5e:2x4', '--config.model.attention=splash', '--config.model.dtype=bfloat16',
+  words = [*TINY, '--topology=v5e:2x4', '--config.model.attention.kernel=splash', '--config.model.dtype=bfloat16',
            '--config.model.execution=scan', '--config.model.depth=3', '--config.mesh.data=2', '--config.mesh.fsdp=2',
            '--config.mesh.tensor=2']
   found = run(tmp_path, *words, '--config.model.remat=names')
@@ -314,7 +314,7 @@ def test_the_tpu_compiler_takes_splash_on_any_mesh_and_saves_what_it_gives(tmp_p
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
 def test_the_tpu_compiler_plans_several_slices(tmp_path: pathlib.Path) -> None:
   found = run(tmp_path, *TINY, '--topology=v5e:2x2', '--config.mesh.slices=2', '--config.mesh.fsdp=2',
-              '--config.model.width=128', '--config.model.mlp=128')  # the compiler sends whole tiles of 4 KiB
+              '--config.model.width=128', '--config.model.mlp.hidden=128')  # the compiler sends whole tiles of 4 KiB
   assert found['num_devices'] == 8 and found['mesh'] == {'data': 4, 'fsdp': 2, 'tensor': 1}
   between = {row['kind']: row for row in found['collectives']}['between slices']
   params = found['num_params'] * 4

@@ -30,7 +30,7 @@ def text(found: plan.Plan) -> str:
 
 
 def test_what_an_fsdp_layout_has_to_send_is_two_gathers_and_one_sum_of_its_parameters() -> None:
-  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp=24576')
+  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp.hidden=24576')
   sizes = [(leaf.size, placed.spec) for leaf, placed in zip(
       plan.jax.tree.leaves(found.parts.program.abstract_state.params),
       plan.jax.tree.leaves(found.parts.program.shardings.params), strict=True)]
@@ -42,14 +42,14 @@ def test_what_an_fsdp_layout_has_to_send_is_two_gathers_and_one_sum_of_its_param
 
 
 def test_a_program_that_sends_what_it_has_to_has_no_warning() -> None:
-  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp=24576', all_gather=(12, 1_800_000_000),
+  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp.hidden=24576', all_gather=(12, 1_800_000_000),
                   reduce_scatter=(6, 900_000_000))
   assert warn.find(found) == [] and '**Warning**' not in table.render(found)
   assert table.to_json(found)['warnings'] == [] and table.to_json(found)['ideal_sent_bytes'] > 2_700_000_000
 
 
 def test_a_program_that_gathers_nothing_and_sends_twice_as_much_is_reported() -> None:
-  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp=24576', all_reduce=(932, 5_600_000_000))
+  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp.hidden=24576', all_reduce=(932, 5_600_000_000))
   assert 'mesh.fsdp=128, but the compiled step gathers no parameter: it has 932 all-reduces.' in text(found)
   assert 'fsdp is over all devices of a slice' in text(found) and 'Set --config.mesh.fsdp=64 --config' in text(found)
   assert 'A device sends 5.60 GB in a step, 2.0 times the 2.77 GB that this layout needs' in text(found)
@@ -59,21 +59,21 @@ def test_a_program_that_gathers_nothing_and_sends_twice_as_much_is_reported() ->
 @pytest.mark.parametrize(('kinds', 'number'), [
     ({'all_gather': (4, 1)}, 0), ({'collective_permute': (9, 1)}, 0), ({'reduce_scatter': (4, 1)}, 1)])
 def test_windowed_gathers_are_gathers_too(kinds: dict[str, Any], number: int) -> None:
-  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp=24576', **kinds)
+  found = planned('mesh.fsdp=128', 'model.width=6144', 'model.mlp.hidden=24576', **kinds)
   assert len(warn.find(found)) == number
 
 
 def test_shards_that_are_no_whole_tiles_are_reported_with_the_fsdp_that_would_be() -> None:
-  found = planned('mesh.fsdp=128', 'model.width=1536', 'model.mlp=6144', all_gather=(1, 1))
+  found = planned('mesh.fsdp=128', 'model.width=1536', 'model.mlp.hidden=6144', all_gather=(1, 1))
   rows = 1536 // 128
   assert rows % sharding.TILE_ROWS, 'this test needs shards that are no tiles'
   assert f'shards whose number of rows is not a multiple of {sharding.TILE_ROWS}' in text(found)
   assert f'({rows})' in text(found) and 'Set --config.mesh.fsdp=64 --config.mesh.data=-1.' in text(found)
-  assert warn.find(planned('mesh.fsdp=64', 'model.width=1536', 'model.mlp=6144', all_gather=(1, 1))) == []
+  assert warn.find(planned('mesh.fsdp=64', 'model.width=1536', 'model.mlp.hidden=6144', all_gather=(1, 1))) == []
 
 
 def test_shards_of_whole_heads_are_as_wide_as_their_entries() -> None:
-  changes = 'model.heads=16', 'model.width=1024', 'model.mlp=4096', 'model.depth=24'
+  changes = 'model.heads=16', 'model.width=1024', 'model.mlp.hidden=4096', 'model.depth=24'
   found = planned('mesh.fsdp=8', *changes, topology='v3:8x8', all_gather=(1, 1))
   by_heads = {spec for name, _, spec in warn._leaves(found) if name.endswith('attn/key/kernel')}
   assert by_heads == {plan.jax.sharding.PartitionSpec(None, None, 'fsdp', None)}, 'this test needs two heads in a shard'
@@ -87,7 +87,7 @@ def test_devices_without_tiles_and_plans_without_fsdp_have_no_such_warning() -> 
 
 def test_the_sums_of_activations_over_tensor_are_needed() -> None:
   one, two = (warn.ideal_bytes(planned('mesh.fsdp=64', f'mesh.tensor={t}', 'mesh.data=-1', 'model.width=6144',
-                                       'model.mlp=24576')) for t in (1, 2))
+                                       'model.mlp.hidden=24576')) for t in (1, 2))
   rows = 4096 // 64
   tokens, item = 14 * 14 + 1, 2
   assert one / 2 < two - 4 * rows * tokens * 6144 * item < one  # 4 sums of half of the bytes, twice each

@@ -36,7 +36,8 @@ def test_fine_tuning_has_the_settings_of_the_program(arguments: str, px: int, ev
   assert (run.optimizer.lr, run.optimizer.weight_decay, run.batch_size) == (5e-6, 1e-8, 512)
   assert run.optimizer.schedule.decay is schema.Decay.CONSTANT and run.train.ema == 0.
   assert (run.image_px, run.data.recipe.eval_resize_px) == ((px, px), eval_px)
-  assert run.model.positions.resize is schema.PositionResize.BICUBIC  # tlt/utils/utils.py: F.interpolate(mode='bicubic')
+  # tlt/utils/utils.py: F.interpolate(mode='bicubic')
+  assert run.model.positions.resize is schema.PositionResize.BICUBIC
 
 
 def test_a_resolution_that_was_not_published_is_an_error() -> None:

@@ -63,7 +63,8 @@ def stand_in(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: p
 
 def config(what: str = '', rate: float = .5, seed: int = 0, **more: object) -> schema.Config:
   return schema.Config(name=f'a {what}', seed=seed, length='3 steps', image_px=(32, 32),
-                       optimizer=schema.AdamW(lr=rate), model=schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=s.Mlp(48)),
+                       optimizer=schema.AdamW(lr=rate),
+                       model=schema.ViT(patch=8, width=32, depth=2, heads=2, mlp=schema.Mlp(48)),
                        data=schema.Data(num_examples=100, num_classes=7), **more)  # type: ignore[arg-type]
 
 
@@ -409,7 +410,8 @@ from vit_jax.recipes import studies
 def one(rate):
   return s.Config(length='12 steps', batch_size=40, image_px=(16, 16), optimizer=s.AdamW(lr=rate),
     data=s.Data(source='digits', recipe=s.Recipe(crop=s.Crop.RESIZE)),
-    model=s.ViT(patch=4, width=16, depth=1, heads=2, mlp=s.Mlp(16)), evals={'test': s.TopK(every='9 steps', batch_size=80)},
+    model=s.ViT(patch=4, width=16, depth=1, heads=2, mlp=s.Mlp(16)),
+    evals={'test': s.TopK(every='9 steps', batch_size=80)},
     checkpoints=s.Checkpoints(every='4 steps'))
 
 def get_config():

@@ -111,8 +111,8 @@ class Decoder:
     return self._context.make_norm()
 
   def _dense(self, width: int) -> Dense:
-    return Dense(features=(width,), axes=('embed', None), dtype=self._context.dtype, law=self._context.laws.decoder, num_batch_dims=2,
-                 forms=self._context.forms)
+    return Dense(features=(width,), axes=('embed', None), dtype=self._context.dtype, law=self._context.laws.decoder,
+                 num_batch_dims=2, forms=self._context.forms)
 
   @property
   def _embed(self) -> Dense:

@@ -75,9 +75,11 @@ def problem(name: str, expected: str, got: Any, advice: str = '') -> str:
 
 
 def shown(value: Any) -> str:
-  """A value as messages show it: a choice by its value, a part by its type, at most 80 characters."""
+  """A value as messages show it: a choice by its value, a part by its kind, at most 80 characters."""
   if isinstance(value, enum.Enum):
     return str(value.value)
+  if isinstance(value, Settings):
+    return kind(value)
   try:
     text = repr(value)
   except ValueError:  # Python writes no integer of more than 4,300 digits

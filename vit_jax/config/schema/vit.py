@@ -255,8 +255,10 @@ class BlockSettings(Part):
   """Base of the kinds of block.
 
   parts: paths of the blocks that it consists of; '' = itself.    layer_scale: initial factor of the branches; 0 = none.
+  needs_grid: whether it needs all patch tokens of an image, in raster order.
   """
   parts: ClassVar[tuple[str, ...]] = ('',)
+  needs_grid: ClassVar[bool] = False
 
 
 @dataclasses.dataclass
@@ -286,18 +288,19 @@ class Axial(Plain):
   """A block within rows, then one within columns (ViT paper, Appendix D.6: Axial-ViT)."""
   implementation: ClassVar[str] = 'vit_jax.models.vit.block:Axial'
   parts: ClassVar[tuple[str, ...]] = ('row', 'column')
+  needs_grid: ClassVar[bool] = True
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
     """Axial attention is within rows and columns, which only patch tokens have."""
     yield from super().network_problems(model, name, own)
     if model.pool.class_token:
       yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
-                           checks.kind(model.pool))
+                           model.pool)
     if model.registers:
       yield checks.problem(f'{name}.registers', f'0 with {own}=axial', model.registers)
     if model.positions.is_rotary or isinstance(model.positions, Relative):
       yield checks.problem(f'{name}.positions', f'learned, learned2d, sincos or nopositions with {own}=axial',
-                           checks.kind(model.positions))
+                           model.positions)
 
 
 Block = Plain | Parallel | Axial | BlockSettings

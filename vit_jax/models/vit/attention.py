@@ -90,8 +90,8 @@ class Attention(nn.Module, kw_only=True):
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
   def _dense(self, features: tuple[int, ...], name: str, *, has_bias: bool) -> Dense:
-    return Dense(features=features, axes=OUT if name == 'out' else PROJECTION, dtype=self.context.dtype, law=getattr(self.laws, name), has_bias=has_bias,
-                 num_batch_dims=2, forms=self.context.forms, name=name)
+    return Dense(features=features, axes=OUT if name == 'out' else PROJECTION, dtype=self.context.dtype,
+                 law=getattr(self.laws, name), has_bias=has_bias, num_batch_dims=2, forms=self.context.forms, name=name)
 
   def _projected(self, name: str, source: Array, num_sequences: int) -> Array:
     """Query, key or value `[B, M, A, K]`, with its norm if it has one."""
@@ -122,8 +122,8 @@ class Attention(nn.Module, kw_only=True):
     shape = sources[0].shape
     split, dtype, forms = (self.heads, shape[-1] // self.heads), self.context.dtype, self.context.forms
     projections = [
-        Projection(features=split, axes=PROJECTION, dtype=dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
-                   num_batch_dims=2, forms=forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
+        Projection(features=split, axes=PROJECTION, dtype=dtype, law=getattr(self.laws, name),
+                   has_bias=self._has_bias(name), num_batch_dims=2, forms=forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)

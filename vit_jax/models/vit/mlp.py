@@ -19,7 +19,6 @@ from vit_jax.models.kernels import mlp_kernels
 from vit_jax.models.layers import Dense, Weights, dropout
 from vit_jax.models.vit.context import Context
 
-
 UP, DOWN = ('embed', 'mlp'), ('mlp', 'embed')  # logical axes of the matrices
 
 

@@ -44,6 +44,7 @@ import numpy as np
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import FinalNorm, PositionsAt, layers
+from vit_jax.config.schema.checks import kind
 from vit_jax.core import implementation
 from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
@@ -53,9 +54,8 @@ from vit_jax.models import stack
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import context
 from vit_jax.models.vit.pool import ClassToken
-from vit_jax.models.vit.positions import NoPositions
+from vit_jax.models.vit.positions import NoPositions, check_all
 from vit_jax.models.vit.stem import Patches
-
 
 TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
@@ -148,7 +148,7 @@ class ViT:
       UserError: if the blocks need all tokens and these are not.
     """
     s = self.settings
-    self._positions.check_complete(tokens.shape[1], grid)
+    self._check_complete(tokens.shape[1], grid)
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
@@ -195,7 +195,7 @@ class ViT:
     instead `row_attention [B, h, A, w, w]` and `column_attention [B, w, A, h, h]`.
     """
     grid = self._cut(self.image_px)
-    self._positions.check_complete(tokens.shape[1] - self.settings.num_extra, grid)
+    self._check_complete(tokens.shape[1] - self.settings.num_extra, grid)
     own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), params['blocks'])
     positions = (self._own(own['positions'], grid) if 'positions' in own
                  else self._positions.in_blocks(params.get('positions'), self.positions(params, grid)))
@@ -233,6 +233,12 @@ class ViT:
     with jax.named_scope('blocks'):
       return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
                        remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
+
+  def _check_complete(self, num_tokens: int, grid: tuple[int, int]) -> None:
+    """Raises UserError if positions or blocks need all patch tokens of `grid`, and these are not."""
+    self._positions.check_complete(num_tokens, grid)
+    if self.settings.block.needs_grid:
+      check_all(f'model.block={kind(self.settings.block)}', num_tokens, grid)
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
