@@ -21,7 +21,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RUN = ('--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
-       '--config.model.mlp.hidden=16', '--config.batch_size=40', '--config.train.ema=.9', '--config.train.progress=false',
+       '--config.model.mlp.hidden=16', '--config.batch_size=40', '--config.train.ema=.9',
+       '--config.train.progress=false',
        '--config.evals.test.every=300 steps', '--config.evals.test.batch_size=80', '--config.length=300 steps',
        '--config.checkpoints.every=3 steps', '--config.train.log_every=1 steps')
 MOMENTS = ('any', 'save', 'after')

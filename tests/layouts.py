@@ -21,7 +21,6 @@ import vits
 from jax.sharding import AbstractDevice, AbstractMesh, PartitionSpec
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Norm, Pool, Positions
 from vit_jax.core import axes, trees
 from vit_jax.models import backbones
 from vit_jax.models.text.tower import TextPool, TextTower
@@ -33,13 +32,15 @@ FILE = pathlib.Path(__file__).with_name('golden_layouts.json')
 MESHES = {'cpu 2x2x2': ('cpu', 'cpu', 2, 2, 2), 'v3 1x4x2': ('TPU v3', 'tpu', 1, 4, 2),
           'v6e 1x8x1': ('TPU v6 lite', 'tpu', 1, 8, 1)}
 """Data x fsdp x tensor of abstract devices."""
-SMALL: dict[str, Any] = {'patch': 8, 'width': 64, 'depth': 2, 'heads': 8, 'mlp': 128}
+SMALL: dict[str, Any] = {'patch': 8, 'width': 64, 'depth': 2, 'heads': 8, 'mlp': schema.Mlp(128)}
 VIT = schema.ViT(**SMALL)
 NETWORKS: dict[str, schema.Model] = {
     **{name: dataclasses.replace(model, width=64, heads=8) for name, model in vits.MODELS.items()}, **networks.MODELS,
-    'norms': schema.ViT(**SMALL, norm=Norm.RMS, norm_before=True, stem_norm=True, attn_norm=True, mlp_norm=True),
-    'frequencies': schema.ViT(**SMALL, positions=Positions.ROTARY2D, rotary_mixed=True, distilled=True),
-    'map': schema.ViT(**SMALL, pool=Pool.MAP, qkv_bias=False),
+    'norms': schema.ViT(
+        **{**SMALL, 'mlp': schema.Mlp(128, inner_norm=True)}, norm=schema.RmsNorm(), norm_before=True,
+        stem=schema.PatchStem(norm=True), attention=schema.Attention(inner_norm=True)),
+    'frequencies': schema.ViT(**SMALL, positions=schema.Rotary(mixed=True), pool=schema.ClassToken(distillation=True)),
+    'map': schema.ViT(**SMALL, pool=schema.Map(), attention=schema.Attention(schema.QkvBias.NONE)),
     'convolutions': schema.ViT(**SMALL, stem=schema.ConvStem()),
     'hybrid': schema.ViT(**{**SMALL, 'patch': 16}, stem=schema.ResNetStem((1,), 32)),
     'axial resnet': schema.AxialResNet(layers=(1, 1), width=32, heads=8)}
@@ -52,7 +53,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
              'data': VIEWS},
     'byol': {'objective': schema.Byol(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'token label': {'objective': schema.TokenLabel()},
-    'distill': {'objective': schema.Distill(), 'model': dataclasses.replace(VIT, distilled=True)},
+    'distill': {'objective': schema.Distill(), 'model': dataclasses.replace(VIT, pool=schema.ClassToken(distillation=True))},
     'lora': {'lora': schema.Lora(rank=4)},
     'dora': {'lora': schema.Lora(rank=4, dora=True), 'model': vits.MODELS['gated']},
     'lora of a mixer': {'lora': schema.Lora(rank=4, targets='up,down'), 'model': networks.MIXER}}

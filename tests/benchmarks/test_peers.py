@@ -109,7 +109,7 @@ def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytes
 
 
 def test_peers_are_only_compared_with_what_they_have() -> None:
-  config = files.load('bench', ['model.swiglu=true'])
+  config = files.load('bench', ['model.mlp=swiglu'])
   with pytest.raises(UserError, match='expected a plain ViT .* Use --config=bench'):
     peers.settings(config, 3)
 

@@ -123,7 +123,8 @@ class Attention(nn.Module, kw_only=True):
     split, dtype, forms = (self.heads, shape[-1] // self.heads), self.context.dtype, self.context.forms
     projections = [
         Projection(features=split, axes=PROJECTION, dtype=dtype, law=getattr(self.laws, name),
-                   has_bias=self._has_bias(name), num_batch_dims=2, forms=forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
+                   has_bias=self._has_bias(name), num_batch_dims=2, forms=forms,
+                   name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
