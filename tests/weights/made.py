@@ -1,14 +1,13 @@
 """Small networks with random weights, as `weights.loading` loads them."""
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from tests.weights import drawn
 from vit_jax.config import schema
-from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.config.schema import Geometry, Interpolation, checks
 from vit_jax.core import trees
 from vit_jax.core.types import Params
 from vit_jax.weights import loading
@@ -16,7 +15,7 @@ from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Report
 
-MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=48)
+MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
 MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=10, channels_mlp=40)
 BIT = schema.ResNet((1, 2), 32)
 EFFICIENTNET = schema.EfficientNet(dropout=.2, drop_path=.2)  # B0, as only published ones are known by their shapes
@@ -40,10 +39,10 @@ def expected(*args: Any, with_dist: bool) -> Params:
 def network(model: schema.Model = MODEL, *, num_classes: int = 7, head: schema.Head | None = None,
             decoder: schema.Mae | None = None, preprocess: Preprocess = HOW, class_names: tuple[str, ...] = CLASSES,
             **changes: Any) -> Weights:
-  """Weights of a network; `changes` are settings of its model."""
-  model, head = dataclasses.replace(model, **changes), head or schema.Head()
+  """Weights of a network; `changes` are settings of its model by dotted names."""
+  model, head = checks.replaced(model, changes), head or schema.Head()
   shapes = trees.flatten(expected(model, head, num_classes, decoder, preprocess.image_px,
-                                  with_dist=getattr(model, 'distilled', False)))
+                                  with_dist=isinstance(model, schema.ViT) and model.pool.distillation))
   params = trees.unflatten({name: drawn.tensor(name, leaf.shape) for name, leaf in shapes.items()})
   state = params.pop('state', {})
   return Weights(model, head, num_classes, params, state, decoder, preprocess, class_names, 'made', 'made',

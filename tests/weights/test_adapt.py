@@ -10,7 +10,7 @@ import pytest
 
 from tests.weights import made
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Pool, PositionResize, Positions
+from vit_jax.config.schema import Gelu, PositionResize, checks
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import backbones
@@ -19,14 +19,15 @@ from vit_jax.models.vit import positions as position_tables
 from vit_jax.weights import adapt, loading, resize
 from vit_jax.weights.network import Weights
 
+POOLED = {'pool': schema.Mean(class_token=True), 'final_norm': schema.FinalNorm.POOLED}
 OTHER = ('cat', 'dog', 'fox')
 
 
 def target(model: schema.Model = made.MODEL, *, px: tuple[int, int] = (32, 32), names: tuple[str, ...] = OTHER,
            head: schema.Head | None = None, **changes: object) -> adapt.Target:
-  model = dataclasses.replace(model, **changes)
+  model = checks.replaced(model, changes)
   like = made.expected(model, head or schema.Head(), len(names), None, px,
-                       with_dist=getattr(model, 'distilled', False))
+                       with_dist=isinstance(model, schema.ViT) and model.pool.distillation)
   return adapt.Target(model, px, like, names)
 
 
@@ -73,7 +74,7 @@ def test_a_head_of_imagenet_21k_makes_room_for_that_of_a_run() -> None:
 def test_positions_of_another_grid_are_resized_without_the_class_token() -> None:
   found = made.network()
   for how in PositionResize:
-    fitted = fit(found, target(px=(48, 24), position_resize=how))
+    fitted = fit(found, target(px=(48, 24), **{'positions.resize': how}))
     old, new = found.params['backbone']['positions'], fitted.params['backbone']['positions']
     np.testing.assert_array_equal(new[0, 0], old[0, 0])
     np.testing.assert_array_equal(new[0, 1:], resize.positions(old[0, 1:], (4, 4), (6, 3), how))
@@ -102,11 +103,11 @@ def test_patches_of_another_side_are_resized_so_that_enlarged_images_give_the_sa
 def test_the_class_token_goes_and_comes_with_its_position() -> None:
   found = made.network()
   table = found.params['backbone']['positions']
-  without = fit(found, target(pool=Pool.MEAN))
+  without = fit(found, target(pool=schema.Mean()))
   np.testing.assert_array_equal(without.params['backbone']['positions'], table[:, 1:])
   assert told(without)['backbone/cls'] == ('dropped', 'the run pools without a class token')
   assert told(without)['backbone/positions'] == ('folded', 'without the rows of class token')
-  pooled = made.network(pool=Pool.MEAN)
+  pooled = made.network(pool=schema.Mean())
   fitted = fit(pooled, target())
   assert told(fitted)['backbone/cls'] == ('new', 'the weights pool without a class token')
   assert told(fitted)['backbone/positions'] == ('folded', 'zeros for class token')
@@ -116,30 +117,30 @@ def test_the_class_token_goes_and_comes_with_its_position() -> None:
 
 def test_fine_tuning_begins_with_a_new_norm_where_it_is_that_of_the_mean() -> None:
   # mae/main_finetune.py@efb2a80, line 252: fc_norm and the head are missing in what is loaded.
-  fitted = fit(made.network(), target(pool=Pool.PATCHES, norm_after_pool=True))
+  fitted = fit(made.network(), target(**POOLED))
   rule = 'the run normalizes the mean of the tokens, the weights do not'
   assert {name: line for name, line in told(fitted).items() if 'head' not in name} == {
       f'backbone/norm/{leaf}': ('new', rule) for leaf in ('scale', 'bias')}
-  back = fit(made.network(pool=Pool.PATCHES, norm_after_pool=True), target())
+  back = fit(made.network(**POOLED), target())
   assert told(back)['backbone/norm/scale'] == ('new', 'the run normalizes each token, the weights do not')
-  same = fit(made.network(pool=Pool.PATCHES, norm_after_pool=True), target(pool=Pool.PATCHES, norm_after_pool=True))
+  same = fit(made.network(**POOLED), target(**POOLED))
   assert not any('norm' in name for name in told(same))
 
 
 def test_the_distillation_token_goes_and_comes_with_its_head() -> None:
-  distilled = made.network(distilled=True)
+  distilled = made.network(**{'pool.distillation': True})
   table = distilled.params['backbone']['positions']
   fitted = fit(distilled, target(names=made.CLASSES))
   np.testing.assert_array_equal(fitted.params['backbone']['positions'], np.delete(table, 1, axis=1))
   assert told(fitted)['head_dist/kernel'][0] == 'dropped' and told(fitted)['backbone/dist'][0] == 'dropped'
-  again = fit(made.network(), target(distilled=True))
+  again = fit(made.network(), target(**{'pool.distillation': True}))
   assert told(again)['backbone/dist'][0] == 'new'
   assert told(again)['backbone/positions'][1] == 'zeros for distillation token'
 
 
 def test_attention_pooling_goes_and_comes() -> None:
-  assert told(fit(made.network(pool=Pool.MAP), target(pool=Pool.MEAN)))['backbone/pool/probe'][0] == 'dropped'
-  assert told(fit(made.network(), target(pool=Pool.MAP)))['backbone/pool/mlp/up/kernel'][0] == 'new'
+  assert told(fit(made.network(pool=schema.Map()), target(pool=schema.Mean())))['backbone/pool/probe'][0] == 'dropped'
+  assert told(fit(made.network(), target(pool=schema.Map())))['backbone/pool/mlp/up/kernel'][0] == 'new'
 
 
 def test_the_layer_before_the_logits_is_left_out_and_the_decoder_too() -> None:
@@ -154,25 +155,25 @@ def test_fixed_positions_that_a_run_computes_are_left_out() -> None:
   found = made.network()
   fixed = position_tables.sincos2d_mae((4, 4), 32)
   found.params['backbone']['positions'] = np.concatenate([np.zeros((1, 32), np.float32), fixed])[None]
-  run = target(positions=Positions.SINCOS2D_MAE, px=(64, 64))
+  run = target(positions=schema.SinCos(schema.Frequencies.MAE), px=(64, 64))
   assert told(fit(found, run))['backbone/positions'] == (
-      'dropped', 'the same as the fixed sincos2d_mae ones of the run')
+      'dropped', 'the same as the fixed mae ones of the run')
   with pytest.raises(UserError, match=r'\+ backbone/positions float32\[1, 17, 32\]: only in the weights'):
     fit(made.network(), run)
 
 
 def test_fixed_positions_become_learned_ones() -> None:
-  fitted = fit(made.network(positions=Positions.SINCOS2D), target())
+  fitted = fit(made.network(positions=schema.SinCos()), target())
   np.testing.assert_array_equal(fitted.params['backbone']['positions'][0, 1:], position_tables.sincos2d((4, 4), 32))
 
 
 @pytest.mark.parametrize(('changes', 'run', 'says'), [
     ({'gelu': Gelu.EXACT}, {}, 'model.gelu: expected exact, as in the weights, got tanh. Set --config.model.gelu=e'),
-    ({'norm_eps': 1e-12}, {}, 'Set --config.model.norm_eps=1e-12'),
+    ({'norm.eps': 1e-12}, {}, 'Set --config.model.norm.eps=1e-12'),
     ({}, {'depth': 3}, r'~ backbone/blocks/attn/key/bias: float32\[2, 4, 8\] in the weights, float32\[3, 4, 8\] in'),
     ({}, {'registers': 2}, '- backbone/registers'),
     ({'registers': 2}, {}, r'\+ backbone/registers'),
-    ({'layer_scale': .1}, {}, r'\+ backbone/blocks/scale1'),
+    ({'block.layer_scale': .1}, {}, r'\+ backbone/blocks/scale1'),
     ({'stem': schema.ResNetStem((1,))}, {}, r'\+ backbone/stem/root/kernel'),
     ({}, {'stem': schema.ResNetStem((1,))}, '- backbone/stem/root/kernel')])
 def test_what_has_no_rule_is_an_error_that_names_it(changes: dict, run: dict, says: str) -> None:

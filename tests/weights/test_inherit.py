@@ -21,7 +21,8 @@ HOW = Preprocess(Geometry.TORCHVISION, 248, (224, 224), Interpolation.BICUBIC, T
 
 @functools.cache
 def given() -> Weights:
-  return made.network(gelu=Gelu.EXACT, norm_eps=1e-5, position_resize=PositionResize.BICUBIC_OFFSET, preprocess=HOW)
+  return made.network(gelu=Gelu.EXACT, preprocess=HOW, **{
+      'norm.eps': 1e-5, 'positions.resize': PositionResize.BICUBIC_OFFSET})
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +43,13 @@ def test_what_nothing_sets_is_that_of_the_weights_and_is_logged(
   caplog.set_level(logging.INFO, 'vit_jax.weights')
   found, read = inherit.resolve(config(), (), tmp_path)
   model, recipe = found.model, found.data.recipe
-  assert (model.gelu, model.norm_eps, model.position_resize) == (Gelu.EXACT, 1e-5, PositionResize.BICUBIC_OFFSET)
+  assert (model.gelu, model.norm.eps, model.positions.resize) == (Gelu.EXACT, 1e-5, PositionResize.BICUBIC_OFFSET)
   assert (recipe.mean, recipe.std) == (HOW.mean, HOW.std)
   assert (recipe.interpolation, recipe.antialias, recipe.eval_geometry) == (
       Interpolation.BICUBIC, True, Geometry.TORCHVISION)
   assert recipe.eval_resize_px == 425  # 248 * 384 / 224, truncated
   assert found.init_settings is InitSettings.CONFIG and read is given()  # it is not read again
-  assert 'Taken from a.npz, because the config does not set them: model.gelu=exact, model.norm_eps=1e-05' in caplog.text
+  assert 'Taken from a.npz, because the config does not set them: model.gelu=exact, model.norm.eps=1e-05' in caplog.text
   assert 'data.recipe.mean=(0.4, 0.5, 0.6)' in caplog.text
 
 

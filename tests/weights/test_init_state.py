@@ -13,12 +13,14 @@ import single
 from tests.weights import made
 from vit_jax import main
 from vit_jax.config import check, files, schema
+from vit_jax.config.schema import checks
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build, report_page
 from vit_jax.weights import init_state, loading, saving
+from vit_jax.weights.network import Weights
 
-SIZE = {'depth': 1, 'width': 16, 'heads': 2, 'mlp': 16}
+SIZE = {'depth': 1, 'width': 16, 'heads': 2, 'mlp.hidden': 16}
 TINY = ['--config=digits', *(f'--config.model.{name}={value}' for name, value in SIZE.items()),
         '--config.batch_size=40', '--config.evals.test.batch_size=80', '--config.evals.test.every=50 steps',
         '--config.train.ema=.9']
@@ -31,10 +33,10 @@ def config(**changes: object) -> schema.Config:
 
 
 def model(**changes: object) -> schema.ViT:
-  return dataclasses.replace(config().model, **changes)
+  return checks.replaced(config().model, changes)
 
 
-def network(names: tuple[str, ...] = NAMES, **changes: object) -> network.Weights:
+def network(names: tuple[str, ...] = NAMES, **changes: object) -> Weights:
   how = made.HOW._replace(resize_px=0, image_px=config().image_px, mean=tuple(config().data.recipe.mean),
                           std=tuple(config().data.recipe.std))
   return made.network(model(**changes), num_classes=len(names), class_names=names, preprocess=how)
@@ -135,7 +137,7 @@ def train(workdir: pathlib.Path, *words: str) -> int:
 def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   """A run that began with a file, which is gone."""
   root = tmp_path_factory.mktemp('runs')
-  saving.save(network(position_resize=schema.PositionResize.BICUBIC_OFFSET), str(root / 'a.npz'))
+  saving.save(network(**{'positions.resize': schema.PositionResize.BICUBIC_OFFSET}), str(root / 'a.npz'))
   assert train(root / 'run', f'--config.init_from={root / "a.npz"}', '--config.length=3 steps') == 0
   (root / 'a.npz').unlink()
   return root / 'run'
@@ -176,8 +178,9 @@ def test_positions_are_resized_as_the_config_says(tmp_path: pathlib.Path) -> Non
   given = network()
   saving.save(given, str(tmp_path / 'a.npz'))
   side = given.preprocess.image_px[0] * 2
-  found = [begin(config(init_from=str(tmp_path / 'a.npz'), image_px=(side, side), model=model(position_resize=how)),
-                 tmp_path, is_blank=True)[1] for how in (schema.PositionResize.ALIGNED, schema.PositionResize.BICUBIC)]
+  runs = [config(init_from=str(tmp_path / 'a.npz'), image_px=(side, side), model=model(**{'positions.resize': how}))
+          for how in (schema.PositionResize.ALIGNED, schema.PositionResize.BICUBIC)]
+  found = [begin(run, tmp_path, is_blank=True)[1] for run in runs]
   one, two = (np.asarray(state.params['backbone']['positions']) for state in found)
   assert one.shape == two.shape != given.params['backbone']['positions'].shape and not np.array_equal(one, two)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.weights import made
-from vit_jax.config.schema import Gelu, Interpolation, Pool, PositionResize, Positions
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files, loading, resize, saving, sidecars
 
@@ -83,11 +84,11 @@ def test_positions_that_are_not_there_are_those_of_big_vision_or_an_error(tmp_pa
   del found['pos_embed']
   with pytest.raises(UserError, match='expected position embeddings, got none: they are rotary or absent'):
     loading.load(file(tmp_path, found), model='heads=4')
-  fixed = made.network(pool=Pool.MEAN, positions=Positions.SINCOS2D)
+  fixed = made.network(pool=schema.Mean(), positions=schema.SinCos())
   np.savez(tmp_path / 'a.npz', **saving.to_tensors(fixed, 'big_vision'))
   loaded = loading.load(str(tmp_path / 'a.npz'))
-  assert loaded.model.positions is Positions.SINCOS2D
-  assert 'they are assumed to be fixed (sincos2d)' in str(loaded.report.warnings)
+  assert loaded.model.positions == schema.SinCos()
+  assert 'they are assumed to be fixed (sincos)' in str(loaded.report.warnings)
 
 
 def test_a_file_without_a_head_has_no_classes(tmp_path: pathlib.Path) -> None:
@@ -104,7 +105,7 @@ def test_heads_that_nothing_tells_are_asked_for(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match="'gelu=soft': expected one of the known arguments|arguments: expected"):
     loading.load(path, model='gelu=soft')
   said = loading.load(path, model='heads=4,gelu=tanh,norm_eps=1e-5').model
-  assert (said.gelu, said.norm_eps) == (Gelu.TANH, 1e-5)
+  assert (said.gelu, said.norm.eps) == (Gelu.TANH, 1e-5)
   np.savez(tmp_path / 'a.npz', **saving.to_tensors(made.network(), 'vision_transformer'))
   with pytest.raises(UserError, match='--model=heads: expected 4, as the kernels of the file are split, got 8'):
     loading.load(str(tmp_path / 'a.npz'), model='heads=8')
@@ -156,7 +157,7 @@ def test_positions_are_resized_for_the_images_that_a_person_sets(how: str, tmp_p
   own = loading.load(path, model='heads=4')
   found = loading.load(path, model=f'heads=4,position_resize={how}' if how else 'heads=4', preprocess='image=24x48')
   used = how or 'bicubic_antialias'  # timm's
-  assert found.model.position_resize.value == used and found.preprocess.image_px == (24, 48)
+  assert found.model.positions.resize.value == used and found.preprocess.image_px == (24, 48)
   before, after = (np.asarray(one.params['backbone']['positions'])[0] for one in (own, found))
   np.testing.assert_array_equal(after[:1], before[:1])
   np.testing.assert_array_equal(after[1:], resize.positions(before[1:], (4, 4), (3, 6), PositionResize(used)))
@@ -188,9 +189,9 @@ def test_class_names_that_do_not_fit_the_head_are_left_out_and_said(tmp_path: pa
   assert '2 class names in the sidecar do not match the 7 outputs' in str(found.report.warnings)
 
 
-@pytest.mark.parametrize('pool', [Pool.MEAN, Pool.MAP])
-def test_the_pooling_is_that_of_the_weights(pool: Pool, tmp_path: pathlib.Path) -> None:
-  assert loading.load(file(tmp_path, timm(pool=pool)), model='heads=4').model.pool is pool
+@pytest.mark.parametrize('pool', [schema.Mean(), schema.Map()])
+def test_the_pooling_is_that_of_the_weights(pool: schema.PoolSettings, tmp_path: pathlib.Path) -> None:
+  assert loading.load(file(tmp_path, timm(pool=pool)), model='heads=4').model.pool == pool
 
 
 def test_a_damaged_neighbor_is_an_error_not_a_guess(tmp_path: pathlib.Path) -> None:
@@ -273,12 +274,13 @@ def test_the_checkpoint_before_a_damaged_one_is_used_with_a_warning(
 
 
 def test_pooling_that_tensors_cannot_tell_is_warned_of_unless_it_is_set(tmp_path: pathlib.Path) -> None:
-  path = file(tmp_path, timm(pool=Pool.MEAN))
+  path = file(tmp_path, timm(pool=schema.Mean()))
   guessed = loading.load(path, model='heads=4')
-  assert guessed.model.pool is Pool.MEAN and any('its pooling is a guess' in one for one in guessed.report.warnings)
-  for name, pool in (('mean', Pool.MEAN), ('gap', Pool.MEAN), ('first', Pool.FIRST), ('0', Pool.FIRST)):
+  assert guessed.model.pool == schema.Mean() and any('its pooling is a guess' in one for one in guessed.report.warnings)
+  mean, first = schema.Mean(), schema.First()
+  for name, pool in (('mean', mean), ('gap', mean), ('first', first), ('0', first)):
     found = loading.load(path, model=f'heads=4,pool={name}')
-    assert found.model.pool is pool and not any('pooling' in one for one in found.report.warnings)
+    assert found.model.pool == pool and not any('pooling' in one for one in found.report.warnings)
   with pytest.raises(UserError, match='--model=pool: expected mean or first, got cls. The file has neither a class'):
     loading.load(path, model='heads=4,pool=cls')
   with pytest.raises(UserError, match='got token_unpooled. Such a network gives one answer for each token'):
@@ -286,12 +288,13 @@ def test_pooling_that_tensors_cannot_tell_is_warned_of_unless_it_is_set(tmp_path
   with pytest.raises(UserError, match='--model=pool: expected one of token, .* got best'):
     loading.load(path, model='pool=best')
   with_token = loading.load(file(tmp_path, timm(), 'token.safetensors'), model='heads=4,pool=token')
-  assert with_token.model.pool is Pool.CLS and not any('pooling' in one for one in with_token.report.warnings)
+  assert with_token.model.pool == schema.ClassToken()
+  assert not any('pooling' in one for one in with_token.report.warnings)
   with pytest.raises(UserError, match='--model=pool: expected cls, which the tensors .* got mean'):
     loading.load(file(tmp_path, timm(), 'token.safetensors'), model='heads=4,pool=mean')
 
 
 def test_a_file_of_ours_says_how_it_pools(tmp_path: pathlib.Path) -> None:
-  saving.save(made.network(pool=Pool.FIRST), str(tmp_path / 'own.npz'), family='big_vision')
+  saving.save(made.network(pool=schema.First()), str(tmp_path / 'own.npz'), family='big_vision')
   found = loading.load(str(tmp_path / 'own.npz'))
-  assert found.model.pool is Pool.FIRST and not any('pooling' in one for one in found.report.warnings)
+  assert found.model.pool == schema.First() and not any('pooling' in one for one in found.report.warnings)

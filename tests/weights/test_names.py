@@ -10,7 +10,7 @@ import pytest
 
 from tests.weights import made
 from vit_jax.config import schema
-from vit_jax.config.schema import Pool, Positions, PositionsAt
+from vit_jax.config.schema import PositionsAt
 from vit_jax.core import trees
 from vit_jax.models import backbones
 from vit_jax.weights import network, paths, tables
@@ -28,11 +28,13 @@ from vit_jax.weights.families import (
     vision_transformer,
 )
 
-LAYERS = {'positions_at': PositionsAt.LAYERS}
-VITS = [{}, {'distilled': True, 'registers': 1, 'layer_scale': .1, 'qk_norm': True, 'swiglu': True}, {'pool': Pool.MAP},
-        {'pool': Pool.MEAN, 'axial': True}, {'positions': Positions.LEARNED2D}, {'positions': Positions.RELATIVE},
-        LAYERS, {**LAYERS, 'positions': Positions.LEARNED2D}, {'stem': schema.ResNetStem((2,))},
-        {'stem': schema.ConvStem()}, {'norm_before': True, 'stem_norm': True, 'attn_norm': True, 'mlp_norm': True}]
+LAYERS = {'positions.at': PositionsAt.LAYERS}
+VITS = [{}, {'pool.distillation': True, 'registers': 1, 'block.layer_scale': .1, 'attention.qk_norm': True,
+             'mlp': schema.SwiGlu(48)}, {'pool': schema.Map()}, {'pool': schema.Mean(), 'block': schema.Axial()},
+        {'positions': schema.Learned2d()}, {'positions': schema.Relative()},
+        LAYERS, {'positions': schema.Learned2d(PositionsAt.LAYERS)}, {'stem': schema.ResNetStem((2,))},
+        {'stem': schema.ConvStem()}, {'norm_before': True, 'stem.norm': True, 'attention.inner_norm': True,
+                                      'mlp.inner_norm': True}]
 TABLES = {  # all, those of both kinds of ViTs of timm without the names that only other files have
     'timm': timm.TABLE, 'timm packed': timm.PACKED, 'timm mixer': mixer.TIMM, 'timm bit': bit.TIMM,
     'efficientnet': efficientnet.TABLE, 'bit': bit.TABLE, 'vision_transformer': vision_transformer.TABLE,

@@ -20,13 +20,14 @@ from vit_jax.export import onnx
 from vit_jax.weights import inference, loading, preprocess, saving
 
 PX = (64, 32)
-SMALL = schema.ViT(patch=16, width=32, depth=1, heads=2, mlp=48)
+SMALL = schema.ViT(patch=16, width=32, depth=1, heads=2, mlp=schema.Mlp(48))
 
 
 @pytest.mark.parametrize('how', ['bicubic_offset', 'bilinear_antialias'])
 def test_positions_resized_when_loading_are_those_of_the_forward_pass(
     how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setitem(loaded.MODELS, how, dataclasses.replace(SMALL, position_resize=schema.PositionResize(how)))
+  learned = schema.Learned(resize=schema.PositionResize(how))
+  monkeypatch.setitem(loaded.MODELS, how, dataclasses.replace(SMALL, positions=learned))
   own = loaded.weights(how)
   other = loading.at_size(own, preprocess.scaled(own.preprocess, PX))
   image = jax.device_put(np.float32(np.random.default_rng(0).normal(size=(2, *PX, 3))))
@@ -38,7 +39,7 @@ def test_positions_resized_when_loading_are_those_of_the_forward_pass(
 
 @pytest.mark.parametrize(('model', 'px', 'said'), [
     (SMALL, (40, 40), 'image=40x40: expected multiples of the patch side, 16 px'),
-    (dataclasses.replace(SMALL, positions=schema.Positions.RELATIVE), PX,
+    (dataclasses.replace(SMALL, positions=schema.Relative()), PX,
      'image=64x32: expected 32x48, as this ViT with positions relative takes one size of images only'),
     (loaded.MODELS['mixer'], PX, 'image=64x32: expected 32x48, as this Mixer takes one size of images only'),
     (schema.AxialResNet(), PX, 'image=64x32: expected 32x48, as this AxialResNet takes one size of images only')])

@@ -19,7 +19,7 @@ from tests.weights import make_golden_published as golden
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, infer, inference, loading, preprocess, published, recognize, saving
+from vit_jax.weights import files, hints, infer, inference, loading, preprocess, published, recognize, saving
 from vit_jax.weights.network import Weights
 
 FILE = np.load(pathlib.Path(__file__).with_name('golden_published.npz'))
@@ -70,7 +70,7 @@ def test_all_tags_of_timm_have_its_gelu_heads_epsilon_and_pooling() -> None:
       gelu = 'quick' if is_quick or name == CONTRADICTED else known['act'] or 'exact'
       heads = found.hints.heads if known['class'] in golden.VITS else known['heads']
       facts = (found.hints.gelu and found.hints.gelu.value, heads, found.hints.norm_eps or known['eps'],
-               found.hints.settings.get('final_norm', True))
+               found.hints.settings.get('final_norm') is not schema.FinalNorm.NONE)
       if known['class'] in golden.VITS and facts != (gelu, known['heads'], known['eps'], known['has_norm']):
         wrong.append(f'{name}: {facts}, in timm {gelu, known["heads"], known["eps"], known["has_norm"]}')
       if known['class'] in golden.VITS and found.pool != known['pool']:
@@ -121,8 +121,8 @@ def test_all_pretrained_vits_of_open_clip_have_its_gelu_and_preprocessing() -> N
 def test_heads_by_size_are_those_of_timm_or_unknown() -> None:
   for name, known in READ.items():
     if known['width'] and known['has_norm']:
-      size = schema.ViT(width=known['width'], depth=known['depth'], mlp=known['mlp'], swiglu=known['is_gated'])
-      assert infer.known_heads(size) in (0, known['heads']), name
+      mlp = schema.SwiGlu(known['mlp']) if known['is_gated'] else schema.Mlp(known['mlp'])
+      assert infer.known_heads(known['width'], known['depth'], mlp) in (0, known['heads']), name
 
 
 @pytest.mark.parametrize(('names', 'known'), [
@@ -174,7 +174,7 @@ def tiny(folder: pathlib.Path, name: str, config: dict[str, Any] | None = None, 
   return loading.load(str(path), model='' if config and 'model_args' in config else 'heads=4')
 
 
-CLIP = {'norm_before': True, 'stem_bias': False}
+CLIP = {'norm_before': True, 'stem.bias': False}
 
 
 @pytest.mark.parametrize(('name', 'gelu', 'is_guess'), [
@@ -199,7 +199,7 @@ def test_a_config_that_names_its_architecture_gives_heads_gelu_epsilon_and_prepr
       'num_heads': 2}}
   found = tiny(tmp_path, 'model', config, **CLIP)
   assert isinstance(found.model, schema.ViT)
-  assert (found.model.gelu, found.model.heads, found.model.norm_eps) == (Gelu.QUICK, 2, 1e-5)
+  assert (found.model.gelu, found.model.heads, found.model.norm.eps) == (Gelu.QUICK, 2, 1e-5)
   assert found.preprocess.mean == preprocess.NORMS['clip']['mean'] and not found.report.warnings
   assert 'the name vit_base_patch32_clip_224.openai' in found.preprocess.rule
   assert loading.load(str(tmp_path / 'model.safetensors'), model='gelu=exact').model.gelu is Gelu.EXACT  # type: ignore
@@ -209,7 +209,7 @@ def test_a_config_that_names_its_architecture_gives_heads_gelu_epsilon_and_prepr
                                   'vit_wee_patch16_reg1_gap_256', 'vit_xsmall_patch16_clip_224'])
 def test_heads_are_those_of_the_architecture_where_sizes_do_not_tell(name: str) -> None:
   known, found = TIMM[name], published.find([f'{name}.any'])
-  assert not infer.known_heads(schema.ViT(width=known['width'], depth=known['depth'], mlp=known['mlp']))
+  assert not infer.known_heads(known['width'], known['depth'], schema.Mlp(known['mlp']))
   assert found.applied('timm', known['width']).hints.heads == known['heads']
   assert found.applied('timm', known['width'] // 2).hints.heads == 0  # another network with this name
 
@@ -217,7 +217,7 @@ def test_heads_are_those_of_the_architecture_where_sizes_do_not_tell(name: str) 
 def test_timms_global_pool_is_honored_and_said(tmp_path: pathlib.Path) -> None:
   for pool, wanted in (('avg', 'patches'), ('token', 'cls')):
     found = tiny(tmp_path, 'model', {'architecture': 'vit_tiny_patch16_224', 'global_pool': pool})
-    assert isinstance(found.model, schema.ViT) and found.model.pool.value == wanted
+    assert isinstance(found.model, schema.ViT) and hints.pool_word(found.model.pool) == wanted
     assert any('Pooling: the mean of the patch tokens, as in timm' in note for note in found.report.notes) == (
         pool == 'avg')
   with pytest.raises(UserError, match="global_pool: expected token, avg or map in the config of timm, got 'avgmax'"):
@@ -253,7 +253,7 @@ def test_names_of_timm_say_nothing_about_the_network_in_files_of_other_programs(
   found = saving.to_tensors(made.network(), 'vision_transformer')
   np.savez(tmp_path / 'vit_base_patch16_clip_224.openai.npz', **found)
   model = loading.load(str(tmp_path / 'vit_base_patch16_clip_224.openai.npz')).model
-  assert isinstance(model, schema.ViT) and (model.gelu, model.norm_eps) == (Gelu.TANH, 1e-6)
+  assert isinstance(model, schema.ViT) and (model.gelu, model.norm.eps) == (Gelu.TANH, 1e-6)
 
 
 @functools.cache

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.weights import made
-from vit_jax.config.schema import Gelu, Pool
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.weights import infer, recognize, saving, tables
 
@@ -74,7 +75,7 @@ def test_both_numberings_of_vision_transformer_are_read() -> None:
     lambda t: renamed(t, ('^MAPHead_0/', '')),
 ], ids=['params', 'optimizer', 'two towers', 'training', 'scan', 'scan with prefix', 'old numbers', 'old map head'])
 def test_all_forms_of_big_vision_are_read(change: Callable[[Tensors], Tensors]) -> None:
-  found = tensors('big_vision', pool=Pool.MAP)
+  found = tensors('big_vision', pool=schema.Map())
   assert recognize.recognize(change(found)).family == 'big_vision'
   assert_equal(found, change(found))
 
@@ -104,15 +105,15 @@ def test_prefixes_of_pytorch_are_taken_off(change: Callable[[Tensors], Tensors])
 
 
 def test_maes_fine_tuned_files_are_its_own_family() -> None:
-  found = recognize.recognize(tensors('timm', pool=Pool.PATCHES, norm_after_pool=True))
+  found = recognize.recognize(tensors('timm', pool=schema.Mean(class_token=True), final_norm=schema.FinalNorm.POOLED))
   assert found.family == 'mae' and found.hints.norm_after_pool
   assert {'norm.weight', 'cls_token'} <= found.tensors.keys() and 'fc_norm.weight' not in found.tensors
-  without = recognize.recognize(tensors('timm', pool=Pool.MEAN, norm_after_pool=True))
+  without = recognize.recognize(tensors('timm', pool=schema.Mean(), final_norm=schema.FinalNorm.POOLED))
   assert without.family == 'timm' and without.hints.norm_after_pool
 
 
 def test_dinov2s_own_names_are_those_of_timm() -> None:
-  found = tensors('timm', registers=3, layer_scale=.1, swiglu=True)
+  found = tensors('timm', registers=3, **{'block.layer_scale': .1}, mlp=schema.SwiGlu(48))
   own = renamed(found, ('reg_token', 'register_tokens'), (r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3'))
   own['mask_token'] = np.ones((1, 32), np.float32)
   assert recognize.recognize(own).family == 'dinov2'
@@ -130,7 +131,7 @@ def test_hugging_face_files_are_read_with_and_without_prefix_and_pooler() -> Non
 
 
 def test_the_head_of_hugging_faces_dinov2_is_left_out_and_said() -> None:
-  found = tensors('huggingface', registers=2, layer_scale=.1, num_classes=0, class_names=())
+  found = tensors('huggingface', registers=2, **{'block.layer_scale': .1}, num_classes=0, class_names=())
   found |= {'classifier.weight': np.ones((7, 64), np.float32), 'classifier.bias': np.ones(7, np.float32)}
   dropped = recognize.recognize(found).dropped
   assert [line.name for line in dropped if 'mean patch' in line.rule] == ['classifier.weight', 'classifier.bias']

@@ -10,13 +10,13 @@ import pytest
 
 from tests.weights import made
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Interpolation, Pool, Positions, PositionsAt
+from vit_jax.config.schema import Gelu, Interpolation, PositionsAt, checks
 from vit_jax.core.errors import UserError
-from vit_jax.models.vit.positions import FIXED
-from vit_jax.weights import files, loading, saving
+from vit_jax.weights import files, loading, resize, saving
 from vit_jax.weights.families import timm
 from vit_jax.weights.network import Weights
 
+OF_MAE = schema.SinCos(schema.Frequencies.MAE)
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
 
 
@@ -30,8 +30,9 @@ def there_and_back(found: Weights, path: pathlib.Path, family: str) -> Weights:
     ('timm', 'folder'), ('huggingface', 'folder'), ('run', 'folder')])
 def test_a_vit_comes_back_from_every_family_with_all_that_goes_with_it(
     family: str, name: str, tmp_path: pathlib.Path) -> None:
-  found = made.network(gelu=Gelu.EXACT, norm_eps=1e-5 if family != 'timm' or name != 'folder' else 1e-6,
-                       position_resize=schema.PositionResize.BICUBIC_OFFSET)
+  found = made.network(gelu=Gelu.EXACT, **{
+      'norm.eps': 1e-5 if family != 'timm' or name != 'folder' else 1e-6,
+      'positions.resize': schema.PositionResize.BICUBIC_OFFSET})
   if family == 'big_vision':
     found.params['backbone']['positions'][:, 0] = 0.  # which that format adds to the class token
   again = there_and_back(found, tmp_path / name, family)
@@ -53,21 +54,22 @@ def test_preprocessing_of_big_vision_comes_back(
 
 
 @pytest.mark.parametrize(('family', 'name', 'changes'), [
-    ('timm', 'a.pth', {'distilled': True}), ('huggingface', 'f', {'distilled': True}),
-    ('timm', 'a.safetensors', {'registers': 3, 'layer_scale': .1}), ('timm', 'f', {'registers': 3}),
-    ('timm', 'a.pth', {'pool': Pool.PATCHES, 'norm_after_pool': True}),
-    ('timm', 'f', {'pool': Pool.MEAN, 'norm_after_pool': True}),
-    ('timm', 'a.safetensors', {'pool': Pool.MAP}), ('big_vision', 'a.npz', {'pool': Pool.MAP}),
-    ('timm', 'a.safetensors', {'qk_norm': True}), ('timm', 'a.safetensors', {'swiglu': True}),
-    ('vision_transformer', 'a.npz', {'pool': Pool.MEAN}), ('big_vision', 'a.npz', {'pool': Pool.MEAN}),
-    ('big_vision', 'a.npz', {'pool': Pool.MEAN, 'positions': Positions.SINCOS2D}),
+    ('timm', 'a.pth', {'pool.distillation': True}), ('huggingface', 'f', {'pool.distillation': True}),
+    ('timm', 'a.safetensors', {'registers': 3, 'block.layer_scale': .1}), ('timm', 'f', {'registers': 3}),
+    ('timm', 'a.pth', {'pool': schema.Mean(class_token=True), 'final_norm': schema.FinalNorm.POOLED}),
+    ('timm', 'f', {'pool': schema.Mean(), 'final_norm': schema.FinalNorm.POOLED}),
+    ('timm', 'a.safetensors', {'pool': schema.Map()}), ('big_vision', 'a.npz', {'pool': schema.Map()}),
+    ('timm', 'a.safetensors', {'attention.qk_norm': True}), ('timm', 'a.safetensors', {'mlp': schema.SwiGlu(48)}),
+    ('vision_transformer', 'a.npz', {'pool': schema.Mean()}), ('big_vision', 'a.npz', {'pool': schema.Mean()}),
+    ('big_vision', 'a.npz', {'pool': schema.Mean(), 'positions': schema.SinCos()}),
     ('timm', 'a.pth', HYBRID), ('vision_transformer', 'a.npz', HYBRID),
-    ('timm', 'a.pth', {**HYBRID, 'stem': schema.ResNetStem(())}), ('timm', 'a.pth', {'qkv_bias': False})])
+    ('timm', 'a.pth', {**HYBRID, 'stem': schema.ResNetStem(())}),
+    ('timm', 'a.pth', {'attention.qkv_bias': schema.QkvBias.NONE})])
 def test_its_variants_come_back(family: str, name: str, changes: dict, tmp_path: pathlib.Path) -> None:
   found = made.network(**changes)
   again = there_and_back(found, tmp_path / name, family)
   made.assert_same(found, again)
-  assert dataclasses.replace(again.model, layer_scale=found.model.layer_scale) == found.model
+  assert checks.replaced(again.model, {'block.layer_scale': found.model.block.layer_scale}) == found.model
 
 
 def test_the_round_trip_of_all_families_gives_the_same_file(tmp_path: pathlib.Path) -> None:
@@ -175,9 +177,9 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize(('family', 'name', 'changes', 'says'), [
     ('vision_transformer', 'a.npz', {'registers': 2}, 'no place for 1 of the parameters:\n  backbone/registers'),
-    ('huggingface', 'f', {'pool': Pool.MEAN}, 'got pool=mean: its ViTs read the class token'),
+    ('huggingface', 'f', {'pool': schema.Mean()}, 'got pool=mean: its ViTs read the class token'),
     ('huggingface', 'f', {'registers': 2}, 'registers or SwiGLU without LayerScale'),
-    ('huggingface', 'f', {'layer_scale': .1}, 'that of its DINOv2 reads the mean patch as well'),
+    ('huggingface', 'f', {'block.layer_scale': .1}, 'that of its DINOv2 reads the mean patch as well'),
     ('huggingface', 'f', HYBRID, 'a ResNet stem'),
     ('timm', 'f', {**HYBRID}, r'got a hybrid with the stem \(1,\)'),
     ('timm', 'a.npz', {}, '--to: expected a folder or .safetensors or .pth .* with --family=timm, got a.npz'),
@@ -232,22 +234,22 @@ def test_what_a_format_does_not_carry_is_listed(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(('positions', 'name'), [
-    (Positions.SINCOS2D_MAE, 'a.pth'), (Positions.SINCOS2D_MAE, 'a.npz'), (Positions.SINCOS2D_MAE, 'folder'),
-    (Positions.SINCOS2D, 'a.safetensors')])
+    (OF_MAE, 'a.pth'), (OF_MAE, 'a.npz'), (OF_MAE, 'folder'),
+    (schema.SinCos(), 'a.safetensors')])
 def test_fixed_positions_become_a_table_where_a_format_wants_one(
-    positions: Positions, name: str, tmp_path: pathlib.Path) -> None:
+    positions: schema.SinCos, name: str, tmp_path: pathlib.Path) -> None:
   found = made.network(positions=positions)
   _, lost = saving.save(found, str(tmp_path / name))
-  assert lost == [f'that positions are fixed ({positions.value}): they are written as a table']
+  assert lost == [f'that positions are fixed ({positions.frequencies.value}): they are written as a table']
   table = loading.load(str(tmp_path / name)).params['backbone']['positions']
-  np.testing.assert_array_equal(table[0, 1:], FIXED[positions]((4, 4), 32))
+  np.testing.assert_array_equal(table[0, 1:], resize.fixed(positions, (4, 4), 32))
   assert not table[:, 0].any()
 
 
 @pytest.mark.parametrize(('changes', 'says'), [
-    ({'branch_scale': .5}, r'branch_scale=0.5 \(read back: 1.0\)'),
-    ({'positions_at': PositionsAt.SHARED}, 'positions_at=PositionsAt.SHARED'),
-    ({'norm_eps': 1e-5}, r'norm_eps=1e-05 \(read back: 1e-06\)')])
+    ({'block.branch_scale': .5}, r'branch_scale=0.5 \(read back: 1.0\)'),
+    ({'positions.at': PositionsAt.SHARED}, r'positions.at=shared \(read back: stem\)'),
+    ({'norm.eps': 1e-5}, r'norm.eps=1e-05 \(read back: 1e-06\)')])
 def test_what_would_be_another_network_is_not_written(changes: dict, says: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=f'--family: expected a format that can hold this .* cannot say .*{says}'):
     saving.save(made.network(**changes), str(tmp_path / 'folder'), family='timm')

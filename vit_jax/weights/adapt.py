@@ -10,20 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Positions
+from vit_jax.config.schema import FinalNorm, SinCos
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import mixer
-from vit_jax.models.vit.positions import FIXED
 from vit_jax.weights import resize, tables
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.network import Weights, describe
+from vit_jax.weights.network import Weights, describe, setting
 from vit_jax.weights.report import Line, Report
 
 BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
 NORM = 'backbone/norm/'
-NUMERICS = ('gelu', 'norm_eps')
+NUMERICS = ('gelu', 'norm.eps', 'norm_eps')
 """Settings that shapes do not determine, and that must agree with the weights."""
 
 
@@ -92,12 +91,16 @@ def adapt(weights: Weights, target: Target) -> Adapted:
 
 def _moved_norm(found: schema.Model, wanted: schema.Model) -> bool:
   """Whether one network normalizes the tokens, and the other one the mean of the tokens."""
-  return getattr(found, 'norm_after_pool', False) != getattr(wanted, 'norm_after_pool', False)
+  return _normalizes_mean(found) != _normalizes_mean(wanted)
+
+
+def _normalizes_mean(model: schema.Model) -> bool:
+  return getattr(model, 'final_norm', None) is FinalNorm.POOLED
 
 
 def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
   """Returns the leaves without the last norm, which the run reinitializes, as in MAE's fine-tuning."""
-  what = 'the mean of the tokens' if getattr(model, 'norm_after_pool', False) else 'each token'
+  what = 'the mean of the tokens' if _normalizes_mean(model) else 'each token'
   names = [name for name in leaves if name.startswith(NORM)]
   return ({name: leaf for name, leaf in leaves.items() if name not in names},
           [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in names])
@@ -105,7 +108,7 @@ def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
 
 def _numerics(found: schema.Model, wanted: schema.Model) -> list[str]:
   """Returns the settings that must agree with the weights and do not."""
-  pairs = [(name, getattr(found, name, None), getattr(wanted, name, None)) for name in NUMERICS]
+  pairs = [(name, setting(found, name), setting(wanted, name)) for name in NUMERICS]
   return [f'model.{name}: expected {_plain(a)}, as in the weights, got {_plain(b)}. Set '
           f'--config.model.{name}={_plain(a)}.' for name, a, b in pairs if a is not None and b is not None and a != b]
 
@@ -118,8 +121,8 @@ def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target
   """Returns the leaves with patch kernel and position embeddings resized for the run's ViT."""
   assert isinstance(weights.model, schema.ViT)
   leaves, lines = _patches(leaves, model)
-  old, rows = weights.model, (_num_first(weights.model), _num_first(model))
-  if model.positions is not Positions.LEARNED or model.positions_at is not schema.PositionsAt.STEM:
+  old, rows = weights.model, (weights.model.num_first, model.num_first)
+  if not isinstance(model.positions, schema.Learned) or model.positions.at is not schema.PositionsAt.STEM:
     return _fixed(leaves, model, weights, lines)
   grids = [(px[0] // s.patch, px[1] // s.patch)
            for s, px in ((old, weights.preprocess.image_px), (model, target.image_px))]
@@ -127,25 +130,22 @@ def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target
     own_grid = grids[0] if grids[0][0] * grids[0][1] == leaves[POSITIONS].shape[1] - rows[0] else _square(
         leaves[POSITIONS].shape[1] - rows[0])
     first, patches = leaves[POSITIONS][0, :rows[0]], leaves[POSITIONS][0, rows[0]:]
-  elif fixed := FIXED.get(old.positions):
+  elif isinstance(old.positions, SinCos):
     own_grid, first = grids[0], np.zeros((rows[0], old.width), np.float32)
-    patches = fixed(own_grid, old.width)
-    lines.append(Line(POSITIONS, 'resized', f'from the fixed {old.positions.value} ones of the weights'))
+    patches = resize.fixed(old.positions, own_grid, old.width)
+    lines.append(Line(POSITIONS, 'resized', f'from the fixed {old.positions.frequencies.value} ones of the weights'))
   else:
     return leaves, lines
+  how = model.positions.resize
   rule = [_change_of_rows(old, model)] if rows[0] != rows[1] else []
   if own_grid != grids[1]:
-    patches = resize.positions(patches, own_grid, grids[1], model.position_resize)
-    rule.append(f'{own_grid[0]} x {own_grid[1]} to {grids[1][0]} x {grids[1][1]} tokens, {model.position_resize.value}')
+    patches = resize.positions(patches, own_grid, grids[1], how)
+    rule.append(f'{own_grid[0]} x {own_grid[1]} to {grids[1][0]} x {grids[1][1]} tokens, {how.value}')
   kept = np.zeros((rows[1], first.shape[1]), np.float32)
   kept[:min(rows)] = first[:min(rows)]
   leaves = {**leaves, POSITIONS: np.concatenate([kept, patches])[None]}
   return leaves, lines + ([Line(POSITIONS, 'resized' if own_grid != grids[1] else 'folded', '; '.join(rule))]
                           if rule else [])
-
-
-def _num_first(s: schema.ViT) -> int:
-  return s.pool.has_class_token + s.distilled
 
 
 def _square(number: int) -> tuple[int, int]:
@@ -155,30 +155,31 @@ def _square(number: int) -> tuple[int, int]:
 
 
 def _change_of_rows(old: schema.ViT, new: schema.ViT) -> str:
-  if _num_first(old) > _num_first(new):
+  if old.num_first > new.num_first:
     return f'without the rows of {_first_tokens(old, new)}'
   return f'zeros for {_first_tokens(new, old)}'
 
 
 def _first_tokens(more: schema.ViT, less: schema.ViT) -> str:
-  names = [name for name, a, b in (('class token', more.pool.has_class_token, less.pool.has_class_token),
-                                   ('distillation token', more.distilled, less.distilled)) if a and not b]
+  a, b = more.pool, less.pool
+  names = [name for name, is_extra in (('class token', a.class_token and not b.class_token),
+                                       ('distillation token', a.distillation and not b.distillation)) if is_extra]
   return ' and '.join(names)
 
 
 def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line]) -> tuple[Leaves, list[Line]]:
   """Returns the leaves without a position table that equals the run's fixed one; MAE's files contain it."""
-  fixed = FIXED.get(model.positions)
-  if fixed is None or POSITIONS not in leaves:
+  if not isinstance(model.positions, SinCos) or POSITIONS not in leaves:
     return leaves, lines
   assert isinstance(weights.model, schema.ViT)
   h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
-  table, first = fixed((h, w), model.width), _num_first(weights.model)
+  table, first = resize.fixed(model.positions, (h, w), model.width), weights.model.num_first
   own = leaves[POSITIONS][0, first:]
   if own.shape != table.shape or np.abs(own - table).max() > 1e-4 or np.any(leaves[POSITIONS][0, :first]):
     return leaves, lines
+  what = f'the same as the fixed {model.positions.frequencies.value} ones of the run'
   return ({name: leaf for name, leaf in leaves.items() if name != POSITIONS},
-          [*lines, Line(POSITIONS, 'dropped', f'the same as the fixed {model.positions.value} ones of the run')])
+          [*lines, Line(POSITIONS, 'dropped', what)])
 
 
 def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:

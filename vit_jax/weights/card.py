@@ -19,7 +19,7 @@ from vit_jax.core.redaction import redacted
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
 from vit_jax.weights import addresses, catalog, known_weights
-from vit_jax.weights.network import Weights
+from vit_jax.weights.network import Weights, setting
 
 _OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
 _LIBRARIES = {'huggingface': 'transformers', 'timm': 'timm'}
@@ -88,8 +88,8 @@ def _about(weights: Weights) -> str:
   m, px = weights.model, weights.preprocess.image_px
   found = cost.forward(m, px, head=weights.head, num_classes=weights.num_classes)
   parameters, flops = sum(found.parameters.values()), sum(found.flops.values())
-  sizes = [f'{key} {getattr(m, key)}' for key in ('patch', 'width', 'depth', 'heads', 'mlp', 'registers', 'layers')
-           if getattr(m, key, 0)]
+  shown = ('patch', 'width', 'depth', 'heads', 'mlp.hidden', 'registers', 'layers')
+  sizes = [f'{key.partition(".")[0]} {value}' for key in shown if (value := setting(m, key))]
   kind = 'Vision Transformer' if isinstance(m, schema.ViT) else type(m).__name__
   return (f'{kind} ({", ".join(sizes)}): {parameters / 1e6:,.1f} million parameters, {flops / 1e9:,.2f} GFLOPs for an '
           f'image of {px[0]} x {px[1]} px (two FLOPs per multiply-add).')

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Pool, PositionResize
+from vit_jax.config.schema import Gelu, PositionResize
 from vit_jax.core.errors import UserError
 
 MOST_PX = 16_384  # side of an image; a network for larger images would not fit in memory
 MOST_HEADS = 4096
 EPSILON = (1e-15, .999)  # limits of the epsilon of norms
-OWN_GRID = -1  # as `rotary_grid`: that of the table of positions
+OWN_GRID = -1  # as `ByIndex.grid`: that of the table of positions
 
 
 class Hints(NamedTuple):
@@ -24,9 +24,9 @@ class Hints(NamedTuple):
   norm_eps: float = 0.
   image_px: tuple[int, int] | None = None
   position_resize: PositionResize | None = None
-  pool: Pool | None = None
+  pool: str = ''  # a key of POOLS
   norm_after_pool: bool = False
-  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by name; `rotary_grid` may be OWN_GRID
+  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by dotted names, such as `positions.base`
 
   def over(self, other: Hints) -> Hints:
     """Returns these hints, with unknown values replaced by those of `other`."""
@@ -39,7 +39,7 @@ class Hints(NamedTuple):
 def parse(text: str) -> Hints:
   """Parses `--model=heads=6,decoder_heads=16,gelu=exact,norm_eps=1e-6,image=224x320,position_resize=bicubic`.
 
-  `pool` is one of `Pool`, or its name in other programs: token and tok, gap, 0.
+  `pool` is a key of `POOLS`, or a name of other programs: token and tok, gap, 0.
 
   Raises:
     UserError: the text is not of this form.
@@ -54,23 +54,34 @@ def parse(text: str) -> Hints:
       PositionResize(found['position_resize']) if found['position_resize'] else None, parse_pool(found['pool']))
 
 
-POOLS = {'token': Pool.CLS, 'tok': Pool.CLS, 'gap': Pool.MEAN, '0': Pool.FIRST, **{one.value: one for one in Pool}}
+POOLS: dict[str, schema.PoolSettings] = {
+    'cls': schema.ClassToken(), 'mean': schema.Mean(), 'patches': schema.Mean(class_token=True),
+    'first': schema.First(), 'map': schema.Map(), 'map_cls': schema.Map(class_token=True)}
+"""Kinds of pooling by the words of `--model`; `patches` is the mean beside a class token."""
+_OTHER_POOLS = {'token': 'cls', 'tok': 'cls', 'gap': 'mean', '0': 'first'}
 UNPOOLED = ('unpooled', 'token_unpooled', 'none')  # names in vision_transformer and big_vision
 
 
-def parse_pool(text: str) -> Pool | None:
-  """Returns the pooling of a name; None for ''.
+def parse_pool(text: str) -> str:
+  """Returns the pooling of a name, a key of `POOLS`; '' for ''.
 
   Raises:
     UserError: the name is unknown, or means a network without pooling.
   """
+  names = (*_OTHER_POOLS, *POOLS)
   if text in UNPOOLED:
-    raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}. Such a network gives one answer '
+    raise UserError(f'--model=pool: expected one of {", ".join(names)}, got {text}. Such a network gives one answer '
                     'for each token, and all that is computed here is of whole images. Set pool=mean or pool=cls; '
                     '--job=inspect reads single tokens.')
-  if text and text not in POOLS:
-    raise UserError(f'--model=pool: expected one of {", ".join(POOLS)}, got {text}.')
-  return POOLS[text] if text else None
+  if text and text not in names:
+    raise UserError(f'--model=pool: expected one of {", ".join(names)}, got {text}.')
+  return _OTHER_POOLS.get(text, text)
+
+
+def pool_word(pool: schema.PoolSettings) -> str:
+  """Returns the key of `POOLS` for a kind of pooling; the name of its class for a person's own."""
+  return next((word for word, one in POOLS.items() if (type(one), one.class_token) == (type(pool), pool.class_token)),
+              type(pool).__name__)
 
 
 def whole(flag: str, name: str, text: str, low: int, high: int) -> int:

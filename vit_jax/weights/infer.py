@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Norm, Pool, Positions
+from vit_jax.config.schema import FinalNorm, QkvBias
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import efficientnet
 from vit_jax.recipes import sizes
-from vit_jax.weights.hints import OWN_GRID, Hints
+from vit_jax.weights.hints import OWN_GRID, POOLS, Hints
 
 Leaves = dict[str, HostArray]
 LAYER_SCALE = 1e-5  # a value other than 0 means that LayerScale exists; its initial value no longer matters
@@ -39,7 +39,7 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
     return _mixer(leaves, hints)
   if 'backbone/root/kernel' in leaves:
     found = schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
-    return dataclasses.replace(found, var_eps=_of_stem(hints.settings).get('var_eps', found.var_eps))
+    return dataclasses.replace(found, var_eps=_own(hints.settings, 'stem').get('var_eps', found.var_eps))
   if 'backbone/stem/conv/kernel' in leaves:
     return _efficientnet(leaves)
   wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
@@ -66,43 +66,103 @@ def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
 
 
 def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
-  stem: schema.PatchStem | schema.ResNetStem = schema.PatchStem()
-  if 'backbone/stem/root/kernel' in leaves:
-    stem = schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1],
-                             **_of_stem(hints.settings))
   depth, width = leaves['backbone/blocks/norm1/scale'].shape
-  mlp, is_gated = leaves['backbone/blocks/mlp/up/kernel'].shape[-1], 'backbone/blocks/mlp/gate/kernel' in leaves
-  pool = _pool(leaves, hints)
-  found = schema.ViT(
-      patch=leaves['backbone/stem/kernel'].shape[0] * stem.stride, width=width, depth=depth,
-      mlp=mlp, pool=pool, swiglu=is_gated, stem=stem, distilled='backbone/dist' in leaves,
-      positions=_positions(leaves, hints.settings), **_of_parameters(leaves),
-      registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
-      layer_scale=LAYER_SCALE if 'backbone/blocks/scale1' in leaves else 0.,
-      qk_norm='backbone/blocks/attn/query_norm/scale' in leaves,
-      qkv_bias='backbone/blocks/attn/query/bias' in leaves, norm_after_pool=hints.norm_after_pool)
-  query = leaves['backbone/blocks/attn/query/kernel']
-  heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(found)
+  stem, pool = _stem(leaves, hints.settings), _pool(leaves, hints)
+  patch = leaves['backbone/stem/kernel'].shape[0] * stem.stride
+  query, mlp = leaves[f'{_BLOCKS}/attn/query/kernel'], _mlp(leaves)
+  heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(width, depth, mlp)
   _check_heads(heads, width, said=hints.heads)
-  settings = _of_settings(found, hints.settings)
-  if settings.get('rotary_grid') == OWN_GRID:
-    rows = leaves['backbone/positions'].shape[1] - found.pool.has_class_token
-    settings['rotary_grid'] = grid(rows, found.patch, hints.image_px)[0]
-  return dataclasses.replace(found, heads=heads, gelu=hints.gelu or found.gelu,
-                             position_resize=hints.position_resize or found.position_resize,
-                             norm_eps=hints.norm_eps or found.norm_eps, **settings)
+  norm = schema.LayerNorm if f'{_BLOCKS}/norm1/bias' in leaves else schema.RmsNorm
+  return schema.ViT(
+      patch=patch, width=width, depth=depth, heads=heads, mlp=mlp, attention=_attention(leaves),
+      block=schema.Plain(layer_scale=LAYER_SCALE if f'{_BLOCKS}/scale1' in leaves else 0.),
+      positions=_positions(leaves, hints, patch, pool), pool=pool, stem=stem, norm=norm(hints.norm_eps or norm().eps),
+      norm_before='backbone/norm_before/scale' in leaves, final_norm=_final_norm(leaves, hints),
+      registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
+      gelu=hints.gelu or schema.ViT().gelu)
 
 
-def _positions(leaves: Leaves, settings: Mapping[str, Any]) -> Positions:
-  """Returns the kind of positions: by the table in the file, and by whether its program rotates queries and keys."""
-  is_rotary = 'rotary_base' in settings or f'{_BLOCKS}/attn/frequencies' in leaves
-  if 'backbone/positions' in leaves:
-    return Positions.LEARNED_ROTARY2D if is_rotary else Positions.LEARNED
-  return Positions.ROTARY2D if is_rotary else settings.get('positions', Positions.SINCOS2D)
+def _own(settings: Mapping[str, Any], part: str) -> dict[str, Any]:
+  """Returns those of `Hints.settings` that belong to a part of the network, by their names in it."""
+  return {name.removeprefix(f'{part}.'): value for name, value in settings.items() if name.startswith(f'{part}.')}
 
 
-def pool_of_timm(word: str, leaves: Leaves) -> Pool | None:
-  """Returns the pooling that a network of timm with this `global_pool` has; None where its tensors determine it.
+def _stem(leaves: Leaves, settings: Mapping[str, Any]) -> schema.PatchStem | schema.ResNetStem:
+  if 'backbone/stem/root/kernel' in leaves:
+    return schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1],
+                             **_own(settings, 'stem'))
+  return schema.PatchStem(bias='backbone/stem/bias' in leaves or not _may_lack(leaves),
+                          norm='backbone/stem_norm/scale' in leaves)
+
+
+def _may_lack(leaves: Leaves) -> bool:
+  """Whether a bias of the stem or the last norm may be absent; a file of another family would be incomplete."""
+  return 'backbone/norm_before/scale' in leaves
+
+
+def _final_norm(leaves: Leaves, hints: Hints) -> FinalNorm:
+  if hints.norm_after_pool:
+    return FinalNorm.POOLED
+  has_norm = 'backbone/norm/scale' in leaves or not _may_lack(leaves)
+  return hints.settings.get('final_norm', FinalNorm.TOKENS if has_norm else FinalNorm.NONE)
+
+
+def _mlp(leaves: Leaves) -> schema.Mlp | schema.SwiGlu:
+  kind = schema.SwiGlu if f'{_BLOCKS}/mlp/gate/kernel' in leaves else schema.Mlp
+  return kind(hidden=leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1], bias=f'{_BLOCKS}/mlp/down/bias' in leaves,
+              inner_norm=f'{_BLOCKS}/mlp/norm/scale' in leaves)
+
+
+def _attention(leaves: Leaves) -> schema.Attention:
+  has_query, has_key = (f'{_BLOCKS}/attn/{name}/bias' in leaves for name in ('query', 'key'))
+  return schema.Attention(
+      qkv_bias=QkvBias.NONE if not has_query else QkvBias.ALL if has_key else QkvBias.QUERY_VALUE,
+      out_bias=f'{_BLOCKS}/attn/out/bias' in leaves, qk_norm=f'{_BLOCKS}/attn/query_norm/scale' in leaves,
+      inner_norm=f'{_BLOCKS}/attn/norm/scale' in leaves)
+
+
+def _positions(leaves: Leaves, hints: Hints, patch: int, pool: schema.PoolSettings) -> schema.PositionSettings:
+  """Returns the positions: by the table in the file, and by whether its program rotates queries and keys."""
+  own, is_mixed = _own(hints.settings, 'positions'), f'{_BLOCKS}/attn/frequencies' in leaves
+  resize: dict[str, Any] = {'resize': hints.position_resize} if hints.position_resize else {}
+  table = leaves.get('backbone/positions')
+  if not own and not is_mixed:
+    return hints.settings.get('positions', schema.SinCos()) if table is None else schema.Learned(**resize)
+  if table is None:
+    return schema.Rotary(mixed=is_mixed, **own)
+  if (index := own.get('coordinates')) and isinstance(index, schema.ByIndex) and index.grid == OWN_GRID:
+    side = grid(table.shape[1] - pool.class_token, patch, hints.image_px)[0]
+    own['coordinates'] = dataclasses.replace(index, grid=side)
+  return schema.LearnedRotary(mixed=is_mixed, **own, **resize)
+
+
+def has_pool(leaves: Leaves) -> bool:
+  """Whether the tensors determine how tokens are pooled."""
+  return 'backbone/cls' in leaves or 'backbone/pool/probe' in leaves
+
+
+def _pool(leaves: Leaves, hints: Hints) -> schema.PoolSettings:
+  has_cls, has_probe = 'backbone/cls' in leaves, 'backbone/pool/probe' in leaves
+  if not has_pool(leaves):
+    if hints.pool not in ('', 'mean', 'first'):
+      raise UserError(f'--model=pool: expected mean or first, got {hints.pool}. The file has neither a class token nor '
+                      'an attention pool.')
+    return POOLS[hints.pool or 'mean']
+  found = ('map_cls' if has_cls else 'map') if has_probe else 'cls'
+  if found == 'cls' and (hints.norm_after_pool or hints.pool == 'patches'):
+    found = 'patches'  # only the name of the norm or --model distinguishes it from pooling by class token
+  if hints.pool not in ('', found):
+    raise UserError(f'--model=pool: expected {found}, which the tensors of the file are for, got {hints.pool}. Leave '
+                    'it out.')
+  if has_probe:
+    hidden = leaves['backbone/pool/mlp/up/kernel'].shape[-1] if 'backbone/pool/mlp/up/kernel' in leaves else 0
+    is_usual = hidden == leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1]
+    return schema.Map(class_token=has_cls, hidden=0 if is_usual else hidden, **_own(hints.settings, 'pool'))
+  return schema.ClassToken(distillation='backbone/dist' in leaves) if found == 'cls' else POOLS[found]
+
+
+def pool_of_timm(word: str, leaves: Leaves) -> str:
+  """Returns the pooling that a network of timm with this `global_pool` has; '' where its tensors determine it.
 
   Raises:
     UserError: networks here do not pool in this way.
@@ -111,77 +171,26 @@ def pool_of_timm(word: str, leaves: Leaves) -> Pool | None:
     raise UserError(f'global_pool: expected token, avg or map in the config of timm, got {word!r}, which is not '
                     'available here. Change it if the weights were trained otherwise.')
   if not word or 'backbone/pool/probe' in leaves:
-    return None
+    return ''
   has_cls = 'backbone/cls' in leaves
-  return {'token': Pool.CLS if has_cls else None, 'avg': Pool.PATCHES if has_cls else Pool.MEAN, 'map': None}[word]
+  return {'token': 'cls' if has_cls else '', 'avg': 'patches' if has_cls else 'mean', 'map': ''}[word]
 
 
-def pool_note(model: schema.Model, leaves: Leaves, hints: Hints) -> str:
+def pool_note(model: schema.Model, hints: Hints) -> str:
   """Returns a sentence where a name or a config decided that patch tokens are pooled, beside a class token."""
-  is_ours = isinstance(model, schema.ViT) and model.pool is Pool.PATCHES and not model.norm_after_pool
+  is_ours = isinstance(model, schema.ViT) and model.pool == POOLS['patches'] and (
+      model.final_norm is not FinalNorm.POOLED)
   if not is_ours or not hints.pool:
     return ''
   return ('Pooling: the mean of the patch tokens, as in timm for this network. For the class token, set '
           '--model=pool=cls.')
 
 
-def _of_parameters(leaves: Leaves) -> dict[str, Any]:
-  """Returns the settings that follow from which parameters exist."""
-  found: dict[str, Any] = {name: path in leaves for name, path in (
-      ('norm_before', 'backbone/norm_before/scale'), ('stem_norm', 'backbone/stem_norm/scale'),
-      ('attn_norm', f'{_BLOCKS}/attn/norm/scale'), ('rotary_mixed', f'{_BLOCKS}/attn/frequencies'),
-      ('mlp_norm', f'{_BLOCKS}/mlp/norm/scale'),
-      ('key_bias', f'{_BLOCKS}/attn/key/bias'), ('out_bias', f'{_BLOCKS}/attn/out/bias'),
-      ('mlp_bias', f'{_BLOCKS}/mlp/down/bias'))}
-  found['key_bias'] |= f'{_BLOCKS}/attn/query/bias' not in leaves  # no bias at all is `qkv_bias`
-  for name, path in (('stem_bias', 'backbone/stem/bias'), ('final_norm', 'backbone/norm/scale')):
-    found[name] = path in leaves or not found['norm_before']  # where another family lacks it, the file is incomplete
-  hidden = leaves['backbone/pool/mlp/up/kernel'].shape[-1] if 'backbone/pool/mlp/up/kernel' in leaves else 0
-  found['pool_mlp'] = 0 if hidden == leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1] else hidden
-  return found | {'norm': Norm.LAYER if f'{_BLOCKS}/norm1/bias' in leaves else Norm.RMS}
-
-
-def _of_settings(model: schema.ViT, settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns those of `settings` that this network has."""
-  return {name: value for name, value in settings.items() if name != 'positions' and not name.startswith('stem_') and (
-      model.positions.is_rotary or not name.startswith('rotary')) and (
-          model.pool.is_attention or name != 'pool_heads')}
-
-
-def _of_stem(settings: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the epsilons of convolutions and their norms, by their names in `schema.ResNetStem`."""
-  return {name.removeprefix('stem_'): value for name, value in settings.items() if name.startswith('stem_')}
-
-
-def has_pool(leaves: Leaves) -> bool:
-  """Whether the tensors determine how tokens are pooled."""
-  return 'backbone/cls' in leaves or 'backbone/pool/probe' in leaves
-
-
-def _pool(leaves: Leaves, hints: Hints) -> Pool:
-  if not has_pool(leaves):
-    if hints.pool in (Pool.CLS, Pool.PATCHES, Pool.MAP, Pool.MAP_CLS):
-      raise UserError(f'--model=pool: expected mean or first, got {hints.pool.value}. The file has neither a class '
-                      'token nor an attention pool.')
-    return hints.pool or Pool.MEAN
-  has_probe = 'backbone/pool/probe' in leaves
-  found = Pool.MAP if has_probe else Pool.CLS
-  if has_probe and 'backbone/cls' in leaves:
-    found = Pool.MAP_CLS
-  if found is Pool.CLS and (hints.norm_after_pool or hints.pool is Pool.PATCHES):
-    found = Pool.PATCHES  # only the name of the norm or --model distinguishes it from pooling by class token
-  if hints.pool not in (None, found):
-    raise UserError(f'--model=pool: expected {found.value}, which the tensors of the file are for, got '
-                    f'{hints.pool.value}. Leave it out.')
-  return found
-
-
-def known_heads(s: schema.ViT) -> int:
+def known_heads(width: int, depth: int, mlp: schema.MlpSettings) -> int:
   """Returns the number of heads of the published model with this width, depth and MLP; 0 if there is no such model."""
-  published = [sizes.published(name) for name in sizes.PUBLISHED]
-  plain = [schema.ViT(width=one.width, depth=one.depth, heads=one.heads, mlp=one.mlp) for one in sizes.VIT.values()]
-  for one in (*published, *plain):
-    if (one.width, one.depth, one.mlp, one.swiglu) == (s.width, s.depth, s.mlp, s.swiglu):
+  known = [sizes.published(name) for name in sizes.PUBLISHED]
+  for one in (*known, *(sizes.vit(f'{name}/16') for name in sizes.VIT)):
+    if (one.width, one.depth, one.mlp.hidden, type(one.mlp)) == (width, depth, mlp.hidden, type(mlp)):
       return one.heads
   return 0
 

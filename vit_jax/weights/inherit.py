@@ -12,15 +12,16 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config import json_files, schema
-from vit_jax.config.schema import Crop, InitSettings, Interpolation
+from vit_jax.config.schema import Crop, InitSettings, Interpolation, checks
 from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
-from vit_jax.weights import loading, preprocess
+from vit_jax.weights import loading, network, preprocess
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.weights')
 
-NETWORK = (('model.gelu',), ('model.norm_eps',), ('model.position_resize',), ('data.recipe.mean', 'data.recipe.std'))
+NETWORK = (('model.gelu',), ('model.norm.eps',), ('model.norm_eps',), ('model.positions.resize',))
+NORMALIZATION = ('data.recipe.mean', 'data.recipe.std')
 IMAGES = tuple(f'data.recipe.{name}' for name in (
     'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate'))
 """Groups of settings: a recipe that sets one of a group sets the complete group."""
@@ -62,7 +63,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
   """Returns the names of the settings that weights can provide, and that neither recipe nor command line sets."""
-  groups = (*NETWORK, IMAGES) if config.init_settings is InitSettings.WEIGHTS else NETWORK
+  groups = (*NETWORK, NORMALIZATION, *([IMAGES] if config.init_settings is InitSettings.WEIGHTS else []))
   now = _of_config(config)
   usual = _of_config(dataclasses.replace(config, model=type(config.model)(), data=schema.Data()))
   open_groups = [group for group in groups
@@ -82,10 +83,14 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
 
 def _of_config(config: schema.Config) -> Values:
   """Returns every setting that weights can provide, by dotted name."""
-  model = {name: getattr(config.model, name.removeprefix('model.')) for (name, *_) in NETWORK[:3]
-           if hasattr(config.model, name.removeprefix('model.'))}
-  recipe = {name: getattr(config.data.recipe, name.removeprefix('data.recipe.')) for name in (*NETWORK[3], *IMAGES)}
-  return {**model, **recipe}
+  recipe = {name: getattr(config.data.recipe, name.removeprefix('data.recipe.')) for name in (*NORMALIZATION, *IMAGES)}
+  return {**_of_model(config.model), **recipe}
+
+
+def _of_model(model: schema.Model) -> Values:
+  """Returns those settings of a network that weights can provide and that it has."""
+  found = {name: network.setting(model, name.removeprefix('model.')) for name, *_ in NETWORK}
+  return {name: value for name, value in found.items() if value is not None}
 
 
 def _of_weights(found: Weights, config: schema.Config) -> Values:
@@ -96,8 +101,7 @@ def _of_weights(found: Weights, config: schema.Config) -> Values:
   if p.interpolation is Interpolation.AREA and config.data.recipe.crop is not Crop.RESIZE:
     values |= {'data.recipe.eval_area': True, 'data.recipe.interpolation': Interpolation.BILINEAR}  # as in big_vision
   if type(found.model) is type(config.model):
-    values |= {name: getattr(found.model, name.removeprefix('model.')) for (name, *_) in NETWORK[:3]
-               if hasattr(found.model, name.removeprefix('model.'))}
+    values |= _of_model(found.model)
   return values
 
 
@@ -106,5 +110,5 @@ def _replaced(config: schema.Config, values: Mapping[str, Any]) -> schema.Config
   model, recipe = ({name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
                    for prefix in ('model.', 'data.recipe.'))
   return dataclasses.replace(
-      config, model=dataclasses.replace(config.model, **model),
+      config, model=checks.replaced(config.model, model),
       data=dataclasses.replace(config.data, recipe=dataclasses.replace(config.data.recipe, **recipe)))

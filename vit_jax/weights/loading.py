@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
+from vit_jax.config.schema import PositionResize, checks
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import redacted
@@ -38,7 +39,7 @@ from vit_jax.weights import preprocess as preparing
 from vit_jax.weights.families.record import Tensors
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.network import Weights, describe
+from vit_jax.weights.network import Weights, describe, position_resize, setting
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Line, Report
 
@@ -117,7 +118,7 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0,
-                            pool_heads=getattr(model, 'pool_heads', 0))
+                            pool_heads=setting(model, 'pool.heads') or 0)
   leaves = rotary.reordered(leaves, rotary.order(model))
   leaves, lines, own_px = _placed(leaves, model, hints)
   head, num_classes = _head(leaves)
@@ -130,7 +131,7 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list
   decided, warnings = preparing.decide(rules, usual=recognize.usual(known.family), own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  notes = tuple(filter(None, [catalog.terms(where), infer.pool_note(model, found.leaves, hints)]))
+  notes = tuple(filter(None, [catalog.terms(where), infer.pool_note(model, hints)]))
   report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *unsure, *more, *_unusable_values(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
@@ -149,17 +150,17 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
   if old_px == new_px or isinstance(m, schema.ResNet | schema.EfficientNet):
     return weights._replace(preprocess=preprocess)
   if not isinstance(m, schema.ViT) or not m.positions.is_resizable:
-    what = f'{type(m).__name__} with positions {m.positions.value}' if isinstance(m, schema.ViT) else type(m).__name__
-    raise UserError(f'image={new_px[0]}x{new_px[1]}: expected {old_px[0]}x{old_px[1]}, as this {what} takes one size '
-                    'of images only. Leave the size of images out.')
+    with_positions = f' with positions {checks.kind(m.positions)}' if isinstance(m, schema.ViT) else ''
+    raise UserError(f'image={new_px[0]}x{new_px[1]}: expected {old_px[0]}x{old_px[1]}, as this {type(m).__name__}'
+                    f'{with_positions} takes one size of images only. Leave the size of images out.')
   if any(px % m.patch or not px for px in new_px):
     raise UserError(f'image={new_px[0]}x{new_px[1]}: expected multiples of the patch side, {m.patch} px. Choose '
                     'another size of images.')
   old, new = ((px[0] // m.patch, px[1] // m.patch) for px in (old_px, new_px))
   if not m.positions.has_rows:
     return weights._replace(preprocess=preprocess)
-  leaves, lines = resize.tables(trees.flatten(weights.params), old, new, how=m.position_resize,
-                                num_first=m.pool.has_class_token + m.distilled)
+  leaves, lines = resize.tables(trees.flatten(weights.params), old, new, how=PositionResize(position_resize(m)),
+                                num_first=m.num_first)
   resized = {line.name for line in lines}
   kept = tuple(line for line in weights.report.lines if line.name not in resized or line.what != 'taken')
   return weights._replace(params=trees.unflatten(leaves), preprocess=preprocess,
@@ -192,8 +193,7 @@ def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, 
                            or number == (own[0] // model.patch) * (own[1] // model.patch))
 
   leaves, lines = _with_first_rows(leaves, model, fits)
-  num_first = model.pool.has_class_token + model.distilled
-  h, w = infer.grid(leaves['backbone/positions'].shape[1] - num_first, model.patch, hints.image_px)
+  h, w = infer.grid(leaves['backbone/positions'].shape[1] - model.num_first, model.patch, hints.image_px)
   return leaves, lines, (h * model.patch, w * model.patch)
 
 
@@ -208,7 +208,7 @@ def _with_first_rows(leaves: Leaves, model: schema.ViT, fits: Callable[[int], bo
   name, registers = 'backbone/positions', model.registers
   if name not in leaves:
     return leaves, ()
-  table, num_first = leaves[name], (model.pool.has_class_token) + model.distilled
+  table, num_first = leaves[name], model.num_first
   rows = table.shape[1]
   if fits(rows - num_first):
     return leaves, ()
@@ -288,23 +288,23 @@ def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: side
                                 'tensors, and other results']
   if not isinstance(model, schema.ViT):
     return []
-  if not has_gelu and family in ('timm', 'clip') and not model.swiglu:
-    if model.norm_before and model.positions is schema.Positions.LEARNED:
+  if not has_gelu and family in ('timm', 'clip') and isinstance(model.mlp, schema.Mlp):
+    if model.norm_before and isinstance(model.positions, schema.Learned):
       return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have '
               'another: set --model=gelu=quick for these']
-    if model.pool is schema.Pool.MAP and model.positions is schema.Positions.LEARNED:
+    if model.pool == schema.Map() and isinstance(model.positions, schema.Learned):
       return ['its GELU is a guess: exact. Some of the published SigLIPs have another: set --model=gelu=tanh for these']
-  if 'backbone/positions' in leaves or model.positions is not schema.Positions.SINCOS2D:
+  if 'backbone/positions' in leaves or model.positions != schema.SinCos():
     return []
   if family != 'big_vision':
     raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')
-  return ['it has no position embeddings; they are assumed to be fixed (sincos2d), as in big_vision']
+  return ['it has no position embeddings; they are assumed to be fixed (sincos), as in big_vision']
 
 
 def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints) -> list[str]:
   """Returns a warning if neither the tensors, `--model` nor a sidecar determine how tokens are pooled."""
   if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or (
-      model.norm_after_pool):
+      model.final_norm is schema.FinalNorm.POOLED):
     return []
   return ['its pooling is a guess: the mean of the patch tokens. The same tensors may belong to a network that takes '
           'the first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set '

@@ -4,7 +4,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.config.schema import checks
 from vit_jax.core.types import Params, PyTree
+from vit_jax.weights.hints import pool_word
 from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Report
 
@@ -43,13 +45,15 @@ def describe(model: schema.Model) -> str:
   """Returns a short description of a network."""
   match model:
     case schema.ViT():
-      found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp}, patch '
-               f'{model.patch}, pool {model.pool.value}, GELU {model.gelu.value}, epsilon {model.norm_eps:g}')
-      options = {f'{model.registers} registers': model.registers, 'distillation token': model.distilled,
-                 'LayerScale': model.layer_scale, 'SwiGLU': model.swiglu, 'norm of query and key': model.qk_norm,
-                 'RMSNorm': model.norm is schema.Norm.RMS, 'norm before the blocks': model.norm_before,
-                 f'positions {model.positions.value}': model.positions is not schema.Positions.LEARNED,
-                 f'resized {model.position_resize.value}': model.positions.has_rows}
+      found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp.hidden}, patch '
+               f'{model.patch}, pool {pool_word(model.pool)}, GELU {model.gelu.value}, epsilon {model.norm.eps:g}')
+      options = {
+          f'{model.registers} registers': model.registers, 'distillation token': model.pool.distillation,
+          'LayerScale': layer_scale(model), 'SwiGLU': isinstance(model.mlp, schema.SwiGlu),
+          'norm of query and key': model.attention.qk_norm, 'RMSNorm': isinstance(model.norm, schema.RmsNorm),
+          'norm before the blocks': model.norm_before,
+          f'positions {checks.kind(model.positions)}': not isinstance(model.positions, schema.Learned),
+          f'resized {position_resize(model)}': model.positions.has_rows}
       stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
       return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
     case schema.Mixer():
@@ -63,18 +67,39 @@ def describe(model: schema.Model) -> str:
       return f'AxialResNet of stages {model.layers}, width {model.width}'
 
 
+def layer_scale(m: schema.ViT) -> float:
+  """Returns the initial factor of the branches of a block; 0 if there is none."""
+  return getattr(m.block, 'layer_scale', 0.)
+
+
+def position_resize(m: schema.Model) -> str:
+  """Returns how learned positions are resized, the value of a `PositionResize`; '' for other networks."""
+  found = setting(m, 'positions.resize')
+  return found.value if found else ''
+
+
 def hidden_settings(m: schema.Model) -> dict[str, Any]:
   """Returns those settings of this network that tensors do not show, by the names of `sidecars.SETTINGS`."""
   if isinstance(m, schema.ResNet):
-    return {'stem_var_eps': m.var_eps}
+    return {'stem.var_eps': m.var_eps}
   if not isinstance(m, schema.ViT):
     return {}
-  found: dict[str, Any] = {'pool_heads': m.pool_heads} if m.pool_heads else {}
+  found: dict[str, Any] = {'pool.heads': heads} if (heads := setting(m, 'pool.heads')) else {}
   if isinstance(m.stem, schema.ResNetStem):
-    found |= {f'stem_{name}': getattr(m.stem, name) for name in ('std_eps', 'var_eps', 'norm_eps')}
-  if m.positions is schema.Positions.SINCOS2D_MAE:
-    found['positions'] = m.positions.value
-  if m.positions.is_rotary:
-    found |= {'rotary_base': m.rotary_base, 'rotary_places': m.rotary_places.value, 'rotary_grid': m.rotary_grid,
-              'rotary_offset': m.rotary_offset}
+    found |= {f'stem.{name}': getattr(m.stem, name) for name in ('std_eps', 'var_eps', 'norm_eps')}
+  if isinstance(m.positions, schema.SinCos):
+    found['positions.frequencies'] = m.positions.frequencies.value
+  if isinstance(m.positions, schema.Rotary):
+    index = m.positions.coordinates
+    found |= {'positions.base': m.positions.base} | (
+        {'positions.grid': index.grid, 'positions.offset': index.offset} if isinstance(index, schema.ByIndex) else
+        {'positions.coordinates': checks.kind(index)})
+  return found
+
+
+def setting(m: schema.Model, name: str) -> Any:
+  """Returns a setting by its dotted name, such as `norm.eps`; None if the network does not have it."""
+  found: Any = m
+  for part in name.split('.'):
+    found = getattr(found, part, None)
   return found

@@ -82,7 +82,7 @@ def _read(where: str, view: str) -> Run:
     raise UserError(f'--weights: expected a run on a ViT of timm or transformers with --family={FAMILY}, got one on '
                     f'{base} ({family}). Choose another --family, which writes merged weights.')
   kind = transformers.kind_of(merged, recognize.KINDS).model_type if family == 'huggingface' else ''
-  if model.positions.is_rotary or model.swiglu or kind not in ('', 'vit', 'deit'):
+  if model.positions.is_rotary or isinstance(model.mlp, schema.SwiGlu) or kind not in ('', 'vit', 'deit'):
     raise UserError(f'--weights: expected a ViT without rotary positions and SwiGLU with --family={FAMILY}, got '
                     f'{network.describe(model)}. Choose another --family, which writes merged weights.')
   return Run(found, merged, base, family)
@@ -200,7 +200,7 @@ def _heads(run: Run) -> dict[str, HostArray]:
   tensors, found = _tensors(run, merged=True), {}
   for entry in recognize.written_table(run.merged, run.family):
     if entry.ours.startswith('head') and entry.ours in trees.flatten(run.merged.params):
-      theirs = 'cls_classifier' if run.family == 'huggingface' and run.merged.model.distilled and (  # type: ignore
+      theirs = 'cls_classifier' if run.family == 'huggingface' and run.merged.model.pool.distillation and (  # type: ignore
           entry.theirs.startswith('classifier.')) else entry.theirs.rpartition('.')[0]
       name = f'{theirs}.{entry.theirs.rpartition(".")[2]}'
       found[name] = tensors[name]

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from vit_jax.config.schema import PositionResize
+from vit_jax.config.schema import Frequencies, PositionResize, SinCos
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit import interpolate
+from vit_jax.models.vit.positions import sincos2d, sincos2d_mae
 from vit_jax.weights import recognize
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.report import Line
@@ -47,6 +48,12 @@ def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, 
   grid_hwD = table.reshape(*old_grid, -1).astype(np.float64)
   resized = np.einsum('ih,jw,hwd->ijd', rows, columns, grid_hwD, optimize=True)
   return resized.reshape(-1, table.shape[-1]).astype(np.float32)
+
+
+def fixed(positions: SinCos, grid: tuple[int, int], width: int) -> HostArray:
+  """Returns the fixed positions of a grid (h, w), `[h * w, width]` f32."""
+  make = sincos2d if positions.frequencies is Frequencies.BIG_VISION else sincos2d_mae
+  return make(grid, width).astype(np.float32)
 
 
 def tables(leaves: Leaves, old: tuple[int, int], new: tuple[int, int], *, num_first: int,

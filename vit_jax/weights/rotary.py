@@ -11,7 +11,6 @@ import re
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import RotaryPlaces
 from vit_jax.core.types import HostArray
 from vit_jax.weights.infer import Leaves
 
@@ -23,16 +22,16 @@ _TURNED = r'backbone/blocks/attn/(query|key)(_norm)?/(kernel|bias|scale)'
 
 def order(model: schema.Model) -> str:
   """Returns the order that files of other programs have for this network; '' if nothing is turned."""
-  if not isinstance(model, schema.ViT) or not model.positions.is_rotary:
+  if not isinstance(model, schema.ViT) or not isinstance(model.positions, schema.Rotary):
     return ''
-  if model.rotary_places is RotaryPlaces.UNIT:
+  if isinstance(model.positions.coordinates, schema.UnitInterval):
     return HALVES_YX
-  if model.rotary_mixed:
+  if model.positions.mixed:
     return PAIRS
-  return PAIRS_XY if model.norm_before or not model.rotary_grid else PAIRS_YX
+  return PAIRS_XY if model.norm_before or not model.positions.coordinates.grid else PAIRS_YX
 
 
-def places(width: int, how: str) -> HostArray:
+def channels(width: int, how: str) -> HostArray:
   """Returns for each of the `width` channels of a head here its number in a file with the order `how`."""
   quarter = width // 4
   columns, rows = np.arange(quarter), np.arange(quarter)
@@ -58,6 +57,6 @@ def reordered(leaves: Leaves, how: str, *, back: bool = False) -> Leaves:
   found = dict(leaves)
   for name, leaf in leaves.items():
     if re.fullmatch(_TURNED, name):
-      own = places(leaf.shape[-1], how)
+      own = channels(leaf.shape[-1], how)
       found[name] = np.ascontiguousarray(leaf[..., np.argsort(own) if back else own])
   return found

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
+from vit_jax.config.schema import Frequencies, checks
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.models.vit.positions import FIXED
 from vit_jax.record import destination
-from vit_jax.weights import card, files, infer, preprocess, recognize, rotary, runs, tables
+from vit_jax.weights import card, files, infer, preprocess, recognize, resize, rotary, runs, tables
 from vit_jax.weights.families import timm, transformers
+from vit_jax.weights.hints import pool_word
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.loading import load
-from vit_jax.weights.network import Weights, hidden_settings
+from vit_jax.weights.network import Weights, hidden_settings, layer_scale, position_resize
 
 FORMATS = (*recognize.FORMATS, 'run')
 TORCH_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin')
@@ -64,15 +65,15 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
 def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
   """Returns the weights with fixed positions as a table, and a note of it; unchanged if the format computes them."""
   m = weights.model
-  if family == 'run' or not isinstance(m, schema.ViT) or m.positions not in FIXED or (
-      family == 'big_vision' and m.positions is schema.Positions.SINCOS2D):
+  if family == 'run' or not isinstance(m, schema.ViT) or not isinstance(m.positions, schema.SinCos) or (
+      family == 'big_vision' and m.positions.frequencies is Frequencies.BIG_VISION):
     return weights, []
   h, w = (px // m.patch for px in weights.preprocess.image_px)
-  first = np.zeros(((m.pool.has_class_token) + m.distilled, m.width), np.float32)
-  table = np.concatenate([first, FIXED[m.positions]((h, w), m.width).astype(np.float32)])[None]
+  first = np.zeros((m.num_first, m.width), np.float32)
+  table = np.concatenate([first, resize.fixed(m.positions, (h, w), m.width)])[None]
   params = {**weights.params, 'backbone': {**weights.params['backbone'], 'positions': table}}
-  return (weights._replace(model=dataclasses.replace(m, positions=schema.Positions.LEARNED), params=params),
-          [f'that positions are fixed ({m.positions.value}): they are written as a table'])
+  return (weights._replace(model=dataclasses.replace(m, positions=schema.Learned()), params=params),
+          [f'that positions are fixed ({m.positions.frequencies.value}): they are written as a table'])
 
 
 def check(to: str, *, family: str, overwrite: bool) -> pathlib.Path:
@@ -109,7 +110,7 @@ def choose_family(weights: Weights, path: pathlib.Path, family: str) -> str:
   suffix = path.suffix if path.suffix in ('.npz', *TORCH_SUFFIXES) else ''
   if not family:
     is_plain = not isinstance(weights.model, schema.ViT) or (
-        not weights.model.pool.is_attention and weights.model.positions is schema.Positions.LEARNED)
+        not weights.model.pool.has_parameters and isinstance(weights.model.positions, schema.Learned))
     if isinstance(weights.model, schema.ResNet) and suffix == '.npz':
       return 'bit'
     by_suffix = {'.npz': 'vision_transformer' if is_plain and weights.family != 'big_vision' else 'big_vision',
@@ -209,18 +210,20 @@ def _ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
   return {
       'written_by': 'vit_jax', 'family': written_as, 'source': weights.source,
       'gelu': m.gelu.value if isinstance(m, schema.ViT | schema.Mixer) else '',
-      'norm_eps': getattr(m, 'norm_eps', 0.), 'heads': getattr(m, 'heads', 0),
-      'position_resize': m.position_resize.value if isinstance(m, schema.ViT) else '',
+      'norm_eps': m.norm.eps if isinstance(m, schema.ViT) else getattr(m, 'norm_eps', 0.),
+      'heads': getattr(m, 'heads', 0),
+      'position_resize': position_resize(m),
       'network': hidden_settings(m),
-      'pool': m.pool.value if isinstance(m, schema.ViT) else '',
+      'pool': pool_word(m.pool) if isinstance(m, schema.ViT) else '',
       'decoder_heads': weights.decoder.decoder_heads if weights.decoder else 0, 'image_px': list(p.image_px),
       'preprocess': {**p._asdict(), 'interpolation': p.interpolation.value, 'geometry': p.geometry.value},
       'class_names': list(weights.class_names),
       'report': weights.report.plain()}
 
 
-_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention_dropout', 'norm_momentum', 'dtype', 'execution',
-             'unroll', 'remat', 'full_remat', 'layer_scale', 'init')
+_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'attention.dropout', 'stem.norm_momentum', 'norm_momentum',
+             'dtype', 'kernels', 'attention.kernel', 'mlp.kernel', 'execution', 'unroll', 'remat', 'full_remat',
+             'block.layer_scale', 'init')
 """Settings that do not change the function of a model; of LayerScale only its presence matters."""
 
 
@@ -240,10 +243,9 @@ def _compare(weights: Weights, again: Weights) -> list[str]:
   if wrong:
     raise UserError(f'--to: expected every bit as it was written, got {len(wrong)} other parameters when reading back. '
                     'Nothing was kept:\n' + '\n'.join(tables.listed(sorted(wrong))))
-  changed = [f'{field.name}={getattr(weights.model, field.name)} (read back: {getattr(again.model, field.name)})'
-             for field in dataclasses.fields(weights.model) if field.name not in _TRAINING
-             and field.name not in _unused(weights.model)
-             and getattr(weights.model, field.name) != getattr(again.model, field.name)]
+  ours, theirs = _function(weights.model), _function(again.model)
+  changed = [f'{name}={checks.shown(ours.get(name))} (read back: {checks.shown(theirs.get(name))})'
+             for name in dict.fromkeys((*ours, *theirs)) if ours.get(name) != theirs.get(name)]
   if changed:
     raise UserError(f'--family: expected a format that can hold this network, got one that cannot say '
                     f'{", ".join(changed)}. Nothing was kept. Choose another, such as --family=run.')
@@ -253,12 +255,24 @@ def _compare(weights: Weights, again: Weights) -> list[str]:
   return lost + (['class names'] if weights.class_names != again.class_names else [])
 
 
-def _unused(model: schema.Model) -> set[str]:
-  """Settings that this network does not use: the GELU beside a gate, resizing of positions that are computed."""
-  if not isinstance(model, schema.ViT):
-    return set()
-  unused = {'gelu': model.swiglu and not model.pool.is_attention, 'position_resize': not model.positions.is_learned}
-  return {name for name, is_so in unused.items() if is_so}
+def _function(model: schema.Model) -> dict[str, Any]:
+  """Returns the settings on which the function of a network depends, by dotted names."""
+  found = {name: value for name, value in _flat(model).items() if name not in _TRAINING}
+  if isinstance(model, schema.ViT):
+    found['block.layer_scale'] = layer_scale(model) > 0
+    if isinstance(model.mlp, schema.SwiGlu) and not model.pool.has_parameters:
+      del found['gelu']  # nothing computes it
+  return found
+
+
+def _flat(settings: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns settings by dotted names; for a part of several kinds also its kind."""
+  found: dict[str, Any] = {}
+  for field in dataclasses.fields(settings):
+    name, value = f'{prefix}{field.name}', getattr(settings, field.name)
+    is_part = dataclasses.is_dataclass(value)
+    found |= {name: checks.kind(value), **_flat(value, f'{name}.')} if is_part else {name: value}
+  return found
 
 
 def _is_same(a: HostArray, b: HostArray) -> bool:

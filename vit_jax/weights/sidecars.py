@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool, PositionResize, Positions, RotaryPlaces
+from vit_jax.config import schema
+from vit_jax.config.schema import Frequencies, Gelu, Geometry, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table
 from vit_jax.weights import files, published
-from vit_jax.weights.hints import MOST_HEADS, MOST_PX, Hints
+from vit_jax.weights.hints import MOST_HEADS, MOST_PX, POOLS, Hints
 from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
 from vit_jax.weights.recognize import CONFIG_DEFAULTS
 
@@ -100,7 +101,7 @@ def _ours(content: Table) -> Sidecar:
   hints = Hints(content.whole('heads', 0, MOST_HEADS), content.whole('decoder_heads', 0, MOST_HEADS),
                 content.choice('gelu', Gelu) if content.text('gelu') else None, content.number('norm_eps', *_EPSILON),
                 content.numbers('image_px', 2, 1, MOST_PX, whole=True, default=None), _position_resize(content),
-                content.choice('pool', Pool) if content.text('pool', default='') else None,  # not in files of 0.1
+                _one_of(content, 'pool', POOLS),
                 settings=_settings(content.table('network')))
   return Sidecar(hints, (PreprocessRule(_name(content), _preprocess(content.table('preprocess'), 'resize_px')),),
                  content.texts('class_names', most=MOST_CLASSES))
@@ -110,21 +111,38 @@ def _name(content: Table) -> str:
   return pathlib.Path(content.said).name
 
 
+_UNIT = 'unitinterval'
 SETTINGS: dict[str, Callable[[Table, str], Any]] = {
-    'rotary_base': lambda t, name: t.number(name, 1.001, 1e9),
-    'rotary_places': lambda t, name: t.choice(name, RotaryPlaces),
-    'rotary_grid': lambda t, name: t.whole(name, 0, MOST_PX),
-    'rotary_offset': lambda t, name: t.number(name, -1e6, 1e6),
-    'pool_heads': lambda t, name: t.whole(name, 0, MOST_HEADS),
-    'positions': lambda t, name: t.choice(name, Positions),
-    **dict.fromkeys(('stem_std_eps', 'stem_var_eps', 'stem_norm_eps'), lambda t, name: t.number(name, *_EPSILON))}
+    'positions.base': lambda t, name: t.number(name, 1.001, 1e9),
+    'positions.coordinates': lambda t, name: _one_of(t, name, (_UNIT,)),
+    'positions.grid': lambda t, name: t.whole(name, 0, MOST_PX),
+    'positions.offset': lambda t, name: t.number(name, -1e6, 1e6),
+    'positions.frequencies': lambda t, name: t.choice(name, Frequencies),
+    'pool.heads': lambda t, name: t.whole(name, 0, MOST_HEADS),
+    **dict.fromkeys(('stem.std_eps', 'stem.var_eps', 'stem.norm_eps'), lambda t, name: t.number(name, *_EPSILON))}
 """Settings of our own files that tensors do not determine, besides those with a field of their own."""
 
 
 def _settings(content: Table) -> dict[str, Any]:
+  """Parses `SETTINGS` as `Hints.settings`."""
   if unknown := [name for name in content.content if name not in SETTINGS]:
     raise content.wrong(str(unknown[0])[:60], f'only the settings {", ".join(SETTINGS)}')
-  return {name: SETTINGS[name](content, name) for name in content.content}
+  found = {name: SETTINGS[name](content, name) for name in content.content}
+  grid, offset = found.pop('positions.grid', None), found.pop('positions.offset', 0.)
+  if found.pop('positions.coordinates', ''):
+    found['positions.coordinates'] = schema.UnitInterval()
+  elif grid is not None:
+    found['positions.coordinates'] = schema.ByIndex(grid, offset)
+  if frequencies := found.pop('positions.frequencies', None):
+    found['positions'] = schema.SinCos(frequencies)
+  return found
+
+
+def _one_of(content: Table, name: str, known: Collection[str]) -> str:
+  """Returns a text that is '' or one of `known`."""
+  if (found := content.text(name, default='')) and found not in known:
+    raise content.wrong(name, f'one of {", ".join(known)}')
+  return found
 
 
 def _config(content: Table) -> Sidecar:
@@ -152,7 +170,7 @@ def _transformers(whole: Table) -> Sidecar:
                 table.whole('decoder_num_attention_heads', 0, MOST_HEADS, default=0),
                 _activation(table, 'hidden_act') if 'hidden_act' in table else Gelu.EXACT, eps, size,
                 _position_resize(table),
-                settings={'rotary_base': table.number('rope_theta', 1.001, 1e9)} if 'rope_theta' in table else {})
+                settings={'positions.base': table.number('rope_theta', 1.001, 1e9)} if 'rope_theta' in table else {})
   return Sidecar(hints, (), _labels(table))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Norm, Pool, PositionResize, Positions
+from vit_jax.config.schema import Frequencies, Learned, Mean, PositionResize, QkvBias, SinCos
 from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, dropping, renamed
 from vit_jax.weights.hints import Hints
@@ -20,6 +20,9 @@ TRANSFORMERS: Table = (
 )
 
 
+_FIXED = SinCos(Frequencies.MAE)
+
+
 def _to_timm(tensors: Tensors) -> Changed:
   if not any(name.startswith(('preprocessor.', 'trunk.')) for name in tensors):
     return tensors, ()
@@ -30,8 +33,8 @@ def _to_timm(tensors: Tensors) -> Changed:
 
 
 def _hints(tensors: Tensors) -> Hints:
-  fixed = {} if 'embeddings.position_embedding.weight' in tensors else {'positions': Positions.SINCOS2D_MAE}
-  return Hints(norm_eps=1e-5, settings=fixed, pool=Pool.MEAN)
+  fixed = {} if 'embeddings.position_embedding.weight' in tensors else {'positions': _FIXED}
+  return Hints(norm_eps=1e-5, settings=fixed, pool='mean')
 
 
 def _change(tensors: Tensors) -> Changed:
@@ -39,15 +42,15 @@ def _change(tensors: Tensors) -> Changed:
 
 
 def _holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
-  needed = {'norm', 'stem_norm', 'swiglu', 'pool'}
-  return not weights.num_classes and m.norm is Norm.RMS and m.pool is Pool.MEAN and (
-      m.positions in (Positions.LEARNED, Positions.SINCOS2D_MAE)) and m.qkv_bias == m.out_bias and (
-          needed <= changed <= {*needed, 'positions', 'qkv_bias', 'out_bias', 'mlp_bias'})
+  needed, bias = {'norm', 'stem.norm', 'mlp', 'pool'}, m.attention.qkv_bias
+  return not weights.num_classes and m.pool == Mean() and bias is not QkvBias.QUERY_VALUE and (
+      isinstance(m.positions, Learned) or m.positions == _FIXED) and (bias is QkvBias.ALL) == m.attention.out_bias and (
+          needed <= changed <= {*needed, 'positions', 'attention.qkv_bias', 'attention.out_bias', 'mlp.bias'})
 
 
 def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
-  return {'rms_norm_eps': m.norm_eps, 'intermediate_size': m.mlp, 'qkv_bias': m.qkv_bias, 'mlp_bias': m.mlp_bias,
-          'use_head': False, 'is_native': m.positions is Positions.SINCOS2D_MAE}
+  return {'rms_norm_eps': m.norm.eps, 'intermediate_size': m.mlp.hidden, 'mlp_bias': m.mlp.bias, 'use_head': False,
+          'qkv_bias': m.attention.qkv_bias is QkvBias.ALL, 'is_native': m.positions == _FIXED}
 
 
 FAMILY = Family(

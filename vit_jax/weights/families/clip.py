@@ -80,7 +80,7 @@ FAMILY = Family(
            timm.vit(lambda t: {'patch_embed.proj.weight', 'norm_pre.weight', 'norm.weight'} <= t.keys() and (
                'attn_pool.latent' not in t), Hints(gelu=Gelu.EXACT, norm_eps=1e-5))),
     kinds=(Kind('clip_vision_model', ('CLIPVisionModel', 'CLIPVisionModelWithProjection'),
-                lambda _, weights, changed: changed == {'norm_before', 'stem_bias'} and (
+                lambda _, weights, changed: changed == {'norm_before', 'stem.bias'} and (
                     not weights.num_classes or not weights.head.bias),
                 lambda _: TRANSFORMERS, transformers.tower_config, transformers.under('vision_model')),),
     config_defaults={kind: {'num_attention_heads': 0, 'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5}

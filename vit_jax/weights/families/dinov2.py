@@ -10,7 +10,7 @@ from vit_jax.config.schema import PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors, dropping
-from vit_jax.weights.network import Weights
+from vit_jax.weights.network import Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.tables import Table
 
@@ -46,7 +46,7 @@ def _gates_joined(tensors: Tensors) -> Tensors:
 
 def table(model: schema.ViT) -> Table:
   """Returns the names of transformers for this network."""
-  return transformers.DINO_SWIGLU if model.swiglu else transformers.DINO
+  return transformers.DINO_SWIGLU if isinstance(model.mlp, schema.SwiGlu) else transformers.DINO
 
 
 def with_mask_token(tensors: Tensors, _: Weights) -> Tensors:
@@ -56,14 +56,16 @@ def with_mask_token(tensors: Tensors, _: Weights) -> Tensors:
 
 
 def _config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
-  return {**transformers.older_config(m, weights), 'mlp_ratio': 4 if m.swiglu else m.mlp // m.width,
-          'use_swiglu_ffn': m.swiglu, 'layerscale_value': m.layer_scale} | (
+  is_gated = isinstance(m.mlp, schema.SwiGlu)
+  return {**transformers.older_config(m, weights), 'mlp_ratio': 4 if is_gated else m.mlp.hidden // m.width,
+          'use_swiglu_ffn': is_gated, 'layerscale_value': layer_scale(m)} | (
               {'num_register_tokens': m.registers} if m.registers else {})
 
 
 def _kind(model_type: str, loaded_by: str, *, has_registers: bool) -> Kind:
   def holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
-    return {'layer_scale', 'registers'} & changed == {'layer_scale', *(['registers'] if has_registers else [])} and (
+    needed = {'block.layer_scale', *(['registers'] if has_registers else [])}
+    return {'block.layer_scale', 'registers'} & changed == needed and (
         not transformers.obstacles(m, weights))
 
   return Kind(model_type, (loaded_by, loaded_by), holds, table, _config, with_mask_token)

@@ -6,16 +6,17 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, RotaryPlaces
+from vit_jax.config.schema import Gelu, QkvBias, UnitInterval
 from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, renamed
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights
+from vit_jax.weights.network import Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.report import Line
 from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
 
-HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings={'rotary_base': 100., 'rotary_places': RotaryPlaces.UNIT})
+HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings={
+    'positions.base': 100., 'positions.coordinates': UnitInterval()})
 
 TRANSFORMERS: Table = (
     Entry('backbone/cls', 'embeddings.cls_token', SAME),
@@ -44,16 +45,18 @@ def _to_timm(tensors: Tensors) -> Changed:
 
 
 def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
-  return {'layer_norm_eps': m.norm_eps, 'intermediate_size': m.mlp, 'use_gated_mlp': m.swiglu,
-          'num_register_tokens': m.registers, 'layerscale_value': m.layer_scale, 'rope_theta': m.rotary_base,
-          'query_bias': m.qkv_bias, 'key_bias': m.qkv_bias and m.key_bias, 'value_bias': m.qkv_bias,
-          'proj_bias': m.out_bias, 'mlp_bias': m.mlp_bias}
+  bias = m.attention.qkv_bias
+  return {'layer_norm_eps': m.norm.eps, 'intermediate_size': m.mlp.hidden,
+          'use_gated_mlp': isinstance(m.mlp, schema.SwiGlu), 'num_register_tokens': m.registers,
+          'layerscale_value': layer_scale(m), 'rope_theta': getattr(m.positions, 'base', 0.),
+          'query_bias': bias is not QkvBias.NONE, 'key_bias': bias is QkvBias.ALL,
+          'value_bias': bias is not QkvBias.NONE, 'proj_bias': m.attention.out_bias, 'mlp_bias': m.mlp.bias}
 
 
 def _holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
-  needed = {'positions', 'layer_scale', 'registers'}
-  return not weights.num_classes and m.rotary_places is RotaryPlaces.UNIT and (
-      needed <= changed <= {*needed, 'key_bias', 'qkv_bias', 'swiglu', 'mlp_bias', 'out_bias'})
+  needed = {'positions', 'block.layer_scale', 'registers'}
+  return not weights.num_classes and isinstance(getattr(m.positions, 'coordinates', None), UnitInterval) and (
+      needed <= changed <= {*needed, 'attention.qkv_bias', 'mlp', 'mlp.bias', 'attention.out_bias'})
 
 
 def _finish(tensors: Tensors, _: Weights) -> Tensors:

@@ -1,7 +1,7 @@
 """EVA-02 and EVA-02-CLIP: files of the authors, and of timm."""
 from __future__ import annotations
 
-from vit_jax.config.schema import Gelu, PositionResize
+from vit_jax.config.schema import ByIndex, Gelu, PositionResize
 from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Family, License, Tensors, renamed
 from vit_jax.weights.hints import Hints
@@ -27,6 +27,6 @@ def _found(tensors: Tensors) -> bool:
 FAMILY = Family(
     'eva02', 'EVA-02, EVA-02-CLIP',
     files=(timm.vit(_found, Hints(gelu=Gelu.EXACT, norm_eps=1e-6,
-                                  settings={'rotary_base': 10_000., 'rotary_grid': 16})),),
+                                  settings={'positions.base': 10_000., 'positions.coordinates': ByIndex(16)})),),
     images={**NORMS['clip'], **PILLOW, 'resize': 1.}, position_resize=PositionResize.BICUBIC, to_timm=_to_timm,
     licenses=(License(r'timm/eva02_.*', 'MIT'),))

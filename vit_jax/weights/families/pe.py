@@ -1,7 +1,7 @@
 """The Perception Encoder: files of its authors, which have the names of CLIP, and of timm."""
 from __future__ import annotations
 
-from vit_jax.config.schema import Gelu, Interpolation, Pool, PositionResize
+from vit_jax.config.schema import ByIndex, Gelu, Interpolation, PositionResize
 from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Family, License, Tensors
 from vit_jax.weights.hints import OWN_GRID, Hints
@@ -10,9 +10,9 @@ from vit_jax.weights.preprocess import NORMS, PILLOW
 
 def _hints(tensors: Tensors) -> Hints:
   has_cls, has_pool = 'cls_token' in tensors, 'attn_pool.latent' in tensors
-  own = {'rotary_base': 10_000., 'rotary_grid': OWN_GRID, 'rotary_offset': float(has_cls)}
-  return Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings=own | ({'pool_heads': 8} if has_pool else {}),
-               pool=None if has_pool else Pool.PATCHES if has_cls else Pool.MEAN)
+  own = {'positions.base': 10_000., 'positions.coordinates': ByIndex(OWN_GRID, float(has_cls))}
+  return Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings=own | ({'pool.heads': 8} if has_pool else {}),
+               pool='' if has_pool else 'patches' if has_cls else 'mean')
 
 
 FAMILY = Family(

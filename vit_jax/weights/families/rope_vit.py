@@ -1,7 +1,7 @@
 """ViTs of timm whose queries and keys are rotated: RoPE-ViT, with fixed and with learned frequencies, and others."""
 from __future__ import annotations
 
-from vit_jax.config.schema import Gelu
+from vit_jax.config.schema import ByIndex, Gelu
 from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Family, License, Tensors
 from vit_jax.weights.hints import Hints
@@ -24,7 +24,8 @@ def _found(tensors: Tensors) -> bool:
 
 
 def _hints(tensors: Tensors) -> Hints:
-  own = {'rotary_base': 100.} if 'cls_token' in tensors else {'rotary_base': 10_000., 'rotary_grid': 16}
+  own = {'positions.base': 100.} if 'cls_token' in tensors else {
+      'positions.base': 10_000., 'positions.coordinates': ByIndex(16)}
   return Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=own)
 
 

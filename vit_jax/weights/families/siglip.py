@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 
-from vit_jax.config.schema import Gelu, Pool, PositionResize
+from vit_jax.config.schema import Gelu, Map, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights.families import clip, transformers
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors
@@ -38,7 +38,7 @@ FAMILY = Family(
     files=(Files('transformers', lambda t: _PATCHES in t and 'pre_layrnorm.weight' not in t, clip.TRANSFORMERS, _hints,
                  change=_change),),
     kinds=(Kind('siglip_vision_model', ('SiglipVisionModel', ''),
-                lambda m, weights, changed: not weights.num_classes and changed == {'pool'} and m.pool is Pool.MAP,
+                lambda m, weights, changed: not weights.num_classes and changed == {'pool'} and m.pool == Map(),
                 lambda _: clip.TRANSFORMERS, transformers.tower_config, lambda tensors, _: tensors),),
     config_defaults={
         **dict.fromkeys(('siglip', 'siglip_vision_model'), _DEFAULTS),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Interpolation, Norm, Pool, RotaryPlaces
+from vit_jax.config.schema import FinalNorm, Gelu, Interpolation, QkvBias, SwiGlu, checks
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 from vit_jax.weights.families.record import (
@@ -28,11 +28,11 @@ from vit_jax.weights.families.record import (
     without_fixed,
 )
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights, hidden_settings
+from vit_jax.weights.network import Weights, hidden_settings, layer_scale, position_resize
 from vit_jax.weights.preprocess import NORMS, PILLOW, Preprocess, side_px
 from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
 
-STEM = {'stem_std_eps': 0., 'stem_var_eps': 1e-8, 'stem_norm_eps': 1e-5}
+STEM = {'stem.std_eps': 0., 'stem.var_eps': 1e-8, 'stem.norm_eps': 1e-5}
 """Epsilons of standardized kernels and of GroupNorm in timm, where those of the authors' programs differ."""
 HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=STEM)  # timm, DeiT, MAE, DINO
 IMAGES: dict[str, Any] = {**NORMS['half'], **PILLOW, 'resize': .9}
@@ -107,18 +107,19 @@ READ_PACKED: Table = (*PACKED, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART)
 def names_of(model: schema.Model) -> Table:
   """Returns the names under which timm expects this ViT."""
   assert isinstance(model, schema.ViT)
-  is_eva = model.positions.is_rotary
-  is_packed = model.swiglu and model.norm is Norm.LAYER and not model.mlp_norm and (
-      model.rotary_places is not RotaryPlaces.UNIT)
+  is_eva, has_inner_norm = model.positions.is_rotary, model.mlp.inner_norm
+  is_gated = isinstance(model.mlp, SwiGlu)
+  is_packed = is_gated and isinstance(model.norm, schema.LayerNorm) and not has_inner_norm and not isinstance(
+      getattr(model.positions, 'coordinates', None), schema.UnitInterval)
   table = PACKED if is_packed else TABLE
-  if model.swiglu and not is_packed:
+  if is_gated and not is_packed:
     table = (*(entry for entry in table if not entry.ours.startswith(f'{_BLOCKS}/mlp/up')), *_UNPACKED)
   if is_eva:
     table = (*(entry for entry in table if '/scale' not in entry.ours or 'blocks' not in entry.ours
                or not entry.theirs.endswith('.gamma')), *_SCALES)
-  if is_eva and model.mlp_norm:
+  if is_eva and has_inner_norm:
     table = (*(entry for entry in table if not entry.ours.startswith(_OURS_QKV)), *_SPLIT_QKV)
-  elif is_eva and model.qkv_bias and not model.key_bias:
+  elif is_eva and model.attention.qkv_bias is QkvBias.QUERY_VALUE:
     table = (*(entry for entry in table if not (entry.ours.startswith(_OURS_QKV) and entry.ours.endswith('bias'))),
              *_APART)
   return (*table, *_EXTRA)
@@ -182,7 +183,7 @@ def with_register_rows(leaves: Tensors, weights: Weights) -> Tensors:
   m, table = weights.model, leaves.get('backbone/positions')
   if table is None or not isinstance(m, schema.ViT) or not m.registers:
     return leaves
-  first = m.pool.has_class_token + m.distilled
+  first = m.num_first
   rows = np.zeros((1, m.registers, table.shape[2]), np.float32)
   return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
 
@@ -192,13 +193,13 @@ def finish(tensors: Tensors, weights: Weights) -> Tensors:
   m = weights.model
   if not isinstance(m, schema.ViT):
     return tensors
-  if m.rotary_mixed:  # the frequencies of all blocks are one tensor, [2, L, A, K / 2]
+  if getattr(m.positions, 'mixed', False):  # the frequencies of all blocks are one tensor, [2, L, A, K / 2]
     own = {name: x for name, x in tensors.items() if name.endswith('.rope.freqs')}
     whole = np.stack([own[f'blocks.{i}.rope.freqs'] for i in range(len(own))], axis=1)
     return {**{name: x for name, x in tensors.items() if name not in own}, 'rope.freqs': whole}
   if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
     return renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
-  if m.norm_after_pool:
+  if m.final_norm is FinalNorm.POOLED:
     return renamed(tensors, (r'^norm\.', 'fc_norm.'))
   if weights.decoder:
     return tensors | {'decoder_pos_embed': decoder_positions(weights)}
@@ -243,7 +244,7 @@ def config(weights: Weights) -> dict[str, Any]:
                          'fixed_input_size': not is_conv, 'interpolation': interpolation, **crop, 'mean': list(p.mean),
                          'std': list(p.std), 'num_classes': weights.num_classes, 'pool_size': None,
                          'first_conv': first, 'classifier': last}}
-  found |= {'position_resize': m.position_resize.value} if isinstance(m, schema.ViT) else {}
+  found |= {'position_resize': resize} if (resize := position_resize(m)) else {}
   found |= {'network': network} if (network := hidden_settings(m)) else {}
   return found | ({'label_names': list(weights.class_names)} if weights.class_names else {})
 
@@ -277,12 +278,13 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
 
 def _beyond(m: schema.ViT) -> list[str]:
   """Returns what this network has that the arguments of timm's class VisionTransformer in a file cannot describe."""
-  found = {f'positions {m.positions.value}': m.positions.is_rotary, 'RMSNorm': m.norm is not schema.Norm.LAYER,
-           'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem_norm,
-           'no last norm': not m.final_norm, 'inner norms': m.attn_norm or m.mlp_norm,
-           'no bias of the keys alone': not m.key_bias,
-           'no bias of the output matrices': not (m.out_bias and m.mlp_bias),
-           'a pool over the class token': m.pool is Pool.MAP_CLS}
+  found = {f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
+           'RMSNorm': isinstance(m.norm, schema.RmsNorm),
+           'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem.norm,
+           'no last norm': m.final_norm is FinalNorm.NONE, 'inner norms': m.attention.inner_norm or m.mlp.inner_norm,
+           'no bias of the keys alone': m.attention.qkv_bias is QkvBias.QUERY_VALUE,
+           'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
+           'a pool over the class token': m.pool.has_parameters and m.pool.class_token}
   return [name for name, is_so in found.items() if is_so]
 
 
@@ -290,22 +292,20 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
   if beyond := _beyond(m):
     raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
                     f'{", ".join(beyond)}. Write a single .safetensors file, whose tensors timm reads by name.')
-  arguments: dict[str, Any] = {
-      'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
-      'mlp_ratio': m.mlp * (2 if m.swiglu else 1) / m.width, 'act_layer': ACTIVATION[m.gelu]}
-  if m.layer_scale:
-    arguments['init_values'] = m.layer_scale
-  if m.registers:
-    arguments['reg_tokens'] = m.registers
-  arguments |= {'qk_norm': True} if m.qk_norm else {}
-  arguments |= {} if m.qkv_bias else {'qkv_bias': False}
-  if m.pool is Pool.FIRST:
+  if isinstance(m.pool, schema.First):
     raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
                     '.safetensors or .npz file.')
-  if m.pool is not Pool.CLS:
-    arguments |= {'class_token': m.pool.has_class_token, 'global_pool': 'map' if m.pool is Pool.MAP else 'avg',
-                  'fc_norm': m.norm_after_pool}
-  if m.swiglu:
+  if isinstance(m.mlp, SwiGlu):
     raise UserError('--to: expected a network that a timm config.json can describe, got one with a SwiGLU MLP. Write a '
                     'single .safetensors file.')
-  return ('deit_base_distilled_patch16_224' if m.distilled else 'vit_base_patch16_224'), arguments
+  found: dict[str, Any] = {
+      'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
+      'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}
+  found |= {'init_values': scale} if (scale := layer_scale(m)) else {}
+  found |= {'reg_tokens': m.registers} if m.registers else {}
+  found |= {'qk_norm': True} if m.attention.qk_norm else {}
+  found |= {'qkv_bias': False} if m.attention.qkv_bias is QkvBias.NONE else {}
+  if not isinstance(m.pool, schema.ClassToken):
+    found |= {'class_token': m.pool.class_token, 'global_pool': 'map' if m.pool.has_parameters else 'avg',
+              'fc_norm': m.final_norm is FinalNorm.POOLED}
+  return ('deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'), found

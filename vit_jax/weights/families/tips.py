@@ -15,7 +15,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.weights.families import dinov2, flax, timm
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors, renamed
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights
+from vit_jax.weights.network import Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.report import Line
 from vit_jax.weights.tables import SAME, Entry, Table, flax_attention, flax_norm
@@ -76,13 +76,14 @@ def _checked(tensors: Tensors, name: str, shape: tuple[int, ...]) -> HostArray:
 
 
 def _holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
-  return not weights.num_classes and m.registers == 1 and (
-      m.position_resize is PositionResize.BILINEAR_ANTIALIAS) and changed <= {'layer_scale', 'registers', 'swiglu'}
+  return not weights.num_classes and m.registers == 1 and changed <= {'block.layer_scale', 'registers', 'mlp'} and (
+      getattr(m.positions, 'resize', None) is PositionResize.BILINEAR_ANTIALIAS)
 
 
 def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
-  return {'layer_norm_eps': m.norm_eps, 'mlp_ratio': 4 if m.swiglu else m.mlp / m.width, 'use_swiglu_ffn': m.swiglu,
-          'num_register_tokens': m.registers, 'layerscale_value': m.layer_scale}
+  is_gated = isinstance(m.mlp, schema.SwiGlu)
+  return {'layer_norm_eps': m.norm.eps, 'mlp_ratio': 4 if is_gated else m.mlp.hidden / m.width,
+          'use_swiglu_ffn': is_gated, 'num_register_tokens': m.registers, 'layerscale_value': layer_scale(m)}
 
 
 def _finish(tensors: Tensors, weights: Weights) -> Tensors:

@@ -1,16 +1,17 @@
 """What files of transformers have in common: prefixes, the names of its older ViTs, and the configs of a folder."""
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, Geometry, Interpolation, Pool
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, QkvBias, checks
 from vit_jax.core.errors import UserError
 from vit_jax.weights.families.record import Changed, Kind, Recognized, Tensors, dropping, renamed, without_fixed
-from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights
+from vit_jax.weights.hints import Hints, pool_word
+from vit_jax.weights.network import Weights, layer_scale, position_resize
 from vit_jax.weights.preprocess import NORMS, Preprocess, side_px
 from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
 
@@ -115,14 +116,23 @@ def change_vit(tensors: Tensors) -> Changed:
 
 # Writing
 
+_FREE = ('hidden', 'kernel', 'dropout', 'eps', 'resize')
+"""Settings of parts that every kind of network of transformers has, or that do not change its function."""
+
+
 def differing(m: schema.ViT) -> frozenset[str]:
-  """Returns the settings in which a network differs from a plain ViT of its size, if they change its function."""
-  plain = schema.ViT(patch=m.patch, width=m.width, depth=m.depth, heads=m.heads, mlp=m.mlp)
-  names = ('norm', 'norm_before', 'stem_norm', 'final_norm', 'attn_norm', 'mlp_norm', 'stem_bias', 'key_bias',
-           'out_bias', 'mlp_bias', 'qkv_bias', 'qk_norm', 'swiglu', 'registers', 'pool', 'positions', 'distilled',
-           'parallel', 'axial', 'branch_scale', 'norm_after_pool', 'pool_heads', 'pool_mlp', 'stem')
-  return frozenset([*(name for name in names if getattr(m, name) != getattr(plain, name)),
-                    *(['layer_scale'] if m.layer_scale else [])])
+  """Returns the dotted names of settings in which a network differs from a plain ViT, if they change its function."""
+  plain, found = schema.ViT(), set()
+  for name in ('pool', 'norm_before', 'final_norm', 'registers'):
+    found |= {name} if getattr(m, name) != getattr(plain, name) else set()
+  for name in ('mlp', 'attention', 'block', 'positions', 'stem', 'norm'):
+    own, usual = getattr(m, name), getattr(plain, name)
+    found |= {name} if type(own) is not type(usual) else set()
+    for field in dataclasses.fields(usual):
+      value = getattr(usual, field.name)
+      is_other = field.name not in _FREE and getattr(own, field.name, value) != value
+      found |= {f'{name}.{field.name}'} if is_other else set()
+  return frozenset(found)
 
 
 def kind_of(weights: Weights, kinds: Iterable[Kind]) -> Kind:
@@ -144,27 +154,28 @@ def kind_of(weights: Weights, kinds: Iterable[Kind]) -> Kind:
 def obstacles(m: schema.ViT, weights: Weights) -> list[str]:
   """Returns why this ViT is none of the older networks of transformers."""
   problems = []
-  if m.pool is not Pool.CLS:
-    problems.append(f'pool={m.pool.value}: its ViTs read the class token')
-  if m.positions is not schema.Positions.LEARNED:
-    problems.append(f'positions={m.positions.value}: its ViTs have a table')
+  if not isinstance(m.pool, schema.ClassToken):
+    problems.append(f'pool={pool_word(m.pool)}: its ViTs read the class token')
+  if not isinstance(m.positions, schema.Learned):
+    problems.append(f'positions={checks.kind(m.positions)}: its ViTs have a table')
   if isinstance(m.stem, schema.ResNetStem):
     problems.append('a ResNet stem: its hybrids are other networks')
   if weights.head.pre_logits:
     problems.append(f'head.pre_logits={weights.head.pre_logits}: its heads are one layer')
-  is_dino = bool(m.layer_scale)
-  if not is_dino and (m.registers or m.swiglu):
+  is_dino = bool(layer_scale(m))
+  if not is_dino and (m.registers or isinstance(m.mlp, schema.SwiGlu)):
     problems.append('registers or SwiGLU without LayerScale, which its DINOv2 always has')
   if is_dino and weights.num_classes:
     problems.append('a head on the class token alone: that of its DINOv2 reads the mean patch as well')
-  if is_dino and m.distilled:
+  if is_dino and m.pool.distillation:
     problems.append('LayerScale or registers with a distillation token')
   return problems
 
 
 def is_plain(m: schema.ViT, weights: Weights, *, distilled: bool = False, decoder: bool = False) -> bool:
   """Whether a ViT is one of the older networks without layer scales, with these parts."""
-  return not m.layer_scale and (m.distilled, bool(weights.decoder) and not m.distilled) == (distilled, decoder) and (
+  has_token = m.pool.distillation
+  return not layer_scale(m) and (has_token, bool(weights.decoder) and not has_token) == (distilled, decoder) and (
       not obstacles(m, weights))
 
 
@@ -190,22 +201,24 @@ def config(weights: Weights, kind: Kind) -> dict[str, Any]:
   return {
       'architectures': [kind.loaded_by[bool(weights.num_classes)]], 'model_type': kind.model_type,
       'hidden_size': m.width, 'num_hidden_layers': m.depth, 'num_attention_heads': m.heads,
-      'hidden_act': 'silu' if m.swiglu else ACTIVATION[m.gelu], 'patch_size': m.patch, 'num_channels': 3,
-      'image_size': side_px(weights.preprocess), 'dtype': 'float32', 'position_resize': m.position_resize.value,
+      'hidden_act': 'silu' if isinstance(m.mlp, schema.SwiGlu) else ACTIVATION[m.gelu], 'patch_size': m.patch,
+      'num_channels': 3,
+      'image_size': side_px(weights.preprocess), 'dtype': 'float32', 'position_resize': position_resize(m),
   } | kind.config(m, weights)
 
 
 def tower_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
   """Returns what the configs of CLIP, SigLIP and I-JEPA have besides."""
-  return {'layer_norm_eps': m.norm_eps, 'intermediate_size': m.mlp} | (
+  return {'layer_norm_eps': m.norm.eps, 'intermediate_size': m.mlp.hidden} | (
       {'projection_dim': weights.num_classes} if weights.num_classes else {})
 
 
 def older_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
   """Returns what the configs of the older networks have besides."""
   found: dict[str, Any] = {
-      'hidden_act': ACTIVATION[m.gelu], 'layer_norm_eps': m.norm_eps, 'qkv_bias': m.qkv_bias,
-      'hidden_dropout_prob': 0., 'attention_probs_dropout_prob': 0., 'initializer_range': .02}
+      'hidden_act': ACTIVATION[m.gelu], 'layer_norm_eps': m.norm.eps,
+      'qkv_bias': m.attention.qkv_bias is not QkvBias.NONE, 'hidden_dropout_prob': 0.,
+      'attention_probs_dropout_prob': 0., 'initializer_range': .02}
   names = weights.class_names or tuple(f'LABEL_{i}' for i in range(weights.num_classes))
   return found | ({'id2label': {str(i): name for i, name in enumerate(names)},
                    'label2id': {name: i for i, name in enumerate(names)}} if names else {})
@@ -213,7 +226,7 @@ def older_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
 
 def vit_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
   """Returns what the configs of ViT, DeiT and ViTMAE have besides."""
-  return {**older_config(m, weights), 'intermediate_size': m.mlp}
+  return {**older_config(m, weights), 'intermediate_size': m.mlp.hidden}
 
 
 def processor(p: Preprocess) -> dict[str, Any]:
