@@ -38,7 +38,7 @@ class TokenBackbone(Backbone, Protocol):
     ...
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
-    """Like `embed`, but also returns the new state, for stems with running statistics."""
+    """Maps images to patch tokens like `embed`, and also returns the new state, for stems with running statistics."""
     ...
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:

@@ -58,7 +58,7 @@ def map_named(function: Callable[[str, Any], T], tree: PyTree, *,
 
 
 def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyTree:
-  """`jax.tree.map` while a program is traced, where the function is traced once for all leaves of equal shapes.
+  """Applies `jax.tree.map` while a program is traced; the function is traced once for all leaves of equal shapes.
 
   The program is the same: what was traced is written into it for each leaf.
   """
@@ -66,7 +66,7 @@ def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyT
 
 
 def is_stacked(name: str) -> bool:
-  """Whether the leaf with this path name is stacked over layers."""
+  """Returns whether the leaf with this path name is stacked over layers."""
   return BLOCKS in name.split('/')[:-1]
 
 

@@ -181,14 +181,14 @@ def _same(tokens: Array) -> Array:
 
 
 def any_process(said: bool) -> bool:
-  """Whether the value is true on any process. Every process must call it."""
+  """Returns whether the value is true on any process. Every process must call it."""
   if jax.process_count() == 1:
     return said
   return bool(np.any(multihost_utils.process_allgather(np.array(said))))
 
 
 def _most(number: int) -> int:
-  """The largest number of all processes. Every process must call it."""
+  """Returns the largest number of all processes. Every process must call it."""
   if jax.process_count() == 1:
     return number
   return int(np.max(multihost_utils.process_allgather(np.array(number, np.int32))))

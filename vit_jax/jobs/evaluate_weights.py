@@ -173,7 +173,10 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
 
 
 def needs_head(config: schema.Config) -> bool:
-  """Whether an evaluation uses the classes of the head; the other evaluations are trained on the data's classes."""
+  """Returns whether an evaluation uses the classes of the head.
+
+  The other evaluations are trained on the data's classes.
+  """
   return any(isinstance(one, schema.TopK) for one in config.evals.values())
 
 

@@ -65,7 +65,7 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str) -
 
 
 def table(kind: str, pattern: str = '*') -> Table:
-  """The table of one of `KINDS`."""
+  """Returns the table of one of `KINDS`."""
   match kind:
     case 'configs':
       return _configs(pattern)
@@ -78,7 +78,7 @@ def table(kind: str, pattern: str = '*') -> Table:
 
 
 def text(found: Table) -> str:
-  """A line for each row, for configs without a heading; cut to the width of a terminal."""
+  """Returns a line for each row, for configs without a heading, cut to the width of a terminal."""
   short = [row[:found.num_short] for row in found.rows]
   rows = short if found.columns[0] == 'config' else [found.columns[:found.num_short], *short]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -91,7 +91,7 @@ def text(found: Table) -> str:
 
 
 def markdown(found: Table) -> str:
-  """A page with a heading, a paragraph and a table."""
+  """Returns a page with a heading, a paragraph and a table."""
   rule = ['---:' if number else '---' for number in found.is_number]
   lines = [found.columns, tuple(rule), *([cell.replace('|', '\\|') for cell in row] for row in found.rows)]
   return f'# {found.title}\n\n{found.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)

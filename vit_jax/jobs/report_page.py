@@ -87,7 +87,10 @@ def to_html(workdirs: Sequence[storage.PathLike], **more: object) -> str:
 
 
 def write_or_warn(workdir: storage.PathLike) -> str:
-  """Like `write_report` of one run, whose results exist: an error is a warning, and a sentence about it is returned."""
+  """Writes the report of one run like `write_report`. The results of the run exist already.
+
+  An error is logged as a warning, and a sentence about it is returned.
+  """
   try:
     return write_report(workdir)
   except Exception as error:  # of any library that draws: a finished run must not end as a failed one

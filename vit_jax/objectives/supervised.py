@@ -25,12 +25,12 @@ PRE_LOGITS: tuple[Rule, ...] = (
 
 
 def head_rules(head: schema.Head) -> list[Rule]:
-  """Sharding rules of a classification head."""
+  """Returns the sharding rules of a classification head."""
   return [*(rule for rule in HEAD if head.bias or 'bias' not in rule[0]), *(PRE_LOGITS if head.pre_logits else ())]
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:
-  """The view of a classifier with one head."""
+  """Returns the view of a classifier with one head."""
   return NetworkView(backbone, ('head',), lambda selected, features: head.apply(selected['head'], features.pooled))
 
 

@@ -56,7 +56,7 @@ def chosen(how: str) -> Iterator[None]:
 
 
 def is_talking() -> bool:
-  """Whether progress and stages are shown."""
+  """Returns whether progress and stages are shown."""
   return level() < logging.WARNING
 
 

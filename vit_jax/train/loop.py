@@ -35,11 +35,11 @@ class Hook(Protocol):
   """Steps between calls of `on_state`; 0 = never. It is not called after the last step, which the job handles."""
 
   def on_metrics(self, done: Done) -> None:
-    """Called for every step, in order, one step later, when its metrics are on the host."""
+    """Takes the metrics of a step, for every step in order, one step later, when they are on the host."""
     ...
 
   def on_state(self, step: int, state: TrainState) -> None:
-    """Called with the state after `step` steps, after `on_metrics` for all of these steps."""
+    """Takes the state after `step` steps, after `on_metrics` was called for all of these steps."""
     ...
 
 

@@ -70,18 +70,21 @@ def merge(name: str, num_stored: int, num_classes: int, features: Features) -> i
 
 
 def count_objects(features: Features) -> int:
-  """CLEVR: 3 to 10 objects."""
+  """Counts the objects of CLEVR, 3 to 10."""
   return len(features['objects/size']) - CLEVR_FEWEST
 
 
 def closest_object(features: Features) -> int:
-  """CLEVR: the bin of the depth of the nearest object."""
+  """Returns the bin of the depth of the nearest object of CLEVR."""
   depth = np.reshape(np.asarray(features['objects/pixel_coords'], np.float32), (-1, 3))[:, 2]
   return bin_of(float(depth.min()), CLEVR_EDGES)
 
 
 def closest_vehicle(features: Features) -> int:
-  """KITTI: the bin of the distance along the road of the nearest car, van or truck; the last bin if there is none."""
+  """Returns the bin of the distance along the road of the nearest car, van or truck of KITTI.
+
+  It is the last bin if there is none.
+  """
   kinds = np.asarray(features['objects/type'], np.int64)
   far = np.reshape(np.asarray(features['objects/location'], np.float32), (-1, 3))[:, 2]
   return bin_of(float(min([*far[kinds < NUM_VEHICLES], KITTI_NONE])), KITTI_EDGES)
