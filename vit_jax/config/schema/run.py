@@ -143,7 +143,10 @@ class Mesh(Settings):
   chosen_for: str = ''            # written by the program: the hardware that they were chosen for
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Sizes that do not describe a grid; whether it fits the devices is checked in `parallel/mesh.py`."""
+    """Yields problems of sizes that do not describe a grid.
+
+    Whether the grid fits the devices is checked in `parallel/mesh.py`.
+    """
     sizes = {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
     if list(sizes.values()).count(-1) > 1:
       yield problem(name, '-1 (the remaining devices) for at most one axis', sizes)
@@ -208,7 +211,7 @@ class Config(Settings):
 
 
 def _metric_problems(name: str, text: str, config: Config) -> Iterator[str]:
-  """Problems of `EVALUATION/METRIC[@VIEW]`, the name of a number that an evaluation of the config measures."""
+  """Yields problems of `EVALUATION/METRIC[@VIEW]`, the name of a number that an evaluation of the config measures."""
   evaluation, _, rest = text.partition('/')
   metric, _, view = rest.partition('@')
   measured = config.evals.get(evaluation)
