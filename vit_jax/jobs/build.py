@@ -38,7 +38,7 @@ from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import rules as sharding
-from vit_jax.record import stage, storage
+from vit_jax.record import console, storage
 from vit_jax.train import step as steps
 from vit_jax.weights.network import Weights
 
@@ -81,7 +81,7 @@ class Parts(NamedTuple):
 
 def open_data(config: schema.Config) -> Data:
   """Opens the sources of a config."""
-  stage.begin('opening the data')
+  console.begin_stage('opening the data')
   found = opening.open_sources(config.data, image_px=config.image_px)
   in_memory = loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
@@ -104,7 +104,7 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
     workdir: of the run; a run that was saved on the same hardware keeps its layout.
     overridden: settings on the command line, which are not changed.
   """
-  stage.begin('building the network')
+  console.begin_stage('building the network')
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
   before = _saved_config(workdir)
@@ -153,7 +153,7 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   """
   d = config.data
   check_size(d, data.train)
-  stage.begin('preparing the training data')
+  console.begin_stage('preparing the training data')
   return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,

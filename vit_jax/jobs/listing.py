@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vit_jax.config import catalog as configs
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
-from vit_jax.record import stage
+from vit_jax.record import console
 
 KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
@@ -48,12 +48,12 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str) -
   """
   given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
-  with contextlib.nullcontext() if [*given] == ['configs'] else stage.shown():
-    stage.begin('importing jax')
+  with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
+    console.begin_stage('importing jax')
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # of an empty list, which is an error here
       tables = {kind: table(kind, pattern) for kind, pattern in given.items()}
-    stage.end()
+    console.end_stage()
   if problems := [_no_match(kind, given[kind]) for kind, found in tables.items() if not found.rows]:
     raise UserError('\n'.join(problems))
   if format == 'json':

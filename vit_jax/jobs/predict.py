@@ -33,7 +33,7 @@ from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import stage
+from vit_jax.record import console
 from vit_jax.weights import inference, loading
 
 log = logging.getLogger('vit_jax.jobs')
@@ -70,14 +70,14 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   paths = list(find(files, follow_links=follow_links))
   startup.start()
   opencv.quieten()
-  stage.begin('loading the weights')
+  console.begin_stage('loading the weights')
   network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names),
                  allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network, classifier)
   num_bad = 0
-  stage.begin('compiling, reading the first images')
+  console.begin_stage('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
     _show_classes(batch, classifier, top=top, properties=properties if json else None)
@@ -96,7 +96,7 @@ def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, to
   """Classifies a batch and prints a line for each file: JSON with these properties, or without any, text."""
   images = [one.image for one in batch if one.image is not None]
   logits = iter(classifier.logits(images, prepared=True) if images else [])
-  stage.end()
+  console.end_stage()
   for one in batch:
     found = [] if one.image is None else classifier.rank(next(logits), top=top)
     print(_as_text(one, found) if properties is None else _as_json(one, found, properties), flush=True,

@@ -24,7 +24,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import html_pages, norms, predictions
 from vit_jax.jobs import report_curves
-from vit_jax.record import goodput, norms_file, reader, run_directory, storage
+from vit_jax.record import clock, norms_file, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 
 log = logging.getLogger('vit_jax.jobs')
@@ -265,7 +265,7 @@ def _norms(r: _Record) -> norms.Norms | None:
 
 def _phases(r: _Record) -> list[tuple[str, str, str]]:
   """Returns the time of each phase and its share, summed over the starts of the run."""
-  found = goodput.sum_starts(r.run.events)
+  found = clock.sum_starts(r.run.events)
   if found.total_s <= 0:
     return []
   names = {'step': 'steps that advanced the run', 'lost': 'work lost since the last checkpoint before a kill',

@@ -23,7 +23,7 @@ from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import machine, origin, run_directory, stage, storage
+from vit_jax.record import console, machine, origin, run_directory, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
@@ -99,7 +99,7 @@ class Run:
   def run(self, until: int = 0) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status. `until`: see `train.run`."""
     total, program = self.parts.lengths.total_steps, self.parts.program
-    stage.begin('creating or restoring the state')
+    console.begin_stage('creating or restoring the state')
     held, start = self._begin()
     resume.write_config(self.workdir, self.config)
     lost = resume.find_lost(self.workdir, start)
@@ -114,7 +114,7 @@ class Run:
     early = self._early_stop(start, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     host_speed = loader_processes.hook(self.config, self.loader, self.shard, clock)
-    stage.begin('reading the first batch, compiling the train step' if start < total else 'evaluating')
+    console.begin_stage('reading the first batch, compiling the train step' if start < total else 'evaluating')
     try:
       with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
         ended = loop.run(
