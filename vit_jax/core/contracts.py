@@ -111,10 +111,7 @@ class Objective(Viewed, Protocol):
     ...
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    """Returns the next `extra`, from the updated parameters and the summed `stats`.
-
-    Implementations must process trees leaf by leaf, because layers may be unstacked (`unstacked.Layers`).
-    """
+    """Returns the next `extra`, from the updated parameters and the summed `stats`."""
     ...
 
   def views(self) -> dict[str, View]:

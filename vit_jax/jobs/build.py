@@ -232,14 +232,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
                           soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
-      seed=config.seed, accumulate=config.train.microbatches, unstacked_layers=_unstacks_layers(config))
+      seed=config.seed, accumulate=config.train.microbatches)
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
-
-
-def _unstacks_layers(config: schema.Config) -> bool:
-  """Whether unstacked layers are set and useful: SAM and scanned blocks need stacked parameters."""
-  return (config.train.unstacked_layers and not config.train.sam.rho
-          and getattr(config.model, 'execution', schema.Execution.SCAN) is not schema.Execution.SCAN)
 
 
 def build_backbone(config: schema.Config) -> Backbone:

@@ -117,8 +117,9 @@ def measure(request: Request, dump: pathlib.Path) -> Answer:
   devices = topologies.open_devices(topology)
   parts = build.parts(request.config, mesh=meshes.make(request.config.mesh, devices),
                       num_examples=request.num_examples, num_classes=request.num_classes, in_memory=request.in_memory)
-  return examine(lambda: parts.program.step_fn.lower(parts.program.abstract_held, build.abstract_batch(request.config)),
-                 topology, dump, kind=devices[0].device_kind)
+  program, batch = parts.program, build.abstract_batch(request.config)
+  return examine(lambda: program.step_fn.lower(program.abstract_state, batch), topology, dump,
+                 kind=devices[0].device_kind)
 
 
 def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topology, dump: pathlib.Path, *,

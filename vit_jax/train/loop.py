@@ -16,7 +16,7 @@ from vit_jax.train.state import TrainState
 
 
 class Done(NamedTuple):
-  """A finished step: its number, metrics on the host, its batch, and the newest held state, maybe one step ahead."""
+  """A finished step: its number, metrics on the host, its batch, and the newest state, maybe one step ahead."""
   step: int
   metrics: StepMetrics
   batch: Batch
@@ -60,10 +60,9 @@ class Ended(NamedTuple):
 
 def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state: TrainState,
         batches: Iterator[Batch], *, start: int, total: int, hooks: Sequence[Hook], clock: Phases,
-        should_stop: Callable[[int], str], join: Callable[[TrainState], TrainState] = lambda state: state) -> Ended:
+        should_stop: Callable[[int], str]) -> Ended:
   """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
 
-  `step_fn` takes a held state (see `step.Program`); `join` converts it to the stacked form for hooks and callers.
   If no more batches can be loaded, for training or for a hook, the loop ends with this error and a valid state.
   """
   step, reason, error = start, '', None
@@ -83,17 +82,15 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
     if due:
       _hand_over(late, state, hooks)
       late = None
-      joined = join(state)
       try:
         for hook in due:
-          hook.on_state(step, joined)
+          hook.on_state(step, state)
       except DataStopped as stopped:
         error = stopped
         break
-      del joined
     reason = should_stop(step) if step < total else ''
   _hand_over(late, state, hooks)
-  return Ended(join(state), step, reason, error)
+  return Ended(state, step, reason, error)
 
 
 def _hand_over(late: _Late | None, state: TrainState, hooks: Sequence[Hook]) -> None:

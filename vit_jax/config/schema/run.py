@@ -79,7 +79,6 @@ class Train(Settings):
   # Threads of XLA on CPUs; the last bits of results depend on them. 0 = the number of cores where the run begins.
   cpu_threads: int = ranged(0, COUNT_OR_0)
   portable: bool = False  # on CPUs: the same bits on every x86 processor with AVX2, as far as known; slower
-  unstacked_layers: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
   ema: float = ranged(0., BELOW_1)  # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
   sam: Sam = field(default_factory=Sam)
