@@ -13,7 +13,7 @@ from tests.data import vtab_sets
 from vit_jax import main
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources.vtab_tasks import SETS, TASKS
+from vit_jax.data.sources.vtab import SETS, TASKS
 from vit_jax.jobs import train
 from vit_jax.recipes import vtab
 from vit_jax.study import table

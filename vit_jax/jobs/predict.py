@@ -39,6 +39,7 @@ from vit_jax.weights import inference, loading
 log = logging.getLogger('vit_jax.jobs')
 OVERLAYS = 'overlays'
 THREADS = 8
+SHOWN = 5  # missing files in a message
 
 
 class Prepared(NamedTuple):
@@ -68,6 +69,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
                     'are files.')
   check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
   paths = list(find(files, follow_links=follow_links))
+  check_exist(paths)
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
@@ -174,6 +176,20 @@ def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
     image_files.check(below, finder, name)
     image_files.report(finder.ignored, name)
     yield from below
+
+
+def check_exist(paths: Sequence[str]) -> None:
+  """Warns about files that do not exist, before weights are loaded and a program is compiled.
+
+  Raises:
+    UserError: none of them exists.
+  """
+  missing = [path for path in paths if not os.path.exists(path)]
+  named = ', '.join(missing[:SHOWN]) + (f' and {len(missing) - SHOWN:,} more' if len(missing) > SHOWN else '')
+  if missing and len(missing) == len(paths):
+    raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
+  if missing:
+    log.warning('%s of %s files do not exist: %s', f'{len(missing):,}', f'{len(paths):,}', named)
 
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
